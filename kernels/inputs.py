@@ -61,7 +61,7 @@ class Quantised:
                          None if self.plain is None else self.plain[rows])
 
     def index_select(self, dim: int, rows: Tensor) -> Quantised:
-        """Those rows; dim: 0."""
+        """Returns those rows; dim: 0."""
         return Quantised(self.q.index_select(dim, rows), self.scales.index_select(dim, rows),
                          self.dtype,
                          None if self.plain is None else self.plain.index_select(dim, rows))
@@ -89,7 +89,7 @@ class Unnormed:
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of the rows, and of the products."""
+        """The dtype of the rows, and of the products."""
         return self.x.dtype
 
     def __len__(self) -> int:
@@ -99,7 +99,7 @@ class Unnormed:
         return Unnormed(self.x[rows], self.weight, self.eps)
 
     def index_select(self, dim: int, rows: Tensor) -> Unnormed:
-        """Those rows; dim: 0."""
+        """Returns those rows; dim: 0."""
         return Unnormed(self.x.index_select(dim, rows), self.weight, self.eps)
 
 
@@ -117,18 +117,11 @@ def plain(x: Input) -> Tensor:
     return x.plain
 
 
-class PendingSum(NamedTuple):
-    """A sum that the next norm makes on its way."""
-
-    more: Tensor
-    hidden: Tensor
-    """Like `more`."""
-
-
-HiddenStream = Tensor | PendingSum
-"""Hidden states between two norms: [T, hidden]."""
+HiddenStream = Tensor | tuple[Tensor, Tensor]
+"""Hidden states between two layers, [T, hidden]; or two that are still to be added up, which the
+next norm does on its way."""
 
 
 def settled(stream: HiddenStream) -> Tensor:
     """The hidden states, the sum made."""
-    return stream.more + stream.hidden if isinstance(stream, PendingSum) else stream
+    return stream if isinstance(stream, Tensor) else stream[0] + stream[1]

@@ -5,13 +5,15 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+from abc import ABC, abstractmethod
 from collections.abc import Callable
+from functools import reduce
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.inputs import HiddenStream, Input, InputForm, Quantised, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 
 PACKED_FOR = 2048
 """Rows the packed layout is chosen for: 20 % faster there than a layout chosen for one row, and as
@@ -44,9 +46,9 @@ class Linear:
         """residual + y, perhaps in the residual's memory."""
         return residual + F.linear(plain(x), self.weight, self.bias)
 
-    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
-        """The same, or both parts of it where the product cannot sum and the next norm can."""
-        return self.add(x, residual)
+    def sums(self, dtype: torch.dtype) -> bool:
+        """Whether `add` sums on its way, to this dtype; else the next norm had better do it."""
+        return True
 
     def wide(self, x: Tensor) -> Tensor:
         """y as f32."""
@@ -108,8 +110,35 @@ class NativeLinear(PackedLinear):
         return y
 
 
-class TileLinear(Linear):
-    """The same on a weight in AMX tiles, its high bytes coded in 4 bits without loss
+class OnePassLinear(Linear, ABC):
+    """`Linear` of a weight that C keeps in a layout of its own: whatever is added, and however the
+    result is rounded, is done in the pass that sums the product. x: bf16[T, K]."""
+
+    outs: int
+    """N"""
+
+    @abstractmethod
+    def run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
+        """Fills y as `cpu/job.h` has it; residual: address or 0."""
+
+    def __call__(self, x: Input) -> Tensor:
+        x = plain(x)
+        return self.run(x, 0, x.new_empty((x.shape[0], self.outs)), OUT_BF16)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y, in one pass over y."""
+        x, residual = plain(x), residual.contiguous()
+        y = x.new_empty((x.shape[0], self.outs))
+        return self.run(x, residual.data_ptr(), y, OUT_BF16)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """y as f32, not rounded to bf16 in between."""
+        y = x.new_empty((x.shape[0], self.outs), dtype=torch.float32)
+        return self.run(x, 0, y, OUT_FLOAT)
+
+
+class TileLinear(OnePassLinear):
+    """A weight in tiles of AMX's order, its high bytes coded in 4 bits without loss
     (`cpu/packed.h`): 3/4 of the bytes, which are what a product of few rows takes its time for.
 
     Products are summed in f32 and rounded once.
@@ -126,7 +155,7 @@ class TileLinear(Linear):
         self.lib, self.call, self.threads = lib, lib.linear_packed, threads
         self.outs, self.ins = weight.shape
         self.half, self.scratch = half, scratch
-        self.bias = bias if bias is None or not half else _alternate(bias)
+        self.bias = bias if bias is None or not half else alternate(bias)
         self.bias_at = 0 if self.bias is None else self.bias.data_ptr()
         self.table, codes = high_byte_codes(weight, lib)
         panels = -(-self.outs // 32)
@@ -146,26 +175,19 @@ class TileLinear(Linear):
             self.exceptions.data_ptr(), self.outs, self.ins, int(self.coded), scratch.data_ptr()])
         self.packed_at = self.packed.data_ptr()
 
-    def __call__(self, x: Input) -> Tensor:
-        x = plain(x)
-        return self.run(x, 0, x.new_empty((x.shape[0], self.outs)), OUT_BF16)
-
-    def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y, in one pass over y."""
-        x, residual = plain(x), residual.contiguous()
-        y = x.new_empty((x.shape[0], self.outs))
-        return self.run(x, residual.data_ptr(), y, OUT_BF16)
-
-    def wide(self, x: Tensor) -> Tensor:
-        """y as f32, not rounded to bf16 in between."""
-        y = x.new_empty((x.shape[0], self.outs), dtype=torch.float32)
-        return self.run(x, 0, y, OUT_FLOAT)
-
     def unpack(self) -> Tensor:
         """The weight again, bit for bit: bf16[N, K]."""
         weight = torch.empty((self.outs, self.ins), dtype=torch.bfloat16)
         self.lib.linear_unpack(self.packed_at, self.half, weight.data_ptr())
         return weight
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight, [T, K] for i64[T], bit for bit: an embedding that is the head as
+        well. Raises `IndexError` where an id is none of a row."""
+        ids = known_rows(ids, self.outs)
+        y = torch.empty((len(ids), self.ins), dtype=torch.bfloat16)
+        self.lib.linear_rows(self.packed_at, ids.data_ptr(), len(ids), y.data_ptr(), self.threads)
+        return y.to(dtype)
 
     def run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
         """Fills y as `cpu/job.h` has it; residual: address or 0."""
@@ -177,8 +199,55 @@ class TileLinear(Linear):
         return y
 
 
+class SideBySide(Linear):
+    """Products of the same input side by side, of weights in different formats."""
+
+    def __init__(self, parts: list[Linear]) -> None:
+        self.parts = parts
+        self.form = reduce(InputForm.also, (part.form for part in parts))
+
+    def __call__(self, x: Input) -> Tensor:
+        """x: [T, K] -> [T, N], N of all parts together."""
+        return torch.cat([part(x) for part in self.parts], -1)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return residual + self(x)
+
+
+class Reordered(Linear):
+    """A product whose weight has its columns in an order of its own."""
+
+    def __init__(self, linear: Linear, order: Tensor) -> None:
+        """order: i64[K], which column of x meets each column of the weight."""
+        self.linear, self.order = linear, order
+
+    def __call__(self, x: Input) -> Tensor:
+        return self.linear(self._ordered(x))
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return self.linear.add(self._ordered(x), residual)
+
+    def sums(self, dtype: torch.dtype) -> bool:
+        """See `Linear`."""
+        return self.linear.sums(dtype)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """y as f32."""
+        return self.linear.wide(self._ordered(x))
+
+    def _ordered(self, x: Input) -> Tensor:
+        return plain(x).index_select(1, self.order)
+
+
 class Gated:
     """silu(gate) * up of a weight in which the rows of gate and up are stacked; or gelu."""
+
+    fuses = False
+    """Whether a call does more than `halves` and the gate in turn."""
+    quantises = True
+    """Whether a call gives its result in FP8 where that is asked for."""
 
     def __init__(self, linear: Linear, gate: Callable[[Tensor], Tensor],
                  gate_fp8: Callable[[Tensor, int], Quantised]) -> None:
@@ -191,6 +260,10 @@ class Gated:
         """See `Linear`."""
         return self.linear.form
 
+    def halves(self, x: Input) -> Tensor:
+        """x: [T, K], normed -> [T, N], gate's columns before those of up."""
+        return self.linear(x)
+
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
         """x: [T, K] -> [T, N / 2], in the form in which it is taken next, or as it is."""
         y = self.linear(x)
@@ -199,6 +272,8 @@ class Gated:
 
 class TileGated(Gated):
     """The same in one pass: gate and up are not rounded in between."""
+
+    fuses, quantises = True, False
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, lib: ctypes.CDLL, threads: int, scratch: Tensor,
@@ -211,6 +286,10 @@ class TileGated(Gated):
         """See `Linear`."""
         return InputForm()
 
+    def halves(self, x: Input) -> Tensor:
+        """See `Gated`."""
+        return one_behind_the_other(self.tiles(x))
+
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Tensor:
         """x: bf16[T, K] -> bf16[T, N / 2], whatever the form."""
         x = plain(x)
@@ -218,9 +297,22 @@ class TileGated(Gated):
         return self.tiles.run(x, 0, y, OUT_SILU)
 
 
-def _alternate(stacked: Tensor) -> Tensor:
+def known_rows(ids: Tensor, rows: int) -> Tensor:
+    """i64[T], contiguous. Raises `IndexError` where an id is none of so many rows."""
+    given = ids.numpy()  # a microsecond; torch takes ten
+    if len(ids) and not 0 <= given.min() <= given.max() < rows:
+        raise IndexError(f"ids from {given.min()} to {given.max()} of {rows} rows")
+    return ids.contiguous()
+
+
+def alternate(stacked: Tensor) -> Tensor:
     """Two stacked vectors, 16 elements of each by turns."""
     return stacked.view(2, -1, 16).transpose(0, 1).reshape(-1)
+
+
+def one_behind_the_other(columns: Tensor) -> Tensor:
+    """[T, N], the columns of one half before those of the other, which alternate by 16."""
+    return columns.unflatten(1, (-1, 2, 16)).transpose(1, 2).flatten(1)
 
 
 def huge(size: int) -> Tensor:
@@ -253,7 +345,7 @@ def high_byte_codes(weight: Tensor, lib: ctypes.CDLL) -> tuple[Tensor, Tensor]:
 
 
 def can_tile(weight: Tensor) -> bool:
-    """Whether `TileLinear` takes this weight, on a processor with tiles."""
+    """Whether `TileLinear` takes this weight, on a processor with AMX or AVX512-BF16."""
     return (weight.device.type == "cpu" and weight.dtype is torch.bfloat16
             and weight.shape[1] % 32 == 0 and 0 < weight.shape[1] <= MAX_TILE_INS)
 

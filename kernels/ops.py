@@ -15,18 +15,12 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import (
-    HiddenStream,
-    Input,
-    InputForm,
-    PendingSum,
-    Quantised,
-    Unnormed,
-)
+from actorium.kernels.block_rows import BlockRows
+from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference.delta_window import DeltaLayer
-from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
 from actorium.kernels.reference.paged_attention import Attend, AttentionOps, ExtendChunk
 from actorium.kernels.reference.ssd import SSDInputs
 from actorium.kernels.sampling_ops import SamplingOps
@@ -47,19 +41,36 @@ class Ops(ABC):
     @abstractmethod
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         """A product with this weight [N, K] in the layout that serves it best; a weight in FP8 is
-        given as `scaled_linear.pack` makes it, u8[N, K + 4 * groups]. bias: [N] or None."""
+        given as `scaled_linear.pack` makes it, u8[N, K + 4 * groups], one in 4 to 8 bits as
+        `grouped_rows.pack_rows` does, i8[N, ...]. bias: [N] or None."""
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         """silu (or gelu) of gate, times up. weight: [2 * I, K], gate's rows before those of up;
         activation: "silu" or "gelu"."""
+        return self.gated_by(self.linear(weight, bias), activation)
+
+    def linear_of_blocks(self, weight: BlockRows, bias: Tensor | None = None) -> Linear:
+        """The same of rows that still lie in a file."""
+        return self.linear(weight.rows(), bias)
+
+    def gated_of_blocks(self, weight: BlockRows, bias: Tensor | None, activation: str) -> Gated:
+        """See `gated`."""
+        return self.gated(weight.rows(), bias, activation)
+
+    def gated_by(self, linear: Linear, activation: str) -> Gated:
+        """The same of any product that gives gate and then up."""
         gates = ((self.gelu_mul, self.gelu_mul_fp8) if activation == "gelu"
                  else (self.silu_mul, self.silu_mul_fp8))
-        return Gated(self.linear(weight, bias), *gates)
+        return Gated(linear, *gates)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
         `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""
         raise TypeError(f"{self.name}: experts are run one by one")
+
+    def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:
+        """Experts of which each has its products from this backend already."""
+        return EachExpert(own)
 
     def tune(self, device: torch.device) -> None:  # noqa: B027
         """Choose among ways to run the products that steps so far have run, by measuring. Waits
@@ -92,19 +103,12 @@ class Ops(ABC):
         normed, total = self.add_rms_norm(x, residual, weight, eps)
         return to_fp8(normed, form), total
 
-    def norm(self, x: HiddenStream, weight: Tensor, eps: float,
-             form: InputForm = InputForm()) -> tuple[Input, Tensor]:
-        """(the norm of x in the form that the next product takes, x itself). x: [T, K], hidden
-        states, perhaps a sum that is still to be made."""
-        if form.norms is not None and isinstance(x, Tensor) and form.norms(len(x)):
-            return Unnormed(x, weight, eps), x
-        if isinstance(x, PendingSum):
-            if form.columns:
-                return self.add_rms_norm_fp8(*x, weight, eps, form)
-            return self.add_rms_norm(*x, weight, eps)
-        if form.columns:
-            return self.rms_norm_fp8(x, weight, eps, form), x
-        return self.rms_norm(x, weight, eps), x
+    def norm_for(self, x: Tensor, weight: Tensor, eps: float, product: Linear | Gated) -> Input:
+        """The norm of x as the only product that takes it had better be given it: see
+        `InputForm.norms`, which is there. x: [T, K]."""
+        norms = product.form.norms
+        assert norms is not None
+        return Unnormed(x, weight, eps) if norms(len(x)) else self.rms_norm(x, weight, eps)
 
     @abstractmethod
     def gated_norm(self, x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
@@ -124,6 +128,10 @@ class Ops(ABC):
     @abstractmethod
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         """gelu(gate) * up, the tanh approximation. gate_up: [T, 2 * I] -> [T, I]."""
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        """x * sigmoid(gate). x: [T, N]; gate: like x, perhaps overwritten."""
+        return x * gate.sigmoid_()
 
     def silu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
         """`silu_mul`, rounded to its dtype, then quantised to FP8: so many columns of the result

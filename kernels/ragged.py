@@ -152,7 +152,7 @@ def segments_of(plan: Ragged, size: int) -> Segments:
 def plan_ragged(
     runs: Sequence[ExtendRun], width: int, device: torch.device, chunk: int = CHUNK
 ) -> Ragged:
-    """The layout of these sequences. width: of the convolution."""
+    """Returns the layout of these sequences. width: the convolution's."""
     pieces = [_pieces(run) for run in runs]
     longest = max(max(own) for own in pieces)
     size = min(chunk, 1 << (longest - 1).bit_length())

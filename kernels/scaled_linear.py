@@ -8,13 +8,12 @@ columns of it, by its own largest number.
 from __future__ import annotations
 
 import math
-from functools import reduce
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, Quantised, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Linear
 
 FP8 = torch.float8_e4m3fn
@@ -184,9 +183,9 @@ class ScaledLinear(Linear):
         """residual + y."""
         return self.run(x, residual.dtype, residual)
 
-    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
+    def sums(self, dtype: torch.dtype) -> bool:
         """See `Linear`."""
-        return PendingSum(self(x), residual) if self.by_row else self.add(x, residual)
+        return not self.by_row
 
     def wide(self, x: Tensor) -> Tensor:
         """y as f32, not rounded in between."""
@@ -216,9 +215,9 @@ class DequantisedLinear(ScaledLinear):
         super().__init__(rows, bias)
         self.form = InputForm()
 
-    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
+    def sums(self, dtype: torch.dtype) -> bool:
         """See `Linear`."""
-        return self.add(x, residual)
+        return True
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """See `scaled_mm`."""
@@ -227,22 +226,6 @@ class DequantisedLinear(ScaledLinear):
                             x.dtype)
         y = torch.nn.functional.linear(x, weight, self.bias).to(dtype)
         return y if residual is None else residual + y
-
-
-class SideBySide(Linear):
-    """Products of the same input side by side, where some weights are FP8 and some are not."""
-
-    def __init__(self, parts: list[Linear]) -> None:
-        self.parts = parts
-        self.form = reduce(InputForm.also, (part.form for part in parts))
-
-    def __call__(self, x: Input) -> Tensor:
-        """x: [T, K] -> [T, N], N of all parts together."""
-        return torch.cat([part(x) for part in self.parts], -1)
-
-    def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y."""
-        return residual + self(x)
 
 
 def to_fp8(x: Tensor, form: InputForm) -> Quantised:

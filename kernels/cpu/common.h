@@ -3,17 +3,18 @@
  * The kernels serve bf16 models; what torch does in many passes is done in one. Plain C with OpenMP,
  * written so that the compiler vectorises it; tiles (tiles.h) are used where the processor has
  * them. Arithmetic is fp32, rounded to bf16 once, to nearest even. Every function takes
- * the number of threads; `native.py` lists the arguments. */
+ * the number of threads; `native_library.py` lists the arguments. */
 #pragma once
 #include <math.h>
 #include <stdint.h>
 #include <string.h>
-#ifdef __AVX512BF16__
+#ifdef __AVX2__
 #include <immintrin.h>
 #endif
 
 typedef uint16_t bf16;
 #define INLINE static inline __attribute__((always_inline))
+#include "lanes.h"
 #include "tiles.h"
 #define MAX_DIM 256
 
@@ -47,14 +48,3 @@ INLINE float exp_neg(float x) {
     memcpy(&scale, &bits, 4);
     return p * scale;
 }
-
-#ifdef __AVX512BF16__
-/* 2**t for t <= 100, 7e-5 off; 0 for -inf. */
-INLINE __m512 exp2_16(__m512 t) {
-    __m512 f = _mm512_reduce_ps(t, 9); /* t - floor(t) */
-    __m512 p = _mm512_fmadd_ps(_mm512_set1_ps(0.0780245145f), f, _mm512_set1_ps(0.2260671706f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.6958335638f));
-    p = _mm512_fmadd_ps(p, f, _mm512_set1_ps(0.9999251962f));
-    return _mm512_scalef_ps(p, t);
-}
-#endif

@@ -2,7 +2,7 @@
  *
  * Each token is a row of its own, and what lies behind it is not read: it comes out as it would
  * without those behind it, to the bit, whatever their pages hold. */
-#include "common.h"
+#include "program.h"
 
 #define CHUNK 128 /* tokens per round of the online softmax */
 #define GROUP 8   /* query heads per round */
@@ -58,108 +58,62 @@ INLINE void attend(const bf16 *q, const bf16 *pages, const int32_t *table, int p
         for (int i = 0; i < dim; i++) out[g * dim + i] = narrow(acc[g][i] / sum[g]);
 }
 
+#ifdef FLOATS16
 #ifdef __AVX512BF16__
-#define ROUND 32   /* tokens per round of the online softmax, where whole registers are used */
+#include "decode_pairs.h"
+#else
+#include "decode_floats.h"
+#endif
 #define STATE 8192 /* elements of the outputs that a task keeps */
 
-/* Where a round's tokens lie; places beyond `count` repeat the last. */
-struct round { const bf16 *at[ROUND]; int count; };
+/* Tokens still to be fetched, some at a time: were all asked for at once, the loads of a round that
+ * the second cache has would wait behind those. */
+struct fetch {
+    const bf16 *pages;
+    const int32_t *table;
+    int page_bits, at, stop;
+    int64_t kv, first, end;
+};
 
-INLINE __m512bh load(const bf16 *p) { return (__m512bh)_mm512_loadu_si512(p); }
-
-/* Sums of 16 registers, one a lane. */
-INLINE __m512 sums(__m512 r[16]) {
-    for (int i = 0; i < 8; i++)
-        r[i] = _mm512_add_ps(_mm512_unpacklo_ps(r[2 * i], r[2 * i + 1]),
-                             _mm512_unpackhi_ps(r[2 * i], r[2 * i + 1]));
-    for (int i = 0; i < 4; i++) {
-        __m512d x = _mm512_castps_pd(r[2 * i]), y = _mm512_castps_pd(r[2 * i + 1]);
-        r[i] = _mm512_add_ps(_mm512_castpd_ps(_mm512_unpacklo_pd(x, y)),
-                             _mm512_castpd_ps(_mm512_unpackhi_pd(x, y)));
-    }
-    for (int n = 2; n; n /= 2)
-        for (int i = 0; i < n; i++)
-            r[i] = _mm512_add_ps(_mm512_shuffle_f32x4(r[2 * i], r[2 * i + 1], 0x88),
-                                 _mm512_shuffle_f32x4(r[2 * i], r[2 * i + 1], 0xdd));
-    return r[0];
-}
-
-/* Scores of a query with 16 tokens, times scale. */
-INLINE __m512 score(const bf16 *q, const bf16 *const at[16], int64_t head, int dim, float scale) {
-    __m512 r[16];
-    for (int i = 0; i < 16; i++) r[i] = _mm512_setzero_ps();
-    for (int d = 0; d < dim; d += 32) {
-        __m512bh query = load(q + d);
-        for (int i = 0; i < 16; i++) r[i] = _mm512_dpbf16_ps(r[i], query, load(at[i] + head + d));
-    }
-    return _mm512_mul_ps(sums(r), _mm512_set1_ps(scale));
-}
-
-/* outputs += weights x values, of `heads` queries. outputs: [heads][dim / 32][2][16], dims in the
- * order in which unpacking leaves them; weights: [heads][2][ROUND] bf16, a first part and the rest:
- * memory is what takes time here, and the weights stay as good as in fp32. */
-INLINE void gather(const struct round *r, int64_t values, const int32_t weights[][2][ROUND / 2],
-                   float *outputs, int dim, int heads) {
-    for (int d = 0; d < dim; d += 128) {
-        int parts = dim - d < 128 ? (dim - d) / 32 : 4;
-        __m512 sum[2][4][2];
-        for (int h = 0; h < heads; h++)
-            for (int p = 0; p < parts; p++)
-                for (int j = 0; j < 2; j++)
-                    sum[h][p][j] = _mm512_loadu_ps(outputs + h * dim + d + p * 32 + j * 16);
-        for (int i = 0; i < ROUND / 2; i++)
-            for (int p = 0; p < parts; p++) {
-                __m512i x = (__m512i)load(r->at[2 * i] + values + d + p * 32);
-                __m512i y = (__m512i)load(r->at[2 * i + 1] + values + d + p * 32);
-                __m512bh lo = (__m512bh)_mm512_unpacklo_epi16(x, y);
-                __m512bh hi = (__m512bh)_mm512_unpackhi_epi16(x, y);
-                for (int h = 0; h < heads; h++)
-                    for (int part = 0; part < 2; part++) {
-                        __m512bh weight = (__m512bh)_mm512_set1_epi32(weights[h][part][i]);
-                        sum[h][p][0] = _mm512_dpbf16_ps(sum[h][p][0], lo, weight);
-                        sum[h][p][1] = _mm512_dpbf16_ps(sum[h][p][1], hi, weight);
-                    }
-            }
-        for (int h = 0; h < heads; h++)
-            for (int p = 0; p < parts; p++)
-                for (int j = 0; j < 2; j++)
-                    _mm512_storeu_ps(outputs + h * dim + d + p * 32 + j * 16, sum[h][p][j]);
+/* Fetches keys and values of heads first..end of up to `count` tokens: pages lie scattered, and
+ * memory would else be waited for at the beginning of each. */
+INLINE void fetch_some(struct fetch *f, int count) {
+    int mask = (1 << f->page_bits) - 1;
+    for (; count > 0 && f->at < f->stop; count--, f->at++) {
+        const bf16 *at = f->pages + (((int64_t)f->table[f->at >> f->page_bits] << f->page_bits)
+                                     + (f->at & mask)) * 2 * f->kv;
+        for (int64_t i = f->first; i < f->end; i += 32) {
+            _mm_prefetch((const char *)(at + i), _MM_HINT_T0);
+            _mm_prefetch((const char *)(at + f->kv + i), _MM_HINT_T0);
+        }
     }
 }
 
 /* A round of `heads` queries that share a key head. */
 INLINE void attend_round(const bf16 *q, const struct round *r, int64_t head, int64_t values,
-                         float *outputs, float *top, float *sum, int dim, int heads, float scale) {
-    int32_t weights[2][2][ROUND / 2] __attribute__((aligned(64)));
+                         float *outputs, float *top, float *sum, int dim, int heads, float scale,
+                         struct fetch *soon, int each) {
+    struct weights weights;
+    floats16 scores[HEADS][2];
     for (int h = 0; h < heads; h++) {
-        __m512 none = _mm512_set1_ps(-INFINITY);
-        uint32_t valid = r->count < 32 ? (1u << r->count) - 1 : ~0u;
-        __m512 x = _mm512_mask_mov_ps(none, (__mmask16)valid,
-                                      score(q + h * dim, r->at, head, dim, scale));
-        __m512 y = none;
-        if (valid >> 16)
-            y = _mm512_mask_mov_ps(none, (__mmask16)(valid >> 16),
-                                   score(q + h * dim, r->at + 16, head, dim, scale));
-        float best = _mm512_reduce_max_ps(_mm512_max_ps(x, y));
+        fetch_some(soon, each);
+        score_round(q, r, head, dim, h, heads, scale, scores);
+        floats16 x = first_of(scores[h][0], r->count), y = first_of(scores[h][1], r->count - 16);
+        float best = top_lanes(max_lanes(x, y));
         if (!(best <= top[h])) {
             float fade = exp_neg((top[h] - best) * 0.693147181f);
             for (int d = 0; d < dim; d += 16) {
                 float *o = outputs + h * dim + d;
-                _mm512_storeu_ps(o, _mm512_mul_ps(_mm512_loadu_ps(o), _mm512_set1_ps(fade)));
+                store_lanes(o, mul_lanes(load_lanes(o), all_lanes(fade)));
             }
             sum[h] *= fade, top[h] = best;
         }
-        x = exp2_16(_mm512_sub_ps(x, _mm512_set1_ps(top[h])));
-        y = exp2_16(_mm512_sub_ps(y, _mm512_set1_ps(top[h])));
-        sum[h] += _mm512_reduce_add_ps(_mm512_add_ps(x, y));
-        __m512i upper = _mm512_set1_epi32(0xffff0000);
-        __m512 u = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
-        __m512 v = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(y), upper));
-        _mm512_store_si512(weights[h][0], (__m512i)_mm512_cvtne2ps_pbh(v, u));
-        _mm512_store_si512(weights[h][1], (__m512i)_mm512_cvtne2ps_pbh(
-            _mm512_sub_ps(y, v), _mm512_sub_ps(x, u)));
+        x = exp2_lanes(sub_lanes(x, all_lanes(top[h])));
+        y = exp2_lanes(sub_lanes(y, all_lanes(top[h])));
+        sum[h] += sum_lanes(add_lanes(x, y));
+        put_weights(&weights, h, x, y);
     }
-    gather(r, head + values, (const int32_t (*)[2][ROUND / 2])weights, outputs, dim, heads);
+    gather(r, head + values, &weights, outputs, dim, heads);
 }
 
 /* A round as a row sees it whose last token is `behind` tokens before the end of it. */
@@ -187,6 +141,11 @@ INLINE void attend_rows(const bf16 *q, int64_t q_stride, int n, const bf16 *page
             int p = s < r.count ? begin + s : len - 1;
             r.at[s] = pages + (((int64_t)table[p >> page_bits] << page_bits) + (p & mask)) * 2 * kv;
         }
+        int next = begin + ROUND < len ? begin + ROUND : len;
+        int stop = next + ROUND < len ? next + ROUND : len;
+        struct fetch soon = {pages, table, page_bits, next, stop, kv, (int64_t)first_head * dim,
+                             (int64_t)end_head * dim};
+        int each = (ROUND + n * width - 1) / (n * width), most = heads_of(dim);
         for (int k = first_head; k < end_head; k++)
             for (int row = 0; row < n; row++) {
                 int last = len - n + 1 + row, behind = begin + r.count - (last > 1 ? last : 1);
@@ -195,82 +154,107 @@ INLINE void attend_rows(const bf16 *q, int64_t q_stride, int n, const bf16 *page
                 const bf16 *query = q + row * q_stride + (int64_t)k * group * dim;
                 int h = row * width + (k - first_head) * group;
 #define GO(N) attend_round(query + g * dim, own, (int64_t)k * dim, kv, outputs + (h + g) * dim, \
-                           top + h + g, sum + h + g, dim, N, scale)
-                for (int g = 0; g < group; g += 2)
-                    if (group - g > 1) GO(2);
+                           top + h + g, sum + h + g, dim, N, scale, &soon, each)
+                for (int g = 0, left = group; left > 0; g += most, left -= most)
+                    if (HEADS > 3 && left > 3 && most > 3) GO(HEADS);
+                    else if (HEADS > 2 && left > 2 && most > 2) GO(HEADS - 1);
+                    else if (left > 1) GO(2);
                     else GO(1);
             }
+        fetch_some(&soon, ROUND);
     }
-    __m512i order = _mm512_set_epi16(31, 30, 29, 28, 15, 14, 13, 12, 27, 26, 25, 24, 11, 10, 9, 8,
-                                     23, 22, 21, 20, 7, 6, 5, 4, 19, 18, 17, 16, 3, 2, 1, 0);
     for (int h = 0; h < n * width; h++)
-        for (int d = 0; d < dim; d += 32) {
-            __m512 share = _mm512_set1_ps(1 / sum[h]);
-            __m512 lo = _mm512_mul_ps(_mm512_loadu_ps(outputs + h * dim + d), share);
-            __m512 hi = _mm512_mul_ps(_mm512_loadu_ps(outputs + h * dim + d + 16), share);
-            __m512i both = (__m512i)_mm512_cvtne2ps_pbh(hi, lo);
-            bf16 *to = out + h / width * out_stride
-                + ((int64_t)first_head * group + h % width) * dim + d;
-            _mm512_storeu_si512(to, _mm512_permutexvar_epi16(order, both));
-        }
+        for (int d = 0; d < dim; d += 32)
+            put_outputs(outputs + h * dim + d, 1 / sum[h],
+                        out + h / width * out_stride
+                            + ((int64_t)first_head * group + h % width) * dim + d);
 }
 
-static void decode_rows(const bf16 *q, int64_t q_stride, const bf16 *pages, const int32_t *tables,
-                        int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows,
-                        int q_len, int heads, int kv_heads, int dim, int page_bits, int window,
-                        float scale, int threads) {
-    /* Rows behind a window do not begin with the same token. */
-    int group = heads / kv_heads, most = window ? 1 : STATE / (group * dim);
-    int each = q_len < most ? q_len : most, pieces = (q_len + each - 1) / each;
-    int64_t jobs = rows / q_len * pieces, parts = (2 * threads + jobs - 1) / jobs;
-    while (parts < kv_heads && (kv_heads + parts - 1) / parts * group * each * dim > STATE) parts++;
+/* How a step is cut. Rows behind a window do not begin with the same token. */
+struct cut { int64_t jobs, parts, pieces; int each, share; };
+
+static struct cut cut_step(const struct paged_decode *d) {
+    int group = d->heads / d->kv_heads, most = d->window ? 1 : STATE / (group * d->dim);
+    int kv_heads = d->kv_heads, each = d->q_len < most ? d->q_len : most;
+    int64_t pieces = (d->q_len + each - 1) / each, jobs = d->rows / d->q_len * pieces;
+    int64_t parts = (2 * d->threads + jobs - 1) / jobs;
+    while (parts < kv_heads && (kv_heads + parts - 1) / parts * group * each * d->dim > STATE)
+        parts++;
     int share = (int)(parts < kv_heads ? (kv_heads + parts - 1) / parts : 1);
-    parts = (kv_heads + share - 1) / share;
-#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > q_len || lens[0] > 64)
-    for (int64_t task = 0; task < jobs * parts; task++) {
-        int64_t job = task / parts, own = job / pieces;
-        int first = (int)(task % parts) * share, row = (int)(job % pieces) * each;
-        int end = first + share < kv_heads ? first + share : kv_heads;
-        int n = q_len - row < each ? q_len - row : each, last = lens[own] - q_len + row + n;
-        int len = last > 1 ? last : 1; /* padding may be shorter than its rows */
-        int from = window && len > window ? len - window : 0;
-        int64_t b = own * q_len + row;
-#define ROWS(D) attend_rows(q + b * q_stride, q_stride, n, pages, tables + own * table_stride, \
-                            page_bits, from, len, first, end, group, kv_heads * D, D, \
-                            scale * 1.44269504f, out + b * heads * D, (int64_t)heads * D)
-        if (dim == 128) ROWS(128);
-        else if (dim == 64) ROWS(64);
-        else ROWS(dim);
-    }
+    return (struct cut){jobs, (kv_heads + share - 1) / share, pieces, each, share};
+}
+
+static void decode_task(const struct paged_decode *d, const struct cut *c, int64_t task) {
+    int64_t job = task / c->parts, own = job / c->pieces;
+    int first = (int)(task % c->parts) * c->share, row = (int)(job % c->pieces) * c->each;
+    int end = first + c->share < d->kv_heads ? first + c->share : d->kv_heads;
+    int n = d->q_len - row < c->each ? d->q_len - row : c->each;
+    int last = d->lens[own] - d->q_len + row + n;
+    int len = last > 1 ? last : 1; /* padding may be shorter than its rows */
+    int from = d->window && len > d->window ? len - d->window : 0;
+    int64_t b = own * d->q_len + row;
+#define ROWS(D) attend_rows(d->q + b * d->q_stride, d->q_stride, n, d->pages, \
+                            d->tables + own * d->table_stride, d->page_bits, from, len, first, end, \
+                            d->heads / d->kv_heads, d->kv_heads * D, D, d->scale * 1.44269504f, \
+                            d->out + b * d->heads * D, (int64_t)d->heads * D)
+    if (d->dim == 128) ROWS(128);
+    else if (d->dim == 64) ROWS(64);
+    else ROWS(d->dim);
+}
+
+static int whole_registers(const struct paged_decode *d) {
+    return d->dim % 32 == 0 && d->heads / d->kv_heads * d->dim <= STATE;
 }
 #endif
+
+/* A key head of a row. */
+static void head_task(const struct paged_decode *d, int64_t task) {
+    int group = d->heads / d->kv_heads, kv = d->kv_heads * d->dim, dim = d->dim;
+    int64_t b = task / d->kv_heads, own = b / d->q_len;
+    int k = (int)(task % d->kv_heads), last = d->lens[own] - d->q_len + 1 + (int)(b % d->q_len);
+    int len = last > 1 ? last : 1; /* padding may be shorter than its rows */
+    int first = d->window && len > d->window ? len - d->window : 0;
+    for (int g = 0; g < group; g += GROUP) {
+        int n = group - g < GROUP ? group - g : GROUP;
+        int64_t h = (int64_t)k * group + g;
+#define CALL(N, D) attend(d->q + b * d->q_stride + h * D, d->pages + k * D, \
+                          d->tables + own * d->table_stride, d->page_bits, first, len, N, 2 * kv, kv, \
+                          D, d->scale, d->out + (b * d->heads + h) * D)
+        if (dim == 128) CALL(n, 128);
+        else if (dim == 64) CALL(n, 64);
+        else CALL(n, dim);
+    }
+}
+
+int64_t paged_decode_tasks(const struct paged_decode *d) {
+#ifdef FLOATS16
+    if (whole_registers(d)) {
+        struct cut c = cut_step(d);
+        return c.jobs * c.parts;
+    }
+#endif
+    return d->rows * d->kv_heads;
+}
+
+void paged_decode_task(const struct paged_decode *d, int64_t task) {
+#ifdef FLOATS16
+    if (whole_registers(d)) {
+        struct cut c = cut_step(d);
+        decode_task(d, &c, task);
+        return;
+    }
+#endif
+    head_task(d, task);
+}
 
 /* rows: q_len tokens of each sequence; tables and lens, with those tokens, are of the sequences. */
 void paged_decode(const bf16 *q, int64_t q_stride, const bf16 *pages, const int32_t *tables,
                   int64_t table_stride, const int32_t *lens, bf16 *out, int64_t rows, int q_len,
                   int heads, int kv_heads, int dim, int page_bits, int window, float scale,
                   int threads) {
-    int group = heads / kv_heads, kv = kv_heads * dim;
-#ifdef __AVX512BF16__
-    if (dim % 32 == 0 && group * dim <= STATE)
-        return decode_rows(q, q_stride, pages, tables, table_stride, lens, out, rows, q_len, heads,
-                           kv_heads, dim, page_bits, window, scale, threads);
-#endif
-    int64_t tasks = rows * kv_heads;
+    struct paged_decode d = {q, q_stride, pages, tables, table_stride, lens, out, rows, q_len, heads,
+                             kv_heads, dim, page_bits, window, scale, threads};
+    int64_t tasks = paged_decode_tasks(&d);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > q_len || lens[0] > 64)
-    for (int64_t task = 0; task < tasks; task++) {
-        int64_t b = task / kv_heads, own = b / q_len;
-        int k = (int)(task % kv_heads), last = lens[own] - q_len + 1 + (int)(b % q_len);
-        int len = last > 1 ? last : 1; /* padding may be shorter than its rows */
-        int first = window && len > window ? len - window : 0;
-        for (int g = 0; g < group; g += GROUP) {
-            int n = group - g < GROUP ? group - g : GROUP;
-            int64_t h = (int64_t)k * group + g;
-#define CALL(N, D) attend(q + b * q_stride + h * dim, pages + k * dim, tables + own * table_stride, \
-                          page_bits, first, len, N, 2 * kv, kv, D, scale, out + (b * heads + h) * dim)
-            if (dim == 128) CALL(n, 128);
-            else if (dim == 64) CALL(n, 64);
-            else CALL(n, dim);
-        }
-    }
+    for (int64_t task = 0; task < tasks; task++) paged_decode_task(&d, task);
 }

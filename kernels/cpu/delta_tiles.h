@@ -176,7 +176,7 @@ INLINE __m512 sigmoid16(__m512 x) {
 
 /* x / (1 + e**-x) for what is rounded to bf16: 1e-4 off. */
 INLINE __m512 silu_coarse(__m512 x) {
-    __m512 e = exp2_16(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
+    __m512 e = exp2_lanes(_mm512_mul_ps(x, _mm512_set1_ps(-1.44269504f)));
     return _mm512_mul_ps(x, _mm512_rcp14_ps(_mm512_add_ps(_mm512_set1_ps(1), e)));
 }
 

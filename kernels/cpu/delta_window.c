@@ -1,6 +1,7 @@
 /* One token a sequence, or a window of drafts, through a GatedDeltaNet layer (delayed commit: see
  * `kernels/reference/window.py`). A step is a window of one token, and runs the same code: what is committed
  * is to the bit the same. A state is read and written once, however many tokens go through it. */
+#include "program.h"
 #include "delta.h"
 
 typedef struct {
@@ -232,18 +233,30 @@ static void window_of(const Window *w, int64_t sequence, int head) {
     if (w->count > 1) keep(w, row, pending, inputs, head);
 }
 
+int64_t delta_window_tasks(int64_t rows, const int *sizes) { return rows * sizes[1]; }
+
+/* Key head by key head of every sequence. */
+void delta_window_task(const bf16 *p, int64_t stride, const int64_t *slots, bf16 *columns,
+                       const float *conv, void *states, const float *decay, const float *bias,
+                       const float *norm, bf16 *out, const int *sizes, bf16 *pending,
+                       const int64_t *accepted, int count, int held, float eps, int64_t task) {
+    Window w = {{p, stride, slots, columns, conv, states, decay, bias, norm, out,
+                 sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps},
+                pending, accepted, count, held};
+    window_of(&w, task / w.d.keys, (int)(task % w.d.keys));
+}
+
 /* `count` tokens of each of `rows` sequences, which follow one another; at most held + 1. Without
  * drafts before or now (held = 0) neither pending nor accepted is read. */
 void delta_window(const bf16 *p, int64_t stride, int64_t rows, const int64_t *slots, bf16 *columns,
                   const float *conv, void *states, const float *decay, const float *bias,
                   const float *norm, bf16 *out, const int *sizes, bf16 *pending,
                   const int64_t *accepted, int count, int held, float eps, int threads) {
-    Window w = {{p, stride, slots, columns, conv, states, decay, bias, norm, out,
-                 sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps},
-                pending, accepted, count, held};
-    int64_t tasks = rows * w.d.keys;
+    int64_t tasks = delta_window_tasks(rows, sizes);
 #pragma omp parallel for num_threads(threads) if (tasks > 1)
-    for (int64_t t = 0; t < tasks; t++) window_of(&w, t / w.d.keys, (int)(t % w.d.keys));
+    for (int64_t t = 0; t < tasks; t++)
+        delta_window_task(p, stride, slots, columns, conv, states, decay, bias, norm, out, sizes,
+                          pending, accepted, count, held, eps, t);
 }
 
 void delta_step(const bf16 *p, int64_t stride, int64_t rows, const int64_t *slots, bf16 *columns,

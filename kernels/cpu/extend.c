@@ -1,33 +1,34 @@
 /* Attention of chunks of tokens over paged keys and values: online softmax over blocks of keys
- * (FlashAttention, arXiv 2205.14135, 2307.08691) on tiles (tiles.h).
+ * (FlashAttention, arXiv 2205.14135, 2307.08691) on tiles, or in f32.
  *
  * Scores are computed transposed, S^T = K Q^T, so that a row of a tile is one key and its 16 lanes
  * are 16 queries: maximum, exponential and sum need nothing across lanes. A query is a column: one
- * token with one of the query heads that share a key head. Two rows of P^T side by side are what
- * O^T = V^T P^T wants for its right operand. */
+ * token with one of the query heads that share a key head. */
 #include "common.h"
+#ifdef PRODUCTS
 #ifdef TILES
-#include "extend_pack.h"
+#include "extend_tiles.h"
+#else
+#include "extend_floats.h"
+#endif
 #include <stdlib.h>
 #include <sys/mman.h>
 
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
-struct weighing { __m512 scale, top[2], sum[2]; };
+struct weighing { floats16 scale, top[2], sum[2]; };
 
 /* Pairs of a round's keys that are still scores, to be weights between other work. */
-struct rest { const float *scores; bf16 *weights; int next, end, share; };
+struct rest { const float *scores; element *weights; int next, end, share; };
 
-/* Pairs of keys first..end of 32 to weights 2**(score * scale - top), bf16, side by side. */
-INLINE void weigh(const float *scores, bf16 *weights, int first, int end, struct weighing *to, int w) {
-    __m512i pairs = _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8,
-                                     23, 7, 22, 6, 21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+/* Pairs of keys first..end of 32 to weights 2**(score * scale - top). */
+INLINE void weigh(const float *scores, element *weights, int first, int end, struct weighing *to,
+                  int w) {
     for (int i = first; i < end; i++) {
         const float *from = scores + (w * KEYS + 2 * i) * 16;
-        __m512 x = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(from), to->scale, to->top[w]));
-        __m512 y = exp2_16(_mm512_fmsub_ps(_mm512_load_ps(from + 16), to->scale, to->top[w]));
-        to->sum[w] = _mm512_add_ps(to->sum[w], _mm512_add_ps(x, y));
-        __m512i both = (__m512i)_mm512_cvtne2ps_pbh(y, x);
-        _mm512_store_si512(weights + w * KEYS * 16 + i * 32, _mm512_permutexvar_epi16(pairs, both));
+        floats16 x = exp2_lanes(fms_lanes(load_lanes(from), to->scale, to->top[w]));
+        floats16 y = exp2_lanes(fms_lanes(load_lanes(from + 16), to->scale, to->top[w]));
+        to->sum[w] = add_lanes(to->sum[w], add_lanes(x, y));
+        put_weights(weights + w * KEYS * 16 + i * 32, x, y);
     }
 }
 
@@ -39,7 +40,24 @@ INLINE void weigh_some(struct rest *r, struct weighing *to, int many, int two) {
             weigh(r->scores, r->weights, r->next, r->next + 1, to, w);
 }
 
-#ifdef TILES_OF_VECTORS
+#ifdef FLOATS
+/* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. */
+INLINE void score(const float *keys, const float *query, float *scores, int dim, int two,
+                  struct rest *rest, struct weighing *to) {
+    if (rest) weigh_some(rest, to, dim / 32 * rest->share, two);
+    for (int w = 0; w <= two; w++)
+        score_32(keys, dim, query + w * dim * 16, scores + w * KEYS * 16);
+}
+
+/* Outputs += values x weights of n keys. outputs: [dim / 32][2][32 dims][16]. */
+INLINE void gather(const float *values, const float *weights, float *outputs, int n, int dim,
+                   int two, int fresh, struct rest *rest, struct weighing *to) {
+    if (rest) weigh_some(rest, to, dim / 32 * (n / 32) * rest->share, two);
+    for (int d = 0; d < dim; d += 32)
+        for (int w = 0; w <= two; w++)
+            gather_32(values + d, dim, weights + w * KEYS * 16, n, outputs + d * 32 + w * 512, fresh);
+}
+#elif defined(TILES_OF_VECTORS)
 /* As below, but sums stay in registers: one unit of the processor does it all. */
 INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
                   struct rest *rest, struct weighing *to) {
@@ -61,27 +79,43 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
                           (const uint8_t *)(weights + w * KEYS * 16), 2 * TILE, n / 32, fresh);
 }
 #else
-/* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. With `rest`, the scores that were there
- * become weights meanwhile: tiles and vectors are different units of the processor. */
-INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
-                  struct rest *rest, struct weighing *to) {
-    TILE_ZERO(0); TILE_ZERO(1);
-    if (two) { TILE_ZERO(2); TILE_ZERO(3); }
-    for (int d = 0; d < dim; d += 32) {
-        TILE_STREAM(4, keys + d * 32, 64);
-        TILE_LOAD(6, query + d * 16, 64);
+/* Tiles 0..3 += products of 32 rows and 16 or 32 columns over a depth of n. a: [n / 32][2][16][32];
+ * b: [n / 2][16] pairs, the second 16 columns `apart` elements behind the first. With `rest`, its
+ * scores become weights meanwhile: tiles and vectors are different units of the processor. */
+INLINE void dot_tiles(const bf16 *a, const bf16 *b, int apart, int n, int two, struct rest *rest,
+                      struct weighing *to) {
+    for (int k = 0; k < n; k += 32, a += 2 * TILE, b += TILE) {
+        TILE_STREAM(4, a, 64);
+        TILE_LOAD(6, b, 64);
         TILE_DOT(0, 4, 6);
-        TILE_STREAM(5, keys + d * 32 + TILE, 64);
+        TILE_STREAM(5, a + TILE, 64);
         TILE_DOT(1, 5, 6);
         if (two) {
-            TILE_LOAD(7, query + (dim + d) * 16, 64);
+            TILE_LOAD(7, b + apart, 64);
             TILE_DOT(2, 4, 7);
             TILE_DOT(3, 5, 7);
         }
         if (rest) weigh_some(rest, to, rest->share, two);
     }
-    TILE_STORE(0, scores, 64); TILE_STORE(1, scores + 256, 64);
-    if (two) { TILE_STORE(2, scores + KEYS * 16, 64); TILE_STORE(3, scores + KEYS * 16 + 256, 64); }
+}
+
+INLINE void clear_sums(int two) {
+    TILE_ZERO(0); TILE_ZERO(1);
+    if (two) { TILE_ZERO(2); TILE_ZERO(3); }
+}
+
+/* Tiles 0 and 1, of the first 16 columns, to `out` and behind it; 2 and 3 `apart` elements on. */
+INLINE void store_sums(float *out, int apart, int two) {
+    TILE_STORE(0, out, 64); TILE_STORE(1, out + 256, 64);
+    if (two) { TILE_STORE(2, out + apart, 64); TILE_STORE(3, out + apart + 256, 64); }
+}
+
+/* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. */
+INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
+                  struct rest *rest, struct weighing *to) {
+    clear_sums(two);
+    dot_tiles(keys, query, dim * 16, dim, two, rest, to);
+    store_sums(scores, KEYS * 16, two);
 }
 
 /* Outputs += values x weights of n keys. outputs: [dim / 32][2][2][16 dims][16]. */
@@ -89,82 +123,61 @@ INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int 
                    int fresh, struct rest *rest, struct weighing *to) {
     for (int d = 0; d < dim; d += 32) {
         float *o = outputs + d * 32;
-        const bf16 *v = values + d * KEYS;
         if (fresh) {
-            TILE_ZERO(0); TILE_ZERO(1);
-            if (two) { TILE_ZERO(2); TILE_ZERO(3); }
+            clear_sums(two);
         } else {
             TILE_SUMS(0, o, 64); TILE_SUMS(1, o + 256, 64);
             if (two) { TILE_SUMS(2, o + 512, 64); TILE_SUMS(3, o + 768, 64); }
         }
-        for (int j = 0; j < n; j += 32) {
-            TILE_STREAM(4, v + j * 32, 64);
-            TILE_LOAD(6, weights + j * 16, 64);
-            TILE_DOT(0, 4, 6);
-            TILE_STREAM(5, v + j * 32 + TILE, 64);
-            TILE_DOT(1, 5, 6);
-            if (two) {
-                TILE_LOAD(7, weights + (KEYS + j) * 16, 64);
-                TILE_DOT(2, 4, 7);
-                TILE_DOT(3, 5, 7);
-            }
-            if (rest) weigh_some(rest, to, rest->share, two);
-        }
-        TILE_STORE(0, o, 64); TILE_STORE(1, o + 256, 64);
-        if (two) { TILE_STORE(2, o + 512, 64); TILE_STORE(3, o + 768, 64); }
+        dot_tiles(values + d * KEYS, weights, KEYS * 16, n, two, rest, to);
+        store_sums(o, 512, two);
     }
 }
 #endif
 
 /* The largest of n scores of every column; with `edge`, what a column may not see becomes -inf. */
-INLINE __m512 largest(float *scores, int n, int edge, __m512i from, __m512i to, int key) {
-    __m512 m[4];
-    for (int i = 0; i < 4; i++) m[i] = _mm512_set1_ps(-INFINITY);
+INLINE floats16 largest(float *scores, int n, int edge, wholes from, wholes to, int key) {
+    floats16 m[4];
+    for (int i = 0; i < 4; i++) m[i] = all_lanes(-INFINITY);
     for (int j = 0; j < n; j += 4)
         for (int i = 0; i < 4; i++) {
-            __m512 x = _mm512_load_ps(scores + (j + i) * 16);
+            floats16 x = load_lanes(scores + (j + i) * 16);
             if (edge) {
-                __m512i at = _mm512_set1_epi32(key + j + i);
-                __mmask16 seen = _mm512_cmple_epi32_mask(at, to)
-                    & _mm512_cmpge_epi32_mask(at, from);
-                x = _mm512_mask_mov_ps(_mm512_set1_ps(-INFINITY), seen, x);
-                _mm512_store_ps(scores + (j + i) * 16, x);
+                x = where_seen(x, key + j + i, from, to);
+                store_lanes(scores + (j + i) * 16, x);
             }
-            m[i] = _mm512_max_ps(m[i], x);
+            m[i] = max_lanes(m[i], x);
         }
-    return _mm512_max_ps(_mm512_max_ps(m[0], m[1]), _mm512_max_ps(m[2], m[3]));
+    return max_lanes(max_lanes(m[0], m[1]), max_lanes(m[2], m[3]));
 }
 
 /* Whether any score passes the maximum subtracted by far. */
-INLINE int strays(const __m512 best[2], const struct weighing *to, int two) {
+INLINE int strays(const floats16 best[2], const struct weighing *to, int two) {
     int far = 0;
     for (int w = 0; w <= two; w++)
-        far |= _mm512_cmp_ps_mask(_mm512_sub_ps(best[w], to->top[w]), _mm512_set1_ps(SLACK),
-                                  _CMP_GT_OQ);
+        far |= any_above(sub_lanes(best[w], to->top[w]), all_lanes(SLACK));
     return far;
 }
 
 /* Lets the maximum subtracted from a column's scores follow them, once they pass it by far: sums
  * and outputs so far are scaled to the new one. */
-INLINE void follow(__m512 best, struct weighing *to, int w, float *outputs, int dim, int fresh) {
-    __m512 far = _mm512_add_ps(to->top[w], _mm512_set1_ps(SLACK));
-    __mmask16 passed = _mm512_cmp_ps_mask(best, far, _CMP_GT_OQ);
-    if (!passed) return;
+INLINE void follow(floats16 best, struct weighing *to, int w, float *outputs, int dim, int fresh) {
+    floats16 far = add_lanes(to->top[w], all_lanes(SLACK));
+    if (!any_above(best, far)) return;
     /* A column's result must not depend on its neighbours: those that did not pass stay as is. */
-    __m512 top = _mm512_mask_mov_ps(to->top[w], passed, best);
-    __m512 fade = _mm512_mask_mov_ps(_mm512_set1_ps(1), passed,
-                                     exp2_16(_mm512_sub_ps(to->top[w], top)));
-    to->top[w] = top, to->sum[w] = _mm512_mul_ps(to->sum[w], fade);
+    floats16 top = where_above(best, far, best, to->top[w]);
+    floats16 fade = where_above(best, far, exp2_lanes(sub_lanes(to->top[w], top)), all_lanes(1));
+    to->top[w] = top, to->sum[w] = mul_lanes(to->sum[w], fade);
     if (fresh) return;
     for (int d = 0; d < dim; d += 32)
         for (int i = 0; i < 32; i++) {
             float *o = outputs + d * 32 + w * 512 + i * 16;
-            _mm512_store_ps(o, _mm512_mul_ps(_mm512_load_ps(o), fade));
+            store_lanes(o, mul_lanes(load_lanes(o), fade));
         }
 }
 
 /* Tokens of a unit of columns: the first and last any of them sees, and what all of them see. */
-struct sight { int64_t low, high, all_low, all_high; __m512i from[2], to[2]; };
+struct sight { int64_t low, high, all_low, all_high; wholes from[2], to[2]; };
 
 /* Keys of the round at `at`, in whole tiles. */
 INLINE int keys_of(int64_t at, int64_t high) {
@@ -181,16 +194,16 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
     int n = keys_of(at, high), turn = 0, before = 0;
     for (int j = 0; j < n; j += 32)
         score(s->keys + (at - begin + j) * dim, s->query, s->scores + j * 16, dim, two, 0, 0);
-    const bf16 *values = 0;
-    bf16 *ready = 0;
+    const element *values = 0;
+    element *ready = 0;
     for (; n > 0; turn ^= 1) {
         int edge = at < see->all_low || at + n - 1 > see->all_high;
-        __m512 best[2];
+        floats16 best[2];
         for (int w = 0; w <= two; w++) {
             float *scores = s->scores + w * KEYS * 16;
             best[w] = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
                            : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
-            best[w] = _mm512_mul_ps(best[w], to->scale);
+            best[w] = mul_lanes(best[w], to->scale);
         }
         struct rest rest = {s->scores, s->weights + turn * KEYS * COLS, 0, n / 2,
                             (255 + dim) / dim};
@@ -218,24 +231,11 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
 
 /* Outputs over sums, as bf16, to where each of n columns belongs; stream: past the caches, as whole
  * lines, which would otherwise be read first. */
-INLINE void finish(const float *outputs, __m512 sum, int w, bf16 *const at[16], int n, int dim,
+INLINE void finish(const float *outputs, floats16 sum, int w, bf16 *const at[16], int n, int dim,
                    int stream) {
-    __mmask16 none = _mm512_cmp_ps_mask(sum, _mm512_setzero_ps(), _CMP_EQ_OQ);
-    __m512 share = _mm512_mask_mov_ps(_mm512_div_ps(_mm512_set1_ps(1), sum), none, sum);
-    for (int d = 0; d < dim; d += 32) {
-        __m512i lo[16], hi[16];
-        const float *o = outputs + d * 32 + w * 512;
-        for (int i = 0; i < 16; i++) {
-            lo[i] = (__m512i)_mm512_mul_ps(_mm512_load_ps(o + i * 16), share);
-            hi[i] = (__m512i)_mm512_mul_ps(_mm512_load_ps(o + 256 + i * 16), share);
-        }
-        transpose(lo), transpose(hi);
-        for (int i = 0; i < n; i++) {
-            __m512i out = (__m512i)_mm512_cvtne2ps_pbh((__m512)hi[i], (__m512)lo[i]);
-            if (stream) _mm512_stream_si512((__m512i *)(at[i] + d), out);
-            else _mm512_storeu_si512(at[i] + d, out);
-        }
-    }
+    floats16 share = where_above(sum, no_lanes(), div_lanes(all_lanes(1), sum), sum);
+    for (int d = 0; d < dim; d += 32)
+        put_outputs(outputs + d * 32 + w * 512, share, at, n, d, stream);
 }
 
 /* Where columns first..end of a row have their queries and outputs; what tokens they see. */
@@ -257,8 +257,8 @@ static void aim(const struct call *c, const struct row *row, int k, int64_t firs
     u->see.low = from[0], u->see.high = to[COLS - 1];
     u->see.all_low = from[COLS - 1], u->see.all_high = to[0];
     for (int w = 0; w < 2; w++) {
-        u->see.from[w] = _mm512_loadu_si512(from + w * 16);
-        u->see.to[w] = _mm512_loadu_si512(to + w * 16);
+        u->see.from[w] = load_wholes(from + w * 16);
+        u->see.to[w] = load_wholes(to + w * 16);
     }
 }
 
@@ -282,10 +282,10 @@ INLINE void task(const struct call *c, const struct row *row, int k, int64_t fir
             float *outputs = s->state + (several ? (at - first) / COLS * size : 0);
             float *kept = outputs + dim * COLS;
             int two = u.n > 16, fresh = u.see.low >= begin;
-            struct weighing state = {.scale = _mm512_set1_ps(c->scale)};
+            struct weighing state = {.scale = all_lanes(c->scale)};
             for (int w = 0; w < 2; w++) {
-                state.top[w] = fresh ? _mm512_set1_ps(-3e38f) : _mm512_load_ps(kept + w * 16);
-                state.sum[w] = fresh ? _mm512_setzero_ps() : _mm512_load_ps(kept + 32 + w * 16);
+                state.top[w] = fresh ? all_lanes(-3e38f) : load_lanes(kept + w * 16);
+                state.sum[w] = fresh ? no_lanes() : load_lanes(kept + 32 + w * 16);
             }
             pack_queries(u.q, dim, s->query);
             if (two) pack_queries(u.q + 16, dim, s->query + dim * 16);
@@ -296,8 +296,8 @@ INLINE void task(const struct call *c, const struct row *row, int k, int64_t fir
                 if (two) finish(outputs, state.sum[1], 1, u.out + 16, u.n - 16, dim, c->stream);
             } else
                 for (int w = 0; w < 2; w++) {
-                    _mm512_store_ps(kept + w * 16, state.top[w]);
-                    _mm512_store_ps(kept + 32 + w * 16, state.sum[w]);
+                    store_lanes(kept + w * 16, state.top[w]);
+                    store_lanes(kept + 32 + w * 16, state.sum[w]);
                 }
         }
     }
@@ -308,10 +308,11 @@ static int take(struct scratch *s, int dim, int64_t columns) {
     static __thread char *piece;
     static __thread size_t held;
     int64_t span = PACKED / dim / KEYS * KEYS;
-    size_t packed = (size_t)span * dim * sizeof(bf16), query = (size_t)COLS * dim * sizeof(bf16);
-    size_t scores = COLS * KEYS * sizeof(float);
+    size_t packed = (size_t)span * dim * sizeof(element);
+    size_t query = (size_t)COLS * dim * sizeof(element), scores = COLS * KEYS * sizeof(float);
+    size_t weights = 2 * COLS * KEYS * sizeof(element);
     size_t state = (size_t)((columns + COLS - 1) / COLS) * (dim * COLS + 64) * sizeof(float);
-    size_t want = 2 * packed + query + 2 * scores + state;
+    size_t want = 2 * packed + query + scores + weights + state;
     if (want > held) {
         free(piece);
         held = (want + 0x1fffff) & ~(size_t)0x1fffff;
@@ -319,14 +320,18 @@ static int take(struct scratch *s, int dim, int64_t columns) {
         if (!piece) return held = 0;
         madvise(piece, held, MADV_HUGEPAGE);
     }
-    s->keys = (bf16 *)piece, s->values = (bf16 *)(piece + packed);
-    s->query = (bf16 *)(piece + 2 * packed), s->scores = (float *)(piece + 2 * packed + query);
-    s->weights = (bf16 *)(s->scores + COLS * KEYS);
-    s->state = s->scores + COLS * KEYS * 2;
+    s->keys = (element *)piece, s->values = (element *)(piece + packed);
+    s->query = (element *)(piece + 2 * packed), s->scores = (float *)(piece + 2 * packed + query);
+    s->weights = (element *)(s->scores + COLS * KEYS);
+    s->state = (float *)(s->weights + 2 * COLS * KEYS);
     return 1;
 }
 
+#ifdef TILES
 int extend_ready(void) { return tiles_permitted(); }
+#else
+int extend_ready(void) { return 1; }
+#endif
 
 /* rows: of n sequences, the address of the page table, the first token in q and out, tokens before
  * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,

@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import fcntl
 import functools
 import hashlib
+import logging
 import os
 import platform
 import shutil
@@ -21,10 +23,13 @@ from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 
 SOURCES = Path(__file__).parent
-FLAGS = ("-O3", "-march=native", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno",
-         "-fassociative-math", "-fno-signed-zeros", "-fno-trapping-math")
+FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fassociative-math",
+         "-fno-signed-zeros", "-fno-trapping-math")
+THIS_PROCESSOR = ("-march=native",)
 VERSION = 1
-BUILD_SECONDS = 60.0
+BUILD_SECONDS = 300.0
+"""For a source: some take 10 seconds of a quiet core."""
+LOG = logging.getLogger("actorium.kernels")
 
 _POINTER = [c_void_p]
 SIGNATURES = {
@@ -45,26 +50,53 @@ SIGNATURES = {
     "linear_count": [c_void_p] + [c_int64] * 3 + [c_void_p, c_void_p, c_int],
     "linear_pack": [c_void_p] + [c_int64] * 3 + _POINTER * 4 + [c_int],
     "linear_unpack": [c_void_p, c_int64, c_void_p],
+    "linear_rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
     "linear_packed": _POINTER * 5 + [c_int64, c_int, c_int],
+    "grouped_pack": [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int],
+    "grouped_rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int],
+    "gguf_rows": [c_int, c_void_p] + [c_int64] * 3 + _POINTER * 2 + [c_int64, c_int],
+    "gguf_numbers": [c_int, c_void_p] + [c_int64] * 3 + [c_void_p, c_int, c_int],
+    "gguf_pack": _POINTER * 2 + [c_int64] * 2 + _POINTER * 2 + [c_int],
+    "grouped_linear": _POINTER * 5 + [c_int64, c_int, c_void_p, c_int64, c_int],
+    "grouped_experts": _POINTER * 2 + [c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 3
+                       + [c_int64, c_int],
+    "add_rows": _POINTER * 3 + [c_int64],
+    "sigmoid_mul": _POINTER * 3 + [c_int64],
+    "copy_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 3,
+    "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,
+    "share_work": [c_int],
+    "run_program": [c_void_p, c_int64, c_int],
+    "rank_all_reduce": [c_void_p, c_void_p, c_int64, c_int],
+    "rank_reduce_add_norm": [c_void_p, c_void_p, c_int] + _POINTER * 3
+                            + [c_float, c_void_p, c_int64, c_int],
+    "rank_all_gather": _POINTER * 3 + [c_int64] * 2,
+    "rank_broadcast": [c_void_p, c_void_p, c_int64, c_int64],
+    "rank_barrier": _POINTER,
+    "rank_fence": [c_void_p, c_int64],
 }
 
 
 @functools.cache
-def library(cache: Path | None = None) -> ctypes.CDLL | None:
+def library(cache: Path | None = None,
+            processor: tuple[str, ...] = THIS_PROCESSOR) -> ctypes.CDLL | None:
     """The library, built if the cache has none for this source, compiler and processor; None where
-    it cannot be had. torch must be imported before. cache: default `~/.cache/actorium`."""
+    it cannot be had. torch must be imported before. cache: default `~/.cache/actorium`. processor:
+    the compiler's flags that say what it may use of the processor."""
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not _torch_threads_are_gomp():
         return None
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        path = _built(compiler, cache or _default_cache())
+    try:
+        path = _built(compiler, cache or _default_cache(), (*FLAGS, *processor))
         lib = ctypes.CDLL(str(path))
-        if lib.actorium_version() == VERSION:
-            for name, types in SIGNATURES.items():
-                function = getattr(lib, name)
-                function.argtypes, function.restype = types, None
-            return lib
-    return None
+    except (OSError, subprocess.SubprocessError) as e:
+        LOG.warning("the C kernels cannot be built, torch's serve, several times as slow: %s", e)
+        return None
+    if lib.actorium_version() != VERSION:
+        return None
+    for name, types in SIGNATURES.items():
+        function = getattr(lib, name)
+        function.argtypes, function.restype = types, None
+    return lib
 
 
 def _default_cache() -> Path:
@@ -72,28 +104,36 @@ def _default_cache() -> Path:
     return Path(base) / "actorium"
 
 
-def _built(compiler: str, cache: Path) -> Path:
+def _built(compiler: str, cache: Path, flags: tuple[str, ...]) -> Path:
     """Path of the shared library. Raises OSError or SubprocessError."""
     sources = sorted(SOURCES.glob("*.[ch]"))
-    what = (*(s.read_bytes() for s in sources), " ".join(FLAGS).encode(),
+    what = (*(s.read_bytes() for s in sources), " ".join(flags).encode(),
             os.path.realpath(compiler).encode(), _processor().encode())
     path = cache / f"native-{hashlib.sha256(b'|'.join(what)).hexdigest()[:20]}.so"
     if path.is_file() and path.stat().st_uid == os.getuid():
         return path
     cache.mkdir(mode=0o700, parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache) as scratch:
-        whole = _compiled(compiler, [s for s in sources if s.suffix == ".c"], Path(scratch))
-        os.replace(whole, path)  # whole or not at all, also when two engines build at once
+    lock = os.open(cache, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX)  # of several ranks or engines one builds
+        if path.is_file():
+            return path
+        with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            whole = _compiled([compiler, *flags], [s for s in sources if s.suffix == ".c"],
+                              Path(scratch))
+            os.replace(whole, path)  # whole or not at all
+    finally:
+        os.close(lock)
     return path
 
 
-def _compiled(compiler: str, sources: list[Path], to: Path) -> Path:
+def _compiled(compiler: list[str], sources: list[Path], to: Path) -> Path:
     """The library, its sources compiled side by side, the longest first, and linked.
 
     Raises OSError or SubprocessError.
     """
     def run(*words: str) -> None:
-        subprocess.run([compiler, *FLAGS, *words], check=True, capture_output=True,
+        subprocess.run([*compiler, *words], check=True, capture_output=True,
                        timeout=BUILD_SECONDS)
 
     def compiled(source: Path) -> str:

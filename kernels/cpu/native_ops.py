@@ -9,7 +9,15 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from actorium.kernels.block_rows import BlockRows
 from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
+from actorium.kernels.cpu.grouped_native import (
+    GroupedMemory,
+    NativeGrouped,
+    NativeGroupedGated,
+    can_group,
+    one_call,
+)
 from actorium.kernels.linear import (
     Gated,
     Linear,
@@ -20,6 +28,7 @@ from actorium.kernels.linear import (
     can_tile,
     huge,
 )
+from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.paged_attention import Attend, ExtendChunk, torch_extend
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -34,14 +43,21 @@ class NativeOps(TorchOps):
     name = "native"
 
     def __init__(self, lib: ctypes.CDLL, threads: int, tiles: bool | None = None) -> None:
-        """threads: of each call, torch's own. tiles: weights lie in tiles; None: where that is
-        faster."""
+        """threads: of each call, torch's own. tiles: weights lie in tiles; None: where the
+        processor has products for that."""
         self.lib, self.threads = lib, threads
-        in_tiles = lib.tiles_fast() if tiles is None else tiles
+        in_tiles = lib.linear_ready() if tiles is None else tiles
         self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
         self.tiles = bool(lib.extend_ready())
 
+    @functools.cached_property
+    def grouped_memory(self) -> GroupedMemory:
+        """That of all weights in 4 to 8 bits."""
+        return GroupedMemory()
+
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        if can_group(weight):
+            return NativeGrouped(weight, bias, self.lib, self.threads, self.grouped_memory)
         if self.scratch is not None and can_tile(weight):
             return TileLinear(weight, bias, self.lib, self.threads, self.scratch)
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
@@ -49,10 +65,26 @@ class NativeOps(TorchOps):
         return super().linear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
+        if activation == "silu" and can_group(weight) and weight.shape[0] % 32 == 0:
+            return NativeGroupedGated(weight, bias, self.lib, self.threads, self.grouped_memory)
         if (activation == "silu" and self.scratch is not None and can_tile(weight)
                 and weight.shape[0] % 32 == 0):
             return TileGated(weight, bias, self.lib, self.threads, self.scratch)
         return super().gated(weight, bias, activation)
+
+    def linear_of_blocks(self, weight: BlockRows, bias: Tensor | None = None) -> Linear:
+        if can_group(weight):
+            return NativeGrouped(weight, bias, self.lib, self.threads, self.grouped_memory)
+        return super().linear_of_blocks(weight, bias)
+
+    def gated_of_blocks(self, weight: BlockRows, bias: Tensor | None, activation: str) -> Gated:
+        if activation == "silu" and can_group(weight) and weight.outs % 32 == 0:
+            return NativeGroupedGated(weight, bias, self.lib, self.threads, self.grouped_memory)
+        return self.gated_by(self.linear_of_blocks(weight, bias), activation)
+
+    def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:
+        joined = one_call([each.gate_up for each in own], [each.down for each in own])
+        return super().experts_of(own) if joined is None else joined
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         y = torch.empty_like(x)
@@ -65,6 +97,11 @@ class NativeOps(TorchOps):
 
     def gelu_mul(self, gate_up: Tensor) -> Tensor:
         return self._gate(self.lib.gelu_mul, gate_up)
+
+    def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
+        y, x, gate = torch.empty_like(gate), x.contiguous(), gate.contiguous()
+        self.lib.sigmoid_mul(x.data_ptr(), gate.data_ptr(), y.data_ptr(), y.numel())
+        return y
 
     def _gate(self, call: Callable[..., None], gate_up: Tensor) -> Tensor:
         rows, width = gate_up.shape

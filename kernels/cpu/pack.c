@@ -1,7 +1,7 @@
 /* Packing weights: see packed.h. */
 #include "packed.h"
 
-#ifdef TILES
+#ifdef PRODUCTS
 
 /* Row of the weight that panel column n holds; -1: none. half: 0, or the number of rows of each of
  * two stacked matrices, whose rows then alternate by 16. */
@@ -10,6 +10,16 @@ INLINE int64_t source_row(int64_t n, int64_t outs, int64_t half) {
     return half ? (n & 16 ? half : 0) + n / 32 * 16 + n % 16 : n;
 }
 
+/* How often each high byte occurs among some of the weights: every `stride`-th run of 64. */
+void linear_histogram(const bf16 *w, int64_t count, int64_t stride, int64_t *histogram) {
+    uint32_t parts[4][256] = {{0}};
+    for (int64_t at = 0; at < count; at += 64 * stride)
+        for (int i = 0; i < 64 && at + i < count; i++) parts[i & 3][w[at + i] >> 8]++;
+    for (int b = 0; b < 256; b++)
+        histogram[b] = (int64_t)parts[0][b] + parts[1][b] + parts[2][b] + parts[3][b];
+}
+
+#ifdef TILES
 /* 16 columns x 32 k to a tile: a transpose of 16 x 16 pairs. */
 INLINE void load_tile(const bf16 *w, int64_t outs, int64_t ins, int64_t half, int64_t n, int64_t k,
                       __m512i t[16]) {
@@ -48,15 +58,6 @@ INLINE __m512i encode(const __m512i codes[4], __m512i high) {
 
 INLINE void load_codes(const uint8_t *codes, __m512i to[4]) {
     for (int i = 0; i < 4; i++) to[i] = _mm512_loadu_si512(codes + 64 * i);
-}
-
-/* How often each high byte occurs among some of the weights: every `stride`-th run of 64. */
-void linear_histogram(const bf16 *w, int64_t count, int64_t stride, int64_t *histogram) {
-    uint32_t parts[4][256] = {{0}};
-    for (int64_t at = 0; at < count; at += 64 * stride)
-        for (int i = 0; i < 64 && at + i < count; i++) parts[i & 3][w[at + i] >> 8]++;
-    for (int b = 0; b < 256; b++)
-        histogram[b] = (int64_t)parts[0][b] + parts[1][b] + parts[2][b] + parts[3][b];
 }
 
 /* counts[p]: the weights of panel p without a code. ins: a multiple of 32. */
@@ -139,6 +140,89 @@ void linear_pack(const bf16 *w, int64_t outs, int64_t ins, int64_t half, const u
     }
 }
 
+/* Groups of four tile rows; exceptions are the caller's. */
+INLINE void decoded_groups(const struct packed *w, const uint8_t *from, int groups, bf16 *to) {
+    for (int g = 0; g < groups; g++) {
+        __m512i v[4];
+        decode_group(from + 192 * g, code_table(w), v);
+        for (int i = 0; i < 4; i++) _mm512_storeu_si512(to + 128 * g + 32 * i, v[i]);
+    }
+}
+#else
+/* Weights [outs, ins] with their rows in the order of the layout. */
+struct source { const bf16 *w; int64_t outs, ins, half; };
+
+/* The weight at a place of panel p; 0 beyond the end. */
+INLINE bf16 weight_at(const struct source *s, int64_t p, uint32_t at) {
+    int64_t row = source_row(p * PANEL + place_column(at), s->outs, s->half);
+    return row < 0 ? 0 : s->w[row * s->ins + place_k(at)];
+}
+
+/* counts[p]: the weights of panel p without a code. ins: a multiple of 32. */
+void linear_count(const bf16 *w, int64_t outs, int64_t ins, int64_t half, const uint8_t *codes,
+                  int64_t *counts, int threads) {
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < (outs + PANEL - 1) / PANEL; p++) {
+        int64_t count = 0;
+        for (int64_t n = p * PANEL; n < (p + 1) * PANEL; n++) {
+            int64_t row = source_row(n, outs, half);
+            for (int64_t k = 0; row >= 0 && k < ins; k++)
+                count += codes[w[row * ins + k] >> 8] == NO_CODE;
+        }
+        counts[p] = count;
+    }
+}
+
+/* Two tile rows, at a place: their codes to the nibbles from bit `shift` on, their low bytes. */
+static struct exception *encode_rows(const struct source *s, int64_t p, const uint8_t *codes,
+                                     uint32_t at, int shift, uint8_t *nibbles, uint8_t *low,
+                                     struct exception *out) {
+    uint8_t code[64];
+    for (int i = 0; i < 64; i++) {
+        bf16 x = weight_at(s, p, at + place_of_byte(i));
+        code[place_of_byte(i)] = codes[x >> 8];
+        low[i] = codes[x >> 8] == NO_CODE ? 0 : (uint8_t)x;
+    }
+    for (int i = 0; i < 64; i++) {
+        int c = code[place_of_byte(i)];
+        nibbles[i] |= (uint8_t)((c == NO_CODE ? NO_CODE - 1 : c) << shift);
+    }
+    for (int i = 0; i < 64; i++) /* in the order of their places */
+        if (code[i] == NO_CODE) *out++ = (struct exception){at + i, weight_at(s, p, at + i), 0};
+    return out;
+}
+
+/* Packs w [outs, ins] into blocks; codes: as for `linear_count`, 0 for plain tiles; starts: where
+ * each panel's exceptions go. */
+void linear_pack(const bf16 *w, int64_t outs, int64_t ins, int64_t half, const uint8_t *codes,
+                 const int64_t *starts, struct exception *exceptions, uint8_t *blocks, int threads) {
+    struct source s = {w, outs, ins, half};
+#pragma omp parallel for schedule(static) num_threads(threads)
+    for (int64_t p = 0; p < (outs + PANEL - 1) / PANEL; p++) {
+        struct exception *out = codes ? exceptions + starts[p] : 0;
+        uint8_t *to = blocks + p * (ins / STEP) * (codes ? CODED_BYTES : PLAIN_BYTES);
+        for (uint32_t at = 0; at < ins * PANEL && !codes; at++, to += 2) {
+            bf16 x = weight_at(&s, p, at);
+            memcpy(to, &x, 2);
+        }
+        for (uint32_t at = 0; at < ins * PANEL && codes; at += 128, to += 192) {
+            memset(to, 0, 64);
+            out = encode_rows(&s, p, codes, at, 0, to, to + 64, out);
+            out = encode_rows(&s, p, codes, at + 64, 4, to, to + 128, out);
+        }
+    }
+}
+
+/* Groups of four tile rows; exceptions are the caller's. */
+INLINE void decoded_groups(const struct packed *w, const uint8_t *from, int groups, bf16 *to) {
+    for (int g = 0; g < groups; g++, from += 192, to += 128)
+        for (int i = 0; i < 128; i++) {
+            int code = from[i % 64] >> i / 64 * 4 & 15;
+            to[i / 64 * 64 + place_of_byte(i % 64)] = (bf16)(w->table[code] << 8 | from[64 + i]);
+        }
+}
+#endif
+
 /* The weight again: w [outs, ins]. */
 void linear_unpack(const struct packed *w, int64_t half, bf16 *to) {
     for (int64_t p = 0; p < (w->outs + PANEL - 1) / PANEL; p++) {
@@ -148,7 +232,7 @@ void linear_unpack(const struct packed *w, int64_t half, bf16 *to) {
         for (int64_t b = 0; b < w->ins / STEP; b++) {
             int64_t at = p * (w->ins / STEP) + b;
             if (w->coded) {
-                decode_block(w->blocks + at * CODED_BYTES, code_table(w), tiles);
+                decoded_groups(w, w->blocks + at * CODED_BYTES, 8, tiles);
                 for (; e < end && e->at < (b + 1) * BLOCK; e++) tiles[e->at % BLOCK] = e->value;
             } else {
                 memcpy(tiles, w->blocks + at * PLAIN_BYTES, PLAIN_BYTES);
@@ -161,24 +245,61 @@ void linear_unpack(const struct packed *w, int64_t half, bf16 *to) {
     }
 }
 
+/* Rows of the weight: y [count, ins]. ids: below outs. */
+void linear_rows(const struct packed *w, const int64_t *ids, int64_t count, bf16 *y, int threads) {
+    int64_t blocks = w->ins / STEP;
+#pragma omp parallel for schedule(static) num_threads(threads) if (count > 1)
+    for (int64_t i = 0; i < count; i++) {
+        int64_t p = ids[i] / PANEL, tile = ids[i] % PANEL / 16, column = ids[i] % 16;
+        bf16 own[BLOCK / 2] __attribute__((aligned(64))), *to = y + i * w->ins;
+        for (int64_t b = p * blocks; b < (p + 1) * blocks; b++, to += STEP) {
+            const bf16 *from = own;
+            if (w->coded)
+                decoded_groups(w, w->blocks + b * CODED_BYTES + 192 * 4 * tile, 4, own);
+            else
+                from = (const bf16 *)(w->blocks + b * PLAIN_BYTES) + 512 * tile;
+            for (int r = 0; r < 16; r++) memcpy(to + 2 * r, from + 32 * r + 2 * column, 4);
+        }
+        if (!w->coded) continue;
+        for (int64_t e = w->starts[p]; e < w->starts[p + 1]; e++) {
+            struct exception one = w->exceptions[e];
+            if (place_column(one.at) == ids[i] % PANEL) y[i * w->ins + place_k(one.at)] = one.value;
+        }
+    }
+}
+#endif
+
+#ifdef TILES
 /* Whether this processor and kernel let us use tiles. */
 int tiles_ready(void) { return tiles_permitted(); }
+#else
+int tiles_ready(void) { return 0; }
+#endif
 
 /* Whether tiles multiply faster than vectors used as anybody would: attention gains by them in any
- * case, weights and GatedDeltaNet blocks where they are AMX's. */
+ * case, GatedDeltaNet blocks where they are AMX's. */
 int tiles_fast(void) {
 #ifdef TILES_OF_VECTORS
     return 0;
 #else
-    return tiles_permitted();
+    return tiles_ready();
 #endif
 }
 
+#ifdef PRODUCTS
+/* Whether products with packed weights are ready: by tiles, or in vectors. */
+int linear_ready(void) {
+#ifdef TILES
+    return tiles_permitted();
 #else
-int tiles_ready(void) { return 0; }
-int tiles_fast(void) { return 0; }
+    return 1;
+#endif
+}
+#else
+int linear_ready(void) { return 0; }
 void linear_histogram(void) {}
 void linear_count(void) {}
 void linear_pack(void) {}
 void linear_unpack(void) {}
+void linear_rows(void) {}
 #endif

@@ -66,4 +66,7 @@ INLINE void decode_block(const uint8_t *from, __m512i table, bf16 *to) {
         for (int i = 0; i < 4; i++) _mm512_store_si512(to + 128 * g + 32 * i, v[i]);
     }
 }
+#else
+/* The weight of two tile rows that byte i of their bytes is of: packus goes by 128-bit lanes. */
+INLINE int place_of_byte(int i) { return i / 8 % 2 * 32 + i / 16 * 8 + i % 8; }
 #endif

@@ -2,8 +2,12 @@
 #include <omp.h>
 
 #include "job.h"
+#include "program.h"
 
-#ifdef TILES
+#ifdef PRODUCTS
+void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
+                   int64_t rows, int kind, int threads);
+
 #ifndef STREAM_FROM
 #define STREAM_FROM (1 << 20) /* elements of a result that caches would not keep */
 #endif
@@ -13,12 +17,31 @@ int linear_scratch(void) { return (int)many_scratch(); }
 
 /* Few rows: runs of panels, taken by whoever is free, since a thread that the scheduler and its kin
  * push aside must not hold up the product. */
-static void few(const struct job *j, int threads) {
+static int64_t few_runs(const struct packed *w, int threads) {
+    int64_t panels = (w->outs + PANEL - 1) / PANEL, runs = threads > 1 ? 8 * threads : 1;
+    return runs > panels ? panels : runs;
+}
+
+static void few_run(const struct job *j, int64_t r, int64_t runs) {
     int64_t panels = (j->w->outs + PANEL - 1) / PANEL;
-    int64_t runs = threads > 1 ? 8 * threads : 1;
-    if (runs > panels) runs = panels;
+    product_few(j, panels * r / runs, panels * (r + 1) / runs);
+}
+
+static void few(const struct job *j, int threads) {
+    int64_t runs = few_runs(j->w, threads);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (threads > 1)
-    for (int64_t r = 0; r < runs; r++) product_few(j, panels * r / runs, panels * (r + 1) / runs);
+    for (int64_t r = 0; r < runs; r++) few_run(j, r, runs);
+}
+
+int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads) {
+    return few_runs(w, rows > MAX_FEW || w->outs * w->ins * rows <= 65536 ? 1 : threads);
+}
+
+void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
+                        void *y, int64_t rows, int kind, int64_t task, int64_t tasks) {
+    struct job j = {w, x, bias, add, y, rows, kind, 0};
+    if (rows > MAX_FEW) linear_packed(w, x, bias, add, y, rows, kind, 1);
+    else few_run(&j, task, tasks);
 }
 
 /* What threads take of a product of many rows, one number after the other: whole blocks of rows
@@ -71,4 +94,14 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
 #else
 int linear_scratch(void) { return 0; }
 void linear_packed(void) {}
+
+int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads) {
+    (void)w, (void)rows, (void)threads;
+    return 1;
+}
+
+void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
+                        void *y, int64_t rows, int kind, int64_t task, int64_t tasks) {
+    (void)w, (void)x, (void)bias, (void)add, (void)y, (void)rows, (void)kind, (void)task, (void)tasks;
+}
 #endif

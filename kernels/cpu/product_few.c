@@ -4,7 +4,7 @@
  * products, so that neither waits for the other. */
 #include "job.h"
 
-#ifdef TILES
+#if defined(TILES) && !defined(TILES_OF_VECTORS)
 
 #define AHEAD 6144 /* bytes of the weight fetched ahead */
 
@@ -60,8 +60,8 @@ INLINE void finish_tiles(const struct job *j, const int two, int64_t p) {
         TILE_STORE(3, sums[3], 64);
     }
     for (int t = 0; t < j->rows; t++)
-        finish_row(j, _mm512_load_ps(sums[t / 16 * 2][t % 16]),
-                   _mm512_load_ps(sums[t / 16 * 2 + 1][t % 16]), t, p, 0);
+        finish_row(j, load_lanes(sums[t / 16 * 2][t % 16]),
+                   load_lanes(sums[t / 16 * 2 + 1][t % 16]), t, p, 0);
 }
 
 INLINE void tiles(const struct job *j, const int two, const int coded, int64_t p0, int64_t p1) {

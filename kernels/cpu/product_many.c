@@ -9,7 +9,7 @@
  * 2 MB: by a fifth at 1.4 MB, by half at 2. */
 #include "job.h"
 
-#ifdef TILES
+#if defined(TILES) && !defined(TILES_OF_VECTORS)
 
 #define WIDE 3                  /* row tiles multiplied at a time */
 #define GROUP (WIDE * 16)

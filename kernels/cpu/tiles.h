@@ -20,6 +20,14 @@
 #include "tiles_vector.h"
 #endif
 
+/* Where there are no products of bf16, numbers are widened to f32. `PRODUCTS`: with packed weights, either way. */
+#if defined(FLOATS16) && !defined(TILES)
+#define FLOATS
+#endif
+#if defined(TILES) || defined(FLOATS)
+#define PRODUCTS
+#endif
+
 #ifdef TILES
 /* Eight tiles of 16 rows. */
 static inline void tiles_full(void) {

@@ -1,4 +1,4 @@
-"""What a step changes in the resident tables, all at once."""
+"""Applies a step's changes to the resident tables, all at once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from torch import Tensor
 
 
 def table_addresses(tables: Sequence[Tensor]) -> Tensor:
-    """i64[len(tables)], on their device, for `apply_plan`; made anew when a table is. Waits for the
-    device."""
+    """Returns i64[len(tables)], on their device, for `apply_plan`; to be made anew when a table is.
+    Waits for the device."""
     return torch.tensor([table.data_ptr() for table in tables], device=tables[0].device)
 
 
@@ -21,8 +21,9 @@ def apply_plan(tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> 
     words first. addresses: their `table_addresses`. entries: i32[3, n] on the same device, n >= 0,
     any view whose rows are contiguous (of the step's upload).
 
-    What lies at a place that two columns name is either's value. Place 0 of every table belongs to
-    the sink's row and is named by nobody: here, columns of other tables write it as it is.
+    Where two columns name one place, either value may win. Place 0 of every table belongs to the
+    sink's row and no column of its own table names it; here, columns of other tables rewrite it
+    unchanged.
     """
     which, places, values = entries.unbind(0)
     for t, table in enumerate(tables):

@@ -11,12 +11,11 @@ from actorium.kernels.ragged import Ragged
 
 def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
                 bias: Tensor | None = None) -> Tensor:
-    """Convolve the tokens of an extend step; the columns of its rows go on, and are kept where the
-    plan says.
+    """Convolves the tokens of an extend step; updates the columns of its rows, and saves them where
+    the plan says.
 
     x: [T, C], of any row stride; columns: [rows, W - 1, C], in place; weight: f32[W, C]; bias:
-    f32[C].
-    Returns f32[T + (S - 1) * (W - 1), C], of which `plan.outputs` are the tokens.
+    f32[C]. Returns f32[T + (S - 1) * (W - 1), C], of which `plan.outputs` are the tokens.
     """
     before = columns.index_select(0, plan.rows)
     parts = [part for pair in zip(before.unbind(0), x.split(plan.counts), strict=True)
@@ -36,7 +35,7 @@ def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
 
 def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
               bias: Tensor | None = None) -> Tensor:
-    """One more token for each of these rows.
+    """Convolves one more token for each of these rows.
 
     x: [B, C]; columns: [rows, W - 1, C], in place; rows: i64[B]; weight: f32[W, C]; bias: f32[C].
     Returns f32[B, C].

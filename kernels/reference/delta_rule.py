@@ -18,7 +18,7 @@ NORM_EPS = 1e-6
 
 
 class Heads(NamedTuple):
-    """Sizes of a layer."""
+    """Sizes of a layer's heads."""
 
     keys: int
     """Key heads (HK)."""
@@ -54,7 +54,7 @@ def split_heads(qkv: Tensor, heads: Heads) -> tuple[Tensor, Tensor, Tensor]:
 
 def delta_step(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Tensor,
                heads: Heads) -> Tensor:
-    """One more token for each of these rows.
+    """Advances each of these rows by one token.
 
     qkv: f32[B, channels]; g, beta: f32[B, HV]; states: [rows, HV, V, K], in place; rows: i64[B].
     Returns f32[B, HV, V].
@@ -71,7 +71,7 @@ def delta_step(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Tenso
 
 
 class _DeltaChunks(NamedTuple):
-    """What is known of each chunk without the state before it. B = chunks * HV."""
+    """What can be computed of each chunk without the state before it. B = chunks * HV."""
 
     read: Tensor
     """[B, 2L, K]: what reads the old state: the keys of the correction, then the queries."""
@@ -86,7 +86,7 @@ class _DeltaChunks(NamedTuple):
 
 
 def _through(parts: _DeltaChunks, states: Tensor, plan: Ragged, heads: Heads) -> Tensor:
-    """The states through the waves, and kept where the plan says.
+    """Carries the states through the waves, and saves them where the plan says.
 
     parts: f32; states: [rows, HV, V, K], in place. Returns f32[B, L, V].
     """
@@ -108,8 +108,8 @@ def _through(parts: _DeltaChunks, states: Tensor, plan: Ragged, heads: Heads) ->
 
 def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Ragged,
                  heads: Heads) -> Tensor:
-    """The tokens of an extend step, in chunks (UT transform); states go on, and are kept where the
-    plan says.
+    """Computes the tokens of an extend step, in chunks (UT transform); updates the states, and
+    saves them where the plan says.
 
     qkv: f32, as `conv_extend` gives it; g, beta: f32[T, HV]; states: [rows, HV, V, K], in place.
     Returns f32[T, HV, V].
@@ -129,7 +129,8 @@ def delta_extend(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, plan: Rag
 
 def _inside(qkv: tuple[Tensor, Tensor, Tensor], g: Tensor, beta: Tensor, size: int,
             heads: Heads) -> _DeltaChunks:
-    """See section 3.3 of the paper. All but q and k are by value head: [N, HK, R, L, ...]."""
+    """Computes what a chunk does by itself, see section 3.3 of the paper. All but q and k are by
+    value head: [N, HK, R, L, ...]."""
     shared, key = heads.values // heads.keys, heads.key_dim
     q, k = (x.view(-1, size, heads.keys, key).transpose(1, 2) for x in qkv[:2])
     v = qkv[2].view(-1, size, heads.keys, shared, heads.value_dim).permute(0, 2, 3, 1, 4)

@@ -1,5 +1,6 @@
-"""GatedDeltaNet between its two projections, but for norm and gate: a token or a window of drafts a
-sequence. The reference of the kernels that do it at once."""
+"""GatedDeltaNet between its two projections, without norm and gate: one token or a window of drafts
+per sequence. The reference of the fused kernels.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from actorium.kernels.reference.window import run_window
 
 
 class DeltaLayer(NamedTuple):
-    """What a layer's convolution, gates and rule need."""
+    """The weights of a layer's convolution, gates and rule."""
 
     heads: Heads
     conv: Tensor
@@ -36,8 +37,8 @@ class DeltaLayer(NamedTuple):
         return delta_gates(p[:, -2 * n:-n], p[:, -n:], self.decay, self.bias)
 
     def advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
-        """One more token a row. x: [B, channels + 2 HV]; pools: states [rows, HV, V, K] and columns
-        [rows, W - 1, channels], in place; rows: i64[B] -> f32[B, HV, V]."""
+        """Advances each row by one token. x: [B, channels + 2 HV]; pools: states [rows, HV, V, K]
+        and columns [rows, W - 1, channels], in place; rows: i64[B] -> f32[B, HV, V]."""
         states, columns = pools
         qkv = conv_step(x[:, :self.heads.channels], columns, rows, self.conv)
         return delta_step(qkv, *self.gates(x), states, rows, self.heads)
@@ -45,10 +46,10 @@ class DeltaLayer(NamedTuple):
 
 def delta_window(x: Tensor, states: Tensor, columns: Tensor, pending: Tensor, rows: Tensor,
                  accepted: Tensor, layer: DeltaLayer) -> Tensor:
-    """Windows of q tokens for B sequences (see `run_window`).
+    """Computes windows of q tokens for B sequences (see `run_window`).
 
     x: [B, q, channels + 2 HV]; states: [rows, HV, V, K]; columns: [rows, W - 1, channels]; pending:
-    [rows, K >= q - 1, channels + 2 HV]; these three in place; rows, accepted: i64[B].
-    Returns f32[B * q, HV, V].
+    [rows, K >= q - 1, channels + 2 HV]; these three in place; rows, accepted: i64[B]. Returns f32[B
+    * q, HV, V].
     """
     return run_window(layer.advance, x, (states, columns), pending, rows, accepted)

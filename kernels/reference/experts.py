@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.inputs import Input, InputForm, plain
+from actorium.kernels.linear import Gated
 
 
 def route(logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
@@ -45,10 +47,10 @@ class Experts(ABC):
     """The experts of a layer."""
 
     waits = True
-    """Whether the host must be told how the rows are shared out, before it can go on."""
+    """Whether the host must know how the rows are split over the experts before it can go on."""
 
     form = InputForm()
-    """In which form x is best given; see `Linear`."""
+    """The form in which x is best given; see `Linear`."""
 
     @abstractmethod
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
@@ -58,8 +60,23 @@ class Experts(ABC):
         """
 
 
+class ExpertProducts(Protocol):
+    """An expert made of products, [n, H] -> [n, H]."""
+
+    @property
+    def gate_up(self) -> Gated:
+        """Its gate and what it is times."""
+
+    @property
+    def down(self) -> object:
+        """A `Linear`, or what has one."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [n, H] -> [n, H]."""
+
+
 class EachExpert(Experts):
-    """Experts one after the other, whatever they are."""
+    """Runs experts one after the other, of any kind."""
 
     def __init__(self, run: Sequence[Callable[[Tensor], Tensor]]) -> None:
         """run: each expert, [n, H] -> [n, H]."""

@@ -1,8 +1,8 @@
 """Writing keys and values into the pages of one layer, and reading them.
 
 Pages in FP8 (e4m3, or e5m2) may have scales beside them, f32[2 * kv_heads] of a layer: a page holds
-k / k_scale and v / v_scale, cut off at the dtype's largest number, and what reads it multiplies. As
-vLLM's and SGLang's checkpoints name them, with a scale for each head.
+k / k_scale and v / v_scale, clamped to the dtype's largest number, and readers multiply by them.
+Named as in vLLM's and SGLang's checkpoints, with a scale for each head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,8 @@ from torch import Tensor
 
 
 def largest(dtype: torch.dtype) -> int:
-    """The number at which what is written to pages of this dtype is cut off; 0: none is."""
+    """Returns the number to which values written to pages of this dtype are clamped; 0: no
+    clamping."""
     return int(torch.finfo(dtype).max) if dtype.itemsize == 1 else 0
 
 
@@ -20,9 +21,9 @@ def write_kv(pages: Tensor, kv: Tensor, index: Tensor, scales: Tensor | None = N
     """pages[index] = kv / scales, in place.
 
     pages: [pages * page_size, 2 * kv_heads, head_dim], keys first; kv: [T, 2 * kv_heads, head_dim];
-    index: i64[T], where several rows name the sink the last one wins (nobody reads it).
-    scales: f32[2 * kv_heads], None = all 1. Pages may be of another dtype; in FP8 no finite number
-    becomes an infinite one or NaN.
+    index: i64[T], where several rows name the sink the last one wins (it is never read). scales:
+    f32[2 * kv_heads], None = all 1. Pages may be of another dtype; in FP8 no finite number becomes
+    infinite or NaN.
     """
     if scales is not None:
         kv = kv.float() * (1 / scales)[:, None]
@@ -37,12 +38,13 @@ def read_rows(pages: Tensor, index: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def raw(x: Tensor) -> Tensor:
-    """x, or the bytes of x in FP8, in which not every torch on every device can move it."""
+    """Returns x, or the bytes of x in FP8, which not every torch can move on every device."""
     return x.view(torch.uint8) if x.element_size() == 1 else x
 
 
 def key_and_value_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
-    """f32[kv_heads] each; of a latent, which is key and value and has one scale, that one twice."""
+    """Returns f32[kv_heads] each; of a latent, which is key and value and has one scale, that one
+    twice."""
     if len(scales) == 1:
         return scales, scales
     keys, values = scales.chunk(2)
@@ -50,6 +52,7 @@ def key_and_value_scales(scales: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def scaled_heads(x: Tensor, scales: Tensor) -> Tensor:
-    """x times the scale of each head's key head, in x's dtype. x: [N, H, D]; scales: f32[KVH]."""
+    """Returns x times the scale of each head's key head, in x's dtype. x: [N, H, D]; scales:
+    f32[KVH]."""
     each = scales.repeat_interleave(x.shape[1] // len(scales))
     return (x.float() * each[:, None]).to(x.dtype)

@@ -1,10 +1,10 @@
 """Attention over latents in pages (multi-head latent attention, DeepSeek-V2, arXiv 2405.04434).
 
-A token leaves one row in a layer's pages, [pages * page_size, 1, rank + rope]: its latent, from
-which every head's key and value could be made, and the rotated part of its key, which all heads
-share. Nothing is made of it: the matrix from latent to keys goes to the query (`absorb`), that from
-latent to values to what attention gives (`expand`). What remains is attention with one head of
-keys, and the keys are the values as well.
+A token has one row in a layer's pages, [pages * page_size, 1, rank + rope]: its latent, from which
+every head's key and value could be computed, and the rotated part of its key, which all heads
+share. They are never computed: the matrix from latent to keys is applied to the query (`absorb`),
+that from latent to values to the result of attention (`expand`). What remains is attention with one
+head of keys, and the keys are the values as well.
 
 So queries and results have the width of a row; the last `rope` numbers of a result mean nothing.
 Values of a row's full width cost 1/9 more at DeepSeek's sizes, and need no copy of the pages.
@@ -27,11 +27,13 @@ from actorium.kernels.reference.paged_attention import (
 )
 
 FEW = 8
-"""Up to so many queries a sequence, heads are rows of one product with the sequence's latents."""
+"""Up to so many queries per sequence, heads become rows of one product with the sequence's
+latents."""
 
 
 def absorb(q: Tensor, to_keys: Tensor) -> Tensor:
-    """Queries that meet latents as `q` would meet the keys made of them.
+    """Returns queries whose products with latents equal those of `q` with the keys of these
+    latents.
 
     q: [T, H, N]; to_keys: [H, N, rank] -> [T, H, rank].
     """
@@ -48,7 +50,7 @@ def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor,
     """pages[index] = latent and rope, divided by the scale, in place.
 
     pages: [pages * page_size, 1, rank + rope]; latent: [T, rank]; rope: [T, 1, rope]; index:
-    i64[T], where several rows name the sink the last one wins (nobody reads it); scales: f32[1],
+    i64[T], where several rows name the sink the last one wins (it is never read); scales: f32[1],
     of the whole row, None = 1.
     """
     write_kv(pages, torch.cat((latent.unsqueeze(1), rope), -1), index, scales)
@@ -105,7 +107,7 @@ def _rows(kv: Tensor, index: Tensor, q: Tensor) -> Tensor:
 
 
 def _by_head(q: Tensor, rows: Tensor, mask: Tensor | None, scale: float) -> Tensor:
-    """Every head against the same rows; mask: None = causal."""
+    """Attends with every head to the same rows; mask: None = causal."""
     shared = rows.unsqueeze(1).expand(-1, q.shape[2], -1, -1)
     out = F.scaled_dot_product_attention(q.transpose(1, 2), shared, shared, attn_mask=mask,
                                          is_causal=mask is None, scale=scale)

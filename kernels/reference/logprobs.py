@@ -9,7 +9,8 @@ from torch import Tensor
 
 
 class Logprobs(NamedTuple):
-    """Of one token a row, and of k others: the likeliest tokens of the row, or those named."""
+    """Log-probabilities of one token per row, and of k others: the likeliest tokens, or named ones.
+    """
 
     chosen: Tensor
     """f32[R]"""
@@ -18,13 +19,13 @@ class Logprobs(NamedTuple):
     top_ids: Tensor
     """i32[R, k]"""
     top: Tensor
-    """f32[R, k], falling where they are the likeliest."""
+    """f32[R, k], descending where they are the likeliest."""
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
-    """log_softmax(logits) at tokens and at the k likeliest. logits: [R, V] of any float dtype, of
-    which f32 is made; tokens: i64[R]; named: i64[R, k], tokens that take the place of the likeliest
-    (-1 = none does)."""
+    """Returns log_softmax(logits) at tokens and at the k likeliest. logits: [R, V] of any float
+    dtype, converted to f32; tokens: i64[R]; named: i64[R, k], tokens that replace the likeliest (-1
+    = none does)."""
     logits = logits.float()
     norm = logits.logsumexp(dim=-1, keepdim=True)
     chosen = logits.gather(1, tokens[:, None])
@@ -44,7 +45,7 @@ def others(logits: Tensor, norm: Tensor, k: int, named: Tensor | None) -> tuple[
 
 
 def join(parts: list[Logprobs]) -> Logprobs:
-    """The rows of several, one after the other."""
+    """Concatenates the rows of several."""
     if len(parts) == 1:
         return parts[0]
     return Logprobs(*(torch.cat(columns) for columns in zip(*parts, strict=True)))

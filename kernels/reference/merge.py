@@ -8,10 +8,10 @@ from torch import Tensor
 
 
 def merge(parts: Tensor, lse: Tensor, out: Tensor) -> Tensor:
-    """What attention gives over several disjoint sets of keys, from what it gives over each.
+    """Computes attention over a union of disjoint sets of keys from the results over each set.
 
     parts: [S, N, H, D], of any float dtype; lse: f32[S, N, H], natural logarithms of the sums of
-    exponentiated scores: -inf where a part saw nothing, of which nothing is read. out: [N, H, D],
+    exponentiated scores: -inf where a part saw nothing, and its result is not read. out: [N, H, D],
     of any dtype, 0 where no part saw anything; it is returned.
     """
     top = lse.amax(0).clamp(min=-1e30)

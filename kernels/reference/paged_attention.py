@@ -1,8 +1,8 @@
 """Attention over paged keys and values, in torch.
 
-One layer's pages are `kv`: [pages * page_size, 2 * kv_heads, head_dim], keys first. What is read is
-named by token indices (page * page_size + offset), so every page size is the same to the kernels.
-Query heads share key heads in groups (grouped-query attention, arXiv 2305.13245).
+One layer's pages are `kv`: [pages * page_size, 2 * kv_heads, head_dim], keys first. Reads are by
+token indices (page * page_size + offset), so the kernels do not depend on the page size. Query
+heads share key heads in groups (grouped-query attention, arXiv 2305.13245).
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class ExtendChunk(Protocol):
 
 class Attend(Protocol):
     """Attention of some rows of a step, made once and called for every layer: (q [N, H, D], the
-    layer's pages, in which the step's own keys and values are) -> [N, H, D], in `out` if given.
+    layer's pages, which include the step's own keys and values) -> [N, H, D], in `out` if given.
     scales: of the pages, see `kv.write_kv`."""
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
@@ -39,8 +39,8 @@ class AttentionOps(Protocol):
 
     @property
     def reads_lengths(self) -> bool:
-        """A decode costs what the lengths ask for, which it reads on the device, not what the bound
-        `span` would: it can serve from graphs."""
+        """True if the cost of a decode follows the lengths, which it reads on the device, not the
+        bound `span`: only then can it run in graphs."""
 
     def decode(
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
@@ -55,8 +55,9 @@ class AttentionOps(Protocol):
 
 
 def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tensor:
-    """i64[B, span]: where each row's tokens 0..span lie; places beyond a row's length repeat its
-    token 0, so that what is masked later is still the row's own (a stranger's NaN stays his).
+    """Returns i64[B, span]: the indices of each row's tokens 0..span; places beyond a row's length
+    repeat its token 0, so that what is masked later is still the row's own (NaN from another
+    sequence would survive the mask).
 
     pages: i32[B, P] with P * page_size >= span; lens: i32[B], >= 1.
     """
@@ -68,9 +69,9 @@ def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tenso
 def seen_pages(
     pages: Tensor, lens: Tensor, page_size: int, seen: int
 ) -> tuple[Tensor, Tensor]:
-    """Page tables and lengths that begin with the page of the first of a row's last `seen` tokens.
+    """Returns page tables and lengths that begin with the page of each row's `seen`-th last token.
 
-    What lies behind a window is no longer the row's own, and nobody need read it. pages: i32[B, P];
+    Pages behind a window may belong to other sequences and need not be read. pages: i32[B, P];
     lens: i32[B] -> i32[B, W], i32[B]; a row's tokens up to its length lie within the W pages.
     """
     first = (lens - seen).clamp(min=0) // page_size
@@ -80,9 +81,9 @@ def seen_pages(
 
 
 def decode_mask(lens: Tensor, q_len: int, span: int, window: int) -> Tensor:
-    """bool[B, 1, q_len, span]: what each of a row's last q_len tokens sees.
+    """Returns bool[B, 1, q_len, span]: what each of a row's last q_len tokens sees.
 
-    lens: i32[B], with those tokens in it; window: tokens seen at most, 0 = all.
+    lens: i32[B], including those tokens; window: tokens seen at most, 0 = all.
     """
     place = torch.arange(span, device=lens.device)
     query = lens[:, None] - q_len + torch.arange(q_len, device=lens.device)
@@ -93,7 +94,8 @@ def decode_mask(lens: Tensor, q_len: int, span: int, window: int) -> Tensor:
 
 
 def extend_mask(start: int, count: int, window: int, device: torch.device) -> Tensor:
-    """bool[count, start + count]: what tokens start..start+count see of everything up to them."""
+    """Returns bool[count, start + count]: what tokens start..start+count see of everything up to
+    them."""
     query = torch.arange(start, start + count, device=device)[:, None]
     place = torch.arange(start + count, device=device)
     seen = place <= query
@@ -133,25 +135,25 @@ def causal_extend(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
 
 
 Masked = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
-"""What `paged_decode` computes, of whatever the rows of the pages are."""
+"""The type of `paged_decode` and its counterpart for latents."""
 Causal = Callable[[Tensor, Tensor, Tensor, float], Tensor]
-"""What `causal_extend` computes."""
+"""The type of `causal_extend` and its counterpart for latents."""
 
 
 def torch_decode(
     pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float,
     masked: Masked = paged_decode,
 ) -> Attend:
-    """The last q_len tokens of B sequences, each seeing those up to itself.
+    """Attends with the last q_len tokens of B sequences, each to those up to itself.
 
-    pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
+    pages: i32[B, P]; lens: i32[B], including the q_len new tokens; span >= max(lens).
     """
     if q_len > 1:
-        # Rows of their own, which read nothing behind themselves: a draft may lie where the table
-        # names no page of the sequence's, and 0 times a stranger's NaN is NaN.
+        # Separate rows, which read nothing behind themselves: a draft may lie where the table
+        # names no page of the sequence's, and 0 times another sequence's NaN is NaN.
         pages = pages.repeat_interleave(q_len, 0)
         places = torch.arange(1 - q_len, 1, device=lens.device, dtype=lens.dtype)
-        lens = (lens[:, None] + places).flatten().clamp(min=1)  # padding may be shorter
+        lens = (lens[:, None] + places).flatten().clamp(min=1)  # padding rows may be shorter
     if window:
         pages, lens = seen_pages(pages, lens, page_size, window)
         span = min(span, pages.shape[1] * page_size)
@@ -165,7 +167,8 @@ def torch_extend(
     rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
     masked: Masked = paged_decode, causal: Causal = causal_extend,
 ) -> Attend:
-    """Chunks of several sequences: whole prompts of one length in one call, others one by one."""
+    """Attends with chunks of several sequences: whole prompts of one length in one call, others
+    singly."""
     parts: list[tuple[int, Attend]] = []
     at = 0
     while at < len(rows):
@@ -192,7 +195,7 @@ def torch_extend(
 
 
 def _whole(row: ExtendChunk, window: int) -> bool:
-    """A prompt from its start that no window cuts."""
+    """True for a prompt from its start that no window cuts."""
     return row.start == 0 and not 0 < window < row.count
 
 
@@ -218,8 +221,8 @@ def _prefixed(
 
 
 def _attend(compute: Callable[[Tensor, Tensor], Tensor]) -> Attend:
-    """compute: of (q [N, H, D], a layer's pages) what has as many numbers as q. The scales of keys
-    are multiplied into the queries, those of values into what comes out."""
+    """Returns an `Attend`. compute: (q [N, H, D], a layer's pages) -> as many numbers as q. The
+    scales of keys are multiplied into the queries, those of values into the result."""
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
             scales: Tensor | None = None) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor
 _M0, _M1 = 0xD2511F53, 0xCD9E8D57
 _W0, _W1 = 0x9E3779B9, 0xBB67AE85
 FORCED = 1 << 31
-"""Positions from here on draw forced acceptances: nothing else draws there."""
+"""Positions from here on draw forced acceptances and nothing else."""
 _MASK = 0xFFFFFFFF
 
 

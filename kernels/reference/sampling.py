@@ -34,7 +34,7 @@ _COUNT = PROMPT_BIT - 1
 
 def penalise(logits: Tensor, counts: Tensor, repetition: Tensor, presence: Tensor,
              frequency: Tensor) -> None:
-    """Apply the three penalties in place.
+    """Applies the three penalties in place.
 
     logits: f32[R, V]; counts: i32[R, V] with `PROMPT_BIT`; the penalties: f32[R]. Repetition
     (Keskar et al. 2019, CTRL) looks at prompt and output, the others at the output alone.
@@ -52,7 +52,7 @@ def add_bias(logits: Tensor, ids: Tensor, values: Tensor) -> None:
 
 
 def hold_back(logits: Tensor, ids: Tensor, active: Tensor) -> None:
-    """Make the tokens ids i64[R, E] (-1 = none) impossible in rows where active bool[R]."""
+    """Makes the tokens ids i64[R, E] (-1 = none) impossible in rows where active bool[R]."""
     held = active[:, None] & (ids >= 0)
     value = torch.where(held, float("-inf"), 0.0).to(logits.dtype)
     logits.scatter_add_(1, ids.clamp(min=0), value)
@@ -102,11 +102,12 @@ def draw(logits: Tensor, uniform: Tensor) -> Tensor:
 
 def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables,
            layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> None:
-    """Penalties, bias and held-back end tokens, in place, on the rows whose slots ask for them.
+    """Applies penalties, bias and held-back end tokens, in place, to the rows whose slots ask for
+    them.
 
     logits: f32[R, V]; slots: i32[R]; positions: i32[R], index of the token that each row samples.
-    The row at place i of a window is penalised as if i drafts were output. What no row wants can
-    be left out: penalises, biases, holds.
+    The row at place i of a window is penalised as if i drafts were output. penalises, biases,
+    holds: False skips what no row wants.
     """
     record = tables.record[slots]
     real = record.view(torch.float32)
@@ -146,8 +147,8 @@ def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
 
 def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTables, samples: bool,
            truncates: bool) -> Tensor:
-    """One token a row, i64[R]: drawn with its slot's seed and parameters at its position, or the
-    likeliest where temperature is 0.
+    """Returns one token per row, i64[R]: drawn with its slot's seed and parameters at its position,
+    or the likeliest where temperature is 0.
 
     logits: f32[R, V]; slots, positions: i32[R]. samples, truncates: whether any row does.
     """

@@ -1,10 +1,10 @@
 """State space duality: the recurrence of Mamba-2 (Dao and Gu, 2024, arXiv 2405.21060).
 
-For each head, with a state S of [P, N]:  S = exp(dt a) S + dt x b^T;  out = S c + skip x, where
-a < 0 and dt > 0. The H heads of x share G groups of b and c, R = H / G in a row a group.
+For each head, with a state S of [P, N]:  S = exp(dt a) S + dt x b^T;  out = S c + skip x, where a <
+0 and dt > 0. The H heads of x share G groups of b and c; R = H / G consecutive heads each.
 
-A step's inputs (x, b, c, dt) are the caller's, and so are the columns of the convolution before it:
-whoever keeps them can run the same tokens again from the same state, to the bit.
+The caller owns a step's inputs (x, b, c, dt) and the columns of the convolution before it: with
+both kept, the same tokens can be run again from the same state with bitwise equal results.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class SSDSizes(NamedTuple):
 
 
 class SSDInputs(NamedTuple):
-    """What T tokens bring to the recurrence."""
+    """The inputs of T tokens to the recurrence."""
 
     x: Tensor
     """f32[T, H, P]"""
@@ -69,10 +69,10 @@ def split_inputs(xbc: Tensor, dt: Tensor, sizes: SSDSizes) -> SSDInputs:
 
 
 def ssd_step(inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
-    """One more token for each of these rows.
+    """Advances each of these rows by one token.
 
-    inputs: T = B; states: [rows, H, P, N], in place; rows: i64[B]; a, skip: f32[H].
-    Returns f32[B, H, P].
+    inputs: T = B; states: [rows, H, P, N], in place; rows: i64[B]; a, skip: f32[H]. Returns f32[B,
+    H, P].
     """
     x, b, c, dt = inputs
     count, groups = len(x), b.shape[1]
@@ -87,8 +87,8 @@ def ssd_step(inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor, skip: T
 
 def ssd_extend(xbc: Tensor, dt: Tensor, states: Tensor, plan: Ragged, sizes: SSDSizes, a: Tensor,
                skip: Tensor) -> Tensor:
-    """The tokens of an extend step, in chunks (section 6 of the paper); states go on, and are kept
-    where the plan says.
+    """Computes the tokens of an extend step, in chunks (section 6 of the paper); updates the
+    states, and saves them where the plan says.
 
     xbc: f32, as `conv_extend` gives it; dt: f32[T, H]; states: [rows, H, P, N], in place; a, skip:
     f32[H]. Returns f32[T, H, P].
@@ -109,10 +109,10 @@ def ssd_extend(xbc: Tensor, dt: Tensor, states: Tensor, plan: Ragged, sizes: SSD
 
 
 class _SSDChunks(NamedTuple):
-    """What is known of each chunk without the state before it. B = chunks * G."""
+    """What can be computed of each chunk without the state before it. B = chunks * G."""
 
     own: Tensor
-    """[B, L, R, P]: what the chunk's own tokens give."""
+    """[B, L, R, P]: the result of the chunk's own tokens."""
     read: Tensor
     """[B, L, N]: c, which reads the old state."""
     old: Tensor
@@ -126,7 +126,8 @@ class _SSDChunks(NamedTuple):
 
 
 def _inside(inputs: SSDInputs, a: Tensor, size: int, sizes: SSDSizes) -> _SSDChunks:
-    """By chunk and group: n, g; then head of the group and place in the chunk: r, l."""
+    """Computes what a chunk does by itself; by chunk and group: n, g; then head of the group and
+    place in the chunk: r, l."""
     groups, per = sizes.groups, sizes.heads // sizes.groups
     b, c = (t.view(-1, size, groups, sizes.state_dim).transpose(1, 2).flatten(0, 1)
             for t in (inputs.b, inputs.c))
@@ -145,7 +146,8 @@ def _inside(inputs: SSDInputs, a: Tensor, size: int, sizes: SSDSizes) -> _SSDChu
 
 def _through(parts: _SSDChunks, state: Tensor, states: Tensor, plan: Ragged,
              sizes: SSDSizes) -> Tensor:
-    """The state through the waves. state: f32[S, H, P, N], in place -> f32[chunks, L, G, R, P]."""
+    """Carries the state through the waves. state: f32[S, H, P, N], in place -> f32[chunks, L, G, R,
+    P]."""
     n, out = sizes.groups, torch.empty_like(parts.own, memory_format=torch.contiguous_format)
     for wave in plan.waves:
         at = slice(wave.start * n, wave.end * n)

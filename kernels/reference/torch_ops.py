@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor
 
+from actorium.kernels.grouped_rows import GroupedLinear, is_grouped
 from actorium.kernels.linear import Linear, PackedLinear, can_pack
 from actorium.kernels.ops import Ops
 from actorium.kernels.ragged import Ragged
@@ -35,7 +36,7 @@ from actorium.kernels.scaled_linear import ScaledLinear, is_packed
 
 
 class TorchSampling(SamplingOps):
-    """On tensors of any device."""
+    """Sampling on tensors of any device."""
 
     name = "torch"
     mask = staticmethod(sampling.mask)
@@ -54,7 +55,7 @@ class TorchSampling(SamplingOps):
 
 
 class TorchOps(Ops):
-    """Any device, any dtype."""
+    """The torch backend: any device, any dtype."""
 
     name = "torch"
     rms_norm = staticmethod(rms_norm)
@@ -69,6 +70,8 @@ class TorchOps(Ops):
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if is_packed(weight):
             return ScaledLinear(weight, bias)
+        if is_grouped(weight):
+            return GroupedLinear(weight, bias)
         return PackedLinear(weight, bias) if can_pack(weight) else Linear(weight, bias)
 
     def rotate_write(

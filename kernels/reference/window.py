@@ -1,10 +1,10 @@
 """Delayed commit: windows of drafts through a layer with a recurrent state.
 
-A window is the last token of a sequence, which is certain, and drafts that may not be accepted. So
-what is kept is the state after the certain tokens, and the drafts' inputs; the next window takes in
-those that were accepted before it goes on. Memory does not grow by a state for each draft. Every
-token goes through the layer's own step, one after the other, so state and outputs are to the bit
-those of a sequence that never drafted.
+A window is the last token of a sequence, which is certain, and drafts that may be rejected. So the
+state after the certain tokens is kept, with the drafts' inputs; the next window first advances the
+state by the accepted ones. Memory does not grow by a state for each draft. Every token goes through
+the layer's own step, one after the other, so state and outputs are bitwise those of a sequence
+without drafts.
 """
 
 from __future__ import annotations
@@ -15,26 +15,26 @@ import torch
 from torch import Tensor
 
 Advance = Callable[[Tensor, Sequence[Tensor], Tensor], Tensor]
-"""One more token for each of these rows: (inputs [B, inputs], pools, which it changes in place,
-rows i64[B]) -> [B, ...]."""
+"""Advances each row by one token: (inputs [B, inputs], pools, changed in place, rows i64[B]) -> [B,
+...]."""
 
 SINK = 0
-"""Row of every pool that nobody reads."""
+"""Row of every pool that is never read."""
 
 
 def most_accepted(accepted: Tensor, most: int) -> int:
-    """How many drafts are taken in at most: as many as were accepted on a CPU, which knows;
+    """Returns how many drafts to apply at most: the accepted count on a CPU, which knows it;
     elsewhere nothing may wait for the device."""
     return min(most, max(0, int(accepted.max()))) if accepted.device.type == "cpu" else most
 
 
 def run_window(advance: Advance, fresh: Tensor, pools: Sequence[Tensor], pending: Tensor,
                rows: Tensor, accepted: Tensor) -> Tensor:
-    """A step of q = d + 1 tokens for each of B sequences.
+    """Runs a step of q = d + 1 tokens for each of B sequences.
 
     fresh: [B, q, inputs]; pools: [rows, ...] each, states and columns, in place; pending: [rows, K,
     inputs], K >= d, in place: the inputs of the drafts before; rows: i64[B]; accepted: i64[B], how
-    many of them to take in, K at most; the others, rubbish perhaps, change nothing but the sink.
+    many of them to apply, K at most; the others, perhaps garbage, change nothing but the sink.
     Returns [B * q, ...], what `advance` gives.
     """
     width = fresh.shape[1]

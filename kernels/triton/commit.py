@@ -153,10 +153,10 @@ def commit_likeliest(
     layout: RowLayout, counts: bool, force: tuple[float, ...] = (), tokens: Tensor | None = None,
     packed: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """The same for the likeliest token of each row, in two launches; of ties the first.
+    """Commits the likeliest token of each row, the first of a tie, in two launches.
 
     logits: [R, V], of any float dtype. Returns the tokens, in `tokens` (i64[R]) if given, and what
-    `commit` does.
+    `commit` returns.
     """
     rows, vocab = logits.shape
     if tokens is None:

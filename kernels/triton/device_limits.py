@@ -10,7 +10,7 @@ import triton
 
 
 class DeviceLimits(NamedTuple):
-    """Of a device."""
+    """The limits of a device."""
 
     capability: int
     """90 is 9.0."""
@@ -25,7 +25,7 @@ HOPPER = DeviceLimits(90, 1, 227 * 1024)
 
 @cache
 def device_limits(device: torch.device) -> DeviceLimits:
-    """Of this device, for which Triton compiles what is launched with it."""
+    """Returns the limits of this device, for which Triton compiles what is launched with it."""
     if triton.knobs.runtime.interpret:
         return HOPPER
     active = triton.runtime.driver.active

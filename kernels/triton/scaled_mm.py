@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.inputs import HiddenStream, Input
+from actorium.kernels.inputs import Input
 from actorium.kernels.scaled_linear import COLUMNS, FP8, Scaled, ScaledLinear
 from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.product import tile_at
@@ -173,9 +173,9 @@ def scaled_mm(
 class TritonScaledLinear(ScaledLinear):
     """The same in these kernels; with a scale a row in torch's (CUTLASS's), where they take it."""
 
-    def onto(self, x: Input, residual: Tensor) -> HiddenStream:
+    def sums(self, dtype: torch.dtype) -> bool:
         """See `Linear`; these kernels sum on their way, torch's do not."""
-        return super().onto(x, residual) if self._plain(residual.dtype) else self.add(x, residual)
+        return not (self.by_row and self._plain(dtype))
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         """See `kernels.scaled_linear.scaled_mm`."""

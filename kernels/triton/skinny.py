@@ -55,7 +55,7 @@ once; with 64 columns or more Hopper's take any number of rows from shared memor
 
 
 def configs_of(rows: int, configs: Sequence[SkinnyConfig] = CONFIGS) -> list[SkinnyConfig]:
-    """Those that pad so many rows the least."""
+    """Returns the configurations that pad so many rows the least."""
     sizes = sorted({config.rows for config in configs})
     size = next((size for size in sizes if rows <= size), sizes[-1])
     return [config for config in configs if config.rows == size]

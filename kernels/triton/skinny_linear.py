@@ -149,6 +149,8 @@ class SkinnyGated(Gated):
     """silu(gate) * up in one launch where that is chosen; gate and up are not rounded in between
     then."""
 
+    fuses = True
+
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
         """See `Gated`."""
         if not isinstance(x, Unnormed):

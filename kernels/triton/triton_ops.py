@@ -1,12 +1,13 @@
 """The Triton backend, for CUDA devices. It has no kernels for products with weights that are not in
-FP8, routers, prompts over latents, Mamba-2's chunks and its convolution of single tokens: torch's
-run there."""
+FP8 nor in 4 to 8 bits (beyond a few rows), routers, prompts over latents, Mamba-2's chunks and its
+convolution of single tokens: torch's run there."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
+from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
 from actorium.kernels.record import SamplingTables
@@ -27,6 +28,8 @@ from actorium.kernels.triton.experts import GroupedExperts
 from actorium.kernels.triton.extend import extend
 from actorium.kernels.triton.fill import fill
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
+from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
+from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
 from actorium.kernels.triton.latent import TritonLatent
 from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
@@ -118,13 +121,20 @@ class TritonOps(TorchOps):
             served = has_products(weight.device)
             kind: type[ScaledLinear] = TritonScaledLinear if served else DequantisedLinear
             return kind(weight, bias)
-        if can_pack(weight):
+        if has_row_scales(weight):
+            return TritonInt8(weight, bias)
+        if can_serve(weight):
+            return TritonGrouped(weight, bias)
+        if is_grouped(weight) or can_pack(weight):
             return super().linear(weight, bias)
         return (SkinnyLinear(weight, bias, self.products) if fits(weight)
                 else SumLinear(weight, bias))
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
-        if is_packed(weight) or can_pack(weight) or not fits(weight):
+        if can_serve(weight) and not has_row_scales(weight):
+            linear = TritonGrouped(weight, bias)
+            return TritonGroupedGated(linear, activation, self.gated_by(linear, activation))
+        if is_packed(weight) or is_grouped(weight) or can_pack(weight) or not fits(weight):
             return super().gated(weight, bias, activation)
         if activation == "gelu":
             return SkinnyGated(SkinnyLinear(weight, bias, self.products, "gelu"), self.gelu_mul,

@@ -1,0 +1,411 @@
+/* Products with weights in 4 to 8 bits (grouped.h): inputs are quantised to 8 bits on the way, each
+ * token and group of columns by its own largest number; codes are multiplied as integers, and the
+ * sums of groups added up in f32, one group after the other.
+ *
+ * So a token's result does not depend on what other tokens there are: tokens are multiplied up to
+ * TOKENS at once, but each as if it were alone. */
+#include <omp.h>
+#include <stdlib.h>
+
+#include "grouped_input.h"
+#include "job.h"
+#include "program.h"
+
+#define AHEAD 8192     /* bytes of the weight fetched ahead: 3 to 6 % over 4096 at one row */
+#define MAX_SEGMENTS 256
+#define L2_BYTES (384 << 10) /* of quantised tokens that a run of panels is multiplied with */
+
+/* `out` is as if of a packed weight, of which only the number of outputs is asked for. */
+struct grouped_job {
+    const struct grouped *w;
+    struct packed shape;
+    struct job out;
+    const int64_t *from, *to; /* of each row, that of x and that of y, `each` rows of y to one of x; 0:
+                                 the same */
+    int64_t each;
+};
+
+/* Rows of one weight that are multiplied in one sweep. */
+struct segment {
+    struct grouped_job *job;
+    uint8_t *scratch;
+    int64_t first, rows;   /* of the job */
+    int64_t own, runs;     /* tokens that a cache keeps; runs of panels */
+    int64_t blocks, units; /* of this segment and those before it */
+};
+
+INLINE float as_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* What is under way of nt tokens by np panels. Sums of integers are made in `parts`, which changes
+ * nothing, where there are too few of them to keep the processor busy. */
+struct sums {
+    ints own[TOKENS][PANELS][4];
+    floats all[TOKENS][PANELS];
+};
+
+#ifdef HALVES
+INLINE int parts_of(int np, int nt) { return (void)np, (void)nt, 1; }
+#else
+INLINE int parts_of(int np, int nt) { return np * nt <= 2 ? 4 : np * nt <= 4 ? 2 : 1; }
+#endif
+
+INLINE void begin_group(struct sums *s, const int np, const int nt, const int32_t *starts,
+                        int64_t mins) {
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) {
+            s->own[t][p][0] = all_ints(mins ? 0 : starts[t]);
+#pragma GCC unroll 4
+            for (int i = 1; i < parts_of(np, nt); i++) s->own[t][p][i] = all_ints(0);
+        }
+}
+
+/* from: the scales of this group. */
+INLINE void end_group(struct sums *s, const int bits, const int np, const int nt,
+                      const struct grouped *w, const uint8_t *from, const float *scales,
+                      const int32_t *starts) {
+    const int64_t bytes = scale_bytes(w);
+#pragma GCC unroll 2
+    for (int p = 0; p < np; p++, from += bytes) {
+        floats by = w->group ? load_halves(from) : load_floats(from);
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++) {
+            ints sum = s->own[t][p][0];
+#pragma GCC unroll 4
+            for (int i = 1; i < parts_of(np, nt); i++) sum = add_ints(sum, s->own[t][p][i]);
+            s->all[t][p] = add_product(s->all[t][p], scaled(sum, by), scales[t]);
+        }
+        if (!w->mins) continue;
+        floats low = w->group ? load_halves(from + 2 * OUTS) : load_floats(from + 4 * OUTS);
+        if (SHIFT(bits)) low = add_product(low, by, SHIFT(bits));
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++)
+            s->all[t][p] = add_product(s->all[t][p], low, as_float(starts[t]));
+    }
+}
+
+/* 16 columns. */
+INLINE void multiply_half(struct sums *s, const int bits, const int np, const int nt,
+                          const uint8_t *block, const int half, const int32_t *fours) {
+    ints codes[PANELS][4];
+#pragma GCC unroll 2
+    for (int p = 0; p < np; p++) load_codes(bits, block + p * bits * LINE, half, codes[p]);
+#ifdef HALVES
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+        for (int p = 0; p < np; p++)
+            s->own[t][p][0] = dot_half(bits, s->own[t][p][0], codes[p], fours + t, nt);
+#else
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++)
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+            for (int p = 0; p < np; p++) {
+                ints *own = &s->own[t][p][j % parts_of(np, nt)];
+                *own = dot(bits, *own, codes[p][j], fours[j * nt + t]);
+            }
+#endif
+}
+
+/* out[t][16 * np]: nt tokens by np panels, from `at` on. */
+INLINE void multiply(const int bits, const int np, const int nt, const struct grouped *w,
+                     struct place at, const struct tokens *x, int64_t ahead, float *out) {
+    const int64_t halves = columns_each(w) / 16, mins = w->mins;
+    const int32_t *fours = x->fours, *starts = x->starts;
+    const float *scales = x->scales;
+    int64_t left = halves;
+    struct sums s;
+    begin_group(&s, np, nt, starts, mins);
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) s.all[t][p] = no_floats();
+    for (int64_t k = 0; k < w->ins; k += COLUMNS, at.codes += at.codes_step) {
+        if (ahead)
+            for (int l = 0; l < np * bits; l++) __builtin_prefetch(at.codes + ahead + l * LINE);
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++, fours += 4 * nt) {
+            multiply_half(&s, bits, np, nt, at.codes, half, fours);
+            if (--left) continue;
+            left = halves;
+            end_group(&s, bits, np, nt, w, at.scales, scales, starts);
+            at.scales += at.scales_step, scales += nt, starts += nt;
+            begin_group(&s, np, nt, starts, mins); /* behind the last: read, not used */
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) store_floats(out + (t * np + p) * OUTS, s.all[t][p]);
+}
+
+typedef void product(const struct grouped *w, struct place at, const struct tokens *x,
+                     int64_t ahead, float *out);
+
+/* One function for each width of codes, number of panels and of tokens. */
+#define PRODUCT(B, P, T) \
+    static void product_##B##_##P##_##T(const struct grouped *w, struct place at, \
+                                        const struct tokens *x, int64_t ahead, float *out) { \
+        multiply(B, P, T, w, at, x, ahead, out); \
+    }
+#define NAME(B, P, T) product_##B##_##P##_##T
+#if TOKENS == 6
+#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2) DO(B, P, 3) DO(B, P, 4) DO(B, P, 5) DO(B, P, 6)
+#elif TOKENS == 4
+#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2) DO(B, P, 3) DO(B, P, 4)
+#else
+#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2)
+#endif
+#if PANELS == 2
+#define EACH_PRODUCT(DO, B) EACH_TOKEN(DO, B, 1) EACH_TOKEN(DO, B, 2)
+#else
+#define EACH_PRODUCT(DO, B) EACH_TOKEN(DO, B, 1)
+#endif
+EACH_PRODUCT(PRODUCT, 4)
+EACH_PRODUCT(PRODUCT, 5)
+EACH_PRODUCT(PRODUCT, 6)
+EACH_PRODUCT(PRODUCT, 8)
+
+#define LISTED(B, P, T) [P - 1][T - 1] = NAME(B, P, T),
+static product *const products[4][PANELS][TOKENS] = {
+    {EACH_PRODUCT(LISTED, 4)}, {EACH_PRODUCT(LISTED, 5)},
+    {EACH_PRODUCT(LISTED, 6)}, {EACH_PRODUCT(LISTED, 8)}};
+
+#ifdef PRODUCTS
+/* The results of some tokens, the first of which is `row`, and one or two panels from `panel` on. */
+static void finish(const struct grouped_job *j, float *sums, int count, int64_t np, int64_t row,
+                   int64_t panel) {
+    for (int t = 0; t < count; t++, sums += np * OUTS) {
+        floats16 second = np == 2 ? load_lanes(sums + OUTS) : no_lanes();
+        finish_row(&j->out, load_lanes(sums), second, row + t, panel / 2, 0);
+    }
+}
+#else
+INLINE float silu(float g) {
+    float e = exp_neg(-fabsf(g)), s = g / (1 + e);
+    return g < 0 ? s * e : s;
+}
+
+/* 16 sums to the results, or fewer. */
+INLINE void finish_panel(const struct job *j, float *sums, int64_t at, int64_t n, int64_t count) {
+    if (j->bias)
+        for (int i = 0; i < count; i++) sums[i] += wide(j->bias[n + i]);
+    if (j->add)
+        for (int i = 0; i < count; i++) sums[i] += wide(j->add[at + i]);
+    if (j->kind == OUT_FLOAT) {
+        memcpy((float *)j->y + at, sums, count * sizeof(float));
+        return;
+    }
+    for (int i = 0; i < count; i++) ((bf16 *)j->y)[at + i] = narrow(sums[i]);
+}
+
+/* gate: 16 sums, those of up behind them. */
+INLINE void finish_gated(const struct job *j, float *gate, int64_t n, bf16 *y) {
+    if (j->bias)
+        for (int i = 0; i < 2 * OUTS; i++) gate[i] += wide(j->bias[n + i]);
+    for (int i = 0; i < OUTS; i++) y[i] = narrow(silu(gate[i]) * gate[OUTS + i]);
+}
+
+/* The results of some tokens, the first of which is `row`, and one or two panels from `panel` on. */
+static void finish(const struct grouped_job *j, float *sums, int count, int64_t np, int64_t row,
+                   int64_t panel) {
+    int64_t outs = j->w->outs, n = panel * OUTS;
+    for (int t = 0; t < count; t++, row++)
+        if (j->out.kind == OUT_SILU) {
+            finish_gated(&j->out, sums + t * 2 * OUTS, n,
+                         (bf16 *)j->out.y + row * (outs / 2) + n / 2);
+        } else {
+            for (int64_t p = 0; p < np; p++) {
+                int64_t from = n + p * OUTS, left = outs - from;
+                float *own = sums + (t * np + p) * OUTS;
+                if (left >= OUTS) finish_panel(&j->out, own, row * outs + from, from, OUTS);
+                else finish_panel(&j->out, own, row * outs + from, from, left);
+            }
+        }
+}
+#endif
+
+/* Tokens [from, to) of a segment by two panels, or the last one. */
+static void multiply_panels(const struct segment *s, int64_t from, int64_t to, int64_t panel) {
+    const struct grouped_job *j = s->job;
+    const struct grouped *w = j->w;
+    int64_t np = panels_of(w) - panel < 2 ? 1 : 2;
+    for (int64_t t = from; t < to; t += TOKENS) {
+        float sums[TOKENS * 2 * OUTS] __attribute__((aligned(64)));
+        struct tokens x = tokens_at(w, s->scratch, t, s->rows);
+        int64_t ahead = t == from ? AHEAD : 0;
+        int kind = w->bits == 8 ? 3 : (int)w->bits - 4;
+        if (np <= PANELS) {
+            products[kind][np - 1][x.count - 1](w, place_of(w, panel), &x, ahead, sums);
+        } else {
+            float apart[2][TOKENS * OUTS];
+            for (int p = 0; p < 2; p++)
+                products[kind][0][x.count - 1](w, place_of(w, panel + p), &x, ahead, apart[p]);
+            for (int i = 0; i < 2 * x.count; i++)
+                memcpy(sums + i * OUTS, apart[i % 2] + i / 2 * OUTS, OUTS * sizeof(float));
+        }
+        if (j->to)
+            for (int i = 0; i < x.count; i++)
+                finish(j, sums + i * np * OUTS, 1, np, j->to[s->first + t + i], panel);
+        else finish(j, sums, x.count, np, s->first + t, panel);
+    }
+}
+
+static void quantise_block(const struct segment *s, int64_t t) {
+    const struct grouped_job *j = s->job;
+    struct tokens to = tokens_at(j->w, s->scratch, t, s->rows);
+    const bf16 *rows[TOKENS];
+    for (int i = 0; i < to.count; i++) {
+        int64_t row = s->first + t + i;
+        rows[i] = j->out.x + (j->from ? j->from[row] / j->each : row) * j->w->ins;
+    }
+    quantise_tokens(j->w, rows, &to);
+}
+
+static void multiply_unit(const struct segment *s, int64_t u) {
+    int64_t pairs = (panels_of(s->job->w) + 1) / 2, run = u % s->runs, from = u / s->runs * s->own;
+    int64_t to = from + s->own < s->rows ? from + s->own : s->rows;
+    for (int64_t pair = pairs * run / s->runs; pair < pairs * (run + 1) / s->runs; pair++)
+        multiply_panels(s, from, to, 2 * pair);
+}
+
+/* How a segment is cut, of so many that are multiplied together. */
+static void cut(struct segment *s, int64_t count, int threads) {
+    const struct grouped *w = s->job->w;
+    int64_t pairs = (panels_of(w) + 1) / 2, own = L2_BYTES / token_bytes(w) / TOKENS * TOKENS;
+    s->own = own < TOKENS ? TOKENS : own;
+    int64_t parts = (s->rows + s->own - 1) / s->own, wanted = 8 * threads / count;
+    s->runs = threads > 1 ? (wanted + parts - 1) / parts : 1;
+    s->runs = s->runs > pairs ? pairs : s->runs < 1 ? 1 : s->runs;
+    s->blocks = (s->rows + TOKENS - 1) / TOKENS;
+    s->units = parts * s->runs;
+}
+
+INLINE int64_t next_of(int64_t *next) { return __atomic_fetch_add(next, 1, __ATOMIC_RELAXED); }
+
+/* Quantises the rows of all segments, then multiplies them. Runs of panels are taken by whoever is
+ * free, since a thread that the scheduler pushes aside must not hold up the product. */
+static void sweep(struct segment *segments, int64_t count, int threads) {
+    int64_t blocks = 0, units = 0, next_block = 0, next_unit = 0;
+    for (struct segment *s = segments; s < segments + count; s++) {
+        cut(s, count, threads);
+        s->blocks = blocks += s->blocks;
+        s->units = units += s->units;
+    }
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    {
+        const struct segment *s = segments;
+        for (int64_t b; (b = next_of(&next_block)) < blocks;) {
+            while (b >= s->blocks) s++;
+            quantise_block(s, (b - (s == segments ? 0 : s[-1].blocks)) * TOKENS);
+        }
+#pragma omp barrier
+        s = segments;
+        for (int64_t u; (u = next_of(&next_unit)) < units;) {
+            while (u >= s->units) s++;
+            multiply_unit(s, u - (s == segments ? 0 : s[-1].units));
+        }
+    }
+}
+
+/* Rows under way to a sweep. */
+struct batch {
+    struct segment segments[MAX_SEGMENTS];
+    int64_t count, used, bytes; /* of scratch */
+    uint8_t *scratch;
+    int threads;
+};
+
+static void begin(struct batch *b, uint8_t *scratch, int64_t bytes, int threads) {
+    b->count = b->used = 0;
+    b->bytes = bytes, b->scratch = scratch, b->threads = threads;
+}
+
+static void flush(struct batch *b) {
+    if (b->count) sweep(b->segments, b->count, b->threads);
+    b->count = b->used = 0;
+}
+
+/* Rows [first, end) of a job; those that scratch has no room for wait for the next sweep. */
+static void put(struct batch *b, struct grouped_job *j, int64_t first, int64_t end) {
+    int64_t each = token_bytes(j->w);
+    while (first < end) {
+        int64_t room = (b->bytes - LINE - b->used) / each / TOKENS * TOKENS;
+        if (room <= 0 || b->count == MAX_SEGMENTS) {
+            flush(b);
+            continue;
+        }
+        int64_t rows = end - first < room ? end - first : room;
+        b->segments[b->count++] = (struct segment){j, b->scratch + b->used, first, rows, 0, 0, 0, 0};
+        b->used += (rows * each + LINE - 1) / LINE * LINE;
+        first += rows;
+    }
+}
+
+/* All rows of a call, of few, as one segment. */
+static struct segment whole_call(const struct grouped_call *c, struct grouped_job *j) {
+    int alone = c->w->outs * c->w->ins * c->rows <= 65536;
+    *j = (struct grouped_job){c->w, {.outs = c->w->outs},
+                              {0, c->x, c->bias, c->add, c->y, c->rows, c->kind, 0}, 0, 0, 1};
+    j->out.w = &j->shape;
+    struct segment s = {j, c->scratch, 0, c->rows, 0, 0, 0, 0};
+    cut(&s, 1, alone ? 1 : c->threads);
+    return s;
+}
+
+int64_t grouped_linear_tasks(const struct grouped_call *c, int phase) {
+    struct grouped_job j;
+    struct segment s = whole_call(c, &j);
+    return phase ? s.units : s.blocks;
+}
+
+void grouped_linear_task(const struct grouped_call *c, int phase, int64_t task) {
+    struct grouped_job j;
+    struct segment s = whole_call(c, &j);
+    if (phase) multiply_unit(&s, task);
+    else quantise_block(&s, task * TOKENS);
+}
+
+/* y = x w^T (+ bias) (+ add). scratch: at least TOKENS times `token_bytes`, and a line. */
+void grouped_linear(const struct grouped *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
+                    int64_t rows, int kind, uint8_t *scratch, int64_t scratch_bytes, int threads) {
+    struct grouped_job j = {w, {.outs = w->outs}, {0, x, bias, add, y, rows, kind, 0}, 0, 0, 1};
+    struct batch b;
+    j.out.w = &j.shape;
+    begin(&b, scratch, scratch_bytes, w->outs * w->ins * rows <= 65536 ? 1 : threads);
+    put(&b, &j, 0, rows);
+    flush(&b);
+}
+
+/* Experts gated by SiLU, of which each row chose `chosen`: y[place] = down(silu(gate) * up), place for
+ * place of the flat choices [rows, chosen].
+ *
+ * gate_up, down: those of each expert. order: places, those of one expert side by side; starts
+ * [experts + 1]: where those of each begin. inner: [places, ins of down]. */
+void grouped_experts(const struct grouped *const *gate_up, const struct grouped *const *down,
+                     int64_t experts, const bf16 *x, const int64_t *order, const int64_t *starts,
+                     int64_t chosen, bf16 *inner, bf16 *y, uint8_t *scratch, int64_t scratch_bytes,
+                     int threads) {
+    struct grouped_job *jobs = malloc(experts * sizeof *jobs);
+    struct batch b;
+    begin(&b, scratch, scratch_bytes, threads);
+    for (int second = 0; second < 2; second++) {
+        for (int64_t e = 0; e < experts; e++) {
+            const struct grouped *w = second ? down[e] : gate_up[e];
+            struct grouped_job *j = jobs + e;
+            *j = (struct grouped_job){w, {.outs = w->outs}, {0}, second ? 0 : order,
+                                      second ? order : 0, chosen};
+            j->out = (struct job){&j->shape, second ? inner : x, 0, 0, second ? y : inner,
+                                  starts[experts], second ? OUT_BF16 : OUT_SILU, 0};
+            put(&b, j, starts[e], starts[e + 1]);
+        }
+        flush(&b);
+    }
+    free(jobs);
+}

@@ -1,0 +1,318 @@
+/* A recorded run of kernels, all in one call (program.py): the CPU's counterpart of a CUDA graph.
+ *
+ * Threads enter once. An operation is cut in tasks, taken by whoever is free; who finishes the last
+ * task of one goes on to the next, and does operations of a single task on the way, without telling
+ * anybody. Nobody is waited for who has not taken a task: a thread that the scheduler pushes aside
+ * between two of them holds up nothing. */
+#include <omp.h>
+#include <sched.h>
+
+#include "common.h"
+#include "program.h"
+
+#define PATIENCE 4096 /* pauses before a waiting thread lets others have its core */
+#define FEW_ROWS 4    /* of which no thread takes a share, element by element */
+
+#if defined(__x86_64__) || defined(__i386__)
+#define PAUSE() __builtin_ia32_pause()
+#elif defined(__aarch64__)
+#define PAUSE() __asm__ volatile("yield")
+#else
+#define PAUSE() (void)0
+#endif
+
+union slot { int64_t i; double f; };
+
+/* A call: a kernel, and its arguments in order. */
+struct op {
+    int64_t kind;
+    union slot a[19];
+};
+
+#define P(n) ((void *)(intptr_t)a[n].i)
+#define L(n) (a[n].i)
+#define I(n) ((int)a[n].i)
+#define F(n) ((float)a[n].f)
+
+/* Rows [from, to) of so many that a task has. */
+struct rows { int64_t from, count; };
+
+static struct rows rows_of(int64_t rows, int64_t task, int64_t tasks) {
+    int64_t from = rows * task / tasks;
+    return (struct rows){from, rows * (task + 1) / tasks - from};
+}
+
+static int64_t by_rows(int64_t rows, int threads) {
+    return rows <= FEW_ROWS ? 1 : rows / 2 < 2 * threads ? rows / 2 : 2 * threads;
+}
+
+/* --- small operations ------------------------------------------------------------------------- */
+
+/* y = a + b, rounded. */
+void add_rows(const bf16 *a, const bf16 *b, bf16 *y, int64_t count) {
+    for (int64_t i = 0; i < count; i++) y[i] = narrow(wide(a[i]) + wide(b[i]));
+}
+
+/* y = x * sigmoid(gate), rounded once. */
+void sigmoid_mul(const bf16 *x, const bf16 *gate, bf16 *y, int64_t count) {
+    for (int64_t i = 0; i < count; i++) {
+        float g = wide(gate[i]), e = exp_neg(-fabsf(g)), s = (g < 0 ? e : 1.0f) / (1.0f + e);
+        y[i] = narrow(wide(x[i]) * s);
+    }
+}
+
+/* Rows of so many bytes from one place to another, strides in bytes. */
+void copy_rows(const uint8_t *x, int64_t x_stride, uint8_t *y, int64_t y_stride, int64_t rows,
+               int64_t bytes) {
+    for (int64_t r = 0; r < rows; r++) memcpy(y + r * y_stride, x + r * x_stride, (size_t)bytes);
+}
+
+/* y[r, c] = x[r, order[c]]; strides in elements. */
+void gather_columns(const bf16 *x, int64_t x_stride, const int64_t *order, bf16 *y, int64_t rows,
+                    int64_t columns) {
+    for (int64_t r = 0; r < rows; r++)
+        for (int64_t c = 0; c < columns; c++) y[r * columns + c] = x[r * x_stride + order[c]];
+}
+
+/* --- kernels ---------------------------------------------------------------------------------- */
+
+static int64_t one_task(const union slot *a, int phase) {
+    (void)a, (void)phase;
+    return 1;
+}
+
+static int64_t norm_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(3), I(6));
+}
+
+static void run_norm(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(3), task, tasks);
+    int64_t at = r.from * I(4);
+    (void)phase;
+    rms_norm((bf16 *)P(0) + at, P(1), (bf16 *)P(2) + at, r.count, I(4), F(5), 1);
+}
+
+static int64_t gate_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(2), I(4));
+}
+
+static void run_silu(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(2), task, tasks);
+    (void)phase;
+    silu_mul((bf16 *)P(0) + 2 * r.from * I(3), (bf16 *)P(1) + r.from * I(3), r.count, I(3), 1);
+}
+
+static void run_gelu(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(2), task, tasks);
+    (void)phase;
+    gelu_mul((bf16 *)P(0) + 2 * r.from * I(3), (bf16 *)P(1) + r.from * I(3), r.count, I(3), 1);
+}
+
+static int64_t rotate_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(5), I(10));
+}
+
+static void run_rotate(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(5), task, tasks);
+    int heads = I(6), kv_heads = I(7), dim = I(8);
+    (void)phase;
+    rotate_write((bf16 *)P(0) + r.from * (heads + 2 * kv_heads) * dim, P(1),
+                 (bf16 *)P(2) + r.from * 2 * dim, P(3), (int64_t *)P(4) + r.from, r.count, heads,
+                 kv_heads, dim, F(9), 1);
+}
+
+static struct paged_decode decode_of(const union slot *a) {
+    return (struct paged_decode){P(0), L(1), P(2), P(3), L(4), P(5), P(6), L(7), I(8), I(9), I(10),
+                                 I(11), I(12), I(13), F(14), I(15)};
+}
+
+static int64_t decode_tasks(const union slot *a, int phase) {
+    struct paged_decode d = decode_of(a);
+    (void)phase;
+    return paged_decode_tasks(&d);
+}
+
+static void run_decode(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct paged_decode d = decode_of(a);
+    (void)phase, (void)tasks;
+    paged_decode_task(&d, task);
+}
+
+static int64_t packed_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return linear_packed_tasks(P(0), L(5), I(7));
+}
+
+static void run_packed(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase;
+    linear_packed_task(P(0), P(1), P(2), P(3), P(4), L(5), I(6), task, tasks);
+}
+
+static struct grouped_call grouped_of(const union slot *a) {
+    return (struct grouped_call){P(0), P(1), P(2), P(3), P(4), L(5), I(6), P(7), L(8), I(9)};
+}
+
+static int64_t grouped_tasks(const union slot *a, int phase) {
+    struct grouped_call c = grouped_of(a);
+    return grouped_linear_tasks(&c, phase);
+}
+
+static void run_grouped(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct grouped_call c = grouped_of(a);
+    (void)tasks;
+    grouped_linear_task(&c, phase, task);
+}
+
+static void run_add(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    add_rows(P(0), P(1), P(2), L(3));
+}
+
+static void run_sigmoid(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    sigmoid_mul(P(0), P(1), P(2), L(3));
+}
+
+static void run_copy(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    copy_rows(P(0), L(1), P(2), L(3), L(4), L(5));
+}
+
+static void run_gather(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    gather_columns(P(0), L(1), P(2), P(3), L(4), L(5));
+}
+
+static int64_t delta_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return delta_window_tasks(L(2), P(11));
+}
+
+static void run_delta_step(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)tasks;
+    delta_window_task(P(0), L(1), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), P(11), 0, 0, 1, 0,
+                      F(12), task);
+}
+
+static void run_delta_window(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)tasks;
+    delta_window_task(P(0), L(1), P(3), P(4), P(5), P(6), P(7), P(8), P(9), P(10), P(11), P(12),
+                      P(13), I(14), I(15), F(16), task);
+}
+
+/* It shares its work out itself. */
+static void run_linear(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    linear(P(0), P(1), P(2), P(3), P(4), L(5), I(6), I(7), I(8));
+}
+
+struct kind {
+    const char *name;
+    int phases;
+    int64_t (*tasks)(const union slot *a, int phase); /* 0: called by one thread, alone */
+    void (*run)(const union slot *a, int phase, int64_t task, int64_t tasks);
+};
+
+static const struct kind kinds[] = {
+    {"rms_norm", 1, norm_tasks, run_norm},
+    {"silu_mul", 1, gate_tasks, run_silu},
+    {"gelu_mul", 1, gate_tasks, run_gelu},
+    {"rotate_write", 1, rotate_tasks, run_rotate},
+    {"paged_decode", 1, decode_tasks, run_decode},
+    {"linear_packed", 1, packed_tasks, run_packed},
+    {"grouped_linear", 2, grouped_tasks, run_grouped},
+    {"add_rows", 1, one_task, run_add},
+    {"sigmoid_mul", 1, one_task, run_sigmoid},
+    {"copy_rows", 1, one_task, run_copy},
+    {"gather_columns", 1, one_task, run_gather},
+    {"linear", 1, 0, run_linear},
+    {"delta_step", 1, delta_tasks, run_delta_step},
+    {"delta_window", 1, delta_tasks, run_delta_window},
+};
+
+/* The number of a kernel; -1: no program can have it. */
+int program_kind(const char *name) {
+    for (int i = 0; i < (int)(sizeof kinds / sizeof *kinds); i++)
+        if (!strcmp(kinds[i].name, name)) return i;
+    return -1;
+}
+
+/* Whether kernels that this thread calls have more than one thread. */
+void share_work(int yes) { omp_set_max_active_levels(yes); }
+
+/* --- running ---------------------------------------------------------------------------------- */
+
+#define TASK_BITS 24
+
+/* Where a program is: which operation and phase of it, and its next task. */
+struct team {
+    uint64_t word __attribute__((aligned(64)));
+    int64_t done __attribute__((aligned(64))); /* tasks of this phase */
+};
+
+INLINE const struct kind *kind_of(const struct op *op) { return kinds + op->kind; }
+
+/* From phase `at` on (2 * operation + phase), all that is a single task; returns the first phase that
+ * is more, or the end. */
+static int64_t run_singles(const struct op *ops, int64_t at, int64_t end) {
+    while (at < end) {
+        const struct op *op = ops + at / 2;
+        const struct kind *kind = kind_of(op);
+        int phase = (int)(at % 2);
+        if (kind->tasks(op->a, phase) != 1) return at;
+        kind->run(op->a, phase, 0, 1);
+        at = phase + 1 < kind->phases ? at + 1 : (at / 2 + 1) * 2;
+    }
+    return at;
+}
+
+static void work(const struct op *ops, int64_t end, struct team *team) {
+    for (int waited = 0;;) {
+        uint64_t word = __atomic_load_n(&team->word, __ATOMIC_ACQUIRE);
+        int64_t at = (int64_t)(word >> TASK_BITS), task = word & ((1 << TASK_BITS) - 1);
+        if (at >= end) return;
+        const struct op *op = ops + at / 2;
+        const struct kind *kind = kind_of(op);
+        int phase = (int)(at % 2);
+        int64_t tasks = kind->tasks(op->a, phase);
+        if (task >= tasks) {
+            PAUSE();
+            if (++waited > PATIENCE) sched_yield();
+            continue;
+        }
+        if (!__atomic_compare_exchange_n(&team->word, &word, word + 1, 0, __ATOMIC_ACQ_REL,
+                                         __ATOMIC_RELAXED))
+            continue;
+        waited = 0;
+        kind->run(op->a, phase, task, tasks);
+        if (__atomic_add_fetch(&team->done, 1, __ATOMIC_ACQ_REL) < tasks) continue;
+        at = phase + 1 < kind->phases ? at + 1 : (at / 2 + 1) * 2;
+        at = run_singles(ops, at, end);
+        team->done = 0;
+        __atomic_store_n(&team->word, (uint64_t)at << TASK_BITS, __ATOMIC_RELEASE);
+    }
+}
+
+/* Operations [from, to) that threads share. */
+static void run_shared(const struct op *ops, int64_t from, int64_t to, int threads) {
+    struct team team = {0, 0};
+    int64_t end = 2 * to, at = run_singles(ops, 2 * from, end);
+    if (at >= end) return;
+    team.word = (uint64_t)at << TASK_BITS;
+#pragma omp parallel num_threads(threads) if (threads > 1)
+    work(ops, end, &team);
+}
+
+/* All operations, in order. */
+void run_program(const struct op *ops, int64_t count, int threads) {
+    for (int64_t i = 0; i < count;) {
+        int64_t from = i;
+        while (i < count && kind_of(ops + i)->tasks) i++;
+        if (i > from) run_shared(ops, from, i, threads);
+        for (; i < count && !kind_of(ops + i)->tasks; i++)
+            kind_of(ops + i)->run(ops[i].a, 0, 0, 1);
+    }
+}

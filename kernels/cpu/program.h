@@ -1,0 +1,59 @@
+/* Kernels as a program (program.c) calls them: whole, or the tasks they are cut in. */
+#pragma once
+#include "common.h"
+
+struct grouped;
+struct packed;
+
+void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
+void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
+void gelu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
+void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, bf16 *pages, const int64_t *index,
+                  int64_t rows, int heads, int kv_heads, int dim, float eps, int threads);
+void linear(const bf16 *x, const bf16 *w, const bf16 *bias, const bf16 *add, bf16 *y, int64_t rows,
+            int outs, int ins, int threads);
+
+/* Arguments of `paged_decode`. */
+struct paged_decode {
+    const bf16 *q;
+    int64_t q_stride;
+    const bf16 *pages;
+    const int32_t *tables;
+    int64_t table_stride;
+    const int32_t *lens;
+    bf16 *out;
+    int64_t rows;
+    int q_len, heads, kv_heads, dim, page_bits, window;
+    float scale;
+    int threads;
+};
+
+int64_t paged_decode_tasks(const struct paged_decode *d);
+void paged_decode_task(const struct paged_decode *d, int64_t task);
+
+/* `linear_packed` in tasks, as many as this says, whatever the threads. */
+int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads);
+void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
+                        void *y, int64_t rows, int kind, int64_t task, int64_t tasks);
+
+/* Arguments of `grouped_linear`. */
+struct grouped_call {
+    const struct grouped *w;
+    const bf16 *x, *bias, *add;
+    void *y;
+    int64_t rows;
+    int kind;
+    uint8_t *scratch;
+    int64_t scratch_bytes;
+    int threads;
+};
+
+/* Phase 0 quantises the input, phase 1 multiplies. All rows have room in scratch. */
+int64_t grouped_linear_tasks(const struct grouped_call *c, int phase);
+void grouped_linear_task(const struct grouped_call *c, int phase, int64_t task);
+
+int64_t delta_window_tasks(int64_t rows, const int *sizes);
+void delta_window_task(const bf16 *p, int64_t stride, const int64_t *slots, bf16 *columns,
+                       const float *conv, void *states, const float *decay, const float *bias,
+                       const float *norm, bf16 *out, const int *sizes, bf16 *pending,
+                       const int64_t *accepted, int count, int held, float eps, int64_t task);

@@ -1,0 +1,234 @@
+"""Weights in 4 to 8 bits whose groups of columns share a scale: how they travel from a file to the
+kernels, and what products with them mean.
+
+Every such format (GGUF's, AWQ, GPTQ, compressed-tensors, or made at load) is, of a row's columns in
+groups of `group`,
+
+    weight = scale * (code - zero), or scale * code + min
+
+with unsigned codes of `bits` bits; `zero` is one number for the whole weight, `min` one for each
+group. Readers give *rows*: each row of codes with its scales behind it, so that rows can be
+stacked, shared out and put in another order as those of any weight, before a backend lays them out
+for its kernels, once.
+
+What a backend holds is what `gpu/families/weight_formats.py` counts, to the byte: codes of `bits`
+bits, scales and mins of groups in f16 (with one power of two for the whole weight, so that f16's
+range limits none), those of whole rows in f32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+from actorium.kernels.inputs import Input, plain
+from actorium.kernels.linear import Linear
+
+ROWS = torch.int8
+"""The dtype that tells these rows from others: no weight that floats has it, nor one in FP8."""
+BITS = (4, 5, 6, 8)
+GROUPS = (16, 32, 64, 128)
+"""Columns that share a scale; or all of a row do."""
+TRAILER = 8
+"""Bytes behind a row's scales: bits, zero, whether there are mins, nothing; group (u32), 0 where
+all of a row share a scale."""
+SCALE = 4
+"""Bytes of a scale or min in a row, f32."""
+LARGEST = 127
+"""Of an input in 8 bits."""
+
+
+class RowFormat(NamedTuple):
+    """What rows hold."""
+
+    bits: int
+    """Of a code: one of BITS."""
+    group: int
+    """Columns that share a scale: one of GROUPS; 0: all of a row do."""
+    mins: bool
+    """Each group has a min; else `zero` is taken from every code."""
+    zero: int = 0
+    """0 where there are mins."""
+
+
+class Grouped(NamedTuple):
+    """A weight as numbers."""
+
+    codes: Tensor
+    """u8[..., N, K], each below 2**bits"""
+    scales: Tensor
+    """f32[..., N, K / group], or [..., N, 1]"""
+    mins: Tensor | None
+    """Like scales."""
+    format: RowFormat
+
+
+def is_grouped(weight: Tensor) -> bool:
+    """Whether these are rows that `pack_rows` gave."""
+    return weight.dtype is ROWS
+
+
+def pack_rows(own: Grouped) -> Tensor:
+    """i8[..., N, K + 4 * K / group * (1 or, with mins, 2) + 8]: rows that carry their scales.
+
+    Raises `ValueError` where shapes and format disagree.
+    """
+    form, (*lead, columns) = own.format, own.codes.shape
+    count = columns // form.group if form.group else 1
+    if form.bits not in BITS or form.group not in (0, *GROUPS) or not 0 <= form.zero < 256:
+        raise ValueError(f"{form} is not a format of rows")
+    if form.group and columns % form.group:
+        raise ValueError(f"{columns} columns are not groups of {form.group}")
+    if form.mins != (own.mins is not None) or form.mins and form.zero:
+        raise ValueError("a weight has either mins or one zero")
+    parts = [own.codes.to(torch.uint8)]
+    for numbers in (own.scales, own.mins):
+        if numbers is not None:
+            if tuple(numbers.shape) != (*lead, count):
+                raise ValueError(f"{list(numbers.shape)} scales or mins, not {[*lead, count]}")
+            # A copy: a single column may have any stride, and counts as contiguous all the same.
+            wide = numbers.float().clone(memory_format=torch.contiguous_format)
+            parts.append(wide.view(torch.uint8))
+    parts.append(trailer(form).to(own.codes.device).expand(*lead, TRAILER))
+    return torch.cat(parts, -1).view(ROWS)
+
+
+def trailer(form: RowFormat) -> Tensor:
+    """u8[TRAILER]: what is behind each row's scales."""
+    return torch.tensor([form.bits, form.zero, form.mins, 0, *form.group.to_bytes(4, "little")],
+                        dtype=torch.uint8)
+
+
+def row_bytes(form: RowFormat, columns: int) -> int:
+    """Of a row as `pack_rows` gives it."""
+    count = columns // form.group if form.group else 1
+    return columns + count * SCALE * (1 + form.mins) + TRAILER
+
+
+def row_format(rows: Tensor) -> RowFormat:
+    """The format of rows, by the first one's trailer. Waits for the device."""
+    flat = rows.reshape(-1, rows.shape[-1])
+    bits, zero, mins, _, *group = flat[0, -TRAILER:].view(torch.uint8).tolist()
+    return RowFormat(bits, int.from_bytes(bytes(group), "little"), bool(mins), zero)
+
+
+def columns_of(rows: Tensor) -> int:
+    """K: the columns of the weight."""
+    form, width = row_format(rows), rows.shape[-1] - TRAILER
+    each = SCALE * (1 + form.mins)
+    return width * form.group // (form.group + each) if form.group else width - each
+
+
+def unpack_rows(rows: Tensor) -> Grouped:
+    """What `pack_rows` was given; copies."""
+    form, columns = row_format(rows), columns_of(rows)
+    size = SCALE * (columns // form.group if form.group else 1)
+    raw = rows.view(torch.uint8)
+    parts = [raw[..., at:at + wide].clone(memory_format=torch.contiguous_format)
+             for at, wide in ((0, columns), (columns, size), (columns + size, size * form.mins))]
+    return Grouped(parts[0], parts[1].view(torch.float32),
+                   parts[2].view(torch.float32) if form.mins else None, form)
+
+
+def dequantise_grouped(own: Grouped, dtype: torch.dtype) -> Tensor:
+    """The weight, [..., N, K], computed in f32 and rounded once."""
+    each = own.codes.shape[-1] // own.scales.shape[-1]
+    codes = own.codes.float().unflatten(-1, (-1, each))
+    if own.mins is None:
+        codes = (codes - own.format.zero) * own.scales.unsqueeze(-1)
+    else:
+        codes = codes * own.scales.unsqueeze(-1) + own.mins.unsqueeze(-1)
+    return codes.flatten(-2).to(dtype)
+
+
+def quantise_grouped(weight: Tensor, form: RowFormat) -> Grouped:
+    """A weight in this format, rounded to nearest. weight: [..., N, K] of any float dtype.
+
+    With mins, a group spans from its smallest number to its largest. Else its number of largest
+    magnitude has the lowest code, whatever its sign (as GGUF's Q4_0), so that all codes are used;
+    in 8 bits codes are symmetric, 1 to 255.
+    """
+    wide = weight.float()
+    parts = wide.unflatten(-1, (-1, form.group or weight.shape[-1]))
+    top = 2 ** form.bits - 1
+    if form.mins:
+        low, high = parts.amin(-1).clamp(max=0), parts.amax(-1).clamp(min=0)
+        scales, mins = (high - low) / top, low
+        codes = (parts - low.unsqueeze(-1)) / _divisor(scales)
+        codes = codes.round_().clamp_(0, top).to(torch.uint8).flatten(-2)
+        return Grouped(codes, scales, mins, form)
+    largest = parts.abs().amax(-1)
+    if form.bits == 8:
+        scales = largest / LARGEST
+    else:
+        at = parts.abs().argmax(-1, keepdim=True)
+        scales = parts.gather(-1, at).squeeze(-1) / -form.zero
+    codes = (parts / _divisor(scales)).round_() + form.zero
+    low = form.bits == 8 and form.zero == LARGEST + 1
+    return Grouped(codes.clamp_(int(low), top).to(torch.uint8).flatten(-2), scales, None, form)
+
+
+def _divisor(scales: Tensor) -> Tensor:
+    return torch.where(scales == 0, 1.0, scales).unsqueeze(-1)
+
+
+def quantise_input(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
+    """(i8[T, K], f32[T, K / columns]): each `columns` numbers of a row by their own largest, which
+    becomes LARGEST. Where all are 0 the scale is 0."""
+    parts = x.float().unflatten(-1, (-1, columns))
+    largest = parts.abs().amax(-1)
+    inverse = torch.full_like(largest, LARGEST).unsqueeze(-1) / _divisor(largest)
+    codes = (parts * inverse).round_().to(torch.int8)
+    return codes.flatten(-2), largest / LARGEST
+
+
+def input_group(form: RowFormat, columns: int) -> int:
+    """Columns of an input that share a scale, for products with a weight in this format."""
+    return max(form.group, 32) if form.group else columns
+
+
+def grouped_mm(x: Tensor, own: Grouped) -> Tensor:
+    """f32[T, N]: x @ weight.T, with x quantised on the way; the reference of kernels whose products
+    are of integers. x: [T, K]. Sums of integers are exact, those of groups in f32 here and there in
+    another order."""
+    columns = x.shape[1]
+    each = input_group(own.format, columns)
+    q, scales = quantise_input(x, each)
+    wide = (q.float().unflatten(-1, (-1, each)) * scales.unsqueeze(-1)).flatten(-2)
+    return wide @ dequantise_grouped(own, torch.float32).t()
+
+
+class RowLookup(Protocol):
+    """What `Ops.linear` gives of such rows can be an embedding."""
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """Rows of the weight, [T, K] for i64[T]."""
+
+
+class GroupedLinear(Linear):
+    """`Linear` of such a weight where no kernel multiplies by codes: dequantised at each product,
+    the input left as it is. Any device."""
+
+    def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
+        """rows: as `pack_rows` gives them; not kept."""
+        self.own, self.bias = unpack_rows(rows), bias
+        self.outs, self.ins = self.own.codes.shape
+
+    def __call__(self, x: Input) -> Tensor:
+        return self._product(plain(x))
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return residual + self._product(plain(x))
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """See `RowLookup`."""
+        codes, scales, mins, form = self.own
+        return dequantise_grouped(Grouped(codes[ids], scales[ids],
+                                          None if mins is None else mins[ids], form), dtype)
+
+    def _product(self, x: Tensor) -> Tensor:
+        weight = dequantise_grouped(self.own, x.dtype)
+        return torch.nn.functional.linear(x, weight, self.bias)
