@@ -6,8 +6,6 @@ start here. Every failure is a `BadModel` with one line that says what was looke
 
 from __future__ import annotations
 
-import os
-import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -15,7 +13,15 @@ from typing import Any
 import msgspec
 
 from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
 from actorium.actors.models.model_files import MAX_JSON, check_file, read_file
+from actorium.actors.models.model_names import (
+    ModelName,
+    cached_model,
+    hub_cache,
+    parse_name,
+    repository_dir,
+)
 
 DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo/demo_model`."""
@@ -27,38 +33,47 @@ MAX_EOS = 47
 """End-of-sequence ids of a model; a request may add its own."""
 MAX_NEW_TOKENS = "max_new_tokens"
 """Field of generation_config.json: tokens of the longest completion."""
-_HUB_ID = re.compile(r"^[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?$")
 _LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
 
 
 def resolve(model: str) -> Path:
-    """The directory (absolute) of `model`: a path, an id in the HF cache, or "" = the demo model.
+    """The directory (absolute) of `model`: a path, a name in the HF cache, or "" = the demo model;
+    of a GGUF file the one that is made of it.
 
     Raises `BadModel` if there is no such directory or it holds no config.json.
     """
     if not model:
         return _checked(DEMO_MODEL, "the demo model")
     path = Path(model).expanduser()
+    name = parse_name(model)
+    if not path.exists() and name is None:
+        raise BadModel(f"model: no such directory: {path.absolute()}", "model")
+    if not path.exists():
+        assert name is not None
+        path = _cached(name)
     if path.is_dir():
         return _checked(path, f"model {model!r}")
-    if path.exists():
-        raise BadModel(f"model: {model!r} is a file; a directory in HF format is needed", "model")
-    if not _HUB_ID.match(model):
-        raise BadModel(f"model: no such directory: {path.absolute()}", "model")
-    return _checked(_cached_snapshot(model), f"model {model!r}")
+    if path.is_file() and path.suffix == SUFFIX:
+        return gguf_folder(path.absolute())
+    raise BadModel(f"model: {model!r} is a file; a directory in HF format or a .gguf file is "
+                   "needed", "model")
+
+
+def _cached(name: ModelName) -> Path:
+    found = cached_model(name, hub_cache())
+    if found is not None:
+        return found
+    repo = repository_dir(name.repo, hub_cache())
+    if repo.is_dir():
+        raise BadModel(f"model: {str(name)!r} has no usable snapshot in {repo / 'snapshots'}",
+                       "model")
+    raise BadModel(f"model: {str(name)!r} is neither a directory nor in the HF cache (looked for "
+                   f"{Path(str(name)).absolute()} and {repo})", "model")
 
 
 def is_jinja(text: str) -> bool:
     """Whether a `chat_template` setting is a template rather than the name of a file."""
     return "{{" in text or "{%" in text
-
-
-def hub_cache() -> Path:
-    """Where the HF cache keeps models: $HF_HUB_CACHE, else $HF_HOME/hub, else ~/.cache."""
-    if cache := os.environ.get("HF_HUB_CACHE"):
-        return Path(cache).expanduser()
-    home = os.environ.get("HF_HOME") or Path.home() / ".cache" / "huggingface"
-    return Path(home).expanduser() / "hub"
 
 
 def _checked(path: Path, what: str) -> Path:
@@ -68,23 +83,6 @@ def _checked(path: Path, what: str) -> Path:
     except FileNotFoundError:
         raise BadModel(f"model: {what} has no config.json in {path}", "model") from None
     return path
-
-
-def _cached_snapshot(model: str) -> Path:
-    repo = hub_cache() / ("models--" + model.replace("/", "--"))
-    if not repo.is_dir():
-        raise BadModel(f"model: {model!r} is neither a directory nor in the HF cache "
-                       f"(looked for {Path(model).absolute()} and {repo})", "model")
-    try:
-        revision = (repo / "refs" / "main").read_text().strip()
-    except OSError:
-        revision = ""
-    if revision and (repo / "snapshots" / revision).is_dir():
-        return repo / "snapshots" / revision
-    found = sorted(repo.glob("snapshots/*/config.json"), key=lambda p: p.lstat().st_mtime)
-    if revision or not found:
-        raise BadModel(f"model: {model!r} has no usable snapshot in {repo / 'snapshots'}", "model")
-    return found[-1].parent
 
 
 def read_json(path: Path, optional: bool = False, max_bytes: int = MAX_JSON) -> dict[str, Any]:

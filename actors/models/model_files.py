@@ -1,9 +1,9 @@
 """Reading the files of a model directory, which may be hostile.
 
 A file is read if it is a regular file of bounded size in the directory: a link may lead to another
-place in it, and, from a snapshot of the HF cache, to the same repository's `blobs`. Fifos, devices
-and sockets are refused without waiting for them. Every failure is a `BadModel` with one line that
-names the file.
+place in it, and, from a snapshot of the HF cache, to the same repository's `blobs` or to those that
+all repositories of the cache share. Fifos, devices and sockets are refused without waiting for
+them. Every failure is a `BadModel` with one line that names the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ MAX_INDEX = 64 << 20
 """Bytes of a safetensors index: DeepSeek-V3's has nine megabytes."""
 MAX_TOKENIZER = 256 << 20
 """Bytes of tokenizer.json: the largest published ones have some 35 megabytes."""
-SNAPSHOTS, REPOSITORY = "snapshots", "models--"
+SNAPSHOTS, REPOSITORY, BLOBS = "snapshots", "models--", "blobs"
 
 
 def read_file(path: Path, max_bytes: int) -> bytes:
@@ -72,7 +72,7 @@ def _within(path: Path) -> str:
     roots = [folder]
     above = Path(folder).parent
     if above.name == SNAPSHOTS and above.parent.name.startswith(REPOSITORY):
-        roots.append(str(above.parent))
+        roots += [str(above.parent), str(above.parent.parent / BLOBS)]
     if not any(os.path.commonpath((root, found)) == root for root in roots):
         raise BadModel(f"model: {path} is a link that leads out of the model's directory; "
                        "put the file itself there", "model")

