@@ -8,16 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.config.tree import Config
-from actorium.actors.errors import SHOWN, BadModel
+from actorium.actors.config.tree import MADE_BITS, Config
+from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.gemma3_config import gemma3
+from actorium.gpu.families.gguf_types import gguf_grouped
 from actorium.gpu.families.granite_config import granite, granite_layer
+from actorium.gpu.families.grouped_config import made_grouped
 from actorium.gpu.families.llama_config import causal_layer, llama, ministral, mistral, qwen2, qwen3
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import (
     HYBRIDS,
     qwen_hybrid,
@@ -63,21 +66,32 @@ served."""
 
 def shape_from_config(
     raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None,
-    quantization: str = "auto",
+    quantization: str = "auto", group: int | None = None, head: str = "auto",
 ) -> ModelShape:
     """`ModelShape` of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
-    quantization: see `ModelConfig`. Raises `BadModel` naming the file and the field that is missing
-    or wrong, and `BadConfig` for a max_model_len beyond the limit.
+    quantization, group, head: see `ModelConfig`. Raises `BadModel` naming the file and the field
+    that is missing or wrong, and `BadConfig` for a max_model_len beyond the limit.
     """
     name = _architecture(raw, where)
     if name not in ARCHITECTURES:
         raise BadModel(f"{where}: architecture {name} is not supported; "
                        f"supported: {', '.join(ARCHITECTURES)}")
-    fp8 = served_fp8(raw, where, quantization)
+    fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
     shape = ARCHITECTURES[name].read(raw, where, dtype)
-    return replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len))
+    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len))
+    kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
+    if kept is not None and quantization == "auto":
+        return replace(shape, grouped=kept)
+    if kept is not None and quantization != "none":
+        raise BadConfig(f"--quantization {quantization}: {where.parent} has its weights in "
+                        f"{kept.source} already: take auto (as they are) or none",
+                        "model.quantization")
+    if quantization in MADE_BITS:
+        made = made_grouped(MADE_BITS[quantization], group, head, shape.tied, model_tensors(shape))
+        return replace(shape, fp8=None, grouped=made)
+    return shape
 
 
 def read_shape(path: Path, config: Config) -> ModelShape:
@@ -86,7 +100,8 @@ def read_shape(path: Path, config: Config) -> ModelShape:
         raise BadModel(f"{path}: no such directory")
     where, model = path / "config.json", config.model
     return shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
-                             model.quantization)
+                             model.quantization, model.quantization_group,
+                             model.quantization_head)
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:

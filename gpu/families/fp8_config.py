@@ -19,10 +19,14 @@ states (GatedDeltaNet), a row for each head."""
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 METHOD, FORMAT = "compressed-tensors", "float-quantized"
+INTEGER_METHODS = ("awq", "gptq")
+INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
+"""Of compressed-tensors. Weights in these and those are whole numbers: see `quant_config.py`."""
 PATTERN = re.compile(r"re:\.\*([A-Za-z_][\w\\.]{0,100})(\$?)")
 """Of names of modules: those that this one ends, or is a part of. No other is read: patterns of a
 file are not run."""
-_OUTER = re.compile(r"^(?:(?:model|language_model)\.)+")
+OUTER = re.compile(r"^(?:(?:model|language_model)\.)+")
+"""What the names of modules begin with in checkpoints of text, or of text and images."""
 
 
 class Fp8Shape(NamedTuple):
@@ -71,7 +75,7 @@ def otherwise_quantized(raw: dict[str, Any]) -> bool:
     """Whether the checkpoint of this config is quantised in a way that is not served."""
     found = quantization_config(raw)
     return found is not None and not (isinstance(found, dict) and (
-        found.get("quant_method") == "fp8" or _is_compressed(found)))
+        found.get("quant_method") in ("fp8", *INTEGER_METHODS) or _is_compressed(found)))
 
 
 def unquantized(raw: dict[str, Any]) -> dict[str, Any]:
@@ -92,7 +96,7 @@ def served_fp8(raw: dict[str, Any], where: Path, quantization: str) -> Fp8Shape 
 
 
 def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
-    """What a parsed config says; None where its weights are not quantised.
+    """What a parsed config says; None where its weights are not in FP8.
 
     Raises `BadModel` on what is not served.
     """
@@ -102,12 +106,14 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     if not isinstance(found, dict):
         raise BadModel(f"{where}: {NAME}: must be an object")
     method, block = found.get("quant_method"), found.get("weight_block_size")
+    if method in INTEGER_METHODS or method == METHOD and found.get("format") in INTEGER_FORMATS:
+        return None
     if method == METHOD:
         size, modules = _compressed(found, where)
-        return Fp8Shape(size, tuple(_OUTER.sub("model.", name) for name in modules))
+        return Fp8Shape(size, tuple(OUTER.sub("model.", name) for name in modules))
     if method != "fp8":
-        raise BadModel(f"{where}: {NAME}.quant_method: of quantized checkpoints those in fp8 alone "
-                       f"are supported (fp8, or {METHOD} in {FORMAT}), got {shown(method)}")
+        raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, "
+                       f"{' or '.join(INTEGER_METHODS)}, got {shown(method)}")
     if block is not None and block != [BLOCK, BLOCK]:
         raise BadModel(f"{where}: {NAME}.weight_block_size: only [{BLOCK}, {BLOCK}] is supported, "
                        f"got {shown(block)}")
@@ -119,14 +125,15 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     if not all(isinstance(own, list) for own in lists) \
             or not all(isinstance(name, str) for name in names):
         raise BadModel(f"{where}: {NAME}: {' and '.join(IGNORED)} must list names")
-    return Fp8Shape(BLOCK if block else 0, tuple(_OUTER.sub("model.", name) for name in names))
+    return Fp8Shape(BLOCK if block else 0, tuple(OUTER.sub("model.", name) for name in names))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------
 
 def _is_compressed(found: dict[str, Any]) -> bool:
-    """Whether this is the format of FP8."""
-    return found.get("quant_method") == METHOD and found.get("format") == FORMAT
+    """Whether this is one of the formats that are served."""
+    return (found.get("quant_method") == METHOD
+            and found.get("format") in (FORMAT, *INTEGER_FORMATS))
 
 
 def _compressed(found: dict[str, Any], where: Path) -> tuple[int, list[str]]:
@@ -141,8 +148,8 @@ def _compressed(found: dict[str, Any], where: Path) -> tuple[int, list[str]]:
         return BadModel(f"{at}.{field}: must be {want}, got {shown(value)}")
 
     if found.get("format") != FORMAT:
-        raise bad("format", f"{FORMAT} (of {METHOD} checkpoints no other is supported)",
-                  found.get("format"))
+        raise bad("format", f"{FORMAT}, {', '.join(INTEGER_FORMATS[:-1])} or "
+                  f"{INTEGER_FORMATS[-1]}", found.get("format"))
     if found.get("quantization_status", "compressed") != "compressed":
         raise bad("quantization_status", "compressed", found["quantization_status"])
     groups = found.get("config_groups")

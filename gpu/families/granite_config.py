@@ -66,7 +66,8 @@ def granite_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     if s.experts:
         specs += mixture_tensors(f"{at}block_sparse_moe.", s.hidden, routed_alone(s.experts))
     return [*specs,
-            *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden),
+            *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden,
+                            segments=(s.intermediate, s.intermediate)),
             *linear_tensors(f"{at}shared_mlp.output_linear", s.hidden, s.intermediate)]
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from actorium.actors.errors import BadConfig
 from actorium.gpu.families.fp8_config import Fp8Shape
+from actorium.gpu.families.weight_formats import GroupedShape
 
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 """Names of the dtypes that a model's weights and activations may have."""
@@ -107,6 +108,8 @@ class MambaShape(NamedTuple):
     """Least and largest time step."""
     norm_eps: float
     """Of the layer's own norm."""
+    shared_by: int = 1
+    """GPUs that have heads of one group between them, so that its norm goes over all of theirs."""
 
     @property
     def kind(self) -> str:
@@ -132,7 +135,8 @@ class MambaShape(NamedTuple):
     def split(self, tp: int) -> MambaShape:
         """One GPU's heads; see `ModelShape.split`."""
         return self._replace(groups=_shared(self.groups, tp, "key heads"),
-                             heads=_part(self.heads, tp, "value heads"))
+                             heads=_part(self.heads, tp, "value heads"),
+                             shared_by=max(1, tp // self.groups))
 
 
 RecurrentShape = DeltaShape | MambaShape
@@ -261,8 +265,17 @@ class ModelShape:
     """1 where a layer of the checkpoint, beside all others, predicts further tokens (MTP)."""
     fp8: Fp8Shape | None = None
     """Which weights are in FP8 in memory; None: none."""
+    grouped: GroupedShape | None = None
+    """Which weights are in 4 to 8 bits in memory; None: none."""
     tp: int = 1
     """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
+    whole_vocab_size: int = 0
+    """Of the vocabulary that GPUs share; 0: `vocab_size`."""
+
+    @property
+    def vocabulary(self) -> int:
+        """Tokens there are, and the width of a row of logits, whatever part of them is here."""
+        return self.whole_vocab_size or self.vocab_size
 
     @property
     def itemsize(self) -> int:
@@ -333,7 +346,8 @@ class ModelShape:
         if experts is not None:
             experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
         return replace(
-            self, tp=tp, kv_heads=_shared(self.kv_heads, tp, "kv heads"),
+            self, tp=tp, whole_vocab_size=self.vocabulary,
+            kv_heads=_shared(self.kv_heads, tp, "kv heads"),
             heads=_part(self.heads, tp, "attention heads"), experts=experts,
             intermediate=-(-self.intermediate // tp), vocab_size=-(-self.vocab_size // tp),
             recurrence=self.recurrence.split(tp) if self.recurrence else None)

@@ -15,8 +15,11 @@ from actorium.gpu.families.model_shape import (
     MambaShape,
     ModelShape,
 )
+from actorium.gpu.families.weight_formats import MADE, GroupedShape, WeightFormat
 
 EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
+OUTER = (EMBED, HEAD)
+"""The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
@@ -46,6 +49,8 @@ class TensorSpec(NamedTuple):
     """Kept in this one; "" = the model's."""
     projection: Projection | None = None
     """None: not the weight of a projection that can be served in FP8."""
+    segments: tuple[int, ...] = ()
+    """Rows of parts, one after the other, each of which GPUs share out on its own; (): of one."""
 
     @property
     def module(self) -> str:
@@ -66,6 +71,21 @@ def stacks(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
             at = spec.module.rpartition(".")[0]
             found.setdefault((at, spec.projection.stack), []).append(spec)
     return list(found.values())
+
+
+def held_format(grouped: GroupedShape | None, spec: TensorSpec) -> WeightFormat | None:
+    """In how many bits this tensor is held; None: in its dtype.
+
+    Those of projections, and of embedding and head where they are named; what is in a file in a
+    format that no kernel takes is dequantised, and what is made takes the next smaller group.
+    """
+    outer = spec.name in OUTER
+    if grouped is None or not (grouped.names(spec.module) if outer else spec.projection):
+        return None
+    form, columns = grouped.format(spec.module), spec.shape[1]
+    if form is None or grouped.source == MADE:
+        return form and form.fitting(columns)
+    return form if form.takes(columns) else None
 
 
 class MtpNames(NamedTuple):
@@ -105,11 +125,12 @@ def mtp_tensors(names: MtpNames, s: ModelShape) -> list[TensorSpec]:
 
 
 def linear_tensors(name: str, rows: int, columns: int, bias: bool = False,
-                   projection: Projection | None = None) -> list[TensorSpec]:
+                   projection: Projection | None = None,
+                   segments: tuple[int, ...] = ()) -> list[TensorSpec]:
     """The tensors of one projection; by default a product of its own."""
     own = projection or Projection(name.rpartition(".")[2])
-    weight = TensorSpec(f"{name}.weight", (rows, columns), projection=own)
-    return [weight, TensorSpec(f"{name}.bias", (rows,))] if bias else [weight]
+    weight = TensorSpec(f"{name}.weight", (rows, columns), projection=own, segments=segments)
+    return [weight, TensorSpec(f"{name}.bias", (rows,), segments=segments)] if bias else [weight]
 
 
 # --- attention -----------------------------------------------------------------------------------
@@ -165,11 +186,12 @@ def _turned(m: LatentShape, each: int, heads: int) -> bool:
 def delta_tensors(at: str, s: DeltaShape, hidden: int) -> list[TensorSpec]:
     """GatedDeltaNet, its projections apart (as Qwen3.5 has them)."""
     into = Projection("in_proj", mixed=True)
-    rows = {"qkv": s.channels, "z": s.value_size, "b": s.value_heads, "a": s.value_heads}
+    qkv = s.key_size, s.key_size, s.value_size
+    rows = {"qkv": qkv, "z": (s.value_size,), "b": (s.value_heads,), "a": (s.value_heads,)}
     return [
-        *(spec for name, count in rows.items()
-          for spec in linear_tensors(f"{at}in_proj_{name}", count, hidden, False, into)),
-        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *(spec for name, own in rows.items()
+          for spec in linear_tensors(f"{at}in_proj_{name}", sum(own), hidden, False, into, own)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width), segments=qkv),
         TensorSpec(f"{at}dt_bias", (s.value_heads,), "float32"),
         TensorSpec(f"{at}A_log", (s.value_heads,), "float32"),
         TensorSpec(f"{at}norm.weight", (s.value_dim,)),
@@ -179,14 +201,19 @@ def delta_tensors(at: str, s: DeltaShape, hidden: int) -> list[TensorSpec]:
 
 def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
     """Mamba-2."""
+    states = s.groups * s.state_dim
+    xbc = s.inner, states, states
     specs = [
-        *linear_tensors(f"{at}in_proj", s.inner + s.channels + s.heads, hidden, s.proj_bias),
-        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}in_proj", s.inner + s.channels + s.heads, hidden, s.proj_bias,
+                        segments=(s.inner, *xbc, s.heads)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width), segments=xbc),
         *(TensorSpec(f"{at}{name}", (s.heads,), "float32") for name in ("dt_bias", "A_log", "D")),
         TensorSpec(f"{at}norm.weight", (s.inner,)),
         *linear_tensors(f"{at}out_proj", hidden, s.inner, s.proj_bias),
     ]
-    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
+    if not s.conv_bias:
+        return specs
+    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc)]
 
 
 # --- MLPs ----------------------------------------------------------------------------------------

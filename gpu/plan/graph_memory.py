@@ -25,6 +25,13 @@ there on a layer of an 8B shape keeps the device busy longer than its ten launch
 arithmetic: `benchmarks/gpu.py` measures steps of 16 to 512 tokens with segments and without."""
 
 
+PROGRAM_ROWS = 64
+"""Of the largest decode step that is captured on a CPU: what that saves is a millisecond or two,
+and steps of more rows take a hundred."""
+LAYER_CALLS, CALL_BYTES = 16, 160
+"""Kernels of a layer at most, and what is kept of a call."""
+
+
 class GraphShape(NamedTuple):
     """What a graph is for."""
 
@@ -55,6 +62,8 @@ class Graphs(NamedTuple):
     decodes: list[GraphShape]
     tokens: list[int]
     """Of steps in segments."""
+    rows: int = 0
+    """On a CPU: of the largest decode step that is captured; each when the first such comes."""
 
     @property
     def summary(self) -> str:
@@ -140,3 +149,35 @@ def parts_estimate(shape: ModelShape, rows: int) -> int:
         return min(PARTS, LATENT_ROWS * 4 * (shape.latent.rank + 1))
     each = PROGRAMS * -(-shape.heads // shape.kv_heads) * 4 * (shape.head_dim + 1)
     return len(shape.groups) * min(PARTS, rows * each)
+
+
+class ProgramSizes(NamedTuple):
+    """Of decode steps captured on a CPU: see `graphs.decode_programs`."""
+
+    rows: int
+    """Of the largest step."""
+    width: int
+    """Entries of a page table."""
+    temporaries: int
+    """Bytes for what the layers of a step write."""
+    kept: int
+    """Bytes for what a step brings, and for what is captured."""
+
+
+    @property
+    def bytes(self) -> int:
+        """Of all that is allocated."""
+        return self.temporaries + self.kept
+
+
+def program_sizes(shape: ModelShape, demand: Demand) -> ProgramSizes:
+    """What the worker allocates."""
+    width = page_table_width(shape.max_model_len, demand.page_size)
+    width += -(-demand.drafts // demand.page_size)
+    rows = min(PROGRAM_ROWS, demand.max_num_seqs * (demand.drafts + 1))
+    brought = shape.hidden * shape.itemsize + len(shape.ropes or (0,)) * 2 * shape.head_dim \
+        * shape.itemsize + len(shape.groups) * (8 + 4 * width) + 4 + 16
+    programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))
+    calls = programs * shape.layers * LAYER_CALLS * CALL_BYTES
+    room = 2 * workspace_bytes(shape, rows, 0) + (1 << 16)
+    return ProgramSizes(rows, width, room, rows * brought + calls + (1 << 16))

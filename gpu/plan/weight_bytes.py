@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -11,13 +12,17 @@ from actorium.actors.models.model_files import MAX_INDEX
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
-from actorium.gpu.families.tensor_specs import TensorSpec, stacks
+from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format, stacks
+from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 from actorium.gpu.plan.sizes import page_table_width
 
 RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
 """A slot's last token, length, end, parameters and first end-of-sequence id
 (`gpu/step/tables.py`)."""
 INDEX = "model.safetensors.index.json"
+FP8 = "float8_e4m3"
+ORDER_BYTES = 8
+"""Of a column that has a place of its own, an int64."""
 SCALE_BYTES = 4
 """Of a scale of weights in FP8, a float32."""
 
@@ -32,14 +37,41 @@ def weight_bytes(shape: ModelShape) -> int:
 
     shape: that GPU's part.
     """
+    return sum(bytes_by_format(shape).values())
+
+
+def bytes_by_format(shape: ModelShape) -> dict[str, int]:
+    """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
+    first."""
+    found: Counter[str] = Counter()
     specs = model_tensors(shape)
-    dense = sum(spec.size * DTYPE_BYTES[spec.dtype or shape.dtype] for spec in specs)
-    if shape.fp8 is None:
-        return dense
-    products = list(_fp8_products(shape.fp8, specs))
-    saved = sum(spec.size for product in products for spec in product) * (shape.itemsize - 1)
-    scales = sum(_scales(shape.fp8, product) for product in products)
-    return dense - saved + scales * SCALE_BYTES
+    for spec in specs:
+        if held_format(shape.grouped, spec) is None:
+            dtype = spec.dtype or shape.dtype
+            found[dtype] += spec.size * DTYPE_BYTES[dtype]
+    for form, rows, columns in _grouped_products(shape.grouped, specs):
+        ordered = shape.grouped is not None and shape.grouped.ordered
+        found[str(form)] += form.held_bytes(rows, columns) + ORDER_BYTES * columns * ordered
+    if shape.fp8 is not None and shape.grouped is None:
+        for product in _fp8_products(shape.fp8, specs):
+            size = sum(spec.size for spec in product)
+            found[shape.dtype] -= size * shape.itemsize
+            found[FP8] += size + _scales(shape.fp8, product) * SCALE_BYTES
+    return dict(found.most_common())
+
+
+def _grouped_products(grouped: GroupedShape | None, specs: Sequence[TensorSpec]
+                      ) -> Iterator[tuple[WeightFormat, int, int]]:
+    """(format, rows, columns) of each weight in 4 to 8 bits, neighbours in one format together."""
+    outer = [[spec] for spec in specs if spec.name in OUTER]
+    for stack in (*stacks(specs), *outer):
+        for form, own in groupby(stack, lambda spec: held_format(grouped, spec)):
+            run = list(own)
+            gates = sum(spec.shape[0] // 2 for spec in run
+                        if spec.projection and spec.projection.gated_head)
+            rows = sum(spec.shape[0] for spec in run) - gates
+            if form is not None:
+                yield from ((form, count, run[0].shape[1]) for count in (rows, gates) if count)
 
 
 def _fp8_products(fp8: Fp8Shape, specs: Sequence[TensorSpec]) -> Iterator[list[TensorSpec]]:
@@ -116,4 +148,4 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         heads, values, _ = shape.state.state
         widths.append(2 * shape.state.columns[1] + 3 * heads * values)
     each = (2 * shape.hidden + max(widths)) * shape.itemsize
-    return tokens * each + rows * shape.vocab_size * shape.tp * (shape.itemsize + 4)
+    return tokens * each + rows * shape.vocabulary * (shape.itemsize + 4)

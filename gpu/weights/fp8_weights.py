@@ -23,6 +23,7 @@ from torch import Tensor
 from actorium.actors.errors import BadModel
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.tensor_specs import TensorSpec, stacks
+from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.kernels.scaled_linear import (
     FP8,
     dequantise_rows,
@@ -121,15 +122,15 @@ def spread(name: str, scales: Tensor, shape: Sequence[int], block: int) -> Tenso
                    f"{wanted} or one scale")
 
 
-def level(found: dict[str, Tensor], specs: Iterable[TensorSpec], dtype: torch.dtype) -> None:
+def level(found: WeightTensors, specs: Iterable[TensorSpec], dtype: torch.dtype) -> None:
     """Dequantise, in place, weights that are served as one product with others that are not in
     FP8."""
     for stack in stacks(specs):
         names = [spec.name for spec in stack]
-        packed = [name for name in names if is_packed(found[name])]
+        packed = {name: own for name in names
+                  if isinstance(own := found[name], Tensor) and is_packed(own)}
         if len(packed) < len(names) and not any(s.projection and s.projection.mixed for s in stack):
-            for name in packed:
-                found[name] = dequantise_rows(found[name], dtype)
+            found.update((name, dequantise_rows(own, dtype)) for name, own in packed.items())
 
 
 def quantised(weight: Tensor, shape: Fp8Shape) -> Tensor:

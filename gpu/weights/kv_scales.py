@@ -15,6 +15,8 @@ from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.parallel.rank_types import ALONE, RankPlace
+from actorium.gpu.weights.sliced_tensors import own_heads
 
 LOG = logging.getLogger("actorium.model")
 NAME = "kv_scales"
@@ -28,10 +30,11 @@ BOTH = ("kv_scale", "attn.kv_scale")
 class CacheScales:
     """Scales as they come out of a checkpoint's files, in any order."""
 
-    def __init__(self, modules: Sequence[str], shape: ModelShape, dtype: str) -> None:
-        """modules: what the names of each attention layer's tensors begin with; dtype: the name of
-        the pages'."""
-        self.modules, self.dtype = modules, dtype
+    def __init__(self, modules: Sequence[str], shape: ModelShape, dtype: str,
+                 place: RankPlace = ALONE) -> None:
+        """modules: what the names of each attention layer's tensors begin with; shape: of the whole
+        model; dtype: the name of the pages'; place: of the rank whose heads' scales are wanted."""
+        self.modules, self.dtype, self.shape, self.place = modules, dtype, shape, place
         self.heads = 0 if shape.latent else shape.kv_heads
         kinds = {"k": KEYS + (BOTH if shape.latent else ()), "v": VALUES, "kv": BOTH}
         self.names = {f"{module}{name}": (module, kind) for module in modules
@@ -61,7 +64,8 @@ class CacheScales:
             keys, values = values if keys is None else keys, keys if values is None else values
             if keys is not None and values is not None:
                 parts = [own.expand(self.heads) for own in (keys, values)] if self.heads else [keys]
-                done[f"{module}{NAME}"] = torch.cat(parts).to(device)
+                own = own_heads(torch.cat(parts), self.shape, self.place)
+                done[f"{module}{NAME}"] = own.to(device)
         if len(done) < len(self.modules):
             LOG.warning("%s: KV cache in %s: the checkpoint has scales of %d of %d attention layers"
                         ", the others' are 1", where, self.dtype, len(done), len(self.modules))

@@ -1,10 +1,12 @@
-"""Weights by name: from safetensors files (one, or sharded with an index) or at random."""
+"""Weights by name: from safetensors files (one, or sharded with an index), from GGUF files, or at
+random."""
 
 from __future__ import annotations
 
 import logging
 import os
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain, groupby
 from pathlib import Path
 from typing import NamedTuple
@@ -14,14 +16,32 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
+from actorium.actors.models.gguf_config import GGUF
+from actorium.actors.models.gguf_file import gguf_files
+from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX, check_file
 from actorium.gpu.families.fp8_config import Fp8Shape
-from actorium.gpu.families.tensor_specs import TensorSpec
+from actorium.gpu.families.quant_config import StoredWeights
+from actorium.gpu.families.tensor_specs import TensorSpec, held_format
+from actorium.gpu.families.weight_formats import MADE, GroupedShape
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.fp8_weights import INPUT_SCALES, ScalePairs, level, quantised
+from actorium.gpu.weights.gguf_reader import gguf_tensors
 from actorium.gpu.weights.kv_scales import CacheScales
+from actorium.gpu.weights.lazy_tensors import (
+    INPUT_ORDER,
+    LazyTensor,
+    WeightTensors,
+    cut_lazily,
+    drop_pages,
+    held_rows,
+)
+from actorium.gpu.weights.made_rows import made_rows
 from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
+from actorium.gpu.weights.sliced_tensors import RankSlices
+from actorium.gpu.weights.stored_codes import StoredModule, StoredParts, orders_beyond_plan
+from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.scaled_linear import dequantise, dequantise_rows, pack
 
 Progress = Callable[[str, int, int], None]
@@ -92,6 +112,13 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
 
 def holds(path: Path, name: str) -> bool:
     """Whether the checkpoint at `path` has a tensor of this name. Raises `BadModel`."""
+    return name in tensor_names(path)
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Of all tensors of the checkpoint at `path`, as one of the language model alone calls them.
+    Raises `BadModel`."""
+    found: set[str] = set()
     for file, placed in checkpoint_files(path).items():
         names = placed
         if names is None:
@@ -100,23 +127,37 @@ def holds(path: Path, name: str) -> bool:
                     names = list(shard.keys())
             except (SafetensorError, OSError) as e:
                 raise unreadable(path / file, e) from None
-        if any(_plain(stored) == name for stored in names):
-            return True
-    return False
+        found.update(map(_plain, names))
+    return found
 
 
 def read_tensors(
     path: Path, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
     progress: Progress, fused: Sequence[Fused] = (), fp8: Fp8 | None = None,
-    cache: CacheScales | None = None,
-) -> dict[str, Tensor]:
+    cache: CacheScales | None = None, grouped: GroupedShape | None = None,
+    stored: StoredWeights | None = None, slices: RankSlices = RankSlices(),
+) -> WeightTensors:
     """Every wanted tensor, cast to dtype, on the device; weights of projections, where those in FP8
-    are kept, as `kernels.scaled_linear.pack` has them; and what scales of the KV cache there are,
-    where they are asked for. Raises `BadModel` naming what is wrong."""
-    intake = TensorIntake(specs, dtype, device, fused, fp8, cache)
-    shards = checkpoint_files(path)
-    files = [path / file for file in shards]
-    for done, (file, tensors) in enumerate(_read(files, device, intake.wanted), 1):
+    are kept, as `kernels.scaled_linear.pack` has them; those in 4 to 8 bits, which `grouped` says,
+    lazily as `kernels.grouped_rows.pack_rows` does; and what scales of the KV cache there are,
+    where they are asked for. stored: which weights the files have as whole numbers; slices: what of
+    them one rank of several has, whose `specs` these are. Raises `BadModel` naming what is wrong,
+    and `BadConfig` where a weight cannot be shared out."""
+    intake = TensorIntake(specs, dtype, device, fused, fp8, cache, grouped, slices)
+    if stored is not None:
+        intake.parts = StoredParts(intake.shapes, stored, tensor_names(path), device)
+    source = gguf_source(path)
+    found: Iterable[tuple[Path, Iterable[tuple[str, Tensor | LazyTensor]]]]
+    if source is None:
+        files = [path / file for file in checkpoint_files(path)]
+        # What is made of a weight when a layer takes it stays in the file until then.
+        where = device if grouped is None else torch.device("cpu")
+        found = _read(files, where, intake.wanted)
+    else:
+        files = gguf_files(source)
+        kept = grouped is not None and grouped.source == GGUF
+        found = gguf_tensors(source, intake.wanted, dtype, device, kept)
+    for done, (file, tensors) in enumerate(found, 1):
         for name, tensor in tensors:
             try:
                 intake.add(_plain(name), tensor)
@@ -155,18 +196,24 @@ class TensorIntake:
     """Tensors as they come out of files, made into those that are wanted."""
 
     def __init__(self, specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device,
-                 fused: Sequence[Fused], fp8: Fp8 | None, cache: CacheScales | None) -> None:
+                 fused: Sequence[Fused], fp8: Fp8 | None, cache: CacheScales | None,
+                 grouped: GroupedShape | None = None,
+                 slices: RankSlices = RankSlices()) -> None:
         self.specs = {spec.name: spec for spec in specs}
         self.cuts = {own.name: own for own in fused}
         self.shapes = {**{name: own.shape for name, own in self.cuts.items()},
-                       **{spec.name: spec.shape for spec in specs}}
+                       **{spec.name: spec.shape for spec in specs}, **slices.shapes}
         self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
+        self.grouped, self.slices = grouped, slices
         self.pairs: ScalePairs | None = None
         if fp8 and not fp8.shape.made:
             self.pairs = ScalePairs(list(self.shapes), fp8.shape)
-        self.found: dict[str, Tensor] = {}
-        self.static = 0
-        """Scales of inputs that the files hold, and nobody reads."""
+        self.parts: StoredParts | None = None
+        """Of weights that the files have as whole numbers."""
+        self.found: WeightTensors = {}
+        self.static = self.plain = 0
+        """Scales of inputs that the files hold, and nobody reads; weights that are in a float type,
+        and by the config are not."""
 
     def wanted(self, file: Path, stored: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
         """See `reading.Wanted`."""
@@ -175,7 +222,10 @@ class TensorIntake:
             return True
         if self.cache is not None and name in self.cache.names:
             return True
-        self.static += self.pairs is not None and name.endswith(INPUT_SCALES)
+        if self.parts is not None and name in self.parts.weights:
+            return True
+        scaled = self.pairs is not None or self.parts is not None
+        self.static += scaled and name.endswith(INPUT_SCALES)
         if name not in self.shapes:
             return False
         if tuple(shape) != self.shapes[name]:
@@ -185,10 +235,17 @@ class TensorIntake:
             raise BadModel(f"{file}: tensor {name} is {dtype}, not a float type")
         return True
 
-    def add(self, name: str, tensor: Tensor) -> None:
+    def add(self, name: str, tensor: Tensor | LazyTensor) -> None:
         """A tensor of a file. Raises `BadModel`."""
-        if self.cache is not None and name in self.cache.names:
+        if isinstance(tensor, LazyTensor):
+            self._add_lazy(name, tensor)
+        elif self.cache is not None and name in self.cache.names:
             self.cache.add(name, tensor)
+        elif self.parts is not None and name in self.parts.weights:
+            # What is made of a weight when a layer takes it is in the file until then.
+            module = self.parts.offer(name, tensor, self.grouped is not None)
+            if module is not None:
+                self._place_module(module)
         elif self.pairs is None:
             self._place(name, tensor, None)
         else:
@@ -197,24 +254,84 @@ class TensorIntake:
 
     def _place(self, name: str, whole: Tensor, scales: Tensor | None) -> None:
         keep = scales is not None and self.fp8 is not None and self.fp8.keep
+        packed = scales is not None and (keep or self.grouped is not None)
         if scales is not None:
             dtype = _dtype(self.specs[name], self.dtype) if name in self.specs else self.dtype
-            whole = pack(whole, scales) if keep else dequantise(whole, scales, dtype)
+            whole = pack(whole, scales) if packed else dequantise(whole, scales, dtype)
         parts = self.cuts[name].cut(whole) if name in self.cuts else [(name, whole)]
         for part, tensor in parts:
-            spec = self.specs[part]
+            spec, file = self.specs[part], scales is None and self.device.type == "cpu"
+            tensor = self.slices.taken(part, tensor, file and _same_memory(tensor, whole))
             dtype = _dtype(spec, self.dtype)
-            if keep and spec.projection:
+            form = held_format(self.grouped, spec)
+            if self.grouped is not None and self.grouped.source != MADE:
+                self.plain += form is not None
+                form = None
+            if form is not None:
+                self.found[part] = made_rows(
+                    partial(dequantise_rows, tensor, dtype) if packed else partial(_itself, tensor),
+                    form, self.device, mapped=not packed)
+            elif keep and spec.projection:
                 self.found[part] = tensor.contiguous()
             elif self.fp8 and self.fp8.makes(spec):
                 self.found[part] = quantised(tensor.to(self.device), self.fp8.shape)
             else:
-                tensor = dequantise_rows(tensor, dtype) if keep else tensor
+                tensor = dequantise_rows(tensor, dtype) if packed else tensor
                 # A norm that is a mapped file's own memory would keep the whole file mapped.
-                apart = self.fp8 is not None and self.fp8.keep and self.device.type == "cpu"
-                self.found[part] = tensor.to(device=self.device, dtype=dtype, copy=apart)
+                apart = tensor.dim() != 2 and self.device.type == "cpu" and (
+                    self.grouped is not None or self.fp8 is not None and self.fp8.keep)
+                own = tensor.to(device=self.device, dtype=dtype, copy=apart)
+                pages = (scales is None and own.dim() == 2 and self.device.type == "cpu"
+                         and own.data_ptr() == tensor.data_ptr())
+                self.found[part] = LazyTensor(
+                    dtype, partial(_itself, own), mapped=True) if pages else own
+                if apart:
+                    drop_pages(tensor)
 
-    def finish(self, path: Path) -> dict[str, Tensor]:
+    def _place_module(self, module: StoredModule) -> None:
+        name = f"{module.module}.weight"
+        if self.grouped is None:
+            spec = self.specs.get(name)
+            self._place(name, module.dense(_dtype(spec, self.dtype) if spec else self.dtype), None)
+            return
+        rows = self._cut(name, LazyTensor(ROWS, module.rows))
+        dtype = _dtype(self.specs[name], self.dtype) if name in self.specs else self.dtype
+        dense = self._cut(name, LazyTensor(dtype, partial(module.dense, dtype)))
+        for (part, own), (_, wide) in zip(rows, dense, strict=True):
+            held = module.even and held_format(self.grouped, self.specs[part]) is not None
+            self.found[part] = self.slices.lazily(part, own if held else wide)
+            if held and module.order is not None:
+                self.slices.check_order(part)
+                name = f"{self.specs[part].module}{INPUT_ORDER}"
+                self.found[name] = module.order.to(self.device)
+
+    def _cut(self, name: str, whole: LazyTensor) -> Iterable[tuple[str, LazyTensor]]:
+        """The wanted tensors in one, by name."""
+        own = self.cuts.get(name)
+        return cut_lazily(whole, own.shape, own.cut) if own else [(name, whole)]
+
+    def _add_lazy(self, name: str, tensor: LazyTensor) -> None:
+        if tensor.dtype is ROWS:
+            self.add_rows(name, tensor)
+            return
+        spec, tensor = self.specs[name], self.slices.lazily(name, tensor)
+        form = held_format(self.grouped, spec)
+        if form is not None:
+            self.found[name] = made_rows(tensor.read, form, self.device)
+        elif self.fp8 and self.fp8.makes(spec):
+            self.found[name] = quantised(tensor.read(), self.fp8.shape)
+        else:
+            own = _dtype(spec, self.dtype)
+            self.found[name] = LazyTensor(own, lambda: tensor.read().to(own))
+
+    def add_rows(self, name: str, rows: LazyTensor) -> None:
+        """A weight, or several in one, that a file has in 4 to 8 bits: see `lazy_tensors`."""
+        for part, each in self._cut(name, rows):
+            spec = self.specs[part]
+            self.found[part] = self.slices.lazily(
+                part, held_rows(spec, each, self.grouped, _dtype(spec, self.dtype)))
+
+    def finish(self, path: Path) -> WeightTensors:
         """What is wanted, by name. Raises `BadModel` where some of it did not come."""
         if self.pairs is not None:
             try:
@@ -225,15 +342,33 @@ class TensorIntake:
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
             raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
-        level(self.found, self.specs.values(), self.dtype)
+        if self.grouped is None:
+            level(self.found, self.specs.values(), self.dtype)
+        beyond = orders_beyond_plan(self.found, self.specs.values())
+        if beyond:
+            LOG.warning("%s: weights of one product have their columns in different orders "
+                        "(g_idx): %d are held, of 8 bytes a column, that the plan does not count",
+                        path, beyond)
+        if self.plain:
+            LOG.warning("%s: %d weights are not quantised, though the config says so: they stay as "
+                        "they are, and take more memory than was planned", path, self.plain)
         if self.static:
-            kept = self.fp8 is not None and self.fp8.keep
+            kept = (self.grouped is not None
+                    or self.fp8 is not None and self.fp8.keep)
             LOG.warning("%s: %d static scales of inputs are not used: %s", path, self.static,
                         "each token is scaled by its own largest number" if kept
-                        else "nothing is multiplied in FP8 here")
+                        else "nothing is multiplied in FP8 or INT8 here")
         if self.cache is not None:
-            self.found |= self.cache.layers(path, self.device)
+            self.found.update(self.cache.layers(path, self.device))
         return self.found
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _same_memory(one: Tensor, other: Tensor) -> bool:
+    return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
 def _dtype(spec: TensorSpec, model: torch.dtype) -> torch.dtype:
@@ -251,28 +386,40 @@ def _plain(name: str) -> str:
 
 def random_tensors(
     specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device, seed: int,
-    progress: Progress, fp8: Fp8 | None = None,
-) -> dict[str, Tensor]:
+    progress: Progress, fp8: Fp8 | None = None, grouped: GroupedShape | None = None,
+    slices: RankSlices = RankSlices(),
+) -> WeightTensors:
     """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds on
-    one kind of device: where they are to lie they are drawn."""
+    one kind of device: where they are to lie they are drawn. Those in 4 to 8 bits are made of what
+    the others would be. slices: see `read_tensors`; ranks draw alike, and each takes its part."""
     gen = torch.Generator(device).manual_seed(seed)
-    found = {}
+    found: WeightTensors = {}
     for spec in specs:
-        tensor = _random(spec, _dtype(spec, dtype), gen)
-        if fp8 and spec.projection and fp8.shape.covers(spec.module):
+        whole = spec._replace(shape=slices.shapes.get(spec.name, spec.shape))
+        block, form = _block(whole, _dtype(spec, dtype), gen), held_format(grouped, spec)
+        drawn = slices.lazily(spec.name, LazyTensor(block.dtype, partial(_random, whole, block)))
+        if form is not None:
+            found[spec.name] = made_rows(drawn.read, form, device)
+            continue
+        tensor = drawn.read()
+        if grouped is None and fp8 and spec.projection and fp8.shape.covers(spec.module):
             tensor = quantised(tensor, fp8.shape)
             tensor = tensor if fp8.keep else dequantise_rows(tensor, dtype)
         found[spec.name] = tensor
-    level(found, specs, dtype)
+    if grouped is None:
+        level(found, specs, dtype)
     progress("dummy", 1, 1)
     return found
 
 
-def _random(spec: TensorSpec, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
+def _block(spec: TensorSpec, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
     """Large matrices repeat a block of 2**22 values: drawing billions would take minutes."""
-    size = spec.size
-    block = torch.empty(min(size, 1 << 22), device=gen.device).normal_(0.0, 0.02, generator=gen)
-    flat = block = block.to(dtype)
+    block = torch.empty(min(spec.size, 1 << 22), device=gen.device)
+    return block.normal_(0.0, 0.02, generator=gen).to(dtype)
+
+
+def _random(spec: TensorSpec, block: Tensor) -> Tensor:
+    size, flat = spec.size, block
     if size > len(block):
         flat = block.new_empty(size)
         whole = size // len(block) * len(block)

@@ -1,0 +1,310 @@
+"""What `config.json` says of weights that a checkpoint has as whole numbers: AWQ, GPTQ, and the
+integer formats of compressed-tensors."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from actorium.actors.errors import shown
+from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.fp8_config import (
+    FORMAT,
+    INTEGER_FORMATS,
+    INTEGER_METHODS,
+    METHOD,
+    NAME,
+    OUTER,
+    quantization_config,
+)
+from actorium.gpu.families.module_patterns import ModulePattern, parse_pattern
+from actorium.gpu.families.tensor_specs import TensorSpec
+from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
+
+AWQ, GPTQ = INTEGER_METHODS
+PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS
+GROUPS = (16, 32, 64, 128)
+"""Columns that share a scale in memory; a larger group of a file is several of the last."""
+IMAGES = "language_model"
+"""Where checkpoints of text and images have what this engine serves."""
+HEAD, LINEAR, PATTERN = "lm_head", "Linear", "re:"
+BLOCKS = "modules_in_block_to_quantize"
+LISTED = "modules_to_not_convert"
+LAYOUT, GPTQ_V2 = "checkpoint_format", "gptq_v2"
+MAX_NAMES, MAX_PARTS, MAX_PATTERNS = 100_000, 10_000, 64
+"""Of modules in a list; of parts of names and of patterns, each of which is asked for every
+module."""
+
+
+class StoredWeight(NamedTuple):
+    """How the files have a weight."""
+
+    layout: str
+    """AWQ, GPTQ, GPTQ_V2, PACKED or INTEGERS: which tensors it has, and what is in them."""
+    bits: int
+    """Of a code: 4 or 8."""
+    group: int
+    """Columns that share a scale; 0: all of a row do."""
+    symmetric: bool
+    """No zero-points: all are the middle code."""
+    ordered: bool = False
+    """A group's columns may lie anywhere in a row (act-order)."""
+
+    @property
+    def held(self) -> WeightFormat:
+        """The format in memory."""
+        return WeightFormat(self.bits, min(self.group, GROUPS[-1]), not self.symmetric)
+
+    def held_of(self, columns: int) -> WeightFormat | None:
+        """That of a weight of so many columns; None where they are not whole groups."""
+        own = self.held
+        return own if columns % max(1, self.group) == 0 and own.takes(columns) else None
+
+
+class ModuleNames(NamedTuple):
+    """Some of a model's modules."""
+
+    names: frozenset[str] = frozenset()
+    """Of a module, or of what it is a part of."""
+    patterns: tuple[ModulePattern, ...] = ()
+    parts: tuple[str, ...] = ()
+    """Of a module's name."""
+
+    def has(self, module: str) -> bool:
+        """Whether this one is among them. module: its name in checkpoints of the language model
+        alone; patterns may mean that of one with images."""
+        dots = [i for i, char in enumerate(module) if char == "."]
+        if module in self.names or any(module[:i] in self.names for i in dots):
+            return True
+        if any(part in module for part in self.parts):
+            return True
+        return any(pattern.matches(name) for pattern in self.patterns
+                   for name in _spellings(module, IMAGES in pattern.text))
+
+
+def _spellings(module: str, images: bool) -> tuple[str, ...]:
+    """The names that a module has in checkpoints of text, and of text and images."""
+    if not images:
+        return (module,)
+    inner = module.removeprefix("model.")
+    return module, f"{IMAGES}.{module}", f"model.{IMAGES}.{inner}"
+
+
+class StoredWeights(NamedTuple):
+    """How the files have the weights of all modules."""
+
+    source: str
+    """The method: AWQ, GPTQ, or compressed-tensors."""
+    default: StoredWeight | None
+    """Of what no rule is about; None: not quantised."""
+    rules: tuple[tuple[ModuleNames, StoredWeight | None], ...]
+    """The first that has a module is about it."""
+
+    def of(self, module: str) -> StoredWeight | None:
+        """How this module's weight is stored, if it is quantised at all."""
+        return next((how for names, how in self.rules if names.has(module)), self.default)
+
+    def held(self, specs: Iterable[TensorSpec]) -> GroupedShape:
+        """The formats of these tensors in memory. Those of embeddings are left as they are."""
+        found = [(spec, self.of(spec.module)) for spec in specs
+                 if spec.projection is not None or spec.module == HEAD]
+        formats = {spec.module: how and how.held_of(spec.shape[1]) for spec, how in found}
+        default, = next(iter(Counter(formats.values()).most_common(1)), (None,))[:1]
+        apart = tuple((module, form) for module, form in formats.items()
+                      if form != default or module == HEAD and form is not None)
+        return GroupedShape(self.source, default, apart,
+                            any(how is not None and how.ordered for _, how in found))
+
+
+def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
+    """What a parsed config says; None where its weights are not whole numbers.
+
+    Raises `BadModel` naming the field that is not served.
+    """
+    found = quantization_config(raw)
+    if not isinstance(found, dict):
+        return None
+    get, method = Fields(found, where, f"{NAME}."), found.get("quant_method")
+    if method == AWQ:
+        return _awq(get)
+    if method == GPTQ:
+        return _gptq(get)
+    if method == METHOD and found.get("format") in INTEGER_FORMATS:
+        return _compressed(get)
+    return None
+
+
+# --- AWQ -----------------------------------------------------------------------------------------
+
+def _awq(get: Fields) -> StoredWeights:
+    version = str(get.raw.get("version", "gemm")).lower()
+    if version != "gemm":
+        raise get.bad("version", f"only gemm is supported, got {shown(version)}")
+    _chosen(get, "bits", (4,))
+    own = StoredWeight(AWQ, 4, _group(get, "group_size"), not _flag(get, "zero_point", True))
+    left = ModuleNames(frozenset({HEAD}), (), _names(get, LISTED))
+    return StoredWeights(AWQ, own, ((left, None),))
+
+
+# --- GPTQ ----------------------------------------------------------------------------------------
+
+def _gptq(get: Fields) -> StoredWeights:
+    bits = _chosen(get, "bits", (4, 8))
+    layout = get.raw.get(LAYOUT) or GPTQ
+    if layout not in (GPTQ, GPTQ_V2) or get.raw.get("is_marlin_format"):
+        raise get.bad(LAYOUT, f"must be {GPTQ} or {GPTQ_V2}, got "
+                      f"{shown(layout if layout not in (GPTQ, GPTQ_V2) else 'marlin')}")
+    if get.raw.get("dynamic"):
+        raise get.bad("dynamic", f"rules for single modules are not supported, "
+                      f"got {shown(get.raw['dynamic'])}")
+    if get.raw.get("pack_dtype", "int32") != "int32":
+        raise get.bad("pack_dtype", f"must be int32, got {shown(get.raw['pack_dtype'])}")
+    group = _group(get, "group_size")
+    ordered = bool(group) and _flag(get, "desc_act", False) and not _flag(get, "static_groups",
+                                                                          False)
+    own = StoredWeight(str(layout), bits, group, _flag(get, "sym", True), ordered)
+    left = [] if _flag(get, "lm_head", False) else [HEAD]
+    rest = ModuleNames(frozenset(left), (), _names(get, LISTED)), None
+    blocks = get.raw.get(BLOCKS)
+    if blocks is None:
+        return StoredWeights(GPTQ, own, (rest,))
+    names = [name for block in (blocks if isinstance(blocks, list) else [None])
+             for name in (block if isinstance(block, list) else [block])]
+    chosen = ModuleNames(frozenset(), (), _checked(get, BLOCKS, names))
+    return StoredWeights(GPTQ, None, (rest, (chosen, own)))
+
+
+# --- compressed-tensors --------------------------------------------------------------------------
+
+def _compressed(get: Fields) -> StoredWeights:
+    form, groups = get.raw.get("format"), get.raw.get("config_groups")
+    if get.raw.get("quantization_status", "compressed") != "compressed":
+        raise get.bad("quantization_status",
+                      f"must be compressed, got {shown(get.raw['quantization_status'])}")
+    for name in ("sparsity_config", "transform_config"):
+        found = get.raw.get(name)
+        if found and not (isinstance(found, dict) and found.get("format") == "dense"):
+            raise get.bad(name, f"is not supported, got {shown(found)}")
+    if not isinstance(groups, dict) or not groups:
+        raise get.bad("config_groups", f"must name groups of modules, got {shown(groups)}")
+    named: list[tuple[ModuleNames, StoredWeight | None]] = []
+    matched: list[tuple[ModuleNames, StoredWeight | None]] = []
+    default = None
+    for name, group in groups.items():
+        at = f"config_groups.{shown(name)}"
+        if not isinstance(group, dict):
+            raise get.bad(at, f"must be an object, got {shown(group)}")
+        own = Fields(group, get.where, f"{get.prefix}{at}.")
+        how, targets = _compressed_weight(own, form), list(_names(own, "targets", MAX_NAMES))
+        if LINEAR in targets:
+            targets.remove(LINEAR)
+            if default is not None:
+                raise own.bad("targets", f"{LINEAR} is the target of another group, too")
+            default = how
+        names = _module_names(own, "targets", targets)
+        named.append((names._replace(patterns=()), how))
+        matched.append((names._replace(names=frozenset()), how))
+    ignored = _module_names(get, "ignore", _names(get, "ignore", MAX_NAMES))
+    return StoredWeights(METHOD, default, ((ignored, None), *named, *matched))
+
+
+def _compressed_weight(get: Fields, outer: object) -> StoredWeight:
+    """How the modules of a group are stored. outer: the format of all groups."""
+    form = get.raw.get("format") or outer
+    if form not in (PACKED, INTEGERS, NAIVE):
+        raise get.bad("format", f"must be {PACKED} or {INTEGERS}, got {shown(form)}")
+    weights, inputs = get.raw.get("weights"), get.raw.get("input_activations")
+    if not isinstance(weights, dict):
+        raise get.bad("weights", f"must be an object, got {shown(weights)}")
+    own = Fields(weights, get.where, f"{get.prefix}weights.")
+    if weights.get("type", "int") != "int":
+        raise own.bad("type", f"must be int (float only where the format of all is {FORMAT}), "
+                      f"got {shown(weights['type'])}")
+    bits, strategy = _chosen(own, "num_bits", (4, 8)), weights.get("strategy")
+    if strategy not in ("tensor", "channel", "group"):
+        raise own.bad("strategy", f"must be tensor, channel or group, got {shown(strategy)}")
+    order = weights.get("actorder")
+    if order not in (None, False, True, "weight", "static", "group", "dynamic"):
+        raise own.bad("actorder", f"must be weight or group, got {shown(order)}")
+    if inputs is not None:
+        _check_inputs(get, inputs)
+    if get.raw.get("output_activations") is not None:
+        raise get.bad("output_activations", "must be null")
+    group = _group(own, "group_size") if strategy == "group" else 0
+    return StoredWeight(PACKED if form == PACKED else INTEGERS, bits, group,
+                        _flag(own, "symmetric", True),
+                        bool(group) and order in (True, "group", "dynamic"))
+
+
+def _check_inputs(get: Fields, inputs: object) -> None:
+    """Raise `BadModel` where inputs of products are not numbers of 8 bits about 0, or of a range
+    that each token has of its own."""
+    if (not isinstance(inputs, dict) or inputs.get("type", "int") != "int"
+            or inputs.get("num_bits", 8) != 8):
+        raise get.bad("input_activations", f"must be null, or int with 8 bits, got {shown(inputs)}")
+    if not inputs.get("dynamic") and not inputs.get("symmetric", True):
+        raise get.bad("input_activations.symmetric", "static zero-points are not supported")
+
+
+def _module_names(get: Fields, field: str, found: Iterable[str]) -> ModuleNames:
+    """Modules by name, or by pattern behind `re:`."""
+    names, patterns = [], []
+    for name in found:
+        if not name.startswith(PATTERN):
+            names.append(OUTER.sub("model.", name))
+        elif (pattern := parse_pattern(name[len(PATTERN):])) is not None:
+            patterns.append(pattern)
+        else:
+            raise get.bad(field, "patterns may have characters, classes, groups of alternatives "
+                          f"and repeated characters, got {shown(name)}")
+    if len(patterns) > MAX_PATTERNS:
+        raise get.bad(field, f"lists more than {MAX_PATTERNS} patterns")
+    return ModuleNames(frozenset(names), tuple(patterns))
+
+
+# --- fields --------------------------------------------------------------------------------------
+
+def _chosen(get: Fields, name: str, known: tuple[int, ...]) -> int:
+    found = get.raw.get(name)
+    if isinstance(found, bool) or found not in known:
+        raise get.bad(name, f"must be {' or '.join(map(str, known))}, got {shown(found)}")
+    return int(found)
+
+
+def _group(get: Fields, name: str) -> int:
+    """Columns that share a scale; 0: all of a row do."""
+    if get.raw.get(name) == -1:
+        return 0
+    size = get.int(name)
+    if size not in GROUPS and size % GROUPS[-1]:
+        raise get.bad(name, f"must be -1, {', '.join(map(str, GROUPS))} or a multiple of "
+                      f"{GROUPS[-1]}, got {size}")
+    return size
+
+
+def _flag(get: Fields, name: str, default: bool) -> bool:
+    found = get.raw.get(name)
+    if found is None:
+        return default
+    if not isinstance(found, bool):
+        raise get.bad(name, f"must be true or false, got {shown(found)}")
+    return found
+
+
+def _names(get: Fields, name: str, most: int = MAX_PARTS) -> tuple[str, ...]:
+    """The names that a field lists, at most so many; none where it is absent or null."""
+    found = get.raw.get(name)
+    if not isinstance(found, list | None):
+        raise get.bad(name, f"must list names, got {shown(found)}")
+    return _checked(get, name, found or [], most)
+
+
+def _checked(get: Fields, name: str, found: list[Any],
+             most: int = MAX_PARTS) -> tuple[str, ...]:
+    if not all(isinstance(each, str) and each for each in found):
+        raise get.bad(name, "must list names")
+    if len(found) > most:
+        raise get.bad(name, f"must list at most {most} names")
+    return tuple(found)

@@ -1,0 +1,97 @@
+"""Tensors that are read, or made of what was read, only when a model takes them.
+
+Weights in 4 to 8 bits come as rows with a byte for each code (`kernels/grouped_rows.py`), more than
+a backend holds of them. So what reads them gives a `LazyTensor` for each weight, whose `read` makes
+its rows; `LayerWeights` calls it when a layer is built, and the rows are gone when the backend has
+laid them out. At no time there are rows of more than one layer.
+
+Whoever reads a format gives, by the names of `model_tensors`, LazyTensors of dtype ROWS
+(`held_rows` makes those that are not held so a plain one), and, where the columns of a module's
+codes are in another order than its input's, `<module>.input_order`: i64[K], which column of the
+input meets each column of the codes.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import mmap
+from collections.abc import Callable, Iterable, Iterator
+from functools import partial
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.families.tensor_specs import TensorSpec, held_format
+from actorium.gpu.families.weight_formats import GroupedShape
+from actorium.kernels.block_rows import BlockRows
+from actorium.kernels.grouped_rows import dequantise_grouped, unpack_rows
+
+INPUT_ORDER = ".input_order"
+"""Behind a module's name: that of the order of its columns."""
+DONTNEED = 4
+"""madvise's MADV_DONTNEED."""
+
+
+class LazyTensor(NamedTuple):
+    """A tensor that is not there yet."""
+
+    dtype: torch.dtype
+    """Of what `read` gives."""
+    read: Callable[[], Tensor]
+    """Makes it, once; may raise `BadModel`."""
+    blocks: BlockRows | None = None
+    """Where rows of codes lie in a file, so that a backend may lay them out from there."""
+    mapped: bool = False
+    """What `read` gives is pages of a file, which may be let go when a backend has a layout of its
+    own: see `drop_pages`."""
+
+
+WeightTensors = dict[str, Tensor | LazyTensor]
+"""A model's tensors, as `model_tensors` names them."""
+
+
+def materialised(tensor: Tensor | LazyTensor) -> Tensor:
+    """The tensor itself."""
+    return tensor.read() if isinstance(tensor, LazyTensor) else tensor
+
+
+def held_rows(spec: TensorSpec, rows: LazyTensor, grouped: GroupedShape | None,
+              dtype: torch.dtype) -> LazyTensor:
+    """The rows of this weight, as `pack_rows` gives them; or, where the model does not hold it so,
+    what they stand for. dtype: the model's."""
+    if held_format(grouped, spec) is not None:
+        return rows
+    return LazyTensor(dtype, lambda: dequantise_grouped(unpack_rows(rows.read()), dtype))
+
+
+def cut_lazily(whole: LazyTensor, shape: tuple[int, ...],
+               cut: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
+               ) -> Iterator[tuple[str, LazyTensor]]:
+    """The parts of a tensor, by name; it is read once, when the first of them is, and kept until
+    the last one is. cut: of `Fused`; shape: of the weight, whose rows may be longer."""
+    names = [name for name, _ in cut(torch.empty(shape, device="meta"))]
+    parts: dict[str, Tensor] = {}
+    done: list[str] = []
+
+    def part(name: str) -> Tensor:
+        if not done:
+            parts.update(cut(whole.read()))
+        done.append(name)
+        return parts.pop(name).contiguous()
+
+    for name in names:
+        yield name, LazyTensor(whole.dtype, partial(part, name))
+
+
+def drop_pages(tensor: Tensor) -> None:
+    """Let go of the pages of a tensor that is mapped from a file and will not be looked at again:
+    those that hold nothing else."""
+    if tensor.device.type != "cpu" or not tensor.is_contiguous():
+        return
+    page = mmap.PAGESIZE
+    start, end = tensor.data_ptr(), tensor.data_ptr() + tensor.nbytes
+    start, end = -(-start // page) * page, end // page * page
+    if end > start:
+        libc = ctypes.CDLL(None, use_errno=True)
+        libc.madvise(ctypes.c_void_p(start), ctypes.c_size_t(end - start), DONTNEED)
