@@ -1,0 +1,123 @@
+"""What a group of ranks is to those who use it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+MAX_RANKS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class RankPlace:
+    """Which of how many ranks share a model (tensor parallelism)."""
+
+    rank: int
+    size: int
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.rank < self.size <= MAX_RANKS:
+            raise ValueError(f"rank {self.rank} of {self.size}: ranks are 0 to size - 1, at most "
+                             f"{MAX_RANKS} of them")
+
+
+ALONE = RankPlace(0, 1)
+
+
+class GroupTimeout(Exception):
+    """A rank did not come to a collective in time, or is known to be gone. The group is of no more
+    use: every later call raises the same."""
+
+    def __init__(self, text: str, missing: int) -> None:
+        """missing: its rank; -1 where it is not known."""
+        super().__init__(text)
+        self.missing = missing
+
+
+class RanksDiffer(Exception):
+    """Two ranks came to different collectives: a bug, never a fault of the machine."""
+
+
+class RankGroup(ABC):
+    """The ranks of one model, as one of them sees them. All ranks call the same methods in the same
+    order, with tensors of the same shapes and dtypes; what a sum gives has the same bits on all.
+
+    Every collective raises `GroupTimeout` when a rank has not come for `timeout_s`, and soon after
+    one has ended; a group fails as a whole, and once.
+    """
+
+    wide = False
+    """Partial sums are best given in f32, whatever the model's dtype: then nothing is rounded
+    before it is summed."""
+
+    def __init__(self, place: RankPlace, timeout_s: float) -> None:
+        self.place = place
+        self.timeout_s = timeout_s
+        """Of each collective; may be changed between two of them."""
+
+    @abstractmethod
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """The sum over all ranks, in the memory of x where that is contiguous. x: f32, bf16 or f16;
+        summed in f32, rounded once."""
+
+    def reduce_add(self, x: Tensor, residual: Tensor) -> Tensor:
+        """residual + the sum of x over all ranks, in residual's dtype. residual: the same on all
+        ranks."""
+        return residual + self.all_reduce(x).to(residual.dtype)
+
+    @abstractmethod
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        """Every rank's x side by side along its last dimension, or along its first (dim=0)."""
+
+    @abstractmethod
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        """That of rank `source`, in the memory of x where that is contiguous."""
+
+    @abstractmethod
+    def barrier(self) -> None:
+        """Returns when all ranks have come."""
+
+    def agreed(self, number: float) -> float:
+        """The least of what the ranks have measured, which all of them go by: what they do next
+        must be the same."""
+        return float(self.all_gather(torch.tensor([number], dtype=torch.float64)).min())
+
+    @abstractmethod
+    def fence(self, missing: int) -> None:
+        """Let all ranks that wait, and all that will, raise `GroupTimeout` now, naming this one.
+        For any thread that knows that a rank is gone."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Leave the group: the others, if they wait for this rank, raise. May be called twice."""
+
+
+class LoneRank(RankGroup):
+    """A group of one: nothing is sent, and nobody waited for."""
+
+    def __init__(self) -> None:
+        super().__init__(ALONE, 0.0)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        return x
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return x
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        return x
+
+    def agreed(self, number: float) -> float:
+        return number
+
+    def barrier(self) -> None:
+        pass
+
+    def fence(self, missing: int) -> None:
+        pass
+
+    def close(self) -> None:
+        pass

@@ -1,0 +1,123 @@
+"""Parts of a model whose weights several ranks share, so that those who use them notice nothing:
+each gives on every rank what the whole would (Megatron-LM, arXiv 1909.08053, section 3).
+
+What is made token by token on each rank's own heads or columns needs none of this: it ends in a
+product whose weight's columns are shared out, and whose partial sums are summed here.
+"""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.kernels.grouped_rows import RowLookup
+from actorium.kernels.inputs import Input, InputForm, plain
+from actorium.kernels.linear import Linear
+
+
+class SummedLinear(Linear):
+    """A product of which each rank has the weight's columns that meet its part of the input. x:
+    that part, [T, K / ranks] -> [T, N], summed over the ranks; where the group takes parts in f32,
+    and the product gives them so, rounded once."""
+
+    def __init__(self, linear: Linear, group: RankGroup) -> None:
+        """linear: the rank's part; its bias is the whole one on one rank, and zeros on others."""
+        self.linear, self.group = linear, group
+
+    @property
+    def form(self) -> InputForm:  # type: ignore[override]
+        """See `Linear`."""
+        return self.linear.form
+
+    def __call__(self, x: Input) -> Tensor:
+        part = self._part(x)
+        return self.group.all_reduce(part).to(x.dtype)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return self.group.reduce_add(self._part(x), residual)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """y as f32."""
+        return self.group.all_reduce(self.linear.wide(x))
+
+    def _part(self, x: Input) -> Tensor:
+        if self.group.wide and not self.linear.form.columns:
+            return self.linear.wide(plain(x))
+        return self.linear(x)
+
+
+class JoinedLinear(SummedLinear):
+    """The same where every rank has the whole input, of which it takes its columns."""
+
+    def __init__(self, linear: Linear, group: RankGroup, columns: int) -> None:
+        """columns: of a rank's weight, all alike; the last one's may be more than are left."""
+        super().__init__(linear, group)
+        self.columns, self.start = columns, group.place.rank * columns
+
+    def _part(self, x: Input) -> Tensor:
+        own = plain(x)[:, self.start:self.start + self.columns]
+        return super()._part(F.pad(own, (0, self.columns - own.shape[1])).contiguous())
+
+
+class SplitEmbedding:
+    """An embedding of whose rows each rank has its own; a `RowLookup`."""
+
+    def __init__(self, own: Tensor | RowLookup, rows: int, group: RankGroup) -> None:
+        """own: the rank's `rows` rows, or what looks them up."""
+        self.own, self.count, self.group = own, rows, group
+
+    def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
+        """[T, hidden] for i64[T], of the whole vocabulary: others add zeros to the one rank's."""
+        local = ids - self.group.place.rank * self.count
+        there = (local >= 0) & (local < self.count)
+        at = torch.where(there, local, 0)
+        found = (self.own.index_select(0, at) if isinstance(self.own, Tensor)
+                 else self.own.rows(at, dtype))
+        return self.group.all_reduce(torch.where(there.unsqueeze(1), found, 0))
+
+
+class SplitHead(Linear):
+    """A head of whose rows each rank has its own; all ranks get all logits."""
+
+    def __init__(self, linear: Linear, vocabulary: int, group: RankGroup) -> None:
+        """linear: the rank's rows, as many on each; vocabulary: all tokens, perhaps fewer than that
+        makes."""
+        self.linear, self.vocabulary, self.group = linear, vocabulary, group
+
+    @property
+    def form(self) -> InputForm:  # type: ignore[override]
+        """See `Linear`."""
+        return self.linear.form
+
+    def __call__(self, x: Input) -> Tensor:
+        return self._gathered(self.linear(x))
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y."""
+        return residual + self(x)
+
+    def wide(self, x: Tensor) -> Tensor:
+        """y as f32."""
+        return self._gathered(self.linear.wide(x))
+
+    def logits(self, x: Input) -> Tensor:
+        """See `Linear`."""
+        return self._gathered(self.linear.logits(x))
+
+    def _gathered(self, y: Tensor) -> Tensor:
+        """[R, V]; its rows lie further apart where V is not divisible."""
+        return self.group.all_gather(y)[:, :self.vocabulary]
+
+
+def norm_gated_over(group: RankGroup, shared_by: int, x: Tensor, weight: Tensor, gate: Tensor,
+                    eps: float) -> Tensor:
+    """`Ops.norm_gated` of one part of the last dimension, of which `shared_by` neighbouring ranks
+    have an equal share each. x: f32[T, D]; weight: f32[D]; gate: [T, D], of any row stride."""
+    gated = x * F.silu(gate.float())
+    squares = group.all_gather(gated.square().mean(-1, keepdim=True))
+    first = group.place.rank // shared_by * shared_by
+    mean = squares[:, first:first + shared_by].mean(-1, keepdim=True)
+    return gated.mul_(torch.rsqrt(mean + eps)).mul_(weight).to(gate.dtype)

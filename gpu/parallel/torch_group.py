@@ -1,0 +1,109 @@
+"""A group of ranks by torch.distributed: NCCL on GPUs, gloo elsewhere."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from actorium.gpu.parallel.rank_types import GroupTimeout, RankGroup, RankPlace
+
+STORE = "store"
+SMALL = (torch.bfloat16, torch.float16)
+
+
+class TorchGroup(RankGroup):
+    """See `RankGroup`. With NCCL a collective is queued on the current stream like a kernel, and
+    the host waits for none: who waits for the step's result sees that a rank is missing, and calls
+    `fence`; NCCL itself gives up after `timeout_s` as it was when the group was formed."""
+
+    def __init__(self, place: RankPlace, path: Path, timeout_s: float, join_s: float,
+                 device: torch.device) -> None:
+        """See `open_group`."""
+        super().__init__(place, timeout_s)
+        self.device, self.failure = device, ""
+        self.calls = 0
+        """Collectives that this rank has come to, as the others can read."""
+        self.store = dist.FileStore(str(path / STORE), place.size)
+        self.store.set_timeout(timedelta(seconds=join_s))
+        self.group = self._joined(join_s)
+        self.barrier()
+
+    def _joined(self, join_s: float) -> Any:
+        place, wait = self.place, timedelta(seconds=join_s)
+        if self.device.type != "cuda":
+            own: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            own._timeout = wait
+            # What listens here asks nobody who he is.
+            own._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            return self._guarded("join", lambda: dist.ProcessGroupGloo(
+                self.store, place.rank, place.size, own))
+        options = dist.ProcessGroupNCCL.Options()
+        options._timeout = timedelta(seconds=self.timeout_s)
+        return dist.ProcessGroupNCCL(self.store, place.rank, place.size, options)
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        own = x if x.is_contiguous() else x.contiguous()
+        if self.device.type == "cuda":
+            self._run("all_reduce", lambda: self.group.allreduce([own]))
+            return own
+        # gloo sums bf16 in bf16: each rank sums all parts itself, in f32 and in order.
+        parts = self._gathered(own.float() if own.dtype in SMALL else own)
+        return own.copy_(sum(parts[1:], parts[0]))
+
+    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+        return torch.cat(self._gathered(x.contiguous()), dim)
+
+    def _gathered(self, x: Tensor) -> list[Tensor]:
+        parts = [torch.empty_like(x) for _ in range(self.place.size)]
+        self._run("all_gather", lambda: self.group.allgather([parts], [x]))
+        return parts
+
+    def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
+        own = x if x.is_contiguous() else x.contiguous()
+        self._run("broadcast", lambda: self.group.broadcast(own, source))
+        return own
+
+    def barrier(self) -> None:
+        self._run("barrier", lambda: self.group.allreduce([torch.zeros(1, device=self.device)]))
+
+    def fence(self, missing: int) -> None:
+        self.failure = (f"tensor parallelism: rank {missing} of {self.place.size} is missing, "
+                        "by another's word")
+        self.close()
+
+    def close(self) -> None:
+        self.failure = self.failure or "tensor parallelism: this rank has left its group"
+        abort = getattr(self.group, "abort", None)
+        if abort is not None:
+            abort()
+
+    def _run(self, what: str, call: Callable[[], dist.Work]) -> None:
+        if self.failure:
+            raise GroupTimeout(self.failure, -1)
+        if self.device.type == "cuda":
+            call().wait()  # of the stream, not of the host
+            return
+        self.calls += 1
+        self.store.set(f"calls/{self.place.rank}", str(self.calls))
+        self._guarded(what, lambda: call().wait(timedelta(seconds=self.timeout_s)))
+
+    def _guarded(self, what: str, call: Callable[[], Any]) -> Any:
+        """What gloo throws when a rank does not come, as a `GroupTimeout` that names it."""
+        try:
+            return call()
+        except RuntimeError:
+            rank = next((rank for rank in range(self.place.size) if self._calls_of(rank)
+                         < self.calls), -1)
+            self.failure = (f"tensor parallelism: {what}: rank {rank} of {self.place.size} did not "
+                            f"come within {self.timeout_s:g} s, or has ended")
+            raise GroupTimeout(self.failure, rank) from None
+
+    def _calls_of(self, rank: int) -> int:
+        key = f"calls/{rank}"
+        return int(self.store.get(key)) if self.store.check([key]) else 0
