@@ -29,7 +29,8 @@ class Capturer(Protocol):
         once."""
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        """The same memory, which is not kept for it: the next capture may use it as well."""
+        """Returns the same memory, which is not reserved for it: the next capture may use it as
+        well."""
 
 
 class CudaCapturer:

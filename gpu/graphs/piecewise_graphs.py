@@ -15,19 +15,19 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
-from actorium.gpu.models.decoder import Decoder, Layer
+from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
 from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
-from actorium.kernels.inputs import Input, settled
+from actorium.kernels.inputs import settled
 
 NOTHING = AttentionPlan(0, None, None, None)
 """What a segment knows of how its rows attend."""
@@ -38,7 +38,7 @@ class PieceGraph(NamedTuple):
 
     work: Replayable
     p: Tensor
-    """What `Mixer.before` gave, until the next replay."""
+    """What the middle takes, until the next replay."""
 
 
 class PiecewiseGraph(NamedTuple):
@@ -46,9 +46,8 @@ class PiecewiseGraph(NamedTuple):
 
     segments: list[PieceGraph]
     ropes: list[Tensor]
-    x: Input | None
-    hidden: Tensor
-    """Both as they go into the last layer's middle; see `Mixer.after`."""
+    carried: tuple[Any, ...]
+    """What is carried past the last layer's middle; see `LayerRun`."""
 
 
 class StaticInputs:
@@ -98,6 +97,8 @@ class StaticInputs:
 class PiecewiseGraphRunner:
     """Graphs of a model's layers from one attention to the next."""
 
+    serves_as = "piecewise_graph"
+
     def __init__(self, model: Decoder, pools: Sequence[KVPagePool], capturer: Capturer,
                  sizes: Sequence[int]) -> None:
         """pools: of each group of layers; sizes: tokens that segments are captured for, in the
@@ -125,28 +126,28 @@ class PiecewiseGraphRunner:
     def _captured(self, size: int) -> PiecewiseGraph:
         take, borrow = self._capturer.capture, self._capturer.borrow
         self._inputs.clear()
-        layers = self._model.layers
-        work, (step, x, p, hidden) = take(partial(self._first, size))
+        layers, runs = self._model.layers, self._model.runs
+        work, (step, p, carried) = take(partial(self._first, size))
         segments = [PieceGraph(work, borrow(p))]
         del p  # or the memory of each layer's would be kept
-        for before, layer in zip(layers, layers[1:], strict=False):
-            y = self._inputs.middle(before, size)
-            work, (x, p, hidden) = take(partial(self._next, before, layer, step, y, x, hidden))
+        for layer, before, run in zip(layers, runs, runs[1:], strict=False):
+            y = self._inputs.middle(layer, size)
+            work, (p, carried) = take(partial(self._next, before, run, step, y, carried))
             segments.append(PieceGraph(work, borrow(p)))
             del p
-        return PiecewiseGraph(segments, step.ropes, x, hidden)
+        return PiecewiseGraph(segments, step.ropes, carried)
 
-    def _first(self, size: int) -> tuple[ForwardContext, Input | None, Tensor, Tensor]:
+    def _first(self, size: int) -> tuple[ForwardContext, Tensor, tuple[Any, ...]]:
         model, inputs = self._model, self._inputs
         groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NOTHING)
                   for g, pool in enumerate(self._pools)]
         step = ForwardContext(model.ropes_at(inputs.positions(size)), groups, None, [])
         hidden = model.embedded(inputs.tokens(size))
-        return step, *model.enter(model.layers[0], hidden, step)
+        return step, *model.runs[0].enter(hidden, step)
 
-    def _next(self, before: Layer, layer: Layer, step: ForwardContext, y: Tensor, x: Input | None,
-              hidden: Tensor) -> tuple[Input | None, Tensor, Tensor]:
-        return self._model.enter(layer, self._model.leave(before, y, x, hidden), step)
+    def _next(self, before: LayerRun, run: LayerRun, step: ForwardContext, y: Tensor,
+              carried: tuple[Any, ...]) -> tuple[Tensor, tuple[Any, ...]]:
+        return run.enter(before.leave(y, carried), step)
 
     # --- serving -----------------------------------------------------------------------------
 
@@ -177,7 +178,6 @@ class PiecewiseGraphRunner:
         segment.work.replay()
         rows = None if batch.all_rows else batch.logit_rows
         y = layer.mixer.between(segment.p[:count], step, rows)
-        x, hidden = (own if own is None else own[:count] if rows is None
-                     else own.index_select(0, rows) for own in (chain.x, chain.hidden))
-        assert isinstance(hidden, Tensor)
-        return settled(model.leave(layer, y, x, hidden))
+        carried = tuple(own[:count] if rows is None else own.index_select(0, rows)
+                        for own in chain.carried)
+        return settled(model.runs[-1].leave(y, carried))

@@ -9,12 +9,14 @@ from torch import Tensor
 
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.forward_context import ForwardContext
-from actorium.gpu.models.layer_weights import LayerWeights, NormedLinear
-from actorium.gpu.models.rotary import head_order
+from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.rotary import head_order, turned_projections
+from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
-from actorium.kernels.inputs import HiddenStream, Input, InputForm
+from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
+from actorium.kernels.reference.kv import write_kv
 
 
 @dataclass(slots=True)
@@ -25,7 +27,7 @@ class Attention:
     ops: Ops
     qkv: Linear
     gate: Linear | None
-    o: Linear | NormedLinear
+    o: Linear
     norm: Tensor | None
     """[heads + kv_heads, head_dim]: of every query and key head."""
     group: int
@@ -48,19 +50,45 @@ class Attention:
         return self.qkv.form if self.gate is None else self.qkv.form.also(self.gate.form)
 
     @property
-    def rereads(self) -> bool:
-        """See `Mixer`."""
-        return self.gate is not None
+    def q_norm(self) -> Tensor | None:
+        """[heads, head_dim]"""
+        return None if self.norm is None else self.norm[:self.shape.heads]
 
-    def before(self, x: Input, step: ForwardContext) -> Tensor:
-        """See `Mixer`: heads of queries, rotated; what lies behind them is of no more use."""
+    @property
+    def k_norm(self) -> Tensor | None:
+        """[kv_heads, head_dim]"""
+        return None if self.norm is None else self.norm[self.shape.heads:]
+
+    def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See `Mixer`."""
+        s = self.shape
+        q, k, v = ops.split(ops.linear(x, self.qkv), s.heads, s.head_dim)
+        if self.q_norm is not None and self.k_norm is not None:
+            q = ops.head_norm(q, self.q_norm, s.norm_eps)
+            k = ops.head_norm(k, self.k_norm, s.norm_eps)
+        turn = step.ropes[self.rope]
+        q, k = ops.rope(q, turn), ops.rope(k, turn)
+        ops.write_kv(k, v, self, step)
+        y = ops.attend(q, self, step)
+        if self.gate is not None:
+            y = ops.sigmoid_mul(y, ops.linear(x, self.gate))
+        return ops.linear(y, self.o)
+
+    def write_kv(self, k: Tensor, v: Tensor, step: ForwardContext) -> None:
+        """Keys, rotated, and values go to the pages. k, v: [T, kv_heads, head_dim]."""
+        kv_index, layers, _ = step.groups[self.group]
+        write_kv(layers[self.place], torch.cat((k, v), 1), kv_index, self.kv_scales)
+
+    def rotate_write(self, qkv: Tensor, step: ForwardContext) -> Tensor:
+        """All between the projection and attention at once; qkv: [T, (heads + 2 * kv_heads) *
+        head_dim]. Returns the heads of it; behind the queries they are of no more use."""
         s, (kv_index, layers, _) = self.shape, step.groups[self.group]
-        qkv = self.qkv(x).view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
+        qkv = qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope],
                               layers[self.place], kv_index, self.kv_scales)
         return qkv
 
-    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         s, (_, layers, plan) = self.shape, step.groups[self.group]
@@ -71,44 +99,18 @@ class Attention:
             y = plan.attend(q, pages, out if out is None else out.view(q.shape), self.kv_scales)
         return y.reshape(-1, s.q_size)
 
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
-        """See `Mixer`."""
-        if self.gate is not None and x is not None:
-            y = y * self.gate(x).sigmoid_()
-        return self.o.onto(y, hidden)
-
 
 def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
-    weight, bias = w.both(s.qkv_bias, "q_proj")
-    order = head_order(s.head_dim, s.rotary_dim or s.head_dim).to(weight.device)
-    q, gate = _split_gate(weight, s)
-    k, v = (w.pop(f"{name}_proj.weight") for name in ("k", "v"))
-    qkv_bias = gate_bias = None
-    if bias is not None:
-        qb, gate_bias = _split_gate(bias, s)
-        kb, vb = (w.pop(f"{name}_proj.bias") for name in ("k", "v"))
-        qkv_bias = torch.cat((_ordered(qb, order), _ordered(kb, order), vb))
-    qkv, norm = torch.cat((_ordered(q, order), _ordered(k, order), v)), None
+    order, norm = head_order(s.head_dim, s.rotary_dim or s.head_dim), None
+    if s.output_gate or s.rotary_dim not in (0, s.head_dim):
+        qkv, gate = turned_projections(w, s, order)
+    else:
+        qkv, gate = w.linear(s.qkv_bias, "q_proj", "k_proj", "v_proj"), None
     if s.qk_norm:
-        qn, kn = (w.norm(f"{name}_norm")[order] for name in ("q", "k"))
+        qn, kn = (own[order.to(own.device)] for own in (w.norm("q_norm"), w.norm("k_norm")))
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
     group, place = s.place(i)
     return Attention(
-        s, w.ops, w.ops.linear(qkv, qkv_bias),
-        w.ops.linear(gate, gate_bias) if gate is not None else None,
-        w.linear(s.o_bias, "o_proj"), norm, group, place,
+        s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, place,
         len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0, w.optional(KV_SCALES))
-
-
-def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:
-    """Rows of the queries and of the gate; each head's lie one after the other."""
-    if not s.output_gate:
-        return stacked, None
-    q, gate = stacked.view(s.heads, 2, s.head_dim, *stacked.shape[1:]).unbind(1)
-    return q.flatten(0, 1), gate.flatten(0, 1)
-
-
-def _ordered(rows: Tensor, order: Tensor) -> Tensor:
-    """The rows of each head in this order."""
-    return rows.view(-1, len(order), *rows.shape[1:])[:, order].flatten(0, 1)

@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.tensor_specs import EMBED, FINAL_NORM, HEAD, layer_prefix
+from actorium.gpu.families.tensor_specs import FINAL_NORM, layer_prefix
 from actorium.gpu.models.forward_context import (
     ForwardContext,
     GroupContext,
@@ -20,22 +20,26 @@ from actorium.gpu.models.forward_context import (
     plan_attention,
 )
 from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.outer_weights import Head, embedding_and_head
 from actorium.gpu.models.rotary import rope_tables
+from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
+from actorium.gpu.passes.canonical_ops import add, logits, norm, unmade
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.backends import select_ops
-from actorium.kernels.inputs import HiddenStream, Input, InputForm, Unnormed, settled
+from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.reference.paged_attention import AttentionOps
 from actorium.kernels.reference.rope import rope_rows
 
 
 class Mixer(Protocol):
-    """Attention, or a recurrent layer, cut in three: only in the middle do tokens of a sequence
-    meet. What comes before and behind works token by token, and its launches depend on nothing but
-    the number of tokens."""
+    """Attention, or a recurrent layer. Only in its middle do tokens of a sequence meet: what comes
+    before and behind works token by token, and its launches depend on nothing but the number of
+    tokens."""
 
     @property
     def inner(self) -> int:
@@ -43,24 +47,16 @@ class Mixer(Protocol):
 
     @property
     def form(self) -> InputForm:
-        """In which form `before` is best given x; see `Linear`."""
+        """In which form the mixer is best given x; see `Linear`."""
 
-    @property
-    def rereads(self) -> bool:
-        """Whether `after` takes x as well."""
+    def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """What the mixer gives, written plainly; see `canonical_ops`. x: [T, hidden], normed."""
 
-    def before(self, x: Input, step: ForwardContext) -> Tensor:
-        """[T, *], contiguous: what the tokens bring. x: [T, hidden], normed. Keys and values are
-        written."""
-
-    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
-        """[T, inner], or those `rows` of it; p: what `before` gave. States go on by the step's
-        tokens. out: [T, inner], contiguous, to be written to; not with `rows`."""
-
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
-        """hidden + the layer's output: [R, hidden], perhaps in the memory of `hidden`. y: what
-        `between` gave; x, hidden: its rows of what the layer was given, x where `rereads`."""
+        """The middle, `attend` or `recur`: [T, inner], or those `rows` of it. p: [T, *],
+        contiguous. States go on by the step's tokens. out: [T, inner], contiguous, to be written
+        to; not with `rows`."""
 
 
 class Mlp(Protocol):
@@ -74,8 +70,8 @@ class Mlp(Protocol):
     def form(self) -> InputForm:
         """In which form x is best given; see `Linear`."""
 
-    def add(self, x: Input, residual: Tensor) -> HiddenStream:
-        """residual + the MLP of x, both [T, hidden]."""
+    def forward(self, x: Tensor) -> Tensor:
+        """The MLP of x, [T, hidden], written plainly; see `canonical_ops`."""
 
 
 @dataclass(slots=True)
@@ -84,8 +80,26 @@ class Layer:
 
     mixer: Mixer
     mlp: Mlp
+    eps: float
     mixer_norm: Tensor
     mlp_norm: Tensor
+
+    def forward(self, hidden: Tensor, step: ForwardContext) -> Tensor:
+        """The layer, written plainly; what runs is made of it by passes: see `LayerRun`."""
+        hidden = add(self.mixer.forward(norm(hidden, self.mixer_norm, self.eps), step), hidden)
+        return add(self.mlp.forward(norm(hidden, self.mlp_norm, self.eps)), hidden)
+
+
+class LayerRun(NamedTuple):
+    """A layer as passes rewrote it."""
+
+    whole: Callable[[HiddenStream, ForwardContext], HiddenStream]
+    few: Callable[[HiddenStream, ForwardContext, Tensor], HiddenStream]
+    """The same for those rows of the step's tokens; all of them leave keys, values and states."""
+    enter: Callable[[HiddenStream, ForwardContext], tuple[Tensor, tuple[Any, ...]]]
+    """Up to the middle: what that takes, and what is carried past it."""
+    leave: Callable[[Tensor, tuple[Any, ...]], HiddenStream]
+    """On from there; of what is carried, the rows that the middle gave."""
 
 
 class Drafter(Protocol):
@@ -135,22 +149,28 @@ class Decoder(ABC):
         return [*fused, *cls.layer_fused(s, s.layers, names.layer)] if names else fused
 
     def __init__(
-        self, shape: ModelShape, tensors: dict[str, Tensor], device: torch.device,
-        native: bool = True, kernels: str = "auto",
+        self, shape: ModelShape, tensors: WeightTensors, device: torch.device,
+        native: bool = True, kernels: str = "auto", group: RankGroup = LoneRank(),
     ) -> None:
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts.
         native: C kernels where they can be had, on as many threads as torch has now.
-        kernels: see `select_ops`, which may raise `ValueError`."""
-        self.shape, self.device, self.dtype = shape, device, TORCH_DTYPES[shape.dtype]
+        kernels: see `select_ops`, which may raise `ValueError`.
+        group: of ranks that share the model; shape and tensors are this one's."""
+        self.shape, self.device, self.group = shape, device, group
+        self.dtype = TORCH_DTYPES[shape.dtype]
         self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels)
-        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one)
+        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
+        # The largest first: what a layer is made of lies beside what was made before.
+        self.embed, self.head = embedding_and_head(whole, shape)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
                        for i in range(shape.layers)]
         self.norm = whole.norm(FINAL_NORM.removesuffix(".weight"))
-        self.embed = tensors.pop(EMBED)
-        self.head = self.ops.linear(self.embed if shape.tied else tensors.pop(HEAD))
         self.ropes = [table.to(device) for table in rope_tables(shape)]
+        self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale)
+        self.runs: list[LayerRun] = []
+        """Of each layer, and then `end`, of norm and head: made by `pass_manager.install`."""
+        self.end: Callable[[Tensor], Tensor] = unmade
         self.drafter: Drafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
 
@@ -176,51 +196,38 @@ class Decoder(ABC):
         `all_rows`, all T of them.
         """
         batch = batches[0]
-        hidden: HiddenStream = self.embedded(batch.tokens)
-        step = self.step_of(batches, pools, recurrent, self.ropes_at(batch.positions))
-        for i, layer in enumerate(self.layers):
-            last = i == len(self.layers) - 1 and not batch.all_rows
-            # Two calls, so that what the mixer has made is gone when the MLP is run.
-            hidden = self.mix(layer, hidden, step, batch.logit_rows if last else None)
-            hidden = self.feed(layer, hidden)
-        return settled(hidden)
+        return self.run_layers(self.embedded(batch.tokens), batches, pools, recurrent,
+                               self.ropes_at(batch.positions))
+
+    def run_layers(self, hidden: HiddenStream, batches: Sequence[ForwardBatch],
+                   pools: Sequence[KVPagePool], recurrent: RecurrentBatch | None,
+                   ropes: list[Tensor]) -> Tensor:
+        """What `forward` does behind the embedding, whose rows `hidden` are; ropes: see
+        `ropes_at`."""
+        batch, step = batches[0], self.step_of(batches, pools, recurrent, ropes)
+        *others, last = self.runs
+        stream = [hidden]
+        del hidden  # no other name: what a layer is given goes as soon as it has used it
+        for run in others:
+            stream.append(run.whole(stream.pop(), step))
+        if batch.all_rows:
+            return settled(last.whole(stream.pop(), step))
+        return settled(last.few(stream.pop(), step, batch.logit_rows))
 
     def embedded(self, tokens: Tensor) -> Tensor:
         """What goes into the first layer. tokens: i64[T] -> [T, hidden]."""
-        hidden, scale = self.embed.index_select(0, tokens), self.shape.embed_scale
+        hidden, scale = self.embeddings(tokens), self.shape.embed_scale
         return hidden if scale == 1 else hidden * scale
 
+    def embeddings(self, tokens: Tensor) -> Tensor:
+        """Rows of the embedding, not scaled. tokens: i64[T] -> [T, hidden]."""
+        if isinstance(self.embed, Tensor):
+            return self.embed.index_select(0, tokens)
+        return self.embed.rows(tokens, self.dtype)
+
     def ropes_at(self, positions: Tensor) -> list[Tensor]:
-        """Those of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
+        """Returns the rope rows of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
         return [rope_rows(table, positions) for table in self.ropes]
-
-    def mix(self, layer: Layer, hidden: HiddenStream, step: ForwardContext,
-            rows: Tensor | None = None) -> HiddenStream:
-        """hidden + what a layer's mixer gives, [T, hidden]; or those `rows` of it."""
-        x, p, total = self.enter(layer, hidden, step)
-        del hidden  # its parts are of no more use
-        y = layer.mixer.between(p, step, rows)
-        if rows is not None:
-            x = None if x is None else x.index_select(0, rows)
-            total = total.index_select(0, rows)
-        return layer.mixer.after(y, x, total)
-
-    def feed(self, layer: Layer, hidden: HiddenStream) -> HiddenStream:
-        """hidden + what its MLP gives."""
-        x, total = self.ops.norm(hidden, layer.mlp_norm, self.shape.norm_eps, layer.mlp.form)
-        return layer.mlp.add(x, total)
-
-    def enter(self, layer: Layer, hidden: HiddenStream,
-              step: ForwardContext) -> tuple[Input | None, Tensor, Tensor]:
-        """Up to the middle of a layer: its normed input, if the mixer takes it again; what
-        `Mixer.before` gives; and the layer's input, summed."""
-        mixer = layer.mixer
-        x, total = self.ops.norm(hidden, layer.mixer_norm, self.shape.norm_eps, mixer.form)
-        return x if mixer.rereads else None, mixer.before(x, step), total
-
-    def leave(self, layer: Layer, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
-        """On from there to the layer's end; see `Mixer.after`."""
-        return self.feed(layer, layer.mixer.after(y, x, hidden))
 
     def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
                 recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> ForwardContext:
@@ -236,10 +243,7 @@ class Decoder(ABC):
 
     def logits(self, rows: Tensor) -> Tensor:
         """Final norm and head. rows: [R, hidden] -> [R, vocab]; see `head_logits`."""
-        form = self.head.form
-        if self.shape.logit_scale == 1 and form.norms is not None and form.norms(len(rows)):
-            return self.head.logits(Unnormed(rows, self.norm, self.shape.norm_eps))
-        return self.head_logits(self.norm_rows(rows))
+        return self.end(rows)
 
     def norm_rows(self, rows: Tensor) -> Tensor:
         """The final norm alone: [R, hidden]."""
@@ -248,6 +252,4 @@ class Decoder(ABC):
     def head_logits(self, normed: Tensor) -> Tensor:
         """The head alone. normed: [R, hidden] -> [R, vocab], f32 unless the device's sampler takes
         them as the product gives them (`Linear.logits`)."""
-        if self.shape.logit_scale == 1:
-            return self.head.logits(normed)
-        return self.head.wide(normed).mul_(self.shape.logit_scale)
+        return logits(normed, self.head, self.shape.logit_scale)

@@ -13,8 +13,10 @@ from actorium.gpu.models.decoder import Decoder, Layer, Mlp
 from actorium.gpu.models.latent_attention import latent_attention
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import Dense, dense, experts, mixture_fused
+from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.passes.canonical_ops import add, all_reduce, route_in_groups
 from actorium.gpu.weights.loader import Fused
-from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum, plain
+from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.reference.experts import Experts, route_groups
 
 SMALLEST = 1e-20
@@ -40,7 +42,7 @@ class DeepseekLM(Decoder):
         else:
             mlp = dense(inner)
         mixer = latent_attention(w.under("self_attn."), s, i)
-        return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
+        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
 
 
 @dataclass(slots=True)
@@ -55,6 +57,12 @@ class GroupedMixture:
     """f32[E]: on the scores, when experts are chosen."""
     experts: Experts
     shared: Dense
+    group: RankGroup
+
+    @property
+    def ranks(self) -> int:
+        """That share each expert."""
+        return self.group.place.size
 
     @property
     def waits(self) -> bool:
@@ -66,11 +74,16 @@ class GroupedMixture:
         """See `Mlp`: the router takes it as it is."""
         return InputForm().also(self.experts.form).also(self.shared.form)
 
-    def add(self, x: Input, residual: Tensor) -> HiddenStream:
-        """residual + the mixture's output for x."""
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        routed = route_in_groups(x, self)
+        out = add(self.shared.forward(x), routed)
+        return all_reduce(out, self.group) if self.ranks > 1 else out
+
+    def route(self, x: Input) -> Tensor:
+        """What the chosen experts give, weighted: [T, hidden]."""
         weights, chosen = self.choose(plain(x))
-        out = self.experts(x, weights.to(x.dtype), chosen)
-        return PendingSum(out.add_(self.shared(x)), residual)
+        return self.experts(x, weights.to(x.dtype), chosen)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
@@ -86,4 +99,4 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
     """The mixture of these weights."""
     return GroupedMixture(
         s, routing, w.pop("gate.weight"), w.pop("gate.e_score_correction_bias"),
-        experts(w, s.number), dense(w.under("shared_experts.")))
+        experts(w, s.number), dense(w.under("shared_experts.").parts()), w.group)

@@ -78,7 +78,7 @@ class StatePlan:
     """What recurrent layers need of a step, made once and used by every layer."""
 
     def __init__(self, rows: StateRows, width: int, device: torch.device) -> None:
-        """width: of the convolution."""
+        """width: the convolution's."""
         self.extends, self.decodes = rows.extends, rows.decodes
         self.q_len, self.accepted = rows.q_len, rows.accepted
         self.extend_tokens = sum(run.length for run in rows.extends)

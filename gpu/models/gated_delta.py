@@ -103,5 +103,5 @@ def gated_delta(w: LayerWeights, s: DeltaShape, eps: float, place: int) -> Gated
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
         native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
-    return GatedDelta(place, project, w.linear(False, "out_proj"), w.ops,
+    return GatedDelta(place, project, w.summed(False, "out_proj"), w.ops,
                       DeltaLayer(heads, conv, decay, bias), eps, norm, native)

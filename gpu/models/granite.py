@@ -16,8 +16,9 @@ from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mamba2 import mamba2
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture
+from actorium.gpu.passes.canonical_ops import add
 from actorium.gpu.weights.loader import Fused
-from actorium.kernels.inputs import HiddenStream, Input, InputForm, settled
+from actorium.kernels.inputs import InputForm
 
 
 class GraniteLM(Decoder):
@@ -36,11 +37,12 @@ class GraniteLM(Decoder):
             mixer = mamba2(w.under("mamba."), _mamba(s), s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        mlp: Mlp = Dense(inner.gated(False, "silu", "input_linear"),
-                         inner.linear(False, "output_linear"))
+        shared = Dense(inner.gated(False, "silu", "input_linear"),
+                       inner.summed(False, "output_linear"))
+        mlp: Mlp = shared
         if s.experts:
-            mlp = Beside(mixture(w.under("block_sparse_moe."), routed_alone(s.experts)), mlp)
-        return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
+            mlp = Beside(mixture(w.under("block_sparse_moe."), routed_alone(s.experts)), shared)
+        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
 
 
 @dataclass(slots=True)
@@ -48,7 +50,7 @@ class Beside:
     """Experts, and an MLP that all tokens go through."""
 
     experts: Mixture
-    shared: Mlp
+    shared: Dense
 
     @property
     def waits(self) -> bool:
@@ -60,9 +62,10 @@ class Beside:
         """See `Mlp`."""
         return self.experts.form.also(self.shared.form)
 
-    def add(self, x: Input, residual: Tensor) -> HiddenStream:
-        """residual + what both give for x."""
-        return self.shared.add(x, settled(self.experts.add(x, residual)))
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        routed = self.experts.forward(x)
+        return add(self.shared.forward(x), routed)
 
 
 def _mamba(s: ModelShape) -> MambaShape:

@@ -36,7 +36,7 @@ class HybridLM(Decoder):
         else:
             mixer = attention(w.under("self_attn."), s, i)
         mlp: Mlp = mixture(inner, s.experts) if s.has_experts(i) and s.experts else dense(inner)
-        return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
+        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
 
 
 def _delta(s: ModelShape) -> DeltaShape:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -9,12 +10,21 @@ from torch import Tensor
 
 from actorium.gpu.families.model_shape import LatentShape, ModelShape
 from actorium.gpu.models.forward_context import ForwardContext
-from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.layer_weights import LayerWeights, Part
+from actorium.gpu.passes.canonical_ops import (
+    attend,
+    expand_values,
+    linear,
+    norm,
+    unmade,
+    write_latent,
+)
 from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
-from actorium.kernels.inputs import HiddenStream, Input, InputForm
+from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
-from actorium.kernels.reference.latent import absorb, expand, write_latent
+from actorium.kernels.reference.latent import absorb, expand
+from actorium.kernels.reference.latent import write_latent as write_rows
 from actorium.kernels.reference.rope import apply_rope
 
 LATENT_EPS = 1e-6
@@ -28,6 +38,20 @@ def shape_of(s: ModelShape) -> LatentShape:
 
 
 @dataclass(slots=True)
+class LatentQueries:
+    """From the queries' latents to the queries."""
+
+    norm: Tensor
+    up: Linear
+    run: Callable[[Tensor], Tensor] = unmade
+    """`forward`, as passes rewrote it."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        """q: [T, query_rank] -> [T, heads * query]."""
+        return linear(norm(q, self.norm, LATENT_EPS), self.up)
+
+
+@dataclass(slots=True)
 class LatentAttention:
     """Weights of one layer's attention."""
 
@@ -35,8 +59,8 @@ class LatentAttention:
     ops: Ops
     down: Linear
     """To the latent of the queries (or to them), then to the row of the pages."""
-    q_norm: Tensor | None
-    q_up: Linear | None
+    queries: LatentQueries | None
+    """None where `down` gives the queries."""
     kv_norm: Tensor
     to_keys: Tensor
     """[heads, plain, rank]"""
@@ -58,23 +82,22 @@ class LatentAttention:
         """See `Mixer`."""
         return self.down.form
 
-    @property
-    def rereads(self) -> bool:
-        """See `Mixer`."""
-        return False
+    def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See `Mixer`: the queries' latents, or the queries, go to the middle with the row behind
+        them, which is of no more use there."""
+        first = linear(x, self.down)
+        write_latent(first, self, step)
+        return linear(expand_values(attend(first, self, step), self), self.o)
 
-    def before(self, x: Input, step: ForwardContext) -> Tensor:
-        """See `Mixer`: the queries' latents, or the queries; what lies behind them is of no more
-        use."""
+    def write_latent(self, first: Tensor, step: ForwardContext) -> None:
+        """The latent and the rotated key go to the pages. first: what `down` gave."""
         m, (kv_index, layers, _) = shape_of(self.shape), step.groups[0]
-        first = self.down(x)
         _, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
-        write_latent(layers[self.place], latent, apply_rope(key.unsqueeze(1), step.ropes[0]),
-                     kv_index, self.kv_scale)
-        return first
+        write_rows(layers[self.place], latent, apply_rope(key.unsqueeze(1), step.ropes[0]),
+                   kv_index, self.kv_scale)
 
-    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         m, (_, layers, plan), rope = shape_of(self.shape), step.groups[0], step.ropes[0]
@@ -87,18 +110,17 @@ class LatentAttention:
         y = plan.attend(self._queries(q, rope), pages, room, self.kv_scale).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
-        """See `Mixer`."""
+    def expand(self, y: Tensor) -> Tensor:
+        """What attention over latents gave -> [T, heads * value]."""
         m, heads = shape_of(self.shape), self.shape.heads
         values = expand(y.view(-1, heads, m.row)[..., :m.rank], self.to_values)
-        return self.o.onto(values.reshape(-1, heads * m.value), hidden)
+        return values.reshape(-1, heads * m.value)
 
     def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
         """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""
         m = shape_of(self.shape)
-        if self.q_up is not None and self.q_norm is not None:
-            normed, _ = self.ops.norm(q.contiguous(), self.q_norm, LATENT_EPS, self.q_up.form)
-            q = self.q_up(normed)
+        if self.queries is not None:
+            q = self.queries.run(q.contiguous())
         plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
         return torch.cat((absorb(plain, self.to_keys), apply_rope(turned, rope)), -1)
 
@@ -106,26 +128,25 @@ class LatentAttention:
 def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
     """The attention of these weights, in the i-th layer."""
     m = shape_of(s)
-    weight, bias = w.both(s.qkv_bias, "kv_a_proj_with_mqa")
-    order = rope_order(m).to(weight.device)
-    weight = _turned(weight, 1, m, order)
-    bias = None if bias is None else _turned(bias, 1, m, order)
-    q_norm, q_up = None, None
+    row = w.part(s.qkv_bias, "kv_a_proj_with_mqa")
+    order = rope_order(m).to(row.weight.device)
+    row = _turned(row, 1, m, order)
+    queries = None
     if m.query_rank:
-        q, q_bias = w.both(s.qkv_bias, "q_a_proj")
-        q_norm = w.norm("q_a_layernorm")
-        q_up = w.ops.linear(_turned(w.pop("q_b_proj.weight"), s.heads, m, order))
+        q = w.part(s.qkv_bias, "q_a_proj")
+        queries = LatentQueries(
+            w.norm("q_a_layernorm"),
+            w.product([_turned(w.part(False, "q_b_proj"), s.heads, m, order)]))
     else:
-        q = _turned(w.pop("q_proj.weight"), s.heads, m, order)
-        q_bias = None if bias is None else bias.new_zeros(len(q))
-    if bias is not None and q_bias is not None:
-        bias = torch.cat((q_bias, bias))
+        q = _turned(w.part(False, "q_proj"), s.heads, m, order)
+        if row.bias is not None:
+            q = q._replace(bias=row.bias.new_zeros(len(q.weight)))
     keys, values = w.pop("kv_b_proj.weight").view(s.heads, m.plain + m.value, m.rank).split(
         [m.plain, m.value], 1)
     return LatentAttention(
-        s, w.ops, w.ops.linear(torch.cat((q, weight)), bias), q_norm, q_up,
+        s, w.ops, w.product([q, row]), queries,
         w.norm("kv_a_layernorm"), keys.contiguous(), values.transpose(1, 2).contiguous(),
-        w.linear(s.o_bias, "o_proj"), s.place(i)[1], w.optional(KV_SCALES))
+        w.summed(s.o_bias, "o_proj"), s.place(i)[1], w.optional(KV_SCALES))
 
 
 def rope_order(m: LatentShape) -> Tensor:
@@ -135,8 +156,13 @@ def rope_order(m: LatentShape) -> Tensor:
     return torch.cat((a[::2], a[1::2])) if m.interleaved else a
 
 
-def _turned(rows: Tensor, heads: int, m: LatentShape, order: Tensor) -> Tensor:
+def _turned(part: Part, heads: int, m: LatentShape, order: Tensor) -> Part:
     """Each head's rows with the last `rope` of them in this order."""
-    each = len(rows) // heads
-    still, turned = rows.view(heads, each, *rows.shape[1:]).split([each - m.rope, m.rope], 1)
-    return torch.cat((still, turned[:, order]), 1).flatten(0, 1)
+    each = len(part.weight) // heads
+
+    def turned(rows: Tensor) -> Tensor:
+        still, own = rows.view(heads, each, *rows.shape[1:]).split([each - m.rope, m.rope], 1)
+        return torch.cat((still, own[:, order]), 1).flatten(0, 1)
+
+    return part._replace(weight=turned(part.weight),
+                         bias=None if part.bias is None else turned(part.bias))

@@ -2,80 +2,202 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from itertools import groupby
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import Input, InputForm
-from actorium.kernels.linear import Gated, Linear
+from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
+from actorium.gpu.parallel.split_layers import JoinedLinear, SummedLinear
+from actorium.gpu.weights.lazy_tensors import (
+    INPUT_ORDER,
+    LazyTensor,
+    WeightTensors,
+    drop_pages,
+    materialised,
+)
+from actorium.kernels.block_rows import BlockRows, stacked_blocks
+from actorium.kernels.grouped_rows import ROWS, RowFormat, RowLookup, is_grouped, row_format
+from actorium.kernels.linear import (
+    Gated,
+    Linear,
+    Reordered,
+    SideBySide,
+    TileGated,
+    TileLinear,
+)
 from actorium.kernels.ops import Ops
-from actorium.kernels.scaled_linear import SideBySide, is_packed
 
 
-class NormedLinear:
-    """A projection that is normed before it is added."""
+class Part(NamedTuple):
+    """Rows of a product's weight."""
 
-    def __init__(self, linear: Linear, norm: Tensor, eps: float, ops: Ops) -> None:
-        """norm: [N], with the 1 folded in."""
-        self.linear, self.norm, self.eps, self.ops = linear, norm, eps, ops
+    weight: Tensor
+    """[N, K]; or rows in FP8 or in 4 to 8 bits, see `Ops.linear`."""
+    bias: Tensor | None = None
+    """[N]"""
+    order: Tensor | None = None
+    """i64[K], which column of the input meets each column of the weight; None: its own."""
+    mapped: bool = False
+    """The weight is pages of a file."""
 
     @property
-    def form(self) -> InputForm:
-        """See `Linear`."""
-        return self.linear.form
-
-    def __call__(self, x: Input) -> Tensor:
-        """norm(linear(x)): [T, K] -> [T, N]."""
-        return self.ops.rms_norm(self.linear(x), self.norm, self.eps)
-
-    def onto(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + norm(linear(x))."""
-        return self.ops.rms_norm_add(self.linear(x), self.norm, self.eps, residual)
+    def kind(self) -> tuple[torch.dtype, int, RowFormat | None, bytes]:
+        """Equal for parts whose rows can lie in one weight."""
+        rows = row_format(self.weight) if is_grouped(self.weight) else None
+        order = b"" if self.order is None else self.order.cpu().numpy().tobytes()
+        return self.weight.dtype, self.weight.shape[1], rows, order
 
 
 class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
-    def __init__(self, tensors: dict[str, Tensor], prefix: str, ops: Ops,
-                 plus_one: bool) -> None:
-        """plus_one: norms multiply by 1 + weight."""
+    def __init__(self, tensors: WeightTensors, prefix: str, ops: Ops, plus_one: bool,
+                 group: RankGroup = LoneRank()) -> None:
+        """plus_one: norms multiply by 1 + weight; group: of ranks that share the model."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
+        self.group = group
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
-        return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one)
+        return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one,
+                            self.group)
+
+    def parts(self) -> LayerWeights:
+        """The same, of which each rank gives its part: for a mixture, which sums those of all its
+        experts at once."""
+        return LayerWeights(self.tensors, self.prefix, self.ops, self.plus_one)
 
     def pop(self, *names: str) -> Tensor:
         """One tensor, or several stacked."""
-        parts = [self.tensors.pop(self.prefix + name) for name in names]
+        parts = [materialised(self.tensors.pop(self.prefix + name)) for name in names]
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def optional(self, name: str) -> Tensor | None:
         """One tensor, if it is there."""
-        return self.tensors.pop(self.prefix + name, None)
+        found = self.tensors.pop(self.prefix + name, None)
+        return None if found is None else materialised(found)
 
-    def packed(self, name: str) -> bool:
-        """Whether the weight of this projection is in FP8."""
-        return is_packed(self.tensors[f"{self.prefix}{name}.weight"])
+    def dtype(self, name: str) -> torch.dtype:
+        """That of this projection's weight: see `Ops.linear`."""
+        return self.tensors[f"{self.prefix}{name}.weight"].dtype
 
-    def both(self, bias: bool, *names: str) -> tuple[Tensor, Tensor | None]:
-        """Weight and bias of projections, stacked."""
-        weight = self.pop(*(f"{name}.weight" for name in names))
-        return weight, self.pop(*(f"{name}.bias" for name in names)) if bias else None
+    def reordered(self, name: str) -> bool:
+        """Whether this projection has its columns in an order of its own."""
+        return f"{self.prefix}{name}{INPUT_ORDER}" in self.tensors
+
+    def part(self, bias: bool, name: str) -> Part:
+        """A projection."""
+        found = self.tensors[f"{self.prefix}{name}.weight"]
+        return Part(self.pop(f"{name}.weight"), self.pop(f"{name}.bias") if bias else None,
+                    self.optional(f"{name}{INPUT_ORDER}"),
+                    isinstance(found, LazyTensor) and found.mapped)
 
     def linear(self, bias: bool, *names: str) -> Linear:
-        """Projections of the same input as one product; those in FP8 apart from others."""
-        runs = [list(own) for _, own in groupby(
-            names, lambda name: is_packed(self.tensors[f"{self.prefix}{name}.weight"]))]
-        parts = [self.ops.linear(*self.both(bias, *own)) for own in runs]
-        return parts[0] if len(parts) == 1 else SideBySide(parts)
+        """Projections of the same input as one product."""
+        blocks = self._blocks(names)
+        if blocks is None:
+            return self.product([self.part(bias, name) for name in names])
+        own = [self.ops.linear_of_blocks(weight, self._biases(bias, part))
+               for weight, part in blocks]
+        return own[0] if len(own) == 1 else SideBySide(own)
+
+    def summed(self, bias: bool, name: str) -> Linear:
+        """A projection whose weight's columns the ranks share: what it gives is the sum of what
+        theirs give."""
+        if self.group.place.size == 1:
+            return self.linear(bias, name)
+        part = self.part(bias, name)
+        if self.group.place.rank and part.bias is not None:
+            part = part._replace(bias=torch.zeros_like(part.bias))  # rank 0 adds it
+        return SummedLinear(self.product([part]), self.group)
+
+    def joined(self, name: str) -> Linear:
+        """The same where every rank has the whole of the input, of which it takes its part."""
+        part, group = self.part(False, name), self.group
+        own = self.product([part])
+        return own if group.place.size == 1 else JoinedLinear(own, group, part.weight.shape[1])
+
+    def product(self, parts: Sequence[Part]) -> Linear:
+        """One product with these rows; those in different formats side by side."""
+        own = [_ordered(self.ops.linear(part.weight, part.bias), part) for part in stacked(parts)]
+        if all(isinstance(each, TileLinear) for each in own):
+            _let_go(parts)
+        return own[0] if len(own) == 1 else SideBySide(own)
 
     def gated(self, bias: bool, activation: str, *names: str) -> Gated:
         """Gate and up of an MLP."""
-        return self.ops.gated(*self.both(bias, *names), activation)
+        blocks = self._blocks(names)
+        if blocks is not None and len(blocks) == 1:
+            return self.ops.gated_of_blocks(blocks[0][0], self._biases(bias, names), activation)
+        if blocks is not None:
+            return self.ops.gated_by(self.linear(bias, *names), activation)
+        read = [self.part(bias, name) for name in names]
+        parts = stacked(read)
+        if len(parts) > 1 or parts[0].order is not None:
+            return self.ops.gated_by(self.product(parts), activation)
+        own = self.ops.gated(parts[0].weight, parts[0].bias, activation)
+        if isinstance(own, TileGated):
+            _let_go(read)
+        return own
+
+    def embedding(self, name: str, is_head: bool) -> tuple[Tensor | RowLookup, Linear | None]:
+        """([V, K], or what gives its rows; a product with it, where it is the head as well)."""
+        if self.dtype(name) is not ROWS:
+            if not is_head:
+                return self.pop(f"{name}.weight"), None
+            embed = self.part(False, name)
+            head = self.product([embed])
+            return head if isinstance(head, TileLinear) else embed.weight, head
+        looked_up = self.linear(False, name)
+        return cast(RowLookup, looked_up), looked_up
+
+    def _blocks(self, names: Sequence[str]) -> list[tuple[BlockRows, list[str]]] | None:
+        """The weights of these projections where all still lie in files, neighbours in one format
+        as one, with their names."""
+        own: list[tuple[BlockRows, str]] = []
+        for name in names:
+            found = self.tensors.get(f"{self.prefix}{name}.weight")
+            if not isinstance(found, LazyTensor) or found.blocks is None or self.reordered(name):
+                return None
+            own.append((found.blocks, name))
+        runs = [list(run) for _, run in groupby(own, lambda each: each[0][:2])]
+        return [(stacked_blocks([weight for weight, _ in run]), [name for _, name in run])
+                for run in runs]
+
+    def _biases(self, bias: bool, names: Sequence[str]) -> Tensor | None:
+        """Of these projections, whose weights have been laid out from their files."""
+        for name in names:
+            del self.tensors[f"{self.prefix}{name}.weight"]
+        return self.pop(*(f"{name}.bias" for name in names)) if bias else None
 
     def norm(self, name: str) -> Tensor:
         """A norm's weight, with the 1 folded in."""
         weight = self.pop(f"{name}.weight")
         return (weight.float() + 1).to(weight.dtype) if self.plus_one else weight
+
+
+def stacked(parts: Sequence[Part]) -> list[Part]:
+    """The same rows in the same order; neighbours in one format as one part."""
+    runs = [list(own) for _, own in groupby(parts, lambda part: part.kind)]
+    return [own[0] if len(own) == 1 else Part(
+        torch.cat([part.weight for part in own]), _stacked_bias(own), own[0].order)
+        for own in runs]
+
+
+def _let_go(parts: Sequence[Part]) -> None:
+    """Of the pages of files that a backend has a layout of its own of."""
+    for part in parts:
+        if part.mapped:
+            drop_pages(part.weight)
+
+
+def _stacked_bias(parts: Sequence[Part]) -> Tensor | None:
+    found = [part.bias for part in parts if part.bias is not None]
+    return torch.cat(found) if found else None
+
+
+def _ordered(linear: Linear, part: Part) -> Linear:
+    return linear if part.order is None else Reordered(linear, part.order)

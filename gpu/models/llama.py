@@ -7,9 +7,9 @@ from actorium.gpu.families.llama_config import SANDWICH_NORMS
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer
-from actorium.gpu.models.layer_weights import LayerWeights, NormedLinear
+from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import dense
-from actorium.kernels.linear import Linear
+from actorium.gpu.models.sandwich_layer import SandwichLayer
 
 
 class CausalLM(Decoder):
@@ -21,9 +21,6 @@ class CausalLM(Decoder):
         mixer = attention(w.under("self_attn."), s, i)
         mlp = dense(w.under("mlp."), s.mlp_bias, s.activation)
         if not s.sandwich_norms:
-            return Layer(mixer, mlp, *(w.norm(name) for name in NORMS))
+            return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
         before, between, attended, done = (w.norm(name) for name in SANDWICH_NORMS)
-        assert isinstance(mixer.o, Linear) and isinstance(mlp.down, Linear)
-        mixer.o = NormedLinear(mixer.o, attended, s.norm_eps, w.ops)
-        mlp.down = NormedLinear(mlp.down, done, s.norm_eps, w.ops)
-        return Layer(mixer, mlp, before, between)
+        return SandwichLayer(mixer, mlp, s.norm_eps, before, between, attended, done)

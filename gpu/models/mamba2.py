@@ -11,6 +11,8 @@ from actorium.gpu.families.model_shape import MambaShape
 from actorium.gpu.models.forward_context import StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.split_layers import norm_gated_over
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.reference.causal_conv import conv_step
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, time_steps
@@ -35,6 +37,9 @@ class Mamba2(RecurrentLayer):
     """f32[H]: D"""
     norm: Tensor
     """f32[H * P]"""
+    group: RankGroup
+    shared_by: int
+    """See `MambaShape`."""
 
     @property
     def inner(self) -> int:
@@ -63,6 +68,9 @@ class Mamba2(RecurrentLayer):
     def gate(self, y: Tensor, p: Tensor) -> Tensor:
         """See `RecurrentLayer`. y: f32[T, H, P]."""
         s = self.sizes
+        if self.shared_by > 1:
+            return norm_gated_over(self.group, self.shared_by, y.flatten(1), self.norm,
+                                   p[:, :s.inner], self.eps)
         return self.ops.norm_gated(y.flatten(1), self.norm, p[:, :s.inner], self.eps, s.groups)
 
     def _parts(self, x: Tensor) -> tuple[Tensor, Tensor]:
@@ -73,9 +81,9 @@ class Mamba2(RecurrentLayer):
 def mamba2(w: LayerWeights, s: MambaShape, place: int) -> Mamba2:
     """The layer of these weights; place: among the recurrent ones."""
     return Mamba2(
-        place, w.linear(s.proj_bias, "in_proj"), w.linear(s.proj_bias, "out_proj"), w.ops,
+        place, w.linear(s.proj_bias, "in_proj"), w.summed(s.proj_bias, "out_proj"), w.ops,
         SSDSizes(s.heads, s.groups, s.head_dim, s.state_dim), s.norm_eps, s.time_limit,
         w.pop("conv1d.weight")[:, 0].t().float().contiguous(),
         w.pop("conv1d.bias").float() if s.conv_bias else None,
         -w.pop("A_log").float().exp(), w.pop("dt_bias").float(), w.pop("D").float(),
-        w.pop("norm.weight").float())
+        w.pop("norm.weight").float(), w.group, s.shared_by)

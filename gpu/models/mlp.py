@@ -10,12 +10,15 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ExpertShape
-from actorium.gpu.models.layer_weights import LayerWeights, NormedLinear
+from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.loader import Fused
-from actorium.kernels.inputs import HiddenStream, Input, InputForm, PendingSum
+from actorium.kernels.grouped_rows import ROWS
+from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.reference.experts import EachExpert, Experts, route
-from actorium.kernels.scaled_linear import has_products
+from actorium.kernels.reference.experts import Experts, route
+from actorium.kernels.scaled_linear import has_products, is_packed
 
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
@@ -40,7 +43,9 @@ class Dense:
     """An MLP, gated by SiLU or GELU."""
 
     gate_up: Gated
-    down: Linear | NormedLinear
+    down: Linear
+    activation: str = "silu"
+    """silu or gelu"""
 
     @property
     def waits(self) -> bool:
@@ -52,17 +57,20 @@ class Dense:
         """See `Mlp`."""
         return self.gate_up.form
 
-    def __call__(self, x: Input) -> Tensor:
-        return self.down(self.gate_up(x, self.down.form))
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        act = ops.gelu_mul if self.activation == "gelu" else ops.silu_mul
+        return ops.linear(act(ops.linear(x, self.gate_up)), self.down)
 
-    def add(self, x: Input, residual: Tensor) -> HiddenStream:
-        """residual + the MLP of x."""
-        return self.down.onto(self.gate_up(x, self.down.form), residual)
+    def __call__(self, x: Input) -> Tensor:
+        """As one of many experts: [n, hidden] -> [n, hidden]."""
+        return self.down(self.gate_up(x, self.down.form))
 
 
 def dense(w: LayerWeights, bias: bool = False, activation: str = "silu") -> Dense:
     """The MLP of these weights."""
-    return Dense(w.gated(bias, activation, "gate_proj", "up_proj"), w.linear(bias, "down_proj"))
+    return Dense(w.gated(bias, activation, "gate_proj", "up_proj"), w.summed(bias, "down_proj"),
+                 activation)
 
 
 @dataclass(slots=True)
@@ -74,6 +82,12 @@ class Mixture:
     """To the experts, and, in the last row, to the gate of the shared expert."""
     experts: Experts
     shared: Dense | None
+    group: RankGroup
+
+    @property
+    def ranks(self) -> int:
+        """That share each expert."""
+        return self.group.place.size
 
     @property
     def waits(self) -> bool:
@@ -86,25 +100,32 @@ class Mixture:
         form = self.router.form.also(self.experts.form)
         return form if self.shared is None else form.also(self.shared.form)
 
-    def add(self, x: Input, residual: Tensor) -> HiddenStream:
-        """residual + the mixture's output for x."""
-        s, logits = self.shape, self.router(x)
-        weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
-        out = self.experts(x, weights, chosen)
+    def forward(self, x: Tensor) -> Tensor:
+        """See `Mlp`."""
+        logits = ops.linear(x, self.router)
+        out = ops.route(x, logits, self)
         if self.shared is not None:
-            out.addcmul_(logits[:, s.number:].sigmoid(), self.shared(x))
-        return PendingSum(out, residual)
+            gate = ops.shared_gate(logits, self.shape.number)
+            out = ops.add(ops.sigmoid_scale(self.shared.forward(x), gate), out)
+        return ops.all_reduce(out, self.group) if self.ranks > 1 else out
+
+    def route(self, x: Input, logits: Tensor) -> Tensor:
+        """What the chosen experts give, weighted: [T, hidden]. logits: [T, E or more]."""
+        s = self.shape
+        weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
+        return self.experts(x, weights, chosen)
 
 
 def experts(w: LayerWeights, number: int) -> Experts:
     """So many of these weights; grouped on the device where the kernels can, and all of them are in
-    FP8, of which the device has products, or none."""
+    the model's dtype, or in FP8 of which the device has products."""
     own = [w.under(f"experts.{e}.") for e in range(number)]
-    kinds = {each.packed(name) for each in own for name in ("gate_proj", "up_proj", "down_proj")}
+    kinds = {each.dtype(name) for each in own for name in ("gate_proj", "up_proj", "down_proj")}
     weight = own[0].tensors[f"{own[0].prefix}down_proj.weight"]
-    served = len(kinds) == 1 and (kinds == {False} or has_products(weight.device))
+    served = len(kinds) == 1 and ROWS not in kinds and (
+        not isinstance(weight, Tensor) or not is_packed(weight) or has_products(weight.device))
     if not w.ops.groups_experts or not served:
-        return EachExpert([dense(each) for each in own])
+        return w.ops.experts_of([dense(each.parts()) for each in own])
     gate_up = torch.stack([each.pop("gate_proj.weight", "up_proj.weight") for each in own])
     return w.ops.experts(gate_up, torch.stack([each.pop("down_proj.weight") for each in own]))
 
@@ -115,4 +136,4 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
     if s.shared:
         router = torch.cat((router, w.pop("shared_expert_gate.weight")))
     return Mixture(s, w.ops.linear(router), experts(w, s.number),
-                   dense(w.under("shared_expert.")) if s.shared else None)
+                   dense(w.under("shared_expert.").parts()) if s.shared else None, w.group)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.architectures import mtp_names
-from actorium.gpu.models.decoder import Decoder, Layer
+from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
 from actorium.gpu.models.forward_context import ForwardContext, GroupContext, plan_attention
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.kernels.inputs import settled
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.rope import rope_rows
@@ -29,6 +30,8 @@ class MtpDrafter:
     join: Linear
     layer: Layer
     norm: Tensor
+    run: LayerRun | None = None
+    """Of the layer; see `Decoder.runs`."""
 
     @property
     def waits(self) -> bool:
@@ -40,12 +43,14 @@ class MtpDrafter:
         rows: Tensor | None = None,
     ) -> Tensor:
         """See `Drafter`."""
-        m, layer = self.model, self.layer
+        m = self.model
         ops, eps = m.ops, m.shape.norm_eps
-        token = ops.rms_norm(m.embed.index_select(0, tokens), self.token_norm, eps)
+        token = ops.rms_norm(m.embeddings(tokens), self.token_norm, eps)
         hidden = self.join(torch.cat((token, ops.rms_norm(hidden, self.hidden_norm, eps)), -1))
         step = self._step(batch, pool, rows)
-        last = m.feed(layer, m.mix(layer, hidden, step, rows))
+        assert self.run is not None
+        last = (self.run.whole(hidden, step) if rows is None
+                else self.run.few(hidden, step, rows))
         return ops.rms_norm(settled(last), self.norm, eps)
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -61,14 +66,14 @@ class MtpDrafter:
                     [GroupContext(batch.kv_index, pool.layers, plan)], None, [])
 
 
-def load_drafter(model: Decoder, tensors: dict[str, Tensor]) -> MtpDrafter | None:
+def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:
     """The drafter of these tensors, which are taken out of the dict; None where the shape has
     none."""
     s = model.shape
-    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one)
+    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group)
     if names is None:
         return None
     return MtpDrafter(
         model, whole.norm(names.token_norm), whole.norm(names.hidden_norm),
-        whole.linear(False, names.join), model.load_layer(whole.under(names.layer), s.layers),
+        whole.joined(names.join), model.load_layer(whole.under(names.layer), s.layers),
         whole.norm(names.norm))

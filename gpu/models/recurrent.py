@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.models.forward_context import ForwardContext, StatePlan
+from actorium.gpu.passes.canonical_ops import linear, recur
 from actorium.gpu.step.states import LayerStates
-from actorium.kernels.inputs import HiddenStream, Input, InputForm
+from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
 from actorium.kernels.reference.window import run_window
@@ -24,7 +25,7 @@ class RecurrentLayer(ABC):
     place: int
     """Its place among the recurrent layers."""
     project: Linear
-    out: Linear
+    o: Linear
     ops: Ops
 
     @property
@@ -37,16 +38,11 @@ class RecurrentLayer(ABC):
         """See `Mixer`."""
         return self.project.form
 
-    @property
-    def rereads(self) -> bool:
+    def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
         """See `Mixer`."""
-        return False
+        return linear(recur(linear(x, self.project), self, step), self.o)
 
-    def before(self, x: Input, step: ForwardContext) -> Tensor:
-        """See `Mixer`."""
-        return self.project(x)
-
-    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None,
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
         plan, states = step.states, step.recurrent[self.place]
@@ -61,10 +57,6 @@ class RecurrentLayer(ABC):
             return torch.cat(parts, out=out)
         y = parts[0] if len(parts) == 1 else torch.cat(parts)
         return y if rows is None else y.index_select(0, rows)
-
-    def after(self, y: Tensor, x: Input | None, hidden: Tensor) -> HiddenStream:
-        """See `Mixer`."""
-        return self.out.onto(y, hidden)
 
     @abstractmethod
     def extend(self, p: Tensor, states: LayerStates, plan: StatePlan) -> Tensor:

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import torch
 
+from actorium.actors.config.pass_names import parse_passes
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
@@ -20,6 +21,7 @@ from actorium.gpu.families.architectures import (
 )
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import HYBRIDS
 from actorium.gpu.models.decoder import Decoder as Model
 from actorium.gpu.models.deepseek import DeepseekLM
@@ -27,10 +29,13 @@ from actorium.gpu.models.granite import GraniteLM
 from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.models.mtp import load_drafter
+from actorium.gpu.parallel.rank_types import LoneRank, RankGroup, RankPlace
+from actorium.gpu.passes.pass_manager import PassManager
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.kv_scales import CacheScales
 from actorium.gpu.weights.loader import Fp8, Progress, holds, random_tensors, read_tensors
+from actorium.gpu.weights.sliced_tensors import slices_of
 from actorium.kernels.backends import triton_fault
 
 __all__ = ["MODELS", "Model", "load_model"]
@@ -47,9 +52,10 @@ MODELS: dict[str, type[Model]] = {
 """What runs each of `ARCHITECTURES`."""
 
 
-def load_model(path: Path, config: Config, device: torch.device, progress: Progress) -> Model:
+def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
+               group: RankGroup = LoneRank()) -> Model:
     """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
-    or, by `auto`, where the checkpoint has it.
+    or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 
     progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
     the file, field or tensor at fault, and `BadConfig` for kernels that cannot run here.
@@ -60,29 +66,37 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     if shape.mtp_layers and not _drafts(path, shape, config):
         shape = replace(shape, mtp_layers=0)
     asked = config.model.quantization
-    scaled = shape.fp8 or fp8_shape(read_json(where), where)
+    raw = read_json(where)
+    scaled = shape.fp8 or fp8_shape(raw, where)
     fp8 = Fp8(scaled, keeps(device, config.device.kernels, asked)) if scaled else None
     if fp8 is None or not fp8.keep:
         shape = replace(shape, fp8=None)
     elif how := how_served(device, config.device.kernels):
         LOG.warning("--quantization fp8: %s", how)
-    kind, specs, dtype = MODELS[shape.architecture], model_tensors(shape), TORCH_DTYPES[shape.dtype]
+    kind, dtype, whole = MODELS[shape.architecture], TORCH_DTYPES[shape.dtype], shape
+    slices, shape = slices_of(whole, group.place), whole.split(group.place.size)
+    specs = model_tensors(shape)
     if config.model.load_format == "dummy":
-        tensors = random_tensors(specs, dtype, device, config.model.seed, progress, fp8)
+        tensors = random_tensors(specs, dtype, device, config.model.seed, progress, fp8,
+                                 shape.grouped, slices)
     else:
-        tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(shape), fp8,
-                               _cache_scales(config, shape))
-    model = kind(shape, tensors, device, config.device.native_kernels, config.device.kernels)
+        tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
+                               _cache_scales(config, whole, group.place), shape.grouped,
+                               stored_weights(raw, where), slices)
+    model = kind(shape, tensors, device, config.device.native_kernels, config.device.kernels,
+                 group)
     model.drafter = load_drafter(model, tensors)
+    PassManager(model, parse_passes(config.device.passes),
+                Path(dump) if (dump := config.device.dump_passes) else None).install()
     return model
 
 
-def _cache_scales(config: Config, shape: ModelShape) -> CacheScales | None:
-    """What reads them; None where the KV cache is not in FP8."""
+def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheScales | None:
+    """What reads a rank's; None where the KV cache is not in FP8."""
     name = config.memory.kv_cache_dtype
     if kv_dtype(name, TORCH_DTYPES[shape.dtype]).itemsize > 1:
         return None
-    return CacheScales(attention_modules(shape), shape, name)
+    return CacheScales(attention_modules(shape), shape, name, place)
 
 
 def _drafts(path: Path, shape: ModelShape, config: Config) -> bool:

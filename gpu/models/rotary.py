@@ -1,5 +1,5 @@
 """Tables of rotary embeddings: frequencies of every scaling variant, as transformers computes
-them, in the order in which heads are stored."""
+them, in the order in which heads are stored; and weights in that order."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ModelShape, RopeShape
+from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.kernels.linear import Linear
 from actorium.kernels.reference.rope import rope_table
 
 
@@ -94,3 +96,34 @@ def _yarn_scale(rope: RopeShape) -> float:
     if rope.mscale and rope.mscale_all_dim:
         return mscale(rope.mscale) / mscale(rope.mscale_all_dim)
     return mscale(1.0)
+
+
+def turned_projections(w: LayerWeights, s: ModelShape,
+                       order: Tensor) -> tuple[Linear, Linear | None]:
+    """Queries, keys and values, heads in this order; and the gate of the output."""
+    queries, keys, values = (w.part(s.qkv_bias, f"{name}_proj") for name in "qkv")
+    order = order.to(queries.weight.device)
+    q, gate = _split_gate(queries.weight, s)
+    q_bias = gate_bias = None
+    if queries.bias is not None:
+        q_bias, gate_bias = _split_gate(queries.bias, s)
+    own = [_ordered(Part(q, q_bias, queries.order), order), _ordered(keys, order), values]
+    return w.product(own), (
+        None if gate is None else w.product([Part(gate, gate_bias, queries.order)]))
+
+
+def _split_gate(stacked: Tensor, s: ModelShape) -> tuple[Tensor, Tensor | None]:
+    """Rows of the queries and of the gate; each head's lie one after the other."""
+    if not s.output_gate:
+        return stacked, None
+    q, gate = stacked.view(s.heads, 2, s.head_dim, *stacked.shape[1:]).unbind(1)
+    return q.flatten(0, 1), gate.flatten(0, 1)
+
+
+def _ordered(part: Part, order: Tensor) -> Part:
+    """The rows of each head in this order."""
+    weight, bias = (None if rows is None else
+                    rows.view(-1, len(order), *rows.shape[1:])[:, order].flatten(0, 1)
+                    for rows in part[:2])
+    assert weight is not None
+    return part._replace(weight=weight, bias=bias)

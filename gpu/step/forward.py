@@ -25,11 +25,14 @@ class LayerRunner(Protocol):
         """See `Decoder.forward`."""
 
 
-class PiecewiseRunner(LayerRunner, Protocol):
-    """See `graphs.piecewise_graphs`."""
+class CapturedLayers(LayerRunner, Protocol):
+    """See `graphs.piecewise_graphs` and `graphs.decode_programs`."""
+
+    serves_as: str
+    """What its steps count as: see `ForwardPass.served`."""
 
     def serves(self, step: InputBatch) -> bool:
-        """Whether graphs are there for a step of this size."""
+        """Whether this step can be run so."""
 
 
 class StepModel(LayerRunner, Protocol):
@@ -72,7 +75,7 @@ class ForwardPass:
         its MTP layer, which is not run without."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.proposer = proposer
-        self.segments: PiecewiseRunner | None = None
+        self.segments: CapturedLayers | None = None
         """Runs the layers of steps that it serves."""
         self.served = {"full_graph": 0, "piecewise_graph": 0, "eager": 0}
         """Steps so far, by how they were run: one graph, graphs with attention between them, or
@@ -104,9 +107,10 @@ class ForwardPass:
     def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
         layers: LayerRunner = self.model
+        served_as = "eager"
         if self.segments is not None and self.segments.serves(step):
-            layers = self.segments
-        self.served["eager" if layers is self.model else "piecewise_graph"] += 1
+            layers, served_as = self.segments, self.segments.serves_as
+        self.served[served_as] += 1
         return layers.forward(step.batches, self.pools, recurrent)
 
     def all_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:

@@ -47,7 +47,7 @@ def make_pools(
     shape: ModelShape, pages: Sequence[int], page_size: int, dtype: torch.dtype,
     device: torch.device,
 ) -> list[KVPagePool]:
-    """The pool of every group of the model's layers; pages: of each."""
+    """Makes the pool of every group of the model's layers, with `pages` pages each."""
     return [KVPagePool(shape, count, page_size, dtype, device, len(group.layers))
             for count, group in zip(pages, shape.groups, strict=True)]
 

@@ -254,7 +254,7 @@ def _commit_windows(t: SlotTables, step: InputBatch, tokens: Array,
 
 
 def _count(t: SlotTables, rows: Array, tokens: Array, emitted: Array) -> None:
-    """Count the tokens that were emitted; rows: of the counts, 0 = none, which stays as it is."""
+    """Counts the tokens that were emitted; rows: of the counts, 0 = none, which stays as it is."""
     t.counts[rows, tokens] = t.counts[rows, tokens] + (emitted & (rows > 0))
 
 

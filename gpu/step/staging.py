@@ -44,7 +44,7 @@ class Upload:
         self._arrays: list[Array] = []
 
     def add(self, array: I32) -> int:
-        """An array that is wanted on the device (int32): by this number, once it is sent."""
+        """Adds an int32 array to the upload; returns its number, to fetch it by on the device."""
         self._arrays.append(array)
         return len(self._arrays) - 1
 
@@ -54,7 +54,7 @@ class Upload:
         table[rows] = values
 
     def cells(self, table: Array, places: I32, values: I32) -> None:
-        """The same of single numbers; places: in the flat table."""
+        """Adds single numbers to write to a table; places: in the flat table."""
         table.reshape(-1)[places] = values
 
     def send(self) -> None:
@@ -112,7 +112,7 @@ class HostArrays:
         return Download([self.array(a) if isinstance(a, Tensor) else a for a in arrays])
 
     def fetch_rows(self, *arrays: Array) -> Download:
-        """The same, for integer arrays of one shape."""
+        """Fetches integer arrays of one shape."""
         return Download(list(arrays))
 
     def wait_for_fetches(self) -> None:

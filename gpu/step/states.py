@@ -18,11 +18,11 @@ from actorium.kernels.ragged import ExtendRun
 
 
 class LayerStates(NamedTuple):
-    """Of one layer; a row is a sequence's or a checkpoint's.
+    """One layer's states; a row is a sequence's or a checkpoint's.
 
     With speculation a commit is delayed: state and columns are those after every token known to be
     certain when the sequence's last step was made. That step's drafts wait in `pending`, as inputs;
-    the next step takes in those that were accepted. After a step without drafts nothing waits.
+    the next step applies the accepted ones. After a step without drafts nothing waits.
     """
 
     state: Tensor

@@ -21,18 +21,18 @@ from actorium.actors.messages import Masks, Ready, Reset, RowMask, StepPlan, Ste
 from actorium.gpu.worker.compilations import Compilations
 
 if TYPE_CHECKING:
+    from actorium.gpu.parallel.step_gate import StepGate
     from actorium.gpu.step.runner import ModelRunner
     from actorium.gpu.worker.measure import WorkspaceMeter
     from actorium.gpu.worker.prefault import PagePrefault
     from actorium.gpu.worker.timing import TimedStep
     from actorium.gpu.worker.tracing import StepTrace
 
-SPIN = "500"
-"""Rounds (about 20 us in all) that libgomp's threads spin for each other before they sleep. With
-its default of several ms a waiting thread blocks a core that processes share: with two threads on
-two busy cores, tiny models ran 30 times slower."""
 STEPS_AHEAD = 4
 """Steps of the largest size for whose pages memory is populated in advance."""
+STEP_TIMEOUT = 45.0
+"""Seconds that a rank waits for another one in a step: less than the step's budget, so that it can
+say for whom before the watchdog ends it."""
 WakeUp = Callable[[], None]
 
 
@@ -48,6 +48,7 @@ class ComputeThread:
         self._work: SimpleQueue[StepPlan | Masks | Reset | None] = SimpleQueue()
         self._harvest: SimpleQueue[TimedStep] = SimpleQueue()
         self._ready: Ready
+        self._gate: StepGate
         self._post: WakeUp = _nothing
         self._epoch = 0
         """Epoch of the scheduler that is served."""
@@ -104,7 +105,8 @@ class ComputeThread:
                 if self._apply_reset(message):
                     runner.reset()
                     timer.reset()
-            elif not self._adopted or message.epoch != self._epoch:
+            elif (not self._adopted or message.epoch != self._epoch
+                  or not self._gate.opens(message.epoch, message.step)):
                 self.plans_received -= 1
             else:
                 try:
@@ -129,12 +131,17 @@ class ComputeThread:
             message = self._work.get()
             if isinstance(message, Masks):
                 if (message.epoch, message.step) == (plan.epoch, plan.step):
+                    if not self._gate.opens(plan.epoch, plan.step, late=True):
+                        raise StepAbandoned
                     return message.masks
             elif isinstance(message, StepPlan):
                 if message.epoch == plan.epoch:
                     raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
                 self.plans_received -= 1
-            elif message is None or self._apply_reset(message):
+            elif message is None:
+                self._gate.leave()
+                raise StepAbandoned
+            elif self._apply_reset(message):
                 raise StepAbandoned
 
     def _trace(self) -> StepTrace | None:
@@ -151,6 +158,8 @@ class ComputeThread:
         another worker."""
         if reset.epoch < self._epoch or reset.worker not in (0, self._ctx.epoch):
             return False
+        if reset.epoch > self._epoch:
+            self._gate.pass_by(reset.epoch)
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
         if not self._adopted:
             self.results.append(self._ready)
@@ -170,16 +179,23 @@ class ComputeThread:
                 ahead.note_pages(message)
             if isinstance(message, StepPlan | Reset):
                 return message
+            if message is None:
+                self._gate.leave()
 
     def _load(self) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
         start = perf_counter()
-        os.environ.setdefault("GOMP_SPINCOUNT", SPIN)
+        from actorium.gpu.worker.thread_spin import spin_rounds
+
+        os.environ.setdefault("GOMP_SPINCOUNT", str(spin_rounds(self._ctx.config)))
         from actorium.actors.runtime.worker_info import write_info
         from actorium.gpu.worker.device import open_device
         from actorium.gpu.worker.prefault import PagePrefault
+        from actorium.gpu.worker.rank_setup import join_ranks
 
+        group, self._gate = join_ranks(self._ctx)
         opened = open_device(self._ctx.config, self._ctx.epoch, self._report,
-                             {"import": perf_counter() - start})
+                             {"import": perf_counter() - start}, group)
+        self._gate.timeout_s = group.timeout_s = STEP_TIMEOUT
         start = perf_counter()
         ahead = PagePrefault(opened.runner.pools,
                              STEPS_AHEAD * self._ctx.config.scheduler.max_num_batched_tokens,
@@ -201,7 +217,9 @@ class ComputeThread:
             self._finish(self._harvest.get())
 
     def _finish(self, timed: Any) -> None:
-        self.results.append(timed.result())
+        result = timed.result()
+        if not self._ready.rank:  # one of the ranks answers, and all have the same answer
+            self.results.append(result)
         self.steps += 1
         self._post()
 

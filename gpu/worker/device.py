@@ -1,12 +1,9 @@
-"""Opens the device: loads weights, allocates tables and caches, warms up, captures graphs."""
+"""Opens the device: loads weights, allocates tables and caches, warms up."""
 
 from __future__ import annotations
 
 import ctypes
-import logging
 import os
-from collections.abc import Callable
-from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
 
@@ -20,14 +17,12 @@ from actorium.actors.models.model_dir import resolve
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.graphs.capture import Capturer, CudaCapturer
-from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
-from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import Model, load_model
-from actorium.gpu.plan.graph_memory import GRAPH_BYTES, Graphs, planned_graphs
+from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankGroup, RankPlace
 from actorium.gpu.plan.memory_plan import MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
+from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposer
@@ -35,6 +30,13 @@ from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, check_kv_dtype, kv_dtype
+from actorium.gpu.worker.graph_setup import (
+    ReportPhase,
+    capture_graphs,
+    capture_programs,
+    trial_graph_bytes,
+    wanted_graphs,
+)
 from actorium.gpu.worker.measure import (
     Footprint,
     WorkspaceMeter,
@@ -52,7 +54,6 @@ from actorium.gpu.worker.warmup import (
     warm_up_kernels,
 )
 
-LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
            "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 """glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
@@ -63,11 +64,6 @@ twice over, and the angles."""
 STATE_BYTES = 64 << 20
 """Most of the state pool that the steps before the first request may touch on a CPU, where memory
 is taken when it is first written."""
-
-DRIVER_BYTES = 8 * GRAPH_BYTES
-"""Most that the driver is believed to keep of one graph."""
-ReportPhase = Callable[[str, str], None]
-"""Reports a phase: (phase, detail)."""
 
 
 class OpenedDevice(NamedTuple):
@@ -81,63 +77,73 @@ class OpenedDevice(NamedTuple):
     info: WorkerInfo
 
 
-def open_device(config: Config, epoch: int, report: ReportPhase,
-                seconds: dict[str, float]) -> OpenedDevice:
+def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[str, float],
+                group: RankGroup = LoneRank()) -> OpenedDevice:
     """Load the model, allocate, warm up. `seconds` (by phase) is completed and goes into `ready`.
+    group: of the ranks that share the model, each of which calls this on a device of its own.
 
-    Raises `BadModel` or `BadConfig` with one line.
+    Raises `BadModel` or `BadConfig` with one line, and `GroupTimeout`.
     """
-    device = pick_device(config.device)
+    device = pick_device(config.device, group.place)
     start = perf_counter()
     report("loading", "")
     before = taken(device)
     path = resolve(config.model.model)
-    shape = read_shape(path, config)  # says what cannot be before it loads
+    # Says what cannot be before it loads.
+    shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
     check_kv_dtype(config.memory.kv_cache_dtype, device, config.device.kernels)
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
-                       lambda what, done, of: report("loading", f"{what} {done}/{of}"))
+                       lambda what, done, of: report("loading", f"{what} {done}/{of}"), group)
     seconds["load"] = perf_counter() - start
     weights = taken(device) - before
     start = perf_counter()
     report("warming", "allocating")
     runner, footprint, plan = _allocate(config, model, device)
     footprint.measured |= {"weights": weights, **held_bytes(runner)}
+    footprint.formats = bytes_by_format(model.shape)
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
     report("warming", "products")
     model.ops.tune(device)
     report("warming", "first steps")
-    meter = _warm_up(config, runner, footprint, report)
+    meter = _warm_up(config, runner, footprint, report, group)
     seconds["warm up"] = perf_counter() - start
-    graphs = _capture(config, runner, footprint, report, seconds)
+    graphs = capture_graphs(config, runner, footprint, report, seconds)
+    if device.type == "cpu" and not any(graphs):
+        graphs = capture_programs(config, runner, footprint, meter)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
         groups=[PageGroup(pool.pages, group.window)
                 for pool, group in zip(runner.pools, model.shape.groups, strict=True)],
         slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
-        vocab_size=model.shape.vocab_size, device=f"{device.type} {name}".strip(),
+        vocab_size=model.shape.vocabulary, device=f"{device.type} {name}".strip(),
         checkpoints=runner.states.checkpoints if runner.states else 0,
         recurrent=runner.states is not None, load_seconds=seconds,
-        drafts=runner.tables.drafts.max_drafts)
+        drafts=runner.tables.drafts.max_drafts, rank=group.place.rank)
     info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
     return OpenedDevice(runner, ready, footprint, meter, info)
 
 
-def pick_device(config: DeviceConfig) -> torch.device:
-    """The device, with torch's threads set. Raises `BadConfig` if it is not there."""
+def pick_device(config: DeviceConfig, place: RankPlace = ALONE) -> torch.device:
+    """The device of a rank, with torch's threads set. Raises `BadConfig` if it is not there."""
     available = torch.cuda.is_available()
     if config.device == "cuda" and not available:
         raise BadConfig("device: cuda was asked for, but torch finds no CUDA device",
                         "device.device")
     if config.device == "cpu" or not available:
-        torch.set_num_threads(config.threads or len(os.sched_getaffinity(0)))
+        threads = config.threads or len(os.sched_getaffinity(0))
+        torch.set_num_threads(max(1, threads // place.size))
         keep_freed_memory()
         return torch.device("cpu")
-    torch.cuda.set_device(0)
-    return torch.device("cuda", 0)
+    if (devices := torch.cuda.device_count()) < place.size:
+        raise BadConfig(f"tensor_parallel_size: each rank needs a CUDA device, and there "
+                        f"{'is' if devices == 1 else 'are'} {devices}, got {place.size}",
+                        "device.tensor_parallel_size")
+    torch.cuda.set_device(place.rank)
+    return torch.device("cuda", place.rank)
 
 
 def keep_freed_memory() -> None:
@@ -186,7 +192,7 @@ def make_states(config: Config, shape: ModelShape, slots: int, checkpoints: int,
 
 
 def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
-             report: ReportPhase) -> WorkspaceMeter | None:
+             report: ReportPhase, group: RankGroup) -> WorkspaceMeter | None:
     """The first steps: on CUDA of every form; on a CPU ever larger ones, of which the temporaries
     are measured."""
     most = config.scheduler.max_num_batched_tokens
@@ -199,7 +205,7 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
     rows = runner.tables.slots
     if runner.states is not None:
         rows = max(1, STATE_BYTES * (rows + runner.states.checkpoints) // runner.states.bytes)
-    profile(meter, most, lambda tokens: dummy_run(runner, tokens, rows))
+    profile(meter, most, lambda tokens: dummy_run(runner, tokens, rows), group.agreed)
     return meter
 
 
@@ -212,7 +218,7 @@ def _allocate(config: Config, model: Model, device: torch.device
     slots = config.scheduler.max_num_seqs + 1
     arrays = device_arrays(device, model.ops.apply_plan, config.device.kernels == "triton")
     tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, size), size,
-                        shape.vocab_size, shape.max_model_len, len(shape.groups),
+                        shape.vocabulary, shape.max_model_len, len(shape.groups),
                         max_drafts(config, shape), model.ops.sampling)
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
@@ -220,10 +226,11 @@ def _allocate(config: Config, model: Model, device: torch.device
     runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
     workspace, step = 0, StepSize(0, 0)
-    graphs, demand = _graphs(config, runner), demand_of(config)
+    graphs, demand = wanted_graphs(config, runner), demand_of(config)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
-        budget = _cuda_budget(config, runner, device, workspace + _graph_bytes(runner, graphs))
+        budget = _cuda_budget(config, runner, device, workspace + trial_graph_bytes(runner, graphs))
+        budget = int(model.group.agreed(budget))  # all ranks have the same pages
         plan = make_plan(shape, demand, budget, "memory_fraction")
     else:
         plan = make_plan(shape, demand, config.memory.kv_cache_bytes, "kv_cache_bytes")
@@ -264,103 +271,3 @@ def _cuda_budget(config: Config, runner: ModelRunner, device: torch.device, work
     free, total = torch.cuda.mem_get_info(device)
     held = runner.states.bytes if runner.states else 0
     return device_budget(config.memory.memory_fraction, total, total - free - held, workspace)
-
-
-# --- graphs --------------------------------------------------------------------------------------
-
-def _graphs(config: Config, runner: ModelRunner) -> Graphs:
-    """Those to capture."""
-    why = why_eager(runner.model, runner.arrays.device)
-    if runner.arrays.device.type == "cuda":
-        for what, reason in (("steps of decodes", why.decodes), ("segments", why.segments)):
-            if reason:
-                LOG.info("no graphs of %s: %s", what, reason)
-    return planned_graphs(config, runner.tables.drafts.max_drafts, why)
-
-
-def _to_capture(runner: ModelRunner, graphs: Graphs, capturer: Capturer
-                ) -> tuple[DecodeGraphRunner | None, PiecewiseGraphRunner | None]:
-    """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
-    model = runner.model
-    assert isinstance(model, Model)
-    return (DecodeGraphRunner(runner, capturer, graphs.decodes, runner.force)
-            if graphs.decodes else None,
-            PiecewiseGraphRunner(model, runner.pools, capturer, graphs.tokens)
-            if graphs.tokens else None)
-
-
-def _graph_bytes(runner: ModelRunner, graphs: Graphs) -> int:
-    """Bytes that graphs will take: of each kind the largest one is captured, over the sink page,
-    and the next one, as which all others count; they are given up again."""
-    if not any(graphs):
-        return 0
-    device, total = runner.arrays.device, 0
-    kinds = []
-    seen = [_memory(device)]
-    for kind in _to_capture(runner, graphs, CudaCapturer(device)):
-        if kind is None:
-            continue
-        kinds.append(kind)  # those before keep their memory
-        for most in (1, 2):
-            kind.capture(_no_report, most)
-            seen.append(_memory(device))
-        first, next_one = (graph_bytes_between(*pair, 1) for pair in pairwise(seen[-3:]))
-        total += first + (len(kind.shapes) - 1) * next_one
-    return total
-
-
-def _no_report(phase: str, detail: str) -> None:
-    pass
-
-
-def _capture(config: Config, runner: ModelRunner, footprint: Footprint, report: ReportPhase,
-             seconds: dict[str, float]) -> Graphs:
-    """Capture the runner's graphs, now that its pages are there."""
-    graphs = _graphs(config, runner)
-    if not any(graphs):
-        return graphs
-    device, start = runner.arrays.device, perf_counter()
-    before = _memory(device)
-    decodes, segments = _to_capture(runner, graphs, CudaCapturer(device))
-    for kind in (decodes, segments):
-        if kind is not None:
-            kind.capture(report)
-    captured = len(graphs.decodes) + len(graphs.tokens)
-    footprint.measured["graphs"] = graph_bytes_between(before, _memory(device), captured)
-    runner.graphs, runner.segments = decodes, segments
-    seconds["graphs"] = perf_counter() - start
-    if device.type == "cuda":
-        start = perf_counter()
-        warm_up_kernels(runner, max(graphs.tokens, default=1), report)  # as these serve them
-        seconds["warm up"] += perf_counter() - start
-    return graphs
-
-
-class DeviceMemory(NamedTuple):
-    """Of a device; bytes."""
-
-    free: int
-    """Of all of it, whoever took the rest."""
-    reserved: int
-    """By torch in this process, pools of graphs included."""
-
-
-def _memory(device: torch.device) -> DeviceMemory:
-    free = _free_bytes(device)
-    return DeviceMemory(free, torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
-
-
-def graph_bytes_between(before: DeviceMemory, after: DeviceMemory, captured: int) -> int:
-    """Bytes that so many graphs took between two readings: torch's share, which is this process's
-    own, and the driver's. The driver tells what is free on the whole device alone, and other
-    processes allocate as well; so of that no more is believed than graphs can take."""
-    pools = max(0, after.reserved - before.reserved)
-    driver = before.free - after.free - pools
-    return pools + min(max(0, driver), DRIVER_BYTES * captured)
-
-
-def _free_bytes(device: torch.device) -> int:
-    """Of the whole device, when torch has given back what it keeps for later."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    return torch.cuda.mem_get_info(device)[0]

@@ -37,13 +37,16 @@ class Footprint:
                  step: StepSize = StepSize(0, 0)) -> None:
         """step: the largest that `workspace` was measured at; 0 = none."""
         self.planned, self.measured, self.step = dict(planned), dict(measured), step
+        self.formats: dict[str, int] = {}
+        """Bytes of the weights by how they are held, see `bytes_by_format`."""
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: `<name>_bytes`, `<name>_bytes_planned`, and the tokens and rows of the
-        step that the workspace was measured at."""
+        """For the heartbeat: `<name>_bytes`, `<name>_bytes_planned`, the tokens and rows of the
+        step that the workspace was measured at, and `weight_format_<words>`, in bytes."""
         told = {f"{name}_bytes": count for name, count in self.measured.items()}
         told |= {f"{name}_bytes_planned": count for name, count in self.planned.items()}
         told |= {"workspace_tokens": self.step.tokens, "workspace_rows": self.step.rows}
+        told |= {f"weight_format_{name}": count for name, count in self.formats.items()}
         return {name: float(count) for name, count in told.items()}
 
 
@@ -59,6 +62,10 @@ class WorkspaceMeter:
         self._caches = list(caches)
         self._peak = "VmHWM" if _reset_peak() else "VmRSS"
         self._base = _status("VmRSS") - resident_bytes(self._caches)
+
+    def leave_out(self, memory: Iterable[Tensor]) -> None:
+        """What is counted apart as well, of which nothing has been written yet."""
+        self._caches += memory
 
     def measure_if_larger(self, plan: StepPlan, window: int = 1) -> bool:
         """A step has been run: measure if it was larger than all before; True if so. window: rows
@@ -85,16 +92,18 @@ def size_of(plan: StepPlan, window: int = 1) -> StepSize:
     return StepSize(int(extend[:, 1].sum()) + decodes, len(extend) + decodes)
 
 
-def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize]) -> None:
+def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize],
+            agreed: Callable[[float], float] = float) -> None:
     """Run ever larger steps up to `largest` tokens, as long as the next one is quick.
 
-    run(tokens): runs a step of so many tokens and tells its size.
+    run(tokens): runs a step of so many tokens and tells its size. agreed: of a number that each
+    rank has of its own, the one that all go by.
     """
     tokens = min(8, largest)
     while True:
         began = perf_counter()
         meter.measure(run(tokens))
-        spent = perf_counter() - began
+        spent = agreed(perf_counter() - began)
         if tokens == largest or 4 * spent > PROFILE_SECONDS:
             return
         tokens = min(4 * tokens, largest)

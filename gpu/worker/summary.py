@@ -10,6 +10,7 @@ from actorium.gpu.graphs.decode_graphs import why_eager
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.graph_memory import Graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan
+from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.measure import Footprint
 
@@ -23,6 +24,7 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
     own = {"kv_dtype": config.memory.kv_cache_dtype, "dtype": model.shape.dtype}
     return WorkerInfo(
         device=device, dtype=own["dtype"], weights_bytes=measured.get("weights", 0),
+        weight_formats=bytes_by_format(model.shape),
         kv_dtype=own["dtype"] if own["kv_dtype"] == "auto" else own["kv_dtype"],
         kv_bytes=measured.get("pages", 0), kv_tokens=plan.page_tokens,
         max_model_len=plan.shape.max_model_len, full_length=plan.full_length,
@@ -37,6 +39,7 @@ def describe_graphs(graphs: Graphs) -> str:
     rows = sorted({shape.rows for shape in graphs.decodes})
     parts = [f"decodes of {_span(rows)} requests"] * bool(rows)
     parts += [f"steps with prompts of {_span(sorted(graphs.tokens))} tokens"] * bool(graphs.tokens)
+    parts += [f"decodes of up to {graphs.rows} rows, captured as they come"] * bool(graphs.rows)
     return ", ".join(parts)
 
 
@@ -47,10 +50,10 @@ def _span(sizes: Sequence[int]) -> str:
 
 
 def _why_none(config: Config, runner: ModelRunner) -> str:
-    if runner.arrays.device.type != "cuda":
-        return "a CPU has none"
     if config.device.enforce_eager:
         return "--enforce-eager"
+    if runner.arrays.device.type != "cuda":
+        return "" if runner.segments else "not all of this model's kernels are C's"
     return why_eager(runner.model, runner.arrays.device).decodes
 
 

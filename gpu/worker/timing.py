@@ -181,7 +181,7 @@ class CudaStepTimer(StepTimer):
         return result
 
     def _event(self) -> Any:
-        """One that is over, or a new one."""
+        """Returns an event that is over, or a new one."""
         return self._free.popleft() if self._free else torch.cuda.Event(enable_timing=True,
                                                                         blocking=True)
 

@@ -53,7 +53,7 @@ class StepTrace:
         self._queued: dict[tuple[int, int], int] = {}
 
     def reset(self) -> None:
-        """Of the line: the next step follows no other. For the thread that harvests."""
+        """Starts anew: the next step follows no other. For the thread that harvests."""
         self._line.reset()
 
     def begin(self) -> None:

@@ -1,12 +1,12 @@
-"""Warm-up: the steps before the first request. They check the model's first numbers, and run every
-kernel in each form in which a request can need it.
+"""Warm-up: steps before the first request that check the model's first logits and run every kernel
+in each form in which a request can need it.
 
 Triton compiles a kernel anew, for a second or more, for each form of its arguments: constants that
 follow from a step's shape, the dtypes, and what it assumes of integers and addresses. vLLM's and
-SGLang's users know the stall as that of the first request of a kind. What varies from step to step
-is named in the kernels as nothing to specialise on (see `kernels.triton`), so that the forms are
-few; `warm_up_kernels` meets these. `tests/gpu/worker/test_warmup_forms.py` holds them
-against those that requests meet.
+SGLang's users know the stall as that of the first request of a kind. Arguments that vary from step
+to step are marked as not to be specialised on (see `kernels.triton`), so that the forms are few;
+`warm_up_kernels` covers these. `tests/gpu/worker/test_warmup_forms.py` compares them with those
+that requests need.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
 
 LONG = 8192
-"""Tokens of the longest context that is played. From one or two thousand on keys are shared out
-among programs (`kernels.triton.extend.splits_of`, `kernels.triton.work.rule_of`), however many."""
+"""Tokens of the longest context that is run. From one or two thousand on keys are split among
+programs (`kernels.triton.extend.splits_of`, `kernels.triton.work.rule_of`), however many."""
 FEW = 64
-"""Tokens of the longest question about it."""
+"""Tokens of the longest prompt chunk behind that context."""
 ReportPhase = Callable[[str, str], None]
 """Reports a phase: (phase, detail)."""
 
@@ -46,7 +46,7 @@ PARAMS = (
     _params(temperature=0.7, top_p=0.9),
     _params(temperature=0.7, min_p=0.1),
     _params(temperature=0.7, top_k=20, top_p=0.9, min_p=0.01),
-    # What changes logits widens them first: to those who draw they are of another dtype then.
+    # What changes logits converts them to f32 first, so the sampling kernels see another dtype.
     _params(temperature=0.0, logit_bias={0: 1.0, 1: -1.0}),
     _params(temperature=1.0, logit_bias={0: 1.0, 1: -1.0}),
     _params(temperature=0.7, top_k=20, logit_bias={0: 1.0, 1: -1.0}),
@@ -58,17 +58,17 @@ PARAMS = (
     _params(temperature=0.0, masked=True, logit_bias={0: 1.0}),
     _params(temperature=0.0, presence_penalty=0.5, logit_bias={0: 1.0}),
 )
-"""Ways through the sampler beside the greedy one."""
+"""Sampling parameters beside greedy that take other paths through the sampler."""
 PENALTIES = (
     _params(temperature=0.0, repetition_penalty=1.1),
     _params(temperature=1.0, top_p=0.9, presence_penalty=0.5, frequency_penalty=0.5),
 )
-"""These are counted when a window is committed, and each window is a form."""
+"""Penalties: their counts are updated when a window is committed, and each window is a form."""
 
 
 def check_numbers(runner: ModelRunner, path: Path, most: int) -> None:
-    """A step over a few tokens, `most` at the most: raise `BadModel` where the model at `path`
-    makes no numbers of them, since its weights are nan or infinite. The tables are left empty."""
+    """Runs a step over at most `most` tokens: raises `BadModel` where the logits of the model at
+    `path` are nan or infinite, as its weights are then. Leaves the tables empty."""
     t = runner.tables
     ids = np.arange(max(1, min(8, most, t.vocab, t.max_len - 1)), dtype=np.int32)
     pages = np.zeros(t.groups * -(-len(ids) // t.page_size), np.int32).tobytes()
@@ -82,11 +82,11 @@ def check_numbers(runner: ModelRunner, path: Path, most: int) -> None:
 
 
 def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize:
-    """Run an extend step of `tokens` tokens in all and a decode step, over the sink page; the size
-    of the larger one.
+    """Runs an extend step of `tokens` tokens in all and a decode step, over the sink page; returns
+    the size of the larger one.
 
-    As many sequences as there are slots, if there are enough tokens, but at most `rows`. The tables
-    are left empty.
+    As many sequences as there are slots, if there are enough tokens, but at most `rows`. Leaves the
+    tables empty.
     """
     t, drafts = runner.tables, runner.tables.drafts.max_drafts
     rows = max(1, min(t.slots - 1, tokens, rows))
@@ -107,13 +107,13 @@ def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize
 
 
 class WarmupCase(NamedTuple):
-    """Sequences that begin together."""
+    """Sequences that start in the same step."""
 
     rows: Sequence[tuple[int, int]]
-    """(tokens that are in the pages already, tokens computed) of each."""
+    """(cached tokens, computed tokens) of each sequence."""
     drafts: Sequence[int] = ()
-    """Drafts that each decode step after that makes, which the next one verifies. The first one
-    has as many to verify as there can be."""
+    """Drafts that each decode step makes, which the next one verifies. The first one verifies as
+    many as there can be."""
     beside: int = 0
     """Tokens of a prompt that is computed beside each decode step."""
     params: Resolved = GREEDY
@@ -123,10 +123,10 @@ class WarmupCase(NamedTuple):
 
 @torch.inference_mode()
 def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> None:
-    """Run steps of every form that requests can bring, over the sink page, and leave the tables and
-    states as they were made.
+    """Runs steps of every form that requests can bring, over the sink page, and restores tables and
+    states.
 
-    budget: tokens of the largest step. With graphs and segments the steps are run by these.
+    budget: tokens of the largest step. Uses graphs and segments where there are some.
     """
     plays = list(warmup_cases(runner.tables, budget))
     for number, each in enumerate(plays):
@@ -140,16 +140,16 @@ def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> No
 
 
 def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
-    """What `warm_up_kernels` plays."""
+    """Returns the cases that `warm_up_kernels` runs."""
     most, slots, room = t.drafts.max_drafts, t.slots - 1, max(1, t.max_len - 1)
     each = [d for window in range(most + 1, 0, -1) for d in (window - 1, most)] if most else [0]
     ends = [0, most] if most else [0]
     # Tiles of products follow from the number of rows, which in the last layer, and in the product
     # with the head, are all only where the prompt's own tokens are weighed.
     for tokens in _powers(budget):
-        yield WarmupCase(_shared(tokens, room, slots), params=_params(prompt_logprobs=0))
+        yield WarmupCase(_split_tokens(tokens, room, slots), params=_params(prompt_logprobs=0))
     yield WarmupCase([(0, 1)] * min(slots, budget))
-    yield WarmupCase(_shared(min(budget, max(1, room - 1)), room, slots)[:1], left=1)
+    yield WarmupCase(_split_tokens(min(budget, max(1, room - 1)), room, slots)[:1], left=1)
     for tokens in _powers(min(FEW, budget, room - 1)):
         yield WarmupCase([(min(LONG, room) - tokens, tokens)])
     for rows in _powers(min(slots, budget)):
@@ -158,7 +158,7 @@ def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
         yield WarmupCase([(context - 1, 1)], each)
         for tokens in {1, min(5, budget), min(FEW, budget)}:
             yield WarmupCase([(context - 1, 1)], each, min(tokens, room))
-    # A row alone has other strides than several, and behind an odd one addresses are odd as well.
+    # One row has other strides than several, and addresses after an odd row are odd as well.
     yield WarmupCase([(0, 1)] * min(2, slots, budget), each, 1)
     few = min(3, budget, room)
     for params in PARAMS:
@@ -168,18 +168,18 @@ def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:
 
 
 def _powers(most: int) -> list[int]:
-    """1, 2, 4, ... and `most`."""
+    """Returns 1, 2, 4, ... and `most`."""
     return sorted({1 << i for i in range(max(0, most).bit_length())} | {most}) if most > 0 else []
 
 
-def _shared(tokens: int, most: int, rows: int) -> list[tuple[int, int]]:
-    """So many tokens as prompts of at most `most`, as few as will do."""
+def _split_tokens(tokens: int, most: int, rows: int) -> list[tuple[int, int]]:
+    """Splits so many tokens into as few prompts as possible, each of at most `most`."""
     rows = min(rows, -(-tokens // most))
     return [(0, min(most, (tokens + i) // rows)) for i in range(rows)]
 
 
 def run_case(runner: ModelRunner, what: WarmupCase) -> None:
-    """Run it, over the sink page, which is all that blank page tables name."""
+    """Runs a case over the sink page, the only one in blank page tables."""
     t, most = runner.tables, runner.tables.drafts.max_drafts
     slots = np.arange(1, len(what.rows) + 1, dtype=np.int32)
     counts = np.array([count for _, count in what.rows], np.int32)
@@ -187,7 +187,7 @@ def run_case(runner: ModelRunner, what: WarmupCase) -> None:
         _admit(slot, cached + count + what.left, what.params)
         for slot, (cached, count) in zip(slots.tolist(), what.rows, strict=True)]))
     for slot, (cached, _) in zip(slots.tolist(), what.rows, strict=True):
-        t.sequences[slot].done = cached  # as if chunks before had computed them
+        t.sequences[slot].done = cached  # as if earlier chunks had computed them
     ends = [] if what.left else slots.tolist()
     runner.run(StepPlan(0, 0, extend=np.stack((slots, counts), 1).tobytes(), drafts=most,
                         masks=_masks(t, what.params, ends, 1)))
@@ -204,8 +204,8 @@ def run_case(runner: ModelRunner, what: WarmupCase) -> None:
 
 
 def _checkpoints(runner: ModelRunner) -> None:
-    """A state is kept in the middle of a prompt and at its end, and another sequence begins with
-    it."""
+    """Saves a state in the middle of a prompt and at its end, and starts another sequence with it.
+    """
     states, t = runner.states, runner.tables
     if states is None or not states.checkpoints or t.max_len < 4:
         return
@@ -222,7 +222,7 @@ def _admit(slot: int, tokens: int, params: Resolved, cached: int = 0, checkpoint
 
 
 def _masks(t: SlotTables, params: Resolved, slots: Sequence[int], window: int) -> list[RowMask]:
-    """Masks that allow everything, of every row, where the parameters want masks."""
+    """Returns masks that allow everything, for every row, where the parameters want masks."""
     bits = b"\xff" * (4 * -(-t.vocab // 32))
     return [RowMask(slot, row, bits) for slot in slots for row in range(window) if params.masked]
 

@@ -1,0 +1,160 @@
+"""Decode steps on a CPU, their layers captured once and replayed in one call each.
+
+A program serves one number of sequences and one window. It is captured when the first step of its
+size comes, over the sink page and the sink's states: that takes about as long as the step. What a
+step brings lies in memory of its own, which is filled before the replay: hidden states, rows of the
+ropes, page tables at full width. How long sequences are the kernels read there, so a program serves
+any lengths.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from actorium.gpu.graphs.kernel_capture import Arena, KernelCapturer
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.plan.graph_memory import GraphShape, ProgramSizes
+from actorium.gpu.step.batch import ForwardBatch, StateRows
+from actorium.gpu.step.input_batch import InputBatch
+from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.states import RecurrentBatch, StatePool
+from actorium.kernels.cpu.native_ops import NativeOps
+from actorium.kernels.cpu.program import NotRecordable, Program
+
+LOG = logging.getLogger(__name__)
+
+
+class StepInputs:
+    """What replays read of a step, one memory for all programs: only one step is under way."""
+
+    def __init__(self, model: Decoder, arena: Arena, sizes: ProgramSizes) -> None:
+        rows, width = sizes.rows, sizes.width
+
+        def take(shape: tuple[int, ...], dtype: torch.dtype = torch.int64) -> Tensor:
+            return arena.keep(arena.take(shape, dtype)).zero_()
+
+        groups = len(model.shape.groups)
+        self.hidden = take((rows, model.shape.hidden), model.dtype)
+        self._tables = [_bits(table) for table in model.ropes]
+        self.ropes = [take((rows, *table.shape[1:]), table.dtype) for table in model.ropes]
+        self.kv_index = take((groups, rows))
+        self.pages = take((groups, rows, width), torch.int32)
+        self.lens = take((rows,), torch.int32)
+        self.states, self.accepted = take((rows,)), take((rows,))
+        # Written by numpy: torch takes several times as long for so little.
+        self._arrays = [own.numpy() for own in (self.kv_index, self.pages, self.lens, self.states,
+                                                self.accepted)]
+        self._hidden, self._ropes = _bits(self.hidden), [_bits(rope) for rope in self.ropes]
+
+    def batches(self, shape: GraphShape) -> list[ForwardBatch]:
+        """A step of this shape, all of whose rows the model gives."""
+        tokens, n = shape.rows * shape.q_len, shape.rows
+        none = self.states[:0]  # what layers do not read
+        return [ForwardBatch(none, none, kv[:tokens], [], 0, n, pages[:n], self.lens[:n], 0, none,
+                             shape.q_len, True)
+                for kv, pages in zip(self.kv_index, self.pages, strict=True)]
+
+    def clear(self, shape: GraphShape) -> None:
+        """A step over the sink."""
+        for each in (self.hidden, *self.ropes, self.kv_index, self.pages, self.states,
+                     self.accepted):
+            each.zero_()
+        self.lens.fill_(shape.q_len)
+
+    def fill(self, model: Decoder, batches: Sequence[ForwardBatch],
+             states: StateRows | None) -> None:
+        """The step's own."""
+        batch, (kv_index, pages, lens, rows, accepted) = batches[0], self._arrays
+        n, tokens = batch.decode_rows, len(batch.tokens)
+        self._hidden[:tokens] = _bits(model.embedded(batch.tokens))
+        positions = batch.positions.numpy()
+        for to, table in zip(self._ropes, self._tables, strict=True):
+            to[:tokens] = table[positions]
+        for g, own in enumerate(batches):
+            assert own.decode_pages is not None and own.decode_kv_lens is not None
+            kv_index[g, :tokens] = own.kv_index.numpy()
+            pages[g, :n, :own.decode_pages.shape[1]] = own.decode_pages.numpy()
+            lens[:n] = own.decode_kv_lens.numpy()
+        if states is not None:
+            rows[:n] = states.decodes.numpy()
+            if states.accepted is not None:
+                accepted[:n] = states.accepted.numpy()
+
+
+def _bits(tensor: Tensor) -> NDArray[np.int16]:
+    """A tensor of 16 bits an element for numpy, which knows no bf16."""
+    return tensor.view(torch.int16).numpy()
+
+
+class DecodePrograms:
+    """Runs the layers of decode steps; see `LayerRunner`."""
+
+    serves_as = "full_graph"
+
+    def __init__(self, model: Decoder, pools: Sequence[KVPagePool], states: StatePool | None,
+                 sizes: ProgramSizes) -> None:
+        assert isinstance(model.ops, NativeOps)
+        self._model, self._pools, self._states = model, pools, states
+        self._rows, temporaries = sizes.rows, Arena(sizes.temporaries)
+        kept = Arena(sizes.kept)
+        self._capturer = KernelCapturer(model.ops.lib, model.ops.threads, temporaries, kept)
+        self._inputs = StepInputs(model, kept, sizes)
+        self.memory = [temporaries.whole, kept.whole]
+        """u8: all that programs keep and write."""
+        self._programs: dict[GraphShape, tuple[Program, Tensor] | None] = {}
+        self.fault = ""
+        """Why the last step that could not be captured could not."""
+        self.replays = 0
+        """Steps served so far."""
+
+    def serves(self, step: InputBatch) -> bool:
+        """Whether there is a program for a step of this size; it is captured at the first one."""
+        shape = GraphShape(len(step.decode), step.q_len)
+        rows = 0 if step.extends is not None or step.prompts else shape.rows * shape.q_len
+        return 0 < rows <= self._rows and self.captures(shape)
+
+    def captures(self, shape: GraphShape) -> bool:
+        """Captures steps of this shape, if that was not done; False where it cannot be done."""
+        if shape not in self._programs:
+            self._programs[shape] = self._captured(shape)
+        return self._programs[shape] is not None
+
+    def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
+                recurrent: RecurrentBatch | None = None) -> Tensor:
+        """See `Decoder.forward`; of a step that is served. The result lasts until the next one."""
+        batch = batches[0]
+        found = self._programs[GraphShape(batch.decode_rows, batch.decode_q_len)]
+        assert found is not None
+        program, out = found
+        self._inputs.fill(self._model, batches, None if recurrent is None else recurrent.rows)
+        program.replay()
+        self.replays += 1
+        return out
+
+    @torch.inference_mode()
+    def _captured(self, shape: GraphShape) -> tuple[Program, Tensor] | None:
+        self._inputs.clear(shape)
+        try:
+            program, out = self._capturer.capture(partial(self._layers, shape))
+        except NotRecordable as why:
+            self.fault = f"{why} cannot be captured"
+            LOG.debug("decode steps of %d x %d rows run operation by operation: %s", *shape,
+                      self.fault)
+            return None
+        return program, self._capturer.borrow(out)
+
+    def _layers(self, shape: GraphShape) -> Tensor:
+        inputs, recurrent, tokens = self._inputs, None, shape.rows * shape.q_len
+        if self._states is not None:
+            accepted = inputs.accepted[:shape.rows] if self._states.drafts else None
+            recurrent = RecurrentBatch(self._states, StateRows(
+                [], inputs.states[:shape.rows], shape.q_len, accepted))
+        return self._model.run_layers(inputs.hidden[:tokens], inputs.batches(shape), self._pools,
+                                      recurrent, [rope[:tokens] for rope in inputs.ropes])

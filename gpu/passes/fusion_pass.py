@@ -1,0 +1,130 @@
+"""What every pass is: a rewriting that knows how often it must find its pattern."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from functools import reduce
+from typing import Any
+
+import torch
+from torch.fx import Node
+
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.passes import canonical_ops as c
+from actorium.gpu.passes.layer_graph import PartGraph, Target
+from actorium.kernels.inputs import InputForm
+from actorium.kernels.linear import Gated
+
+
+@dataclass(frozen=True, slots=True)
+class LayerFacts:
+    """What says how often a pattern occurs in a layer: the model's shape, which passes are on, and
+    what the backend's products can do; never the graph."""
+
+    shape: ModelShape
+    index: int
+    layer: Any
+    pair: bool
+    """Its input comes as two numbers that are still to be added."""
+    on: frozenset[str]
+    """Names of the passes that are on."""
+    dtype: torch.dtype
+
+    @property
+    def attends(self) -> bool:
+        """Whether it attends over keys and values."""
+        return self.index not in self.shape.recurrent and self.shape.latent is None
+
+    @property
+    def mlp(self) -> Any:
+        """Its MLP for all tokens, if it has one."""
+        if not self.shape.has_experts(self.index):
+            return self.layer.mlp
+        return getattr(self.layer.mlp, "shared", None)
+
+    @property
+    def gates_shared(self) -> bool:
+        """Whether what the shared expert gives is gated."""
+        s = self.shape
+        return bool(s.has_experts(self.index) and s.routing is None and s.experts
+                    and s.experts.shared and s.experts.shared_gate)
+
+    def added(self, product: Any) -> bool:
+        """Whether this product sums on its way."""
+        return "product_add" in self.on and bool(product.sums(self.dtype))
+
+    @property
+    def mixer_added(self) -> bool:
+        """Whether nothing is left to sum where the MLP's norm begins."""
+        if self.shape.sandwich_norms:
+            return "norm_add" in self.on
+        return self.added(self.layer.mixer.o)
+
+    def gates(self, gated: Gated) -> bool:
+        """Whether this product is one with its gate."""
+        return "gated_product" in self.on and gated.fuses
+
+
+class FusionPass(ABC):
+    """Rewrites one pattern of operations to one that does the same at once."""
+
+    name: str
+    about: str
+    """What it joins, for people."""
+    anchors: tuple[Target, ...]
+    """What is shown of a graph in which the pattern was not found often enough."""
+
+    @abstractmethod
+    def expected(self, facts: LayerFacts) -> int:
+        """How often the pattern must occur in this layer."""
+
+    def expected_piece(self, form: InputForm) -> int:
+        """The same of a norm and the product behind it, which takes it in this form: the head, or
+        the queries of latent attention."""
+        return 0
+
+    @abstractmethod
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """Rewrite the graph; the nodes that were made. dtype: the model's."""
+
+
+def users(node: Node) -> list[Node]:
+    """The nodes that use this one."""
+    return list(node.users)
+
+
+def only_user(node: Node) -> Node | None:
+    """The one node that uses this one; None where there are others."""
+    found = users(node)
+    return found[0] if len(found) == 1 else None
+
+
+def wanted_form(g: PartGraph, node: Node) -> InputForm:
+    """The form that serves all who take what a node gives."""
+    first, *others = (_form(g, user, node) for user in users(node))
+    return reduce(InputForm.also, others, first)
+
+
+def head_form(product: Any, scale: Any) -> InputForm:
+    """In which form a head is best given its input: it does not take FP8."""
+    return InputForm(norms=product.form.norms) if scale == 1 else InputForm()
+
+
+def _form(g: PartGraph, user: Node, node: Node) -> InputForm:
+    if user.args[0] is not node:
+        return InputForm()
+    if user.target in (c.linear, c.linear_add, c.gated):
+        product = g.object(user.args[1])
+        form: InputForm = product.form
+        if user.target is c.linear and isinstance(product, Gated):
+            return form._replace(norms=None)  # one that norms by itself gates as well
+        return form
+    if user.target is c.logits:
+        return head_form(g.object(user.args[1]), user.args[2])
+    if user.target is c.route:
+        own: InputForm = g.object(user.args[2]).experts.form
+        return own
+    if user.target is c.route_in_groups:  # its router takes it as it is
+        return InputForm().also(g.object(user.args[1]).experts.form)
+    return InputForm()

@@ -1,0 +1,284 @@
+"""The passes, in the order in which they run: each is one pattern."""
+
+from __future__ import annotations
+
+import torch
+from torch.fx import Node
+
+from actorium.gpu.passes import canonical_ops as c
+from actorium.gpu.passes.fusion_pass import (
+    FusionPass,
+    LayerFacts,
+    only_user,
+    users,
+    wanted_form,
+)
+from actorium.gpu.passes.layer_graph import PartGraph, is_item
+from actorium.kernels.inputs import InputForm
+
+ACTS = (c.silu_mul, c.gelu_mul)
+
+
+class ProductAdd(FusionPass):
+    """linear, add -> linear_add."""
+
+    name, about, anchors = "product_add", "product + bias + residual", (c.add,)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The mixer's and the MLP's last product, unless they are normed; where experts are beside
+        an MLP, that adds to what they give, unless it is gated."""
+        if facts.shape.sandwich_norms:
+            return 0
+        mlp = None if facts.gates_shared else facts.mlp
+        return sum(facts.added(own) for own in (
+            facts.layer.mixer.o, *([] if mlp is None else [mlp.down])))
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.add):
+            y, residual = node.args
+            if (isinstance(y, Node) and y.target is c.linear and only_user(y) is node
+                    and isinstance(residual, Node) and users(residual)[-1] is node
+                    and g.object(y.args[1]).sums(dtype)):
+                made.append(g.replace(node, c.linear_add, (*y.args, residual), y))
+        return made
+
+
+class NormAdd(FusionPass):
+    """norm, add -> norm_add."""
+
+    name, about, anchors = "norm_add", "RMSNorm of what is added + add", (c.add,)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """Where what the mixer and the MLP give is normed."""
+        return 2 * facts.shape.sandwich_norms
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.add):
+            y, residual = node.args
+            if isinstance(y, Node) and y.target is c.norm and only_user(y) is node:
+                made.append(g.replace(node, c.norm_add, (*y.args, residual), y))
+        return made
+
+
+class AddNorm(FusionPass):
+    """add, norm -> add_norm."""
+
+    name, about, anchors = "add_norm", "add + RMSNorm", (c.add,)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The sums that no product has made: of the layer before, and of the mixer."""
+        return facts.pair + (not facts.mixer_added)
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.norm):
+            total, weight, eps = node.args
+            if (isinstance(total, Node) and total.target is c.add
+                    and users(total)[0] is node):
+                own = g.replace(node, c.add_norm, (*total.args, weight, eps))
+                takers = users(own)
+                normed, summed = g.item(own, 0), g.item(own, 1)
+                for taker in takers:
+                    taker.replace_input_with(own, normed)
+                total.replace_all_uses_with(summed)
+                g.erase(total)
+                made.append(own)
+        return made
+
+
+class QKRopeKV(FusionPass):
+    """split, head_norm, rope, write_kv -> rotate_write."""
+
+    name, about = "qk_rope_kv", "QK-norm + rope + write to pages"
+    anchors = (c.split, c.head_norm, c.rope, c.write_kv)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """Every layer that attends over keys and values."""
+        return int(facts.attends)
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for write in g.nodes(c.write_kv):
+            k, v, mixer, step = write.args
+            chain = _turned(k)
+            split = chain[-1].args[0] if chain and is_item(chain[-1], 1) else None
+            if not isinstance(split, Node) or split.target is not c.split:
+                continue
+            parts = {own.args[1]: own for own in users(split)}
+            turns = [own for own in g.nodes(c.rope) if parts.get(0) in _turned(own)[-1:]]
+            attends = [own for own in g.nodes(c.attend) if own.args[1:] == (mixer, step)]
+            if (v is not parts.get(2) or len(turns) != 1 or len(attends) != 1
+                    or only_user(turns[0]) is not attends[0] or only_user(chain[0]) is not write
+                    or not _alike(chain, _turned(turns[0]))
+                    or only_user(_start(split)) is not split):
+                continue
+            queries, (attend,) = _turned(turns[0]), attends
+            with g.graph.inserting_before(write):
+                own = g.graph.call_function(c.rotate_write, (split.args[0], mixer, step))
+            attend.args = (own, mixer, step)
+            g.erase(write, *chain[:-1], *queries[:-1], *parts.values(), split)
+            made.append(own)
+        return made
+
+
+def _start(node: Node) -> Node:
+    """What an operation is of."""
+    first = node.args[0]
+    assert isinstance(first, Node)
+    return first
+
+
+def _turned(node: object) -> list[Node]:
+    """rope, perhaps head_norm, and what these are of; nothing where it is another chain."""
+    chain: list[Node] = []
+    for target in (c.rope, c.head_norm):
+        if isinstance(node, Node) and node.target is target:
+            chain.append(node)
+            node = node.args[0]
+    if not chain or chain[0].target is not c.rope or not isinstance(node, Node):
+        return []
+    return [*chain, node]
+
+
+def _alike(keys: list[Node], queries: list[Node]) -> bool:
+    """Whether both are normed and turned in one way."""
+    if len(keys) != len(queries):
+        return False
+    normed = [(str(a.args[1]).endswith("k_norm"), str(b.args[1]).endswith("q_norm"))
+              for a, b in zip(keys[1:-1], queries[1:-1], strict=True)]
+    return keys[0].args[1] is queries[0].args[1] and all(both == (True, True) for both in normed)
+
+
+class GatedProduct(FusionPass):
+    """linear, silu_mul or gelu_mul -> gated."""
+
+    name, about, anchors = "gated_product", "gate_up product + silu*mul or gelu*mul", ACTS
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The MLP for all tokens, where its backend has a product with a gate."""
+        return int(facts.mlp is not None and facts.mlp.gate_up.fuses)
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for act in g.nodes(*ACTS):
+            (y,) = act.args
+            if (isinstance(y, Node) and y.target is c.linear and only_user(y) is act
+                    and g.object(y.args[1]).fuses):
+                made.append(g.replace(act, c.gated, y.args, y))
+        return made
+
+
+class GateAdd(FusionPass):
+    """sigmoid_scale, add -> gate_add."""
+
+    name, about, anchors = "gate_add", "sigmoid * shared expert + experts", (c.sigmoid_scale,)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """Where what the shared expert gives is gated."""
+        return int(facts.gates_shared)
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.add):
+            y, out = node.args
+            if (isinstance(y, Node) and y.target is c.sigmoid_scale and only_user(y) is node
+                    and isinstance(out, Node) and out.target is c.route and only_user(out) is node):
+                made.append(g.replace(node, c.gate_add, (out, *y.args), y))
+        return made
+
+
+class NormQuant(FusionPass):
+    """norm, or add_norm, before products that take FP8 -> norm_fp8, add_norm_fp8."""
+
+    name, about, anchors = "norm_quant", "RMSNorm (and add) + quantise to FP8", (c.norm, c.add_norm)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The mixer and the MLP, where their products take FP8."""
+        return sum(own.form.columns > 0 for own in (facts.layer.mixer, facts.layer.mlp))
+
+    def expected_piece(self, form: InputForm) -> int:
+        """See `FusionPass`."""
+        return int(form.columns > 0)
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.norm, c.add_norm):
+            adds = node.target is c.add_norm
+            normed = next(own for own in users(node) if is_item(own, 0)) if adds else node
+            form = wanted_form(g, normed)._replace(norms=None)
+            if form.columns:
+                target = c.add_norm_fp8 if adds else c.norm_fp8
+                made.append(g.replace(node, target, (*node.args, form)))
+        return made
+
+
+class ActQuant(FusionPass):
+    """silu_mul or gelu_mul, or the product with its gate, before a product that takes FP8."""
+
+    name, about, anchors = "act_quant", "silu*mul or gelu*mul + quantise to FP8", (*ACTS, c.gated)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The MLP for all tokens, where its last product takes FP8 alone."""
+        mlp = facts.mlp
+        return int(mlp is not None and not mlp.down.form.plain
+                   and (mlp.gate_up.quantises or not facts.gates(mlp.gate_up)))
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(*ACTS, c.gated):
+            form = wanted_form(g, node)._replace(norms=None)
+            if form.plain:
+                continue
+            if node.target is not c.gated:
+                fp8 = c.silu_mul_fp8 if node.target is c.silu_mul else c.gelu_mul_fp8
+                made.append(g.replace(node, fp8, (*node.args, form.columns)))
+            elif g.object(node.args[1]).quantises:
+                made.append(g.replace(node, c.gated, (*node.args, form)))
+        return made
+
+
+class NormProduct(FusionPass):
+    """norm, before the only product that takes it and that norms some numbers of rows itself."""
+
+    name, about, anchors = "norm_product", "RMSNorm in the product behind it", (c.norm,)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The mixer and the MLP, where such a product is all that takes the norm, and no sum is
+        joined with it."""
+        layer, joins = facts.layer, "add_norm" in facts.on
+        mixer = layer.mixer.form.norms is not None and not (joins and facts.pair)
+        gated = facts.shape.has_experts(facts.index) or facts.gates(layer.mlp.gate_up)
+        mlp = (layer.mlp.form.norms is not None and gated
+               and not (joins and not facts.mixer_added))
+        return mixer + mlp
+
+    def expected_piece(self, form: InputForm) -> int:
+        """See `FusionPass`."""
+        return int(form.norms is not None)
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.norm):
+            if wanted_form(g, node).norms is not None:
+                product = users(node)[0].args[1]
+                assert isinstance(product, Node)
+                made.append(g.replace(node, c.norm_for, (*node.args, product)))
+                made[-1].prepend(product)
+        return made
+
+
+ALL: tuple[FusionPass, ...] = (
+    ProductAdd(), NormAdd(), AddNorm(), QKRopeKV(), GatedProduct(), GateAdd(), NormQuant(),
+    ActQuant(), NormProduct())
+"""In the order of `pass_names.PASSES`."""

@@ -1,0 +1,267 @@
+"""A part of a model as a graph: traced from its `forward`, rewritten by passes, then functions.
+
+Graphs are `torch.fx`'s, made of proxies and printed as Python by its code generator; nothing is
+compiled. What belongs to a part (its weights, its mixer) appears as an attribute of `self`, so that
+parts whose graphs are equal share one function, bound to each of them.
+"""
+
+from __future__ import annotations
+
+import linecache
+import operator
+import re
+from collections.abc import Callable, Sequence
+from operator import attrgetter
+from types import FunctionType, MethodType
+from typing import Any
+
+import torch
+from torch.fx import Graph, Node, Proxy
+from torch.fx.proxy import GraphAppendingTracer
+
+from actorium.gpu.families.model_shape import ExpertShape, ModelShape
+from actorium.gpu.passes import canonical_ops as c
+from actorium.kernels.linear import Gated, Linear
+
+Target = Callable[..., Any]
+PLAIN = (bool, int, float, str, type(None), ModelShape, ExpertShape)
+
+
+class TracedPart:
+    """A part while it is traced: its numbers are as they are, parts that have a `forward` are
+    traced as well, and all else is an attribute of the graph's `self`."""
+
+    def __init__(self, part: Any, path: str, tracer: PartTracer) -> None:
+        self._part, self._path, self._tracer = part, path, tracer
+
+    def __getattr__(self, name: str) -> Any:
+        value, path = getattr(self._part, name), f"{self._path}.{name}".lstrip(".")
+        if isinstance(value, PLAIN):
+            return value
+        if isinstance(value, MethodType) and value.__self__ is self._part:
+            return MethodType(value.__func__, self)
+        if hasattr(value, "forward"):
+            return TracedPart(value, path, self._tracer)
+        return Proxy(self._tracer.attribute(path), self._tracer)
+
+    @property
+    def node_(self) -> Node:
+        """The part itself, as an argument of an operation."""
+        return self._tracer.attribute(self._path)
+
+
+class PartTracer(GraphAppendingTracer):
+    """Knows parts that are given to operations as a whole."""
+
+    def __init__(self, graph: Graph) -> None:
+        super().__init__(graph)
+        self._known: dict[str, Node] = {}
+
+    def attribute(self, path: str) -> Node:
+        """`self.path`, read once."""
+        if path not in self._known:
+            self._known[path] = self.graph.get_attr(path)
+        return self._known[path]
+
+    def create_arg(self, a: Any) -> Any:
+        """See `torch.fx.Tracer`."""
+        return a.node_ if isinstance(a, TracedPart) else super().create_arg(a)
+
+
+class PartGraph:
+    """The graph of one part, and what passes ask of it."""
+
+    def __init__(self, part: Any, name: str, inputs: Sequence[str], pair: bool = False) -> None:
+        """inputs: names of `forward`'s arguments; pair: the first of them comes as two numbers that
+        are still to be added. name: for people, as `layers.3`."""
+        self.part, self.name, self.graph = part, name, Graph()
+        tracer = PartTracer(self.graph)
+        given: list[Any] = [Proxy(self.graph.placeholder(own), tracer) for own in inputs]
+        if pair:
+            given[0] = c.add(given[0][0], given[0][1])
+        out = type(part).forward(TracedPart(part, "", tracer), *given)
+        self.graph.output(tracer.create_arg(out))
+
+    # --- what passes ask --------------------------------------------------------------------------
+
+    def nodes(self, *targets: Target) -> list[Node]:
+        """The nodes of these operations, in order."""
+        return [node for node in self.graph.nodes if node.target in targets]
+
+    def object(self, node: Any) -> Any:
+        """The attribute that a node reads."""
+        if not isinstance(node, Node) or node.op != "get_attr":
+            raise TypeError(f"{self.name}: {node} is no attribute")
+        return attrgetter(str(node.target))(self.part)
+
+    @property
+    def output(self) -> Node:
+        """The last node."""
+        return next(iter(reversed(self.graph.nodes)))
+
+    def replace(self, node: Node, target: Target, args: tuple[Any, ...], *gone: Node) -> Node:
+        """Put an operation in a node's place, whose uses become its; the nodes `gone`, of which
+        nothing else is used, go."""
+        with self.graph.inserting_before(node):
+            made = self.graph.call_function(target, args)
+        node.replace_all_uses_with(made)
+        self.erase(node, *gone)
+        return made
+
+    def item(self, node: Node, place: int) -> Node:
+        """One of the results of a node that has several, behind it."""
+        with self.graph.inserting_after(node):
+            return self.graph.call_function(operator.getitem, (node, place))
+
+    def erase(self, *nodes: Node) -> None:
+        """Take out nodes that nothing uses any more."""
+        for node in nodes:
+            self.graph.erase_node(node)
+
+    def leave_sum(self) -> bool:
+        """Return both parts of the last sum, for another graph to add them, where there is one that
+        nothing else uses; whether there was."""
+        (total,) = self.output.args
+        if not isinstance(total, Node) or total.target is not c.add or len(total.users) > 1:
+            return False
+        self.output.args = (total.args,)
+        self.erase(total)
+        return True
+
+    # --- what is made of it -----------------------------------------------------------------------
+
+    def key(self, dtype: torch.dtype) -> tuple[Any, ...]:
+        """Equal for graphs that passes rewrite alike."""
+        nodes = self.graph.nodes
+        return (*((node.op, node.target, repr(node.args)) for node in nodes),
+                *(_capability(self.object(node), dtype) for node in nodes
+                  if node.op == "get_attr"))
+
+    def prune(self) -> None:
+        """Take out what is read and not used any more."""
+        for node in reversed(list(self.graph.nodes)):
+            reads = node.op == "get_attr" or node.target in (operator.getitem, getattr)
+            if reads and not node.users:
+                self.graph.erase_node(node)
+
+    def readable(self) -> str:
+        """The graph as Python, to be read."""
+        code = _source(self.graph, "forward")[0].replace(f"{c.__name__.replace('.', '_')}_", "ops.")
+        return re.sub(r";  [\w =]+ = None$", "", code, flags=re.MULTILINE)
+
+
+def is_item(node: Any, place: int) -> bool:
+    """Whether a node is that result of another one."""
+    return bool(isinstance(node, Node) and node.target is operator.getitem
+                and node.args[1] == place)
+
+
+def _capability(own: Any, dtype: torch.dtype) -> tuple[Any, ...]:
+    """What passes look at in what belongs to a part."""
+    forms = [None if form is None else (form.columns, form.plain, form.norms is None)
+             for form in (getattr(one, "form", None)
+                          for one in (own, getattr(own, "experts", None)))]
+    return (type(own), *forms, isinstance(own, Linear) and own.sums(dtype))
+
+
+def lowered(g: PartGraph, ops: Any) -> Graph:
+    """A copy of the graph in which every operation is what runs it: a function of the backend, or
+    a method of the object it is given."""
+    functions = c.functions(ops)
+    graph = Graph()
+    copies: dict[Node, Node] = {}
+    for node in g.graph.nodes:
+        target = node.target
+        if target in c.METHODS:
+            method, place = c.METHODS[target]
+            if target is c.linear and isinstance(g.object(node.args[1]), Gated):
+                method = "halves"
+            args = [copies[own] if isinstance(own, Node) else own for own in node.args]
+            copies[node] = graph.call_method(method, (args.pop(place), *args))
+            copies[node].meta["middle"] = target in c.MIDDLES
+            continue
+        copies[node] = graph.node_copy(node, lambda own: copies[own])
+        if node.op == "call_function" and target is not operator.getitem and target is not getattr:
+            copies[node].target = functions[target]
+    graph.lint()
+    return graph
+
+
+class LayerCut:
+    """A lowered graph of a layer, cut at its middle."""
+
+    def __init__(self, graph: Graph) -> None:
+        self.nodes = list(graph.nodes)
+        self.place = next(at for at, node in enumerate(self.nodes) if node.meta.get("middle"))
+        self.middle, self.output = self.nodes[self.place], self.nodes[-1]
+        before = set(self.nodes[:self.place])
+        behind = [own for node in self.nodes[self.place + 1:] for own in node.all_input_nodes]
+        self.carried = [node for node in self.nodes if node in before and node in behind
+                        and node.op != "get_attr" and node.name != "step"]
+        """What is made before the middle and used behind it."""
+
+    def whole(self, rows: bool) -> Graph:
+        """(stream, step) -> stream; rows: (stream, step, rows) -> those rows of it."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        for node in self.nodes[:self.place]:
+            copies[node] = graph.node_copy(node, lambda own: copies[own])
+        chosen = None
+        if rows:
+            with graph.inserting_after(copies[self.nodes[1]]):
+                chosen = graph.placeholder("rows")
+        self._copy(graph, copies, [self.middle])
+        if chosen is not None:
+            copies[self.middle].args = (*copies[self.middle].args, chosen)
+            for node in self.carried:
+                copies[node] = graph.call_method("index_select", (copies[node], 0, chosen))
+        self._copy(graph, copies, self.nodes[self.place + 1:])
+        return graph
+
+    def enter(self) -> Graph:
+        """(stream, step) -> (what the middle takes, what is carried past it)."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        self._copy(graph, copies, self.nodes[:self.place])
+        p = self.middle.args[1]
+        assert isinstance(p, Node)
+        graph.output((copies[p], tuple(copies[node] for node in self.carried)))
+        return graph
+
+    def leave(self) -> Graph:
+        """(y, carried) -> stream; y: what the middle gave."""
+        graph = Graph()
+        copies: dict[Node, Node] = {}
+        y, carried = graph.placeholder("y"), graph.placeholder("carried")
+        for place, node in enumerate(self.carried):
+            copies[node] = graph.call_function(operator.getitem, (carried, place))
+        copies[self.middle] = y
+        self._copy(graph, copies, self.nodes[self.place + 1:])
+        return graph
+
+    def _copy(self, graph: Graph, copies: dict[Node, Node], nodes: Sequence[Node]) -> None:
+        def copied(own: Node) -> Node:
+            if own not in copies:  # an attribute that is read on the other side
+                copies[own] = graph.node_copy(own, copied)
+            return copies[own]
+
+        for node in nodes:
+            if node.op != "get_attr" or node not in copies:
+                copies[node] = graph.node_copy(node, copied)
+
+
+def _source(graph: Graph, name: str) -> tuple[str, dict[str, Any]]:
+    made = graph.python_code("self")
+    return made.src.strip().replace("def forward(", f"def {name}(", 1) + "\n", made.globals
+
+
+def function(graph: Graph, name: str, file: str) -> FunctionType:
+    """The graph as a function of `self` and its inputs. file: where tracebacks say it is; they show
+    its lines."""
+    graph.lint()
+    source, found = _source(graph, name)
+    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+    exec(compile(source, file, "exec"), found)
+    made = found[name]
+    assert isinstance(made, FunctionType)
+    return made

@@ -1,0 +1,209 @@
+"""Traces a model's layers, runs the passes, checks what they made, and gives it to the model.
+
+Every layer is traced by itself; layers whose graphs are equal share what passes make of the first
+of them. A pattern that is found more or less often than the model's shape says ends the start: it
+would be a fusion lost in silence, or one that was not meant.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from time import perf_counter
+from types import FunctionType, MethodType
+from typing import Any
+
+from torch.fx import Node
+
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.gpu.families.tensor_specs import layer_prefix
+from actorium.gpu.models.decoder import Decoder, LayerRun
+from actorium.gpu.models.mtp import MtpDrafter
+from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form
+from actorium.gpu.passes.fusions import ALL
+from actorium.gpu.passes.layer_graph import LayerCut, PartGraph, function, lowered
+from actorium.gpu.passes.self_check import difference, piece_difference, tolerance
+
+LOG = logging.getLogger("actorium.passes")
+Functions = tuple[FunctionType, ...]
+STREAM, PIECE = ("stream", "step"), ("x",)
+
+
+@dataclass(slots=True)
+class PassReport:
+    """What the passes found, by name."""
+
+    matches: Counter[str] = field(default_factory=Counter)
+    expected: Counter[str] = field(default_factory=Counter)
+    structures: int = 0
+    """Different graphs among the model's layers."""
+    error: float = 0.0
+    """The largest difference that the check found; see `self_check.difference`."""
+    seconds: float = 0.0
+
+
+@dataclass(slots=True)
+class Rewritten:
+    """What is made of a graph: functions of the part."""
+
+    functions: Functions
+    """`LayerRun`'s; of a piece, one."""
+    matches: dict[str, int]
+    pair: bool
+    """What it returns is still to be added."""
+
+
+class PassManager:
+    """Rewrites the parts of one model."""
+
+    def __init__(self, model: Decoder, on: Sequence[str], dump: Path | None = None,
+                 passes: Sequence[FusionPass] = ALL) -> None:
+        """on: names of the passes to run; dump: where graphs are written before and after each."""
+        self.model, self.on, self.dump = model, frozenset(on), dump
+        self.passes = [own for own in passes if own.name in self.on]
+        self.report = PassReport()
+        self._known: dict[Any, Rewritten] = {}
+
+    def install(self) -> PassReport:
+        """Give the model its `runs` and `end`, and its drafter its own. Raises `BadModel` that
+        names the layer and the operations where a pattern is not found as often as it must be."""
+        began, model = perf_counter(), self.model
+        model.runs, pair = [], False
+        for i, layer in enumerate(model.layers):
+            self._pieces(layer.mixer, layer_prefix(i))
+            last = i == len(model.layers) - 1
+            made = self.layer(layer, i, layer_prefix(i).rstrip("."), pair, last)
+            model.runs.append(_bound(made.functions, layer))
+            pair = made.pair
+        self.report.structures = len(self._known)
+        head = model.end_part
+        model.end = self.piece(head, "head", head_form(head.product, head.scale))
+        drafter = model.drafter
+        if isinstance(drafter, MtpDrafter):
+            self._pieces(drafter.layer.mixer, "mtp.")
+            made = self.layer(drafter.layer, model.shape.layers, "mtp", False, True)
+            drafter.run = _bound(made.functions, drafter.layer)
+        self.report.seconds = perf_counter() - began
+        LOG.info("passes: %s; %d different layers, off by %.1g, %.0f ms", ", ".join(
+            f"{name} {count}" for name, count in self.report.matches.items() if count) or "none",
+            self.report.structures, self.report.error, 1e3 * self.report.seconds)
+        return self.report
+
+    def layer(self, layer: Any, index: int, name: str, pair: bool, last: bool) -> Rewritten:
+        """A layer's functions; last: nothing takes what it returns but the final norm."""
+        facts = LayerFacts(self.model.shape, index, layer, pair, self.on, self.model.dtype)
+        expected = {own.name: own.expected(facts) for own in self.passes}
+
+        def traced() -> PartGraph:
+            return PartGraph(layer, name, STREAM, pair)
+
+        def apart(plain: Functions, fused: Functions) -> float:
+            return difference(self.model, layer, _bound(plain, layer), _bound(fused, layer), pair)
+
+        return self._made(traced, expected, (pair, last), self._layer_functions, apart)
+
+    def piece(self, part: Any, name: str, form: Any) -> Callable[..., Any]:
+        """The function of a norm and the product behind it."""
+        expected = {own.name: own.expected_piece(form) for own in self.passes}
+
+        def traced() -> PartGraph:
+            return PartGraph(part, name, PIECE)
+
+        def apart(plain: Functions, fused: Functions) -> float:
+            return piece_difference(self.model, len(part.norm), *(
+                MethodType(own[0], part) for own in (plain, fused)))
+
+        made = self._made(traced, expected, (True, True), self._piece_function, apart)
+        return MethodType(made.functions[0], part)
+
+    def _pieces(self, mixer: Any, at: str) -> None:
+        queries = getattr(mixer, "queries", None)
+        if queries is not None:
+            queries.run = self.piece(queries, f"{at}queries", queries.up.form)
+
+    def _made(self, traced: Callable[[], PartGraph], expected: dict[str, int],
+              ends: tuple[bool, bool], functions: Callable[[PartGraph], Functions],
+              apart: Callable[[Functions, Functions], float]) -> Rewritten:
+        """ends: whether it begins with a sum, and whether it ends with none to be left over."""
+        g = traced()
+        key = (g.key(self.model.dtype), ends[0], tuple(expected.values()))
+        made = self._known.get((key, False))
+        if ends[1] and (made is None or made.pair):
+            made = self._known.get((key, True))
+        if made is None:
+            plain = functions(g)
+            matches = self.rewrite(g, expected)
+            pair = not ends[1] and "add_norm" in self.on and g.leave_sum()
+            made = self._known[key, ends[1]] = Rewritten(functions(g), matches, pair)
+            limit = tolerance(self.model)
+            # Ranks that load at different speeds cannot wait for each other in a product yet.
+            alone = self.model.group.place.size == 1
+            if not (found := apart(plain, made.functions) if alone else 0.0) <= limit:
+                raise BadModel(f"{g.name}: {self._blamed(traced, functions, apart, plain, limit)}: "
+                               f"results differ by {found:.2g}, more than {limit}",
+                               "model")
+            self.report.error = max(self.report.error, found)
+        self.report.matches.update(made.matches)
+        self.report.expected.update(expected)
+        return made
+
+    def _blamed(self, traced: Callable[[], PartGraph], functions: Callable[[PartGraph], Functions],
+                apart: Callable[[Functions, Functions], float], plain: Functions,
+                limit: float) -> str:
+        """The first pass behind which the results are not what they were, and what it made."""
+        g = traced()
+        for own in self.passes:
+            made = own.apply(g, self.model.dtype)
+            g.prune()
+            if made and not apart(plain, functions(g)) <= limit:
+                return f"the pass {own.name} ({own.about}) made {made[0].format_node()}"
+        return "the passes together"
+
+    def rewrite(self, g: PartGraph, expected: dict[str, int]) -> dict[str, int]:
+        """Run the passes over one graph; how often each matched. Raises `BadModel`."""
+        matches: dict[str, int] = {}
+        self._write(g, 0, "traced")
+        for number, own in enumerate(self.passes, 1):
+            made = own.apply(g, self.model.dtype)
+            g.prune()
+            g.graph.lint()
+            if len(made) != expected[own.name]:
+                raise BadModel(_mismatch(g, own, made, expected[own.name]), "model")
+            matches[own.name] = len(made)
+            if made:
+                self._write(g, number, own.name)
+        return matches
+
+    def _layer_functions(self, g: PartGraph) -> Functions:
+        cut, number = LayerCut(lowered(g, self.model.ops)), len(self._known)
+        graphs = (cut.whole(rows=False), cut.whole(rows=True), cut.enter(), cut.leave())
+        return tuple(function(graph, name, f"<{g.name} {number}: {name}>")
+                     for graph, name in zip(graphs, LayerRun._fields, strict=True))
+
+    def _piece_function(self, g: PartGraph) -> Functions:
+        return (function(lowered(g, self.model.ops), "run", f"<{g.name} {len(self._known)}>"),)
+
+    def _write(self, g: PartGraph, number: int, what: str) -> None:
+        if self.dump is None:
+            return
+        folder = self.dump / g.name
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            (folder / f"{number}_{what}.py").write_text(g.readable())
+        except OSError as error:
+            raise BadConfig(f"dump_passes: {folder}: {error.strerror}",
+                            "device.dump_passes") from error
+
+
+def _bound(functions: Functions, layer: Any) -> LayerRun:
+    return LayerRun(*(MethodType(own, layer) for own in functions))
+
+
+def _mismatch(g: PartGraph, own: FusionPass, made: Sequence[Node], expected: int) -> str:
+    left = [str(node.format_node()) for node in g.nodes(*own.anchors)]
+    shown = "; ".join(left) if left else "none of its operations"
+    return (f"{g.name}: the pass {own.name} ({own.about}) found its pattern {len(made)} times, not "
+            f"{expected}: what is left of it: {shown}. --passes all,-{own.name} starts without it.")

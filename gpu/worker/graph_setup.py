@@ -1,0 +1,163 @@
+"""Graphs of an opened device: which are wanted, what they will take, and their capture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from itertools import pairwise
+from time import perf_counter
+from typing import NamedTuple
+
+import torch
+
+from actorium.actors.config.tree import Config
+from actorium.gpu.graphs.capture import Capturer, CudaCapturer
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
+from actorium.gpu.graphs.decode_programs import DecodePrograms
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
+from actorium.gpu.models.registry import Model
+from actorium.gpu.plan.graph_memory import (
+    GRAPH_BYTES,
+    Graphs,
+    GraphShape,
+    planned_graphs,
+    program_sizes,
+)
+from actorium.gpu.plan.memory_plan import as_served, demand_of
+from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.worker.measure import Footprint, WorkspaceMeter
+from actorium.gpu.worker.warmup import warm_up_kernels
+from actorium.kernels.cpu.native_ops import NativeOps
+
+LOG = logging.getLogger(__name__)
+DRIVER_BYTES = 8 * GRAPH_BYTES
+"""Most that the driver is believed to keep of one graph."""
+ReportPhase = Callable[[str, str], None]
+"""Reports a phase: (phase, detail)."""
+
+
+def wanted_graphs(config: Config, runner: ModelRunner) -> Graphs:
+    """The graphs to capture. Logs why there are none of a kind."""
+    why = why_eager(runner.model, runner.arrays.device)
+    if runner.arrays.device.type == "cuda":
+        for what, reason in (("steps of decodes", why.decodes), ("segments", why.segments)):
+            if reason:
+                LOG.info("no graphs of %s: %s", what, reason)
+    return planned_graphs(config, runner.tables.drafts.max_drafts, why)
+
+
+def graph_runners(runner: ModelRunner, graphs: Graphs, capturer: Capturer
+                  ) -> tuple[DecodeGraphRunner | None, PiecewiseGraphRunner | None]:
+    """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
+    model = runner.model
+    assert isinstance(model, Model)
+    return (DecodeGraphRunner(runner, capturer, graphs.decodes, runner.force)
+            if graphs.decodes else None,
+            PiecewiseGraphRunner(model, runner.pools, capturer, graphs.tokens)
+            if graphs.tokens else None)
+
+
+def trial_graph_bytes(runner: ModelRunner, graphs: Graphs) -> int:
+    """Bytes that graphs will take: of each kind the largest one is captured, over the sink page,
+    and the next one, as which all others count; they are given up again."""
+    if not any(graphs):
+        return 0
+    device, total = runner.arrays.device, 0
+    kinds = []
+    seen = [read_memory(device)]
+    for kind in graph_runners(runner, graphs, CudaCapturer(device)):
+        if kind is None:
+            continue
+        kinds.append(kind)  # those before keep their memory
+        for most in (1, 2):
+            kind.capture(_no_report, most)
+            seen.append(read_memory(device))
+        first, next_one = (graph_bytes_between(*pair, 1) for pair in pairwise(seen[-3:]))
+        total += first + (len(kind.shapes) - 1) * next_one
+    return total
+
+
+def _no_report(phase: str, detail: str) -> None:
+    pass
+
+
+def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, report: ReportPhase,
+                   seconds: dict[str, float]) -> Graphs:
+    """Captures the runner's graphs, now that its pages are there; adds to `footprint` and `seconds`
+    what that took."""
+    graphs = wanted_graphs(config, runner)
+    if not any(graphs):
+        return graphs
+    device, start = runner.arrays.device, perf_counter()
+    before = read_memory(device)
+    decodes, segments = graph_runners(runner, graphs, CudaCapturer(device))
+    for kind in (decodes, segments):
+        if kind is not None:
+            kind.capture(report)
+    captured = len(graphs.decodes) + len(graphs.tokens)
+    footprint.measured["graphs"] = graph_bytes_between(before, read_memory(device), captured)
+    runner.graphs, runner.segments = decodes, segments
+    seconds["graphs"] = perf_counter() - start
+    if device.type == "cuda":
+        start = perf_counter()
+        warm_up_kernels(runner, max(graphs.tokens, default=1), report)  # as these serve them
+        seconds["warm up"] += perf_counter() - start
+    return graphs
+
+
+def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
+                     meter: WorkspaceMeter | None) -> Graphs:
+    """On a CPU: captures a step of one row, and lets the others be captured when they come. Logs
+    why there are none."""
+    model = runner.model
+    assert isinstance(model, Model)
+    if config.device.enforce_eager:
+        return Graphs([], [])
+    why = "the kernels are not C's" if not isinstance(model.ops, NativeOps) else (
+        "experts are grouped by the host" if model.waits else "")
+    if model.group.place.size > 1:  # a replay knows nothing of the calls of collectives
+        why = "several ranks share the model"
+    if not why:
+        sizes = program_sizes(model.shape, as_served(model.shape, demand_of(config))[1])
+        programs = DecodePrograms(model, runner.pools, runner.states, sizes)
+        if programs.captures(GraphShape(1, 1)):
+            footprint.planned["graphs"] = sizes.bytes
+            footprint.measured["graphs"] = sum(own.nbytes for own in programs.memory)
+            if meter is not None:
+                meter.leave_out(programs.memory)
+            runner.segments = programs
+            return Graphs([], [], sizes.rows)
+        why = programs.fault
+    LOG.debug("decode steps are not captured: %s", why)
+    return Graphs([], [])
+
+
+class DeviceMemory(NamedTuple):
+    """Of a device; bytes."""
+
+    free: int
+    """Of all of it, whoever took the rest."""
+    reserved: int
+    """By torch in this process, pools of graphs included."""
+
+
+def read_memory(device: torch.device) -> DeviceMemory:
+    """What is left now."""
+    free = free_bytes(device)
+    return DeviceMemory(free, torch.cuda.memory_reserved(device) if device.type == "cuda" else 0)
+
+
+def graph_bytes_between(before: DeviceMemory, after: DeviceMemory, captured: int) -> int:
+    """Bytes that so many graphs took between two readings: torch's share, which is this process's
+    own, and the driver's. The driver tells what is free on the whole device alone, and other
+    processes allocate as well; so of that no more is believed than graphs can take."""
+    pools = max(0, after.reserved - before.reserved)
+    driver = before.free - after.free - pools
+    return pools + min(max(0, driver), DRIVER_BYTES * captured)
+
+
+def free_bytes(device: torch.device) -> int:
+    """Of the whole device; torch gives back what it keeps for later."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    return torch.cuda.mem_get_info(device)[0]
