@@ -21,7 +21,8 @@ IDLE_HEARTBEAT = 0.5
 
 
 class Send(NamedTuple):
-    """One message to send. `to` is a role ("scheduler", "worker-0", ...), `CLIENT` or `LEDGER`."""
+    """One message to send. `to` is a role ("scheduler", "tokenizer", ...), `CLIENT` or `LEDGER`;
+    "worker-0" stands for every rank of the worker."""
 
     to: str
     message: Any

@@ -391,7 +391,7 @@ class PageGroup(Struct, frozen=True, array_like=True, gc=False):
 
 
 class Ready(Message):
-    """The worker has loaded the model and allocated memory: its capacity."""
+    """A rank of the worker has loaded its part of the model and allocated memory: its capacity."""
 
     epoch: Epoch
     groups: Annotated[list[PageGroup], Meta(min_length=1, max_length=8)]
@@ -410,6 +410,7 @@ class Ready(Message):
     """Seconds by phase: import, load, allocate, warm up."""
     drafts: Drafts = 0
     """Maximum of draft tokens of a sequence and step; 0 = nothing is drafted."""
+    rank: Count = 0
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):

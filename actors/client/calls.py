@@ -30,7 +30,7 @@ from actorium.actors.errors import (
     EngineUnavailable,
     InvalidRequest,
 )
-from actorium.actors.health import memory_of, speculation_of
+from actorium.actors.gauges import memory_of, speculation_of
 from actorium.actors.messages import (
     Abort,
     Detokenize,
@@ -286,8 +286,8 @@ class ClientCalls:
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
         cache and preemptions as of its last heartbeat, and as `bytes` what the worker holds,
-        measured beside planned (`health.memory_of`); `speculation`: drafts and how many were
-        accepted (`health.speculation_of`)."""
+        measured beside planned (`gauges.memory_of`); `speculation`: drafts and how many were
+        accepted (`gauges.speculation_of`)."""
         answer = await self._session.call(TOKENIZER, ServerInfo, timeout)
         info = msgspec.json.decode(answer.json, type=dict[str, Any])
         status = await self.status(timeout or STATUS_TIMEOUT)
@@ -303,7 +303,7 @@ class ClientCalls:
         return msgspec.json.decode(answer.json, type=dict[str, int])
 
     async def status(self, timeout: float | None = STATUS_TIMEOUT) -> Status:
-        """What each actor is doing, at once."""
+        """Returns the state of each actor, at once."""
         return await self._status(False, timeout)
 
     async def _status(self, wait: bool, timeout: float | None) -> Status:

@@ -78,7 +78,8 @@ class ClientCore:
 
     def submit(self, request: Request, now: float, streaming: bool
                ) -> tuple[PendingRequest, bytes]:
-        """Register a request: what to watch, and the frame to send. Raises `InvalidRequest`."""
+        """Registers a request; returns what to watch, and the frame to send. Raises
+        `InvalidRequest`."""
         linger = request.linger
         rid = self.new_rid() if linger is None else linger.rid
         frame, n = encode_request(rid, request, self._tenant)
@@ -94,7 +95,7 @@ class ClientCore:
         return pending, frame
 
     def _supersede(self, rid: str) -> None:
-        """What was under way here under a rid that is used again ends, but not in the engine."""
+        """Ends, at this client only, the earlier request of a rid that is used again."""
         self._aborted.pop(rid, None)
         item = self.waiting.pop(rid, None)
         if item is not None:

@@ -33,7 +33,7 @@ GAP_AGAIN = 1.0
 
 
 class ChoiceState:
-    """What was received of one choice of a running request."""
+    """The part of one choice received so far."""
 
     __slots__ = ("num_tokens", "num_chars", "texts", "token_ids", "logprobs", "prompt_logprobs",
                  "has_prompt_logprobs", "last")
@@ -53,7 +53,7 @@ class ChoiceState:
 
 
 class RequestProgress(NamedTuple):
-    """What was received of a request."""
+    """The part of a request received so far."""
 
     usages: list[Usage]
     """Of each choice; exact once it has ended."""
@@ -138,10 +138,10 @@ class PendingRequest(PendingItem):
     # --- receiving ---
 
     def on_delta(self, delta: Delta, now: float = 0.0) -> None:
-        """Apply a delta: what is known already is dropped, what is missing before it is requested.
+        """Applies a delta: drops what is known already, and requests what is missing before it.
 
-        A delta from the first token on may bring everything once more. Any other must begin where
-        the last one ended, since it does not say where its text belongs.
+        A delta from the first token on may repeat everything. Any other must begin where the last
+        one ended, since it does not say where its text belongs.
         """
         if self.done or delta.index >= len(self.choices):
             return

@@ -96,7 +96,7 @@ class Completion(Struct, frozen=True, kw_only=True):
 
 
 class StreamDelta(Struct, frozen=True, kw_only=True):
-    """What is new of one choice. `text` may lag behind `token_ids`, never the other way round."""
+    """The new part of one choice. `text` may lag behind `token_ids`, never the other way round."""
 
     text: str
     token_ids: list[int]
@@ -112,7 +112,8 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
 
 
 def merge_deltas(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
-    """One delta for each choice, in the order of their first ones, for a reader who lags behind."""
+    """Merges deltas to one for each choice, in the order of first ones, for a reader that lags
+    behind."""
     found: dict[int, list[StreamDelta]] = {}
     for delta in deltas:
         found.setdefault(delta.index, []).append(delta)

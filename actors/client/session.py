@@ -217,7 +217,7 @@ class ClientSession:
         return self._resume_until is not None
 
     def _engine_gone(self) -> None:
-        """What waits is taken up by the next engine, or fails."""
+        """Keeps waiting requests for the next engine, or fails them."""
         if self.link is None:
             return
         if not self._resume_timeout:

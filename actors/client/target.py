@@ -71,7 +71,7 @@ class EngineTarget:
         raise NotImplementedError
 
     def remember(self) -> None:
-        """A connection is being made to the engine that runs now."""
+        """Notes which engine runs now, as a connection to it is made."""
 
     def replaced(self) -> bool:
         """True if another engine runs there now: cheaper than `gone`, for each call."""
@@ -133,7 +133,8 @@ class LocalTarget(EngineTarget):
         return EngineUnavailable(f"the engine {self.directory.name!r} went away", "name")
 
     def _stamps(self) -> tuple[int, ...]:
-        """Of the lock, which each launcher makes, and the configuration, which each writes."""
+        """Returns stamps of the lock, which each launcher makes, and the configuration, which each
+        writes."""
         found: list[int] = []
         for name in ("lock", "config.json"):
             try:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 ALIASES: dict[str, tuple[str, ...]] = {
-    "model": ("model-path",),
+    "model": ("model-path", "hf-repo"),
     "max_model_len": ("context-length", "ctx-size"),
     "skip_tokenizer": ("skip-tokenizer-init",),
     "served_model_name": ("alias",),
@@ -43,7 +43,8 @@ INVERSES: dict[str, str] = {"cuda-graph": "enforce_eager"}
 """Switches of other tools -> the switch here that means the opposite."""
 
 SHORT: dict[str, str] = {
-    "-m": "model", "-a": "alias", "-c": "ctx-size", "-np": "parallel", "-t": "threads",
+    "-m": "model", "-hf": "hf-repo", "-hfr": "hf-repo",
+    "-a": "alias", "-c": "ctx-size", "-np": "parallel", "-t": "threads",
     "-tp": "tp", "-pp": "pipeline-parallel-size", "-dp": "data-parallel-size",
     "-ep": "enable-expert-parallel", "-dcp": "decode-context-parallel-size",
     "-pcp": "prefill-context-parallel-size", "-n": "nnodes", "-r": "node-rank",

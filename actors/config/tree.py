@@ -14,23 +14,39 @@ from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
 
+MADE_BITS = {"int8": 8, "int4": 4}
+"""Values of `quantization` for which weights are made when they are read, and their bits."""
+
 
 class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Which model, and how its weights are read."""
 
     model: str = ""
-    """Directory in HF format, or an id found in the HF cache layout; empty = the demo model."""
+    """Directory in HF format; or a name: ORG/NAME of the Hugging Face hub, which is fetched if the
+    HF cache has none, with @REVISION or :QUANTISATION (of a GGUF file), or smollm2; empty = the
+    demo model."""
+    revision: str | None = None
+    """Branch, tag or commit of a model that is named; default: main."""
+    download_dir: str | None = None
+    """Where models are looked for and fetched to by name, laid out as the HF cache; default:
+    $HF_HUB_CACHE, or ~/.cache/huggingface/hub."""
     served_model_name: tuple[str, ...] = ()
-    """Names that clients may ask for, the first of which answers show; default: the last part of
-    `model`."""
+    """Names that clients may ask for, the first of which answers show; default: `model` where that
+    is a name, the last part of a path."""
     dtype: str = "auto"
     """auto (the checkpoint's) | float32 | bfloat16 | float16: weights and activations."""
     quantization: str = "auto"
     """Weights of projections: auto (as the checkpoint has them; what it has in fp8 is dequantised
     where the device has no products in fp8) | none (in `dtype`, whatever the checkpoint has) | fp8
     (in e4m3, with a scale for each row, made when a checkpoint in float32, bfloat16 or float16 is
-    read; each token is scaled on the way; on cuda below 8.9 weights alone are in fp8). Embeddings,
-    head, norms, routers and small gates stay in `dtype`."""
+    read; each token is scaled on the way; on cuda below 8.9 weights alone are in fp8) | int8 | int4
+    (made likewise, of one in fp8 too). Embeddings, norms, routers and small gates stay in `dtype`;
+    so does the head but in int8 and int4, where it is in int8."""
+    quantization_group: int | None = None
+    """Columns that share a scale in int8 and int4: 32, 64 or 128, or 0 (int8 alone) for all of a
+    row. Default: 32."""
+    quantization_head: str = "auto"
+    """The head in int8 and int4: auto (int8) | none (in `dtype`) | int8 | int4."""
     load_format: str = "auto"
     """auto | safetensors | dummy (random weights: config.json alone is needed)."""
     max_model_len: int | None = None
@@ -93,6 +109,12 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Sequences that run at once = slots of the resident tables (the sink comes on top)."""
     max_num_batched_tokens: int = 2048
     """Tokens a step may compute: decodes first, the rest for extend chunks."""
+    target_itl: float | None = None
+    """Milliseconds between two tokens of a running stream: prompts' chunks beside decodes are cut
+    to what a step's measured time leaves of it, and wait longer for their own first token; they get
+    a fifth of the time at least. 0 = off. Default: on cpu three times a step without prompts, at
+    least 50 (200 where most requests wait for their first token); on cuda, and for
+    `generate`, `eval` and `bench offline`, off."""
     max_num_queued_reqs: int = 4096
     """Requests that may wait; more are refused with `queue_full`."""
     max_n: int = 128
@@ -126,8 +148,11 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     device: str = "auto"
     """auto (cuda where there is one) | cpu | cuda."""
+    tensor_parallel_size: int = 1
+    """Ranks that share each layer: processes with a GPU each (on a CPU, with their share of the
+    threads)."""
     threads: int = 0
-    """CPU threads of the worker; 0 = all cores."""
+    """CPU threads of the worker, all ranks together; 0 = all cores."""
     native_kernels: bool = True
     """On cpu, in bfloat16: use the C kernels (built at the first start, where there is a compiler);
     off = torch alone."""
@@ -135,6 +160,11 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the model and of the sampler: auto (triton on cuda, else those for the cpu) | torch (on a
     cpu the sampler's are numpy's) | triton (on a cpu in Triton's interpreter, for tests:
     TRITON_INTERPRET=1)."""
+    passes: str = "all"
+    """Which operations of a layer are joined: all, none, or names of passes, each taken away by a -
+    before it (all,-norm_quant); docs/passes.md says what each does."""
+    dump_passes: str | None = None
+    """Directory for the layers' graphs before and after each pass, as Python to read."""
     enforce_eager: bool = False
     """No graphs: every step is launched operation by operation."""
     graph_batch_sizes: str = "auto"

@@ -7,8 +7,19 @@ from collections.abc import Iterable
 
 import msgspec
 
+from actorium.actors.config.pass_names import parse_passes
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
-from actorium.actors.config.tree import SECRETS, Config, GatewayConfig, graph_sizes
+from actorium.actors.config.tree import (
+    MADE_BITS,
+    SECRETS,
+    Config,
+    DeviceConfig,
+    GatewayConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+    graph_sizes,
+)
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
 from actorium.actors.models.model_dir import MAX_NEW_TOKENS, SAMPLING_DEFAULTS
@@ -16,6 +27,8 @@ from actorium.actors.params import MAX_N, SamplingParams
 from actorium.actors.runtime.http.allowed_hosts import names
 from actorium.actors.runtime.security import endpoints
 
+DTYPES = ("auto", "float32", "bfloat16", "float16")
+KV_DTYPES = (*DTYPES, "fp8_e4m3", "fp8_e5m2")
 TOOL_PARSERS = ("auto", "none", "hermes", "llama3_json", "qwen3_coder")
 REASONING_PARSERS = ("auto", "none", "deepseek_r1", "qwen3")
 KEY = ("must be printable, not empty, and without spaces around it: callers could not send it, and "
@@ -27,13 +40,16 @@ Rule = tuple[str, bool, str]
 def validate(config: Config) -> Config:
     """Returns the configuration. Raises `BadConfig` naming the first field (`section.field`) with a
     wrong value."""
-    for where, ok, want in (*_model_rules(config), *_process_rules(config)):
+    for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
+                            *_scheduler_rules(config.scheduler), *_device_rules(config.device),
+                            *_process_rules(config)):
         if not ok:
             section, field = where.split(".")
             value = getattr(getattr(config, section), field)
             got = "" if (section, field) in SECRETS else f", got {value!r}"
             raise BadConfig(f"{field}: {want}{got}", where)
     parse_speculative(config.speculation.speculative)
+    parse_passes(config.device.passes)
     parse_acceptance(config.speculation.force_acceptance)
     graph_sizes(config.device.graph_batch_sizes)
     if config.device.graph_token_counts != "off":
@@ -41,18 +57,23 @@ def validate(config: Config) -> Config:
     return config
 
 
-def _model_rules(c: Config) -> list[Rule]:
-    """Rules for the model and what computes it."""
-    m, mem, s, d = c.model, c.memory, c.scheduler, c.device
-    dtypes = ("auto", "float32", "bfloat16", "float16")
-    kv_dtypes = (*dtypes, "fp8_e4m3", "fp8_e5m2")
+def _model_rules(m: ModelConfig) -> list[Rule]:
     wrong_default = _wrong_default(m.override_generation_config)
     wrong_kwarg = _wrong_kwarg(m.default_chat_template_kwargs)
-    strange = [name for name in s.tenant_weights if not _is_tenant(name)]
+    made = m.quantization in MADE_BITS
     return [
-        ("model.dtype", m.dtype in dtypes, f"must be one of {', '.join(dtypes)}"),
-        ("model.quantization", m.quantization in ("auto", "none", "fp8"),
-         "must be auto, none or fp8"),
+        ("model.dtype", m.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}"),
+        ("model.quantization", m.quantization in ("auto", "none", "fp8", *MADE_BITS),
+         "must be auto, none, fp8, int8 or int4"),
+        ("model.quantization_group", m.quantization_group in (None, 32, 64, 128)
+         or m.quantization_group == 0 and m.quantization == "int8",
+         "must be 32, 64 or 128 (or 0 in int8)"),
+        ("model.quantization_group", m.quantization_group is None or made,
+         "goes with quantization int8 or int4"),
+        ("model.quantization_head", m.quantization_head in ("auto", "none", *MADE_BITS),
+         "must be auto, none, int8 or int4"),
+        ("model.quantization_head", m.quantization_head == "auto" or made,
+         "goes with quantization int8 or int4"),
         ("model.load_format", m.load_format in ("auto", "safetensors", "dummy"),
          "must be auto, safetensors or dummy"),
         ("model.max_model_len", m.max_model_len is None or m.max_model_len >= 2,
@@ -63,6 +84,11 @@ def _model_rules(c: Config) -> list[Rule]:
         ("model.default_chat_template_kwargs", wrong_kwarg is None, wrong_kwarg or ""),
         ("model.override_generation_config", wrong_default is None, wrong_default or ""),
         ("model.seed", 0 <= m.seed < 2**63, "must be between 0 and 2**63-1"),
+    ]
+
+
+def _memory_rules(mem: MemoryConfig) -> list[Rule]:
+    return [
         ("memory.page_size", 1 <= mem.page_size <= 4096
          and mem.page_size & (mem.page_size - 1) == 0, "must be a power of two up to 4096"),
         ("memory.max_total_tokens", mem.max_total_tokens is None or mem.max_total_tokens >= 1,
@@ -70,8 +96,8 @@ def _model_rules(c: Config) -> list[Rule]:
         ("memory.memory_fraction", 0.05 <= mem.memory_fraction <= 0.98,
          "must be between 0.05 and 0.98"),
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
-        ("memory.kv_cache_dtype", mem.kv_cache_dtype in kv_dtypes,
-         f"must be one of {', '.join(kv_dtypes)}"),
+        ("memory.kv_cache_dtype", mem.kv_cache_dtype in KV_DTYPES,
+         f"must be one of {', '.join(KV_DTYPES)}"),
         ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),
          "must be float32 or bfloat16"),
         ("memory.checkpoint_policy", mem.checkpoint_policy in ("auto", "end", "chunks", "none"),
@@ -81,6 +107,12 @@ def _model_rules(c: Config) -> list[Rule]:
         ("memory.eviction_policy", mem.eviction_policy in ("lru", "lfu", "priority"),
          "must be lru, lfu or priority"),
         ("memory.audit_every", mem.audit_every >= 1, "must be at least 1"),
+    ]
+
+
+def _scheduler_rules(s: SchedulerConfig) -> list[Rule]:
+    strange = [name for name in s.tenant_weights if not _is_tenant(name)]
+    return [
         ("scheduler.schedule_policy", s.schedule_policy in ("fcfs", "lpm", "priority", "fair"),
          "must be fcfs, lpm, priority or fair"),
         ("scheduler.tenant_weights", not strange,
@@ -90,13 +122,22 @@ def _model_rules(c: Config) -> list[Rule]:
         ("scheduler.max_num_seqs", 1 <= s.max_num_seqs <= 32768, "must be between 1 and 32768"),
         ("scheduler.max_num_batched_tokens", 1 <= s.max_num_batched_tokens <= 1 << 20,
          "must be between 1 and 1048576"),
+        ("scheduler.target_itl", s.target_itl is None or 0 <= s.target_itl < math.inf,
+         "must be milliseconds, 0 = off"),
         ("scheduler.max_num_queued_reqs", s.max_num_queued_reqs >= 1, "must be at least 1"),
         ("scheduler.max_n", 1 <= s.max_n <= MAX_N, f"must be between 1 and {MAX_N}"),
         ("scheduler.request_timeout", s.request_timeout > 0, "must be above 0 seconds"),
         ("scheduler.force_preempt_every", s.force_preempt_every >= 0, "must not be negative"),
+    ]
+
+
+def _device_rules(d: DeviceConfig) -> list[Rule]:
+    return [
         ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
         ("device.kernels", d.kernels in ("auto", "torch", "triton"),
          "must be auto, torch or triton"),
+        ("device.tensor_parallel_size", 1 <= d.tensor_parallel_size <= 1024,
+         "must be between 1 and 1024"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
     ]
 
@@ -169,7 +210,7 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
 
 
 def _wrong_listen(listen: str | None) -> str | None:
-    """What is wrong with the address; None if nothing."""
+    """Returns what is wrong with the address; None if nothing."""
     try:
         if listen is not None:
             endpoints.parse(listen)
@@ -179,7 +220,7 @@ def _wrong_listen(listen: str | None) -> str | None:
 
 
 def _wrong_hosts(setting: str | None) -> str | None:
-    """What is wrong with allowed names; None if nothing."""
+    """Returns what is wrong with allowed names; None if nothing."""
     try:
         if setting is not None:
             names(setting)
@@ -189,7 +230,7 @@ def _wrong_hosts(setting: str | None) -> str | None:
 
 
 def _wrong_default(defaults: dict[str, float]) -> str | None:
-    """What is wrong with sampling defaults; None if nothing."""
+    """Returns what is wrong with sampling defaults; None if nothing."""
     for name, value in defaults.items():
         if name == MAX_NEW_TOKENS:
             if not (1 <= value < 2**31 and float(value).is_integer()):
@@ -206,7 +247,7 @@ def _wrong_default(defaults: dict[str, float]) -> str | None:
 
 
 def _wrong_kwarg(kwargs: Iterable[str]) -> str | None:
-    """What is wrong with the names of a chat template's variables; None if nothing."""
+    """Returns what is wrong with the names of a chat template's variables; None if nothing."""
     for name in kwargs:
         if name == "add_generation_prompt":
             return f"{name} is for each request to say"

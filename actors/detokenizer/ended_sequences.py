@@ -66,7 +66,8 @@ class EndedSequences:
         return rids
 
     def known_end(self, message: Open) -> KnownEnd | None:
-        """What is known of a sequence that the scheduler tells of; None: it is not over."""
+        """Returns the known end of the sequence of a scheduler's message; None if it is not over.
+        """
         has_ended = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
             return KnownEnd(None if has_ended else Cancel(message.rid, message.client))
@@ -78,7 +79,8 @@ class EndedSequences:
 
 
 class QuarantinedRequests:
-    """Of one incarnation: those that have raised, and those that the journal says."""
+    """Requests quarantined in this incarnation: those that raised, and those named by the journal.
+    """
 
     def __init__(self, journal: InflightJournal) -> None:
         self._journal = journal

@@ -74,7 +74,7 @@ def make(tokenizer: Tokenizer, file: Path) -> TokenDecoder:
 
 
 def load(config: ModelConfig) -> TokenDecoder:
-    """That of the configured model. Raises `BadModel`."""
+    """Loads the configured model's tokenizer. Raises `BadModel`."""
     if config.skip_tokenizer:
         return NoTextDecoder()
     path = models.resolve(config.model)

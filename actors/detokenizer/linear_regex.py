@@ -92,7 +92,8 @@ class Automaton:
         return found
 
     def closure(self, states: Iterable[int], place: int) -> States:
-        """All states that these lead to without a character. place: of the next one."""
+        """Returns all states reachable from these without a character. place: of the next
+        character."""
         found = 0
         for state in states:
             found |= self._closures.get((state, place)) or self._close(state, place)

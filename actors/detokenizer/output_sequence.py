@@ -40,9 +40,9 @@ class OutputSequence:
         self.index = message.index
         self.client = message.client
         self.linger = message.linger
+        """Seconds for which it outlives its client."""
         self.name = request_name(message)
         """Of its request, in the journal."""
-        """Seconds for which it outlives its client."""
         self.prompt_tokens = message.prompt_before + len(message.prompt) // 4
         self.cached = 0
         self.seen = 0
@@ -58,7 +58,7 @@ class OutputSequence:
         self._prompt = message.prompt
         params = message.text
         self._stream = stream
-        self._stops = _finder(params)
+        self._stops = _stop_checker(params)
         self._min_tokens = params.min_tokens
         self._include_stop = params.include_stop
         self._text = ""
@@ -187,7 +187,7 @@ class OutputSequence:
         return made
 
 
-def _finder(params: TextParams) -> StopStringChecker | StopRegexChecker | None:
+def _stop_checker(params: TextParams) -> StopStringChecker | StopRegexChecker | None:
     if params.stop_regex:
         return StopRegexChecker(params.stop, params.stop_regex, params.include_stop)
     return StopStringChecker(params.stop, params.include_stop) if params.stop else None
@@ -218,5 +218,5 @@ def count_drafts(live: Mapping[int, OutputSequence], batch: TokenBatch, sids: Se
 
 
 def request_name(message: Open) -> bytes:
-    """Of a sequence's request, in the journal."""
+    """Returns the journal's name of a sequence's request."""
     return name_of(message.client, message.rid.encode())

@@ -119,7 +119,7 @@ class StopRegexChecker:
     """Holds back the text from where a match may have begun.
 
     The match that is seen first if the text comes character by character wins; of those that end
-    together the longest, then the one named first. `feed` and `flush` as of `StopFinder`.
+    together the longest, then the one named first. `feed` and `flush`: see `StopStringChecker`.
 
     What may have begun long ago is given up for what has begun since. A run of threads knows the
     earliest beginning only, so younger runs are kept ready beside one that has become old: a

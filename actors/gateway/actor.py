@@ -1,7 +1,7 @@
 """The gateway's process: uvicorn on the actor's own loop, and an engine's client behind it.
 
-It is an actor for its life alone (heartbeats, drain, restarts): nothing of a request goes through
-its inbox. What serves HTTP is imported by a thread after the start.
+It is an actor only for its life cycle (heartbeats, drain, restarts): requests do not pass through
+its inbox. A thread imports what serves HTTP after the start.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ class GatewayWakeUp(Message, frozen=True):
 
 
 def where(run_dir: Path) -> ListenAddress | None:
-    """Where the gateways of the engine in `run_dir` listen; None = nowhere, as far as is known."""
+    """Returns where the gateways of the engine in `run_dir` listen; None = not known."""
     return listening.read_address(run_dir / FILE)
 
 
 class GatewayCore(Core):
-    """Starts the web server, and says how it does."""
+    """Starts the web server, and reports its health."""
 
     inbox: Any = GatewayWakeUp
     front: Any = None
@@ -56,7 +56,7 @@ class GatewayCore(Core):
         self._draining = False
 
     def on_start(self, post: Post) -> None:
-        """Serve as soon as everything is imported."""
+        """Starts serving as soon as everything is imported."""
         threading.Thread(target=self._load, args=(post,), name="gateway", daemon=True).start()
 
     def _load(self, post: Post) -> None:
@@ -93,10 +93,10 @@ class GatewayCore(Core):
     # --- Core ---
 
     def on_message(self, message: Any, now: float) -> None:
-        """A Nudge: nothing to do."""
+        """Does nothing: the message only wakes the actor."""
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        """No front."""
+        """Does nothing: a gateway has no front."""
 
     def on_wake(self, now: float) -> Sequence[Send]:
         return []
@@ -105,7 +105,7 @@ class GatewayCore(Core):
         return None
 
     def drain(self, now: float) -> None:
-        """Refuse new requests, finish what is under way for those who are there."""
+        """Refuses new requests and finishes those under way whose clients are still connected."""
         self._draining = True
         if self._engine is not None:
             self._engine.draining = True
@@ -126,7 +126,7 @@ class GatewayCore(Core):
 
 
 def build(ctx: Context) -> GatewayCore:
-    """The core of a role "gateway-N". A later incarnation listens where the first one did.
+    """Builds the core of a role "gateway-N". A later incarnation listens where the first one did.
 
     Raises `BadConfig`, naming the field.
     """
@@ -147,7 +147,7 @@ def build(ctx: Context) -> GatewayCore:
 
 
 def refused(wanted: GatewayConfig, error: OSError) -> BadConfig:
-    """Say which of the two fields is to blame."""
+    """Returns the error that names which of the two fields is at fault."""
     if isinstance(error, socket.gaierror):
         return BadConfig(f"host: {wanted.host!r}: {error.strerror}", "gateway.host")
     return BadConfig(f"port: cannot listen at {wanted.host}:{wanted.port}: {error.strerror}; "

@@ -36,8 +36,8 @@ Handler = Callable[..., Any]
 
 
 def build_app(engine: ServedEngine, hosts: AllowedHosts | None = None) -> ASGIApp:
-    """The ASGI application; hosts: the names that it goes by, None = any. A bare router: errors are
-    the guard's to tell."""
+    """Builds the ASGI application; hosts: the host names that it accepts, None = any. A bare
+    router: the guard answers errors."""
     handlers = handlers_of(engine)
     return Guard(Router(redirect_slashes=False, routes=[
         Exact(path, handlers[route.name], route.methods)
@@ -45,8 +45,9 @@ def build_app(engine: ServedEngine, hosts: AllowedHosts | None = None) -> ASGIAp
 
 
 class Exact(Route):
-    """Of whole paths. Starlette's patterns end in `$`, before which a line may end: to them
-    `/flush_cache%0A` is `/flush_cache`, to the guard, which looks up who may call, it is not."""
+    """A route that matches whole paths. Starlette's patterns end in `$`, which also matches before
+    a final newline: to them `/flush_cache%0A` is `/flush_cache`, to the guard, which looks up who
+    may call, it is not."""
 
     def __init__(self, path: str, handler: Handler, methods: Sequence[str]) -> None:
         super().__init__(path, handler, methods=list(methods))
@@ -54,7 +55,7 @@ class Exact(Route):
 
 
 def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
-    """What answers, by the routes' names."""
+    """Returns the handlers by the routes' names."""
     return {
         "page": documents.load().serve,
         "docs": documents.load(documents.API).serve,

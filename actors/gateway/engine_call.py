@@ -1,15 +1,15 @@
-"""What one HTTP request asks of the engine: under which names, how long that lives, and from where
-a stream goes on.
+"""One HTTP request's calls to the engine: their names, how long they live, and where a resumed
+stream continues.
 
-`Idempotency-Key`: sent again with the same body, while the completion runs or is remembered, it
-gives that completion; with another body it is refused. Its request survives a connection that
-breaks for `gateway.resume_grace` seconds. `Last-Event-ID`, with the same path and body: the stream
-goes on after that event, if the engine still has its request: at any gateway, also after the death
-of the one that began it. Events have ids where one of the two headers or the body asks for them.
-Without a key a request ends with its connection.
+`Idempotency-Key`: a request resent with the same body, while the completion runs or is remembered,
+gets that completion; with another body it is refused. Its completion survives a broken connection
+for `gateway.resume_grace` seconds. `Last-Event-ID`, with the same path and body: the stream
+continues after that event, if the engine still has its request: at any gateway, also after the
+death of the one that began it. Events have ids where one of the two headers or the body asks for
+them. Without a key a request ends with its connection.
 
-A request's name in the engine is the tenant's key, hashed, or random; then comes a hash of who has
-asked what. That keeps tenants apart here, and the engine hands requests over within a tenant only.
+A request's name in the engine is the tenant's key, hashed, or random; then comes a hash of tenant
+and body. That separates tenants here, and the engine hands requests over within a tenant only.
 """
 
 from __future__ import annotations
@@ -45,16 +45,15 @@ from actorium.actors.runtime.inflight_journal import NAME
 
 _KEY = re.compile(rb"[\x21-\x7e]{1,255}")
 _PREFIX = re.compile(r"^(chatcmpl-|cmpl-|resp_|msg_)")
-"""What stands before the id in the names of answers."""
+"""The part before the id in the names of answers."""
 
 
 class EngineCall:
-    """One HTTP request. Without headers it is one of the gateway's own."""
+    """The engine's side of one HTTP request. Without headers it is one of the gateway's own."""
 
     def __init__(self, engine: ServedEngine, headers: Mapping[bytes, bytes] | None = None,
                  tenant: str = "", path: str = "", admin: bool = False) -> None:
-        """admin: with the administrator's key. Raises `HttpError` 400 on a header that cannot be
-        meant."""
+        """admin: with the administrator's key. Raises `HttpError` 400 on an invalid header."""
         self.engine, self.tenant, self.admin = engine, tenant, admin
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
@@ -68,23 +67,23 @@ class EngineCall:
         last = found.get(b"last-event-id", b"").strip()
         self.position = parse_event_id(last.decode("latin-1")) if last else None
         self.resumable = bool(self.key) or self.position is not None
-        """Each event of its stream has an id, so that another call can go on behind it. The body
-        may ask for that as well (`stream_options.resumable`). Others have no ids: many clients
-        split a stream at its blank lines and take all that follows `data: `."""
+        """Each event of the stream has an id, so that another call can resume after it. The body
+        may ask for that as well (`stream_options.resumable`). Other streams have no ids: many
+        clients split a stream at its blank lines and take all that follows `data: `."""
         self.name = self._own_name()
-        """Of the request, and of its answer: a stream keeps its id when it goes on."""
+        """Name of the request and of its answer: a resumed stream keeps its id."""
         self.answer_id = self.name
-        """What its answer is called, after the prefix of its kind."""
+        """The answer's id, after the prefix of its kind."""
         self.fields: dict[str, str] = {}
-        """What its body calls fields of the engine's, where it has other names, for errors."""
+        """The body's names of the engine's fields, where they differ, for errors."""
         self.labels: list[str] = []
-        """What the caller calls its completions, if anything, the first request's first."""
+        """The caller's names of its completions, if any, in the order of requests."""
         self.rids: list[str] = []
-        """Of its requests in the engine."""
+        """Names of its requests in the engine."""
         self.usage = CallUsage()
         self.journal_name = b""
-        """Its name in the journal of requests in hand, once the body has come: what the same caller
-        asks again has the same."""
+        """Its name in the journal of in-flight requests, once the body is read: equal for equal
+        requests of the same caller."""
         self._aborted = False
         self._digest = ""
         self._resumed: ResumableStream | None = None
@@ -105,8 +104,8 @@ class EngineCall:
     # --- its life ---
 
     def on_body(self, body: bytes) -> None:
-        """Remember what is asked: a request may be taken up only by who asks the same. Raises
-        `HttpError` 400, and 500 where this has killed the gateway before."""
+        """Binds the call to its body: a stream may be resumed only with the same one. Raises
+        `HttpError` 400, and 500 where this body has killed the gateway before."""
         digest = hashlib.sha256(b"\0".join((self.tenant.encode(), self._path.encode(), body)))
         self._digest = digest.hexdigest()[:16]
         if self.position is not None and self.position.rid.partition(".")[2] != self._digest:
@@ -119,26 +118,26 @@ class EngineCall:
         journal.put(name)
 
     def failed(self, error: BaseException) -> HttpError:
-        """The error for a request on which the gateway itself has failed."""
+        """Returns the error for a request on which the gateway itself has failed."""
         return http_error(self.engine.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:
-        """It has been answered."""
+        """Marks the request as answered."""
         journal = self.engine.journal
         if self.journal_name and not journal.quiet:
             journal.finished(self.journal_name)
 
     def in_background(self) -> EngineCall:
-        """Another call of the same caller, for work that goes on when this one has been answered.
+        """Returns another call of the same caller, for work that continues after this one's answer.
         """
         return EngineCall(self.engine, {}, self.tenant, self._path)
 
     # --- the engine's requests ---
 
     def stream(self, *requests: Request) -> Deltas:
-        """The deltas of a request, or of several that ask for as many choices, numbered through;
-        behind the caller's last event. They are sent when deltas are first asked for; `aclose` ends
-        them, unless they may outlive their caller. Raises `HttpError` 400."""
+        """Returns the deltas of one or several requests with equal numbers of choices, numbered
+        through, from the caller's last event on. Requests are sent when deltas are first awaited;
+        `aclose` ends them, unless they may outlive their connection. Raises `HttpError` 400."""
         each = (requests[0].params or SamplingParams()).n
         sources = self._sources(requests)
         source = sources[0] if len(sources) == 1 else MergedStream(sources, each)
@@ -147,7 +146,7 @@ class EngineCall:
             return source
         if choices > MAX_CHOICES:
             if self.position is None and self.key:
-                return source  # it is shared, or sent once more from its start
+                return source  # it is shared, or resent from its start
             field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
             raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
                             field.partition(".")[0])
@@ -155,12 +154,12 @@ class EngineCall:
         return self._resumed
 
     def label(self, events: bytes) -> bytes:
-        """Events with their ids, where the stream can be taken up; those that the caller has had
-        are left out."""
+        """Adds ids to events where the stream can be resumed, and leaves out events that the caller
+        has had."""
         return events if self._resumed is None else self._resumed.label(events)
 
     async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
-        """The choices of each request, in their order. The first error ends all of them and is
+        """Returns the choices of each request, in order. The first error ends all of them and is
         raised, an `ActoriumError`."""
         found: list[list[Completion]] = [[] for _ in requests]
         results = self._results(requests)
@@ -184,7 +183,7 @@ class EngineCall:
         return [self._source(request, number) for number, request in enumerate(requests)]
 
     def _source(self, request: Request, number: int) -> Deltas:
-        """The deltas of one of the requests, from the first."""
+        """Returns the deltas of one of the requests, from the first."""
         if not self._from_http or not self.resumable:
             return self._open(self._named(request, number))
         name, rid = self._names(number)
@@ -203,15 +202,15 @@ class EngineCall:
         return stream
 
     def _named(self, request: Request, number: int) -> Request:
-        """One of the requests by a name of this call's, so that it can be found. It does not
-        outlive its caller."""
+        """Names one of the requests after this call, so that it can be found. It ends with its
+        connection."""
         if not self._from_http:
             return request
         linger = Linger(rid=self._names(number)[1], seconds=0.0, adopt=False)
         return msgspec.structs.replace(request, linger=linger)
 
     def _names(self, number: int) -> tuple[str, str]:
-        """What a request goes by here, and in the engine. Raises `Aborted`."""
+        """Returns a request's names for the caller and in the engine. Raises `Aborted`."""
         if self._aborted:
             raise Aborted("the request was aborted")
         name = f"{self.name}-{number}" if number else self.name
@@ -221,14 +220,14 @@ class EngineCall:
     # --- aborting ---
 
     async def abort_others(self, name: str, tenant: str | None) -> list[str]:
-        """End the requests that go by a name, "" = all, of a tenant, None = of anybody, at any
-        gateway of the engine, but for this call. Returns what their callers call them."""
+        """Aborts, at all gateways of the engine, the requests of a name ("" = all) and a tenant
+        (None = any), except this call. Returns the callers' names for them."""
         return (await self.engine.abort(name, tenant, but=self)
                 + await self.engine.peers.abort(name, tenant))
 
     def mark_aborted(self, name: str) -> tuple[list[str], list[str]]:
-        """What ends when `name` is to end: the caller's names, and those in the engine. Empty name:
-        all of it, also what was not begun yet."""
+        """Marks what `name` stands for as aborted and returns the callers' names and those in the
+        engine. An empty name means all of it, including requests not begun yet."""
         own = name in (self.name, self.answer_id) or _PREFIX.sub("", name) == self.answer_id
         if not name or own:
             self._aborted = True
@@ -243,11 +242,11 @@ class EngineCall:
 
 
 def call_of(http: HttpRequest) -> EngineCall:
-    """The call of a request that has passed the guard."""
+    """Returns the call of a request that has passed the guard."""
     found: EngineCall = http.scope["app"]
     return found
 
 
 def engine_of(http: HttpRequest) -> ServedEngine:
-    """The engine behind the routes."""
+    """Returns the engine behind the routes."""
     return call_of(http).engine

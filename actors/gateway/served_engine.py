@@ -1,4 +1,4 @@
-"""The engine behind all calls of one gateway's process: its client, and what they share."""
+"""The engine behind all calls of one gateway: its client, and the state that the calls share."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from actorium.actors.messages import Status
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
 STATUS_SECONDS = 1.0
-"""How long new requests wait for the watchdog to say that all is well."""
+"""Seconds that new requests wait for the watchdog's status."""
 
 
 class BodyBudget:
-    """Bytes of large bodies that are being read now, and how many may be."""
+    """Bytes of large bodies being read now, and their limit."""
 
     def __init__(self, limit: int) -> None:
         self.limit, self.used = limit, 0
 
 
 class AbortableCall(Protocol):
-    """An HTTP request under way, as `EngineCall` is."""
+    """The interface of `EngineCall` for aborts: an HTTP request under way."""
 
     tenant: str
 
@@ -43,11 +43,11 @@ class AbortableCall(Protocol):
 
 
 class ServedEngine:
-    """One for a gateway's process. Closed by `close`."""
+    """One gateway's engine. Closed by `close`."""
 
     def __init__(self, config: Config, run_dir: Path,
                  journal: InflightJournal | None = None) -> None:
-        """Raises `BadConfig` on a store of responses that cannot be opened."""
+        """Raises `BadConfig` if the response store cannot be opened."""
         self.journal = journal or InflightJournal(actor="gateway")
         self.config, self.settings = config, config.gateway
         self.run_dir = run_dir
@@ -72,7 +72,8 @@ class ServedEngine:
         self._asking_model = asyncio.Lock()
 
     async def served_model(self) -> ServedModel:
-        """Asked for once. Raises `ActoriumError` while the engine does not answer."""
+        """Returns the model, which is asked for once. Raises `ActoriumError` while the engine does
+        not answer."""
         if self._model is None:
             async with self._asking_model:
                 if self._model is None:
@@ -86,8 +87,7 @@ class ServedEngine:
         return model
 
     async def check_model(self, name: str | None) -> ServedModel:
-        """The model that a request asks for by this name. Raises `HttpError` 404 if it is another
-        one."""
+        """Returns the model that a request names. Raises `HttpError` 404 if it is not served."""
         model = await self.served_model()
         if not model.names.known(name):
             raise HttpError(404, f"model: {str(name)[:200]!r} is not served here; "
@@ -96,8 +96,8 @@ class ServedEngine:
 
     async def abort(self, name: str, tenant: str | None,
                     but: AbortableCall | None = None) -> list[str]:
-        """End this gateway's requests that go by a name, "" = all, of a tenant, None = of anybody.
-        Returns what their callers call them."""
+        """Aborts this gateway's requests of a name ("" = all) and a tenant (None = any). Returns
+        the callers' names for them."""
         ended: list[str] = []
         for call in self.calls - {but}:
             if tenant is None or call.tenant == tenant:
@@ -108,33 +108,33 @@ class ServedEngine:
         return ended
 
     async def close(self) -> None:
-        """Abort what is under way and disconnect."""
+        """Aborts what is under way and disconnects."""
         await self.client.close()
 
 
 FRESH = 0.25
-"""Seconds for which what the watchdog has said counts."""
+"""Seconds for which the watchdog's status counts as current."""
 AGAIN = 0.1
-"""Seconds between two questions while the engine is not ready."""
+"""Seconds between two status queries while the engine is not ready."""
 NEEDED = ("tokenizer", "detokenizer", "scheduler", "worker-")
-"""Without any of them no token comes. Gateways are not: this one is at work."""
+"""Without one of these no token is generated. Gateways are not among them: this one runs."""
 
 
 def obstacle(status: Status) -> str:
-    """What keeps new requests from being served; empty = nothing."""
+    """Returns why new requests cannot be served; empty = they can."""
     needed = (actor for actor in status.actors if actor.role.startswith(NEEDED))
     return status.error or not_at_work(needed, WORKING_PHASES)
 
 
 class RecoveryGate:
-    """One for a gateway's process."""
+    """Holds requests back while the engine recovers."""
 
     def __init__(self, ask: Callable[[], Awaitable[Status]], patience: float) -> None:
         """ask: the watchdog; patience: seconds."""
         self._ask, self._patience = ask, patience
         self._asked = -float("inf")
         self._known = False
-        """The watchdog has been heard."""
+        """The watchdog has answered."""
         self._since: float | None = None
         """When the engine was first seen not to be ready."""
         self._why = ""
@@ -143,8 +143,8 @@ class RecoveryGate:
         self._looking: asyncio.Task[None] | None = None
 
     async def enter(self) -> None:
-        """Return when a request that comes now can be expected to be served. Raises `HttpError`
-        503 if that takes too long."""
+        """Returns when a new request can be expected to be served. Raises `HttpError` 503 if that
+        takes too long."""
         now = monotonic()
         if self._looking is None and now >= self._asked + FRESH:
             self._asked = now
@@ -170,7 +170,7 @@ class RecoveryGate:
     async def _blocked(self) -> bool:
         try:
             why = obstacle(await self._ask())
-        except ActoriumError:  # the watchdog may be what recovers: nothing has changed
+        except ActoriumError:  # the watchdog itself may be recovering: nothing has changed
             why = self._why
         self._asked, self._known = monotonic(), True
         if not why:
@@ -185,5 +185,5 @@ class RecoveryGate:
 
 
 def _loop_time(when: float) -> float:
-    """A time of CLOCK_MONOTONIC as the loop's."""
+    """Converts a time of CLOCK_MONOTONIC to the loop's."""
     return asyncio.get_running_loop().time() + when - monotonic()

@@ -1,5 +1,4 @@
-"""What the gateway knows of the model: its names, its limits, its parsers, the texts of its tokens.
-"""
+"""The gateway's view of the model: its names, limits, parsers, and the texts of its tokens."""
 
 from __future__ import annotations
 
@@ -12,33 +11,37 @@ from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.gateway.parsers.choice_parser import ParserFactory
 from actorium.actors.models import model_dir
+from actorium.actors.models.model_names import repository_of
 
 DEFAULT = "default"
-"""What clients of engines with one model write where a name must stand."""
+"""What clients of single-model engines write where a name is required."""
 
 
 class ModelNames:
-    """Those of one engine."""
+    """The served names of one engine's model."""
 
     def __init__(self, config: Config, model: str) -> None:
         """model: the name that answers show."""
         started_with = config.model.model.rstrip("/")
         self.served = config.model.served_model_name or (model,)
-        """The names that `/v1/models` lists, the one that answers show first."""
+        """The names that `/v1/models` lists; answers show the first."""
         self._known = set(self.served)
         if not config.gateway.strict_model_name:
-            self._known |= {started_with, PurePath(started_with).name, DEFAULT}
+            repository = repository_of(PurePath(started_with))
+            self._known |= {name for path in (started_with, repository)
+                            for name in (path, PurePath(path).name) if path} | {DEFAULT}
 
     def known(self, name: str | None) -> bool:
-        """Whether who asks for this model is served. No name, or an empty one, asks for any."""
+        """Returns whether a request for this model name is served. No name, or an empty one, means
+        any."""
         return not name or name.rstrip("/") in self._known
 
 
 class ServedModel:
-    """What the engine says of its model once and for all, and how its answers are parsed."""
+    """The model's fixed properties, and how its answers are parsed."""
 
     def __init__(self, info: dict[str, Any], config: Config) -> None:
-        """info: as of `AsyncClient.server_info`."""
+        """info: what `AsyncClient.server_info` returns."""
         settings = config.gateway
         self.info = info
         self.names = ModelNames(config, info["model"])
@@ -52,7 +55,7 @@ class ServedModel:
 
 
 class TokenTexts:
-    """Loads the tokenizer when it is first asked: most requests want no log-probabilities."""
+    """Loads the tokenizer at first use: most requests want no log-probabilities."""
 
     def __init__(self, config: Config) -> None:
         self._config = config
@@ -63,7 +66,7 @@ class TokenTexts:
         self._loading = asyncio.Lock()
 
     async def ready(self) -> None:
-        """Load, in a thread, unless that is done; nothing where the engine has no tokenizer."""
+        """Loads in a thread, unless loaded; does nothing where the engine has no tokenizer."""
         if self._tokenizer is not None or self._config.model.skip_tokenizer:
             return
         async with self._loading:
@@ -80,7 +83,7 @@ class TokenTexts:
         return tokenizer
 
     def bytes_of(self, token: int) -> bytes:
-        """The token's own bytes, which may be a part of a character."""
+        """Returns the token's own bytes, which may be a part of a character."""
         found = self._bytes.get(token)
         if found is None:
             found = self._look_up(token)
@@ -104,27 +107,27 @@ class TokenTexts:
         return str(written).replace("\u2581", " ").encode()
 
     def written(self, token: int) -> str:
-        """How the vocabulary writes the token."""
+        """Returns the token as the vocabulary writes it."""
         found = None if self._tokenizer is None else self._tokenizer.id_to_token(token)
         return f"token_id:{token}" if found is None else str(found)
 
     def text_of(self, token: int) -> str:
-        """The same as text; what is no character of its own is shown as U+FFFD."""
+        """Returns the token's text; bytes that are no character become U+FFFD."""
         return self.bytes_of(token).decode(errors="replace")
 
     def name_of(self, token: int) -> str:
-        """What log-probabilities call it."""
+        """Returns the token's name in log-probabilities."""
         return self.text_of(token)
 
 
 class TokenIdTexts:
-    """The same tokens, called by their ids: texts of different tokens can be alike."""
+    """The same tokens named by their ids: texts of different tokens can be equal."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self.bytes_of, self.text_of = texts.bytes_of, texts.text_of
 
     def name_of(self, token: int) -> str:
-        """What log-probabilities call it."""
+        """Returns the token's name in log-probabilities."""
         return f"token_id:{token}"
 
 

@@ -11,12 +11,13 @@ from pathlib import Path
 
 from actorium.actors.messages import Child, Exited
 from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
+from actorium.actors.runtime.roles import group_of
 
 STDERR = 2
 SECRETS = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
                      "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
-"""Environment variables that no actor gets: keys are in its configuration, and nothing is
-downloaded."""
+"""Environment variables that no actor gets: keys are in its configuration, and models are fetched
+before it starts."""
 SOCKETS = (".inbox", ".front")
 STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
@@ -28,6 +29,8 @@ class ChildProcess:
     def __init__(self, role: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
         self.role, self.epoch, self.process = role, epoch, process
         self.pid = process.pid
+        self.went_with = ""
+        """The role whose death it was killed for, as ranks of one group are."""
         self.pidfd = os.pidfd_open(process.pid)
 
     def reap(self) -> int:
@@ -82,6 +85,13 @@ class ChildProcesses:
         exited = Exited(actor.role, actor.pid, actor.epoch, actor.reap())
         self._exits[actor.role] = exited
         return actor, exited
+
+    def end_mates(self, actor: ChildProcess) -> None:
+        """Kill the other ranks of a dead one's group: without it they wait for nothing."""
+        for other in self.running.values():
+            if group_of(other.role) == group_of(actor.role) and not actor.went_with:
+                other.went_with = actor.role
+                kill_group(other.pid)
 
     def find(self, role: str, pid: int) -> ChildProcess | None:
         """The running actor of this role, if it has this pid."""

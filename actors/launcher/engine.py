@@ -24,6 +24,7 @@ from actorium.actors.errors import CODES, ActoriumError, EngineFailed
 from actorium.actors.launcher.job import EngineJob, JobReport
 from actorium.actors.launcher.launcher import STOP_GRACE
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Status
+from actorium.actors.models.obtain import with_model_path
 from actorium.actors.runtime.process import describe_exit, kill_group, python, wait_exit
 from actorium.actors.runtime.rundir import address
 
@@ -52,7 +53,8 @@ class Engine:
                  roles: Mapping[str, str] | None = None, **config: Any) -> None:
         if "config" not in config:  # a TOML file may name the engine
             config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
-        self.config: Config = validate(settings.from_kwargs(str(model) or None, **config))
+        self.config: Config = with_model_path(
+            validate(settings.from_kwargs(str(model) or None, **config)))
         self.name = self.config.runtime.name
         self.status: Status | None = None
         """The watchdog's report at the moment the engine became ready."""

@@ -10,11 +10,9 @@ with the launcher (parent-death signal). An `Engine` runs it as `job` does.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import select
 import signal
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -33,6 +31,7 @@ from actorium.actors.launcher.children import (
     dump_stacks,
 )
 from actorium.actors.launcher.drain_losses import DrainLosses
+from actorium.actors.launcher.stop_requests import StopRequests
 from actorium.actors.messages import (
     Beat,
     Children,
@@ -58,6 +57,7 @@ from actorium.actors.runtime.roles import (
     LAUNCHER,
     WATCHDOG,
     drains_at_once,
+    mates,
     refuses_work,
     roles_of,
     stop_rank,
@@ -76,7 +76,6 @@ FATAL_WAIT = 0.2
 """Seconds to wait for the `Fatal` of an actor that exited with an error code."""
 STACKS = 0.2
 """Seconds that an actor gets to write down its stacks before it is killed."""
-SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 
 
 class LauncherObserver:
@@ -124,10 +123,7 @@ class Launcher:
         self._drain_timed_out = False
         """Actors are now killed by us."""
         self._context: Any = None
-        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
-        self._parent_fd: int | None = None
-        self._stops = 0
-        """Calls of `stop`."""
+        self._stops = StopRequests()
         self._code = EXIT_DRAINED
 
     def run(self) -> int:
@@ -135,10 +131,10 @@ class Launcher:
 
         The reason of 1 and 2 goes to stderr as one line, and into `failure`.
         """
-        old = self._catch_signals()
+        self._stops.catch_signals()
         try:
             self._start()
-            self._wait_until(lambda: self._stops > 0 or self.failure is not None)
+            self._wait_until(lambda: self._stops.count > 0 or self.failure is not None)
             self._stop_actors()
             if self._losses.loss:
                 self._fail(EngineUnavailable(self._losses.loss), EXIT_FAULT)
@@ -147,37 +143,20 @@ class Launcher:
         except OSError as error:
             self._fail(EngineUnavailable(f"cannot start: {error}"), EXIT_FAULT)
         finally:
-            if old:
-                signal.set_wakeup_fd(-1)
             self._clean_up()
-            for number, handler in old.items():
-                signal.signal(number, handler)
         if self.failure is not None:
             self._say(self.failure.message)
         return self._code
 
     def stop(self) -> None:
         """Drain and end; a second call ends without draining. Safe in a signal handler."""
-        self._stops += 1
-        with contextlib.suppress(BlockingIOError):
-            os.write(self._wake_w, b"!")
+        self._stops.add()
 
     def tie_to(self, parent: int) -> None:
-        """Stop when the process `parent` is gone. Unlike with the parent-death signal, it does not
-        matter which of the parent's threads started us."""
-        self._parent_fd = os.pidfd_open(parent)
-        if os.getppid() != parent:
-            self.stop()
+        """Stop when the process `parent` is gone."""
+        self._stops.tie_to(parent)
 
     # --- start ---
-
-    def _catch_signals(self) -> dict[signal.Signals, Any]:
-        if threading.current_thread() is not threading.main_thread():
-            return {}
-        # A signal that comes just before poll, or to another thread, does not interrupt poll; the
-        # byte that C code writes to this pipe does.
-        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
-        return {number: signal.signal(number, lambda *_: self.stop()) for number in SIGNALS}
 
     def _start(self) -> None:
         runtime = validate(self.config).runtime
@@ -193,9 +172,7 @@ class Launcher:
             "name": runtime.name, "pid": os.getpid(), "model": self.config.model.model,
             "started": time.time(), "roles": list(self.roles)}))
         self._open_mailboxes(path)
-        for fd in (self._wake_r, self._parent_fd):
-            if fd is not None:
-                self._poll.register(fd, select.POLLIN)
+        self._stops.register(self._poll)
         if self._started is not None:
             self._started(path)
         sweep(runtime.run_dir)
@@ -235,13 +212,8 @@ class Launcher:
         events = self._poll.poll(self._poll_timeout(timeout))
         self._read_inbox()
         for fd, _ in events:
-            if fd == self._wake_r:
-                with contextlib.suppress(BlockingIOError):
-                    os.read(fd, 4096)
-            elif fd == self._parent_fd:
-                self._poll.unregister(fd)
-                self.stop()
-            elif fd in self._actors.running:
+            self._stops.on_readable(fd)
+            if fd in self._actors.running:
                 self._on_exit(fd)
         self._on_timer(time.monotonic())
 
@@ -291,7 +263,7 @@ class Launcher:
 
     def _on_kill(self, order: Kill) -> None:
         if order.role == LAUNCHER:
-            if self._stops == 0:
+            if self._stops.count == 0:
                 self._fail(EngineUnavailable(order.reason), EXIT_FAULT)
             return
         actor = self._actors.find(order.role, order.pid)
@@ -306,14 +278,14 @@ class Launcher:
     def _on_spawn(self, order: Spawn) -> None:
         if not self._restarts(order.role):
             return
-        actor = self._actors.spawn(order.role, order.epoch)
-        if actor is None:
-            return
-        self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
-        self._losses.on_restarted(actor.role, time.monotonic())
-        if actor.role == WATCHDOG:
+        spawned = [actor for role in mates(order.role, self.roles)
+                   if (actor := self._actors.spawn(role, order.epoch)) is not None]
+        for actor in spawned:
+            self._say(f"{actor.role} is started again (pid {actor.pid}, epoch {actor.epoch})")
+            self._losses.on_restarted(actor.role, time.monotonic())
+        if order.role == WATCHDOG and spawned:
             self._connect_watchdog()
-        else:
+        elif spawned:
             self._send_children()
 
     def _send_children(self) -> None:
@@ -325,20 +297,23 @@ class Launcher:
         only those are that the drain still needs."""
         if not (self.config.recovery.restart and self._up and self.failure is None):
             return False
-        needed = self._stops == 1 and stop_rank(role) > self._rank and not refuses_work(role)
-        return self._stops == 0 or needed
+        needed = self._stops.count == 1 and stop_rank(role) > self._rank and not refuses_work(role)
+        return self._stops.count == 0 or needed
 
     def _on_exit(self, pidfd: int) -> None:
         actor, exited = self._actors.reap(pidfd)
         self._kill_at.pop(actor, None)
-        unexpected = self._stops == 0 and self.failure is None
+        unexpected = self._stops.count == 0 and self.failure is None and not actor.went_with
+        if unexpected or self._restarts(actor.role) or exited.status != EXIT_DRAINED:
+            self._actors.end_mates(actor)
         if unexpected and exited.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
             self._await_fatal(actor.pid)
         if unexpected and exited.status != EXIT_BAD_CONFIG:
             self._report_crash(exited)
-        death = f"{actor.role} (pid {actor.pid}) {describe_exit(exited.status)}"
+        how = f"goes with {actor.went_with}" if actor.went_with else describe_exit(exited.status)
+        death = f"{actor.role} (pid {actor.pid}) {how}"
         if self._restarts(actor.role) and exited.status != EXIT_BAD_CONFIG:
-            if self._stops:
+            if self._stops.count:
                 self._losses.on_restartable_death(actor.role, f"{death} while the engine drained")
             why = self._error_of(actor.pid)
             self._say(f"{death}{why and ': ' + why}")
@@ -346,7 +321,7 @@ class Launcher:
                 self._watchdog.on_exit(exited, why)
         elif unexpected and self.failure is None:
             self._on_fault(actor, exited.status, death)
-        elif self._stops == 1 and not self._drain_timed_out:
+        elif self._stops.count == 1 and not self._drain_timed_out:
             self._losses.on_final_death(actor.role, f"{death} while the engine drained",
                                         exited.status)
         if self._watchdog is not None:
@@ -397,7 +372,7 @@ class Launcher:
         for rank in sorted({stop_rank(role) for role in self.roles}):
             self._rank = rank
             group = [a for a in self._actors.running.values() if stop_rank(a.role) == rank]
-            if self.failure is None and self._stops == 1:
+            if self.failure is None and self._stops.count == 1:
                 self._losses.before_stopping(rank, time.monotonic())
             for actor in group:
                 send_signal(actor.pid, signal.SIGTERM)
@@ -416,7 +391,7 @@ class Launcher:
         return not any(self._actors.is_running(actor) for actor in group)
 
     def _gone_or_hurried(self, group: list[ChildProcess]) -> bool:
-        return self._stops > 1 or self._gone(group)
+        return self._stops.count > 1 or self._gone(group)
 
     def _say(self, text: str) -> None:
         """Print a line for whoever runs the engine."""
@@ -431,6 +406,4 @@ class Launcher:
             self._context.destroy(linger=0)
         if self._run_dir is not None:
             self._run_dir.close()
-        for fd in (self._wake_r, self._wake_w, self._parent_fd):
-            if fd is not None:
-                os.close(fd)
+        self._stops.close()

@@ -16,11 +16,17 @@ from actorium.actors.models.model_dir import is_jinja
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")
 """Drivers' device files: NVIDIA's, its boards', WSL's and AMD's."""
+MOST_RANKS = 16
+"""`gpu.parallel.rank_types.MAX_RANKS`, which needs torch."""
 
 
 def check_machine(config: Config) -> None:
-    """Raise `BadConfig` if CUDA is asked for where there is no trace of a driver, a chat template
-    that is neither a file nor jinja, or generation defaults of a folder without any."""
+    """Raise `BadConfig` if CUDA is asked for where there is no trace of a driver, more ranks than a
+    group has, a chat template that is neither a file nor jinja, or generation defaults of a folder
+    without any."""
+    if (ranks := config.device.tensor_parallel_size) > MOST_RANKS:
+        raise BadConfig(f"tensor_parallel_size: must be at most {MOST_RANKS}, got {ranks}",
+                        "device.tensor_parallel_size")
     if config.device.device == "cuda" and not (config.device.null_worker or _has_driver()):
         raise BadConfig("device: cuda was asked for, but this machine has no CUDA device",
                         "device.device")

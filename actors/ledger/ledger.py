@@ -77,7 +77,8 @@ class Compaction:
 
 
 class Ledger:
-    """What `commit` was given is in the page cache (with sync, on the disk) when it returns."""
+    """A log of committed batches: when `commit` returns they are in the page cache (with sync, on
+    disk)."""
 
     def __init__(self, directory: Path, model: str = "", sync: bool = False,
                  segment_bytes: int = SEGMENT_BYTES, lenient: bool = False) -> None:
@@ -221,7 +222,7 @@ class Ledger:
         self._writer.close()
 
     def discard_batch(self) -> None:
-        """Drop the batch: a `compact` is to write all that is alive instead."""
+        """Drops the batch: a `compact` is going to write all live requests instead."""
         self._waiting.clear()
 
     def append(self, kind: int, payload: Any) -> None:
@@ -238,7 +239,7 @@ class Ledger:
 
     @property
     def needs_compaction(self) -> bool:
-        """It is time to compact."""
+        """Returns whether it is time to compact."""
         return self._writer.size > max(self._segment_bytes, 2 * self._alive)
 
     def compact(self, alive: Alive, next_sid: int) -> None:

@@ -47,7 +47,8 @@ class AdmissionRecord(Struct, frozen=True, array_like=True):
 
 
 class OutputRecord(Struct, frozen=True, array_like=True):
-    """All that a sequence has emitted, in one record: what compaction keeps of its batches."""
+    """Everything that a sequence has emitted, in one record: compaction replaces its batches by it.
+    """
 
     sid: Sid
     tokens: Column
@@ -61,7 +62,7 @@ class OutputRecord(Struct, frozen=True, array_like=True):
 
 
 class SequenceOutput(Struct):
-    """What is known of one sequence."""
+    """The known state of one sequence."""
 
     sid: int
     tokens: bytearray
@@ -77,7 +78,7 @@ class SequenceOutput(Struct):
 
 
 class LedgerEntry(Struct):
-    """What is known of one request."""
+    """The known state of one request."""
 
     submit: Submit
     choices: list[SequenceOutput]
@@ -91,7 +92,7 @@ class LedgerEntry(Struct):
 
 
 class LedgerHistory:
-    """What the records read so far say."""
+    """The state that follows from the records read so far."""
 
     def __init__(self) -> None:
         self.entries: dict[tuple[bytes, str], LedgerEntry] = {}
@@ -222,7 +223,7 @@ class LedgerHistory:
 
 
 def _same(one: Submit, other: Submit) -> bool:
-    """Whether they are the same request, whoever sent it."""
+    """Returns whether they are the same request, from whichever client."""
     return (one.rid, one.prompt, one.n, one.seed, one.params) == (
         other.rid, other.prompt, other.n, other.seed, other.params)
 

@@ -66,7 +66,7 @@ class Recorder(CoreObserver):
             ctx.run_dir, header, config.runtime.recorder_bytes)
 
     def _initial_state(self) -> InitialState | None:
-        """What the core found in its ledger."""
+        """Records what the core found in its ledger."""
         ledger = self._core.ledger
         if ledger is None or not ledger.history.entries:
             return None

@@ -45,7 +45,7 @@ class RecordedRequest(Struct, frozen=True, array_like=True):
 
 
 class InitialState(Struct, frozen=True, array_like=True):
-    """What the core began with."""
+    """The core's state at the start."""
 
     requests: list[RecordedRequest]
     next_sid: int
@@ -146,7 +146,7 @@ class BadRecording(ActoriumError):
 
 
 class Recording(Struct):
-    """What one file holds, or two that belong together."""
+    """The content of one file, or of two that belong together."""
 
     header: RecordingHeader
     turns: list[RecordedTurn]
@@ -155,7 +155,7 @@ class Recording(Struct):
 
     @property
     def complete(self) -> bool:
-        """It begins with the core's first turn."""
+        """True if it begins with the core's first turn."""
         return self.header.turn == 0
 
 

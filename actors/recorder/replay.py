@@ -30,7 +30,8 @@ MAX_MEMBER = 1 << 30
 
 
 class ReplayedTurn(NamedTuple):
-    """A turn, the plans that the fresh core made of it, and whether they are the recorded ones."""
+    """A turn, the plans that the fresh core made of it, and whether they equal the recorded ones.
+    """
 
     turn: RecordedTurn
     plans: list[StepPlan]
@@ -51,28 +52,28 @@ class AnyGrammar:
         return True
 
     def compile(self, grammar: str) -> AnyGrammar:
-        """There is nothing to do."""
+        """Returns itself: nothing is compiled."""
         return self
 
     def keep(self, grammar: str, compiled: AnyGrammar) -> None:
-        """It is request."""
+        """Does nothing: there is nothing to cache."""
 
     def matcher(self, grammar: str) -> AnyGrammar:
-        """It is in the same place all the time."""
+        """Returns itself: it has no position."""
         return self
 
-    def take(self, tokens: Sequence[int]) -> bool:
-        """All are allowed."""
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Accepts all tokens."""
         return True
 
     def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]:
-        """None are needed."""
+        """Returns no masks: a replay needs none."""
         return [[] for _ in wanted]
 
 
 def load_recording(path: Path) -> Recording:
-    """Read a recording: one of its files (the other one is looked for beside it), or a crash
-    report that holds them. Raises `BadRecording`, naming the file."""
+    """Reads a recording: one of its files (the other one is looked for beside it), or a crash
+    report that contains them. Raises `BadRecording`, naming the file."""
     try:
         if path.name.endswith(".tar.gz"):
             recordings = list(_members(path))

@@ -46,7 +46,8 @@ class _Tagged(msgspec.Struct, array_like=True):
 
 
 def describe_bad_frame(frame: bytes, union: Any, error: Exception) -> str:
-    """Say why `frame` could not be decoded as `union`: "params.top_p: Expected `float`, got `str`".
+    """Returns why `frame` could not be decoded as `union`: "params.top_p: Expected `float`, got
+    `str`".
 
     msgspec gives the field's index in the array; the message's tag tells which struct's it is.
     """

@@ -109,7 +109,7 @@ class InflightJournal:
         _PLACE.pack_into(self._buffer, _HEADS, monotonic(), len(joined) // NAME)
 
     def turn_to(self, name: bytes) -> None:
-        """As `put`, but without a new start time: that of the last `put` counts."""
+        """Names the request worked on, as `put`, but keeps the start time of the last `put`."""
         self._buffer[_NAMES:_NAMES + NAME] = name
 
     def clear(self, place: int = 0) -> None:

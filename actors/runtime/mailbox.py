@@ -174,11 +174,15 @@ class Outbox:
         return int(self.socket.getsockopt(zmq.FD))
 
     def send(self, message: Any) -> None:
-        """Send, or keep for `flush`. Raises `Overflow` when the backlog is full as well."""
+        """Encode and send, or keep for `flush`. Raises `Overflow` when the backlog is full as well.
+        """
+        self.send_frame(encode(message))
+
+    def send_frame(self, frame: bytes) -> None:
+        """Send an encoded message; see `send`."""
         if self.dropping:
             self.dropped += 1
             return
-        frame = encode(message)
         if not self.backlog:
             try:
                 self.socket.send(frame, NOBLOCK)

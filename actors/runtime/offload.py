@@ -21,7 +21,7 @@ class OffloadJob(Generic[T]):
 
     def __init__(self, work: Callable[[], T], journal: InflightJournal,
                  name: bytes = NOBODY) -> None:
-        """name: of the request, in the journal."""
+        """name: the request's name in the journal."""
         self._work, self._journal = work, journal
         self.name = name
         self._found: list[T] = []
@@ -52,7 +52,7 @@ class Offload:
     on while all other threads rest."""
 
     def __init__(self, journal: InflightJournal | None = None, place: int = 1) -> None:
-        """place: of the first thread, in the journal."""
+        """place: the first thread's place in the journal."""
         self._place = place
         self._jobs: SimpleQueue[tuple[OffloadJob[object], Post]] = SimpleQueue()
         self._journal = journal or InflightJournal()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from actorium.actors.config.tree import Config
 
@@ -22,6 +22,8 @@ OBSERVERS: Mapping[str, str] = {
 """Role -> "module:function" of `observed(core: Core, ctx: Context) -> Core`: what is put around the
 role's core in an engine."""
 WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
+WORKER = "worker-0"
+"""Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""
 GATEWAY = "actorium.actors.gateway.actor:build"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
 REFUSING = ("tokenizer", "gateway")
@@ -37,12 +39,32 @@ STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("gateway"
 
 def roles_of(config: Config) -> dict[str, str]:
     """The roles that an engine of this configuration runs, with what builds each."""
-    roles = dict(ROLES)
-    if config.device.null_worker:
-        roles["worker-0"] = NULL_WORKER
+    worker = NULL_WORKER if config.device.null_worker else ROLES[WORKER]
+    roles = dict.fromkeys(worker_roles(config), worker) | {
+        role: built for role, built in ROLES.items() if role != WORKER}
     if config.gateway.port is not None:
         roles |= {f"gateway-{i}": GATEWAY for i in range(config.gateway.gateways)}
     return roles
+
+
+def worker_roles(config: Config) -> tuple[str, ...]:
+    """The ranks of the worker, in order."""
+    return tuple(f"worker-{rank}" for rank in range(config.device.tensor_parallel_size))
+
+
+def rank_of(role: str) -> int:
+    """The rank of a worker's role; 0 of any other."""
+    return int(role.removeprefix("worker-")) if role.startswith("worker-") else 0
+
+
+def group_of(role: str) -> str:
+    """What the role lives and dies with: ranks with rank 0, any other with itself."""
+    return WORKER if role.startswith("worker-") else role
+
+
+def mates(role: str, roles: Iterable[str]) -> list[str]:
+    """Those of `roles` that live and die with `role`, itself among them."""
+    return [other for other in roles if group_of(other) == group_of(role)]
 
 
 def refuses_work(role: str) -> bool:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 from pathlib import Path
 
@@ -21,12 +22,16 @@ MAX_IPC_PATH = 107
 """sun_path less its terminator."""
 LONGEST_SOCKET = "detokenizer.front"
 OUR_FILES = frozenset({"lock", "config.json", "engine.json", "probes.json", "probes.sock",
-                       "gateway.json", "worker-0.json"})
+                       "gateway.json"})
+RANK_FILE = re.compile(r"worker-\d+\.json")
 NEW = ".new"
 """Behind the name of a file that is being written."""
 PEER = ".peer"
 """Behind the name of a gateway's socket for the others."""
 OUR_SUFFIXES = (".inbox", ".front", ".log", ".tape0", ".tape1", ".journal", PEER, NEW)
+GROUP = "group-"
+"""Before the epoch: the directory in which the ranks of a worker meet."""
+GROUP_FILES = frozenset({"gate", "ranks", "ranks.new", "store"})
 LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6
@@ -49,7 +54,8 @@ def base_dir(run_dir: str | None = None) -> Path:
 
 
 def _is_own(directory: str) -> bool:
-    """Of another user it is what `sudo` has left in the environment."""
+    """Returns whether the user owns the directory: `sudo` may leave another user's in the
+    environment."""
     try:
         return os.stat(directory).st_uid == os.getuid() and os.access(directory, os.W_OK)
     except OSError:
@@ -162,6 +168,8 @@ class RunDir:
                 for file in entry.iterdir():
                     file.unlink(missing_ok=True)
                 entry.rmdir()
+            elif _is_group(entry):
+                remove_group(entry)
             elif entry.name != "lock" and _is_ours(entry):
                 entry.unlink(missing_ok=True)
 
@@ -172,6 +180,13 @@ class RunDir:
             (self.path / "lock").unlink()
             self.path.rmdir()
         os.close(self._lock)
+
+
+def remove_group(directory: Path) -> None:
+    """Remove the directory of ranks that are gone."""
+    for name in GROUP_FILES:
+        (directory / name).unlink(missing_ok=True)
+    directory.rmdir()
 
 
 def sweep(run_dir: str | None = None) -> None:
@@ -194,7 +209,13 @@ def write_private(path: Path, data: bytes) -> None:
     new.replace(path)
 
 
+def _is_group(entry: Path) -> bool:
+    return (entry.name.startswith(GROUP) and entry.is_dir() and not entry.is_symlink()
+            and GROUP_FILES.issuperset(os.listdir(entry)))
+
+
 def _is_ours(entry: Path) -> bool:
     if entry.name == LEDGER and entry.is_dir() and not entry.is_symlink():
         return all(f.name == "lock" or f.suffix == ".seg" for f in entry.iterdir())
-    return entry.name in OUR_FILES or entry.name.endswith(OUR_SUFFIXES)
+    return (entry.name in OUR_FILES or _is_group(entry) or entry.name.endswith(OUR_SUFFIXES)
+            or RANK_FILE.fullmatch(entry.name) is not None)

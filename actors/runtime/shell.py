@@ -30,14 +30,14 @@ from actorium.actors.messages import Fatal
 from actorium.actors.runtime.front import CLIENT_HWM, Front
 from actorium.actors.runtime.heartbeat import Heartbeats
 from actorium.actors.runtime.logs import error_fields, error_text
-from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
+from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow, encode
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
     EXIT_DRAINED,
     EXIT_FAULT,
 )
-from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
+from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, WORKER, worker_roles
 from actorium.actors.runtime.rundir import address
 
 LOG = logging.getLogger("actorium.shell")
@@ -119,6 +119,7 @@ class Shell:
         self._commit_log: CommitLog | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
+        self._ranks = worker_roles(ctx.config)
         self._full_pipes: set[str] = set()
         """Roles whose outbox has a backlog."""
         self._retry_timer: asyncio.TimerHandle | None = None
@@ -259,7 +260,7 @@ class Shell:
             front.flush()
 
     def _report_clients(self, core: Core, front: Front, now: float) -> None:
-        """Tell the core which clients fell behind or caught up, and which are gone."""
+        """Reports to the core which clients fell behind or caught up, and which disconnected."""
         changes, lost = front.pace_changes, front.lost
         front.pace_changes, front.lost = [], []
         for client, slow in changes:
@@ -307,16 +308,21 @@ class Shell:
             self.core.on_message(send.message, now)
             self.wake_soon()
         else:
-            outbox = self._outbox(send.to)
-            try:
-                outbox.send(send.message)
-            except Overflow:
-                assert self.core is not None
-                if not self.core.on_peer_stuck(send.to, now):
-                    raise
-                outbox.drop_backlog()
-            if outbox.waiting:
-                self._flush_when_writable(send.to, outbox)
+            frame = encode(send.message)
+            for role in self._ranks if send.to == WORKER else (send.to,):
+                self._send_frame(role, frame, now)
+
+    def _send_frame(self, role: str, frame: bytes, now: float) -> None:
+        outbox = self._outbox(role)
+        try:
+            outbox.send_frame(frame)
+        except Overflow:
+            assert self.core is not None
+            if not self.core.on_peer_stuck(role, now):
+                raise
+            outbox.drop_backlog()
+        if outbox.waiting:
+            self._flush_when_writable(role, outbox)
 
     def _outbox(self, role: str) -> Outbox:
         outbox = self.outboxes.get(role)

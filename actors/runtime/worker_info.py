@@ -20,6 +20,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     dtype: str
     """Of weights and activations."""
     weights_bytes: int
+    weight_formats: dict[str, int] = {}
+    """Bytes of weights by how they are held, as the memory plan counts them."""
     kv_dtype: str
     kv_bytes: int
     """Of all pages."""

@@ -59,6 +59,7 @@ from actorium.actors.scheduler.request_state import (
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import apply_result, draft_counts
 from actorium.actors.scheduler.waiting_queue import Deadlines
+from actorium.actors.scheduler.worker_group import WorkerGroup
 
 LOG = logging.getLogger("actorium.scheduler")
 STEP_BUDGET_S = 60.0
@@ -81,6 +82,7 @@ class SchedulerCore(Core):
         self._trials, self._auditor = own.trials, own.auditor
         self.masks = own.masks
         self._new_draft_policy = own.new_draft_policy
+        self._new_prefill_pacer = own.new_prefill_pacer
         self.journal = own.guard.journal
         self.state = SchedulerState(self._config, context.config.memory, own.guard,
                                     own.queue)
@@ -93,6 +95,7 @@ class SchedulerCore(Core):
         """Plans in flight, the oldest first."""
         self._deadlines = Deadlines()
         self._worker: Ready | None = None
+        self._group = WorkerGroup(context.config.device.tensor_parallel_size)
         self._outgoing = OutgoingMessages(own.history, self._epoch)
         self._outgoing.to_worker(Reset(self._epoch))
         self._step = 0
@@ -124,7 +127,8 @@ class SchedulerCore(Core):
         elif isinstance(message, Cancel):
             self._on_cancel(message)
         elif isinstance(message, Ready):
-            self._on_ready(message)
+            if (worker := self._group.join(message)) is not None:
+                self._on_ready(worker)
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, Recall):
@@ -200,8 +204,10 @@ class SchedulerCore(Core):
             state.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
         state.reset_for_worker(ready)
-        self._planner.reset(self._new_draft_policy(ready.drafts))
+        self._planner.reset(self._new_draft_policy(ready.drafts), self._new_prefill_pacer(ready))
         self._worker = ready
+        if self._planner.pacing.active:
+            LOG.info("target_itl: gaps between tokens are kept to %s", self._planner.pacing.about)
         self._outgoing.to_worker(Reset(self._epoch, ready.epoch))
         if convicted is not None:
             self._fail_request(convicted, Rejection(
@@ -222,6 +228,8 @@ class SchedulerCore(Core):
         self.masks.on_result(self.state, record, result)
         if self._planner.drafting.max_drafts:
             self._planner.on_result(record, outcome.verified, result.busy_us)
+        if (pacing := self._planner.pacing).active and (record.extends or not result.step % 4):
+            pacing.measured(record, result.busy_us, result.idle_us)  # of decodes alone a sample
         self._totals["tokens"] += outcome.tokens
         self._totals["busy_us"] += result.busy_us
         self._totals["idle_us"] += result.idle_us
@@ -435,7 +443,7 @@ class SchedulerCore(Core):
                   "ledger_full": bool(self._outgoing.blocked),
                   "ledger_not_durable": self._not_durable, **self._totals,
                   **self._trials.gauges(state), **self._history.gauges(), **self.masks.gauges(),
-                  **self._planner.drafting.gauges(),
+                  **self._planner.drafting.gauges(), **self._planner.pacing.gauges(),
                   **self._metrics.gauges(state, phase != "stepping", self.ledger)}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         return Health(phase, self._step, budget, {k: float(v) for k, v in gauges.items()},

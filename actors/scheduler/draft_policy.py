@@ -101,7 +101,7 @@ class AcceptanceRates:
             self._accepted[position] = keep * self._accepted[position] + accepted
 
     def rates(self) -> list[float]:
-        """By position."""
+        """Returns the rates by position."""
         rates, before = [], PRIOR
         for tested, accepted in zip(self._tested, self._accepted, strict=True):
             before = (accepted + PRIOR_ROWS * before) / (tested + PRIOR_ROWS)
@@ -230,7 +230,7 @@ class MeasuredDraftPolicy(DraftPolicy):
         return self._times[at]
 
     def _nearest(self, at: int, *drafts: int) -> DraftStepTimes | None:
-        """Of the other batch sizes, the nearest where all of `drafts` were measured."""
+        """Returns, of the other batch sizes, the nearest where all of `drafts` were measured."""
         known = [(abs(other - at), other) for other, times in self._times.items()
                  if other != at and all(times.mean[k] for k in drafts)]
         return self._times[min(known)[1]] if known else None

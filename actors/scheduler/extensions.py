@@ -13,6 +13,7 @@ from typing import Any
 from actorium.actors.core import Send
 from actorium.actors.messages import (
     Masks,
+    Ready,
     Recall,
     SequenceEvent,
     StepPlan,
@@ -170,6 +171,49 @@ class DraftPolicy:
         return {}
 
 
+class PrefillAllowance:
+    """What prompts may take of one step within its budget: all of it."""
+
+    deferred = 0
+    """Tokens by which chunks were cut."""
+    spent = False
+    """Whether not even a page of a fresh prompt fits any more."""
+
+    def take(self, start: int, wanted: int) -> int:
+        """Takes the chunk of a prompt that begins at position `start`: `wanted` tokens, or as many
+        as fit. Returns its length."""
+        return wanted
+
+
+class PrefillPacer:
+    """Bounds the prompt tokens of steps with decodes (`prefill_pacing`): it does not."""
+
+    active = False
+    """Whether it has to be asked, and told."""
+    about = ""
+    """What it keeps to, for the log."""
+
+    def allowance(self, decoded: int, streaming: int, waiting: int,
+                  unresolved: Iterable[PlanRecord]) -> PrefillAllowance:
+        """What prompts may take of a step that decodes so many tokens of `streaming` sequences,
+        while `waiting` others have no token yet. unresolved: the plans in flight."""
+        return PrefillAllowance()
+
+    def predict(self, decoded: int, prompt: int, attended: float) -> int:
+        """Microseconds of a step; attended: as `PlanRecord.attended`."""
+        return 0
+
+    def planned(self, deferred: int) -> None:
+        """A plan was made that leaves so many prompt tokens to later ones."""
+
+    def measured(self, record: PlanRecord, busy: int, idle: int) -> None:
+        """A step took so many microseconds after others without one; 0 = nobody measured it."""
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
+        return {}
+
+
 class WorkerTrials:
     """Finds the request that kills the worker (`recovery.suspects`)."""
 
@@ -182,7 +226,7 @@ class WorkerTrials:
         return None
 
     def restrict(self, state: SchedulerState) -> None:
-        """Before a plan: nobody runs but those on trial."""
+        """Restricts the next plan to the requests on trial."""
 
     def decoded(self, record: PlanRecord) -> None:
         """A step came back."""
@@ -214,3 +258,4 @@ class SchedulerExtensions:
     auditor: StateAuditor = field(default_factory=StateAuditor)
     new_draft_policy: Callable[[int], DraftPolicy] = lambda drafts: DraftPolicy()
     """(drafts that the worker can make) -> the policy."""
+    new_prefill_pacer: Callable[[Ready], PrefillPacer] = lambda worker: PrefillPacer()

@@ -20,12 +20,12 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
+from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler.extensions import RequestHistory
 from actorium.actors.scheduler.request_state import RequestState, open_message
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 
-WORKER = "worker-0"
 DETOKENIZER = "detokenizer"
 
 

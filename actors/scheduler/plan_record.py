@@ -26,11 +26,20 @@ class PlanRecord(NamedTuple):
     """Most tokens that each of its decodes emits: the drafts that it verifies, and one."""
     drafts: int = 0
     """Drafts that it makes for each sampled row."""
+    attended: float = 0.0
+    """Positions that the extends' tokens attend to, summed over these."""
+    predicted_us: int = 0
+    """Microseconds that a step with extends is expected to take; 0 = nobody has an opinion."""
 
     @property
     def decodes(self) -> int:
         """How many of the rows are decodes."""
         return len(self.slots) - self.firsts
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its extends."""
+        return self.computed - self.decodes * self.window
 
 
 class VerifiedDrafts(NamedTuple):

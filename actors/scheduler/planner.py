@@ -8,11 +8,13 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.scheduler.extensions import DraftPolicy
+from actorium.actors.scheduler.extensions import DraftPolicy, PrefillAllowance, PrefillPacer
 from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.request_state import SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
+
+UNBOUNDED = PrefillAllowance()
 
 
 class Planner:
@@ -22,6 +24,8 @@ class Planner:
                  preempt_every: int = 0) -> None:
         self.drafting = DraftPolicy()
         """How many drafts each plan makes."""
+        self.pacing = PrefillPacer()
+        """How many prompt tokens share a step with decodes."""
         self._state = state
         self._epoch = epoch
         self._budget = budget
@@ -41,10 +45,12 @@ class Planner:
         self._preempt_for_priority(unresolved)
         while True:
             rows, appends = self._reserve()
-            draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends])
+            draft = PartialPlan(self._budget - len(rows.slots) * state.table.window, [appends],
+                                len(rows.slots), unresolved)
             for sequence in list(state.prefilling):
                 self._plan_chunk(draft, sequence)
-            while draft.budget > 0 and (admit := self._admit(unresolved)):
+            while (draft.budget > 0 and not draft.allowance.spent
+                   and (admit := self._admit(unresolved))):
                 draft.admits.append(admit)
                 self._plan_chunk(draft, state.prefilling[-1])
             if (draft.extends or draft.admits or len(rows.slots) or not state.prefilling
@@ -57,11 +63,19 @@ class Planner:
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
 
-    def reset(self, drafting: DraftPolicy) -> None:
+    def _allowance(self, draft: PartialPlan) -> PrefillAllowance:
+        """What prompts may take beside the decodes."""
+        waiting = len(self._state.prefilling) + len(self._state.queue)
+        return self.pacing.allowance(draft.rows * self._state.table.window, draft.rows, waiting,
+                                     draft.unresolved)
+
+    def reset(self, drafting: DraftPolicy, pacing: PrefillPacer) -> None:
         """A fresh worker: nothing runs, nothing is drafted yet. What was learnt of an earlier
-        worker that made as many drafts is kept."""
+        worker that made as many drafts is kept, and of one that kept to the same target."""
         if drafting.max_drafts != self.drafting.max_drafts:
             self.drafting = drafting
+        if pacing.about != self.pacing.about:
+            self.pacing = pacing
         self._state.table.window = 1
 
     def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None, busy_us: int) -> None:
@@ -82,10 +96,16 @@ class Planner:
             slots = np.concatenate((np.array([s.slot for s in firsts], np.int32), slots))
             sids = np.concatenate((np.array([s.sid for s in firsts], np.int32), sids))
             sids_column = sids.tobytes()
+        computed, predicted = self._budget - draft.budget, 0
+        if self.pacing.active and extends:
+            decoded = len(rows.slots) * self._state.table.window
+            predicted = self.pacing.predict(decoded, computed - decoded, draft.attended)
+            self.pacing.planned(draft.allowance.deferred)
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends},
-                            self._budget - draft.budget, self._state.table.window,
-                            self.drafting.next(len(slots)) if self.drafting.max_drafts else 0)
+                            computed, self._state.table.window,
+                            self.drafting.next(len(slots)) if self.drafting.max_drafts else 0,
+                            draft.attended, predicted)
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
         return StepPlan(
@@ -163,6 +183,10 @@ class Planner:
         state = self._state
         table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
         chunk = min(sequence.total - sequence.computed, draft.budget)
+        if chunk > 0 and draft.rows and self.pacing.active:
+            if draft.allowance is UNBOUNDED:
+                draft.allowance = self._allowance(draft)
+            chunk = draft.allowance.take(sequence.computed, chunk)
         if chunk <= 0:
             return
         table.free_behind_windows(np.array([slot]), np.array([sequence.computed]), kv_cache)
@@ -177,6 +201,7 @@ class Planner:
         if appends is None:
             return
         draft.appends.append(appends)
+        draft.attended += chunk * (sequence.computed + chunk / 2)
         sequence.computed += chunk
         draft.extends.append((sequence, chunk))
         draft.budget -= chunk
@@ -236,6 +261,14 @@ class PartialPlan:
     budget: int
     """Tokens that it may still compute."""
     appends: list[bytes]
+    rows: int
+    """Sequences that it decodes."""
+    unresolved: tuple[PlanRecord, ...]
+    """Records of the plans in flight."""
     extends: list[tuple[SequenceState, int]] = field(default_factory=list)
     admits: list[Admit] = field(default_factory=list)
     checkpoints: list[tuple[int, int, int]] = field(default_factory=list)
+    attended: float = 0.0
+    """As `PlanRecord.attended`."""
+    allowance: PrefillAllowance = UNBOUNDED
+    """What the extends may take of that."""

@@ -233,7 +233,7 @@ class VirtualTokenCounter:
             self._forget()
 
     def charge(self, tenant: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """So many tokens were served to it."""
+        """Charges a tenant for tokens that were served to it."""
         cost = self._prompt_price * prompt_tokens + self._completion_price * completion_tokens
         before = self._counters.get(tenant, self._floor)
         self._counters[tenant] = before + cost / self._weights.get(tenant, 1.0)

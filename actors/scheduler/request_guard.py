@@ -28,7 +28,7 @@ class RequestGuard:
         return self
 
     def of_key(self, client: bytes, rid: str) -> RequestGuard:
-        """The same for a request that is not in the scheduler's state."""
+        """Guards a request that is not in the scheduler's state."""
         return self
 
     def __enter__(self) -> None: ...
@@ -45,7 +45,8 @@ class RequestGuard:
     def end_failed(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
                    end: Callable[[RequestState, Quarantined], None],
                    reject: Callable[[Key, Quarantined], None]) -> None:
-        """Ends what is in `failed`: by `end` what is among `requests`, else by `reject`."""
+        """Ends the requests in `failed`: by `end` those among `requests`, by `reject` the others.
+        """
 
     def convict(self, request: RequestState) -> None:
         """The actor is about to end because of this request."""

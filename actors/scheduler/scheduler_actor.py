@@ -13,6 +13,7 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, open_journ
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
 from actorium.actors.scheduler.extensions import SchedulerExtensions
+from actorium.actors.scheduler.prefill_pacing import new_pacer
 from actorium.actors.scheduler.queue_policies import new_queue
 from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
@@ -55,7 +56,8 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
         metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
         masks=StructuredOutputManager(load), trials=SuspectTrials(),
         auditor=PeriodicAuditor(config.memory),
-        new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed)))
+        new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
+        new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker)))
     if prior is not None:
         core.restore(restore_requests(prior, config.scheduler.request_timeout),
                      prior.history.next_sid, prior.now)

@@ -193,7 +193,7 @@ class SchedulerState:
         places = kv_cache.save_at(start, sequence.computed, sequence.total, sequence.branch,
                                   kv_cache.page_size)
         if places and sequence.started is not None:
-            kv_cache.checkpoints.outgrown(sequence.started)
+            kv_cache.checkpoints.demote(sequence.started)
         for place in places:
             full = place // kv_cache.page_size
             number = kv_cache.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),

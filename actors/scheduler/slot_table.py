@@ -1,6 +1,6 @@
-"""The slot table: what a step needs to know of every running sequence, one numpy column a fact.
+"""The slot table: what a step needs of every running sequence, one numpy column per fact.
 
-A step in which nobody is admitted, extended or ended reads and writes these columns in whole-batch
+A step that admits, extends and ends no sequence reads and writes these columns in whole-batch
 operations and touches no Python object per sequence.
 """
 
@@ -24,7 +24,7 @@ EMITTED = np.array([[1], [1], [1], [0], [1]], np.int32)
 
 
 class DecodeRows(NamedTuple):
-    """The decoding slots, kept (with their encoded forms) until a slot joins or leaves."""
+    """The decoding slots, cached with their encoded forms until a slot joins or leaves."""
 
     slots: Ints
     sids: Ints
@@ -35,29 +35,29 @@ class DecodeRows(NamedTuple):
 class SlotTable:
     """Columns over slots; slot 0 is the padding sink and stays empty.
 
-    Lengths count the tokens of a sequence, prompt and completion. `len_lo` <= length <= `len_hi`
-    as the worker will know it when all plans sent so far have run: an unresolved decode adds
-    between 1 and its `window` tokens, its result says how many. The last token's K and V are only
-    written by the next decode, so a sequence of length n holds pages for n-1 tokens, and for those
-    at which drafts are made after them (`ahead`), up to its end.
+    Lengths count the tokens of a sequence, prompt and completion. `len_lo` <= length <= `len_hi`,
+    where length is what the worker will have when all plans sent so far have run: an unresolved
+    decode adds between 1 and its `window` tokens, and its result says how many. The last token's K
+    and V are only written by the next decode, so a sequence of length n holds pages for n-1 tokens,
+    plus those for the drafts made after them (`ahead`), up to its end.
 
-    Page tables: one a group, all of the same length; what lies behind a group's attention window
-    has been given back and reads 0.
+    Page tables: one per group, all of the same length. Entries behind a group's attention window
+    have been freed and read 0.
     """
 
     def __init__(self, slots: int, page_size: int, window: int = 1,
                  attention_windows: tuple[int, ...] = (0,)) -> None:
-        """window: most tokens that a decode may ever emit, 1 + drafts; attention_windows: of each
-        group, 0 = all."""
+        """window: the most tokens that a decode may emit, 1 + drafts; attention_windows: one per
+        group, 0 = full attention."""
         self.max_window = window
         self.window = window
-        """Most tokens that the decodes of the next plan emit: set from plan to plan."""
+        """The most tokens that a decode of the next plan emits: set from plan to plan."""
         self.ahead = max(window - 2, 0)
         """Positions past the last token at which drafts are made: the first comes from before."""
         self.attention_windows = attention_windows
         self.sid = np.zeros(slots, np.int32)
         self.end = np.zeros(slots, np.int32)
-        """Length at which the sequence ends with `length`."""
+        """The sequence's length at its end."""
         self._credits = np.zeros((5, slots), np.int32)
         """What a result changes: the five columns that follow, as one array."""
         self.emitted, self.len_lo, self.len_hi, self.drafted, self.accepted = self._credits
@@ -68,27 +68,27 @@ class SlotTable:
         self.decoding = np.zeros(slots, np.bool_)
         """The whole prompt is extended, and the length may still grow."""
         self.held = np.zeros(slots, np.int32)
-        """Entries of its page tables."""
+        """Entries of each slot's page tables."""
         self.order = np.zeros(slots, np.int64)
-        """Number of its admission: the victim of a preemption is the latest."""
+        """Number of its admission: preemption takes the latest first."""
         self.sequences: list[SequenceState | None] = [None] * slots
         self._full_at = np.zeros(slots, np.int32)
-        """Length less one past which the next page is asked for."""
+        """Length less one past which the next page is needed."""
         self._early = (np.arange(slots) % STAGGER * (page_size // STAGGER)).astype(np.int32)
         self._unwritten = 0 if window > 1 else 1
-        """Tokens at its end that a sequence needs no page for: without drafts, the last one."""
+        """Tokens at a sequence's end that need no page: without drafts, the last one."""
         self._page_size = page_size
         self._tokens = np.zeros((slots, 64), np.int32)
         self._pages = [np.zeros((slots, 16), np.int32) for _ in attention_windows]
         self._behind = np.zeros((len(attention_windows), slots), np.int32)
-        """Entries at the start of each table that were given back."""
+        """Entries at the start of each table whose pages were freed."""
         self.windowed = [g for g, seen in enumerate(attention_windows) if seen]
-        """Groups whose pages are given back behind a window."""
+        """Groups whose pages are freed behind a window."""
         self._free = list(range(slots - 1, 0, -1))
         self._rows: DecodeRows | None = None
         self._admitted = 0
         self._most = 0
-        """No slot has emitted more tokens."""
+        """The most tokens that any slot has emitted."""
         self._steady_plans = 0
         """Plans until one of the rows can reach its end, at the earliest."""
 
@@ -103,7 +103,7 @@ class SlotTable:
         return len(self.sequences) - 1 - len(self._free)
 
     def add(self, sequence: SequenceState, pages: list[Ints]) -> None:
-        """Give a sequence a slot, with the cached pages that it starts from (one array a group)."""
+        """Gives a sequence a slot, starting from cached pages (one array per group)."""
         slot = self._free.pop()
         self._admitted += 1
         sequence.slot = slot
@@ -127,7 +127,7 @@ class SlotTable:
         self._hold(slot, len(pages[0]))
 
     def remove(self, sequence: SequenceState) -> list[Ints]:
-        """Take the slot back; the sequence keeps its emitted tokens. Returns the pages by group."""
+        """Frees the slot; the sequence keeps its emitted tokens. Returns the pages by group."""
         slot = sequence.slot
         sequence.emitted = self.emitted_tokens(slot)
         sequence.drafted, sequence.accepted = int(self.drafted[slot]), int(self.accepted[slot])
@@ -140,49 +140,52 @@ class SlotTable:
         return pages
 
     def emitted_tokens(self, slot: int, first: int = 0) -> Ints:
-        """A copy of the tokens that the slot's sequence has emitted so far, but for the first ones.
+        """Returns a copy of the tokens that the slot's sequence has emitted, from index `first` on.
         """
         return self._tokens[slot, first:self.emitted[slot]].copy()
 
     def emitted_of(self, sequence: SequenceState, first: int = 0) -> Ints:
-        """What a sequence has emitted, from token `first` on, whether it holds a slot or not."""
+        """Returns the tokens a sequence has emitted, from index `first` on, with or without a slot.
+        """
         if sequence.slot:
             return self.emitted_tokens(sequence.slot, first)
         return sequence.emitted[first:] if first else sequence.emitted
 
     def drafts_of(self, sequence: SequenceState) -> tuple[int, int]:
-        """Drafts verified for a sequence, and those accepted, whether it holds a slot or not."""
+        """Returns (drafts verified, drafts accepted) of a sequence, with or without a slot."""
         if slot := sequence.slot:
             return int(self.drafted[slot]), int(self.accepted[slot])
         return sequence.drafted, sequence.accepted
 
     def pages_of(self, slot: int) -> list[Ints]:
-        """Copies of the slot's page tables, one a group."""
+        """Returns copies of the slot's page tables, one per group."""
         return [table[slot, :self.held[slot]].copy() for table in self._pages]
 
     def holds(self, group: int, slot: int) -> int:
-        """Pages of a group that the slot holds."""
+        """Returns the number of pages of a group that the slot holds."""
         return int(self.held[slot] - self._behind[group, slot])
 
     def remaining(self, clip: int) -> int:
-        """Tokens that the running sequences may yet emit, at most `clip` counted for each."""
+        """Returns how many tokens the running sequences may still emit, at most `clip` counted for
+        each."""
         running = self.sid > 0
         left = self.end[running] - self.len_hi[running]
         return int(np.minimum(np.maximum(left, 0), clip).sum())
 
     def occupied(self) -> Ints:
-        """The slots with a sequence."""
+        """Returns the slots that have a sequence."""
         return np.flatnonzero(self.sid).astype(np.int32)
 
     def latest(self, decoding: bool = False) -> SequenceState | None:
-        """The running sequence admitted last (among those that decode, if so asked)."""
+        """Returns the running sequence admitted last; with `decoding`, the last one that decodes.
+        """
         among = np.flatnonzero(self.decoding if decoding else self.sid)
         if not len(among):
             return None
         return self.sequences[among[np.argmax(self.order[among])]]
 
     def audit(self) -> None:
-        """Check that every slot is free or taken, exactly once; raises `AccountingError`."""
+        """Checks that every slot is exactly once free or taken; raises `AccountingError`."""
         free = set(self._free)
         if len(free) != len(self._free):
             raise AccountingError("a slot is free twice")
@@ -196,7 +199,8 @@ class SlotTable:
     # --- decoding --------------------------------------------------------------------------------
 
     def start_decoding(self, slot: int) -> None:
-        """The slot's last extend is planned: it samples one token and decodes from then on."""
+        """Notes that the slot's last extend is planned: it samples one token and decodes from then
+        on."""
         self.len_lo[slot] += 1
         self.len_hi[slot] += 1
         self.decoding[slot] = True
@@ -207,7 +211,7 @@ class SlotTable:
         self._rows, self._steady_plans = None, 0
 
     def decode_rows(self) -> DecodeRows:
-        """The slots to decode next: those whose length is not known to reach its end."""
+        """Returns the slots to decode next: those not yet certain to have reached their end."""
         rows = self._rows or self._gather()
         if self._steady_plans > 0:
             self._steady_plans -= 1
@@ -228,24 +232,24 @@ class SlotTable:
         return self._rows
 
     def plan_decode(self, rows: DecodeRows) -> None:
-        """Count one more unresolved decode of `rows`."""
-        # Taken and put back is faster than +=, for both columns at once.
+        """Counts one more unresolved decode of `rows`."""
+        # Reading and writing back is faster than +=, for both columns at once.
         self._interval[:, rows.slots] = \
             self._interval.take(rows.slots, axis=1) + self._opens[self.window]
 
     def append_one(self, slots: Ints, starts: Ints, tokens: Ints) -> None:
-        """Enter a result of one token for each slot, of a plan without drafts: as
-        `append_tokens`."""
+        """Applies a result of one token per slot, from a plan without drafts; see `append_tokens`.
+        """
         self._make_room(1)
         self._tokens[slots, starts] = tokens
         self.emitted[slots] = starts + 1
 
     def append_tokens(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints,
                       window: int) -> None:
-        """Enter a result: `counts[i]` tokens, one at least, of `slots[i]`.
+        """Applies a result: `counts[i]` tokens, at least one, of `slots[i]`.
 
-        starts: i4[n], `emitted` of the slots; tokens: i4[sum(counts)]; window: how many tokens
-        at the most (and one at least) the plan counted on.
+        starts: i4[n], `emitted` of the slots; tokens: i4[sum(counts)]; window: the most tokens that
+        the plan allowed for (it allowed for at least one).
         """
         self._make_room(window)
         # A row's places in the flat table, less its places in `tokens`.
@@ -256,12 +260,13 @@ class SlotTable:
         self._credits[:, slots] = self._credits.take(slots, axis=1) + change
 
     def retract(self, slots: Ints, window: int) -> None:
-        """A plan counted on 1 to `window` tokens of slots whose sequences had ended already."""
+        """Undoes a plan's allowance of 1 to `window` tokens for slots whose sequences had ended
+        already."""
         self.len_lo[slots] -= 1
         self.len_hi[slots] -= window
 
     def _make_room(self, more: int) -> None:
-        """Room in the token table for `more` tokens of everybody."""
+        """Makes room in the token table for `more` tokens of every slot."""
         self._most += more
         if self._most > self._tokens.shape[1]:
             self._most = int(self.emitted.max()) + more
@@ -270,15 +275,16 @@ class SlotTable:
     # --- pages -----------------------------------------------------------------------------------
 
     def needing_pages(self, rows: DecodeRows) -> Ints:
-        """Slots that want pages before they decode once more (some of them a little early)."""
+        """Returns the slots that need pages before their next decode (some of them a little early).
+        """
         after = self.len_hi[rows.slots] + (self.window - 1 + self.ahead)
         return rows.slots[after > self._full_at[rows.slots]]
 
     def grow(self, slots: Ints, kv_cache: KVCacheManager, early: bool, spared: int) -> bytes | None:
-        """Take the pages that `slots` lack to decode once more; `early` adds their stagger.
+        """Allocates the pages that `slots` need for one more decode; `early` adds their stagger.
 
-        spared: pages to leave for others. Returns the plan's `page_appends`, or None (and takes
-        nothing) if too few can be had.
+        spared: pages to leave for others. Returns the plan's `page_appends`, or None (and allocates
+        nothing) if too few are available.
         """
         held, most = self.held[slots], self.end[slots] - self._unwritten
         tokens = self.len_hi[slots] + (self.window - 1 + self.ahead)
@@ -286,11 +292,12 @@ class SlotTable:
         return self._append(slots, -(-tokens // self._page_size) - held, kv_cache, spared)
 
     def reach(self, tokens: int, end: int) -> int:
-        """Tokens to have pages for when the last of so many is extended: drafts follow them."""
+        """Returns for how many tokens to hold pages when token `tokens` is extended last: drafts
+        follow it."""
         return max(tokens, min(tokens + self.ahead, end - self._unwritten))
 
     def grow_to(self, slot: int, tokens: int, kv_cache: KVCacheManager) -> bytes | None:
-        """Take the pages that the first `tokens` tokens of a slot lack; as `grow`."""
+        """Allocates the pages missing for the first `tokens` tokens of a slot; see `grow`."""
         held = int(self.held[slot])
         count = kv_cache.pages_for(tokens) - held
         if count <= 0:
@@ -330,8 +337,9 @@ class SlotTable:
         return np.array((owners, index, *pages), np.int32).T.tobytes()
 
     def free_behind_windows(self, slots: Ints, positions: Ints, kv_cache: KVCacheManager) -> None:
-        """Give back what lies behind the windows of slots whose next queries are at `positions` or
-        later. Safe with plans in flight: they run before whoever gets these pages writes them."""
+        """Frees the pages behind the windows of slots whose next queries are at `positions` or
+        later. Safe with plans in flight: they run before the next owner of these pages writes them.
+        """
         for group in self.windowed:
             first = positions - self.attention_windows[group] + 1
             keep = np.minimum(np.maximum(first, 0) // self._page_size, self.held[slots])
@@ -348,7 +356,7 @@ class SlotTable:
             kv_cache.pools[group].release(pages, self.sid[owners])
 
     def _hold(self, slot: int, entries: int) -> None:
-        """Note that a slot's page tables have so many entries."""
+        """Records that a slot's page tables have `entries` entries."""
         self.held[slot] = entries
         full = entries * self._page_size
         enough = full >= self.end[slot] - self._unwritten
@@ -361,13 +369,13 @@ class SlotTable:
 
 
 def within(counts: NDArray[np.integer]) -> NDArray[np.int64]:
-    """0..counts[0]-1, 0..counts[1]-1, ...: places within ragged rows."""
+    """Returns 0..counts[0]-1, 0..counts[1]-1, ...: positions within ragged rows."""
     ends = np.cumsum(counts, dtype=np.int64)
     return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - counts, counts)
 
 
 def _widen(table: Ints, columns: int) -> Ints:
-    """The table with at least so many columns: doubled when it must grow."""
+    """Returns the table with at least so many columns, doubling it when it must grow."""
     if columns <= table.shape[1]:
         return table
     width = 1 << (columns - 1).bit_length()

@@ -56,7 +56,7 @@ class WaitingQueue:
         """A sequence has ended; it ran, or waited."""
 
     def charge(self, tenant: str, prompt_tokens: int, completion_tokens: int) -> None:
-        """So many tokens were served to a tenant."""
+        """Charges a tenant for tokens that were served to it."""
 
     def _class(self, sequence: SequenceState) -> int | str:
         return 0

@@ -1,4 +1,4 @@
-"""Structured output: grammars checked, compiled, and asked which tokens may come next.
+"""Structured output: checks and compiles grammars, and computes which tokens may come next.
 
 llguidance (https://github.com/guidance-ai/llguidance) does the work: derivatives of regular
 expressions below an Earley parser, over a trie of the vocabulary. Its limits are fuel, not time, so
@@ -27,47 +27,48 @@ LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
     "step_max_items": 50_000, "max_lexer_states": 100_000, "max_grammar_size": 500_000,
     "verbose_errors": False}
-"""Compiling may take longer than anyone can wait, which the tokenizer finds out in a process of its
-own."""
+"""Compiling may still take longer than a request should wait, so the tokenizer tries it in a
+killable process first."""
 ROWS = (2000, 400, 64)
 """Earley items of a row, by the number of `params.WRITTEN` before a grammar. The worst mask of an
-ambiguous grammar takes some 40 ms by the second, 8 ms by the third; a schema's take 3 ms by the
-first, which an object of 500 optional properties needs."""
+ambiguous grammar takes some 40 ms with the second, 8 ms with the third; a schema's take 3 ms with
+the first, which an object of 500 optional properties needs."""
 TRIED = 4
-"""Tokens for which a grammar is followed to see whether it compiles: some fail behind the first."""
+"""Tokens that a new grammar is advanced by as a check: some fail only behind the first."""
 COMPILED_BYTES, COMPILED_FACTOR = 160 << 10, 150
-"""What a compiled grammar takes: so much, and so many bytes for each of its text, as measured for
-schemas of 1 to 58 kB with a vocabulary of 49,152."""
+"""Bytes of a compiled grammar, and bytes for each of its text, as measured for schemas of 1 to 58
+kB with a vocabulary of 49,152."""
 LARGE = 16_384
-"""Tokens of a vocabulary whose masks are worth being shared among threads."""
+"""Tokens of a vocabulary from which on masks are computed on several threads."""
 THREADS = 8
-"""At the most."""
+"""The most threads."""
 U32 = NDArray[np.uint32]
 
 
 def memory_of(grammar: str) -> int:
-    """Bytes that it takes when it is compiled, about."""
+    """Estimates the bytes of a compiled grammar."""
     return COMPILED_BYTES + COMPILED_FACTOR * len(grammar)
 
 
 class GrammarVocabulary:
-    """A tokenizer as grammars see it."""
+    """A tokenizer's vocabulary in the form that grammars need."""
 
     def __init__(self, tokenizer: Path, size: int, eos: Sequence[int]) -> None:
         """tokenizer: a tokenizer.json; size: of the model's vocabulary, tokens without text
-        included; eos: the tokens that may come when a grammar is satisfied."""
+        included; eos: the tokens that are allowed when a grammar is complete."""
         from llguidance import LLTokenizer
 
         self.size, self.words = size, -(-size // 32)
         self._tokens = LLTokenizer(str(tokenizer), n_vocab=size, eos_token=list(eos))
         self._kept: dict[str, Any] = {}
-        """Compiled grammars, or why there is none; the least recently used first."""
+        """Compiled grammars, or the error of each; least recently used first."""
         self.kept_bytes = 0
-        """Of all of them, as `memory_of` counts."""
+        """The sum of `memory_of` them."""
         self._threads: Any = None
 
     def matcher(self, grammar: str) -> GrammarMatcher:
-        """At the start of the grammar. Raises `InvalidRequest` if it does not compile."""
+        """Returns a matcher at the start of the grammar. Raises `InvalidRequest` if it does not
+        compile."""
         if grammar not in self._kept:
             self.keep(grammar, self.compile(grammar))
         compiled = self._kept[grammar] = self._kept.pop(grammar)
@@ -76,19 +77,20 @@ class GrammarVocabulary:
         return GrammarMatcher(compiled.deep_copy(), self)
 
     def knows(self, grammar: str) -> bool:
-        """Whether `matcher` answers at once."""
+        """True if `matcher` answers at once."""
         return grammar in self._kept
 
     def compile(self, grammar: str) -> Any:
-        """What `keep` takes: the compiled grammar, or why there is none. On any thread; others run
-        meanwhile."""
+        """Returns what `keep` takes: the compiled grammar, or why it does not compile. Runs on any
+        thread; others run meanwhile."""
         try:
             return self._compile(grammar)
         except InvalidRequest as error:
             return error
 
     def keep(self, grammar: str, compiled: Any) -> None:
-        """Remember it, until `GRAMMAR_BYTES` are taken by others used since."""
+        """Caches a result of `compile`; least recently used ones go when `GRAMMAR_BYTES` are
+        exceeded."""
         if self._kept.pop(grammar, None) is None:
             self.kept_bytes += memory_of(grammar)
         self._kept[grammar] = compiled
@@ -98,8 +100,8 @@ class GrammarVocabulary:
             self.kept_bytes -= memory_of(oldest)
 
     def masks(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[list[U32]]:
-        """`GrammarMatcher.masks` of each matcher and its drafts, side by side where that is worth
-        it."""
+        """Returns `GrammarMatcher.masks` of each matcher and its drafts, in parallel where that is
+        faster."""
         if len(wanted) < 2 or self.size < LARGE:
             return [matcher.masks(drafts) for matcher, drafts in wanted]
         if self._threads is None:
@@ -108,7 +110,7 @@ class GrammarVocabulary:
             self._threads = LLExecutor(num_threads=min(len(os.sched_getaffinity(0)), THREADS))
         window = 1 + max(len(drafts) for _, drafts in wanted)
         grid = np.zeros((len(wanted), window, self.words), np.uint32)
-        # Each of the two calls refuses what the other is for.
+        # One call takes matchers with drafts only, the other those without only.
         drafted: list[tuple[Any, int, list[int]]] = []
         plain: list[tuple[Any, int]] = []
         for at, (matcher, drafts) in enumerate(wanted):
@@ -121,7 +123,7 @@ class GrammarVocabulary:
             self._threads.unsafe_compute_mask_ptr(plain, *into)
         if drafted:
             self._threads.unsafe_compute_mask_ptr_with_draft_token(drafted, *into)
-        # What was not reached is still empty; a mask that was made never is.
+        # Rows that were not computed are still zero; a computed mask never is.
         return [[bits for bits in rows if bits.any()] for rows in grid]
 
     def _compile(self, grammar: str) -> Any:
@@ -135,7 +137,7 @@ class GrammarVocabulary:
         for _ in range(TRIED):
             if first.is_error() or first.is_stopped():
                 break
-            # Some find out only now that they allow nothing.
+            # Some grammars turn out only now to allow nothing.
             mask = np.frombuffer(first.compute_bitmask(), np.uint8)
             allowed = np.flatnonzero(np.unpackbits(mask, bitorder="little"))
             if len(allowed):
@@ -148,27 +150,27 @@ class GrammarVocabulary:
 
 
 class GrammarMatcher:
-    """Where one sequence is in its grammar."""
+    """The position of one sequence in its grammar."""
 
     def __init__(self, compiled: Any, vocabulary: GrammarVocabulary) -> None:
-        """compiled: llguidance's matcher, which is `inner` from now on."""
+        """compiled: llguidance's matcher, which becomes `inner`."""
         self.inner, self._vocabulary = compiled, vocabulary
         self.consumed = 0
-        """Tokens taken so far."""
+        """Tokens accepted so far."""
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Why the sequence cannot continue; empty while it can."""
         return str(self.inner.get_error()) if self.inner.is_error() else ""
 
     @property
     def over(self) -> bool:
-        """Nothing but an end can follow."""
+        """True if only an end token can follow."""
         return bool(self.inner.is_stopped())
 
-    def take(self, tokens: Sequence[int]) -> bool:
-        """Go on by these tokens; False, and an `error`, if the grammar does not allow them. What
-        follows on the end is passed over."""
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Advances by these tokens; returns False, and sets `error`, if the grammar does not allow
+        them. Ignores what follows the end."""
         for token in tokens:
             self.consumed += 1
             if self.inner.is_stopped() and not self.inner.is_error():
@@ -178,8 +180,8 @@ class GrammarMatcher:
         return True
 
     def masks(self, drafts: Sequence[int]) -> list[U32]:
-        """u32[words] of the next token and of those after each draft, as far as the drafts are
-        allowed: what follows on a forbidden one is never sampled."""
+        """Returns u32[words] for the next token and for those after each draft, as far as the
+        drafts are allowed: what follows a forbidden draft is never sampled."""
         found, taken = [self._mask()], 0
         for draft in drafts:
             if self.inner.is_stopped() or self.inner.try_consume_tokens([draft]) != 1:
@@ -187,10 +189,11 @@ class GrammarMatcher:
             taken += 1
             found.append(self._mask())
         if taken:
-            self.inner.rollback(taken)  # cannot, where it has come to an `error`
+            self.inner.rollback(taken)  # has no effect after an `error`
         return found
 
     def _mask(self) -> U32:
+        """Returns the mask of the next token, u32[words]."""
         bits: U32 = np.frombuffer(self.inner.compute_bitmask(), np.uint32)
         return bits[:self._vocabulary.words]
 
@@ -198,13 +201,13 @@ class GrammarMatcher:
 # --- what a request says -> a grammar -------------------------------------------------------------
 
 SPACES = r"[ ]|\n[ ]{0,32}"
-"""Between the parts of a JSON text: a space, or a new line indented. Bounded, or a model may fill
-its context with blanks."""
+"""What may stand between the parts of a JSON text: a space, or an indented new line. Bounded, or a
+model may fill its context with blanks."""
 
 
 def grammar_of(wanted: Structured) -> str:
-    """As llguidance writes it. Raises `InvalidRequest` where it is none; whether it compiles is
-    for `GrammarVocabulary.matcher` to say."""
+    """Converts a request's structured output to llguidance's syntax. Raises `InvalidRequest` where
+    that fails; `GrammarVocabulary.matcher` finds out whether it compiles."""
     if wanted.json_schema is not None:
         return json_grammar(wanted.json_schema, wanted.additional_properties)
     if wanted.json_object:
@@ -219,8 +222,8 @@ def grammar_of(wanted: Structured) -> str:
 
 
 def json_grammar(schema: str, additional_properties: bool = False) -> str:
-    """Of JSON texts that a schema describes; objects that name their properties have no others,
-    unless these may be additional. Raises `InvalidRequest`."""
+    """Returns the grammar of JSON texts that match a schema; objects that name their properties
+    have no others unless `additional_properties` allows them. Raises `InvalidRequest`."""
     from llguidance import LLMatcher
 
     try:
@@ -234,14 +237,15 @@ def json_grammar(schema: str, additional_properties: bool = False) -> str:
 
 
 def regex_grammar(expression: str) -> str:
-    """Of texts that an expression (Rust's syntax, no look-around) matches as a whole."""
+    """Returns the grammar of texts that an expression (Rust's syntax, no look-around) matches
+    entirely."""
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_regex(expression)
 
 
 def choice_grammar(choices: Sequence[str]) -> str:
-    """Of these texts."""
+    """Returns the grammar of these texts."""
     from llguidance import LLMatcher
 
     quoted = " | ".join(json.dumps(choice, ensure_ascii=False) for choice in choices)
@@ -249,14 +253,15 @@ def choice_grammar(choices: Sequence[str]) -> str:
 
 
 def tag_grammar(description: str) -> str:
-    """Of texts with tagged parts (`structural_tags`). Raises `InvalidRequest`."""
+    """Returns the grammar of texts with tagged parts (`structural_tags`). Raises `InvalidRequest`.
+    """
     from llguidance import LLMatcher
 
     return LLMatcher.grammar_from_lark(lark_of(description, SPACES))
 
 
 def ebnf_grammar(text: str) -> str:
-    """Of a grammar in Lark's syntax, or in GBNF (llama.cpp's), which has `root ::=`."""
+    """Converts a grammar in Lark's syntax, or in GBNF (llama.cpp's), which has `root ::=`."""
     from llguidance import LLMatcher
 
     if "::=" in text:

@@ -1,9 +1,8 @@
-"""Grammars are compiled on a thread, before their requests reach the scheduler's core.
+"""Compiles grammars on a thread before their requests reach the scheduler's core.
 
-The tokenizer has compiled them once, to see whether that can be done; here it takes as long again,
-up to a second, and all sequences would wait. So a request whose grammar is not known yet waits in
-front of the core, which takes it when there is nothing left to wait for. To the core, and to what
-records it, the request comes then.
+The tokenizer has compiled each grammar once as a check; compiling it again here takes up to a
+second, and all sequences would wait. So a request whose grammar is not compiled yet waits in front
+of the core until it is. For the core, and for what records it, the request arrives then.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ Post = Callable[..., None]
 
 
 class GrammarCompiler(CoreObserver):
-    """Around the scheduler's core."""
+    """Wraps the scheduler's core."""
 
     def __init__(self, core: Core, masking: StructuredOutputManager) -> None:
         super().__init__(core)
@@ -36,7 +35,7 @@ class GrammarCompiler(CoreObserver):
         self._offload = Offload(self._journal)
         self._post: Post | None = None
         self._jobs: dict[str, OffloadJob[PreparedGrammar]] = {}
-        """By grammar."""
+        """Jobs by grammar."""
         self._waiting: list[Submit] = []
 
     def on_start(self, post: Post) -> None:
@@ -56,7 +55,7 @@ class GrammarCompiler(CoreObserver):
         if not grammar or post is None or masking.knows(grammar):
             return False
         if self._journal.convictions and self._journal.convicted(grammar_name(grammar)):
-            return False  # the core says so
+            return False  # the core reports it
         if grammar not in self._jobs:
             self._jobs[grammar] = self._offload.submit(partial(masking.prepare, grammar), post,
                                                  grammar_name(grammar))
@@ -72,7 +71,7 @@ class GrammarCompiler(CoreObserver):
         for grammar in [grammar for grammar, job in self._jobs.items() if job.done]:
             job = self._jobs.pop(grammar)
             self._journal.finished(grammar_name(grammar))
-            with suppress(ActoriumError):  # of a vocabulary that is not there: so the core will say
+            with suppress(ActoriumError):  # there is no vocabulary, as the core will report
                 self._structured_output.add_compiled(grammar, job.result())
         waiting, self._waiting = self._waiting, []
         for submit in waiting:
@@ -86,7 +85,8 @@ class GrammarCompiler(CoreObserver):
         return not self._waiting and self._core.done
 
     def health(self) -> Health:
-        """With those among the waiting that wait for their grammar."""
+        """Reports the core's health, counting requests that wait for their grammar among the
+        waiting."""
         health = self._core.health()
         if not self._waiting:
             return health

@@ -1,8 +1,7 @@
-"""Grammars are compiled for the first time in a process that can be killed.
+"""Compiles grammars for the first time in a process that can be killed.
 
-Nearly all compile in milliseconds; some that are quickly written take minutes or gigabytes, in
-native code that nothing interrupts. What has passed here takes as long again in the scheduler, and
-no longer.
+Nearly all compile in milliseconds; some short ones take minutes or gigabytes, in native code that
+cannot be interrupted. A grammar that compiles here takes no longer in the scheduler.
 """
 
 from __future__ import annotations
@@ -23,22 +22,22 @@ CPU_SECONDS = 1.0
 
 
 class GrammarVerdict(Struct, array_like=True):
-    """What became of a grammar: one of these."""
+    """The result of a check: exactly one of these fields is set."""
 
     grammar: str = ""
     error: str = ""
 
 
 class GrammarProcess:
-    """The process, as its parent sees it. For one thread at a time."""
+    """The parent's side of the process. For one thread at a time."""
 
     def __init__(self, path: Path, size: int, eos: Sequence[int]) -> None:
-        """As of `GrammarVocabulary`."""
+        """path: the model's directory; size, eos: see `GrammarVocabulary`."""
         self.child = BoundedProcess(__name__, str(path), str(size), *(str(token) for token in eos))
 
     def check(self, wanted: Structured) -> str:
-        """As llguidance writes it. Waits. Raises `InvalidRequest` if it does not compile, or takes
-        too much for that."""
+        """Compiles a grammar in llguidance's syntax. Waits. Raises `InvalidRequest` if it does not
+        compile, or needs too much time or memory."""
         answer = self.child.ask(msgspec.msgpack.encode(wanted))
         if answer is None:
             raise InvalidRequest(f"structured: the grammar takes more than {CPU_SECONDS:g} s or "
@@ -49,14 +48,14 @@ class GrammarProcess:
         return verdict.grammar
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self.child.close()
 
 
 # --- the process ----------------------------------------------------------------------------------
 
 def main(path: str, size: str, *eos: str) -> None:
-    """Answer until nobody asks any more."""
+    """Answers frames until the parent closes the pipe."""
     vocabulary = GrammarVocabulary(Path(path), int(size), [int(token) for token in eos])
 
     def answer(frame: bytes) -> bytes:
@@ -66,7 +65,7 @@ def main(path: str, size: str, *eos: str) -> None:
             verdict = GrammarVerdict(grammar=grammar)
         except InvalidRequest as error:
             verdict = GrammarVerdict(error=error.message)
-        except Exception as error:  # whatever it is, it is no grammar
+        except Exception as error:  # any failure means that it is not a grammar
             verdict = GrammarVerdict(error=f"structured: {type(error).__name__}: {error}"[:500])
         return msgspec.msgpack.encode(verdict)
 

@@ -1,6 +1,6 @@
-"""Structured output at the tokenizer: what is asked for becomes a grammar that compiles.
+"""The tokenizer's side of structured output: converts what a request asks for to a checked grammar.
 
-What compiles it is started when the first request needs it: start-up is not the place.
+The compiling process is started by the first request that needs it, not at start-up.
 """
 
 from __future__ import annotations
@@ -22,38 +22,39 @@ if TYPE_CHECKING:
     from actorium.actors.structured.grammar_process import GrammarProcess
 
 ANSWER_BYTES = 1024
-"""Of a dict's entry, and an error's objects, beside the texts."""
+"""Bytes of a dict's entry and an error's objects, beside the texts."""
 Post = Callable[[], None]
 
 
 class Unchecked(InvalidRequest):
-    """Not the request's fault: it is told once, and the next one is tried again."""
+    """A failure that is not the request's fault: reported once, and the next check tries again."""
 
 
 class GrammarValidator:
     """Checks grammars against the model's vocabulary, in a process that may be killed."""
 
     def __init__(self, path: Path, facts: ModelFacts) -> None:
-        """path: of the model's directory."""
+        """path: the model's directory."""
         self._path, self._facts = path, facts
         self._checker: GrammarProcess | None = None
         self._known: dict[bytes, str | InvalidRequest] = {}
         self._bytes = 0
-        """Of all of them, as `_weight` counts."""
+        """The sum of `_weight` over all results."""
         self._lock = threading.Lock()
-        """Of what is known: the thread adds, and both drop."""
+        """Guards the results: the thread adds, and both remove."""
         self._waiting: set[bytes] = set()
-        """Asked for, and not known yet."""
+        """Grammars whose check is under way."""
         self._asked: SimpleQueue[tuple[Structured, Post]] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def knows(self, wanted: Structured) -> bool:
-        """Whether `grammar` answers at once."""
+        """True if `grammar` answers at once."""
         return (not self._facts.has_tokenizer or not self._facts.eos_ids
                 or msgspec.msgpack.encode(wanted) in self._known)
 
     def ask(self, wanted: Structured, post: Post) -> None:
-        """Find out on a thread; `post` is called there when it is known, and `waits` no more."""
+        """Starts a check on a thread; when its result is known, `waits` turns false and the thread
+        calls `post`."""
         self._waiting.add(msgspec.msgpack.encode(wanted))
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer, name="grammars", daemon=True)
@@ -69,11 +70,12 @@ class GrammarValidator:
             post()
 
     def waits(self, wanted: Structured) -> bool:
-        """Whether it was asked for, and is not known yet."""
+        """True while a check is under way."""
         return msgspec.msgpack.encode(wanted) in self._waiting
 
     def grammar(self, wanted: Structured) -> str:
-        """What the scheduler gets; waits where it is not known. Raises `InvalidRequest`."""
+        """Returns the grammar for the scheduler, waiting for the check if it has no result yet.
+        Raises `InvalidRequest`."""
         facts = self._facts
         if not facts.has_tokenizer:
             raise InvalidRequest("structured: the engine runs without a tokenizer "
@@ -107,7 +109,7 @@ class GrammarValidator:
         return found
 
     def _keep(self, key: bytes, found: str | InvalidRequest) -> None:
-        """The answer, until later ones fill `CHECKED_BYTES`."""
+        """Caches a result, until later ones fill `CHECKED_BYTES`."""
         with self._lock:
             self._drop(key)
             self._known[key] = found
@@ -121,7 +123,7 @@ class GrammarValidator:
             self._bytes -= _weight(key, found)
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         if self._checker is not None:
             self._checker.close()
 

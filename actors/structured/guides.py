@@ -1,8 +1,8 @@
-"""What a sequence may sample next: where it is in its grammar, and its request's token rules.
+"""Computes what a sequence may sample next, from its position in its grammar and its token rules.
 
 A grammar's masks come from the vocabulary, many sequences at once (`structured_output`); token
-rules (a set of allowed tokens, sequences of tokens that must not come about) narrow them, or are
-all there is. Pure.
+rules (a set of allowed tokens, sequences of tokens that must not be completed) narrow them, or
+stand alone. Pure.
 """
 
 from __future__ import annotations
@@ -22,36 +22,36 @@ FORBIDDEN = "a token that allowed_token_ids or bad_words forbid"
 
 
 class TokenMatcher(Protocol):
-    """Where a sequence is in its grammar (`grammar.TokenMatcher`)."""
+    """The position of a sequence in its grammar (`grammar.GrammarMatcher`)."""
 
     consumed: int
 
     @property
     def error(self) -> str: ...
 
-    def take(self, tokens: Sequence[int]) -> bool: ...
+    def accept(self, tokens: Sequence[int]) -> bool: ...
 
 
 class BadWordTree:
-    """Sequences of tokens, each token's node below that of the one before."""
+    """A trie of forbidden token sequences."""
 
     __slots__ = ("forbidden_next", "next")
 
     def __init__(self) -> None:
         self.next: dict[int, BadWordTree] = {}
         self.forbidden_next: list[int] = []
-        """Tokens that must not follow on the sequence that ends here."""
+        """Tokens that must not follow the sequence that ends at this node."""
 
 
 class TokenRuleFilter:
-    """The token rules of a request, ready to be applied: shared by its choices.
+    """A request's token rules, ready to be applied; its choices share it.
 
-    Bad words follow vLLM: a sequence of tokens is kept from coming about by forbidding its last
-    one where the completion, the prompt left aside, ends with all before it.
+    Bad words follow vLLM: a sequence of tokens is prevented by forbidding its last one where the
+    completion, the prompt left aside, ends with all before it.
     """
 
     def __init__(self, rules: TokenRules, params: Resolved, has_grammar: bool) -> None:
-        """With a grammar the end tokens stay allowed: by them it says that it is satisfied."""
+        """With a grammar the end tokens stay allowed: they say that it is complete."""
         self._open = not (rules.allowed or rules.bad_words)
         self._base = bits_of(np.frombuffer(rules.allowed, np.int32), rules.vocab_size)
         if not rules.allowed:
@@ -59,7 +59,7 @@ class TokenRuleFilter:
         elif has_grammar:
             self._base |= bits_of(np.array(params.eos_ids, np.int32), rules.vocab_size)
         self._after = BadWordTree()
-        """The tokens that stand before the last one of each word, read backwards."""
+        """The tokens before the last one of each word, read backwards."""
         self.memory = 1
         """How many of the last tokens matter."""
         for word in rules.bad_words:
@@ -74,10 +74,10 @@ class TokenRuleFilter:
                 self._base[last // 32] &= ~np.uint32(1 << last % 32)
         self._min_tokens = params.min_tokens
         self._held = ~bits_of(np.array(params.eos_ids, np.int32), rules.vocab_size)
-        """All but the tokens that are held back until `min_tokens`."""
+        """All tokens but those that are held back until `min_tokens`."""
 
     def narrow(self, bits: U32 | None, tail: Sequence[int], emitted: int) -> U32 | None:
-        """What may follow on the last tokens `tail` of so many `emitted`, given what else is
+        """Returns what may follow the last tokens `tail` of `emitted` tokens, given what else is
         allowed (None = everything); None if nothing is."""
         found = self._base if bits is None else bits & self._base
         if barred := self._forbidden_next(tail):
@@ -88,8 +88,8 @@ class TokenRuleFilter:
         return found if possible.any() else None
 
     def allows(self, token: int, tail: Sequence[int]) -> bool:
-        """Whether `token` may follow on `tail`."""
-        if self._open:  # as in a recording, whose tokens are those of no vocabulary
+        """True if `token` may follow `tail`."""
+        if self._open:  # as in a recording, whose tokens belong to no vocabulary
             return True
         return bool(self._base[token // 32] >> np.uint32(token % 32) & 1) \
             and token not in self._forbidden_next(tail)
@@ -106,7 +106,7 @@ class TokenRuleFilter:
 
 
 class SequenceGuide:
-    """One sequence: what it has emitted so far, as far as that decides what it may emit next."""
+    """The state of one sequence, as far as it decides what may be emitted next."""
 
     def __init__(self, matcher: TokenMatcher | None, rules: TokenRuleFilter | None) -> None:
         self.matcher = matcher
@@ -114,19 +114,19 @@ class SequenceGuide:
         self._tail: list[int] = []
         self._failed = ""
         self.consumed = 0
-        """Tokens taken so far."""
+        """Tokens accepted so far."""
 
     @property
     def error(self) -> str:
-        """Why it cannot go on; empty while it can."""
+        """Why the sequence cannot continue; empty while it can."""
         if self._failed or self.matcher is None or not self.matcher.error:
             return self._failed
         return f"structured: the grammar cannot go on: {self.matcher.error}"
 
-    def take(self, tokens: Sequence[int]) -> bool:
-        """Go on by these tokens; False, and an `error`, if they are not allowed."""
+    def accept(self, tokens: Sequence[int]) -> bool:
+        """Advances by these tokens; returns False, and sets `error`, if they are not allowed."""
         self.consumed += len(tokens)
-        if self.matcher is not None and not self.matcher.take(tokens):
+        if self.matcher is not None and not self.matcher.accept(tokens):
             self._failed = "structured: the grammar cannot go on: " + (
                 self.matcher.error or "a token that it does not allow")
         if self._rules is not None:
@@ -138,9 +138,9 @@ class SequenceGuide:
         return not self.error
 
     def rows(self, bits: Sequence[Any] | None, drafts: Sequence[int]) -> list[Any]:
-        """u32[words] of the next token and of those after each draft. bits: the grammar's; where
-        it has fewer rows, what follows is never sampled. With an `error` if the next one has
-        nothing to sample."""
+        """Returns u32[words] for the next token and for those after each draft. bits: the
+        grammar's; where it has fewer rows, what follows is never sampled. Sets `error` if no next
+        token is allowed."""
         if self._rules is None:
             return list(bits or ())
         found: list[Any] = []
@@ -160,14 +160,14 @@ class SequenceGuide:
 
 
 def filter_of(submit: Submit) -> TokenRuleFilter | None:
-    """Of a request; None where it has no token rules."""
+    """Returns a request's token rules; None where it has none."""
     if submit.rules is None:
         return None
     return TokenRuleFilter(submit.rules, submit.params, bool(submit.grammar))
 
 
 def bits_of(ids: NDArray[np.int32], size: int) -> U32:
-    """u32[ceil(size / 32)] with the bits of these tokens set."""
+    """Returns u32[ceil(size / 32)] with the bits of these tokens set."""
     flags = np.zeros(-(-size // 32) * 32, np.uint8)
     flags[ids] = 1
     return np.packbits(flags, bitorder="little").view(np.uint32)

@@ -1,13 +1,13 @@
-"""JSON schemas closed: objects have the properties that they name, and no others.
+"""Closes JSON schemas: objects have the properties that they name, and no others.
 
 The standard lets an object have any properties besides those that its schema names; a model that
-samples under such a schema makes some up. So, as in vLLM and SGLang (xgrammar's strict mode) and
-llama.cpp, an object whose schema has `properties` and does not say `additionalProperties` is closed
-here, which the grammar takes to the letter: each property once, in the schema's order.
+samples under such a schema invents some. So, as in vLLM and SGLang (xgrammar's strict mode) and
+llama.cpp, an object whose schema has `properties` and does not set `additionalProperties` is closed
+here, and the grammar then has each property once, in the schema's order.
 
-Several schemas may speak of one object (`allOf`, `anyOf`, `$ref` beside other keywords): there each
-of them is closed but for what the others name, so that together they allow what one schema with all
-those names would. Pure.
+Several schemas may describe one object (`allOf`, `anyOf`, `$ref` beside other keywords): there each
+of them is closed but for the names of the others, so that together they allow what one schema with
+all those names would. Pure.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ MAPS = ("properties", "patternProperties", "$defs", "definitions")
 LISTS = ("prefixItems",)
 PLAIN = ("items", "additionalItems", "contains", "additionalProperties")
 ALL, SOME = ("allOf",), ("anyOf", "oneOf")
-"""Keywords whose schemas speak of the same value, all of them or one of them at a time."""
+"""Keywords whose schemas describe the same value, all of them or one of them at a time."""
 SAYS = ("additionalProperties", "unevaluatedProperties")
 NOBODY: Names = frozenset()
 
 
 def closed(schema: Any) -> Any:
-    """A copy of the schema, closed. Raises `RecursionError` where it is too deep."""
+    """Returns a closed copy of the schema. Raises `RecursionError` where it is too deep."""
     return _Closing(schema).result()
 
 
 class _Closing:
-    """One schema, and what is added to its definitions."""
+    """One schema being closed, and the definitions added to it."""
 
     def __init__(self, root: Any) -> None:
         self._root = root
@@ -69,7 +69,7 @@ class _Closing:
         return made
 
     def _within(self, key: str, value: Any) -> Any:
-        """Schemas of values inside of the one that the keyword speaks of."""
+        """Closes the schemas of values inside the one that the keyword describes."""
         if key in MAPS and isinstance(value, dict):
             return {name: self._close(part, NOBODY) for name, part in value.items()}
         if isinstance(value, list):
@@ -77,7 +77,8 @@ class _Closing:
         return self._close(value, NOBODY)
 
     def _reference(self, reference: str, others: Names) -> str:
-        """To what is closed where it stands, or to a copy that lets others' names in."""
+        """Returns a reference to what is closed in place, or to a copy that allows the others'
+        names."""
         target = self._target(reference)
         parts = reference.split("/")
         in_place = reference == "#" or (len(parts) == 3 and parts[1] in ("$defs", "definitions"))
@@ -94,7 +95,7 @@ class _Closing:
         return f"#/$defs/{self._copies[key]}"
 
     def _target(self, reference: str) -> Any:
-        """What a pointer within the schema leads to; None if it does not."""
+        """Returns what a pointer within the schema leads to; None if nothing."""
         if reference != "#" and not reference.startswith("#/"):
             return None
         found = self._root
@@ -111,7 +112,8 @@ class _Closing:
     # --- who names which properties ---------------------------------------------------------------
 
     def _beside(self, schema: Schema, key: str, number: int) -> Names:
-        """Names that hold together with those of the `number`-th schema of a keyword."""
+        """Returns the names that hold together with those of the `number`-th schema of a keyword.
+        """
         found = self._own(schema)
         for other in (*ALL, *SOME):
             parts = schema.get(other)
@@ -132,7 +134,7 @@ class _Closing:
         return found
 
     def _names(self, schema: Any, seen: tuple[str, ...]) -> Names:
-        """All names of the schema and of those that speak of the same value."""
+        """Returns all names of the schema and of those that describe the same value."""
         if not isinstance(schema, dict):
             return NOBODY
         found = self._own(schema) | self._referred(schema, seen)

@@ -1,8 +1,8 @@
-"""Structural tags (xgrammar's, as SGLang and vLLM take them): tagged parts amid free text.
+"""Structural tags (xgrammar's, as SGLang and vLLM accept them): tagged parts amid free text.
 
 A description in JSON becomes a grammar in Lark's syntax, with llguidance's lazy lexemes for text
 that ends where a trigger or a fixed text begins, and its `%json` for schemas. The grammar is built
-from the end: each part is translated given what follows on it, since free text must know that.
+from the end: each part is translated given what follows it, since free text depends on that.
 """
 
 from __future__ import annotations
@@ -15,28 +15,28 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.structured.schemas import closed
 
 MAX_PARTS = 2000
-"""Of a description."""
+"""The most parts of a description."""
 TEXT = r"/(?s:.*)/"
 Node = dict[str, Any]
 
 
 class Then(NamedTuple):
-    """What follows: an expression of the grammar."""
+    """What follows a part: an expression of the grammar."""
 
     expression: str
     leads: list[tuple[str, str]] | None = None
     """(fixed text that it begins with, what follows on that), of each alternative; None where it
     does not begin with fixed texts."""
     last: bool = False
-    """It is the end."""
+    """True for the end of the grammar."""
 
 
 END = Then('""', None, True)
 
 
 def lark_of(text: str, whitespace: str) -> str:
-    """The grammar. whitespace: expression of what may stand between the parts of a JSON text.
-    Raises `InvalidRequest` naming the part that it cannot translate."""
+    """Returns the grammar. whitespace: expression of what may stand between the parts of a JSON
+    text. Raises `InvalidRequest` naming the part that it cannot translate."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
@@ -48,7 +48,7 @@ def lark_of(text: str, whitespace: str) -> str:
 
 
 class _Translation:
-    """Rules of one grammar, as they are made."""
+    """The rules of one grammar while they are made."""
 
     def __init__(self, whitespace: str) -> None:
         self._whitespace = whitespace
@@ -72,7 +72,7 @@ class _Translation:
         return "\n".join(["%llguidance {}", f"start: {start.expression}", *self._rules, ""])
 
     def _rule(self, expression: str, lazy: bool = False) -> str:
-        """Its name."""
+        """Adds a rule and returns its name."""
         name = f"part_{len(self._rules)}"
         self._rules.append(f"{name}{'[lazy]' if lazy else ''}: {expression}")
         return name
@@ -124,7 +124,7 @@ class _Translation:
         return self._until(then, where)
 
     def _until(self, then: Then, where: str) -> Then:
-        """Any text, up to where what follows begins."""
+        """Matches any text, up to where what follows begins."""
         if then.last:
             return Then(self._rule(TEXT))
         if not then.leads:
@@ -153,7 +153,7 @@ class _Translation:
         return Then(self._rule(" | ".join(choice.expression for choice in choices)), leads)
 
     def _named(self, then: Then) -> Then:
-        """The same behind a rule, so that what several parts share is written once."""
+        """Returns the same behind a rule, so that what several parts share is written once."""
         if then.last or " " not in then.expression:
             return then
         leads = then.leads and [(text, self._rule(rest) if " " in rest else rest)
@@ -161,7 +161,7 @@ class _Translation:
         return Then(self._rule(then.expression), leads)
 
     def _tag(self, node: Node, where: str, then: Then, begun: str = "") -> Then:
-        """begun: what of its beginning has been said."""
+        """begun: the part of its opening that has been written already."""
         _known(node, where, ("type", "begin", "content", "end"))
         begin, ends = _string(node, where, "begin"), node.get("end")
         texts = ends if isinstance(ends, list) else [ends]
@@ -174,7 +174,7 @@ class _Translation:
         return self._fixed(begin.removeprefix(begun), content)
 
     def _triggered(self, node: Node, where: str, then: Then) -> Then:
-        """Text, in which a trigger begins one of the tags."""
+        """Matches text in which a trigger begins one of the tags."""
         _known(node, where, ("type", "triggers", "tags", "at_least_one", "stop_after_first",
                              "excludes"))
         if node.get("excludes"):
@@ -183,7 +183,7 @@ class _Translation:
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise _wrong(f"{where}.triggers", "must be strings, none of them empty")
         then, again = self._named(then), f"part_{len(self._rules)}"
-        self._rules.append("")  # what follows on a tag: more text, or the end
+        self._rules.append("")  # what follows a tag: more text, or the end
         place = len(self._rules) - 1
         after = then if node.get("stop_after_first") else Then(again)
         tags: dict[str, list[str]] = {trigger: [] for trigger in triggers}
@@ -200,7 +200,7 @@ class _Translation:
         return Then(again)
 
     def _separated(self, node: Node, where: str, then: Then) -> Then:
-        """Tags with a fixed text between them."""
+        """Matches tags with a fixed text between them."""
         _known(node, where, ("type", "tags", "separator", "at_least_one", "stop_after_first"))
         then, more = self._named(then), f"part_{len(self._rules)}"
         self._rules.append("")
@@ -214,7 +214,7 @@ class _Translation:
 
 
 def _old_form(given: Node) -> Node:
-    """`structures` and `triggers` as tags."""
+    """Converts the older `structures` and `triggers` to tags."""
     _known(given, "structural_tag", ("type", "structures", "triggers"))
     tags = []
     for number, part in enumerate(_list(given, "structural_tag", "structures")):

@@ -1,10 +1,10 @@
-"""Which tokens each row of a plan may sample, where requests ask for structured output, allow some
-tokens only, or forbid words.
+"""Masks of the tokens that each row of a plan may sample, where requests ask for structured output,
+allow some tokens only, or forbid words.
 
-A row's mask depends on all tokens before it, of which the last is known only when the plan before
-has been answered. So a plan is sent without waiting for that, and its masks follow as a message of
-their own (`Masks`): the worker runs the forward pass meanwhile, and needs them when it samples.
-Masks are only made here; plans are made as if there were none.
+A row's mask depends on all tokens before it, of which the last is known only when the previous plan
+has been answered. So a plan is sent without waiting, and its masks follow in a message of their own
+(`Masks`): the worker runs the forward pass meanwhile, and needs them when it samples. This module
+makes masks only; plans are made as if there were none.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from actorium.actors.scheduler.step_results import BadResult
 from actorium.actors.structured.guides import SequenceGuide, filter_of
 
 NO_DRAFTS: tuple[int, ...] = ()
-MOST_WHY = 500
-"""Characters of a guide's error that its client gets."""
+MAX_REASON_CHARS = 500
+"""The most characters of a guide's error that its client gets."""
 
 
 class GrammarBackend(Protocol):
-    """A vocabulary (`grammar.Vocabulary`)."""
+    """What is used of a vocabulary (`grammar.GrammarVocabulary`)."""
 
     def knows(self, grammar: str) -> bool: ...
 
@@ -52,14 +52,14 @@ Load = Callable[[], GrammarBackend]
 
 
 class PreparedGrammar(NamedTuple):
-    """What `StructuredOutputManager.prepare` has found."""
+    """The result of `StructuredOutputManager.prepare`."""
 
     words: GrammarBackend
     compiled: Any
 
 
 class VocabularyLoader:
-    """A vocabulary that is loaded on a thread of its own; calling it waits for that."""
+    """Loads a vocabulary on its own thread; calling the loader waits for it."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
@@ -67,7 +67,7 @@ class VocabularyLoader:
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Begin to load."""
+        """Starts loading."""
         self._thread = threading.Thread(target=self._run, name="vocabulary", daemon=True)
         self._thread.start()
 
@@ -76,11 +76,11 @@ class VocabularyLoader:
             self._found = self._load()
         except ActoriumError as error:
             self._found = error
-        except Exception as error:  # a structured request tells it; all others have no need of it
+        except Exception as error:  # a structured request reports it; the others do not need it
             self._found = InvalidRequest(f"structured: no vocabulary: {error}", "structured")
 
     def __call__(self) -> GrammarBackend:
-        """Raises what loading has raised."""
+        """Returns the vocabulary, or raises the exception that loading raised."""
         if self._thread is not None:
             self._thread.join()
         elif self._found is None:
@@ -95,29 +95,30 @@ class StructuredOutputManager(TokenMasks):
     """The guides of all live sequences that have a grammar or token rules."""
 
     def __init__(self, load: Load) -> None:
-        """load: gives the vocabulary, when the first grammar comes."""
+        """load: returns the vocabulary; called when the first grammar comes."""
         self.made = 0
         """Masks, since the start."""
         self.last_stuck: list[int] = []
-        """The sequences that the last call of `pop_stuck` was about."""
+        """The sequences that the last call of `pop_stuck` returned."""
         self._load = load
         self._words: GrammarBackend | None = None
         self._guides: dict[int, SequenceGuide] = {}
         self._drafts: dict[int, list[int]] = {}
-        """Made for each sequence in the last plan that sampled it."""
+        """The drafts made for each sequence in the last plan that sampled it."""
         self._planned: dict[int, list[int]] = {}
         """Step -> the sequences with guides among its rows, in order."""
         self._due: set[int] = set()
-        """Steps whose masks follow."""
+        """Steps whose masks follow the plan."""
         self._stuck: dict[int, tuple[RequestState, Rejection]] = {}
         """By sid."""
 
     def __bool__(self) -> bool:
-        """Whether there is any sequence with a guide, or a plan that waits for its masks."""
+        """True if any sequence has a guide, or a plan waits for its masks."""
         return bool(self._guides or self._due)
 
     def add_request(self, request: RequestState) -> Rejection | None:
-        """Its living sequences; what there is against it, if its grammar does not compile."""
+        """Adds guides for the request's live sequences; returns an error if its grammar does not
+        compile."""
         submit = request.submit
         if not submit.grammar and submit.rules is None:
             return None
@@ -137,22 +138,22 @@ class StructuredOutputManager(TokenMasks):
     # --- grammars that are compiled before they are needed ---
 
     def knows(self, grammar: str) -> bool:
-        """A request with this grammar makes nobody wait."""
+        """True if a request with this grammar delays no other."""
         return self._words is not None and self._words.knows(grammar)
 
     def prepare(self, grammar: str) -> PreparedGrammar:
-        """Compile it, and load the vocabulary if that is still to be done. On any thread. Raises
-        `ActoriumError` if there is no vocabulary."""
+        """Compiles the grammar, and loads the vocabulary if that is still to be done. Runs on any
+        thread. Raises `ActoriumError` if there is no vocabulary."""
         words = self._words or self._load()
         return PreparedGrammar(words, words.compile(grammar))
 
     def add_compiled(self, grammar: str, found: PreparedGrammar) -> None:
-        """Take what was prepared."""
+        """Adds the result of `prepare`."""
         self._words = self._words or found.words
         self._words.keep(grammar, found.compiled)
 
     def remove(self, sid: int) -> None:
-        """The sequence is over."""
+        """Forgets a sequence that is over."""
         self._guides.pop(sid, None)
         self._drafts.pop(sid, None)
 
@@ -160,8 +161,8 @@ class StructuredOutputManager(TokenMasks):
 
     def add_masks(self, state: SchedulerState, plan: StepPlan, record: PlanRecord,
                   unresolved: Iterable[PlanRecord]) -> StepPlan:
-        """A plan that was made as if there were no masks, with them, or with the promise that they
-        follow. unresolved: the plans before it that have no result yet."""
+        """Adds masks to a plan that was made without, or announces that they follow. unresolved:
+        the plans before it that have no result yet."""
         masked = [sid for sid in record.sids.tolist() if sid in self._guides]
         if not masked:
             return plan
@@ -172,14 +173,14 @@ class StructuredOutputManager(TokenMasks):
         return msgspec.structs.replace(plan, masks=self._masks(state, record))
 
     def late_masks(self, state: SchedulerState, record: PlanRecord, epoch: int) -> list[Masks]:
-        """The masks of the plan that is answered next, if it was sent without."""
+        """Returns the masks of the next plan to be answered, if it was sent without."""
         if record.step not in self._due:
             return []
         self._due.remove(record.step)
         return [Masks(epoch, record.step, self._masks(state, record))]
 
     def pop_stuck(self) -> list[tuple[RequestState, Rejection]]:
-        """Requests that cannot go on, as was found since the last call, and why."""
+        """Returns the requests found unable to continue since the last call, and why."""
         self.last_stuck = list(self._stuck)
         if not self._stuck:
             return []
@@ -187,14 +188,14 @@ class StructuredOutputManager(TokenMasks):
         return found
 
     def mark_stuck(self, state: SchedulerState, sids: Iterable[int], why: str) -> None:
-        """They cannot go on: what they sample from here on is nothing."""
+        """Marks sequences as unable to continue: what they sample from here on is discarded."""
         for sid in sids:
             if (sequence := state.sequences.get(sid)) is not None:
                 self._stuck[sid] = sequence.request, Rejection(InvalidRequest.code, why)
 
     def on_result(self, state: SchedulerState, record: PlanRecord, result: StepResult) -> None:
-        """Take the drafts that a step has made for sequences with guides; forget those that it
-        has ended."""
+        """Stores the drafts that a step has made for sequences with guides; forgets those that it
+        ended."""
         masked = self._planned.pop(record.step, None)
         if masked is None:
             return
@@ -212,17 +213,17 @@ class StructuredOutputManager(TokenMasks):
                 self._drafts[sid] = drafts
 
     def reset(self) -> None:
-        """A fresh worker: nothing is drafted, no plan is on its way."""
+        """Forgets drafts and plans in flight: the worker is a fresh one."""
         self._drafts.clear()
         self._planned.clear()
         self._due.clear()
 
     def gauges(self) -> dict[str, float]:
-        """Masks made since the start."""
+        """Counts masks made since the start."""
         return {"masks": self.made}
 
     def _masks(self, state: SchedulerState, record: PlanRecord) -> list[RowMask]:
-        """Of the plan's rows, all plans before it being answered."""
+        """Returns the masks of the plan's rows, all plans before it being answered."""
         journal = state.guard.journal
         wanted: list[tuple[SequenceGuide, Sequence[int]]] = []
         whose: list[tuple[SequenceState, int]] = []
@@ -233,7 +234,7 @@ class StructuredOutputManager(TokenMasks):
                 continue
             journal.put(sequence.request.name)
             try:
-                allowed = guide.take(state.table.emitted_of(sequence, guide.consumed).tolist())
+                allowed = guide.accept(state.table.emitted_of(sequence, guide.consumed).tolist())
             except BaseException as error:
                 self._fail(sequence, journal, error)
                 continue
@@ -245,7 +246,7 @@ class StructuredOutputManager(TokenMasks):
             wanted.append((guide, drafts))
             whose.append((sequence, slot))
         masks: list[RowMask] = []
-        found = self._rows_apart(wanted, [sequence for sequence, _ in whose], journal)
+        found = self._rows_isolated(wanted, [sequence for sequence, _ in whose], journal)
         journal.clear()
         for (guide, _), (sequence, slot), rows in zip(wanted, whose, found, strict=True):
             if rows is None:
@@ -257,11 +258,11 @@ class StructuredOutputManager(TokenMasks):
         self.made += len(masks)
         return masks
 
-    def _rows_apart(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]],
+    def _rows_isolated(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]],
                     whose: Sequence[SequenceState],
                     journal: InflightJournal) -> Sequence[list[Any] | None]:
-        """The masks of each guide's rows; None of one that fails. All together, unless that fails,
-        or one of them is suspected of a death: then each by itself."""
+        """Returns the masks of each guide's rows; None for one that fails. Computes them together,
+        or one by one if that fails or one of them is suspected of a death."""
         if not wanted:
             return ()
         names = [sequence.request.name for sequence in whose]
@@ -271,7 +272,7 @@ class StructuredOutputManager(TokenMasks):
                 return self._rows(wanted)
             except EXIT_REQUESTS:
                 raise
-            except BaseException:  # of one of them: which one is found out below
+            except BaseException:  # one of them failed: the loop below finds out which
                 pass
         found: list[list[Any] | None] = []
         for one, sequence in zip(wanted, whose, strict=True):
@@ -285,12 +286,12 @@ class StructuredOutputManager(TokenMasks):
 
     def _fail(self, sequence: SequenceState, journal: InflightJournal,
               error: BaseException) -> None:
-        """Its request is to be ended."""
+        """Marks the sequence's request as one to be ended."""
         failure = journal.failed(error, sequence.request.submit.rid)
         self._stuck[sequence.sid] = sequence.request, Rejection(failure.code, failure.message)
 
     def _rows(self, wanted: Sequence[tuple[SequenceGuide, Sequence[int]]]) -> list[list[Any]]:
-        """The masks of each guide's rows: of all grammars side by side, then narrowed."""
+        """Returns the masks of each guide's rows: of all grammars in parallel, then narrowed."""
         asked = [(guide.matcher, drafts) for guide, drafts in wanted if guide.matcher is not None]
         made = iter(self._words.masks(asked) if self._words is not None and asked else ())
         return [guide.rows(None if guide.matcher is None else next(made), drafts)
@@ -299,12 +300,13 @@ class StructuredOutputManager(TokenMasks):
 
 def _why(guide: SequenceGuide) -> str:
     lines = guide.error.splitlines() or [""]
-    return lines[0][:MOST_WHY]
+    return lines[0][:MAX_REASON_CHARS]
 
 
 def vocabulary(context: Context) -> Load:
-    """That of the engine's model. It begins to load with the engine, while the worker does, since
-    that keeps everything else in the process waiting; in a later life when it is wanted."""
+    """Returns the loader of the engine's model. In a first life it starts with the engine, while
+    the worker loads, since loading blocks everything else in the process; after a restart, when
+    needed."""
     if context.config.model.skip_tokenizer:
         return no_vocabulary
     from actorium.actors.tokenizer.text_model import vocabulary_of

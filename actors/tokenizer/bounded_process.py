@@ -1,7 +1,7 @@
-"""A process that answers one frame at a time, and that the kernel ends when it takes too long.
+"""A process that answers one frame at a time and is killed by the kernel when it takes too long.
 
-For work in code that nothing interrupts, on what anyone may send: it is bounded by processor time,
-so that a busy machine changes nothing. The next one that is asked gets another process.
+For untrusted input to code that cannot be interrupted: the limit is processor time, so that a busy
+machine changes nothing. After a kill the next frame gets a fresh process.
 """
 
 from __future__ import annotations
@@ -21,32 +21,32 @@ from actorium.actors.runtime.process import python
 MEMORY = 4 << 30
 """Bytes of address space."""
 PATIENCE = 60.0
-"""Seconds until a process that does not answer, on a machine that gives it no time, is killed."""
+"""Seconds until a silent process is killed, on a machine that gives it no processor time."""
 ENDING = 1.0
-"""Seconds in which a process that has closed its pipes is gone."""
+"""Seconds within which a process that has closed its pipes must exit."""
 LENGTH = 4
-"""Bytes before each frame that say how long it is."""
+"""Bytes of the length before each frame."""
 
 
 class BoundedProcess:
-    """The process, as its parent sees it. For one thread at a time."""
+    """The parent's side of the process. For one thread at a time."""
 
     def __init__(self, module: str, *args: str, hello: bytes = b"") -> None:
-        """module: of ours, which calls `serve`; hello: a frame that is sent to each process first,
-        and not answered."""
+        """module: one of this package that calls `serve`; hello: a frame that each new process gets
+        first and does not answer."""
         self._argv, self._hello = python(module, *args), hello
         self.process: subprocess.Popen[bytes] | None = None
 
     def ask(self, frame: bytes) -> bytes | None:
-        """The answer; None if it took too much. Waits. Raises `OSError` where no process can be
-        had. One that was killed from outside (SIGKILL, which no limit of its own sends: somebody
-        did, or the kernel was short of memory) says nothing of the frame: another one is asked, a
-        single time."""
+        """Waits for and returns the answer to a frame; None if it took too much. Raises `OSError`
+        where no process can be started. A process killed from outside (SIGKILL, which none of its
+        own limits sends: a user did, or the kernel was short of memory) says nothing about the
+        frame, so another process is asked, once."""
         answer, killed = self._try(frame)
         return self._try(frame)[0] if killed else answer
 
     def _try(self, frame: bytes) -> tuple[bytes | None, bool]:
-        """The answer, and whether the process was killed from outside."""
+        """Returns the answer, and whether the process was killed from outside."""
         process = self.process
         if process is None or process.poll() is not None:
             process = self._fresh()
@@ -57,7 +57,7 @@ class BoundedProcess:
             if answer is not None:
                 return answer, False
         with contextlib.suppress(subprocess.TimeoutExpired):
-            process.wait(ENDING)  # it is over, unless it has used up its time
+            process.wait(ENDING)  # it exits, unless it has used up its time
         killed = process.returncode == -signal.SIGKILL
         self.close()
         return None, killed
@@ -73,7 +73,7 @@ class BoundedProcess:
         return process
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         process, self.process = self.process, None
         if process is not None:
             process.kill()
@@ -85,18 +85,18 @@ class BoundedProcess:
 
 
 def hello() -> bytes:
-    """In the process: the frame that its parent sends first."""
+    """Returns the frame that the parent sends first. Runs in the process."""
     return _read(sys.stdin.buffer) or b""
 
 
 def serve(answer: Callable[[bytes], bytes], cpu_seconds: float) -> None:
-    """In the process: answer until nobody asks any more. Every answer may take so much processor
-    time."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # it is the parent's
+    """Answers frames until the parent closes the pipe, each within so much processor time. Runs in
+    the process."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the parent handles it
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while (frame := _read(sys.stdin.buffer)) is not None:
-        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal kills
+        signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal kills the process
         told = answer(frame)
         signal.setitimer(signal.ITIMER_PROF, 0)
         _write(sys.stdout.buffer, told)
@@ -108,7 +108,7 @@ def _write(pipe: IO[bytes], frame: bytes) -> None:
 
 
 def _read(pipe: IO[bytes], until: float | None = None) -> bytes | None:
-    """A frame; None at the end, and when the time is over."""
+    """Reads a frame; None at the end of the pipe and when the time is over."""
     head = _take(pipe, LENGTH, until)
     return None if head is None else _take(pipe, int.from_bytes(head, "little"), until)
 

@@ -1,9 +1,9 @@
 """Chat templates: found beside the model, rendered by jinja2 in a bounded sandbox.
 
-A template is the model's, whoever has made it, and the messages are anyone's. So a render is
-bounded: loop iterations and macro calls together (`MAX_TICKS`), characters produced, and more where
-it shares a process with others (see `sandbox`). A bound that is hit refuses the request; it never
-hangs the actor. What takes long within these bounds is rendered elsewhere (see `renderer`).
+Neither the model's template nor the messages are trusted. So a render is bounded: loop iterations
+and macro calls together (`MAX_TICKS`), characters produced, and more where it shares a process with
+other requests (see `template_sandbox`). Exceeding a bound refuses the request; it never hangs the
+actor. What takes long within these bounds is rendered elsewhere (see `template_renderer`).
 """
 
 from __future__ import annotations
@@ -51,16 +51,16 @@ class PromptEnding(Struct, frozen=True, array_like=True):
     """How the prompt of a conversation ends."""
 
     add_generation_prompt: bool = True
-    """With the beginning of the model's turn."""
+    """The prompt ends with the beginning of the model's turn."""
     continue_final_message: bool = False
-    """With the last turn's text, which the model goes on with."""
+    """The prompt ends with the last turn's text, which the model continues."""
 
 
 MODELS_TURN = PromptEnding()
 
 
 class RenderBudgetExceeded(Exception):
-    """The template runs through more iterations than it was given."""
+    """The template needs more iterations than it was given."""
 
 
 def _raise_exception(message: str) -> None:
@@ -72,7 +72,7 @@ def _strftime_now(layout: str) -> str:
 
 
 def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
-    """As templates know it: what it does not have is not there."""
+    """Returns a message as templates expect it, without the fields that it lacks."""
     turn: dict[str, Any] = {"role": message.role, "content": message.content}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
@@ -86,7 +86,7 @@ def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
 
 
 def _arguments(call: ToolCall, number: int) -> dict[str, Any]:
-    """Templates write the object in the model's own way."""
+    """Returns a call's arguments as an object: templates write it in the model's own way."""
     try:
         found = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -98,14 +98,14 @@ def _arguments(call: ToolCall, number: int) -> dict[str, Any]:
 
 
 class ChatTemplate:
-    """A compiled template and the special tokens it may name."""
+    """A compiled template and the special tokens that it may use."""
 
     def __init__(self, source: str, special: dict[str, str]) -> None:
         """Raises `BadModel` if the source does not compile."""
         if len(source) > MAX_SOURCE:
             raise BadModel(f"chat_template: more than {MAX_SOURCE:,} characters", "chat_template")
         self.source = source
-        self._env = env = Sandbox(least=True)
+        self._env = env = Sandbox(shared=True)
         env.globals.update(raise_exception=_raise_exception, strftime_now=_strftime_now)
         try:
             self._template = env.from_string(source)
@@ -116,11 +116,12 @@ class ChatTemplate:
     def render(self, messages: list[ChatMessage], args: dict[str, Any],
                tools: list[dict[str, Any]] | None = None, ticks: int = MAX_TICKS,
                ending: PromptEnding = MODELS_TURN) -> str:
-        """The prompt, which ends as `ending` says (args may set `add_generation_prompt`, too).
-        Turns and tools look to the template as transformers hands them over.
+        """Returns the prompt, which ends as `ending` says (args may set `add_generation_prompt`,
+        too). Turns and tools look to the template as transformers hands them over.
 
         Raises `InvalidRequest` naming `messages`, `template_args` or `continue_final_message`, and
-        `RenderBudgetExceeded` after fewer `ticks` than a template may take.
+        `RenderBudgetExceeded` after `ticks` iterations, where that is fewer than a template may
+        take.
         """
         if not messages or len(messages) > MAX_TURNS:
             raise InvalidRequest(f"messages: 1 to {MAX_TURNS} are needed, got {len(messages)}",
@@ -141,7 +142,7 @@ class ChatTemplate:
         return _left_open(text) if ending.continue_final_message else text
 
     def _text(self, variables: dict[str, Any], ticks: int) -> str:
-        self._env.least = ticks < MAX_TICKS
+        self._env.shared = ticks < MAX_TICKS
         try:
             return self._join(variables)
         except Exception as error:  # a template can raise anything at all
@@ -164,8 +165,8 @@ class ChatTemplate:
 
 
 def _left_open(text: str) -> str:
-    """What stands before the end of the last turn: as transformers' `continue_final_message`, it
-    loses the spaces at its end where the template strips turns."""
+    """Returns the text before the end of the last turn: as transformers' `continue_final_message`,
+    it loses its trailing spaces where the template strips turns."""
     at = text.rfind(_MARK.rstrip())
     if at < 0:
         raise InvalidRequest("continue_final_message: the chat template leaves the last turn out",
@@ -174,8 +175,8 @@ def _left_open(text: str) -> str:
 
 
 def load(path: Path, override: str | None) -> ChatTemplate | None:
-    """The template of the model directory `path`, or `override`, which is a file or the template
-    itself; None without one.
+    """Returns the template of the model directory `path`, or `override`, which is a file or the
+    template itself; None without one.
 
     Looked for in the order of transformers: chat_template.jinja, then tokenizer_config.json (where
     a list of named templates means the one called "default"). Raises `BadModel`.
@@ -210,7 +211,8 @@ def _source(path: Path, override: str | None, config: dict[str, Any]) -> str | N
 
 
 def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
-    """bos_token, eos_token, ... as text, from tokenizer_config.json / special_tokens_map.json."""
+    """Returns the text of bos_token, eos_token, ... from tokenizer_config.json /
+    special_tokens_map.json."""
     found: dict[str, str] = {}
     for source in (read_json(path / "special_tokens_map.json", optional=True), config):
         for name in SPECIAL_TOKENS:

@@ -1,10 +1,10 @@
-"""The tokenizer actor's core: checks requests, turns them into token ids, puts them on the ring.
+"""The tokenizer actor's core: validates requests, encodes them and sends them to the scheduler.
 
-One request gives one answer to its client, `Accepted` or `Rejected`, and at most one `Submit`; a
-request that is sent again is submitted again. Text never reaches the scheduler. The model's files
-are read at the second wake, so that heartbeats can say "loading" meanwhile; what came before is
-answered then. What takes long (a grammar, a long prompt) is done on threads, and its request is
-parked until then.
+Each request gets one answer, `Accepted` or `Rejected`, and causes at most one `Submit`; a request
+that is sent again is submitted again. Text never reaches the scheduler. The model's files are read
+at the second wake, so that heartbeats can say "loading" meanwhile; requests that came before are
+answered then. Slow work (a grammar, a long prompt) is done on threads, and its request is parked
+until then.
 """
 
 from __future__ import annotations
@@ -51,36 +51,36 @@ LOADING_BUDGET = 120.0
 WORKING_BUDGET = 60.0
 """Seconds one burst may take: the longest prompt a client can send tokenizes in a few."""
 BURST = 1 << 15
-"""Characters of prompts that are looked at in one go, at some microsecond each: then the loop turns
-before the next ones. Each message counts as `EACH` more."""
+"""Characters of prompts handled in one go, at about a microsecond each, before the loop turns. Each
+message counts as `EACH` more."""
 EACH = 64
 SUBMIT_AGAIN = 0.5
-"""Seconds for which a resent Generate is taken for one that had to queue. Later on it is submitted
-anew, since the scheduler may have died with it; the scheduler drops what it knows."""
+"""Seconds for which a resent Generate counts as one that had to queue. Later it is submitted anew,
+since the scheduler may have died with it; the scheduler drops duplicates."""
 
 
 class NoActorMessages(Message, frozen=True, tag="Nudge"):
-    """The tokenizer's inbox: no actor sends it anything but this, which only wakes it up."""
+    """The tokenizer's inbox type: actors send it nothing; this message only wakes it up."""
 
 
 class PendingMessage(NamedTuple):
-    """A message of the front, not answered yet."""
+    """A client message that is not answered yet."""
 
     client: bytes
     message: Any
     now: float
-    """When it came."""
+    """When it arrived."""
     job: OffloadJob[Any] | None = None
-    """What finds out its prompt, where that is long."""
+    """The job that encodes a long prompt."""
 
     @property
     def name(self) -> bytes:
-        """In the journal."""
+        """Its name in the journal."""
         return name_of(self.client, self.message.rid.encode())
 
 
 class TokenizerCore(Core):
-    """See the module."""
+    """The core of the tokenizer actor; see the module."""
 
     inbox: Any = NoActorMessages
     front: Any = ToTokenizerFront
@@ -96,14 +96,14 @@ class TokenizerCore(Core):
         self._prompts: PromptEncoder | None = None
         self._offload = Offload(self.journal)
         self._own_offload = Offload(self.journal, 1 + THREADS)
-        """For templates that requests bring, which keep no others waiting."""
+        """For templates that come with requests, so that they delay no others."""
         self._pending: deque[PendingMessage] = deque()
         self._left = 0
-        """Of `BURST`, in this wake."""
+        """What is left of `BURST` in this wake."""
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
-        """Requests submitted: prompt tokens, and when last."""
+        """Requests submitted: prompt tokens, and when they were submitted last."""
         self._parked: list[PendingMessage] = []
-        """Until their grammars have been checked, and their prompts found out."""
+        """Requests whose grammar is being checked or whose prompt is being encoded."""
         self._post: Callable[[], None] | None = None
         self._out: list[Send] = []
         self._draining = False
@@ -119,20 +119,21 @@ class TokenizerCore(Core):
         """Does nothing: the message only wakes the actor up."""
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        """Queue one message of the front; `on_wake` answers it."""
+        """Queues one client message; `on_wake` answers it."""
         self._pending.append(PendingMessage(client, message, now))
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
-        """A frame that is no message of the front: its rid is unknown, so `rid` is "-"."""
+        """Rejects a frame that is no client message: its rid is unknown, so `rid` is "-"."""
         self._reject(client, "-", InvalidRequest(error_text))
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
-        """The scheduler does not read: what it is sent is dropped until it does. Clients send all
-        that has no effect once more."""
+        """Drops messages to a scheduler that does not read, until it does: clients resend every
+        request that has had no effect."""
         return role == "scheduler"
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        """Answer everything. The second wake loads: raises `BadModel`, `BadConfig`."""
+        """Answers all queued messages. The second wake loads the model: raises `BadModel`,
+        `BadConfig`."""
         if not self._announced:  # let a heartbeat say "loading" before it blocks
             self._announced = True
             return []
@@ -149,20 +150,20 @@ class TokenizerCore(Core):
         return out
 
     def next_timer(self) -> float | None:
-        """At once until the model is loaded, and while there is more to answer."""
+        """Asks to be woken at once until the model is loaded, and while messages are queued."""
         return 0.0 if self._model is None or self._pending else None
 
     def drain(self, now: float) -> None:
-        """Refuse new requests from here on."""
+        """Refuses new requests from here on."""
         self._draining = True
 
     @property
     def done(self) -> bool:
-        """True when nothing waits for an answer."""
+        """True when no request waits for an answer."""
         return not (self._pending or self._parked)
 
     def health(self) -> Health:
-        """Phase "loading" until the files are read."""
+        """Reports phase "loading" until the files are read."""
         if self._model is None:
             return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
         phase = "draining" if self._draining else "ready"
@@ -189,8 +190,8 @@ class TokenizerCore(Core):
             return
         journal.put(name)
         try:
-            if not (self._waits_for_others(entry, name) or self._waits_for_grammar(entry)
-                    or self._waits_for_prompt(entry)):
+            if not (self._park_suspect(entry, name) or self._park_for_grammar(entry)
+                    or self._park_for_prompt(entry)):
                 self._handle(entry)
         except ActoriumError as error:
             self._reject(client, message.rid, error)
@@ -201,9 +202,9 @@ class TokenizerCore(Core):
             journal.finished(name)
 
     def _reject(self, client: bytes, rid: str, error: ActoriumError) -> None:
-        self._tell(client, Rejected(rid, error.code, error.message[:4096], error.param))
+        self._reply(client, Rejected(rid, error.code, error.message[:4096], error.param))
 
-    def _tell(self, client: bytes, message: Any) -> None:
+    def _reply(self, client: bytes, message: Any) -> None:
         self._out.append(Send(CLIENT, message, client))
 
     def _handle(self, entry: PendingMessage) -> None:
@@ -215,27 +216,29 @@ class TokenizerCore(Core):
         elif isinstance(message, Tokenize):
             ids = self._ids(entry)
             if ids is not None:
-                self._tell(client, Tokenized(message.rid, ids.tobytes()))
+                self._reply(client, Tokenized(message.rid, ids.tobytes()))
         elif isinstance(message, Detokenize):
             text = prompts.text(message) if entry.job is None else entry.job.result()
-            self._tell(client, Detokenized(message.rid, text))
+            self._reply(client, Detokenized(message.rid, text))
         elif isinstance(message, ServerInfo):
-            self._tell(client, Info(message.rid, msgspec.json.encode(model.info())))
+            self._reply(client, Info(message.rid, msgspec.json.encode(model.info())))
         elif isinstance(message, FlushCache):
             self._out.append(Send("scheduler", Flush(message.rid, client)))
 
     # --- what takes long ----------------------------------------------------------------------
 
-    def _waits_for_others(self, entry: PendingMessage, name: bytes) -> bool:
-        """Whether it is suspected of a death, and others are worked on at the moment."""
+    def _park_suspect(self, entry: PendingMessage, name: bytes) -> bool:
+        """Parks a suspect of an actor's death while other requests are worked on; True if it did.
+        """
         busy = self._offload.busy or self._own_offload.busy
         if not (self.journal.suspected(name) and busy) or entry.job is not None:
             return False
         self._parked.append(entry)
         return True
 
-    def _waits_for_grammar(self, entry: PendingMessage) -> bool:
-        """Whether its grammar is checked first; meanwhile others are answered."""
+    def _park_for_grammar(self, entry: PendingMessage) -> bool:
+        """Parks a request whose grammar is not checked yet, and starts the check; True if it did.
+        """
         message, model, post = entry.message, self._model, self._post
         if not isinstance(message, Generate) or post is None or model is None:
             return False
@@ -249,8 +252,8 @@ class TokenizerCore(Core):
         model.grammars.ask(wanted, post)
         return True
 
-    def _waits_for_prompt(self, entry: PendingMessage) -> bool:
-        """Whether its prompt is long, and is found out first."""
+    def _park_for_prompt(self, entry: PendingMessage) -> bool:
+        """Parks a request with a long prompt while a thread encodes it; True if it did."""
         message, prompts = entry.message, self._prompts
         if not isinstance(message, PromptRequest | Detokenize) or entry.job is not None \
                 or prompts is None or self._post is None:
@@ -260,14 +263,14 @@ class TokenizerCore(Core):
             self._left -= size
             return False
         if isinstance(message, Generate):
-            if self._knows(entry):
+            if self._just_submitted(entry):
                 return False
             self._check(message)
         self._hand_to_thread(entry)
         return True
 
     def _hand_to_thread(self, entry: PendingMessage) -> None:
-        """What was sent again meanwhile gets one answer."""
+        """Encodes on a thread. A request that was sent twice meanwhile gets one answer."""
         message, prompts, post = entry.message, self._prompts, self._post
         assert prompts is not None and post is not None
         if any(parked.client == entry.client and parked.message.rid == message.rid
@@ -280,8 +283,8 @@ class TokenizerCore(Core):
         self._parked.append(entry._replace(job=job))
 
     def _unpark(self, model: TextModel) -> None:
-        """Those of whom all is known by now go on (or, if so many others have been asked for
-        since that a grammar is forgotten, ask again)."""
+        """Queues the parked requests whose work is finished (one whose grammar has been evicted by
+        others since asks again)."""
         parked, self._parked = self._parked, []
         for entry in parked:
             message = entry.message
@@ -291,7 +294,8 @@ class TokenizerCore(Core):
             (self._parked if waits else self._pending).append(entry)
 
     def _ids(self, entry: PendingMessage) -> array[int] | None:
-        """Of its prompt; None = it takes longer than it looked, and is found out on the side."""
+        """Returns the prompt's ids; None if it takes longer than estimated and moves to a thread.
+        """
         prompts = self._prompts
         assert prompts is not None
         if entry.job is not None:
@@ -307,13 +311,13 @@ class TokenizerCore(Core):
 
     # --- completions --------------------------------------------------------------------------
 
-    def _knows(self, entry: PendingMessage) -> bool:
-        """It was submitted just now."""
+    def _just_submitted(self, entry: PendingMessage) -> bool:
+        """True if the request was submitted just now."""
         known = self._known.get((entry.client, entry.message.rid))
         return known is not None and entry.now < known[1] + SUBMIT_AGAIN
 
     def _check(self, message: Generate) -> None:
-        """All of it but the prompt and the grammar. Raises `InvalidRequest`."""
+        """Checks everything but the prompt and the grammar. Raises `InvalidRequest`."""
         assert self._model is not None
         defaults.check_params(message.params, self._model.facts)
 
@@ -321,8 +325,8 @@ class TokenizerCore(Core):
         client, message, now = entry.client, entry.message, entry.now
         key = (client, message.rid)
         known = self._known.get(key)
-        if known is not None and self._knows(entry):
-            self._tell(client, Accepted(message.rid, known[0]))
+        if known is not None and self._just_submitted(entry):
+            self._reply(client, Accepted(message.rid, known[0]))
             return
         if self._draining and known is None:
             raise EngineUnavailable("the engine is stopping")
@@ -343,7 +347,7 @@ class TokenizerCore(Core):
             priority=message.priority, grammar=grammar, linger=message.linger,
             rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt)))
         self._remember(key, len(ids), now)
-        self._tell(client, Accepted(message.rid, len(ids)))
+        self._reply(client, Accepted(message.rid, len(ids)))
 
     def _remember(self, key: tuple[bytes, str], tokens: int, now: float) -> None:
         self._known[key] = tokens, now

@@ -1,4 +1,4 @@
-"""From what a caller asked to what the engine does: defaults filled in, limits checked. Pure."""
+"""Resolves request parameters: fills in defaults and checks limits. Pure."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from actorium.actors.runtime.splitmix64 import splitmix64
 
 
 class ModelFacts(Struct, frozen=True):
-    """What resolving a request needs to know of the model."""
+    """What resolving a request needs to know about the model."""
 
     vocab_size: int
     max_model_len: int
@@ -24,9 +24,9 @@ class ModelFacts(Struct, frozen=True):
     """Sampling defaults of generation_config.json."""
     has_tokenizer: bool
     max_n: int = MAX_N
-    """Choices of a request."""
+    """The most choices of a request."""
     max_new_tokens: int | None = None
-    """The longest completion, whatever its request names."""
+    """The longest completion, whatever its request asks for."""
 
 
 def check_params(params: SamplingParams, facts: ModelFacts) -> None:
@@ -90,7 +90,7 @@ def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
 
 
 def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Resolved:
-    """Fill every default in: the request's value, else generation_config.json's, else none.
+    """Fills in every default: the request's value, else generation_config.json's, else none.
 
     max_tokens None = generation_config.json's max_new_tokens, else the rest of the context; one
     that does not fit raises `ContextOverflow`.
@@ -105,7 +105,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
                                  "that the engine gives (max_new_tokens)", "min_tokens")
         raise ContextOverflow(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "
                               "left of the context", "min_tokens")
-    # A grammar says by the end token that it is satisfied: nothing else could follow.
+    # A complete grammar allows the end token only.
     eos = () if params.ignore_eos and params.structured is None else facts.eos_ids
     return Resolved(
         max_tokens=max_tokens,
@@ -146,7 +146,7 @@ def _pick(params: SamplingParams, facts: ModelFacts, name: str, builtin: float) 
 
 
 def text_params(params: SamplingParams) -> TextParams:
-    """The detokenizer's share of the parameters."""
+    """Returns the detokenizer's share of the parameters."""
     return TextParams(stop=tuple(params.stops()), include_stop=params.include_stop_str_in_output,
                       skip_special_tokens=params.skip_special_tokens,
                       min_tokens=params.min_tokens,
@@ -154,10 +154,10 @@ def text_params(params: SamplingParams) -> TextParams:
 
 
 class Seeds:
-    """Fresh seeds for requests that name none: SplitMix64 over a counter.
+    """Generates seeds for requests that name none: SplitMix64 over a counter.
 
     The start is `entropy` (63 random bits of the process) for model seed 0, else the model seed
-    itself: then a restarted engine hands the same seeds out in the same order of arrival.
+    itself: then a restarted engine gives out the same seeds in the same order of arrival.
     """
 
     def __init__(self, model_seed: int, entropy: int) -> None:
@@ -165,13 +165,13 @@ class Seeds:
         self._count = 0
 
     def next(self) -> int:
-        """63 bits."""
+        """Returns 63 bits."""
         self._count += 1
         return splitmix64(self._start, self._count + 1) >> 1
 
 
 class TextEncoder(Protocol):
-    """A model's text side (`text_model.TextModel`)."""
+    """The part of `text_model.TextModel` that token rules need."""
 
     facts: ModelFacts
 
@@ -179,10 +179,10 @@ class TextEncoder(Protocol):
 
 
 def token_rules(params: SamplingParams, model: TextEncoder) -> TokenRules | None:
-    """Of a request that was checked; None where it has none.
+    """Returns the token rules of a checked request; None where it has none.
 
-    A bad word counts as at the start of a text and as after a space: most tokenizers have different
-    tokens for the two. (vLLM leaves the second one out where its tokens are not as many.)
+    A bad word counts both at the start of a text and after a space: most tokenizers have different
+    tokens for the two. (vLLM drops the second one where it has another number of tokens.)
     """
     if not (params.allowed_token_ids or params.bad_words):
         return None

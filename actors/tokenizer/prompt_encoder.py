@@ -1,7 +1,7 @@
-"""The prompt of a request, as token ids: short ones at once, long ones on the side.
+"""Encodes a request's prompt as token ids: short ones at once, long ones on a thread.
 
-Tokenizing takes a millisecond by the kilobyte, and a template by the message: what is not short
-would keep all others waiting, so it is done on a thread, its template in a process of its own.
+Tokenizing takes about a millisecond per kilobyte, and a template time per message: a long prompt
+would delay all other requests, so it is encoded on a thread, its template in a separate process.
 """
 
 from __future__ import annotations
@@ -25,24 +25,24 @@ from actorium.actors.tokenizer.text_model import TextModel
 SHORT_CHARS = 1 << 14
 SHORT_TURNS = 128
 SHORT_IDS = 1 << 13
-"""Text, a conversation, and token ids that take no more than some 20 ms."""
+"""Token ids above which a prompt is encoded on a thread; shorter ones take at most some 20 ms."""
 SHORT_TICKS = 20_000
 PromptRequest: TypeAlias = Generate | Tokenize
 
 
 class PromptEncoder:
-    """Of one model. `encode_slow` is for several threads at a time."""
+    """Encodes prompts for one model. Several threads may call `encode_slow` at a time."""
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
         self._renderers: dict[bool, TemplateRenderer] = {}
-        """Of the model's template, and (True) of those that requests bring: a process each, so that
-        no request's template keeps the model's waiting."""
+        """The renderer of the model's template, and (True) of those that requests bring: a process
+        each, so that no request's template delays the model's."""
         self._rendering = {False: threading.Lock(), True: threading.Lock()}
 
     def size(self, message: PromptRequest | Detokenize) -> int:
-        """The characters that take about as long as it. Others should not wait for more than
-        `SHORT_CHARS`."""
+        """Estimates the cost in characters. Above `SHORT_CHARS` other requests should not wait for
+        it."""
         if isinstance(message, Detokenize):
             return len(message.tokens) * SHORT_CHARS // (4 * SHORT_IDS)
         if message.messages is None:
@@ -52,12 +52,12 @@ class PromptEncoder:
         return self._chars(message)
 
     def encode_now(self, message: PromptRequest) -> array[int]:
-        """The prompt as ids, checked. Raises `RenderBudgetExceeded` where it takes longer than it
-        looked."""
+        """Returns the prompt's ids, checked. Raises `RenderBudgetExceeded` where it takes longer
+        than estimated."""
         return self._ids(message, self._rendered_here)
 
     def encode_slow(self, message: PromptRequest) -> array[int]:
-        """The same, which may take its time."""
+        """Returns the same as `encode_now` without its time limit."""
         return self._ids(message, self._rendered)
 
     def _ids(self, message: PromptRequest, render: Callable[[PromptRequest], str]) -> array[int]:
@@ -92,7 +92,8 @@ class PromptEncoder:
         return ids
 
     def _keep(self, message: PromptRequest, room: int) -> int | None:
-        """How many of its last tokens make up the prompt; None = all. room: tokens that follow."""
+        """Returns how many of the last tokens make up the prompt; None = all. room: tokens that
+        follow."""
         wanted, most = message.truncate_prompt_tokens, self._model.facts.max_model_len
         if wanted is None:
             return None
@@ -121,25 +122,25 @@ class PromptEncoder:
                 self._model.default_args, _ending(message), message.chat_template or "")
 
     def _chars(self, message: PromptRequest) -> int:
-        """About what a template has to go through."""
+        """Estimates how many characters a template has to process."""
         return len(message.template_args) + len(message.tools) + sum(
             len(turn.content) + len(turn.reasoning_content or "")
             + sum([len(call.arguments) for call in turn.tool_calls])
             for turn in message.messages or ())
 
     def text(self, message: Detokenize) -> str:
-        """Of token ids. Raises `InvalidRequest`."""
+        """Decodes token ids. Raises `InvalidRequest`."""
         ids = self._model.ids(message.tokens, "tokens")
         return self._model.decode(ids.tolist(), message.skip_special_tokens)
 
     def close(self) -> None:
-        """End the processes."""
+        """Ends the rendering processes."""
         for renderer in self._renderers.values():
             renderer.close()
 
 
 def _check_options(message: PromptRequest) -> None:
-    """Raise `InvalidRequest` for what only a conversation can have."""
+    """Raises `InvalidRequest` for options that only a conversation can have."""
     if message.messages is not None:
         return
     for name, given in (("chat_template", message.chat_template is not None),

@@ -1,9 +1,9 @@
-"""Long conversations, and templates that a request brings, are rendered in a process that can be
+"""Renders long conversations, and templates that come with a request, in a process that can be
 killed.
 
 A render is bounded in its loops and its length, but not in what a filter or a sum of strings does
-to a long text: some templates take time by the square of the conversation. Templates of requests
-are compiled there, too: constant expressions in them are computed then.
+to a long text: some templates take time quadratic in the conversation. Templates of requests are
+compiled there, too, since compiling evaluates constant expressions.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class TemplateSource(Struct, array_like=True):
 
 
 class Conversation(Struct, array_like=True):
-    """What is rendered."""
+    """One render's input."""
 
     messages: list[ChatMessage]
     args: msgspec.Raw
     tools: msgspec.Raw
     defaults: dict[str, Any]
-    """The engine's own variables, below `args`."""
+    """The engine's own variables; `args` override them."""
     ending: PromptEnding = MODELS_TURN
     template: str = ""
-    """Of its own; empty = the one that the process was started with."""
+    """The request's own template; empty = the one that the process was started with."""
 
 
 class Rendered(Struct, array_like=True):
-    """What became of it."""
+    """One render's result."""
 
     text: str = ""
     error: str = ""
@@ -53,18 +53,18 @@ class Rendered(Struct, array_like=True):
 
 
 class TemplateRenderer:
-    """The process, as its parent sees it. For one thread at a time."""
+    """The parent's side of the process. For one thread at a time."""
 
     def __init__(self, text: str, special: dict[str, str]) -> None:
-        """text: of the template, empty where requests bring theirs; special: the tokens that
-        templates may name."""
+        """text: the template, empty where requests bring theirs; special: the tokens that templates
+        may use."""
         self.child = BoundedProcess(__name__,
                                     hello=msgspec.msgpack.encode(TemplateSource(text, special)))
 
     def render(self, messages: list[ChatMessage], args: msgspec.Raw, tools: msgspec.Raw,
                defaults: dict[str, Any], ending: PromptEnding = MODELS_TURN,
                template: str = "") -> str:
-        """As `ChatTemplate.render`, of variables and tools as they came. Waits. Raises
+        """Renders as `ChatTemplate.render`, with variables and tools as packed JSON. Waits. Raises
         `InvalidRequest`, also where it takes too long, or where a `template` of the request's own
         does not compile."""
         answer = self.child.ask(msgspec.msgpack.encode(
@@ -79,17 +79,17 @@ class TemplateRenderer:
         return found.text
 
     def close(self) -> None:
-        """End the process."""
+        """Ends the process."""
         self.child.close()
 
 
 def unpacked_args(raw: msgspec.Raw) -> dict[str, Any]:
-    """Variables of a template. Raises `InvalidRequest`."""
+    """Decodes a template's variables. Raises `InvalidRequest`."""
     return _unpacked(raw, dict[str, Any], "template_args")
 
 
 def unpacked_tools(raw: msgspec.Raw) -> list[dict[str, Any]]:
-    """Tools for a template. Raises `InvalidRequest`."""
+    """Decodes tools for a template. Raises `InvalidRequest`."""
     return _unpacked(raw, list[dict[str, Any]], "tools")
 
 
@@ -103,7 +103,7 @@ def _unpacked(raw: msgspec.Raw, kind: type[T], field: str) -> T:
 # --- the process ----------------------------------------------------------------------------------
 
 class Templates:
-    """Compiled ones: the process's own, and those of the last requests."""
+    """Compiled templates: the process's own, and those of the last requests."""
 
     def __init__(self, source: TemplateSource) -> None:
         self._special = source.special
@@ -111,7 +111,8 @@ class Templates:
         self._kept: dict[str, ChatTemplate] = {}
 
     def get(self, text: str) -> ChatTemplate:
-        """The one of this text, empty = the own. Raises `BadModel` if it does not compile."""
+        """Returns the compiled template of this text, empty = the process's own. Raises `BadModel`
+        if it does not compile."""
         if not text and self._own is not None:
             return self._own
         found = self._kept.pop(text, None) or ChatTemplate(text, self._special)
@@ -122,7 +123,7 @@ class Templates:
 
 
 def main() -> None:
-    """Answer until nobody asks any more."""
+    """Answers frames until the parent closes the pipe."""
     templates = Templates(msgspec.msgpack.decode(hello(), type=TemplateSource))
 
     def answer(frame: bytes) -> bytes:

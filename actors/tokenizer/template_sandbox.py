@@ -1,9 +1,9 @@
-"""The sandbox of chat templates: jinja2's, with bounds on what an expression may make.
+"""The sandbox of chat templates: jinja2's, with bounds on the size of what an expression makes.
 
-A template may come with a model that a stranger has made. Where it is rendered beside everybody
-else's requests (`least`), nothing in it makes a long text, list or number, and it has so much
-processor time: what would go further raises `TooMuch`, and is rendered in a process of its own,
-which the kernel bounds. There are no more bounds there than loops, `*` and `**`.
+A template may come with an untrusted model. Where it shares a process with other requests
+(`shared`), nothing in it makes a long text, list or number, and its processor time is bounded: what
+would exceed this raises `TooMuch` and is rendered in a process of its own, which the kernel bounds.
+There, only loops, `*` and `**` are bounded.
 """
 
 from __future__ import annotations
@@ -23,28 +23,28 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 MAX_TICKS = 200_000
 """Loop iterations + macro calls of one render: about a second."""
 MAX_CHARS = 8 << 20
-LEAST_ITEMS = 1 << 20
-"""Characters or items of what an expression makes, where it is rendered beside others."""
+SHARED_MAX_ITEMS = 1 << 20
+"""The most characters or items an expression makes, where it shares a process with others."""
 MAX_BETWEEN = 16
-"""Characters between the items of JSON, likewise."""
-LEAST_BITS = 4096
-"""Of a number, likewise."""
-LEAST_SECONDS = 0.25
-"""Processor time of a render, likewise."""
+"""The most characters between the items of JSON, likewise."""
+SHARED_MAX_BITS = 4096
+"""The most bits of a number, likewise."""
+SHARED_MAX_SECONDS = 0.25
+"""The most processor time of a render, likewise."""
 TICK, CONCAT = "_actorium_tick", "_actorium_concat"
 LINEAR = frozenset((
     "abs", "capitalize", "count", "d", "default", "dictsort", "e", "escape", "first", "float",
     "groupby", "int", "items", "join", "last", "length", "list", "lower", "map", "max", "min",
     "reject", "rejectattr", "replace", "reverse", "round", "safe", "select", "selectattr", "sort",
     "string", "title", "tojson", "trim", "unique", "upper"))
-"""Filters that make no more than they are given, or are looked after here."""
+"""Filters that make no more than they are given, or that are bounded here."""
 GROWING = frozenset(("center", "expandtabs", "format", "format_map", "ljust", "rjust", "translate",
                      "zfill"))
-"""Methods of strings of which a short call makes a long text."""
+"""String methods with which a short call can make a long text."""
 
 
 class TooMuch(TemplateError):
-    """More than the render was given."""
+    """The render exceeds its bounds."""
 
 
 class Generation(Extension):
@@ -58,13 +58,14 @@ class Generation(Extension):
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
-    """See the module. A tick stands at the head of each loop body and macro."""
+    """The environment of templates; see the module. A tick is counted at the head of each loop body
+    and macro."""
 
     intercepted_binops = frozenset({"+", "*", "**", "%"})
 
-    def __init__(self, least: bool) -> None:
-        """least: it is compiled and rendered beside others."""
-        self.least = least
+    def __init__(self, shared: bool) -> None:
+        """shared: the template is compiled and rendered beside other requests."""
+        self.shared = shared
         super().__init__(trim_blocks=True, lstrip_blocks=True, finalize=self._printed,
                          extensions=["jinja2.ext.loopcontrols", Generation])
         for name, own in self.filters.items():
@@ -88,16 +89,16 @@ class Sandbox(ImmutableSandboxedEnvironment):
     # --- bounds ---
 
     def check(self, size: int) -> None:
-        """Raises `TooMuch` where something of so many characters or items is to be made."""
-        if self.least and size > LEAST_ITEMS:
+        """Raises `TooMuch` where something of so many characters or items would be made."""
+        if self.shared and size > SHARED_MAX_ITEMS:
             raise TooMuch("a text or a list is too long")
 
     def _walk(self, value: Any) -> None:
-        """The same of a value's text: lists that hold one another may be short, and have a text
-        that nobody can print."""
-        if not self.least or not isinstance(value, list | tuple | dict):
+        """Checks the size of a value's text: lists that contain one another may be short, with a
+        text too long to print."""
+        if not self.shared or not isinstance(value, list | tuple | dict):
             return
-        left, todo = LEAST_ITEMS // 16, [value]
+        left, todo = SHARED_MAX_ITEMS // 16, [value]
         while todo:
             own = todo.pop()
             for item in ([*own, *own.values()] if isinstance(own, dict) else own):
@@ -108,10 +109,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
                     todo.append(item)
 
     def _apart(self, function: Callable[..., Any]) -> Callable[..., Any]:
-        """One that is not called beside others."""
+        """Wraps a function that is not called beside other requests."""
         @functools.wraps(function)
         def apart(*args: Any, **kwargs: Any) -> Any:
-            if self.least:
+            if self.shared:
                 raise TooMuch(f"{function.__name__} is not available")
             return function(*args, **kwargs)
 
@@ -125,7 +126,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         elif operator == "+":
             if isinstance(left, str | list | tuple) and isinstance(right, str | list | tuple):
                 self.check(len(left) + len(right))
-        elif isinstance(left, str) and self.least:
+        elif isinstance(left, str) and self.shared:
             raise TooMuch("% is not available")
         return super().call_binop(context, operator, left, right)
 
@@ -135,8 +136,8 @@ class Sandbox(ImmutableSandboxedEnvironment):
                 if len(one) * other > MAX_CHARS:
                     raise TemplateError("a repetition is too long")
                 self.check(len(one) * other)
-        if (self.least and isinstance(left, int) and isinstance(right, int)
-                and left.bit_length() + right.bit_length() > LEAST_BITS):
+        if (self.shared and isinstance(left, int) and isinstance(right, int)
+                and left.bit_length() + right.bit_length() > SHARED_MAX_BITS):
             raise TooMuch("a number is too large")
 
     def getattr(self, obj: Any, attribute: str) -> Any:
@@ -146,14 +147,14 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._method(obj, argument) or super().getitem(obj, argument)
 
     def _method(self, obj: Any, name: Any) -> Any:
-        """A string's method that is looked after; None for all else."""
+        """Returns the bounded version of a string's method; None for everything else."""
         if not isinstance(obj, str) or not isinstance(name, str):
             return None
         if name == "replace":
             return functools.partial(self._replace, obj)
         if name == "join":
             return lambda items: self._join(items, obj)
-        if name in GROWING and self.least:
+        if name in GROWING and self.shared:
             raise TooMuch(f"{name} is not available")
         return None
 
@@ -161,7 +162,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _replace(self, text: Any, old: str, new: str, count: int | None = None) -> str:
         text, old, new = str(text), str(old), str(new)
-        if self.least:
+        if self.shared:
             self.check(len(text) + (len(text) // max(1, len(old)) + 1) * len(new))
         return text.replace(old, new, -1 if count is None else count)
 
@@ -188,17 +189,17 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _tojson(self, value: Any, ensure_ascii: bool = False, indent: int | str | None = None,
                 separators: tuple[str, str] | None = None, sort_keys: bool = False) -> str:
-        """As in transformers: no HTML escapes, unlike jinja's own."""
+        """Encodes as in transformers: no HTML escapes, unlike jinja's own."""
         self._walk(value)
         between = len(indent) if isinstance(indent, str) else indent or 0
-        if self.least and max(between, sum(map(len, separators or ()))) > MAX_BETWEEN:
+        if self.shared and max(between, sum(map(len, separators or ()))) > MAX_BETWEEN:
             raise TooMuch("tojson: too much between items")
         return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators,
                           sort_keys=sort_keys)
 
 
 def _replace_concats(tree: nodes.Node) -> None:
-    """`a ~ b` becomes a call, which can be looked after."""
+    """Replaces `a ~ b` by a call, whose size can be checked."""
     for node in tree.iter_child_nodes():
         _replace_concats(node)
     for field in tree.fields:
@@ -214,11 +215,11 @@ def _call(node: nodes.Concat) -> nodes.Call:
 
 
 class Ticks:
-    """Counts one render's iterations, and its processor time."""
+    """Counts one render's iterations and its processor time."""
 
     def __init__(self, most: int) -> None:
         self._left = most
-        self._until = thread_time() + LEAST_SECONDS if most < MAX_TICKS else None
+        self._until = thread_time() + SHARED_MAX_SECONDS if most < MAX_TICKS else None
 
     def __call__(self) -> str:
         self._left -= 1

@@ -1,4 +1,5 @@
-"""The model's text side: its tokenizer, chat template and the facts requests are checked against.
+"""The model's text side: its tokenizer, chat template and the facts that requests are checked
+against.
 """
 
 from __future__ import annotations
@@ -63,7 +64,8 @@ class TextModel:
         self.grammars = GrammarValidator(self.path, self.facts)
 
     def _with_tokenizer_eos(self, eos: tuple[int, ...], size: int) -> tuple[int, ...]:
-        """The model's ids and the tokenizer's eos_token (fine-tunes often name it there alone)."""
+        """Returns the model's end ids and the tokenizer's eos_token (fine-tunes often name it there
+        alone)."""
         assert self._tokenizer is not None
         config = models.read_json(self.path / "tokenizer_config.json", optional=True)
         token = chat.special_tokens(self.path, config).get("eos_token")
@@ -78,7 +80,7 @@ class TextModel:
 
     def encode(self, text: str, special: bool, field: str,
                limit: int | None = None) -> array[int]:
-        """Token ids of `text`, i4.
+        """Returns the token ids of `text`, i4.
 
         With a `limit`, a text that is too long is refused by the count of a prefix, so that the
         time spent is bounded by the context, not by the text. Raises `InvalidRequest`,
@@ -94,8 +96,8 @@ class TextModel:
                                  f"{self.facts.vocab_size}", field) from None
 
     def encode_all(self, texts: list[str], field: str) -> list[list[int]]:
-        """Token ids of each text, without special tokens. Raises `InvalidRequest` naming `field`
-        where there is no tokenizer."""
+        """Returns the token ids of each text, without special tokens. Raises `InvalidRequest`
+        naming `field` where there is no tokenizer."""
         if not texts:
             return []
         tokenizer = self._need_tokenizer(field)
@@ -113,7 +115,7 @@ class TextModel:
             size *= 2
 
     def ids(self, column: bytes, field: str, check: bool = True) -> array[int]:
-        """A column of the wire as ids; with `check`, within the vocabulary."""
+        """Decodes a message's column of ids; with `check`, they must lie within the vocabulary."""
         if len(column) % 4:
             raise InvalidRequest(f"{field}: {len(column)} bytes are no list of int32", field)
         ids = array("i")
@@ -124,14 +126,15 @@ class TextModel:
         return ids
 
     def decode(self, ids: list[int], skip_special_tokens: bool) -> str:
-        """Text of ids (those between the tokenizer's size and the embedding's have none)."""
+        """Returns the text of ids (ids between the tokenizer's size and the embedding's have none).
+        """
         tokenizer = self._need_tokenizer("tokens")
-        # Of a batch, since that one lets other threads run.
+        # As a batch, which releases the GIL.
         return str(tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
 
     @property
     def template(self) -> chat.ChatTemplate:
-        """The chat template. Raises `InvalidRequest` where there is none."""
+        """Returns the chat template. Raises `InvalidRequest` where there is none."""
         self._need_tokenizer("messages")
         if self._template is None:
             raise InvalidRequest("messages: the model has no chat template "
@@ -140,7 +143,8 @@ class TextModel:
 
     @property
     def special_tokens(self) -> dict[str, str]:
-        """What chat templates may name. Raises `InvalidRequest` where there is no tokenizer."""
+        """Returns the tokens that chat templates may use. Raises `InvalidRequest` without a
+        tokenizer."""
         self._need_tokenizer("messages")
         if self._template is not None:
             return self._template.special
@@ -149,15 +153,16 @@ class TextModel:
 
     @property
     def default_args(self) -> dict[str, Any]:
-        """What chat templates learn, where a request does not say otherwise."""
+        """Returns the template variables that apply where a request does not set them."""
         return self._config.model.default_chat_template_kwargs
 
     def info(self) -> dict[str, Any]:
-        """What ServerInfo answers."""
+        """Returns the model's fields of ServerInfo."""
         from actorium import __version__
 
         model = self._config.model
-        default = (Path(model.model).name or self.path.name) if model.model else "demo"
+        name = Path(model.model).name.removesuffix(".gguf") or self.path.name
+        default = name if model.model else "demo"
         return {
             "version": __version__,
             "engine": self._config.runtime.name,
@@ -183,7 +188,7 @@ class TextModel:
 
 
 def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
-    """Token ids. Of a batch, since that one lets other threads run, and keeps no offsets."""
+    """Returns token ids. Encodes as a batch, which releases the GIL and keeps no offsets."""
     found: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
     return found
 
@@ -207,8 +212,9 @@ def _checked_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
 
 
 def vocabulary_of(config: Config) -> GrammarVocabulary:
-    """The model's, as the tokenizer knows it: what it lets through compiles with this one. Takes
-    more than a second where there are many tokens. Raises `InvalidRequest`, `BadModel`."""
+    """Returns the model's grammar vocabulary, the same for tokenizer and scheduler: a grammar that
+    passes in one compiles in the other. Takes more than a second where there are many tokens.
+    Raises `InvalidRequest`, `BadModel`."""
     from actorium.actors.structured.grammar import GrammarVocabulary
 
     if config.model.skip_tokenizer:

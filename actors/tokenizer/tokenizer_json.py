@@ -1,8 +1,8 @@
-"""tokenizer.json of a model directory, loaded and tried, whoever has made it.
+"""Loads and tries tokenizer.json of an untrusted model directory.
 
-The library that reads it (Rust) panics at some files, at others only when it is asked for tokens,
-and a short list of replacements can make a terabyte of a word. So what a file adds to a text is
-bounded before it is loaded, and each half is tried once: a file that fails is refused by name.
+The library that reads it (Rust) panics on some files, on others only when it encodes, and a short
+list of replacements can turn a word into a terabyte. So what a file adds to a text is bounded
+before it is loaded, and encoding and decoding are tried once: a file that fails is refused by name.
 """
 
 from __future__ import annotations
@@ -21,18 +21,19 @@ from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_files import MAX_TOKENIZER, read_file
 
 MAX_GROWTH = 1024
-"""Times that a normalizer or a decoder may make a text longer."""
+"""The most a normalizer or a decoder may lengthen a text, as a factor."""
 MAX_ADDED = 65_536
 MAX_ADDED_CHARS = 1024
 MAX_PIECES = 1024
-"""Parts of what a post-processor puts together, and of a list of steps."""
+"""The most parts that a post-processor puts together, or steps of a list."""
 TRIAL = "Hello  world, 12345!\n\tdef f(x):\r\n é中文 🙂 don't ____ aaaaaaaaaaaaaaaaaaaaaaaaaaaaaaaa"
-"""What real tokenizers are made for, and enough of a letter to see a bad expression fail."""
+"""The text that is tried: real tokenizers handle it, and it has enough kinds of characters to make
+a bad expression fail."""
 T = TypeVar("T")
 
 
 class TokenizerSteps(msgspec.Struct):
-    """The parts of tokenizer.json that are looked at here; of the model nothing is."""
+    """The parts of tokenizer.json that are checked here; the model is not among them."""
 
     normalizer: dict[str, Any] | None = None
     pre_tokenizer: dict[str, Any] | None = None
@@ -42,7 +43,8 @@ class TokenizerSteps(msgspec.Struct):
 
 
 def load_tokenizer(path: Path) -> Tokenizer:
-    """tokenizer.json of a model directory, without truncation or padding. Raises `BadModel`."""
+    """Loads tokenizer.json of a model directory, without truncation or padding. Raises `BadModel`.
+    """
     file = path / "tokenizer.json"
     try:
         data = read_file(file, MAX_TOKENIZER)
@@ -51,7 +53,7 @@ def load_tokenizer(path: Path) -> Tokenizer:
                        "model") from None
     read_steps(file, data)
     tokenizer: Tokenizer = _tried(file, lambda: Tokenizer.from_buffer(data))
-    # One text is encoded at a time: a thread for each core would have nothing to do.
+    # One text is encoded at a time: a thread for each core would be idle.
     os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -60,8 +62,8 @@ def load_tokenizer(path: Path) -> Tokenizer:
 
 
 def read_steps(file: Path, data: bytes) -> TokenizerSteps:
-    """What `data`, the content of `file`, says beside its vocabulary. Raises `BadModel` where that
-    cannot be served."""
+    """Reads what `data`, the content of `file`, says beside its vocabulary. Raises `BadModel` where
+    that cannot be served."""
     try:
         steps = msgspec.json.decode(data, type=TokenizerSteps)
     except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
@@ -102,7 +104,7 @@ def _bad(file: Path, why: object) -> BadModel:
 
 
 def _check(step: Any) -> None:
-    """Raises `ValueError` on what a step, and those within, would make of a text."""
+    """Raises `ValueError` if a step, or one within it, could expand a text too much."""
     growth = 1
     for own in _steps(step):
         for name in ("content", "prepend", "replacement"):
@@ -123,7 +125,7 @@ def _check(step: Any) -> None:
 
 
 def _steps(step: Any) -> Iterator[dict[str, Any]]:
-    """A step and all within it."""
+    """Yields a step and all steps within it."""
     if not isinstance(step, dict):
         return
     yield step
@@ -137,8 +139,8 @@ def _steps(step: Any) -> Iterator[dict[str, Any]]:
 
 
 def _check_charsmap(text: str) -> None:
-    """SentencePiece's table: the bytes of a trie, of which the first four tell the length, then
-    texts that its leaves point to. The library takes the length's word for it."""
+    """Checks SentencePiece's table: the bytes of a trie, whose first four give its length, then the
+    texts that its leaves point to. The library trusts that length."""
     try:
         data = base64.b64decode(text, validate=True)
     except ValueError:

@@ -12,7 +12,8 @@ from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
 from actorium.actors.config.tree import Config
-from actorium.actors.health import READY_PHASES, bytes_of
+from actorium.actors.gauges import bytes_of
+from actorium.actors.health import READY_PHASES
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.watchdog.supervised import Supervised
@@ -22,7 +23,7 @@ GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
 MODES = ("full_graph", "piecewise_graph", "eager")
-REJECTED = "rejected_"
+REJECTED, WEIGHT_FORMAT = "rejected_", "weight_format_"
 HTTP = f"http{histograms.MARK}"
 DRAFTED = "spec_decode_num_accepted_tokens_pos_"
 MICRO = 1e-6
@@ -105,6 +106,18 @@ OWN = (
     Row("checkpoints_evicted", COUNTER, "checkpoints_evicted", "Recurrent states given up."),
     Row("computed_prompt_tokens", COUNTER, "computed_prompt_tokens",
         "Prompt tokens computed, with those computed again after preemptions."),
+    Row("target_itl_seconds", GAUGE, "target_itl_us",
+        "Bound on the gap between tokens that prompts' chunks are cut to at present; 0 = none.",
+        scale=MICRO),
+    Row("paced_steps", COUNTER, "paced_steps", "Steps whose prompts' chunks were cut to it."),
+    Row("deferred_prompt_tokens", COUNTER, "deferred_prompt_tokens",
+        "Prompt tokens left to later steps by that, once for each step that left them."),
+    Row("over_target_steps", COUNTER, "over_target_steps",
+        "Steps with prompts and decodes that took longer than the target."),
+    Row("mixed_step_seconds", COUNTER, "mixed_step_us",
+        "Time of the steps with prompts and decodes, where there is a target.", scale=MICRO),
+    Row("mixed_step_predicted_seconds", COUNTER, "mixed_step_predicted_us",
+        "The time that was predicted of these steps.", scale=MICRO),
     Row("drafts", GAUGE, "spec_decode_k", "Draft tokens a sequence and step at present."),
     Row("acceptance_length", GAUGE, "spec_decode_acceptance_length",
         "Tokens that a verified window emits, the mean."),
@@ -190,7 +203,7 @@ def _family(name: str, kind: str, about: str,
 
 
 def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[MetricFamily]:
-    """Those with a label of their own, or computed."""
+    """Returns vLLM's metrics that have a label of their own, or are computed."""
     gauges = _gauges(facts, SCHEDULER)
     total = gauges.get("free_pages", 0.0) + gauges.get("used_pages", 0.0)
     usage = gauges.get("held_pages", 0.0) / total if total else 0.0
@@ -229,7 +242,8 @@ def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[Metri
 
 
 def _http(facts: MetricsInput) -> Iterator[MetricFamily]:
-    """Of all gateways together, by the names of prometheus_fastapi_instrumentator."""
+    """Returns the HTTP metrics of all gateways together, by prometheus_fastapi_instrumentator's
+    names."""
     gateways = [actor.gauges for role, actor in facts.actors.items() if role.startswith("gateway")]
     counts: Counter[tuple[str, ...]] = Counter()
     for gauges in gateways:
@@ -326,6 +340,9 @@ def _memory(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield _family("actorium:worker_steps", COUNTER, "Steps by how the worker ran them.",
                   [({"mode": mode}, worker[f"steps_{mode}"]) for mode in MODES
                    if f"steps_{mode}" in worker])
+    yield _family("actorium:weight_bytes", GAUGE, "Bytes of the weights by how they are held.",
+                  [({"format": name.removeprefix(WEIGHT_FORMAT)}, count)
+                   for name, count in sorted(worker.items()) if name.startswith(WEIGHT_FORMAT)])
     found = bytes_of(worker)
     yield _family("actorium:device_memory_bytes", GAUGE, "The worker's memory.",
                   [({"what": what, "kind": kind}, float(count[kind]))

@@ -164,7 +164,7 @@ def _bind_port(ctx: Context) -> socket.socket | None:
 
 
 def _refused(wanted: ProbeConfig, error: OSError) -> BadConfig:
-    """Say which of the two fields is to blame."""
+    """Returns the error that names which of the two fields is at fault."""
     if isinstance(error, socket.gaierror):
         return BadConfig(f"probe_host: {wanted.probe_host!r}: {error.strerror}",
                          "probes.probe_host")
@@ -177,4 +177,4 @@ def served_name(config: Config) -> str:
     model = config.model
     if model.served_model_name or not model.model:
         return next(iter(model.served_model_name), "demo")
-    return Path(model.model).name or Path(model.model).resolve().name
+    return Path(model.model).name.removesuffix(".gguf") or Path(model.model).resolve().name

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actorium.actors.health import CounterReading, growth
+from actorium.actors.counters import CounterReading, growth
 from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, WORKER = "scheduler", "worker-0"

@@ -7,14 +7,16 @@ well, which hands it to the next watchdog: no limit begins anew with a new watch
 
 from __future__ import annotations
 
+import math
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import NamedTuple
 
 from actorium.actors.config.tree import RecoveryConfig
+from actorium.actors.health import EXITED
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
 from actorium.actors.runtime.process import EXIT_FAULT, ProcessActivity, describe_exit
-from actorium.actors.runtime.roles import LAUNCHER
+from actorium.actors.runtime.roles import LAUNCHER, group_of, mates
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, SilenceDiagnosis, find_hang
 from actorium.actors.watchdog.restart_policy import RestartRecord, Restarts
 from actorium.actors.watchdog.supervised import Supervised
@@ -27,6 +29,15 @@ SUSPECTS, QUARANTINED = "suspects", "quarantined"
 """Gauges of the scheduler: sequences suspected of killing the worker, and those convicted."""
 BROKEN = 32
 """Convictions in a row, no request finishing in between, that speak against the actor itself."""
+
+
+class DueRestart(NamedTuple):
+    """A restart that is to be ordered."""
+
+    at: float
+    epoch: int
+    died: str
+    """Whose death it is for: of ranks that die together, the first."""
 
 
 class JournalCounts(NamedTuple):
@@ -51,8 +62,8 @@ class Supervisor:
         self._recovery, self._heartbeat = recovery, heartbeat
         self._silence = SilenceDiagnosis(activity_of, heartbeat)
         self._restarts = Restarts(recovery.max_restarts, recovery.restart_window, seed)
-        self._due: dict[str, tuple[float, int]] = {}
-        """Role -> (when to start it, epoch)."""
+        self._due: dict[str, DueRestart] = {}
+        """By role (of a group of ranks: rank 0's)."""
         self._orders: list[Kill | Spawn] = []
         self._last_tick: float | None = None
         self._lag = 0.0
@@ -65,16 +76,19 @@ class Supervisor:
 
     def on_ready(self, role: str, now: float) -> None:
         """An actor is ready."""
-        self._restarts.on_ready(role, now)
+        if not self._goes_with_another(role):
+            self._restarts.on_ready(group_of(role), now)
 
     def on_exit(self, actor: Supervised, status: int, why: str, now: float) -> None:
         """An actor has died: start it again, or give up. why: the error that it reported, if it
-        could."""
-        cause = actor.hang_cause or _cause(status)
-        at = self._restarts.on_death(actor.role, now)
+        could. Ranks die together, and the first death is the group's."""
+        if self._goes_with_another(actor.role):
+            return
+        cause, role = actor.hang_cause or _cause(status), group_of(actor.role)
+        at = self._restarts.on_death(role, now)
         if at is not None:
-            self.counts[actor.role, cause] += 1
-            self._due[actor.role] = (at, actor.epoch + 1)
+            self.counts[role, cause] += 1
+            self._due[role] = DueRestart(at, actor.epoch + 1, actor.role)
         elif self.give_up_reason is None:
             r, end = self._recovery, f"{describe_exit(status)}{why and ': ' + why}"
             times = f"{r.max_restarts} time{'s' if r.max_restarts != 1 else ''}"
@@ -82,10 +96,16 @@ class Supervisor:
                                    f"{times} within {r.restart_window:g} s of work")
             self._orders.append(Kill(LAUNCHER, 0, self.give_up_reason))
 
+    def _goes_with_another(self, role: str) -> bool:
+        """Whether another rank of its group has died, so that this one does, too."""
+        due = self._due.get(group_of(role))
+        return due is not None and due.died != role
+
     def on_started(self, role: str, epoch: int) -> None:
         """An incarnation runs: a restart that was due is done."""
-        if role in self._due and epoch >= self._due[role][1]:
-            del self._due[role]
+        due = self._due.get(group_of(role))
+        if due is not None and epoch >= due.epoch:
+            del self._due[group_of(role)]
 
     def on_suspect_gauges(self, gauges: Mapping[str, float]) -> None:
         """The scheduler's gauges on which sequence kills the worker. When it has fewer suspects,
@@ -129,10 +149,10 @@ class Supervisor:
             if hang is not None:
                 actor.hang_cause = hang.cause
                 self._orders.append(Kill(actor.role, actor.pid, f"{hang.cause}: {hang.text}"))
-        for role, (at, epoch) in list(self._due.items()):
-            if now >= at:
+        for role, due in list(self._due.items()):
+            if now >= due.at and all(actors[one].phase == EXITED for one in mates(role, actors)):
                 del self._due[role]
-                self._orders.append(Spawn(role, epoch))
+                self._orders.append(Spawn(role, due.epoch))
         orders, self._orders = self._orders, []
         return orders
 
@@ -154,7 +174,8 @@ class Supervisor:
     def next_timer(self) -> float:
         """When to call `tick` again."""
         tick = 0.0 if self._last_tick is None else self._last_tick + TICK
-        return min([tick, *(at for at, _ in self._due.values())])
+        asked = -math.inf if self._last_tick is None else self._last_tick
+        return min([tick, *(due.at for due in self._due.values() if due.at > asked)])
 
     # --- what the next watchdog has to know ---
 

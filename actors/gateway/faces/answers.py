@@ -17,16 +17,16 @@ from actorium.actors.gateway.served_model import AnyTokenTexts, TokenTexts
 from actorium.actors.messages import TokenLogprob, Usage
 
 REASONS = {"deadline": "length", "abort": "abort"}
-"""How the engine's reasons are called where OpenAI has another name."""
+"""OpenAI's names of the engine's finish reasons, where they differ."""
 
 
 def reason(name: str | None) -> str | None:
-    """A finish reason as clients know it."""
+    """Returns OpenAI's name of a finish reason."""
     return None if name is None else REASONS.get(name, name)
 
 
 def usage(counts: Iterable[Usage]) -> CompletionUsage:
-    """Of all choices of one prompt."""
+    """Returns the usage of all choices of one prompt."""
     each = list(counts)
     prompt = max((one.prompt_tokens for one in each), default=0)
     done = sum(one.completion_tokens for one in each)
@@ -39,7 +39,7 @@ def usage(counts: Iterable[Usage]) -> CompletionUsage:
 
 
 def sum_usage(parts: Sequence[CompletionUsage]) -> CompletionUsage:
-    """Of several prompts."""
+    """Returns the usage of several prompts."""
     prompt, done = (sum(getattr(part, name) for part in parts)
                     for name in ("prompt_tokens", "completion_tokens"))
     cached = sum(part.prompt_tokens_details.get("cached_tokens", 0) for part in parts)
@@ -48,7 +48,7 @@ def sum_usage(parts: Sequence[CompletionUsage]) -> CompletionUsage:
 
 def chat_logprobs(found: Sequence[TokenLogprob] | None, texts: AnyTokenTexts
                   ) -> ChatLogprobs | None:
-    """As chat completions show them."""
+    """Returns log-probabilities in the form of chat completions."""
     if found is None:
         return None
     return ChatLogprobs([ContentLogprob(texts.name_of(one.token_id), one.logprob,
@@ -59,31 +59,32 @@ def chat_logprobs(found: Sequence[TokenLogprob] | None, texts: AnyTokenTexts
 
 
 def last_counts(deltas: Iterable[StreamDelta | Completion]) -> list[Usage]:
-    """The token counts of what has ended."""
+    """Returns the token counts of the choices that have ended."""
     return [one.usage for one in deltas if one.usage is not None]
 
 
 class UsageCounter:
-    """Token counts while deltas come: those of a choice are exact from its end on."""
+    """Counts tokens while deltas arrive: a choice's counts are exact once it has ended."""
 
     def __init__(self, prompt_tokens: int = 0) -> None:
         self._prompt = prompt_tokens
         self._counts: dict[int, Usage] = {}
 
     def add(self, delta: StreamDelta) -> None:
-        """Take a delta's tokens in."""
+        """Counts a delta's tokens."""
         before = self._counts.get(delta.index)
         done = before.completion_tokens if before is not None else 0
         self._counts[delta.index] = delta.usage or Usage(self._prompt, 0,
                                                         done + len(delta.token_ids))
 
     def usage(self) -> CompletionUsage:
-        """Of all choices so far."""
+        """Returns the usage of all choices so far."""
         return usage(self._counts.values()) if self._counts else usage([Usage(self._prompt, 0, 0)])
 
 
 def prompt_logprobs(choices: Sequence[Completion], texts: TokenTexts) -> PromptLogprobs | None:
-    """As vLLM shows them: for each token of the prompt, the alternatives by their ids."""
+    """Returns prompt log-probabilities in vLLM's form: for each token, the alternatives by their
+    ids."""
     found = choices[0].prompt_logprobs if choices else None
     if found is None:
         return None

@@ -1,4 +1,6 @@
-"""The bodies of `/v1/messages`: Anthropic's conversations, tools and blocks as the engine's."""
+"""The bodies of `/v1/messages`: converts Anthropic's conversations, tools and blocks to the
+engine's.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,7 @@ from actorium.actors.messages import ChatMessage, ToolCall
 
 
 class InputBlock(Struct, kw_only=True):
-    """A part of a message: the fields of all kinds."""
+    """A block of a message: the fields of all kinds."""
 
     type: str
     text: str | None = None
@@ -56,7 +58,8 @@ class Thinking(Struct, kw_only=True):
 
 
 class CountTokensBody(SamplingFields, kw_only=True):
-    """Of `/v1/messages/count_tokens`: what the prompt is made of."""
+    """The body of `/v1/messages/count_tokens`, and the part of a message's request that makes the
+    prompt."""
 
     messages: list[AnthropicMessageParam]
     system: str | list[InputBlock] | None = None
@@ -67,22 +70,22 @@ class CountTokensBody(SamplingFields, kw_only=True):
 
     @property
     def parallel(self) -> bool:
-        """Several calls may be made at once."""
+        """True if several calls may be made at once."""
         return self.tool_choice is None or not self.tool_choice.disable_parallel_tool_use
 
     @property
     def thinks(self) -> bool:
-        """Reasoning is shown."""
+        """True if reasoning is shown."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
     def template_args(self) -> dict[str, Any]:
-        """What the chat template learns beside the conversation."""
+        """Returns the chat template's variables."""
         if self.thinking is None:
             return dict(self.chat_template_kwargs)
         return {"enable_thinking": self.thinks} | self.chat_template_kwargs
 
     def choice(self) -> ToolSelection:
-        """The tools, as chats have them. Raises `HttpError`."""
+        """Returns the tools in the form of chats. Raises `HttpError`."""
         tools = []
         for i, one in enumerate(self.tools or ()):
             if one.type not in (None, "custom"):
@@ -100,7 +103,7 @@ class CountTokensBody(SamplingFields, kw_only=True):
                              self.parallel)
 
     def turns(self) -> list[ChatMessage]:
-        """The conversation. Raises `HttpError` naming the block."""
+        """Returns the conversation. Raises `HttpError` naming the block."""
         check_turns(self.messages, "messages")
         found = []
         if self.system:
@@ -112,20 +115,20 @@ class CountTokensBody(SamplingFields, kw_only=True):
 
 
 def prefill(turns: list[ChatMessage]) -> str | None:
-    """The beginning of the answer, which goes on in it: the words of a last turn that is the
-    assistant's. None if there is none."""
+    """Returns the text of a last turn that is the assistant's, which the answer continues; None if
+    there is none."""
     last = turns[-1]
     return last.content or None if last.role == "assistant" and not last.tool_calls else None
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
-    """A message's request."""
+    """The body of a message's request."""
 
     max_tokens: int  # type: ignore[assignment]  # here it must be given
     stop_sequences: list[str] | None = None
 
     def check(self) -> None:
-        """Raise `HttpError` on what is not offered."""
+        """Raises `HttpError` for unsupported fields."""
         if (self.n or 1) != 1:
             raise HttpError(400, "n: a message has one choice", "n")
         if self.stop and self.stop_sequences:
@@ -136,8 +139,8 @@ class MessagesBody(CountTokensBody, kw_only=True):
 
 
 def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> list[ChatMessage]:
-    """A message as turns: results of tools are turns of their own. names: of the tools that were
-    called, by the calls' ids."""
+    """Converts a message to turns: results of tools are turns of their own. names: of the tools
+    that were called, by the calls' ids."""
     if isinstance(turn.content, str):
         return [ChatMessage(turn.role, turn.content)]
     found: list[ChatMessage] = []

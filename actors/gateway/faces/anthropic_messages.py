@@ -1,4 +1,4 @@
-"""`/v1/messages` and `/v1/messages/count_tokens`, as Anthropic's clients speak."""
+"""`/v1/messages` and `/v1/messages/count_tokens`, in Anthropic's protocol."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ _BLOCK_OF: dict[type, type] = {TextPart: TextBlock, ReasoningPart: ThinkingBlock
 
 
 class BlockDelta(Struct, kw_only=True, omit_defaults=True):
-    """What is new of a block or of the message: the fields of all kinds."""
+    """The new part of a block or of the message: the fields of all kinds."""
 
     type: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
@@ -86,19 +86,19 @@ class MessageEvent(Struct, kw_only=True, omit_defaults=True):
 
 
 class BlockBuilder:
-    """The blocks so far. Every method returns the events that tell what it did."""
+    """Builds the blocks of an answer. Every method returns the events of what it did."""
 
     def __init__(self, name: str) -> None:
-        """name: of the message, of which those of the calls are made: the same again when it is
-        sent again."""
+        """name: of the message; the ids of calls are derived from it, so that a resend gets the
+        same ones."""
         self._name = name
         self.found: list[OutputBlock] = []
         self._parts: list[str] = []
-        """Of the open block."""
+        """Parts of the open block."""
         self._open = False
 
     def add(self, parts: Sequence[MessagePart]) -> list[MessageEvent]:
-        """More of the answer."""
+        """Adds parts of the answer."""
         out: list[MessageEvent] = []
         for part in parts:
             if not self._continues(part):
@@ -129,7 +129,7 @@ class BlockBuilder:
         return self._event("content_block_start", content_block=structs.replace(block))
 
     def close(self) -> list[MessageEvent]:
-        """The open block, if there is one, has ended."""
+        """Ends the open block, if there is one."""
         if not self._open:
             return []
         self._open = False
@@ -158,7 +158,7 @@ def _delta(part: TextPart | ReasoningPart | ToolCallArguments) -> BlockDelta:
 
 
 def _object(text: str) -> dict[str, Any]:
-    """A call's arguments; empty where the answer broke off in them."""
+    """Decodes a call's arguments; empty where the answer broke off in them."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
@@ -228,7 +228,7 @@ class MessagesTurn(HttpTurn):
                        usage=_usage(answers.usage([one.usage])))
 
     def _end_of(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
-        """(stop_reason, stop_sequence)."""
+        """Returns (stop_reason, stop_sequence)."""
         if one.finish_reason != "stop":
             return "max_tokens", None
         if self._parser.reason(one.finish_reason) == TOOL_CALLS:
@@ -270,7 +270,7 @@ class MessagesTurn(HttpTurn):
 
 
 async def count_tokens(http: HttpRequest) -> Response:
-    """`/v1/messages/count_tokens`: of the prompt that the body becomes."""
+    """Handles `/v1/messages/count_tokens`: counts the tokens of the body's prompt."""
     engine, body = engine_of(http), await bodies.read(http, CountTokensBody)
     await engine.check_model(body.model)
     turns = body.turns()

@@ -202,6 +202,16 @@ def text_of(content: str | list[ContentPart] | None, where: str) -> str:
     return "".join(part.text or "" for part in content)
 
 
+class ApiObject(Struct, kw_only=True):
+    """What an answer of OpenAI's begins with, and each event of a stream."""
+
+    id: str
+    object: str
+    created: int
+    """Unix time, seconds."""
+    model: str
+
+
 class CompletionUsage(Struct):
     """Token counts of a request: the prompt once, all choices together."""
 
@@ -261,13 +271,10 @@ class ChatChunkChoice(Struct, kw_only=True):
     token_ids: list[int] | UnsetType = UNSET
 
 
-class ChatChunk(Struct, kw_only=True):
+class ChatChunk(ApiObject, kw_only=True):
     """An event of a stream."""
 
-    id: str
     object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
-    created: int
-    model: str
     choices: list[ChatChunkChoice]
     usage: CompletionUsage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
@@ -294,13 +301,10 @@ class ChatChoice(Struct, kw_only=True):
     """Where SGLang has them."""
 
 
-class ChatCompletion(Struct, kw_only=True):
+class ChatCompletion(ApiObject, kw_only=True):
     """The whole answer."""
 
-    id: str
     object: Literal["chat.completion"] = "chat.completion"
-    created: int
-    model: str
     choices: list[ChatChoice]
     usage: CompletionUsage
     prompt_logprobs: PromptLogprobs | None = None

@@ -12,7 +12,11 @@ from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_protocol import CompletionUsage, PromptLogprobs
+from actorium.actors.gateway.faces.chat_protocol import (
+    ApiObject,
+    CompletionUsage,
+    PromptLogprobs,
+)
 from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import (
     SamplingFields,
@@ -107,13 +111,10 @@ class TextChoice(Struct, kw_only=True):
     token_ids: list[int] | None = None
 
 
-class TextCompletion(Struct, kw_only=True):
+class TextCompletion(ApiObject, kw_only=True):
     """The whole answer, or an event of a stream."""
 
-    id: str
     object: Literal["text_completion"] = "text_completion"
-    created: int
-    model: str
     choices: list[TextChoice]
     usage: CompletionUsage | None = None
     system_fingerprint: None = None

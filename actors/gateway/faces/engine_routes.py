@@ -1,4 +1,4 @@
-"""The engine's own routes: what is served, how it is, and administration."""
+"""Routes of the engine itself: the models, its state, and administration."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ HEALTH_SECONDS = 2.0
 
 
 async def models(http: HttpRequest) -> Response:
-    """`/v1/models`."""
+    """Handles `/v1/models`."""
     model = await engine_of(http).served_model()
     return JsonReply(encode_json({"object": "list",
                           "data": [_card(model, name) for name in model.names.served]}))
 
 
 async def model(http: HttpRequest) -> Response:
-    """`/v1/models/{id}`."""
+    """Handles `/v1/models/{id}`."""
     name, engine = http.path_params["name"], engine_of(http)
     model = await engine.check_model(name)
     shown = name if name in model.names.served else model.name
@@ -46,12 +46,12 @@ def _card(model: ServedModel, name: str) -> dict[str, Any]:
 
 
 async def flush_cache(http: HttpRequest) -> Response:
-    """`/flush_cache`."""
+    """Handles `/flush_cache`."""
     return JsonReply(encode_json(await engine_of(http).client.flush_cache()))
 
 
 async def model_info(http: HttpRequest) -> Response:
-    """`/model_info`: SGLang's facts of a model, and this engine's."""
+    """Handles `/model_info`: SGLang's facts about a model, and this engine's."""
     model = await engine_of(http).served_model()
     wanted = ("model", "model_path", "architecture", "vocab_size", "max_model_len", "dtype",
               "eos_ids", "has_tokenizer", "has_chat_template", "generation_defaults", "limits")
@@ -65,8 +65,8 @@ async def model_info(http: HttpRequest) -> Response:
 
 
 async def server_info(http: HttpRequest) -> Response:
-    """`/server_info`: the model, the configuration without its secrets, and the gauges of now.
-    Who has a name in the file of keys does not see the others."""
+    """Handles `/server_info`: the model, the configuration without its secrets, and the current
+    gauges. A caller with a name in the key file does not see the other names."""
     info = await engine_of(http).client.server_info(timeout=10.0)
     call = call_of(http)
     if call.tenant and not call.admin:
@@ -83,12 +83,12 @@ async def server_info(http: HttpRequest) -> Response:
 
 
 async def version(http: HttpRequest) -> Response:
-    """`/version`."""
+    """Handles `/version`."""
     return JsonReply(encode_json({"version": __version__}))
 
 
 async def health(http: HttpRequest) -> Response:
-    """`/health`: whether a request that came now would be served."""
+    """Handles `/health`: whether a request that came now would be served."""
     engine = engine_of(http)
     try:
         status = await engine.client.status(HEALTH_SECONDS)
@@ -100,12 +100,12 @@ async def health(http: HttpRequest) -> Response:
 
 
 async def is_scaling(http: HttpRequest) -> Response:
-    """`/is_scaling_elastic_ep`: never."""
+    """Handles `/is_scaling_elastic_ep`: never."""
     return JsonReply(encode_json({"is_scaling_elastic_ep": False}))
 
 
 async def scale(http: HttpRequest) -> Response:
-    """`/scale_elastic_ep`. Raises `HttpError` 501."""
+    """Handles `/scale_elastic_ep`. Raises `HttpError` 501."""
     raise HttpError(501, "elastic expert parallelism is not supported: an engine keeps the "
                     "devices that it was started with", None, SERVER, "not_implemented")
 
@@ -116,12 +116,12 @@ _HEADERS = (b"content-type", b"retry-after", b"cache-control")
 
 
 async def probe(http: HttpRequest) -> Response:
-    """A probe, as the watchdog answers it. The body of a POST is ignored."""
+    """Forwards a probe to the watchdog and returns its answer. Ignores the body of a POST."""
     accept = http.headers.get("accept", "*/*").replace("\n", " ")[:1000]
-    method = "POST" if http.method == "POST" else "GET"  # of a HEAD the server drops the body
+    method = "POST" if http.method == "POST" else "GET"  # the server drops the body of a HEAD
     try:
         async with asyncio.timeout(SECONDS):
-            # The path that the guard has judged: the URL's is made of the Host header as well.
+            # The path that the guard has checked: the URL's depends on the Host header as well.
             path = http.scope["path"]
             return await _ask(engine_of(http).run_dir / SOCKET, method, path, accept)
     except (OSError, TimeoutError, ValueError) as error:
@@ -130,7 +130,7 @@ async def probe(http: HttpRequest) -> Response:
 
 
 async def _ask(socket: Path, method: str, path: str, accept: str) -> Response:
-    """Raises `OSError` where nobody listens, `ValueError` on half an answer."""
+    """Raises `OSError` where nothing listens, `ValueError` on an incomplete answer."""
     reader, writer = await asyncio.open_unix_connection(str(socket))
     try:
         writer.write(f"{method} {path} HTTP/1.1\r\nhost: probes\r\naccept: {accept}\r\n"

@@ -1,5 +1,6 @@
-"""Prompts as token ids: vLLM's `/render` routes, which make them, and `/inference/v1/generate`,
-which takes what those answer."""
+"""Prompts as token ids: vLLM's `/render` routes, which return them, and `/inference/v1/generate`,
+which accepts what those return.
+"""
 
 from __future__ import annotations
 
@@ -31,15 +32,15 @@ from actorium.actors.params import SamplingParams
 
 class InferenceSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=True,
                         forbid_unknown_fields=True):
-    """The SDK's parameters, most of which vLLM calls the same, and those of vLLM's that make no
-    difference here."""
+    """The SDK's parameters, most of which have the same names in vLLM, and those of vLLM's that
+    change nothing here."""
 
     detokenize: bool = True
     spaces_between_special_tokens: bool = True
     output_kind: Any = None
 
     def params(self) -> SamplingParams:
-        """The SDK's."""
+        """Returns the SDK's parameters."""
         return SamplingParams(**{name: getattr(self, name)
                                  for name in SamplingParams.__struct_fields__})
 
@@ -59,7 +60,7 @@ class InferenceBody(Struct, kw_only=True):
     kv_transfer_params: Any = None
 
     def check(self) -> None:
-        """Raise `HttpError` on what is not offered."""
+        """Raises `HttpError` for unsupported fields."""
         for name in ("features", "kv_transfer_params"):
             if getattr(self, name):
                 raise HttpError(400, f"{name}: not supported", name)
@@ -87,7 +88,7 @@ class InferenceAnswer(Struct, kw_only=True):
 
 
 async def render_chat(http: HttpRequest) -> Response:
-    """`/v1/chat/completions/render`."""
+    """Handles `/v1/chat/completions/render`."""
     turn = await ChatTurn.read(http)
     [request] = await turn.requests()
     name = f"chatcmpl-{turn.call.answer_id}"
@@ -95,7 +96,7 @@ async def render_chat(http: HttpRequest) -> Response:
 
 
 async def render_completion(http: HttpRequest) -> Response:
-    """`/v1/completions/render`: a list, of each prompt."""
+    """Handles `/v1/completions/render`: returns a list, an entry per prompt."""
     turn = await CompletionsTurn.read(http)
     name = f"cmpl-{turn.call.answer_id}"
     return JsonReply(encode_json([await _rendered(turn, request, f"{name}-{number}")
@@ -104,7 +105,7 @@ async def render_completion(http: HttpRequest) -> Response:
 
 async def _rendered(turn: ChatTurn | CompletionsTurn, request: Request,
                     name: str) -> dict[str, Any]:
-    """What would be run, and its text. Raises `HttpError`, `ActoriumError`."""
+    """Returns the request that would be run, and its text. Raises `HttpError`, `ActoriumError`."""
     model, client, body = turn.model, turn.engine.client, turn.body
     params = check_params(request.params or SamplingParams())
     ids = body.truncated(await prompt_ids(client, request), model.max_model_len,

@@ -1,4 +1,4 @@
-"""`/invocations`, as SageMaker calls a model: one path for every kind of body."""
+"""`/invocations`, SageMaker's route to a model: one path for every kind of body."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from actorium.actors.gateway.http.http_errors import HttpError
 
 
 class InvocationBody(Struct, kw_only=True):
-    """The fields that tell what a body is for."""
+    """The fields that determine a body's kind."""
 
     messages: Any = None
     prompt: Any = None
@@ -30,11 +30,11 @@ class InvocationBody(Struct, kw_only=True):
 ROUTES: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
     "messages": ChatTurn.handle, "prompt": CompletionsTurn.handle,
     "input": ResponsesTurn.handle, "text": GenerateTurn.handle, "input_ids": GenerateTurn.handle}
-"""What answers a body with this field: the first that it has."""
+"""The handler of a body with this field: the first one that it has."""
 
 
 async def invocations(http: HttpRequest) -> Any:
-    """The answer of the route that the body is for."""
+    """Forwards to the route that the body belongs to."""
     body = await bodies.raw(http)
     found = bodies.decode(body, InvocationBody)
     kind = next((name for name in ROUTES if getattr(found, name) is not None), None)

@@ -1,4 +1,4 @@
-"""Structured output as the APIs ask for it: OpenAI's response_format, the fields of others."""
+"""Structured output in the APIs: OpenAI's response_format and other engines' fields."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Schema = dict[str, Any] | bool
 
 
 class JsonSchema(Struct, kw_only=True):
-    """OpenAI's wrapping of a schema."""
+    """OpenAI's wrapper of a schema."""
 
     name: str = "schema"
     schema_: Schema | None = field(default=None, name="schema")
@@ -23,12 +23,12 @@ class JsonSchema(Struct, kw_only=True):
 
 
 class ResponseFormat(Struct, kw_only=True):
-    """What `type` says: text, json_object, json_schema or structural_tag."""
+    """The format that `type` names: text, json_object, json_schema or structural_tag."""
 
     type: str
     json_schema: JsonSchema | None = None
     schema_: Schema | None = field(default=None, name="schema")
-    """Where llama-server and SGLang have the schema of json_object and of json_schema."""
+    """Where llama-server and SGLang put the schema of json_object and of json_schema."""
     structures: list[dict[str, Any]] | None = None
     """With `triggers`: a structural tag."""
     triggers: list[str] | None = None
@@ -37,7 +37,7 @@ class ResponseFormat(Struct, kw_only=True):
 
 
 class StructuredOutputs(Struct, kw_only=True):
-    """vLLM's, at most one of them; and how schemas are read, wherever they stand."""
+    """vLLM's field: at most one format, and options for schemas anywhere in the body."""
 
     json: Schema | str | None = None
     regex: str | None = None
@@ -52,7 +52,7 @@ class StructuredOutputs(Struct, kw_only=True):
 
 
 class FormatFields(Struct, kw_only=True):
-    """What a body may have. At most one of them counts."""
+    """The fields that a body may have. At most one of them applies."""
 
     response_format: ResponseFormat | None = None
     structured_outputs: StructuredOutputs | None = None
@@ -70,12 +70,12 @@ FORMAT_FIELDS = FormatFields.__struct_fields__
 
 
 def format_field(body: FormatFields, otherwise: str = "structured") -> str:
-    """The field that says what the completion must be."""
+    """Returns the name of the field that constrains the completion."""
     return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), otherwise)
 
 
 def structured_of(body: FormatFields) -> Structured | None:
-    """What the completion must be. Raises `HttpError` naming the field."""
+    """Returns the constraint on the completion. Raises `HttpError` naming the field."""
     wanted = {name: found for name in FORMAT_FIELDS
               if (found := _one(name, getattr(body, name))) is not None}
     if len(wanted) > 1:
@@ -133,7 +133,7 @@ def _structural_tag(given: ResponseFormat) -> Structured:
 
 
 def _structured_outputs(given: StructuredOutputs) -> Structured | None:
-    """None where it only says how schemas are read."""
+    """Returns None where it only has options for schemas."""
     for name in ("disable_any_whitespace", "whitespace_pattern"):
         if getattr(given, name):
             raise HttpError(400, f"structured_outputs.{name}: not supported", "structured_outputs")
@@ -147,7 +147,7 @@ def _structured_outputs(given: StructuredOutputs) -> Structured | None:
 
 
 def json_text(value: Any) -> str:
-    """As JSON. What is too long for the engine is not left to the standard library, which takes ten
+    """Encodes as JSON. Values too long for the engine skip the standard library, which takes ten
     times as long: a body may bring two million numbers."""
     text = msgspec.json.encode(value)
     return text.decode() if len(text) > MAX_GRAMMAR else json.dumps(value)

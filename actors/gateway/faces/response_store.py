@@ -1,8 +1,8 @@
-"""Stored responses, which can be asked for again and continued, and those that go on in the
-background: SQLite, in memory or in a file that several gateways share.
+"""Stored responses, which can be retrieved and continued, and background ones: SQLite, in memory or
+in a file that several gateways share.
 
-Bounded in bytes and number over all tenants; the oldest of the tenant that holds most go first. A
-tenant sees its own alone. A file is read and written by a thread, one call at a time.
+Bounded in bytes and number over all tenants; the oldest of the tenant that holds most are evicted
+first. A tenant sees only its own. A file is read and written by a thread, one call at a time.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actorium.actors.gateway.faces.responses_body import InputItem, ResponsesBod
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 
 VERSION = 1
-"""Of the file's tables, as its `user_version`."""
+"""Version of the file's tables, as its `user_version`."""
 BUSY_SECONDS = 10.0
 """How long a call waits for another gateway's."""
 RUNNING = ("queued", "in_progress")
@@ -68,10 +68,10 @@ class StoredResponse(NamedTuple):
 
 
 class ResponseStore:
-    """Of one gateway. Closed by `close`."""
+    """One gateway's store. Closed by `close`."""
 
     def __init__(self, path: str | None, max_bytes: int, max_responses: int) -> None:
-        """path: of the file, None = in memory. Raises `BadConfig` on a file that is none."""
+        """path: of the file, None = in memory. Raises `BadConfig` on a file that is not a store."""
         self._max_bytes, self._max_responses = max_bytes, max_responses
         self._lock = threading.Lock()
         self.shared = path is not None
@@ -82,19 +82,20 @@ class ResponseStore:
     # --- for the routes ---
 
     async def put(self, tenant: str, name: str, stored: StoredResponse) -> bool:
-        """Keep it, in the place of one of that name; False if it is larger than the store."""
+        """Stores a response, replacing one of the same name; returns False if it is larger than the
+        store."""
         return await self._run(lambda: self._put(tenant, name, stored))
 
     async def get(self, tenant: str, name: str) -> StoredResponse | None:
-        """None if there is none of the tenant's."""
+        """Returns the tenant's response of this name, or None."""
         return await self._run(lambda: self._get(tenant, name))
 
     async def delete(self, tenant: str, name: str) -> bool:
-        """False if there was none."""
+        """Returns False if there was none."""
         return await self._run(lambda: self._delete(tenant, name) > 0)
 
     async def update(self, tenant: str, name: str, status: str, response: bytes) -> bool:
-        """How a running response goes on or ended; False if it does not run any more: it has been
+        """Updates a running response; returns False if it does not run any more: it has been
         cancelled or deleted."""
         return await self._run(lambda: self._update(tenant, name, status, response))
 
@@ -130,7 +131,7 @@ class ResponseStore:
         return bool(used > self._max_bytes or number > self._max_responses)
 
     def _evict(self) -> None:
-        """The oldest of whoever holds most."""
+        """Deletes the oldest response of the tenant that holds most."""
         self._db.execute(
             "DELETE FROM responses WHERE number = (SELECT min(number) FROM responses WHERE tenant "
             "= (SELECT tenant FROM totals ORDER BY bytes DESC LIMIT 1))")
@@ -159,7 +160,7 @@ def _open(path: str | None) -> sqlite3.Connection:
             # Conversations: for the engine's user alone.
             fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                os.fchmod(fd, 0o600)  # one that was there may be open to others
+                os.fchmod(fd, 0o600)  # an existing one may be readable by others
             finally:
                 os.close(fd)
         db = sqlite3.connect(path or ":memory:", timeout=BUSY_SECONDS, check_same_thread=False)
@@ -181,8 +182,8 @@ def _bad(path: str | None, why: str) -> BadConfig:
 
 
 def owner_of(pid: int) -> str:
-    """A process and when it began, since numbers of processes come again; empty if there is none.
-    """
+    """Returns a process id with its start time, since ids are reused; empty if there is no such
+    process."""
     try:
         stat = Path(f"/proc/{pid}/stat").read_text()
     except OSError:
@@ -191,15 +192,15 @@ def owner_of(pid: int) -> str:
 
 
 def lives(owner: str) -> bool:
-    """Whether the process still runs."""
+    """Returns whether the process still runs."""
     pid = owner.partition(":")[0]
     return pid.isdecimal() and owner_of(int(pid)) == owner
 
 
 LOG = logging.getLogger("actorium.gateway")
 WATCH_SECONDS = 0.5
-"""How often a running response's place in a shared file is looked at: another gateway may have been
-asked to cancel it."""
+"""Seconds between checks of a running response in a shared file: another gateway may have cancelled
+it."""
 OFF = ("responses are not stored: the engine runs with several gateways and without "
        "--responses-store, or with --responses-max-bytes 0")
 _encode = msgspec.json.Encoder().encode
@@ -211,14 +212,14 @@ class BackgroundWork(Protocol):
     response: Any
 
     async def run(self) -> None:
-        """To its end. Raises `ActoriumError`, `HttpError`."""
+        """Runs to the end. Raises `ActoriumError`, `HttpError`."""
 
     def failed(self, error: BaseException) -> HttpError:
-        """The error for an exception that is neither."""
+        """Returns the error for an exception that is neither."""
 
 
 def open_store(settings: GatewayConfig) -> ResponseStore | None:
-    """None where nothing is stored. Raises `BadConfig`."""
+    """Returns None where nothing is stored. Raises `BadConfig`."""
     path = settings.responses_store
     if settings.responses_max_bytes == 0 or (path is None and settings.gateways > 1):
         return None
@@ -226,7 +227,7 @@ def open_store(settings: GatewayConfig) -> ResponseStore | None:
 
 
 async def context_of(store: ResponseStore | None, tenant: str, previous: str | None) -> bytes:
-    """JSON of the items that a request goes on from. Raises `HttpError` naming
+    """Returns, as JSON, the items that a request continues. Raises `HttpError` naming
     previous_response_id."""
     if previous is None:
         return b"[]"
@@ -243,17 +244,17 @@ async def context_of(store: ResponseStore | None, tenant: str, previous: str | N
 
 
 class ResponseKeeper:
-    """A place for the response of one request."""
+    """Stores the response of one request."""
 
     def __init__(self, store: ResponseStore, tenant: str, context: bytes, body: ResponsesBody,
                  name: str) -> None:
-        """context: JSON of the items before the request's own; name: items without ids are called
-        after it."""
+        """context: JSON of the items before the request's own; name: ids of items without one
+        derive from it."""
         self._store, self._tenant, self._context = store, tenant, context
         self._input = _encode(input_items(body, name))
 
     async def put(self, response: Any) -> bool:
-        """Keep it as it is now. False, and a line in the log, where that cannot be done: it is
+        """Stores the response as it is now. Returns False, and logs a line, where that fails: it is
         answered in any case."""
         stored = StoredResponse(response.status, self._store.owner, _encode(response),
                                 self._context, self._input)
@@ -264,7 +265,7 @@ class ResponseKeeper:
             return False
 
     async def update(self, response: Any) -> bool:
-        """The same, of one that was kept as running; False if it is to end."""
+        """Updates a response that was stored as running; returns False if it is to end."""
         try:
             return await self._store.update(self._tenant, response.id, response.status,
                                             _encode(response))
@@ -273,13 +274,13 @@ class ResponseKeeper:
             return True
 
     async def wanted(self, name: str) -> bool:
-        """It has been neither cancelled nor deleted."""
+        """Returns whether it has been neither cancelled nor deleted."""
         stored = await self._store.get(self._tenant, name)
         return stored is not None and stored.status in RUNNING
 
 
 def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
-    """The input as it is shown again: each item with an id, each content as parts."""
+    """Returns the input as it is shown again: each item with an id, each content as parts."""
     given = body.input
     items = given if isinstance(given, list) else [InputItem(role="user", content=given)]
     found = []
@@ -294,14 +295,15 @@ def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
 
 
 def conversation(stored: StoredResponse) -> bytes:
-    """JSON of all items up to the end of a response: what one that follows it begins with."""
+    """Returns, as JSON, all items up to the end of a response: the context of a response that
+    follows it."""
     output = msgspec.json.decode(stored.response)["output"]
     parts = [msgspec.json.decode(part) for part in (stored.context, stored.input)]
     return _encode([*parts[0], *parts[1], *output])
 
 
 class BackgroundJobs:
-    """Responses that go on without their caller, of one gateway."""
+    """One gateway's responses that continue without their caller."""
 
     def __init__(self) -> None:
         self._tasks: dict[tuple[str, str], asyncio.Task[None]] = {}
@@ -311,7 +313,7 @@ class BackgroundJobs:
 
     def start(self, tenant: str, work: BackgroundWork, keeping: ResponseKeeper,
               done: Callable[[], None]) -> None:
-        """Do the work, and then call `done`. Its response has been put, as queued."""
+        """Starts the work; calls `done` after it. Its response has been stored as queued."""
         key = tenant, work.response.id
         task = asyncio.ensure_future(self._run(work, keeping))
         self._tasks[key] = task
@@ -324,7 +326,7 @@ class BackgroundJobs:
         task.add_done_callback(ended)
 
     def cancel(self, tenant: str, name: str) -> None:
-        """End it, if it is one of this gateway's."""
+        """Cancels a response, if it is one of this gateway's."""
         if (task := self._tasks.get((tenant, name))) is not None:
             task.cancel()
 
@@ -340,7 +342,7 @@ class BackgroundJobs:
             fail(response, http_error(error))
         except HttpError as error:
             fail(response, error)
-        except asyncio.CancelledError:  # by `cancel`, which has said so in the store
+        except asyncio.CancelledError:  # by `cancel`, which has updated the store
             fail(response, HttpError(503, "the engine has stopped", None, SERVER))
             raise
         except Exception as error:
@@ -362,13 +364,14 @@ class BackgroundJobs:
 
 
 def fail(response: Any, error: HttpError) -> None:
-    """Say in a response why it came to nothing."""
+    """Marks a response as failed with an error."""
     code = "rate_limit_exceeded" if error.status == 429 else "server_error"
     response.status, response.error = "failed", {"code": code, "message": error.message}
 
 
 def orphaned(stored: StoredResponse) -> bytes | None:
-    """What a response is whose gateway died before it ended; None if that has not happened."""
+    """Returns the state of a response whose gateway died before it ended; None if that is not the
+    case."""
     if stored.status not in RUNNING or lives(stored.owner):
         return None
     body = msgspec.json.decode(stored.response)

@@ -1,4 +1,6 @@
-"""`/v1/responses`, and what can be asked of a stored response: itself, its input, its end."""
+"""`/v1/responses`, and the operations on a stored response: retrieve, delete, cancel, list its
+input.
+"""
 
 from __future__ import annotations
 
@@ -55,7 +57,7 @@ class ResponseUsage(Struct, kw_only=True):
 
 
 class ResponseObject(Struct, kw_only=True):
-    """The whole answer, or what there is of it."""
+    """The whole answer, or its part so far."""
 
     id: str
     object: Literal["response"] = "response"
@@ -160,7 +162,7 @@ class ResponsesTurn(HttpTurn):
     # --- in the background ---
 
     async def _start_in_background(self, requests: list[Request]) -> bytes:
-        """Let it go on without the caller, and return how it begins. Raises `HttpError`."""
+        """Continues without the caller, and returns the initial response. Raises `HttpError`."""
         assert self._keeper is not None
         self.response.status, self.response.store = "queued", True
         if not await self._keeper.put(self.response):
@@ -173,13 +175,13 @@ class ResponsesTurn(HttpTurn):
         return begun
 
     async def run(self) -> None:
-        """Until there is a response. Raises `ActoriumError`."""
+        """Runs until there is a response. Raises `ActoriumError`."""
         [[one]] = await self.call.complete(self._requests)
         self._add(one)
         self._finish(one, answers.usage([one.usage]))
 
     def failed(self, error: BaseException) -> HttpError:
-        """The error for an exception of the gateway's own."""
+        """Returns the error for an exception of the gateway's own."""
         return self.call.failed(error)
 
     # --- as it comes ---
@@ -211,7 +213,7 @@ class ResponsesTurn(HttpTurn):
         return self._output.add(parts, logprobs.content if logprobs is not None else None)
 
     def _finish(self, one: Completion | StreamDelta, used: CompletionUsage) -> list[ResponseEvent]:
-        """The last item ends, and with it the response."""
+        """Ends the last item and the response."""
         whole = one.finish_reason == "stop"
         status: ResponseStatus = "completed" if whole else "incomplete"
         out = self._output.close(status)
@@ -244,7 +246,7 @@ class ResponsesTurn(HttpTurn):
 
 
 def _addressed(http: HttpRequest) -> tuple[ResponseStore | None, str, str]:
-    """(store, tenant, id)"""
+    """Returns (store, tenant, id)."""
     call = call_of(http)
     return call.engine.responses, call.tenant, http.path_params["id"]
 
@@ -265,7 +267,7 @@ async def _stored(http: HttpRequest) -> StoredResponse:
 
 
 async def retrieve(http: HttpRequest) -> HttpResponse:
-    """GET `/v1/responses/{id}`."""
+    """Handles GET `/v1/responses/{id}`."""
     if http.query_params.get("stream", "false").lower() not in ("false", "0"):
         raise HttpError(400, "stream: a stored response is not streamed; ask until its status is "
                         "neither queued nor in_progress", "stream")
@@ -273,7 +275,7 @@ async def retrieve(http: HttpRequest) -> HttpResponse:
 
 
 async def delete(http: HttpRequest) -> HttpResponse:
-    """DELETE `/v1/responses/{id}`; one that is under way ends."""
+    """Handles DELETE `/v1/responses/{id}`; ends one that is under way."""
     await _stored(http)
     store, tenant, name = _addressed(http)
     assert store is not None
@@ -283,7 +285,7 @@ async def delete(http: HttpRequest) -> HttpResponse:
 
 
 async def cancel(http: HttpRequest) -> HttpResponse:
-    """POST `/v1/responses/{id}/cancel`; one that has ended stays as it is."""
+    """Handles POST `/v1/responses/{id}/cancel`; one that has ended stays as it is."""
     stored = await _stored(http)
     store, tenant, name = _addressed(http)
     assert store is not None
@@ -299,7 +301,7 @@ async def cancel(http: HttpRequest) -> HttpResponse:
 
 
 async def input_items(http: HttpRequest) -> HttpResponse:
-    """GET `/v1/responses/{id}/input_items`: those of the request itself, the last first."""
+    """Handles GET `/v1/responses/{id}/input_items`: the request's own items, the last first."""
     items: list[dict[str, Any]] = msgspec.json.decode((await _stored(http)).input)
     query = http.query_params
     order, limit = query.get("order", "desc"), query.get("limit", "20")
@@ -321,7 +323,7 @@ async def input_items(http: HttpRequest) -> HttpResponse:
 
 
 async def input_tokens(http: HttpRequest) -> HttpResponse:
-    """POST `/v1/responses/input_tokens`: of the prompt that the body becomes."""
+    """Handles POST `/v1/responses/input_tokens`: counts the tokens of the body's prompt."""
     call, body = call_of(http), await bodies.read(http, InputBody)
     engine = call.engine
     body.check()

@@ -1,4 +1,4 @@
-"""The body of `/v1/responses`: what is asked, as a conversation and tools."""
+"""The body of `/v1/responses`: converts its input to a conversation and tools."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LOGPROBS = "message.output_text.logprobs"
 
 
 class InputItem(Struct, kw_only=True):
-    """One thing of the input: a message, or what an earlier answer held."""
+    """An item of the input: a message, or a part of an earlier answer."""
 
     type: str = "message"
     id: str | None = None
@@ -67,7 +67,7 @@ class ReasoningOptions(Struct, kw_only=True):
 
 
 class InputBody(SamplingFields, kw_only=True):
-    """What a response's prompt is made of; alone, the body of `/v1/responses/input_tokens`."""
+    """The fields that make a response's prompt; alone, the body of `/v1/responses/input_tokens`."""
 
     input: str | list[InputItem] | None = None
     instructions: str | None = None
@@ -84,7 +84,7 @@ class InputBody(SamplingFields, kw_only=True):
     chat_template_kwargs: dict[str, Any] = {}
 
     def check(self) -> None:
-        """Raise `HttpError` on what is not offered."""
+        """Raises `HttpError` for unsupported fields."""
         for name, instead in (("conversation", "previous_response_id goes on with one"),
                               ("prompt", "there are no stored prompts")):
             if getattr(self, name) is not None:
@@ -94,12 +94,12 @@ class InputBody(SamplingFields, kw_only=True):
                             "truncation")
 
     def template_args(self) -> dict[str, Any]:
-        """What the chat template learns beside the conversation."""
+        """Returns the chat template's variables."""
         effort = None if self.reasoning is None else self.reasoning.effort
         return effort_args(effort) | self.chat_template_kwargs
 
     def choice(self) -> ToolSelection:
-        """The tools, as chats have them. Raises `HttpError`."""
+        """Returns the tools in the form of chats. Raises `HttpError`."""
         tools = []
         for i, one in enumerate(self.tools or ()):
             if one.type != "function" or not one.name:
@@ -120,12 +120,12 @@ class InputBody(SamplingFields, kw_only=True):
 
     @property
     def parallel(self) -> bool:
-        """Several calls may be made at once."""
+        """True if several calls may be made at once."""
         return self.parallel_tool_calls is not False
 
     def turns(self, context: list[InputItem]) -> list[ChatMessage]:
-        """The conversation: the items before it, and its own. Raises `HttpError` naming the item.
-        """
+        """Returns the conversation: the items of `context`, then its own. Raises `HttpError` naming
+        the item."""
         items = self.input if isinstance(self.input, list) else \
             [InputItem(role="user", content=self.input)] if self.input else []
         check_turns([*context, *items], "input")
@@ -139,13 +139,13 @@ class InputBody(SamplingFields, kw_only=True):
         return turns.found
 
     def prompted(self, context: list[InputItem]) -> Request:
-        """A request with the prompt alone. Raises `HttpError`."""
+        """Returns a request with the prompt alone. Raises `HttpError`."""
         return Request(messages=list(self.turns(context)), tools=self.choice().shown,
                        template_args=self.template_args())
 
 
 class ResponsesBody(InputBody, kw_only=True):
-    """A response's request."""
+    """The body of a response's request."""
 
     input: str | list[InputItem]
     max_output_tokens: int | None = None
@@ -153,12 +153,12 @@ class ResponsesBody(InputBody, kw_only=True):
     top_logprobs: int | None = None
     metadata: dict[str, str] | None = None
     background: bool = False
-    """Answer at once; the response is asked for later."""
+    """Answer at once; the response is retrieved later."""
     store: bool = True
-    """Keep the response, to be asked for or gone on with. The answer says whether it is kept."""
+    """Store the response, to be retrieved or continued. The answer says whether it is stored."""
 
     def check(self) -> None:
-        """Raise `HttpError` on what is not offered."""
+        """Raises `HttpError` for unsupported fields."""
         super().check()
         if self.background and self.stream:
             raise HttpError(400, "background: not together with stream; ask for the response by "
@@ -171,13 +171,13 @@ class ResponsesBody(InputBody, kw_only=True):
             raise HttpError(400, "prompt_logprobs: not of responses", "prompt_logprobs")
 
     def alternatives(self) -> int | None:
-        """Alternatives shown for each token; None = no log-probabilities."""
+        """Returns how many alternatives are shown for each token; None = no log-probabilities."""
         if LOGPROBS in (self.include or ()) or self.top_logprobs:
             return self.top_logprobs or 0
         return None
 
     def structured(self) -> Structured | None:
-        """What the text must be. Raises `HttpError`."""
+        """Returns the constraint on the text. Raises `HttpError`."""
         wanted = None if self.text is None else self.text.format
         if wanted is None:
             return structured_of(self)
@@ -194,16 +194,17 @@ class ResponsesBody(InputBody, kw_only=True):
 
 
 class ConversationBuilder:
-    """Items as a conversation: an assistant's reasoning, words and calls become one turn."""
+    """Converts items to a conversation: an assistant's reasoning, text and calls become one turn.
+    """
 
     def __init__(self) -> None:
         self.found: list[ChatMessage] = []
         self._reasoning: str | None = None
         self._names: dict[str, str] = {}
-        """Of the functions that were called, by the calls' ids."""
+        """Names of the called functions by the calls' ids."""
 
     def add(self, item: InputItem, where: str) -> None:
-        """Take an item. Raises `HttpError`."""
+        """Adds an item. Raises `HttpError`."""
         try:
             self._add(item, where)
         except HttpError as error:
@@ -231,7 +232,7 @@ class ConversationBuilder:
             raise HttpError(400, f"{where}: {item.type[:40]!r} is not taken")
 
     def say(self, role: str, text: str) -> None:
-        """A message's words."""
+        """Adds a message's text."""
         last = self.found[-1] if self.found else None
         if role == "system" and last is not None and last.role == "system":
             self.found[-1] = ChatMessage("system", f"{last.content}\n\n{text}")

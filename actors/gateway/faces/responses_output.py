@@ -1,7 +1,6 @@
-"""What a response consists of, put together from an answer's parts, with the events that tell it.
-Pure.
+"""Builds a response's items from an answer's parts, with the events of each. Pure.
 
-The whole answer is what the same machine holds when it has been fed once.
+The whole answer is what the same builder holds when it gets everything at once.
 """
 
 from __future__ import annotations
@@ -92,22 +91,22 @@ class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
 
 
 class OutputBuilder:
-    """The items so far. Every method returns the events that tell what it did."""
+    """Builds the items. Every method returns the events of what it did."""
 
     def __init__(self, name: str) -> None:
-        """name: of the response, of which those of the items are made: the same again when it is
-        sent again."""
+        """name: of the response; ids of the items are derived from it, so that a resend gets the
+        same ones."""
         self._name = name
         self.items: list[OutputItem] = []
         self._parts: list[str] = []
-        """Of the open item's text."""
+        """Parts of the open item's text."""
         self._open = False
         self._logprobs: list[ContentLogprob] = []
-        """Of tokens whose text has not come yet."""
+        """Log-probabilities of tokens whose text has not arrived yet."""
 
     def add(self, parts: Sequence[MessagePart],
             logprobs: list[ContentLogprob] | None) -> list[ResponseEvent]:
-        """More of the answer."""
+        """Adds parts of the answer."""
         self._logprobs += logprobs or ()
         out: list[ResponseEvent] = []
         for part in parts:
@@ -118,7 +117,7 @@ class OutputBuilder:
         return out
 
     def _continues(self, part: MessagePart) -> bool:
-        """The part belongs to the item that is open."""
+        """True if the part belongs to the open item."""
         if not self._open or isinstance(part, ToolCallBegin):
             return False
         return isinstance(self.items[-1], _ITEM_OF[type(part)])
@@ -161,7 +160,7 @@ class OutputBuilder:
                             logprobs=logprobs)]
 
     def close(self, status: ResponseStatus) -> list[ResponseEvent]:
-        """The open item, if there is one, has ended."""
+        """Ends the open item, if there is one."""
         if not self._open:
             return []
         self._open = False

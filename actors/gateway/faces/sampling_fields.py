@@ -1,7 +1,7 @@
-"""Fields that the request bodies share, and the engine's parameters made of them.
+"""Fields that the request bodies share, and their conversion to the engine's parameters.
 
-Unknown fields are ignored, since routers and clients add some. Known fields of other engines that
-would change the answer are refused: who sends one would get something else than what was asked for.
+Unknown fields are ignored, since routers and clients add some. Other engines' fields that would
+change the answer are refused: the caller would get something else than what was asked for.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ SEED_MASK = (1 << 63) - 1
 
 
 class UnsupportedFields(FormatFields, kw_only=True):
-    """The fields of a format, and these: taken with a value that changes nothing, else refused."""
+    """The fields of a format, and these: accepted with a value that changes nothing, else refused.
+    """
 
     # vLLM's
     use_beam_search: Any = None
@@ -60,17 +61,18 @@ _NEUTRAL: dict[str, Any] = {"length_penalty": 1, "typical_p": 1, "tfs_z": 1, "to
 
 
 def refuse_unsupported(body: UnsupportedFields) -> None:
-    """Raise `HttpError` 400 naming the first field that asks for what is not offered."""
+    """Raises `HttpError` 400 naming the first unsupported field whose value would change the
+    answer."""
     for name in UNSUPPORTED:
         value = getattr(body, name)
-        # An empty object of options still asks for what the options are of.
+        # An empty object of options still asks for the feature.
         nothing = value is None or (not value and not isinstance(value, dict))
         if not nothing and value != _NEUTRAL.get(name):
             raise HttpError(400, f"{name}: not supported", name)
 
 
 class StreamOptions(Struct):
-    """What a stream has beside its deltas."""
+    """What a stream includes beside its deltas."""
 
     include_usage: bool = False
     continuous_usage_stats: bool = False
@@ -129,49 +131,51 @@ class SamplingFields(UnsupportedFields, kw_only=True):
 
     @property
     def alternatives_field(self) -> str:
-        """The field with the number of alternatives of each token."""
+        """Returns the name of the field with the number of alternatives of each token."""
         return "top_logprobs" if "top_logprobs" in self.__struct_fields__ else "logprobs"
 
     @property
     def limit(self) -> int | None:
-        """Tokens of a completion at the most, as far as that was said."""
+        """Returns the most tokens of a completion, or None if no limit is given."""
         if self.max_tokens is not None or self.n_predict is None or self.n_predict == -1:
             return self.max_tokens
         return self.n_predict
 
     @property
     def include_usage(self) -> bool:
-        """A stream ends with a chunk of usage."""
+        """True if the stream ends with a usage chunk."""
         return self.stream_options is not None and self.stream_options.include_usage
 
     @property
     def continuous_usage(self) -> bool:
-        """Each chunk has it. It says how usage comes, not whether it does."""
+        """True if each chunk has usage. (It says how usage comes, not whether.)"""
         return self.include_usage and self.stream_options is not None \
             and self.stream_options.continuous_usage_stats
 
     @property
     def resumable(self) -> bool:
-        """Its events have ids."""
+        """True if events have ids."""
         return self.stream_options is not None and self.stream_options.resumable
 
 
     def truncated(self, ids: list[int], max_model_len: int, max_tokens: int | None) -> list[int]:
-        """The part of a prompt that `truncate_prompt_tokens` leaves, as the engine would cut it."""
+        """Returns the part of a prompt that `truncate_prompt_tokens` keeps, as the engine would cut
+        it."""
         keep = self.truncate_prompt_tokens
         if keep is None or not -1 <= keep <= max_model_len or keep == 0:
-            return ids  # the engine says what is wrong
+            return ids  # the engine reports the error
         size = keep if keep > 0 else max(1, max_model_len - (max_tokens or 1))
         return ids[:size] if self.cuts_right else ids[-size:]
 
     @property
     def cuts_right(self) -> bool:
-        """The prompt's first tokens are kept, which the engine itself does not do."""
+        """True if the prompt's first tokens are kept, which the engine itself does not do."""
         return self.truncation_side == "right" and self.truncate_prompt_tokens is not None
 
 
 def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:
-    """The engine's parameters. logprobs: alternatives of each token; more: other parameters.
+    """Returns the engine's parameters. logprobs: alternatives of each token; more: other
+    parameters.
 
     Raises `HttpError` on a field that only HTTP has.
     """
@@ -205,15 +209,15 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
 
 def request_for(fields: SamplingFields, params: SamplingParams, tenant: str,
                 **prompt: Any) -> Request:
-    """What the engine is asked. prompt: the prompt or the messages, and what belongs to them."""
+    """Returns the request to the engine. prompt: the prompt or the messages, and their options."""
     return Request(params=params, timeout=fields.timeout, tenant=tenant, priority=fields.priority,
                    truncate_prompt_tokens=fields.truncate_prompt_tokens,
                    cache_salt=fields.cache_salt, **prompt)
 
 
 def effort_args(effort: str | None) -> dict[str, Any]:
-    """What a chat template learns of `reasoning_effort`. Templates know `enable_thinking` or
-    `thinking`."""
+    """Returns the chat template's variables for `reasoning_effort`. Templates use `enable_thinking`
+    or `thinking`."""
     if effort is None:
         return {}
     return {"enable_thinking": False, "thinking": False} if effort == "none" \
@@ -221,7 +225,7 @@ def effort_args(effort: str | None) -> dict[str, Any]:
 
 
 def check_turns(given: Sequence[object], field: str) -> None:
-    """Raise `HttpError` 400 naming the field where a conversation is empty or too long."""
+    """Raises `HttpError` 400 naming the field where a conversation is empty or too long."""
     if not given:
         raise HttpError(400, f"{field}: must not be empty", field)
     if len(given) > MAX_TURNS:
@@ -229,7 +233,7 @@ def check_turns(given: Sequence[object], field: str) -> None:
 
 
 def check_ids(ids: Sequence[int], max_model_len: int, field: str, completion: int = 1) -> None:
-    """Raise `ContextOverflow` naming the field where token ids, and so many tokens of completion,
+    """Raises `ContextOverflow` naming the field where token ids, and so many tokens of completion,
     do not fit the context."""
     if len(ids) + completion > max_model_len:
         raise context_overflow(max_model_len, len(ids), completion, field)

@@ -1,4 +1,4 @@
-"""`/generate` as SGLang's clients ask, and `/abort_request`."""
+"""SGLang's `/generate` and `/abort_request`."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ Row = tuple[float | None, int, str | None]
 
 
 class GenerateOutput:
-    """One completion, as far as it has come."""
+    """One completion so far."""
 
     def __init__(self, name: str, options: LogprobOptions, text_of: Callable[[int], str] | None,
                  prompt_only: bool = False, first: int | None = None) -> None:
-        """text_of: of tokens, where it is shown; prompt_only: nothing is to be completed; first:
-        the first token of the prompt, where its log-probabilities are shown from there on."""
+        """text_of: converts tokens to text, where that is shown; prompt_only: nothing is to be
+        completed; first: the first token of the prompt whose log-probability is shown, if any."""
         self._name, self._options, self._text_of = name, options, text_of
         self._prompt_only, self._first = prompt_only, first
         self._text: list[str] = []
@@ -51,10 +51,10 @@ class GenerateOutput:
         self._prompt: list[TokenLogprob | None] = []
         self._last: StreamDelta | None = None
         self.prompt_tokens = 0
-        """Until the end, which says how many there were."""
+        """0 until the end, which brings the count."""
 
     def add(self, delta: StreamDelta) -> None:
-        """Something more of it. Raises `HttpError` on a place that is not in the prompt."""
+        """Adds a delta. Raises `HttpError` on a place that is not in the prompt."""
         self._text.append(delta.text)
         self._ids += delta.token_ids
         self._logprobs += delta.logprobs or ()
@@ -67,7 +67,7 @@ class GenerateOutput:
             self._last = delta
 
     def as_dict(self, seconds: float) -> dict[str, Any]:
-        """All there is. seconds: since the request came."""
+        """Returns everything so far. seconds: since the request came."""
         prompt_only = self._prompt_only
         return {"text": "" if prompt_only else "".join(self._text),
                 "output_ids": [] if prompt_only else list(self._ids),
@@ -122,7 +122,7 @@ class GenerateOutput:
         return self._prompt[self._options.start:] if self._options.start >= 0 else []
 
     def _prompt_rows(self, prompt: Sequence[TokenLogprob | None]) -> list[Row]:
-        """The first has no log-probability, whatever stands before it."""
+        """Returns a row per token. The first has no log-probability, whatever stands before it."""
         rows = []
         for i, one in enumerate(prompt):
             if one is not None:
@@ -139,8 +139,8 @@ class GenerateOutput:
 
 
 def _speculation(used: Usage) -> dict[str, Any]:
-    """Of drafts, where there were any. spec_verify_ct: the request's steps, each of which gives a
-    token beside those drafts that it accepts."""
+    """Returns the counts of drafts, where there were any. spec_verify_ct: the request's steps, each
+    of which gives one token beside the drafts that it accepts."""
     if not used.draft_tokens:
         return {}
     steps = used.completion_tokens - used.accepted_tokens
@@ -151,7 +151,7 @@ def _speculation(used: Usage) -> dict[str, Any]:
 
 
 class GenerateTurn(HttpTurn):
-    """One request under way: a prompt or several, each with one completion or several."""
+    """One request under way: one or several prompts, each with one or several completions."""
 
     body_type = GenerateBody
     body: GenerateBody
@@ -202,7 +202,7 @@ class GenerateTurn(HttpTurn):
 
     def _params(self, sampling: SglangSampling, options: LogprobOptions,
                 ids: list[int] | None) -> SamplingParams:
-        """ids: of the prompt, where there is a default to be fitted into the context."""
+        """ids: of the prompt, where a default must be fitted into the context."""
         params = sampling.resolved()
         if sampling.unlimited and ids is not None:
             room = max(1, self.model.max_model_len - len(ids))
@@ -218,7 +218,7 @@ class GenerateTurn(HttpTurn):
         return params
 
     async def collect(self, requests: list[Request]) -> Any:
-        """An object for each completion. One that was aborted has what there was."""
+        """Returns an object for each completion; an aborted one has its part so far."""
         async with self.call.stream(*requests) as stream:
             async for delta in stream:
                 for one in with_ready(delta, stream):
@@ -234,8 +234,7 @@ class GenerateTurn(HttpTurn):
                 output.prompt_tokens = tokens
 
     def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        """Each event is a completion as far as it has come, with its number where there are
-        several."""
+        """Returns events, each a completion so far, with its number where there are several."""
         out = []
         for delta in deltas:
             output = self._outputs[delta.index]
@@ -249,7 +248,7 @@ class GenerateTurn(HttpTurn):
 
 
 class AbortBody(Struct, kw_only=True):
-    """Which requests are to end."""
+    """Names the requests to abort."""
 
     rid: str = ""
     """As `/generate` was given it, or answered it; of other routes the id of the answer. Of several
@@ -259,7 +258,7 @@ class AbortBody(Struct, kw_only=True):
 
 
 async def abort(http: HttpRequest) -> Response:
-    """`/abort_request`: of this engine's HTTP requests."""
+    """Handles `/abort_request`: aborts HTTP requests of this engine."""
     call, body = call_of(http), await bodies.read(http, AbortBody)
     if not body.rid and not body.abort_all:
         raise HttpError(400, "rid: is required, or abort_all", "rid")

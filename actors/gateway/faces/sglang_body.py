@@ -1,5 +1,6 @@
-"""The body of `/generate`, by SGLang's names: prompts, and for each how to sample and which
-log-probabilities to show."""
+"""The body of `/generate`, with SGLang's names: prompts, and for each its sampling parameters and
+which log-probabilities to show.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
 
 DEFAULT_NEW_TOKENS = 128
-"""SGLang's, where the request names no limit."""
+"""SGLang's default limit."""
 SAME = {"max_new_tokens": "max_tokens", "min_new_tokens": "min_tokens", "sampling_seed": "seed",
         "no_stop_trim": "include_stop_str_in_output"}
 """SGLang's names of the SDK's parameters."""
@@ -28,7 +29,7 @@ NO_LIMIT = 1 << 30
 
 class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=True,
                      forbid_unknown_fields=True):
-    """SGLang's sampling parameters; those of the SDK may be called by its names as well."""
+    """SGLang's sampling parameters; the SDK's names are accepted as well."""
 
     max_new_tokens: int | None | UnsetType = UNSET
     """Default 128, or what the context has room for; 0 = the prompt alone is computed."""
@@ -46,7 +47,8 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
     custom_params: dict[str, Any] | None = None
 
     def resolved(self) -> SamplingParams:
-        """By the SDK's names; max_tokens is None where no limit is named. Raises `HttpError`."""
+        """Returns them by the SDK's names; max_tokens is None where no limit is given. Raises
+        `HttpError`."""
         if self.custom_params:
             raise _bad("custom_params", "there are no custom logit processors")
         given = {name: getattr(self, name) for name in SamplingParams.__struct_fields__}
@@ -64,7 +66,7 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
 
     @property
     def unlimited(self) -> bool:
-        """Neither name of the limit is given."""
+        """True if the limit is given by neither name."""
         return self.max_new_tokens is UNSET and self.max_tokens is None
 
     def _structured(self) -> Structured | None:
@@ -78,7 +80,7 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
 
 
 class Unsupported(Struct, kw_only=True):
-    """Fields of SGLang's for what this engine has not: accepted while they ask for nothing."""
+    """SGLang's fields for features that this engine lacks: accepted while they ask for nothing."""
 
     input_embeds: Any = None
     image_data: Any = None
@@ -137,14 +139,14 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
     no_logs: bool = False
 
     def check(self) -> None:
-        """Raise `HttpError` on what is not offered."""
+        """Raises `HttpError` for unsupported fields."""
         for name in Unsupported.__struct_fields__:
             value = getattr(self, name)
             if any(value) if isinstance(value, list) else value:
                 raise HttpError(400, f"{name}: not supported", name)
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
-        """One or several. Raises `HttpError`."""
+        """Returns one or several prompts. Raises `HttpError`."""
         field = "text" if self.input_ids is None else "input_ids"
         if (self.text is None) == (self.input_ids is None):
             raise HttpError(400, "text: exactly one of text and input_ids is needed", "text")
@@ -163,13 +165,13 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
 
     @property
     def several(self) -> bool:
-        """The prompts are a list, and so is the answer."""
+        """True if the prompts are a list, and so the answer."""
         if self.input_ids is None:
             return isinstance(self.text, list)
         return bool(self.input_ids) and isinstance(self.input_ids[0], list)
 
     def samplings(self, prompts: int) -> list[SglangSampling]:
-        """Of each prompt. Raises `HttpError`."""
+        """Returns the sampling parameters of each prompt. Raises `HttpError`."""
         found = _each(self.sampling_params or SglangSampling(), prompts, "sampling_params")
         if len({one.n for one in found}) > 1:
             raise HttpError(400, "sampling_params: n must be the same for all prompts",
@@ -177,7 +179,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
         return found
 
     def logprob_options(self, prompts: int, choices: int) -> list[LogprobOptions]:
-        """Of each prompt, of which there are `choices`. Raises `HttpError`."""
+        """Returns the options of each prompt, which has `choices` choices. Raises `HttpError`."""
         columns: dict[str, list[Any]] = {}
         for name in ("return_logprob", "logprob_start_len", "top_logprobs_num"):
             columns[name] = _each(getattr(self, name), prompts, name)
@@ -190,14 +192,14 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
                 for row in zip(*columns.values(), ids, strict=True)]
 
     def salts(self, prompts: int) -> list[str | None]:
-        """What keeps the cached prefixes of each prompt apart. Raises `HttpError`."""
+        """Returns the cache salt of each prompt, which separates cached prefixes. Raises
+        `HttpError`."""
         pairs = zip(_each(self.cache_salt, prompts, "cache_salt"),
                     _each(self.extra_key, prompts, "extra_key"), strict=True)
         return ["\0".join((salt or "", key or "")) if key else salt for salt, key in pairs]
 
     def names(self, prompts: int, choices: int, fallback: str) -> list[str]:
-        """What each choice of each prompt is called, the first prompt's first. Raises
-        `HttpError`."""
+        """Returns the names of all choices, the first prompt's first. Raises `HttpError`."""
         if isinstance(self.rid, list):
             names = _each(self.rid, prompts, "rid")
             if len(set(names)) < len(names):
@@ -220,7 +222,7 @@ class LogprobOptions(NamedTuple):
     ids: list[int] | None
 
     def checked(self) -> LogprobOptions:
-        """The same. Raises `HttpError`."""
+        """Returns itself. Raises `HttpError`."""
         if not 0 <= self.top <= MAX_LOGPROBS:
             raise HttpError(400, f"top_logprobs_num: must be between 0 and {MAX_LOGPROBS}, got "
                             f"{self.top}", "top_logprobs_num")
@@ -239,7 +241,7 @@ class LogprobOptions(NamedTuple):
         return self
 
     def params(self) -> dict[str, Any]:
-        """As the SDK asks for them."""
+        """Returns the SDK's parameters."""
         if not self.wanted:
             return {}
         params: dict[str, Any] = {"logprobs": self.top}
@@ -251,7 +253,7 @@ class LogprobOptions(NamedTuple):
 
 
 def _each(value: Any, count: int, field: str) -> list[Any]:
-    """One for each prompt: the list that is given, or the same for all. Raises `HttpError`."""
+    """Returns a value for each prompt: the given list, or the same for all. Raises `HttpError`."""
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
@@ -260,7 +262,7 @@ def _each(value: Any, count: int, field: str) -> list[Any]:
 
 
 def renamed(error: str, names: Sequence[str]) -> str:
-    """A message about one of the SDK's parameters, by the name that the caller used."""
+    """Rewrites a message about one of the SDK's parameters to the name that the caller used."""
     field, colon, rest = error.partition(":")
     theirs = next((one for one in names if SAME.get(one) == field), field)
     return f"sampling_params.{theirs}{colon}{rest}"

@@ -1,4 +1,4 @@
-"""`/tokenize` and `/detokenize`, as vLLM, SGLang and llama-server answer them."""
+"""`/tokenize` and `/detokenize`, with the answers of vLLM, SGLang and llama-server."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ class TokenizeBody(Struct, kw_only=True):
     prompt: str | list[str] | None = None
     """A list gives lists of tokens and of counts."""
     add_special_tokens: bool | None = None
-    """By default those of a prompt are, and those of messages are what their template writes."""
+    """Default: true for prompts; messages get what their template writes."""
     return_token_strs: bool = False
-    """Also tell how the vocabulary writes each token."""
+    """Also return how the vocabulary writes each token."""
     messages: list[MessageParam] | None = None
     tools: list[Tool] | None = None
     chat_template: str | None = None
@@ -43,10 +43,10 @@ class TokenizeBody(Struct, kw_only=True):
     """The text, as llama-server's clients send it: then the answer is llama-server's too."""
     add_special: bool = False
     with_pieces: bool = False
-    """Tell each token of `content` with its text, or its bytes where it is no text."""
+    """Return each token of `content` with its text, or its bytes where it is not text."""
 
     def check(self) -> None:
-        """Raise `HttpError` on what does not fit together."""
+        """Raises `HttpError` on fields that do not fit together."""
         given = [name for name in ("prompt", "messages", "content")
                  if getattr(self, name) is not None]
         if len(given) != 1:
@@ -57,7 +57,7 @@ class TokenizeBody(Struct, kw_only=True):
                             "continue_final_message")
 
     def texts(self) -> list[str]:
-        """The prompt or prompts, or the content. Raises `HttpError`."""
+        """Returns the prompt or prompts, or the content. Raises `HttpError`."""
         given = self.content if self.prompt is None else self.prompt
         found = given if isinstance(given, list) else [given or ""]
         if len(found) > MAX_PROMPTS:
@@ -66,13 +66,13 @@ class TokenizeBody(Struct, kw_only=True):
 
     @property
     def special(self) -> bool:
-        """The text gets the tokens that the model's tokenizer puts around one."""
+        """True if the tokenizer adds its special tokens around the text."""
         if self.content is not None:
             return self.add_special
         return self.add_special_tokens is not False
 
     def chat(self) -> Request:
-        """The conversation, as a request for its completion has it."""
+        """Returns the conversation in the form of a chat completion's request."""
         generation = self.add_generation_prompt
         return Request(
             messages=list(ChatBody(messages=self.messages or []).turns()),
@@ -90,7 +90,7 @@ class DetokenizeBody(Struct, kw_only=True):
 
 
 async def prompt_ids(client: AsyncClient, request: Request) -> list[int]:
-    """Token ids of a request's prompt. Raises `ActoriumError`."""
+    """Returns the token ids of a request's prompt. Raises `ActoriumError`."""
     if request.messages is not None:
         return await client.tokenize_chat(
             request.messages, request.template_args, request.tools,
@@ -103,7 +103,7 @@ async def prompt_ids(client: AsyncClient, request: Request) -> list[int]:
 
 
 async def tokenize(http: HttpRequest) -> Response:
-    """`/tokenize`."""
+    """Handles `/tokenize`."""
     engine, body = engine_of(http), await bodies.read(http, TokenizeBody)
     body.check()
     await engine.check_model(body.model)
@@ -123,7 +123,7 @@ async def tokenize(http: HttpRequest) -> Response:
 
 
 async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
-    """What the tokenizer puts before and behind a text."""
+    """Returns what the tokenizer puts before and after a text."""
     bare = await client.tokenize("a", False)
     full = await client.tokenize("a", True)
     at = next((i for i in range(len(full)) if full[i:i + len(bare)] == bare), len(full))
@@ -156,7 +156,7 @@ def _pieces(ids: list[int], texts: TokenTexts) -> list[dict[str, Any]]:
 
 
 async def detokenize(http: HttpRequest) -> Response:
-    """`/detokenize`: the text under each of the three projects' names."""
+    """Handles `/detokenize`: the text under each of the three projects' names."""
     call, body = call_of(http), await bodies.read(http, DetokenizeBody)
     engine = call.engine
     model = await engine.check_model(body.model)

@@ -1,4 +1,4 @@
-"""Tools in a chat's request: what the template sees, and what `tool_choice` demands."""
+"""Tools in a chat's request: what the template sees, and what `tool_choice` requires."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ MAX_NAME = 256
 
 
 class Function(Struct, omit_defaults=True):
-    """What can be called."""
+    """A function that can be called."""
 
     name: str
     description: str | None = None
@@ -39,14 +39,15 @@ class NamedTool(Struct):
 
 
 class FunctionCall(Struct):
-    """In an answer; in a stream's delta the name comes first, then the arguments in parts."""
+    """A call in an answer; in a stream's delta the name comes first, then the arguments in parts.
+    """
 
     name: str | UnsetType = UNSET
     arguments: str = ""
 
 
 class FunctionToolCall(Struct, kw_only=True):
-    """A call in an answer, or what a delta has of it."""
+    """A call in an answer, or a delta's part of it."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
@@ -55,7 +56,7 @@ class FunctionToolCall(Struct, kw_only=True):
 
 
 class ToolSelection:
-    """What a request's `tools` and `tool_choice` come to."""
+    """The result of a request's `tools` and `tool_choice`."""
 
     def __init__(self, tools: list[Tool] | None,
                  choice: Literal["none", "auto", "required"] | NamedTool | None,
@@ -77,27 +78,27 @@ class ToolSelection:
 
     @property
     def shown(self) -> list[dict[str, Any]]:
-        """What the template sees."""
+        """Returns the tools that the template sees."""
         return [] if self._choice == "none" else [to_builtins(tool) for tool in self._tools]
 
     @property
     def schemas(self) -> Schemas | None:
-        """Of the parameters by name; None = calls are text."""
+        """Returns schemas of the parameters by name; None = calls are text."""
         if self._choice == "none":
             return None
         return {tool.function.name: tool.function.parameters or {} for tool in self._tools}
 
     @property
     def forced(self) -> str | None:
-        """The function whose arguments the completion is; "" = a list of calls; None = nothing is
+        """Returns the function whose arguments the completion is; "" = a list of calls; None = not
         forced."""
         if isinstance(self._choice, NamedTool):
             return self._choice.function.name
         return "" if self._choice == "required" else None
 
     def structured(self, wanted: Structured | None) -> Structured | None:
-        """What the completion must be: what the caller `wanted` of it, or the calls that are
-        forced. Raises `HttpError` where it would have to be both."""
+        """Returns the constraint on the completion: the caller's, or that of forced calls. Raises
+        `HttpError` where both apply."""
         if self.forced is None:
             return wanted
         if wanted is not None:

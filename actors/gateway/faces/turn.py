@@ -1,5 +1,5 @@
-"""One turn over HTTP: read what is asked, ask the engine, answer whole or as a stream, or refuse.
-What differs from API to API (fields, shapes, events) is filled in by its face.
+"""One turn over HTTP: reads the request, calls the engine, and answers whole, as a stream, or with
+an error. Each API's face fills in its fields, shapes and events.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from actorium.actors.gateway.served_model import ServedModel
 
 
 class HttpTurn(ABC):
-    """One request under way. `handle` is the route; the rest is what a face says of it, in the
-    order in which it is asked."""
+    """One request under way. `handle` is the route; a face overrides the rest, in the order of the
+    calls."""
 
     body_type: ClassVar[Any]
     """Of the request: a struct with `model`, `stream` and `check()`."""
@@ -36,12 +36,12 @@ class HttpTurn(ABC):
     body: Any
 
     def __init__(self, call: EngineCall, model: ServedModel, body: Any) -> None:
-        """Raises `HttpError` on what does not fit together."""
+        """Raises `HttpError` on fields that do not fit together."""
         self.call, self.engine, self.model, self.body = call, call.engine, model, body
 
     @classmethod
     async def read(cls, http: HttpRequest) -> Self:
-        """The turn that a request asks for. Raises `HttpError`, `ActoriumError`."""
+        """Returns the turn for an HTTP request. Raises `HttpError`, `ActoriumError`."""
         call = call_of(http)
         body = await bodies.read(http, cls.body_type)
         body.check()
@@ -51,7 +51,7 @@ class HttpTurn(ABC):
 
     @classmethod
     async def handle(cls, http: HttpRequest) -> Response | EventStream:
-        """The route."""
+        """Handles the route."""
         turn = await cls.read(http)
         requests = await turn.requests()
         if turn.tells_token_texts:
@@ -59,20 +59,20 @@ class HttpTurn(ABC):
         return await turn.respond(requests)
 
     def engine_fields(self) -> dict[str, str]:
-        """The engine's names of fields that have other names here, and these, for its errors."""
+        """Returns the engine's field names -> this API's, where they differ, for errors."""
         return {}
 
     @abstractmethod
     async def requests(self) -> list[Request]:
-        """What the engine is asked. Raises `HttpError`, `ActoriumError`."""
+        """Returns the requests to the engine. Raises `HttpError`, `ActoriumError`."""
 
     @property
     def tells_token_texts(self) -> bool:
-        """The answer shows single tokens as texts."""
+        """True if the answer shows texts of single tokens."""
         return False
 
     async def respond(self, requests: list[Request]) -> Response | EventStream:
-        """The answer to what was asked."""
+        """Returns the answer, whole or as a stream."""
         if self.body.stream:
             return EventStream(self.events(requests), self.last_event, self.refusal)
         return JsonReply(encode_json(await self.collect(requests)))
@@ -81,12 +81,12 @@ class HttpTurn(ABC):
 
     @abstractmethod
     async def collect(self, requests: list[Request]) -> Any:
-        """The whole answer. Raises `ActoriumError`."""
+        """Returns the whole answer. Raises `ActoriumError`."""
 
     # --- as it comes ---
 
     async def events(self, requests: list[Request]) -> AsyncGenerator[bytes, None]:
-        """The events of the stream, but the last."""
+        """Yields the stream's events but the last."""
         async with self.call.stream(*requests) as stream:
             await self.begin(stream)
             async for delta in stream:
@@ -100,12 +100,12 @@ class HttpTurn(ABC):
 
     @abstractmethod
     def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        """The events of what has come at once, at most one delta of each choice."""
+        """Returns the events of deltas that arrived together, at most one per choice."""
 
     async def end(self) -> bytes:
-        """The events behind all deltas."""
+        """Returns the events after all deltas."""
         return b""
 
     async def refusal(self, error: HttpError) -> bytes:
-        """The events of an error within the stream."""
+        """Returns the events of an error within the stream."""
         return error_event(error)

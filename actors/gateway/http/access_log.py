@@ -1,7 +1,7 @@
-"""One line for each HTTP request, and counts of them for `/metrics`.
+"""Writes one line per HTTP request, and counts them for `/metrics`.
 
-A line says who has called what, how it went and what it cost, never what was written: of the URL
-only the path, of the body and the answer only tokens.
+A line has caller, route, outcome and cost, never content: of the URL only the path, of the body and
+the answer only token counts.
 """
 
 from __future__ import annotations
@@ -24,21 +24,21 @@ LOG = logging.getLogger("actorium.access")
 GONE = 499
 """Status of a request whose caller went away before an answer began, as nginx has it."""
 UNKNOWN = "none"
-"""Handler of a path that is not served."""
+"""Handler name of an unknown path."""
 WATCHING = frozenset({"probe", "health"})
-"""Routes that machines ask again and again: logged only where they fail, or for debugging."""
+"""Routes that machines poll: logged only where they fail, or for debugging."""
 MAX_PATH = 200
 
 
 class ProgressStream(Protocol):
-    """What is asked of an `AsyncDeltaStream`."""
+    """The part of `AsyncDeltaStream` that is used here."""
 
     @property
     def progress(self) -> RequestProgress | None: ...
 
 
 class CallUsage:
-    """What the engine did for one HTTP request."""
+    """The engine's usage for one HTTP request."""
 
     __slots__ = ("_streams", "_usages")
 
@@ -47,17 +47,17 @@ class CallUsage:
         self._usages: list[list[Usage]] = []
 
     def opened(self, stream: ProgressStream) -> None:
-        """A stream of deltas, of which it is asked at the end what came."""
+        """Adds a stream of deltas, whose progress is read at the end."""
         self._streams.append(stream)
 
     def completed(self, answers: Sequence[Sequence[Completion]]) -> None:
-        """Whole answers: of each prompt, its choices."""
+        """Adds whole answers: each prompt's choices."""
         self._streams = []
         self._usages = [[one.usage for one in choices] for choices in answers]
 
     def read(self) -> tuple[Usage | None, float]:
-        """Tokens of all prompts and choices together, None if nothing was generated; and when the
-        first token came (CLOCK_MONOTONIC seconds, 0 = not known)."""
+        """Returns tokens of all prompts and choices together, None if nothing was generated; and
+        the time of the first token (CLOCK_MONOTONIC seconds, 0 = not known)."""
         found = [one for one in (stream.progress for stream in self._streams) if one is not None]
         first = min((one.first_at for one in found if one.first_at), default=0.0)
         all_usages = (*self._usages, *(one.usages for one in found))
@@ -75,33 +75,33 @@ def _sum(usages: Sequence[Usage]) -> Usage:
 
 
 class AccessRecord(NamedTuple):
-    """One request, at its end."""
+    """One finished request."""
 
     scope: Scope
     route: Route
     status: int
     stayed: bool
-    """The caller was there to the end."""
+    """The caller stayed connected to the end."""
     request_id: str
     tenant: str
     usage: CallUsage
     rids: Sequence[str]
-    """What the engine's actors call its requests."""
+    """The request's names in the engine."""
     began: float
     """CLOCK_MONOTONIC seconds."""
 
 
 class AccessLog:
-    """Those of one gateway's process."""
+    """One gateway's log."""
 
     def __init__(self, on: bool) -> None:
-        """on: write lines; they are counted in any case."""
+        """on: write lines; requests are counted in any case."""
         self._on = on
         self._counts: Counter[str] = Counter()
         self._seconds = Histogram(HTTP_REQUESTS)
 
     def answered(self, one: AccessRecord) -> None:
-        """A request is over."""
+        """Logs and counts a finished request."""
         took = monotonic() - one.began
         self._seconds.add(took)
         path = one.scope["path"]
@@ -115,7 +115,7 @@ class AccessLog:
             LOG.log(level, "%s", text, extra={"fields": fields})
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the counts for the heartbeat."""
         return {name: float(n) for name, n in self._counts.items()} | self._seconds.gauges()
 
 
@@ -148,6 +148,6 @@ def _line(one: AccessRecord, took: float) -> tuple[str, dict[str, Any]]:
 
 
 def _printable(path: str) -> str:
-    """A path that cannot begin a line of its own, or move a terminal's cursor."""
+    """Returns a path that cannot start a line of its own, or move a terminal's cursor."""
     path = path[:MAX_PATH]
     return path if path.isascii() and path.isprintable() else ascii(path)[1:-1]

@@ -17,14 +17,14 @@ from actorium.actors.messages import Tenant
 
 HASHED = "sha256:"
 NOBODYS = bytes(32)
-"""No key's digest."""
+"""A digest that no key has."""
 MAX_FILE = 4 << 20
 HEADERS = {b"authorization": "Authorization", b"x-api-key": "x-api-key"}
-"""Those that show a key, the first of which wins."""
+"""Headers that may have a key; the first one present counts."""
 
 
 class Keys:
-    """Digests of the keys that open the doors, and whose they are."""
+    """Digests of the accepted keys, and their owners' names."""
 
     def __init__(self, settings: GatewayConfig) -> None:
         """Raises `BadConfig` on a file that cannot be read."""
@@ -34,20 +34,20 @@ class Keys:
         self._admin = _digest(admin.encode()) if admin is not None else None
 
     def guard(self, path: str) -> bool:
-        """Whether only who shows a key may call."""
+        """Returns whether the path requires a key."""
         access = find(path).access
         return access is not Access.OPEN and (
             self._locked or (access is Access.ADMIN and self._admin is not None))
 
     def check(self, path: str, authorization: bytes) -> str:
-        """The caller's tenant. Raises `HttpError` 401 unless the header has a key that the path
-        takes."""
+        """Returns the caller's tenant. Raises `HttpError` 401 unless the header has a key that the
+        path accepts."""
         if not self.guard(path):
             return ""
         admin = find(path).access is Access.ADMIN and self._admin is not None
         digest = _shown_digest(authorization)
         tenant = None
-        # All of them are compared, whichever fits.
+        # Always compares all of them, so that the time does not show which one matched.
         for known, name in () if admin else self._known.items():
             if hmac.compare_digest(digest, known):
                 tenant = name
@@ -59,15 +59,15 @@ class Keys:
         return tenant
 
     def is_admin(self, authorization: bytes) -> bool:
-        """The header has the administrator's key."""
+        """True if the header has the administrator's key."""
         return self._admin is not None and hmac.compare_digest(_shown_digest(authorization),
                                                                self._admin)
 
 
 def shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
-    """What a caller shows: the Authorization header, else the key as Anthropic's clients send it.
-    Raises `HttpError` 400 where one of them comes twice: a proxy may have judged the other one.
-    """
+    """Returns the caller's credentials: the Authorization header, else the key as Anthropic's
+    clients send it. Raises `HttpError` 400 where one of them comes twice: a proxy may have checked
+    the other one."""
     found = {}
     for name, value in headers:
         if name in HEADERS:
@@ -79,8 +79,8 @@ def shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
 
 
 def known(settings: GatewayConfig) -> dict[bytes, str]:
-    """Digest -> name of all keys of ordinary callers. Raises `BadConfig`, which does not tell any
-    key."""
+    """Returns digest -> name for all keys of ordinary callers. Raises `BadConfig`, which contains
+    no key."""
     found = read(Path(settings.api_keys_file)) if settings.api_keys_file is not None else {}
     one, admin = (_digest(key.encode()) if key is not None else None
                   for key in (settings.api_key, settings.admin_key))
@@ -92,7 +92,7 @@ def known(settings: GatewayConfig) -> dict[bytes, str]:
 
 
 def read(path: Path) -> dict[bytes, str]:
-    """Digest -> name of the keys in a file. Raises `BadConfig`, which does not tell any key."""
+    """Returns digest -> name for the keys in a file. Raises `BadConfig`, which contains no key."""
     try:
         with path.open("rb") as file:
             data = file.read(MAX_FILE + 1)
@@ -100,7 +100,7 @@ def read(path: Path) -> dict[bytes, str]:
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise _bad(f"{path}: {why}") from None
-    if len(data) > MAX_FILE:  # cut off, its last line would be another key
+    if len(data) > MAX_FILE:  # cut off, its last line would be a different key
         raise _bad(f"{path}: is larger than {MAX_FILE} bytes")
     found: dict[bytes, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
@@ -135,7 +135,7 @@ def _bad(what: str) -> BadConfig:
 
 
 def _shown_digest(authorization: bytes) -> bytes:
-    """Of the key in a header; nobody's where the header is of another scheme."""
+    """Returns the digest of the header's key; one that matches none where the scheme is another."""
     kind, _, given = authorization.partition(b" ")
     return _digest(given.strip()) if kind.lower() == b"bearer" else NOBODYS
 

@@ -1,13 +1,13 @@
 """Reads a request's JSON: bounded, typed, with errors that name the field.
 
 Unknown fields are ignored, since routers add some (but see `UnsupportedFields`); a wrong type is a
-400; `null` for a field that may be absent means that it is absent, since many clients write every
-field that they know.
+400; `null` for an optional field means that it is absent, since many clients write every field that
+they know.
 
-The values of a large body are counted before it is decoded. Decoding takes time by the value, not
-by the byte: 4 MiB of text are 10 ms, of empty lists half a second (the collector looks at each of
+The values of a large body are counted before it is decoded. Decoding takes time per value, not per
+byte: 4 MiB of text take 10 ms, of empty lists half a second (the garbage collector visits each of
 them again and again), of numbers with long fractions more than a second; and while one body is
-decoded, no other caller of the process is answered.
+decoded, the process answers no other caller.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 
 async def read(request: Request, kind: type[Body]) -> Body:
-    """The request's body as a `kind`. Raises `HttpError` 400 or 413."""
+    """Returns the request's body as a `kind`. Raises `HttpError` 400 or 413."""
     body, call = decode(await raw(request), kind), call_of(request)
     if getattr(body, "resumable", False):
         call.resumable = True
@@ -45,8 +45,8 @@ async def read(request: Request, kind: type[Body]) -> Body:
 
 
 def _answer_id(wanted: str) -> str:
-    """What an answer is called, as its request asks. Raises `HttpError` if that cannot be a name.
-    """
+    """Returns the answer's id that the request asks for. Raises `HttpError` if it is not a valid
+    id."""
     if not _NAME.fullmatch(wanted):
         raise HttpError(400, "request_id: 1 to 128 printable ASCII characters without spaces",
                         "request_id")
@@ -54,9 +54,9 @@ def _answer_id(wanted: str) -> str:
 
 
 async def raw(request: Request) -> bytes:
-    """The bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit, but only
-    when the rest has been read and dropped, if that is not too much: who still sends does not read
-    the answer."""
+    """Returns the bytes of the body. Raises `HttpError` 408, 415 and 503, and 413 past the limit,
+    but only when the rest has been read and dropped, if that is not too much: a client that still
+    sends does not read the answer."""
     call = call_of(request)
     settings = call.engine.settings
     encoding = request.headers.get("content-encoding", "identity")
@@ -100,7 +100,7 @@ async def _bounded(request: Request, budget: BodyBudget, limit: int) -> bytes:
 
 
 def decode(body: bytes, kind: type[Body]) -> Body:
-    """JSON as a `kind`. Raises `HttpError` 400 naming the field."""
+    """Decodes JSON as a `kind`. Raises `HttpError` 400 naming the field."""
     check_values(body)
     try:
         found: Body = _decode_with_nulls(body, kind)
@@ -114,7 +114,7 @@ def decode(body: bytes, kind: type[Body]) -> Body:
 
 
 def invalid(text: str) -> HttpError:
-    """msgspec's text of a wrong value, with the field in front."""
+    """Returns msgspec's text of a wrong value, with the field in front."""
     found = _PLACE.search(text)
     where = found["path"] if found is not None else ""
     what = text[:found.start()] if found is not None else text
@@ -141,13 +141,13 @@ MAX_FRACTIONS = 1 << 11
 
 
 def check_values(body: bytes) -> None:
-    """Raise `HttpError` 400 for a body of more values than any request needs.
+    """Raises `HttpError` 400 for a body of more values than any request needs.
 
-    Of what is no JSON the counts are some numbers; decoding will say what it is.
+    For invalid JSON the counts mean nothing; decoding will report it.
     """
     if len(body) <= CHEAP:
         return
-    # Never too many, so that it may refuse; too few where strings end with a backslash.
+    # Never counts too many, so that it may refuse; too few where strings end with a backslash.
     _bound("strings", (body.count(b'"') - body.count(b'\\"')) // 2, MAX_STRINGS)
     if b"\\" in body:
         body = body.replace(b"\\\\", b"").replace(b'\\"', b"")
@@ -167,9 +167,9 @@ def _bound(what: str, count: int, limit: int) -> None:
 
 
 def without_nulls(value: Any, kind: Any) -> Any:
-    """A copy of `value`, which JSON was decoded to, less the nulls of fields that have a default
-    and whose type has no null. kind: the type that it is to become; values of type `Any` are left
-    as they are."""
+    """Returns a copy of `value`, which JSON was decoded to, without the nulls of fields that have a
+    default and whose type has no null. kind: the type that it is to become; values of type `Any`
+    are left as they are."""
     return _typed(value, _info(kind))
 
 
@@ -203,30 +203,30 @@ def _object(value: dict[str, Any], kind: inspect.Type) -> dict[str, Any]:
 
 
 def _plain(kind: inspect.Type) -> bool:
-    """Nothing of this type has fields: two million numbers are not looked at one by one."""
+    """True if nothing of this type has fields: two million numbers are not visited one by one."""
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return not any(isinstance(one, inspect.StructType | inspect.ListType | inspect.DictType)
                    for one in kinds)
 
 
 def _absent(field: inspect.Field) -> bool:
-    """Whether a null means that the field is not there."""
+    """True if a null means that the field is absent."""
     return not field.required and _member(field.type, inspect.NoneType) is None \
         and not isinstance(field.type, inspect.AnyType)
 
 
 def _member(kind: inspect.Type, wanted: type[Any]) -> Any:
-    """The type itself, or the one of a union, if it is of the wanted sort."""
+    """Returns the type itself, or the one of a union, if it is of the wanted sort."""
     kinds = kind.types if isinstance(kind, inspect.UnionType) else (kind,)
     return next((one for one in kinds if isinstance(one, wanted)), None)
 
 
 def _decode_with_nulls(body: bytes, kind: Any) -> Any:
-    """JSON as a `kind`, nulls of absent fields left out. Raises as `msgspec.json.decode`."""
+    """Decodes JSON as a `kind`, without nulls of absent fields. Raises as `msgspec.json.decode`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         if "got `null`" not in str(error):
             raise
-    # Seldom, so that only who writes such nulls pays for a second decoding.
+    # Rare: only bodies with such nulls pay for a second decoding.
     return msgspec.convert(without_nulls(msgspec.json.decode(body), kind), kind, str_keys=True)

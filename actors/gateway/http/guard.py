@@ -35,6 +35,46 @@ Headers = list[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
+class HttpExchange:
+    """A request that has come in, and what is known of its answer."""
+
+    __slots__ = ("answer", "began", "call", "given_id", "headers", "request_id", "route", "scope",
+                 "stayed", "tenant")
+
+    def __init__(self, engine: ServedEngine, scope: Scope, send: Send) -> None:
+        self.scope = scope
+        self.headers: dict[bytes, bytes] = dict(scope["headers"])
+        self.route = find(scope["path"])
+        self.answer = AnswerSender(send)
+        self.call = EngineCall(engine)
+        """One of the gateway's own until the caller is let in."""
+        self.given_id = _request_id(self.headers.get(b"x-request-id", b""))
+        self.tenant = ""
+        self.stayed = True
+        """The caller waited for the answer."""
+        self.began = monotonic()
+        self.answer.headers.append((b"x-request-id", b""))
+        self.rename(self.given_id or os.urandom(12).hex())
+
+    def rename(self, request_id: str) -> None:
+        """The id that the answer, its errors and the log show."""
+        self.request_id = request_id
+        self.answer.headers[0] = b"x-request-id", request_id.encode()
+
+    async def refuse(self, error: HttpError) -> None:
+        """Answers with the error, unless an answer has begun."""
+        if not self.answer.status:
+            body = error.body() if self.route.errors is ErrorStyle.OPENAI \
+                else error.anthropic_body(self.request_id)
+            await self.answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
+
+    def record(self) -> AccessRecord:
+        """Its line in the access log."""
+        return AccessRecord(self.scope, self.route, self.answer.status or GONE, self.stayed,
+                            self.request_id, self.tenant, self.call.usage, self.call.rids,
+                            self.began)
+
+
 class Guard:
     """The outermost application."""
 
@@ -49,72 +89,56 @@ class Guard:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
-        engine, route = self._engine, find(scope["path"])
-        call, answer = EngineCall(engine), AnswerSender(send)
-        headers = dict(scope["headers"])
-        given = _request_id(headers.get(b"x-request-id", b""))
-        request_id = given or os.urandom(12).hex()
-        answer.headers = [(b"x-request-id", request_id.encode()), _NOSNIFF,
-                          *self._cors.headers(headers)]
+        engine, exchange = self._engine, HttpExchange(self._engine, scope, send)
+        exchange.answer.headers += [_NOSNIFF, *self._cors.headers(exchange.headers)]
         engine.requests += 1
         engine.open += 1
-        began, stayed, tenant = monotonic(), True, ""
-
-        async def refuse(error: HttpError) -> None:
-            if not answer.status:
-                body = error.body() if route.errors is ErrorStyle.OPENAI \
-                    else error.anthropic_body(request_id)
-                await answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
-
         try:
-            self._check_front(scope, headers)
-            if self._cors.is_preflight(scope["method"], headers):
-                await answer.no_content()
-                return
-            check_size(scope)
-            if OVER_LIMIT in scope:
-                raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
-            key = shown(scope["headers"])
-            tenant = self._keys.check(scope["path"], key)
-            if route.changes(scope["method"]) and not self._keys.guard(scope["path"]):
-                self._cors.check(scope, headers)
-            call = EngineCall(engine, headers, tenant, scope["path"], self._keys.is_admin(key))
-            request_id = given or call.name
-            answer.headers[0] = b"x-request-id", request_id.encode()
-            if not call.key:
-                call.answer_id = request_id
-            engine.calls.add(call)
-            scope["app"] = call  # also has the router raise what it refuses
-            if engine.draining and route.access is not Access.OPEN:
-                raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
-            if route.generates and call.position is None:
-                await engine.gate.enter()
-            stayed = await until_disconnected(in_journal(self._app, call), scope, receive, answer)
-            if stayed:
-                call.finished()
-        except ActoriumError as error:
-            call.finished()
-            await refuse(http_error(error, call.fields))
-        except HttpError as error:
-            call.finished()
-            await refuse(error)
-        except HTTPException as error:
-            if error.status_code == 405:
-                allowed = ", ".join(allowed_methods(scope["path"]))
-                answer.headers.append((b"allow", allowed.encode()))
-            await refuse(_refusal(scope, error))
-        except RecursionError:
-            await refuse(HttpError(400, "body: nested too deeply", code="invalid_json"))
+            self._check_front(scope, exchange.headers)
+            if self._cors.is_preflight(scope["method"], exchange.headers):
+                await exchange.answer.no_content()
+            else:
+                self._let_in(exchange)
+                await self._serve(exchange, receive)
         except asyncio.CancelledError:
             raise
         except BaseException as error:
-            await refuse(call.failed(error))
+            await exchange.refuse(_refusal(exchange, error))
         finally:
-            engine.calls.discard(call)
+            engine.calls.discard(exchange.call)
             engine.open -= 1
-            engine.access.answered(AccessRecord(
-                scope, route, answer.status or GONE, stayed, request_id, tenant, call.usage,
-                call.rids, began))
+            engine.access.answered(exchange.record())
+
+    def _let_in(self, exchange: HttpExchange) -> None:
+        """Checks the caller and gives the exchange its call. Raises `HttpError`."""
+        scope, headers = exchange.scope, exchange.headers
+        path, method = scope["path"], scope["method"]
+        check_size(scope)
+        if OVER_LIMIT in scope:
+            raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
+        key = shown(scope["headers"])
+        exchange.tenant = self._keys.check(path, key)
+        if exchange.route.changes(method) and not self._keys.guard(path):
+            self._cors.check(scope, headers)
+        call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
+                                          self._keys.is_admin(key))
+        exchange.rename(exchange.given_id or call.name)
+        if not call.key:
+            call.answer_id = exchange.request_id
+
+    async def _serve(self, exchange: HttpExchange, receive: Receive) -> None:
+        """The route's answer. Raises what the route raises, and `HttpError`."""
+        engine, route, call = self._engine, exchange.route, exchange.call
+        engine.calls.add(call)
+        exchange.scope["app"] = call  # also has the router raise what it refuses
+        if engine.draining and route.access is not Access.OPEN:
+            raise HttpError(503, "the engine is stopping", None, SERVER, "unavailable")
+        if route.generates and call.position is None:
+            await engine.gate.enter()
+        exchange.stayed = await until_disconnected(
+            in_journal(self._app, call), exchange.scope, receive, exchange.answer)
+        if exchange.stayed:
+            call.finished()
 
     def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raise `HttpError` for what is not meant for this server, or not to be understood."""
@@ -135,11 +159,32 @@ def _headers_of(error: HttpError) -> Headers:
     return found
 
 
-def _refusal(scope: Scope, error: HTTPException) -> HttpError:
-    """The router's own refusals: no such path, method not allowed."""
-    code = {404: "not_found", 405: "method_not_allowed"}.get(error.status_code)
-    return HttpError(error.status_code,
-                     f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}", code=code)
+def _refusal(exchange: HttpExchange, error: BaseException) -> HttpError:
+    """What the caller is told of an error, which ends the call unless the router found no route or
+    its body was nested too deeply."""
+    call = exchange.call
+    if isinstance(error, ActoriumError):
+        call.finished()
+        return http_error(error, call.fields)
+    if isinstance(error, HttpError):
+        call.finished()
+        return error
+    if isinstance(error, HTTPException):
+        return _router_refusal(exchange, error)
+    if isinstance(error, RecursionError):
+        return HttpError(400, "body: nested too deeply", code="invalid_json")
+    return call.failed(error)
+
+
+def _router_refusal(exchange: HttpExchange, error: HTTPException) -> HttpError:
+    """The router's own: no such path, method not allowed."""
+    scope, status = exchange.scope, error.status_code
+    if status == 405:
+        allowed = ", ".join(allowed_methods(scope["path"]))
+        exchange.answer.headers.append((b"allow", allowed.encode()))
+    code = {404: "not_found", 405: "method_not_allowed"}.get(status)
+    return HttpError(status, f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}",
+                     code=code)
 
 
 def check_size(scope: Scope) -> None:

@@ -1,4 +1,4 @@
-"""What an error is called over HTTP: OpenAI's nested objects, and their status codes."""
+"""Errors over HTTP: OpenAI's nested objects, and their status codes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from actorium.actors.errors import (
 )
 
 RETRY_AFTER = 1
-"""Seconds after which a refused request is worth sending again, as far as anybody knows."""
+"""Seconds after which a refused request is worth sending again."""
 CONTEXT_LENGTH = "context_length_exceeded"
 _OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.* requested (\d+) tokens")
 """In the text of `errors.context_overflow`."""
@@ -30,8 +30,8 @@ INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_er
 ANTHROPIC_KINDS = {
     401: "authentication_error", 403: "permission_error", 404: "not_found_error",
     413: "request_too_large", 429: LIMIT, 503: "overloaded_error", 504: "timeout_error"}
-"""What Anthropic's API calls errors, by status; other faults of the request are
-`invalid_request_error`, of the server `api_error`."""
+"""Anthropic's error types by status; other faults of the request are `invalid_request_error`, of
+the server `api_error`."""
 
 _KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
     (ContextOverflow, 400, INVALID, CONTEXT_LENGTH),
@@ -49,7 +49,7 @@ _KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
 
 
 class HttpError(Exception):
-    """A request that this process refuses by itself."""
+    """An error that this process raises by itself."""
 
     def __init__(self, status: int, message: str, param: str | None = None, kind: str = INVALID,
                  code: str | None = None) -> None:
@@ -59,16 +59,16 @@ class HttpError(Exception):
 
     @property
     def retry_after(self) -> int:
-        """Seconds; 0 = it will not get better by itself."""
+        """Seconds until a retry makes sense; 0 = a retry will not help."""
         return RETRY_AFTER if self.status in (429, 503) else 0
 
     def body(self) -> dict[str, Any]:
-        """The JSON object, as OpenAI's clients know it."""
+        """Returns the JSON object in OpenAI's format."""
         return {"error": {"message": self.message, "type": self.kind, "param": self.param,
                           "code": self.code}}
 
     def anthropic_body(self, request_id: str | None = None) -> dict[str, Any]:
-        """The JSON object, as Anthropic's clients know it; in a stream there is no request_id."""
+        """Returns the JSON object in Anthropic's format; in a stream there is no request_id."""
         kind = ANTHROPIC_KINDS.get(self.status, "api_error" if self.status >= 500 else INVALID)
         message = self.message
         if self.code == CONTEXT_LENGTH:
@@ -78,15 +78,15 @@ class HttpError(Exception):
 
 
 def _too_long(message: str) -> str:
-    """With the words by which clients of Anthropic's API (litellm) know it in front."""
+    """Prefixes the words by which clients of Anthropic's API (litellm) recognise the error."""
     found = _OVERFLOW.search(message)
     what = f": {found[2]} tokens > {found[1]} maximum" if found is not None else ""
     return f"prompt is too long{what} ({message})"
 
 
 def http_error(error: ActoriumError, fields: Mapping[str, str] | None = None) -> HttpError:
-    """The HTTP error of an error of the engine. fields: what the caller's body calls those of
-    the engine's, where it has other names."""
+    """Returns the HTTP error for an engine's error. fields: engine field -> the body's name of it,
+    where they differ."""
     message, param = error.message, error.param
     theirs = (fields or {}).get(param or "")
     if theirs is not None:

@@ -1,7 +1,7 @@
-"""Orders that concern requests of any gateway of an engine: each listens at a socket of its own in
-the run directory, and the gateway that is asked to abort something asks the others.
+"""Aborts requests of any gateway of an engine: each gateway listens on a socket of its own in the
+run directory, and the one that gets an abort request forwards it to the others.
 
-The directory is its user's alone. A socket whose gateway has died is passed over.
+Only the user can access the directory. A socket whose gateway has died is skipped.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ MAX_ORDER = 1 << 16
 
 
 class AbortOrder(Struct):
-    """To end the requests that go by a name."""
+    """Asks to abort the requests of a name."""
 
     name: str
     """"" = all."""
@@ -37,17 +37,17 @@ _decode_names = msgspec.json.Decoder(list[str]).decode
 
 
 class Peers:
-    """Of one gateway."""
+    """One gateway's connection to the others."""
 
     def __init__(self, run_dir: Path, abort: Callable[[str, str | None], Awaitable[list[str]]]
                  ) -> None:
-        """abort: ends requests of this gateway, and returns their names."""
+        """abort: aborts requests of this gateway, and returns their names."""
         self._run_dir, self._abort = run_dir, abort
-        self._own = run_dir / f"{os.urandom(5).hex()}{PEER}"  # no longer than any actor's
+        self._own = run_dir / f"{os.urandom(5).hex()}{PEER}"  # no longer than any actor's path
         self._server: asyncio.Server | None = None
 
     async def listen(self) -> None:
-        """From now on do what others order. Raises `OSError`."""
+        """Starts to serve the orders of others. Raises `OSError`."""
         self._server = await asyncio.start_unix_server(self._serve, str(self._own),
                                                        limit=MAX_ORDER)
 
@@ -69,7 +69,7 @@ class Peers:
             writer.close()
 
     async def abort(self, name: str, tenant: str | None) -> list[str]:
-        """End requests of the other gateways. Returns their names."""
+        """Aborts requests of the other gateways. Returns their names."""
         order = msgspec.json.encode(AbortOrder(name, tenant)) + b"\n"
         others = [path for path in self._run_dir.glob(f"*{PEER}") if path != self._own]
         found = await asyncio.gather(*(_ask(path, order) for path in others))

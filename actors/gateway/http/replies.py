@@ -1,4 +1,4 @@
-"""What routes answer with: JSON that is encoded already, and server-sent events, as pure ASGI."""
+"""Replies of routes: JSON that is encoded already, and server-sent events, as pure ASGI."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ class JsonReply(Response):
 
 
 def event(payload: bytes) -> bytes:
-    """One event of this JSON."""
+    """Returns one event of this JSON."""
     return b"data: %b\n\n" % payload
 
 
 def error_event(error: HttpError) -> bytes:
-    """An error within a stream, as OpenAI's clients know it."""
+    """Returns an error within a stream in OpenAI's format."""
     return event(encode_json(error.body()))
 
 
 class EventStream:
-    """A response that sends what `events` yields (whole events, several at once or none), as it
-    comes, and then `last`. Where its stream can be taken up, each event gets an id.
+    """A response that sends what `events` yields (whole events, several at once or none) as it
+    comes, and then `last`. Where the stream can be resumed, each event gets an id.
 
-    The first event is waited for before anything is sent, so that a refusal has a status of its
-    own. A later error becomes an event, by `refusal`, and ends the stream. When this is cancelled,
-    because the client has gone, `events` is closed, which aborts what it waits for.
+    The first event is awaited before anything is sent, so that an error can set the status. A later
+    error becomes an event, by `refusal`, and ends the stream. When this is cancelled, because the
+    client has disconnected, `events` is closed, which aborts its requests.
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], last: bytes = DONE,
@@ -75,7 +75,7 @@ class EventStream:
             await events.aclose()
 
     async def _first(self, call: EngineCall) -> bytes | None:
-        """The first events that the client has not had; None if it has had all."""
+        """Returns the first events that the client has not had; None if it has had all."""
         async for events in self._events:
             if labelled := call.label(events):
                 return labelled

@@ -1,5 +1,6 @@
-"""Runs one request: a caller who goes away ends the work that is done for it, and each step of that
-work is written to the journal of requests in hand."""
+"""Runs one request: a client's disconnect cancels its work, and each step of that work is recorded
+in the journal of in-flight requests.
+"""
 
 from __future__ import annotations
 
@@ -12,19 +13,19 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from actorium.actors.gateway.engine_call import EngineCall
 
 WATCH_AFTER = 0.05
-"""Seconds after which a connection is watched: most of what is faster would pay more for the
-watching than for its answer."""
+"""Seconds after which a connection is watched: for most faster requests watching would cost more
+than the answer."""
 
 
 class AnswerSender:
-    """`send` of one request, which knows how far the answer has come, and adds headers to it."""
+    """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it."""
 
     def __init__(self, send: Send) -> None:
         self._send = send
         self.status = 0
-        """Of the answer; 0 = none has begun."""
+        """The answer's status; 0 = not begun."""
         self.ended = False
-        """Its last part has been handed over."""
+        """The last part has been passed on."""
         self.headers: list[tuple[bytes, bytes]] = []
         """Added to the answer's own."""
 
@@ -33,31 +34,31 @@ class AnswerSender:
             self.status = message["status"]
             message["headers"] = [*message.get("headers", ()), *self.headers]
         elif not message.get("more_body", False):
-            # Before it is sent: uvicorn then says "http.disconnect" of a client that stays.
+            # Before it is sent: after it uvicorn says "http.disconnect" even of a connected client.
             self.ended = True
         await self._send(message)
 
     async def json(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
-        """Answer with this JSON."""
+        """Answers with this JSON."""
         await self({"type": "http.response.start", "status": status, "headers": [
             (b"content-type", b"application/json"),
             (b"content-length", str(len(body)).encode()), *headers]})
         await self({"type": "http.response.body", "body": body})
 
     async def no_content(self) -> None:
-        """Answer with headers alone."""
+        """Answers with headers alone."""
         await self({"type": "http.response.start", "status": 204, "headers": []})
         await self({"type": "http.response.body", "body": b""})
 
 
 async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
                              answer: AnswerSender) -> bool:
-    """Run `app` for one request, in this task, and cancel it when the client disconnects: whether
-    it waits for the engine's first token, for the whole answer, or for the client to read. Being
+    """Runs `app` for one request, in this task, and cancels it when the client disconnects: whether
+    it waits for the engine's first token, for the whole answer, or for the client to read. When
     cancelled, the SDK's calls abort their requests, unless those may outlive their connection.
 
-    Returns False if the client has gone; raises what `app` raises. The connection is watched once
-    the body has been read, since both come through `receive`.
+    Returns False if the client has disconnected; raises what `app` raises. The connection is
+    watched once the body has been read, since both use `receive`.
     """
     body_read, gone = asyncio.Event(), False
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
@@ -88,7 +89,7 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
     try:
         await app(scope, reading, answer)
     except asyncio.CancelledError:
-        if not gone or task.uncancel():  # somebody else cancels as well
+        if not gone or task.uncancel():  # another task cancels as well
             raise
         return False
     finally:
@@ -99,16 +100,16 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
 
 
 def in_journal(app: ASGIApp, call: EngineCall) -> ASGIApp:
-    """The application, each of whose steps for this request stands in the journal."""
+    """Wraps the application so that each of its steps for this request is in the journal."""
     async def run(scope: Scope, receive: Receive, send: Send) -> None:
         await JournaledSteps(app(scope, receive, send), call)  # type: ignore[arg-type]
     return run
 
 
 class JournaledSteps:
-    """An awaitable that runs a coroutine; while it has the process, from one of its waits to the
-    next, its request stands in the journal: it is decoded, converted, parsed, written. If the
-    process dies or hangs meanwhile, the next incarnation knows of whom."""
+    """An awaitable that runs a coroutine; while it has the processor, from one of its waits to the
+    next, its request is in the journal (for decoding, conversion, parsing, writing). If the process
+    dies or hangs meanwhile, the next incarnation knows which request it worked on."""
 
     __slots__ = ("_call", "_coroutine", "_journal")
 

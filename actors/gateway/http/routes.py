@@ -1,6 +1,5 @@
-"""The routes of a gateway, and what each of them demands: one table for the router, the guard, the
-keys and the OpenAPI document. Pure data: `app` and `openapi` know the handlers and the bodies by
-the routes' names.
+"""The routes of a gateway and their requirements: one table for the router, the guard, the keys and
+the OpenAPI document. Pure data: `app` and `openapi` map the routes' names to handlers and bodies.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ class Access(Enum):
     """Anybody, also while the engine stops."""
     KEY = "key"
     ADMIN = "admin"
-    """Who has the administrator's key, if there is one, else any key."""
+    """Callers with the administrator's key, if there is one, else with any key."""
 
 
 class ErrorStyle(Enum):
-    """Whose clients read the refusals."""
+    """Which API's format errors have."""
 
     OPENAI = "openai"
     ANTHROPIC = "anthropic"
@@ -33,22 +32,22 @@ SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
 
 
 class Route(NamedTuple):
-    """One operation, and where it is found."""
+    """One operation and its paths."""
 
     name: str
-    """Of its handler and its operation."""
+    """Name of its handler and its operation."""
     methods: tuple[str, ...]
     paths: tuple[str, ...]
     """The first is the one that documents use, the others mean the same."""
     access: Access = Access.KEY
     generates: bool = False
-    """Needs an engine that is at work: requests wait while it recovers."""
+    """Needs a running engine: requests wait while it recovers."""
     errors: ErrorStyle = ErrorStyle.OPENAI
     acts: bool = False
-    """Changes something even when it is asked by GET."""
+    """Changes something even with GET."""
 
     def changes(self, method: str) -> bool:
-        """Whether a request with this method may change or cost something."""
+        """Returns whether a request with this method may change or cost something."""
         return method not in SAFE or (self.acts and method != "OPTIONS")
 
 
@@ -101,7 +100,7 @@ ROUTES: tuple[Route, ...] = (
 PARAMETER = re.compile(r"\{(\w+)(:path)?\}")
 """Of a path: its name, and whether it may hold slashes."""
 _NO_KEY = Route("", GET, ("/favicon.ico",), Access.OPEN)
-"""Browsers ask by themselves, without a key."""
+"""Browsers request these by themselves, without a key."""
 _UNKNOWN = Route("", (), ())
 _EXACT = {path: route for route in (*ROUTES, _NO_KEY) for path in route.paths if "{" not in path}
 
@@ -116,8 +115,8 @@ _ANTHROPIC = tuple(path for route in ROUTES if route.errors is ErrorStyle.ANTHRO
 
 
 def find(path: str) -> Route:
-    """The rules of a path. One that no route has needs a key, as most do: what is served is
-    nothing for those who have none."""
+    """Returns the route of a path. An unknown path needs a key, as most do: callers without one do
+    not learn what is served."""
     found = _EXACT.get(path)
     if found is not None:
         return found
@@ -129,7 +128,7 @@ def find(path: str) -> Route:
 
 
 def allowed_methods(path: str) -> tuple[str, ...]:
-    """The methods that a path answers, sorted; HEAD wherever GET is. Empty for an unknown path."""
+    """Returns the methods of a path, sorted; HEAD wherever GET is. Empty for an unknown path."""
     routes = [route for pattern, route in _PATTERNS if pattern.fullmatch(path)]
     if path in _EXACT:
         routes.append(_EXACT[path])

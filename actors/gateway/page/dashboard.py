@@ -1,7 +1,7 @@
-"""`/dashboard/events`: how the engine does, once a second, for as long as somebody looks.
+"""`/dashboard/events`: the engine's state, once a second, while a client watches.
 
-However many look, the engine is asked once. Rates are differences of the scheduler's sums between
-two of its heartbeats, divided by the time between these.
+However many clients watch, the engine is asked once. Rates are differences of the scheduler's
+counters between two of its heartbeats, divided by the time between them.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
+from actorium.actors.counters import CounterReading, Growth, growth, read_counters
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http.replies import EventStream, event
 from actorium.actors.gateway.served_engine import ServedEngine
-from actorium.actors.health import CounterReading, Growth, growth, read_counters, why_not_ready
+from actorium.actors.health import why_not_ready
 from actorium.actors.messages import ActorStatus, Status
 
 LOG = logging.getLogger("actorium.gateway")
@@ -31,7 +32,7 @@ PATIENCE = 2.0
 _DRAFTS, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens"
 _SUMS = ("tokens", "prompt_tokens", "steps", "busy_us", _DRAFTS, _ACCEPTED)
 _NEW_BEAT = 0.05
-"""Seconds between two beats, at least: less is the same one, seen twice."""
+"""The least seconds between two heartbeats: less is the same one, seen twice."""
 _encode = msgspec.json.Encoder().encode
 
 
@@ -50,7 +51,7 @@ class DashboardSample(Struct, frozen=True):
     """Seconds since 1970."""
     ready: bool
     why: str = ""
-    """What keeps it from being ready; empty when it is."""
+    """Why it is not ready; empty when it is."""
     tokens_per_second: float | None = None
     prompt_tokens_per_second: float | None = None
     running: int | None = None
@@ -60,7 +61,7 @@ class DashboardSample(Struct, frozen=True):
     pages_used: int | None = None
     """Pages that sequences hold."""
     pages_cached: int | None = None
-    """Pages that are kept for prompts that may come again."""
+    """Pages in the prefix cache."""
     step_ms: float | None = None
     """A step of the worker, in milliseconds."""
     acceptance: float | None = None
@@ -69,7 +70,7 @@ class DashboardSample(Struct, frozen=True):
 
 
 class Rates(NamedTuple):
-    """What two readings come to."""
+    """Rates from two readings."""
 
     tokens: float | None = None
     prompt_tokens: float | None = None
@@ -78,7 +79,7 @@ class Rates(NamedTuple):
 
 
 class DashboardSampler:
-    """Makes samples of the watchdog's answers. Pure: the time is given."""
+    """Makes samples from the watchdog's answers. Pure: the time is passed in."""
 
     def __init__(self) -> None:
         self._before: CounterReading | None = None
@@ -105,7 +106,7 @@ class DashboardSampler:
             rates.step_ms, rates.acceptance, actors)
 
     def _look(self, scheduler: ActorStatus, now: float) -> Rates:
-        """The rates since the last beat; between beats those of before."""
+        """Returns the rates since the last heartbeat; between heartbeats the previous ones."""
         before, new = self._before, read_counters(scheduler, _SUMS, now)
         if before is None or before.epoch != new.epoch or new.at - before.at > _NEW_BEAT:
             self._before, self._rates = new, _rates(growth(before, new))
@@ -126,7 +127,7 @@ def _why(status: Status, draining: bool) -> str:
 
 
 class Dashboard:
-    """One for a gateway's process."""
+    """One gateway's dashboard."""
 
     def __init__(self, engine: ServedEngine, period: float = PERIOD) -> None:
         self._engine, self._period = engine, period
@@ -137,11 +138,11 @@ class Dashboard:
         self.viewers = 0
 
     async def serve(self, http: HttpRequest) -> EventStream:
-        """The route."""
+        """Handles the route."""
         return EventStream(self.events())
 
     async def events(self) -> AsyncGenerator[bytes, None]:
-        """What is known, then a sample each period. Ends when the engine is to stop."""
+        """Yields the last sample, then one each period. Ends when the engine is to stop."""
         self.viewers += 1
         if self._sampling is None:
             self._sampling = asyncio.ensure_future(self._sample())
@@ -172,7 +173,7 @@ class Dashboard:
             status = await self._engine.client.status(PATIENCE)
         except ActoriumError as error:
             return DashboardSample(time(), False, error.message)
-        except Exception as error:  # those who look wait for the next sample
+        except Exception as error:  # clients wait for the next sample
             LOG.exception("the dashboard asked in vain")
             return DashboardSample(time(), False, f"{type(error).__name__}: {error}")
         return sampler.sample(status, self._engine.draining, time(), monotonic())

@@ -1,9 +1,9 @@
 """The playground at `/` and the list of routes at `/docs`: each one document, joined from the files
-in `playground/` and `api_docs/` when the gateway starts; nothing comes from elsewhere.
+in `playground/` and `api_docs/` when the gateway starts; nothing is loaded from elsewhere.
 
-Whatever a model says is untrusted, and so a document may run only its own script and look only as
-its own style says (their hashes are in the policy), may talk to its own gateway alone, and may not
-make markup out of a string at all (Trusted Types).
+A model's output is untrusted, so a document may run only its own script and use only its own style
+(their hashes are in the policy), may connect to its own gateway alone, and may not turn strings
+into markup at all (Trusted Types).
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _INLINE = re.compile(r"<(style|script)>(.*?)</\1>", re.DOTALL)
 
 
 class Page(NamedTuple):
-    """What is served."""
+    """A served document."""
 
     body: bytes
     etag: str
@@ -39,14 +39,14 @@ class Page(NamedTuple):
                 "referrer-policy": "no-referrer", "cross-origin-opener-policy": "same-origin"}
 
     async def serve(self, http: HttpRequest) -> Response:
-        """The route."""
+        """Handles the route."""
         if _matches(http.headers.get("if-none-match", ""), self.etag):
             return Response(status_code=304, headers=self.headers)
         return Response(self.body, headers=self.headers, media_type="text/html")
 
 
 def load(folder: Path = FOLDER) -> Page:
-    """Join the files that `index.html` names. Raises `OSError` if one is not there."""
+    """Joins the files that `index.html` names. Raises `OSError` if one is missing."""
     def text(name: str) -> str:
         return (folder / name).read_text(encoding="utf-8")
 
@@ -63,7 +63,7 @@ def load(folder: Path = FOLDER) -> Page:
 
 
 def policy(document: str) -> str:
-    """The strictest Content-Security-Policy under which the document works."""
+    """Returns the strictest Content-Security-Policy under which the document works."""
     hashes: dict[str, list[str]] = {"style": [], "script": []}
     for kind, content in _INLINE.findall(document):
         digest = b64encode(hashlib.sha256(content.encode()).digest()).decode()
@@ -76,6 +76,6 @@ def policy(document: str) -> str:
 
 
 def _matches(given: str, etag: str) -> bool:
-    """Whether an If-None-Match header names the tag."""
+    """Returns whether an If-None-Match header names the tag."""
     names = [one.strip().removeprefix("W/") for one in given.split(",")]
     return etag in names or "*" in names

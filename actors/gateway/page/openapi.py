@@ -1,4 +1,4 @@
-"""`/openapi.json`: the routes as OpenAPI 3.1 says them, made from the bodies' own types."""
+"""`/openapi.json`: the routes as an OpenAPI 3.1 document, made from the bodies' types."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ class ErrorBody(Struct):
 
 
 class AnthropicErrorFields(Struct):
-    """What is wrong, in Anthropic's words."""
+    """What is wrong, in Anthropic's format."""
 
     type: str
     message: str
 
 
 class AnthropicErrorBody(Struct):
-    """The same of `/v1/messages`."""
+    """The body of `/v1/messages` errors."""
 
     error: AnthropicErrorFields
     type: Literal["error"] = "error"
@@ -58,7 +58,7 @@ class AnthropicErrorBody(Struct):
 
 
 class Operation(NamedTuple):
-    """What one route does."""
+    """The description of one route."""
 
     summary: str
     body: type | None = None
@@ -107,7 +107,7 @@ MEDIA = {"/metrics": "text/plain"}
 
 
 def document() -> dict[str, Any]:
-    """The whole document."""
+    """Returns the whole document."""
     types = [kind for one in OPERATIONS.values() for kind in (one.body, one.answer)
              if kind is not None]
     schemas, components = msgspec.json.schema_components(
@@ -161,13 +161,13 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
 
 
 class OpenApi:
-    """The route. Made when it is first asked."""
+    """Serves the document, which it makes at the first request."""
 
     def __init__(self) -> None:
         self._made = b""
 
     async def serve(self, http: HttpRequest) -> Response:
-        """`/openapi.json`."""
+        """Handles `/openapi.json`."""
         if not self._made:
             self._made = msgspec.json.encode(document())
         return JsonReply(self._made)

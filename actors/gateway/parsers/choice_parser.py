@@ -1,5 +1,6 @@
-"""Parses what a model writes in one choice; the parser is chosen by the flags, by the model's chat
-template, and by the request."""
+"""Parses a model's output in one choice; flags, the chat template and the request select the
+parser.
+"""
 
 from __future__ import annotations
 
@@ -28,16 +29,16 @@ from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schema
 from actorium.actors.gateway.parsers.think import CLOSE, OPEN, ThinkParser
 
 MAX_SWITCHES = 32
-"""Arguments of a template that are asked about."""
+"""The most arguments of a template that are considered."""
 OPENING_TICKS = 2000
 AUTO, NONE = "auto", "none"
 _MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
           ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
-"""What a template that knows a format writes somewhere."""
+"""Strings that show which format a template uses."""
 
 
 class ParserFactory:
-    """The formats of one model."""
+    """Makes the parsers of one model."""
 
     def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None,
                  default_args: Mapping[str, Any] | None = None) -> None:
@@ -54,12 +55,12 @@ class ParserFactory:
 
     def parser(self, tools: Schemas | None, forced: str | None, reasons: bool,
                 template_args: Mapping[str, Any], inside: bool | None = None) -> OutputParser:
-        """For one choice.
+        """Returns a parser for one choice.
 
         tools: schemas by name, None = calls are text; forced: the name of the function whose
-        arguments the completion is, or "" = a list of calls; reasons: tell reasoning apart;
-        template_args: of the request, which may switch reasoning off; inside: the completion goes
-        on within a thought, None = as the template begins the model's turn.
+        arguments the completion is, or "" = a list of calls; reasons: separate the reasoning;
+        template_args: of the request, which may switch reasoning off; inside: the completion
+        continues a thought, None = as the template begins the model's turn.
         """
         if forced is not None:
             return NamedCallParser(forced) if forced else CallListParser()
@@ -77,7 +78,7 @@ class ParserFactory:
         return HermesParser() if self.tools == "hermes" else Llama3Parser()
 
     def _begins_inside(self, args: Mapping[str, Any]) -> bool:
-        """Whether the prompt ends with the opening mark: the template itself is asked."""
+        """Returns whether the prompt ends with the opening mark, by rendering the template."""
         if self._always_inside or self._opening is None:
             return self._always_inside
         args = {**self._default_args, **args}
@@ -92,7 +93,7 @@ class ParserFactory:
 
 
 class ThoughtOpening:
-    """A template that may open a thought, asked whether it does."""
+    """Finds out whether a template opens a thought."""
 
     def __init__(self, template: str) -> None:
         """Raises `BadModel`."""
@@ -101,7 +102,7 @@ class ThoughtOpening:
         self._template = ChatTemplate(template, {})
 
     def opens(self, args: Mapping[str, Any]) -> bool:
-        """Whether a prompt made by it ends with `<think>`."""
+        """Returns whether a prompt made by it ends with `<think>`."""
         from actorium.actors.messages import ChatMessage
         from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 
@@ -121,19 +122,19 @@ def _opening(template: str) -> ThoughtOpening | None:
 
 
 def _is_switch(name: str, value: Any) -> bool:
-    """What a template may ask before it opens a thought: anything larger is data, which would be
-    kept and looked through for each request."""
+    """True for an argument that a template may test before it opens a thought: anything larger is
+    data, which would be cached and compared for each request."""
     return len(name) <= 64 and (value is None or isinstance(value, bool | int | float)
                                 or (isinstance(value, str) and len(value) <= 64))
 
 
 def detect_tool_parser(template: str) -> str:
-    """The name of the parser for the calls that a chat template writes."""
+    """Returns the name of the parser for a chat template's calls."""
     return next((name for mark, name in _MARKS if mark in template), NONE)
 
 
 def detect_reasoning_parser(template: str) -> str:
-    """The name of the parser for the thoughts that a chat template writes."""
+    """Returns the name of the parser for a chat template's thoughts."""
     return "qwen3" if CLOSE in template or OPEN in template else NONE
 
 
@@ -141,11 +142,11 @@ STOP, TOOL_CALLS = "stop", "tool_calls"
 
 
 class ReasoningTokenCounter:
-    """Counts the tokens of a choice that are reasoning: those before the mark that ends it. Where
-    the mark is no token sequence of its own, they are estimated by their share of characters."""
+    """Counts a choice's reasoning tokens: those before the mark that ends it. Where the mark is not
+    a token sequence of its own, they are estimated by their share of characters."""
 
     def __init__(self, mark: Sequence[int]) -> None:
-        """mark: token ids of what ends the reasoning; none = the model does not reason."""
+        """mark: token ids of the end of reasoning; none = the model does not reason."""
         self._mark = list(mark)
         self._ids: list[int] = []
         self._end: int | None = None
@@ -153,7 +154,7 @@ class ReasoningTokenCounter:
         self._has_answer = False
 
     def add(self, parts: Iterable[MessagePart], text: str, ids: Sequence[int]) -> None:
-        """What a text came to, and its tokens."""
+        """Adds a text's parts and its tokens."""
         if not self._mark:
             return
         self._tokens += len(ids)
@@ -184,8 +185,8 @@ class ReasoningTokenCounter:
 
 
 class ChoiceParser:
-    """Parses one choice. reasons: keep the reasoning; max_calls: later calls are left out; mark: as
-    for `ReasoningTokenCounter`."""
+    """Parses one choice. reasons: keep the reasoning; max_calls: later calls are dropped; mark: see
+    `ReasoningTokenCounter`."""
 
     def __init__(self, parser: OutputParser, reasons: bool, max_calls: int,
                  mark: Sequence[int] = ()) -> None:
@@ -195,12 +196,12 @@ class ChoiceParser:
 
     @property
     def reasoning_tokens(self) -> int:
-        """Of the tokens so far."""
+        """Returns the reasoning tokens so far."""
         return self._reasoning.count
 
     def read(self, text: str, last: bool, ids: Sequence[int] = ()) -> list[MessagePart]:
-        """The parts that are certain now, neighbours of a kind merged. ids: the text's tokens,
-        where those of reasoning are to be counted."""
+        """Returns the parts that are certain now, adjacent ones of a kind merged. ids: the text's
+        tokens, where reasoning tokens are counted."""
         parts = self._parser.feed(text)
         if last:
             parts += self._parser.end()
@@ -215,5 +216,5 @@ class ChoiceParser:
         return isinstance(part, TextPart) or part.call < self._max_calls
 
     def reason(self, name: str | None) -> str | None:
-        """The finish reason: calls are one of their own."""
+        """Returns the finish reason: "tool_calls" if there were calls."""
         return TOOL_CALLS if name == STOP and self.calls else name

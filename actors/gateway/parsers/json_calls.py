@@ -1,9 +1,10 @@
-"""Parsers of tool calls written as JSON objects, `{"name": ..., "arguments": {...}}`, as they come.
+"""Parsers of tool calls written as JSON objects, `{"name": ..., "arguments": {...}}`, as they
+arrive.
 
-Forced calls (structured output) are nothing else. Hermes, Qwen2.5 and Qwen3 write
+Forced calls (structured output) have no other text. Hermes, Qwen2.5 and Qwen3 write
 `<tool_call>{...}</tool_call>`. Llama 3.1 and later write `{"name": ..., "parameters": {...}}`, with
-`<|python_tag|>` before it or not, several calls parted by `;`; a message that begins otherwise is
-text to its end.
+or without `<|python_tag|>` before it, several calls separated by `;`; a message that begins
+otherwise is text to its end.
 """
 
 from __future__ import annotations
@@ -24,18 +25,18 @@ from actorium.actors.gateway.parsers.parts import (
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = ("name", "type", "id", "function", *ARGUMENTS)
-"""What a call's object may hold; any other first key says that it is something else."""
+"""Keys that a call's object may have; any other first key means that it is not a call."""
 
 
 class JsonCallParser:
-    """One object. The name and the arguments come as soon as they are known, the arguments as
-    they are written (a string that holds them is unpacked)."""
+    """Parses one object. Name and arguments are returned as soon as they are known, the arguments
+    as written (a string that contains them is unpacked)."""
 
     def __init__(self, index: int) -> None:
         self.over = False
         """The object has ended."""
         self.failed = False
-        """It is no call; no part of it has been returned."""
+        """It is not a call; no part of it has been returned."""
         self.raw = ""
         """All its text so far, until its first part has been returned."""
         self._index = index
@@ -44,16 +45,16 @@ class JsonCallParser:
         self._key = ""
         self._value = JsonValueScanner()
         self._kept = ""
-        """The value so far, where it is wanted as a whole."""
+        """The value so far, where it is needed as a whole."""
         self._name: str | None = None
         self._begun = self._has_arguments = False
         self._waiting = ""
         """Arguments that came before the name."""
         self._inside = False
-        """Of an object within, which is the call."""
+        """Inside a nested object, which is the call."""
 
     def feed(self, text: str) -> tuple[list[MessagePart], str]:
-        """The parts, and what of `text` lies behind the object's end."""
+        """Returns the parts, and the rest of `text` after the object's end."""
         out: list[MessagePart] = []
         if not self._begun:
             self.raw += text
@@ -83,7 +84,7 @@ class JsonCallParser:
         return True
 
     def _fail(self) -> bool:
-        """No call after all; or, once its beginning was returned, as much as could be read."""
+        """Gives up: the object is not a call; or, once its beginning was returned, it ends here."""
         self.failed, self.over = not self._begun, self._begun
         return False
 
@@ -134,7 +135,7 @@ class JsonCallParser:
         return True
 
     def _keep(self) -> bool:
-        """Take of the value; True when it is whole."""
+        """Adds to the value; returns True when it is complete."""
         size = self._value.feed(self._text)
         self._kept += self._text[:size]
         self._text = self._text[size:]
@@ -174,7 +175,7 @@ class JsonCallParser:
             self._begin_call(out)
 
     def _begin_call(self, out: list[MessagePart]) -> None:
-        """The call has begun once its name and the start of its arguments are there."""
+        """Begins the call once its name and the start of its arguments are known."""
         if self._name is None or not self._has_arguments or self._begun:
             return
         self._begun, self.raw = True, ""
@@ -193,7 +194,7 @@ def _loads(text: str, otherwise: object) -> object:
 
 
 class NamedCallParser:
-    """The completion is the arguments of one function."""
+    """Parses a completion that is the arguments of one function."""
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -211,7 +212,7 @@ class NamedCallParser:
 
 
 class CallListParser:
-    """The completion is `[{"name": ..., "arguments": ...}, ...]`."""
+    """Parses a completion that is `[{"name": ..., "arguments": ...}, ...]`."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -249,7 +250,7 @@ OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
 class HermesParser:
-    """`<tool_call>{...}</tool_call>`, with text around it."""
+    """Parses `<tool_call>{...}</tool_call>`, with text around it."""
 
     def __init__(self) -> None:
         self._text = ""
@@ -296,7 +297,7 @@ class HermesParser:
             self._prose.call_begins()
         out += parts
         self._text = ""
-        if call.failed:  # the mark was text, and what follows on it is looked at again
+        if call.failed:  # the mark was text, and what follows it is parsed again
             self._prose.add(out, OPEN)
             self._text, self._call = call.raw, None
             return True
@@ -319,13 +320,13 @@ TAG = "<|python_tag|>"
 
 
 class Llama3Parser:
-    """A message that is a call, or text to its end."""
+    """Parses a message that is a call, or text to its end."""
 
     def __init__(self) -> None:
         self._text = ""
-        """Not looked at yet."""
+        """Text not parsed yet."""
         self._before = ""
-        """Since the last call's end."""
+        """Text since the last call's end."""
         self._call: JsonCallParser | None = None
         self._calls = 0
         self._plain = False
@@ -375,7 +376,7 @@ class Llama3Parser:
         return call.over
 
     def _give_up(self, text: str) -> bool:
-        """No call, nor will there be one."""
+        """Treats the rest of the message as text."""
         self._plain, self._call = True, None
         self._text, self._before = text, ""
         return True

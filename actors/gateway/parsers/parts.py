@@ -1,5 +1,6 @@
 """The parts of a message, the interface of the parsers that find them, and what these share: marks
-and JSON values in a text that is still coming, and the white space around calls."""
+and JSON values in a text that is still arriving, and the white space around calls.
+"""
 
 from __future__ import annotations
 
@@ -8,19 +9,19 @@ from typing import NamedTuple, Protocol, TypeAlias
 
 
 class TextPart(NamedTuple):
-    """More of the answer."""
+    """A part of the answer."""
 
     text: str
 
 
 class ReasoningPart(NamedTuple):
-    """More of the thoughts before it."""
+    """A part of the reasoning."""
 
     text: str
 
 
 class ToolCallBegin(NamedTuple):
-    """A call of a tool; its arguments follow."""
+    """The beginning of a tool call; its arguments follow."""
 
     call: int
     """0, 1, ... in the message."""
@@ -28,7 +29,7 @@ class ToolCallBegin(NamedTuple):
 
 
 class ToolCallArguments(NamedTuple):
-    """More of a call's arguments: a part of JSON text."""
+    """A part of a call's arguments, of JSON text."""
 
     call: int
     text: str
@@ -38,17 +39,17 @@ MessagePart: TypeAlias = TextPart | ReasoningPart | ToolCallBegin | ToolCallArgu
 
 
 class OutputParser(Protocol):
-    """Takes a message's text as it comes."""
+    """Parses a message's text as it arrives."""
 
     def feed(self, text: str) -> list[MessagePart]:
-        """What is certain now."""
+        """Returns the parts that are certain now."""
 
     def end(self) -> list[MessagePart]:
-        """What is left, when no more comes."""
+        """Returns the remaining parts at the end of the text."""
 
 
 class PlainParser:
-    """A message that is text alone."""
+    """Parses a message that is text alone."""
 
     def feed(self, text: str) -> list[MessagePart]:
         return [TextPart(text)] if text else []
@@ -58,7 +59,7 @@ class PlainParser:
 
 
 class ChainedParser:
-    """Reasoning first; what is no reasoning goes on to the second machine."""
+    """Parses reasoning first; passes the rest to the second parser."""
 
     def __init__(self, first: OutputParser, second: OutputParser) -> None:
         self._first, self._second = first, second
@@ -77,7 +78,7 @@ class ChainedParser:
 
 
 def merge_parts(parts: Iterable[MessagePart]) -> list[MessagePart]:
-    """The same with neighbours of one kind as one: what two cuttings of a text have in common."""
+    """Merges adjacent parts of one kind: the result does not depend on how the text was cut."""
     out: list[MessagePart] = []
     for part in parts:
         last = out[-1] if out else None
@@ -94,7 +95,7 @@ def merge_parts(parts: Iterable[MessagePart]) -> list[MessagePart]:
 
 
 def parse_all(machine: OutputParser, text: str) -> list[MessagePart]:
-    """A whole message at once."""
+    """Parses a whole message at once."""
     return merge_parts(machine.feed(text) + machine.end())
 
 
@@ -102,7 +103,7 @@ SPACE = " \t\r\n"
 
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
-    """Characters at the end of `text` that may be the beginning of one of the marks."""
+    """Returns how many characters at the end of `text` may be the beginning of one of the marks."""
     longest = max(map(len, marks))
     for size in range(min(longest - 1, len(text)), 0, -1):
         tail = text[-size:]
@@ -119,13 +120,13 @@ class FoundMark(NamedTuple):
 
 
 def first_of(text: str, marks: Sequence[str]) -> FoundMark | None:
-    """None if none of them is there."""
+    """Returns the first of the marks in a text, or None."""
     places = [FoundMark(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     return min(places, default=None)
 
 
 class JsonValueScanner:
-    """One JSON value, taken from a text as it comes: where does it end?
+    """Finds the end of one JSON value in a text that is still arriving.
 
     Strings and brackets are followed, nothing else is checked. A value without either (a number, a
     word) ends before a comma, a closing bracket or a space.
@@ -137,7 +138,7 @@ class JsonValueScanner:
         self._string = self._escaped = self._begun = False
 
     def feed(self, text: str) -> int:
-        """How many characters of `text` belong to it; sets `over` at its end."""
+        """Returns how many characters of `text` belong to it; sets `over` at its end."""
         for at, letter in enumerate(text):
             if self._string:
                 if self._escaped:
@@ -168,7 +169,7 @@ class JsonValueScanner:
 
 
 class TextAroundCalls:
-    """Told of all text and of every call, in order."""
+    """Drops white space around calls; must get all text and every call, in order."""
 
     def __init__(self) -> None:
         self._spaces = ""
@@ -177,7 +178,7 @@ class TextAroundCalls:
         """A call was last: white space is dropped."""
 
     def add(self, out: list[MessagePart], text: str) -> None:
-        """More text."""
+        """Adds text."""
         if self._after_call:
             text = text.lstrip(SPACE)
             self._after_call = not text
@@ -188,28 +189,28 @@ class TextAroundCalls:
             out.append(TextPart(words))
 
     def add_before(self, out: list[MessagePart], text: str, marks: Sequence[str]) -> str:
-        """As much of the text as cannot be the beginning of a mark; the rest."""
+        """Adds as much of the text as cannot be the beginning of a mark; returns the rest."""
         size = len(text) - partial_mark(text, marks)
         self.add(out, text[:size])
         return text[size:]
 
     def call_begins(self) -> None:
-        """A call begins here."""
+        """Marks the beginning of a call."""
         self._spaces = ""
 
     def call_ended(self) -> None:
-        """It ended."""
+        """Marks the end of a call."""
         self._after_call = True
 
     def end(self, out: list[MessagePart]) -> None:
-        """No more comes."""
+        """Ends the text."""
         if self._spaces:
             out.append(TextPart(self._spaces))
         self._spaces = ""
 
 
 def after_call(text: str, close: str) -> str | None:
-    """The text behind a call, less white space and the closing mark; None = that is not certain
+    """Returns the text after a call, without white space and the closing mark; None = not certain
     yet."""
     text = text.lstrip(SPACE)
     if len(text) < len(close) and close.startswith(text):

@@ -29,7 +29,7 @@ Schemas = Mapping[str, Mapping[str, Any]]
 
 
 class Qwen3CoderParser:
-    """Parses one choice. Each argument comes when it is whole."""
+    """Parses one choice. Each argument is returned when it is complete."""
 
     def __init__(self, schemas: Schemas | None = None) -> None:
         self._schemas = schemas or {}
@@ -74,7 +74,7 @@ class Qwen3CoderParser:
         return True
 
     def _not_yet_function(self, out: list[MessagePart], at: int) -> bool:
-        """A mark without a name: wait for it, or it is text."""
+        """Handles a mark without a name: waits for it, or treats the mark as text."""
         if _may_be_name(self._text[at + len(FUNCTION):]):
             self._prose.add(out, self._text[:at])
             self._text = self._text[at:]
@@ -111,7 +111,7 @@ class Qwen3CoderParser:
         return True
 
     def _between(self, out: list[MessagePart]) -> bool:
-        """Before a parameter or the function's end; what stands there otherwise is dropped."""
+        """Handles the text before a parameter or the function's end; drops anything else."""
         found = first_of(self._text, (PARAMETER, FUNCTION_END, CLOSE))
         if found is None:
             self._text = self._text[len(self._text) - partial_mark(
@@ -153,7 +153,7 @@ class Qwen3CoderParser:
     # --- values ---
 
     def _typed(self, name: str, value: str) -> str:
-        """The value as JSON."""
+        """Returns the value as JSON."""
         properties = self._schemas.get(self._name, {}).get("properties")
         schema = properties.get(name) if isinstance(properties, Mapping) else None
         kind = schema.get("type") if isinstance(schema, Mapping) else None
@@ -165,12 +165,12 @@ class Qwen3CoderParser:
 
 
 def _may_be_name(text: str) -> bool:
-    """What follows on `<function=` may still become a name and its bracket."""
+    """Returns whether the text after `<function=` may still become a name and its bracket."""
     return ">" not in text and len(text) <= 256 and "<" not in text
 
 
 def _json(text: str) -> Any:
-    """The value; None if it is none (or null, which is none to a string)."""
+    """Returns the value; None if it is not JSON (or null, for a string)."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):

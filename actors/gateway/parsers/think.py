@@ -14,12 +14,12 @@ OPEN, CLOSE = "<think>", "</think>"
 
 
 def opens_thought(text: str) -> bool:
-    """Whether what follows the beginning of a message is still a thought."""
+    """Returns whether the text after the beginning of a message is still a thought."""
     return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
 class ThinkParser:
-    """Parses reasoning apart. White space around it and before the answer is dropped."""
+    """Separates reasoning. Drops white space around it and before the answer."""
 
     def __init__(self, inside: bool) -> None:
         """inside: the prompt ends with the opening mark, as some templates have it."""

@@ -1,8 +1,8 @@
-"""Streams of deltas as routes read them: of one request, of several merged, or shared.
+"""Streams of deltas for the routes: of one request, of several merged, or shared.
 
-A shared stream has several readers, and waits a while for a reader who has gone. All that came of
-it is kept while it is under way, so that whoever joins reads it from the start; what is over is the
-engine's to remember.
+A shared stream has several readers, and waits a while for a reader that has disconnected. It keeps
+all deltas while it is under way, so that a late reader gets them from the start; after its end the
+engine remembers them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Results: TypeAlias = AsyncGenerator[tuple[int, list[Completion] | ActoriumError]
 
 
 class Deltas(Protocol):
-    """What `AsyncDeltaStream` is to the routes."""
+    """The interface of `AsyncDeltaStream` for routes."""
 
     @property
     def prompt_tokens(self) -> int | None: ...
@@ -44,7 +44,7 @@ class Deltas(Protocol):
 
 
 def prompts_of(stream: Deltas) -> tuple[int, ...]:
-    """Tokens of each prompt of a stream; none until all are known."""
+    """Returns the tokens of each prompt of a stream; none until all are known."""
     if hasattr(stream, "prompts"):
         found: tuple[int, ...] = stream.prompts()
         return found
@@ -53,14 +53,14 @@ def prompts_of(stream: Deltas) -> tuple[int, ...]:
 
 
 class RelayedStream(AsyncIterator[StreamDelta]):
-    """Deltas that come from another stream. Closing it closes that one."""
+    """Deltas from another stream. Closing it closes that one."""
 
     def __init__(self, source: Deltas) -> None:
         self._source = source
 
     @property
     def prompt_tokens(self) -> int | None:
-        """As the source knows."""
+        """The source's count."""
         return self._source.prompt_tokens
 
     def prompts(self) -> tuple[int, ...]:
@@ -90,18 +90,18 @@ class RelayedStream(AsyncIterator[StreamDelta]):
 
 
 AHEAD = 256
-"""Takings of deltas before somebody wants them."""
+"""The most deltas read ahead of the consumer."""
 
 
 def with_ready(delta: StreamDelta, stream: Deltas) -> list[StreamDelta]:
-    """A delta of a stream and all that have come behind it already, those of a choice joined."""
+    """Returns a stream's delta with all that are ready behind it, those of a choice joined."""
     more = stream.more()
     return merge_deltas([delta, *more]) if more else [delta]
 
 
 class MergedStream(AsyncIterator[StreamDelta]):
-    """The streams of several prompts as one, whose choices are numbered through: those of the
-    second prompt follow those of the first. An error of one ends all. Closing it closes them."""
+    """Several prompts' streams as one, with choices numbered through: those of the second prompt
+    follow those of the first. An error of one ends all. Closing it closes them."""
 
     def __init__(self, streams: Sequence[Deltas], choices: int) -> None:
         """choices: of each stream."""
@@ -111,11 +111,11 @@ class MergedStream(AsyncIterator[StreamDelta]):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """Of all prompts together; None until all are known."""
+        """Tokens of all prompts together; None until all are known."""
         return sum(found) if (found := self.prompts()) else None
 
     def prompts(self) -> tuple[int, ...]:
-        """Tokens of each prompt; none until all are known."""
+        """Returns the tokens of each prompt; none until all are known."""
         found = [prompts_of(stream) for stream in self._streams]
         return tuple(one for each in found for one in each) if all(found) else ()
 
@@ -194,15 +194,15 @@ class SharedStreams:
         self._draining = False
 
     def drain(self) -> None:
-        """The engine stops: wait for no reader who has gone."""
+        """Stops waiting for disconnected readers: the engine stops."""
         self._draining = True
         for shared in list(self._shared.values()):
             shared.end_soon()
 
     def join(self, name: str, rid: str, open_: Callable[[], Deltas], grace: float
              ) -> SharedStreamReader:
-        """Read the stream of that name; `open_` begins it if there is none. Raises `HttpError` 422
-        if the name stands for another request."""
+        """Returns a reader of the stream of that name; `open_` begins it if there is none. Raises
+        `HttpError` 422 if the name stands for another request."""
         shared = self._shared.get(name)
         if shared is None:
             shared = self._shared[name] = SharedStream(
@@ -240,7 +240,7 @@ class SharedStream:
         finally:
             await self.source.aclose()
             self.done = True
-            self._forget()  # who comes from now on asks the engine
+            self._forget()  # later readers ask the engine
             self._wake_readers()
 
     def _wake_readers(self) -> None:
@@ -248,21 +248,21 @@ class SharedStream:
             reader.has_news.set()
 
     def add_reader(self, reader: SharedStreamReader) -> None:
-        """A reader begins."""
+        """Adds a reader."""
         self._readers.add(reader)
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
 
     def end_soon(self) -> None:
-        """End as soon as nobody reads it."""
+        """Ends as soon as it has no reader."""
         self._grace = 0.0
         if self._timer is not None:
             self._timer.cancel()
             self._task.cancel()
 
     def remove_reader(self, reader: SharedStreamReader) -> None:
-        """A reader has gone; when the last one has, the stream ends after `grace` seconds."""
+        """Removes a reader; without readers the stream ends after `grace` seconds."""
         self._readers.discard(reader)
         if not self._readers and not self.done and self._timer is None:
             loop = asyncio.get_running_loop()
@@ -300,7 +300,7 @@ class SharedStreamReader(RelayedStream):
 
 
 async def collected(streams: Sequence[Deltas]) -> Results:
-    """Each stream's completions, or its error, in their order."""
+    """Yields each stream's completions, or its error, as they end."""
     try:
         for number, stream in enumerate(streams):
             try:

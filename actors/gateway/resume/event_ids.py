@@ -1,10 +1,10 @@
-"""Streams that go on where they broke off: what the ids of events hold, and how one is resumed.
+"""Resumes streams where they broke off: what event ids contain, and how a stream is continued.
 
-The engine sends a request's tokens once more from the first; which events they become depends on
-how they were cut into deltas (roles, parts of calls, counts). So an id holds how much of each
-choice the route had received before (`places`), what it received last (`cuts`), and how many events
-it had made of that. When the stream is resumed it is cut at the same places, the route makes the
-same events, and those up to that one are dropped: what follows is what would have followed.
+The engine resends a request's tokens from the first; which events they become depends on how they
+are cut into deltas (roles, parts of calls, counts). So an id contains how much of each choice the
+route had received before (`places`), what it received last (`cuts`), and how many events it had
+made of that. A resumed stream is cut at the same places, the route makes the same events, and those
+up to that one are dropped: what follows is what would have followed.
 
 An id is `RID:PROMPTS:PLACES:CUTS:EVENTS`; prompts are the tokens of each, places and cuts are
 `choice.characters.tokens` with an "f" where the choice had ended, joined by commas; choices are
@@ -29,7 +29,7 @@ MAX_ID = 4096
 MAX_CHOICES = 64
 """Of all prompts together: each event's id has an entry for each."""
 KNOWN, CUTS, NEW = range(3)
-"""How far a resumed stream has come: before the position's cuts, at these, behind them."""
+"""Phases of a resumed stream: before the position's cuts, at them, behind them."""
 _CUT = r"\d{1,3}\.\d{1,9}\.\d{1,9}f?"
 _ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)?)"
                  rf":((?:{_CUT}(?:,{_CUT})*)?)"
@@ -37,7 +37,7 @@ _ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)
 
 
 class Cut(NamedTuple):
-    """So many characters and tokens of a choice."""
+    """A number of characters and tokens of a choice."""
 
     choice: int
     chars: int
@@ -46,11 +46,11 @@ class Cut(NamedTuple):
 
 
 class StreamPosition(NamedTuple):
-    """A place between two events of a stream."""
+    """A position between two events of a stream."""
 
     rid: str
     prompts: tuple[int, ...]
-    """Tokens of each; none = they were not known."""
+    """Tokens of each prompt; none = not known."""
     places: list[Cut]
     cuts: list[Cut]
     events: int
@@ -61,7 +61,7 @@ class StreamPosition(NamedTuple):
 
 
 def parse_event_id(text: str) -> StreamPosition:
-    """Inverse of `str`. Raises `HttpError` 400."""
+    """Parses what `str` writes. Raises `HttpError` 400."""
     found = _ID.fullmatch(text) if len(text) <= MAX_ID else None
     if found is None:
         raise HttpError(400, "Last-Event-ID: not the id of an event of this engine",
@@ -80,7 +80,7 @@ def _cuts(text: str) -> list[Cut]:
 
 
 class ChoiceBuffer:
-    """What has come of a choice and has not been handed on."""
+    """The part of a choice that has arrived and has not been passed on."""
 
     def __init__(self) -> None:
         self.text = ""
@@ -90,7 +90,7 @@ class ChoiceBuffer:
         self.end: StreamDelta | None = None
 
     def add(self, delta: StreamDelta) -> None:
-        """Something more of it."""
+        """Adds a delta."""
         self.text += delta.text
         self.tokens += delta.token_ids
         if delta.logprobs is not None:
@@ -100,7 +100,7 @@ class ChoiceBuffer:
             self.end = delta
 
     def has(self, cut: Cut) -> bool:
-        """So much has come."""
+        """Returns whether so much has arrived."""
         return (len(self.text) >= cut.chars and len(self.tokens) >= cut.tokens
                 and (self.end is not None or not cut.ended))
 
@@ -109,11 +109,11 @@ class ChoiceBuffer:
         return not (self.text or self.tokens or self.end or self.prompt_logprobs)
 
     def rest(self, index: int) -> Cut:
-        """A cut behind it."""
+        """Returns a cut behind everything."""
         return Cut(index, len(self.text), len(self.tokens), self.end is not None)
 
     def cut_off(self, cut: Cut) -> StreamDelta:
-        """Cut it off."""
+        """Removes and returns the part up to a cut."""
         chars, tokens, end = cut.chars, cut.tokens, self.end if cut.ended else None
         logprobs = self.logprobs
         made = StreamDelta(
@@ -144,7 +144,7 @@ class RecutStream(RelayedStream):
         self._phase = KNOWN if position.places else CUTS
 
     def sent_before(self, events: int) -> bool:
-        """Whether so many events since the last hand-over had been sent before the position."""
+        """Returns whether so many events since the last deltas were sent before the position."""
         return self._phase == KNOWN or (self._phase == CUTS and events <= self._position.events)
 
     @property
@@ -192,7 +192,7 @@ class RecutStream(RelayedStream):
 
 
 class ResumableStream(RelayedStream):
-    """A stream that knows what the route has had of it, and so how to name its events."""
+    """A stream that tracks what the route has received, and so can name its events."""
 
     def __init__(self, source: Deltas, rid: str, position: StreamPosition | None) -> None:
         self._recut = RecutStream(source, position) if position is not None else None
@@ -203,7 +203,7 @@ class ResumableStream(RelayedStream):
         self._cuts: list[tuple[int, int, int, bool]] = []
         self._events = 0
         self._prefix = b""
-        """Of the ids, until something is handed over again."""
+        """The ids' prefix, until the next deltas are passed on."""
 
     async def __anext__(self) -> StreamDelta:
         delta = await self._source.__anext__()
@@ -219,7 +219,7 @@ class ResumableStream(RelayedStream):
         return delta
 
     def more(self) -> list[StreamDelta]:
-        """Those of a choice joined, so that ids stay short."""
+        """Returns ready deltas, those of a choice joined so that ids stay short."""
         found = self._source.more()
         if found:
             found = merge_deltas(found)
@@ -233,7 +233,7 @@ class ResumableStream(RelayedStream):
         self._prefix = b""
 
     def label(self, events: bytes) -> bytes:
-        """The events with their ids, without those that were sent before the position."""
+        """Returns the events with their ids, without those that were sent before the position."""
         prefix = self._prefix
         if not prefix:
             prompts = ",".join(map(str, self.prompts()))
@@ -252,6 +252,6 @@ class ResumableStream(RelayedStream):
 
 
 def _written(cuts: Iterable[tuple[int, int, int, bool]]) -> str:
-    """Cuts as an id has them."""
+    """Formats cuts as in an id."""
     return ",".join([f"{choice}.{chars}.{tokens}{'f' if ended else ''}"
                      for choice, chars, tokens, ended in cuts])

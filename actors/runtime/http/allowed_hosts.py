@@ -26,7 +26,7 @@ class HttpRefusal(NamedTuple):
 
 
 def names(setting: str) -> list[str]:
-    """Those of `allowed_hosts`. Raises `ValueError`, naming the wrong one."""
+    """Returns the names in `allowed_hosts`. Raises `ValueError`, naming the wrong one."""
     found = [one.strip().lower() for one in setting.split(",")]
     for one in found:
         if not NAME.fullmatch(one):
@@ -46,7 +46,7 @@ def check_framing(scope: MutableMapping[str, Any],
 
 
 class AllowedHosts:
-    """Those of one server."""
+    """The host names that one server accepts."""
 
     def __init__(self, setting: str | None, bound: str, address: str) -> None:
         """setting: `allowed_hosts`; bound: the host that is listened at, as configured; address:

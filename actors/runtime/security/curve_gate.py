@@ -1,9 +1,9 @@
-"""The way into an engine from other machines: tcp, CURVE, and a list of who is let in.
+"""Access to an engine from other machines: tcp, CURVE, and a list of the clients that may connect.
 
-CURVE alone encrypts for anybody who has made himself a key; it is the answer to libzmq's question
-"is this key known?" (ZAP, RFC 27) that keeps strangers out. So both are set up here, together or
-not at all. The front's ipc address is bound before and stays as it is: options of a socket hold for
-the addresses bound after them.
+CURVE alone encrypts for anyone with a key pair; only the answer to libzmq's question "is this key
+known?" (ZAP, RFC 27) keeps others out. So both are set up here, together or not at all. The front's
+ipc address is bound before and stays as it is: options of a socket hold for the addresses bound
+after them.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class CurveGate:
         return [VERSION, request, b"200", b"OK", name.encode(), b""]
 
     def _refuse(self, peer: bytes, mechanism: bytes) -> None:
-        """Count it, and say so now and then: whoever knocks may do so all day."""
+        """Counts a refusal and logs it at intervals: a peer may repeat it endlessly."""
         self.refused += 1
         now = time.monotonic()
         if now - self._told >= RECENT:

@@ -211,7 +211,7 @@ class AllowList:
         self._names: dict[str, str] = {}
 
     def name_of(self, public: str) -> str | None:
-        """Who has this public key; None = nobody who is let in."""
+        """Returns the owner of this public key; None = not on the list."""
         try:
             info = os.stat(self._where / CLIENTS)
             look: tuple[int, ...] = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)

@@ -1,9 +1,9 @@
-"""Directories and files that nobody but this user (or root) can have made, changed or replaced.
+"""Opens directories and files that only this user (or root) can have made, changed or replaced.
 
-A directory under /tmp may be made by anyone first: who connects to a socket in it, or follows a
-link that lies there as a lock, does what a stranger wants. So a path is walked from the root on,
-each step relative to the directory that was checked before it, and nothing is trusted that others
-could have put there. (What systemd calls a safe chase, and ssh its StrictModes.)
+A directory under /tmp may be made by anyone first: connecting to a socket in it, or following a
+link that lies there as a lock, would do what another user wants. So a path is walked from the root
+on, each step relative to the directory that was checked before it, and nothing is trusted that
+others could have put there. (What systemd calls a safe chase, and ssh its StrictModes.)
 
 Only the standard library is imported: the client uses this, too.
 """

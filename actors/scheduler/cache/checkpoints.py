@@ -1,10 +1,10 @@
-"""Checkpoints of recurrent states: which prefixes have one, and at which positions to take them.
+"""Checkpoints of recurrent states: which prefixes have one, and at which positions to save them.
 
-A recurrent layer's state stands for its whole prefix in a fixed number of bytes, so pages alone do
-not let a prefix be reused: the state after it must have been kept. A checkpoint is such a copy,
-numbered from 1 in the worker's pool; it belongs to the end of a node of the prefix tree, and is
-copied into a slot at admission, never lent. It goes when its node's end goes, or when another one
-needs its number: the one used longest ago first, apart from the pages.
+A recurrent layer's state stands for its whole prefix in a fixed number of bytes, so pages alone
+cannot make a prefix reusable: the state after it must have been saved. A checkpoint is such a copy,
+numbered from 1 in the worker's pool. It belongs to the end of a node of the prefix tree and is
+copied into a slot at admission. It is dropped when its node's end is evicted, or when another
+checkpoint needs its number: least recently used first, independent of the pages.
 """
 
 from __future__ import annotations
@@ -17,26 +17,27 @@ from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 
 class CheckpointPool:
-    """The numbers 1..count: free, or each at the end of one node."""
+    """The numbers 1..count, each free or assigned to the end of one node."""
 
     def __init__(self, count: int) -> None:
         self.count = count
         self.saved = self.evicted = 0
         """Since the start."""
         self.version = 0
-        """Changes whenever a match could have changed."""
+        """Changes whenever the result of a match could have changed."""
         self._free = list(range(count, 0, -1))
         self._owners: OrderedDict[int, TreeNode] = OrderedDict()
-        """Used longest ago first."""
+        """Least recently used first."""
 
     @property
     def held(self) -> int:
         return len(self._owners)
 
     def save(self, node: TreeNode, step: int) -> int:
-        """A number for the state at a node's end, written by plan `step`; 0 = none can be had.
+        """Returns a number for the state at a node's end, written by plan `step`; 0 if none is
+        available.
 
-        One that this same plan writes is not taken away again.
+        Never reassigns a number that the same plan writes.
         """
         if not self._free:
             number, oldest = next(iter(self._owners.items()), (0, node))
@@ -51,18 +52,20 @@ class CheckpointPool:
         return node.checkpoint
 
     def use(self, node: TreeNode) -> int:
-        """The number at a node's end, which counts as used now."""
+        """Returns the number at a node's end and marks it as used now."""
         self._owners.move_to_end(node.checkpoint)
         return node.checkpoint
 
-    def outgrown(self, node: TreeNode) -> None:
-        """A sequence that started from here is about to save a later state. Where nothing else goes
-        on from here, this one is the next to go: conversations come back to their last turn."""
+    def demote(self, node: TreeNode) -> None:
+        """Demotes a node's checkpoint whose sequence is about to save a later state. If nothing
+        else continues from this node, its checkpoint is evicted next: conversations return to their
+        last turn."""
         if self._owners.get(node.checkpoint) is node and len(node.children) < 2:
             self._owners.move_to_end(node.checkpoint, last=False)
 
     def drop(self, node: TreeNode) -> None:
-        """The end of a node is gone, or its state is no longer worth a number."""
+        """Frees the number of a node whose end is gone or whose state is no longer worth keeping.
+        """
         if node.checkpoint:
             del self._owners[node.checkpoint]
             self._free.append(node.checkpoint)
@@ -70,7 +73,7 @@ class CheckpointPool:
             self.version += 1
 
     def audit(self, nodes: Iterable[TreeNode]) -> None:
-        """Check every number against the tree's nodes; raises `AccountingError`."""
+        """Checks every number against the tree's nodes; raises `AccountingError`."""
         found = {node.checkpoint: node for node in nodes if node.checkpoint}
         if found != dict(self._owners):
             raise AccountingError(f"checkpoints {sorted(found)} are in the tree, "
@@ -87,29 +90,29 @@ start of the sequence, multiples of the page size, in (start, end]."""
 
 
 def save_none(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """Never: every prompt is computed from its start."""
+    """Saves no checkpoint: every prompt is computed from its start."""
     return []
 
 
 def save_end(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """The last page boundary before the end of the prompt: where its next turn goes on from, and
-    where the same prompt would be asked again. The last token is computed anyway."""
+    """Saves at the last page boundary before the end of the prompt: the next turn, and a repeat of
+    the same prompt, continue from there. The last token is computed anyway."""
     return _within(start, end, {(total - 1) // page_size * page_size})
 
 
 def save_chunks(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """The end of the prompt and the last page boundary of every chunk."""
+    """Saves at the end of the prompt and at the last page boundary of every chunk."""
     return _within(start, end, {(total - 1) // page_size * page_size,
                                 end // page_size * page_size})
 
 
 def save_auto(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """The end of the prompt, and the point where it branches off from what is known already.
+    """Saves at the end of the prompt, and at the point where it branches off from a cached prefix.
 
-    A prompt that leaves a known one half-way proves that others share the part before: a system
-    prompt, a long document, the examples of a few-shot prompt. The second request pays for the
-    shared part once more, all later ones start from it. Chunk ends are not kept: nothing says that
-    anybody comes back to them, and each costs as much as thousands of tokens of pages.
+    A prompt that leaves a known one half-way shows that others share the part before: a system
+    prompt, a long document, the examples of a few-shot prompt. The second request computes the
+    shared part once more, all later ones start from it. Chunk ends are not saved: nothing suggests
+    that a later prompt branches off there, and each costs as much as thousands of tokens of pages.
     """
     return _within(start, end, {(total - 1) // page_size * page_size, branch})
 

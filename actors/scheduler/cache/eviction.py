@@ -1,28 +1,28 @@
-"""What the prefix tree keeps, what it may let go of, and in which order: nodes, locks, eviction.
+"""Locks and eviction of the prefix tree: which pages it must keep, and in which order others go.
 
-A tree holds pages of several groups (one for each attention window). Pages of a **full** group go
-with the leaf that holds them: leaf by leaf in policy order, the last one trimmed from its tail, so
-that not more go than asked for. In each group a lock covers what its sequence would match again:
-the whole path in a full group, the last `reach` pages before the locked end in a windowed one
-(`reach` = pages that hold the window - 1 tokens before the end). Locking whole paths there, too,
-would pin a long prompt's whole history in a pool that is sized for a window and a chunk.
+A tree holds pages of several groups (one for each attention window). Pages of a **full** group are
+evicted with the leaf that holds them: leaf by leaf in policy order, the last one trimmed from its
+tail, so that no more go than requested. In each group a lock covers what its sequence would match
+again: the whole path in a full group, the last `reach` pages before the locked end in a windowed
+one (`reach` = pages that hold the window - 1 tokens before the end). Locking whole paths there,
+too, would pin a long prompt's whole history in a pool that is sized for a window and a chunk.
 
-Pages of a **windowed** group are needed only by matches that end at most `reach` pages behind
-them, and ends that were asked for once are the ones asked for again. So they go in this order:
+Pages of a **windowed** group are needed only by matches that end at most `reach` pages behind them,
+and ends that were matched once are the likeliest to be matched again. The eviction order is:
 
 1. *slack*: pages more than `reach` before the end of their node. Only a match that branches off
    inside the node, where none has so far, would need them. They leave holes, and the pages of full
    groups stay. (They are kept until then, since such a match may well come: that is how a long
    document turns into a shared prefix.)
-2. the windows before node ends, that of the end matched longest ago first ("matched" as the policy
-   says; a match counts for all pages that its window covers, so an old end never costs a newer
-   one its window). Of several pages of one age the deepest go first. An inner or locked node gets
-   holes, from the front; an unlocked leaf is trimmed in all groups, since without its window the
-   end of a leaf is no use to anybody.
+2. the windows before node ends, least recently matched end first ("recently" as the policy
+   defines it; a match counts for all pages that its window covers, so an old end never costs a
+   newer one its window). Of several pages of one age the deepest go first. An inner or locked node
+   gets holes, from the front; an unlocked leaf is trimmed in all groups, since without its window
+   the end of a leaf cannot be matched.
 
 After either kind of eviction a leaf is cut back to its last usable end (*pruned*): its pages of
-full groups could only be matched again after an insert that has computed them anyway. An end of an
-inner node without its window is passed over by matches until an insert fills the holes.
+full groups could only be matched again after an insert that has computed them anyway. Matches skip
+an end of an inner node without its window until an insert fills the holes.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from actorium.actors.scheduler.cache.tree_nodes import (
 )
 
 Gone = list[list[Ints]]
-"""Per group, arrays of pages let go of; entries 0 do not count."""
+"""Per group, arrays of evicted pages; entries 0 do not count."""
 
 
 class EvictableTree:
@@ -58,12 +58,12 @@ class EvictableTree:
         self.cached = [0] * self.groups
         """Per group: pages that the tree keeps."""
         self.evictable = [0] * self.groups
-        """Per group: pages that `evict` can let go of (those that no lock covers)."""
+        """Per group: pages that `evict` can take (those that no lock covers)."""
         self.version = 0
-        """Changes whenever a match could have changed."""
+        """Changes whenever the result of a match could have changed."""
         self.stats = CacheStats()
         self.on_end_gone: Callable[[TreeNode], None] = _ignore
-        """Told of a node whose end is trimmed or removed."""
+        """Called with a node whose end is trimmed or removed."""
         self._clock = 0
         self._roots: dict[str, TreeNode] = {}
         self._full = [g for g, window in enumerate(windows) if not window]
@@ -75,12 +75,12 @@ class EvictableTree:
         self._windows = [EvictionQueue(self._window_rank(i)) for i in range(len(self._windowed))]
 
     def lock(self, node: TreeNode, windows: bool = True) -> None:
-        """Keep what a match ending at `node` needs. Locks count; they survive splits.
+        """Locks what a match ending at `node` needs. Locks count; they survive splits.
 
-        `node` is one that match or insert has returned since the last evict or flush; on one that
-        was let go of since then this raises `ValueError`. With windows=False pages of windowed
-        groups are not kept: for a sequence that has gone on so far that its window has left the
-        locked end behind (unlock with the same value; take the new lock before giving up the old).
+        `node` is one that match or insert has returned since the last evict or flush; for one that
+        was evicted since then this raises `ValueError`. With windows=False pages of windowed groups
+        are not locked: for a sequence whose window has moved past the locked end (unlock with the
+        same value; take the new lock before releasing the old).
         """
         if node.parent is None and node.key:
             raise ValueError("this node is no longer in the prefix tree")
@@ -92,15 +92,15 @@ class EvictableTree:
             above.locks += 1
             above = above.parent
         if windows and self._windowed:
-            self._guard(node, 1)
+            self._count_locked_end(node, 1)
 
     def unlock(self, node: TreeNode, windows: bool = True) -> None:
-        """Undo one `lock`. Raises `ValueError` when there is none."""
+        """Undoes one `lock`. Raises `ValueError` when there is none."""
         if node.parent is not None and not (
                 node.near.get(0) if windows and self._windowed else node.locks):
             raise ValueError("this node of the prefix tree is not locked")
         if windows and self._windowed:
-            self._guard(node, -1)
+            self._count_locked_end(node, -1)
         above: TreeNode = node
         while above.parent is not None:
             above.locks -= 1
@@ -112,10 +112,11 @@ class EvictableTree:
             self._leaves.push(node)
 
     def evict(self, group: int, count: int) -> list[Ints]:
-        """Let go of min(count, evictable[group]) pages of that group, or of a few more.
+        """Evicts min(count, evictable[group]) pages of that group, or a few more.
 
-        Per group, the pages let go of. With full groups alone there are never more than `count`;
-        with windowed groups also those go that no match can use any more (module docstring).
+        Returns the evicted pages per group. With full groups alone there are never more than
+        `count`; with windowed groups pages that no match can use any more are evicted as well
+        (module docstring).
         """
         gone: Gone = [[] for _ in range(self.groups)]
         goal = self.cached[group] - min(count, self.evictable[group])
@@ -128,7 +129,7 @@ class EvictableTree:
         return pages
 
     def flush(self) -> list[Ints]:
-        """Let go of everything that no lock covers. Per group, the pages let go of."""
+        """Evicts everything that no lock covers. Returns the evicted pages per group."""
         gone: Gone = [[] for _ in range(self.groups)]
         for root in list(self._roots.values()):
             for node in reversed(list(below(root))):
@@ -136,7 +137,7 @@ class EvictableTree:
                     self._remove(node, gone)
                 else:
                     for i in range(len(self._windowed)):
-                        self._punch(node, i, node.size, gone)
+                        self._make_holes(node, i, node.size, gone)
         return self._collect(gone)
 
     def _collect(self, gone: Gone) -> list[Ints]:
@@ -171,13 +172,13 @@ class EvictableTree:
             count = self.cached[group] - goal
             slack = node.parts[i].slack
             if slack or node.children or node.locks:
-                self._punch(node, i, min(count, slack or count), gone)
+                self._make_holes(node, i, min(count, slack or count), gone)
             else:
                 held = np.flatnonzero(node.pages[group])
                 self._prune(self._cut(node, int(held[-min(count, len(held))]), gone), gone)
 
-    def _punch(self, node: TreeNode, i: int, count: int, gone: Gone) -> None:
-        """Make holes of up to `count` pages that no lock covers, from the front."""
+    def _make_holes(self, node: TreeNode, i: int, count: int, gone: Gone) -> None:
+        """Makes holes of up to `count` pages that no lock covers, from the front."""
         pages = node.pages[self._windowed[i]]
         free = node.size - max(0, min(node.size, self._reach[i] - node.nearest))
         at = np.flatnonzero(pages[:free])[:count]
@@ -186,7 +187,8 @@ class EvictableTree:
         self._recount(node)
 
     def _cut(self, node: TreeNode, keep: int, gone: Gone) -> TreeNode:
-        """Trim an unlocked leaf to its first `keep` pages. What is left: it, or its parent."""
+        """Trims an unlocked leaf to its first `keep` pages. Returns what is left: the leaf, or its
+        parent."""
         parent = node.parent
         assert parent is not None
         self.on_end_gone(node)
@@ -207,7 +209,7 @@ class EvictableTree:
         return node
 
     def _remove(self, node: TreeNode, gone: Gone) -> None:
-        """Let go of an unlocked leaf; a root without children goes, too."""
+        """Removes an unlocked leaf; a root without children is removed, too."""
         parent = node.parent
         assert parent is not None
         self.on_end_gone(node)
@@ -230,15 +232,17 @@ class EvictableTree:
             del self._roots[parent.salt]
 
     def _prune(self, node: TreeNode, gone: Gone) -> None:
-        """Cut a leaf, and what becomes one by that, back to the last end that a match can use."""
+        """Cuts a leaf, and any parent that becomes a leaf, back to the last end that a match can
+        use."""
         while node.parent is not None and not node.children and not node.locks:
             keep = self._last_usable(node, self._runs_before(node), node.size)
             if keep == node.size:
                 return
             node = self._cut(node, keep, gone)
 
-    def _guard(self, node: TreeNode, by: int) -> None:
-        """Add or take away a locked end: it covers the windows before it, in every group."""
+    def _count_locked_end(self, node: TreeNode, by: int) -> None:
+        """Adds or removes (`by` = 1 or -1) a locked end, which covers the windows before it in
+        every group."""
         distance = 0
         while node.parent is not None and distance < self._furthest:
             count = node.near.get(distance, 0) + by
@@ -254,7 +258,7 @@ class EvictableTree:
             node = node.parent
 
     def _recount(self, node: TreeNode) -> None:
-        """Bring the counters of windowed groups up to date after any change of a node."""
+        """Updates the counters of windowed groups after any change of a node."""
         for i, (g, part) in enumerate(zip(self._windowed, node.parts, strict=True)):
             pages, size, reach = node.pages[g], node.size, self._reach[i]
             held = int(np.count_nonzero(pages))
@@ -273,7 +277,8 @@ class EvictableTree:
             self._windows[i].push(node)
 
     def _runs_before(self, node: TreeNode) -> list[int]:
-        """Per windowed group, pages without a hole right before `node` (counted up to reach)."""
+        """Returns, per windowed group, the pages without a hole right before `node` (up to reach).
+        """
         runs = []
         for i, reach in enumerate(self._reach):
             run, above = 0, node.parent
@@ -286,7 +291,8 @@ class EvictableTree:
         return runs
 
     def _last_usable(self, node: TreeNode, runs: list[int], upto: int) -> int:
-        """The most of the node's first `upto` pages after which a match can end; 0 = nowhere.
+        """Returns after how many of the node's first `upto` pages, at most, a match can end; 0 =
+        none.
 
         runs: per windowed group, pages without a hole right before the node. A match can end where
         each windowed group has the last `reach` pages (or all, nearer to the root).
@@ -311,4 +317,4 @@ class EvictableTree:
 
 
 def _ignore(node: TreeNode) -> None:
-    """Nobody has anything at ends of nodes."""
+    """Does nothing when a node's end is removed: the default without checkpoints."""

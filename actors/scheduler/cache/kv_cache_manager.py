@@ -1,7 +1,7 @@
-"""The pools of all page groups and the prefix tree over them: where pages come from and go to.
+"""The page pools of all groups and the prefix tree over them: allocates, shares and frees pages.
 
 A group is the layers of one attention window (`messages.PageGroup`). All groups count pages by the
-same index (position // page_size), so one number says how many pages a sequence wants of each.
+same index (position // page_size), so one number says how many pages a sequence needs of each.
 """
 
 from __future__ import annotations
@@ -20,20 +20,21 @@ from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
 
 class PrefixLock(NamedTuple):
-    """A sequence's hold on its cached prefix."""
+    """A sequence's lock on its cached prefix."""
 
     node: TreeNode
-    """The end of it."""
+    """The node at its end."""
     windows: bool
     """Whether the pages of windowed groups before the end are locked as well."""
 
 
 class KVCacheManager:
-    """What the scheduler knows of the worker's pages."""
+    """The scheduler's books of the worker's pages and checkpoints."""
 
     def __init__(self, groups: Sequence[PageGroup], page_size: int, config: MemoryConfig,
                  recurrent: bool = False, checkpoints: int = 0) -> None:
-        """recurrent: a prefix is reused only with one of the `checkpoints` of its state."""
+        """recurrent: a prefix is reused only where one of the `checkpoints` of its state was saved.
+        """
         self.recurrent = recurrent
         self.checkpoints = CheckpointPool(checkpoints if config.prefix_cache else 0)
         self.save_at = POLICIES[config.checkpoint_policy]
@@ -52,25 +53,26 @@ class KVCacheManager:
 
     @property
     def version(self) -> int:
-        """Changes whenever a match could have changed."""
+        """A number that changes whenever the result of a match could have changed."""
         return (0 if self.tree is None else self.tree.version) + self.checkpoints.version
 
     # --- how much ------------------------------------------------------------------------------
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill, the last one perhaps in part."""
+        """Returns how many pages `tokens` tokens need, the last one perhaps partly filled."""
         return self.pools[0].pages_for(tokens)
 
     def available(self, group: int) -> int:
-        """Pages of a group that are free or can be made so (in a windowed group perhaps a few too
-        many: the tree cannot know which pages behind its locks a sequence still holds)."""
+        """Returns the pages of a group that are free or can be evicted (in a windowed group perhaps
+        a few too many: the tree cannot know which pages behind its locks a sequence still holds).
+        """
         free = self.pools[group].free
         return free if self.tree is None else free + self.tree.evictable[group]
 
     def max_held(self, group: int, tokens: int, chunk: int) -> int:
-        """Pages of a group that the first `tokens` tokens of a sequence hold at the most, when its
-        prompt is extended up to `chunk` tokens at a time (fewer where the pool of a windowed group
-        is so small that they would not fit)."""
+        """Returns the most pages of a group that the first `tokens` tokens of a sequence hold at a
+        time when its prompt is extended up to `chunk` tokens at a time (fewer where the pool of a
+        windowed group is too small for them)."""
         pages = self.pages_for(tokens)
         window = self.windows[group]
         if not window:
@@ -79,10 +81,10 @@ class KVCacheManager:
                    self.pools[group].usable)
 
     def capacity(self, window: int) -> int:
-        """Tokens of the longest prompt that the pools hold, alone, with what a decode of `window`
-        tokens a step writes after it. One token more is the longest sequence.
+        """Returns the tokens of the longest prompt that fits the pools alone, with what a decode of
+        `window` tokens per step writes after it. The longest sequence has one token more.
 
-        A windowed pool that is large enough is endless. A sequence may hold what its oldest
+        A windowed pool that is large enough has no limit. A sequence may hold what its oldest
         possible query sees, and from there what a plan in flight and the next one may emit, and
         drafts beyond that.
         """
@@ -96,8 +98,8 @@ class KVCacheManager:
     # --- pages in and out ----------------------------------------------------------------------
 
     def allocate(self, count: int, owner: int | Ints) -> list[Ints] | None:
-        """`count` fresh pages of every group, evicting cached ones where too few are free; None
-        (and nothing taken) where even that is not enough."""
+        """Allocates `count` pages of every group, evicting cached ones where too few are free.
+        Returns None (and allocates nothing) where even that is not enough."""
         for group, pool in enumerate(self.pools):
             while pool.free < count:
                 if self.tree is None or not self.tree.evictable[group]:
@@ -106,7 +108,7 @@ class KVCacheManager:
         return [pool.allocate(count, owner) for pool in self.pools]
 
     def release(self, pages: Sequence[Ints], owner: int) -> None:
-        """`owner` lets go of its pages, one array per group; holes (0) are passed over."""
+        """Releases the pages of `owner`, one array per group; holes (0) are skipped."""
         for pool, own, window in zip(self.pools, pages, self.windows, strict=True):
             pool.release(own[own > 0] if window else own, owner)
 
@@ -117,11 +119,11 @@ class KVCacheManager:
     # --- prefixes ------------------------------------------------------------------------------
 
     def match(self, key: PrefixKey) -> PrefixMatch | None:
-        """The longest cached prefix of a key; None without a cache."""
+        """Returns the longest cached prefix of a key; None without a cache."""
         return None if self.tree is None else self.tree.match(key)
 
     def share_prefix(self, match: PrefixMatch, owner: int) -> PrefixLock:
-        """`owner` shares a matched prefix, which is locked for it."""
+        """Shares a matched prefix with `owner` and locks it for that sequence."""
         assert self.tree is not None
         self.tree.lock(match.node)
         for pool, pages, window in zip(self.pools, match.pages, self.windows, strict=True):
@@ -130,11 +132,11 @@ class KVCacheManager:
 
     def cache_pages(self, key: PrefixKey, pages: Sequence[Ints], held: PrefixLock | None,
                     priority: int) -> PrefixLock | None:
-        """Offer a sequence's filled pages (one array per group, 0 = none) to the tree, and lock
-        what it took of them. held: the sequence's lock so far.
+        """Inserts a sequence's filled pages (one array per group, 0 = none) into the tree, and
+        locks those that the tree took. held: the sequence's lock so far.
 
         Where the tree had the same tokens on other pages, those are not locked: the sequence does
-        not read them, and two copies of a prefix must not both be pinned by one sequence.
+        not read them, and one sequence must not pin two copies of a prefix.
         """
         assert self.tree is not None
         node, kept = self.tree.insert(key, pages, priority)
@@ -147,8 +149,8 @@ class KVCacheManager:
         return self.move_lock(held, node) if ours else held
 
     def checkpoint(self, key: PrefixKey, pages: Sequence[Ints], priority: int) -> int:
-        """A number under which the plan in the making saves the state after a key that is cached
-        already; 0 = none is wanted (there is one) or can be had."""
+        """Returns a checkpoint number under which the plan being made saves the state after a key
+        that is cached already; 0 if it has one already or none is available."""
         assert self.tree is not None
         node, _ = self.tree.insert(key, pages, priority)
         # Where every group has a window and its pages are gone, the tree ends before the key does.
@@ -156,7 +158,7 @@ class KVCacheManager:
         return self.checkpoints.save(node, self.step) if whole and not node.checkpoint else 0
 
     def move_lock(self, held: PrefixLock | None, node: TreeNode | None) -> PrefixLock | None:
-        """Lock `node` in place of what was held."""
+        """Locks `node` instead of what was held."""
         if self.tree is None or held is not None and held.windows and held.node is node:
             return held
         lock = None
@@ -168,14 +170,16 @@ class KVCacheManager:
         return lock
 
     def unlock_windows(self, held: PrefixLock) -> PrefixLock:
-        """A sequence whose windows have left the locked end behind keeps the full groups alone."""
+        """Unlocks the windowed groups for a sequence whose windows have moved past the locked end.
+        """
         assert self.tree is not None
         self.tree.lock(held.node, windows=False)
         self.tree.unlock(held.node)
         return PrefixLock(held.node, False)
 
     def flush(self) -> tuple[int, int]:
-        """Forget every prefix that nobody holds. Returns pages (freed, kept), all groups."""
+        """Evicts every prefix that no sequence holds. Returns pages (freed, kept), summed over
+        groups."""
         if self.tree is None:
             return 0, 0
         before = sum(pool.free for pool in self.pools)
@@ -186,13 +190,13 @@ class KVCacheManager:
     # --- the books -----------------------------------------------------------------------------
 
     def at_step(self, step: int) -> None:
-        """The step being planned: named in every message, and what a checkpoint waits for."""
+        """Sets the step being planned: error messages name it, and checkpoints wait for it."""
         self.step = step
         for pool in self.pools:
             pool.step = step
 
     def audit(self, holders: Iterable[tuple[int, Sequence[Ints]]]) -> None:
-        """Check every page of every group; raises `AccountingError`. holders: (sid, pages by
+        """Checks every page of every group; raises `AccountingError`. holders: (sid, pages by
         group)."""
         holding = list(holders)
         cached = self._cached()
@@ -208,10 +212,10 @@ class KVCacheManager:
         return [pages[pages > 0] for pages in cached]
 
     def repair(self) -> str | None:
-        """The audit that production can afford, for when no sequence is here and no plan in flight.
+        """Audits cheaply, in production, while no sequence is present and no plan in flight.
 
-        Where pages are missing or in two places at once, the cache is emptied and those pages are
-        put out of use; returns a line that says so, else None.
+        Where pages are missing or owned twice, empties the cache, quarantines those pages and
+        returns a line that says so; else None.
         """
         odd = [pool.count_inconsistent() for pool in self.pools]
         if not any(odd):

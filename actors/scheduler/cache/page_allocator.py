@@ -1,4 +1,4 @@
-"""A page pool's books: how many owners each page has and, in debug mode, who they are."""
+"""A page pool: how many owners each page has and, in debug mode, who they are."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ TREE = -1
 
 
 class AccountingError(RuntimeError):
-    """The books do not balance; the message names the page (or slot), its owners and the step."""
+    """The pool is inconsistent; the message names the page (or slot), its owners and the step."""
 
 
 class PageAllocator:
-    """Pages 1..pages-1, handed out from a stack; page 0 is the padding sink and never leaves.
+    """Pages 1..pages-1, allocated from a stack; page 0 is the padding sink and never allocated.
 
-    A page has as many owners as sequences that name it in their page tables, and one more while
-    the prefix tree keeps it; with the last owner it is free. With `debug` the owners are known by
-    name, and every move of a page is checked.
+    A page has one owner for each sequence that names it in its page tables, and one more while the
+    prefix tree keeps it; without owners it is free. With `debug` owners are known by name, and
+    every operation is checked.
     """
 
     def __init__(self, pages: int, page_size: int, debug: bool = False) -> None:
@@ -35,9 +35,9 @@ class PageAllocator:
         self.cached = 0
         """Pages that the tree keeps."""
         self.cached_only = 0
-        """Pages that nobody but the tree keeps."""
+        """Pages that only the tree keeps."""
         self.quarantined = 0
-        """Pages taken out of use because their books did not balance."""
+        """Pages taken out of use because their owner counts were inconsistent."""
         self.step = 0
         """The step being planned, for messages."""
         self._shift = page_size.bit_length() - 1
@@ -52,29 +52,29 @@ class PageAllocator:
 
     @property
     def held(self) -> int:
-        """Pages that sequences hold (some of them cached as well)."""
+        """Returns the number of pages that sequences hold (some of them cached as well)."""
         return self.used - self.cached_only - self.quarantined
 
     @property
     def usable(self) -> int:
-        """Pages that are not in quarantine."""
+        """Returns the number of pages that are not quarantined."""
         return self.total - self.quarantined
 
     @property
     def tokens(self) -> int:
-        """Tokens that all usable pages hold."""
+        """Returns how many tokens all usable pages hold."""
         return self.usable << self._shift
 
     def pages_for(self, tokens: int) -> int:
-        """Pages that `tokens` tokens fill, the last one perhaps in part."""
+        """Returns how many pages `tokens` tokens need, the last one perhaps partly filled."""
         return (tokens + self.page_size - 1) >> self._shift
 
     # --- sequences -------------------------------------------------------------------------------
 
     def allocate(self, count: int, owner: int | Ints) -> Ints:
-        """i4[count] fresh pages. `owner`: one sid, or one a page.
+        """Returns i4[count] fresh pages. `owner`: one sid, or one per page.
 
-        Raises `AccountingError` when fewer are free: callers look at `free` first.
+        Raises `AccountingError` when fewer are free: callers check `free` first.
         """
         if count > self.free:
             raise AccountingError(f"step {self.step}: {count} pages wanted by {owner}, "
@@ -87,7 +87,7 @@ class PageAllocator:
         return pages
 
     def share(self, pages: Ints, owner: int) -> None:
-        """One more owner for pages that are in the tree."""
+        """Adds an owner to pages that are in the tree."""
         if self._owners is not None:
             self._own(pages, owner, first=False)
         counts = self._count[pages] + 1
@@ -95,9 +95,10 @@ class PageAllocator:
         self._count[pages] = counts
 
     def release(self, pages: Ints, owner: int | Ints) -> None:
-        """`owner` (one sid, or one a page) lets go; pages without another owner are free.
+        """Removes an owner (one sid, or one per page) from pages; those without another owner
+        become free.
 
-        Several owners may let go of one page at once.
+        Several owners may release one page in the same call.
         """
         if not len(pages):
             return
@@ -118,7 +119,7 @@ class PageAllocator:
     # --- the tree --------------------------------------------------------------------------------
 
     def mark_cached(self, pages: Ints) -> None:
-        """The tree keeps pages that a sequence holds."""
+        """Makes the tree an owner of pages that a sequence holds."""
         if self._owners is not None:
             self._own(pages, TREE, first=False)
         self._count[pages] += 1
@@ -126,7 +127,7 @@ class PageAllocator:
         self.cached += len(pages)
 
     def mark_uncached(self, pages: Ints) -> None:
-        """The tree lets go; pages without another owner are free."""
+        """Removes the tree as an owner; pages without another owner become free."""
         if not len(pages):
             return
         if self._owners is not None:
@@ -144,12 +145,13 @@ class PageAllocator:
         self._release(spare)
 
     def single_owner(self, pages: Ints) -> NDArray[np.bool_]:
-        """Which of these pages have one owner only."""
+        """Returns a mask of these pages: which have one owner only."""
         alone: NDArray[np.bool_] = self._count[pages] == 1
         return alone
 
     def count_freed(self, pages: Ints) -> int:
-        """How many of a sequence's pages would be free, or the tree's alone, without it."""
+        """Returns how many of a sequence's pages would be free, or owned by the tree alone, without
+        it."""
         return int(np.count_nonzero(self._count[pages] - self._in_tree[pages] == 1))
 
     def _release(self, pages: Ints) -> None:
@@ -182,10 +184,10 @@ class PageAllocator:
     # --- audits ---------------------------------------------------------------------------------
 
     def audit(self, holders: Iterable[tuple[int, Ints]], cached: Ints) -> None:
-        """Check every page against those who should hold it.
+        """Checks the owners of every page against those who should hold it.
 
         holders: (sid, its pages); cached: the tree's pages. Raises `AccountingError` at the first
-        page whose owners, or whose place among the free, differ.
+        page with other owners, or wrongly on (or off) the free list.
         """
         claims = np.zeros(self.total + 1, np.int32)
         for sid, pages in holders:
@@ -230,13 +232,13 @@ class PageAllocator:
         return _names(self._owners.get(page, set()))
 
     def count_inconsistent(self) -> int:
-        """With no sequence here: how many pages are neither free once nor the tree's alone, those
-        in quarantine not counted. A handful of whole-pool operations."""
+        """Counts, while no sequence is present, the pages outside quarantine that are neither free
+        exactly once nor owned by the tree alone. A few whole-pool operations."""
         return self.total - int(np.count_nonzero(self._fine())) - self.quarantined
 
     def quarantine(self) -> None:
-        """With no sequence here and the tree gone: every page is free, but for those whose books do
-        not balance; they stay out of use."""
+        """Frees every page, while no sequence is present and the tree is empty, but for those whose
+        owners are inconsistent; these stay out of use."""
         good = np.flatnonzero(self._fine()).astype(np.int32)
         self._stack[:len(good)] = good[::-1]
         self.free, self.quarantined = len(good), self.total - len(good)
@@ -245,7 +247,7 @@ class PageAllocator:
         self.cached = self.cached_only = 0
 
     def _fine(self) -> NDArray[np.bool_]:
-        """Pages that are free once, or the tree's alone."""
+        """Returns the mask of pages that are free exactly once, or owned by the tree alone."""
         found = np.bincount(self._stack[:self.free], minlength=self.total + 1)
         fine = np.where(self._in_tree, (found == 0) & (self._count == 1),
                         (found == 1) & (self._count == 0))

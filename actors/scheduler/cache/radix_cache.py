@@ -1,15 +1,15 @@
-"""The prefix cache: a radix tree over whole pages of tokens, one root for each tenant's salt.
+"""The prefix cache: a radix tree over whole pages of tokens, with one root per tenant's salt.
 
 Keys are the tokens' bytes, so that a node is compared with `bytes.startswith` (no copy, no Python
 objects); a child is found by the bytes of its first page; numpy looks for the first page that
 differs only where a prompt leaves a node half-way. (The radix tree of pages is that of SGLang,
 Zheng et al. 2024, arXiv 2312.07104; holes in windowed groups are like its SWA tombstones.)
 
-The tree holds numbers only: a page may be named by sequences as well, and who owns it last is the
-page pool's business. Each group (layers of one attention window) has a page per index, or, in a
-windowed group, a hole. A match may end at index e if every full group has its pages 0..e-1 and
-every windowed group those of the last window - 1 tokens (what the query at position e * page_size
-sees), at least one page. See `eviction` for what goes when, and what locks cover.
+The tree holds page numbers only; the page allocator counts who else owns a page. Each group (layers
+of one attention window) has a page per index, or, in a windowed group, a hole. A match may end at
+index e if every full group has its pages 0..e-1 and every windowed group those of the last window -
+1 tokens (what the query at position e * page_size sees), at least one page. See `eviction` for the
+order of eviction and for what locks cover.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from actorium.actors.scheduler.cache.tree_nodes import TreeNode, below
 
 
 class PrefixKey(NamedTuple):
-    """What a prefix is found by."""
+    """The key of a prefix."""
 
     salt: str
     """Tenant, and a request's own salt if it has one: trees of different salts share nothing."""
@@ -49,22 +49,21 @@ class CheckpointMatch(NamedTuple):
 
     match: PrefixMatch
     branch: int
-    """Tokens after which the key leaves what the tree knows, where something else goes on from
-    there; else 0."""
+    """Tokens after which the key leaves the tree where another prefix continues; else 0."""
     pending: bool
-    """A longer one is being saved by the plan in the making: usable from the next one on."""
+    """The plan being made saves a longer one: usable from the next plan on."""
 
 
 class RadixCache(EvictableTree):
-    """Prefixes and their pages. See `EvictableTree` for the counters, lock, evict and flush.
+    """Prefixes and their pages. See `EvictableTree` for counters, lock, evict and flush.
 
     `match` and `insert` cost a dict look-up for each node of the path and one comparison of the
-    key's memory. Nodes that a split has made are not joined again when the branch has gone: the
-    two halves have been used at different times, and joining them would lose that.
+    key's memory. Nodes made by a split are not merged again when the branch has gone: the two
+    halves were last used at different times, and merging them would lose that.
     """
 
     def match(self, key: PrefixKey) -> PrefixMatch:
-        """The longest usable prefix. Splits a node when it ends inside; counts for the policy."""
+        """Returns the longest usable prefix. Splits a node when it ends inside; counts as a use."""
         self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
         path, last = self._find(key)
         if not path:
@@ -79,8 +78,8 @@ class RadixCache(EvictableTree):
         return PrefixMatch(node.end * self.page_size, self._pages_of(path), node)
 
     def match_state(self, key: PrefixKey, step: int) -> CheckpointMatch:
-        """As `match`, for a model with recurrent layers: up to the last end with a checkpoint that
-        a plan before `step` has saved."""
+        """Matches for a model with recurrent layers: up to the last end with a checkpoint that a
+        plan before `step` has saved."""
         self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
         path, last = self._find(key)
         known = (path[-1].end - path[-1].size + last) * self.page_size if path else 0
@@ -108,25 +107,26 @@ class RadixCache(EvictableTree):
         return CheckpointMatch(PrefixMatch(length, self._pages_of(path), path[-1]), branch, pending)
 
     def nodes(self) -> Iterator[TreeNode]:
-        """All nodes, parents before children."""
+        """Yields all nodes, parents before children."""
         for root in self._roots.values():
             yield from below(root)
 
     def peek(self, key: PrefixKey) -> int:
-        """The tokens that `match` would find, leaving tree, clock and counters as they are."""
+        """Returns how many tokens `match` would find, without changing the tree, clock or counters.
+        """
         path, last = self._find(key)
         return (path[-1].end - path[-1].size + last) * self.page_size if path else 0
 
     def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0
                ) -> tuple[TreeNode, list[Ints]]:
-        """Add a prefix. Returns the node at its end and, per group, the pages newly kept.
+        """Adds a prefix. Returns the node at its end and, per group, the pages newly kept.
 
         pages[g]: i4[>= n] for the key's n full pages; entries that the tree has already keep their
-        own page. In windowed groups 0 = the caller has none there (never a number of a page that
-        it gave back), and holes of the tree are filled. Pages at the end that all groups lack are
-        cut off. Raises `ValueError` for too few entries or a hole in a full group.
+        own page. In windowed groups 0 = the caller has no page there (never the number of a page
+        that it has freed), and holes of the tree are filled. Pages at the end that all groups lack
+        are cut off. Raises `ValueError` for too few entries or a hole in a full group.
         """
-        count = self._whole(key, pages)
+        count = self._pages_to_insert(key, pages)
         data = key.data[:count * self.page_size * 4]
         root = self._roots.get(key.salt)
         if not count:
@@ -153,14 +153,15 @@ class RadixCache(EvictableTree):
         return node, newly
 
     def pages_held(self) -> Iterator[tuple[str, list[Ints]]]:
-        """For an audit: what each node is, and its pages per group without the holes."""
+        """Returns, for an audit, a description of each node and its pages per group without the
+        holes."""
         for number, root in enumerate(self._roots.values()):
             for node in below(root):
                 name = f"cached pages {node.end - node.size}..{node.end - 1} of salt {number}"
                 yield name, [pages[pages != 0] for pages in node.pages]
 
-    def _whole(self, key: PrefixKey, pages: Sequence[Ints]) -> int:
-        """How many pages of the key to insert, after checking `pages`."""
+    def _pages_to_insert(self, key: PrefixKey, pages: Sequence[Ints]) -> int:
+        """Returns how many pages of the key to insert, after checking `pages`."""
         count = len(key.data) // (self.page_size * 4)
         if len(pages) != self.groups or any(len(own) < count for own in pages):
             raise ValueError(f"pages: {self.groups} arrays of {count} pages needed, "
@@ -175,7 +176,7 @@ class RadixCache(EvictableTree):
         return int(held[-1]) + 1 if len(held) else 0
 
     def _walk(self, root: TreeNode, data: bytes) -> tuple[list[TreeNode], int]:
-        """The nodes that agree with `data`, and how many pages of the last one do."""
+        """Returns the nodes that agree with `data`, and how many pages of the last one do."""
         page = self.page_size * 4
         size = len(data) // page * page
         at, node, path = 0, root, []
@@ -191,7 +192,8 @@ class RadixCache(EvictableTree):
         return path, node.size
 
     def _find(self, key: PrefixKey) -> tuple[list[TreeNode], int]:
-        """The path of the longest usable prefix, and how many pages of its last node are in it."""
+        """Returns the path of the longest usable prefix, and how many pages of its last node are in
+        it."""
         root = self._roots.get(key.salt)
         if root is None:
             return [], 0
@@ -211,8 +213,8 @@ class RadixCache(EvictableTree):
         return [], 0
 
     def _split(self, node: TreeNode, at: int) -> TreeNode:
-        """Cut a node in two. Returns the new upper part; `node` stays the lower one with its end,
-        so that who holds it, for a lock, need not know. The caller is about to touch `upper`."""
+        """Cuts a node in two. Returns the new upper part; `node` stays the lower one with its end,
+        so that locks on it stay valid. The caller is about to touch `upper`."""
         page = self.page_size * 4
         parent, below = node.parent, node.size - at
         assert parent is not None
@@ -236,7 +238,7 @@ class RadixCache(EvictableTree):
 
     def _grow(self, parent: TreeNode, data: bytes, at: int, pages: list[Ints],
               taken: list[list[Ints]]) -> TreeNode:
-        """Add a leaf with the key's pages from index `at` on."""
+        """Adds a leaf with the key's pages from index `at` on."""
         page = self.page_size * 4
         node = TreeNode(parent, data[at * page:], pages, len(self._windowed))
         node.seen = self._clock + 1
@@ -251,7 +253,7 @@ class RadixCache(EvictableTree):
         return node
 
     def _fill(self, path: list[TreeNode], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:
-        """Fill holes on a path with the caller's pages."""
+        """Fills holes on a path with the caller's pages."""
         for node in path:
             filled = False
             for g, part in zip(self._windowed, node.parts, strict=True):
@@ -267,7 +269,7 @@ class RadixCache(EvictableTree):
                 self._recount(node)
 
     def _touch(self, path: list[TreeNode]) -> None:
-        """Tell the policy that a match or insert went along a path and ended there."""
+        """Records for the policy that a match or insert walked a path and ended there."""
         self._clock += 1
         for node in path:
             node.used = self._clock
@@ -280,7 +282,7 @@ class RadixCache(EvictableTree):
             node.seen = self._clock
 
     def _pages_of(self, path: list[TreeNode]) -> list[Ints]:
-        """Per group, the pages that a sequence starting at the end of the path needs."""
+        """Returns, per group, the pages that a sequence starting at the end of the path needs."""
         end = path[-1].end
         result: list[Ints] = [NO_PAGES] * self.groups
         for g in self._full:
@@ -297,7 +299,7 @@ class RadixCache(EvictableTree):
 
 
 def _common_tokens(key: bytes, data: bytes, at: int, size: int) -> int:
-    """Tokens that `key` and data[at:size] have in common from their starts."""
+    """Returns how many tokens `key` and data[at:size] have in common from their starts."""
     count = min(len(key), size - at) // 4
     differ = np.frombuffer(key, "<i4", count) != np.frombuffer(data, "<i4", count, at)
     first = int(differ.argmax())

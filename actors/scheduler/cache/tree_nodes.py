@@ -22,7 +22,7 @@ class WindowCounts:
 
     def __init__(self) -> None:
         self.held = 0
-        """Entries that are no holes."""
+        """Entries that are not holes."""
         self.tail = 0
         """Of those, the ones without a hole between them and the end."""
         self.slack = 0
@@ -44,12 +44,12 @@ class TreeNode:
         self.pages = pages
         """pages[g]: i4[size], 0 = hole (windowed groups only)."""
         self.salt = salt
-        """Of a root."""
+        """For a root only."""
         self.children: dict[bytes, TreeNode] = {}
         """By the bytes of their first page's tokens."""
         self.size = len(pages[0]) if pages else 0
         self.end: int = self.size + (parent.end if parent else 0)
-        """In pages from the root."""
+        """Pages from the root."""
         self.parts = [WindowCounts() for _ in range(parts)]
         self.locks = 0
         """Locked ends at or below this node."""
@@ -57,13 +57,14 @@ class TreeNode:
         """Locked ends whose windows may reach into this node: pages from our end -> how many."""
         self.nearest = FAR
         self.used = 0
-        """When a match or insert came through."""
+        """The clock when a match or insert last passed through."""
         self.seen = 0
-        """When a match or insert ended so near that its window covers pages of this node."""
+        """The clock when a match or insert last ended so near that its window covers pages of this
+        node."""
         self.hits = 0
         self.priority = 0
         self.checkpoint = 0
-        """Number of the recurrent state kept for our end; 0 = none."""
+        """Number of the recurrent state saved for the node's end; 0 = none."""
         self.checkpoint_step = 0
         """The plan that saves it."""
 
@@ -77,8 +78,8 @@ POLICIES: dict[str, Callable[[TreeNode, int], Rank]] = {
 
 
 class EvictionQueue:
-    """Nodes by rank: a lazy heap. While a node waits its rank may grow unnoticed (an entry is
-    checked when popped); push again when it falls."""
+    """A lazy heap of nodes by rank. A waiting node's rank may grow unnoticed (an entry is checked
+    when popped); push again when it falls."""
 
     def __init__(self, rank: Callable[[TreeNode], Rank | None]) -> None:
         """`rank(node)` is None for a node that cannot be evicted now."""
@@ -101,7 +102,7 @@ class EvictionQueue:
             heapq.heapify(self._heap)
 
     def pop(self) -> TreeNode | None:
-        """The node of lowest rank, which then no longer waits; None when there is none."""
+        """Removes and returns the node of lowest rank; None when there is none."""
         while self._heap:
             rank, _, node = heapq.heappop(self._heap)
             if self._live.get(node) != rank:
@@ -123,7 +124,7 @@ class CacheStats:
     """Counters since the tree was made."""
 
     lookups: int = 0
-    """Tokens (in whole pages) that matches were asked for."""
+    """Tokens (in whole pages) that matches looked up."""
     hits: int = 0
     """Tokens that they found."""
     evictions: int = 0
@@ -131,7 +132,7 @@ class CacheStats:
 
 
 def below(root: TreeNode) -> Iterator[TreeNode]:
-    """All nodes under a root, parents before children."""
+    """Yields all nodes under a root, parents before children."""
     waiting = list(root.children.values())
     while waiting:
         node = waiting.pop()

@@ -14,7 +14,7 @@ def name_of(rid: str) -> str:
 
 
 class LingeringRequests:
-    """Those of a group of requests that linger."""
+    """The requests of a group that linger."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], RequestState] = {}

@@ -264,8 +264,8 @@ def _compact(request: RequestState) -> None:
 
 
 def joined_rows(rows: list[RowLogprobs]) -> list[RowLogprobs]:
-    """The same logprobs of consecutive tokens in as few rows as may be: one, unless the number of
-    alternatives changes."""
+    """Joins logprobs of consecutive tokens into as few rows as possible: one, unless the number of
+    alternatives differs."""
     found: list[RowLogprobs] = []
     for _, group in groupby(rows, key=_alternatives):
         several = list(group)

@@ -22,7 +22,7 @@ from actorium.actors.scheduler.request_state import Key, RequestState, request_n
 
 
 def grammar_name(grammar: str) -> bytes:
-    """Of one that is compiled on a thread, for whoever asks for it."""
+    """Returns the journal's name of a grammar compiled on a thread, independent of its request."""
     return name_of(b"grammar", grammar.encode())
 
 
@@ -89,7 +89,7 @@ class RequestFaults(RequestGuard):
                 raise
 
     def finished(self, requests: list[RequestState]) -> None:
-        """These have ended: who did so in peace is under no suspicion any more."""
+        """Acquits requests that have ended normally."""
         if self.journal.quiet:
             return
         for request in requests:

@@ -44,7 +44,7 @@ class Suspects:
 
     @property
     def trial(self) -> frozenset[int] | None:
-        """Who may run; None = everybody."""
+        """The requests that may run; None = all."""
         return frozenset(self._groups[-1]) if self._groups else None
 
     @property
@@ -99,7 +99,7 @@ class Suspects:
             self._clear()
 
     def settle(self, alive: Collection[int]) -> None:
-        """Forget who is over: nobody else may wait for them."""
+        """Forgets requests that are over, so that no other waits for them."""
         while self._groups:
             group = self._groups[-1]
             group[:] = [sid for sid in group if sid in alive]
@@ -115,7 +115,7 @@ class Suspects:
 
 
 class SuspectTrials(WorkerTrials):
-    """Carries out what `Suspects` finds: who may run, and who is put back into the queue."""
+    """Applies the decisions of `Suspects`: which requests run, and which return to the queue."""
 
     def __init__(self) -> None:
         self._suspects = Suspects()
