@@ -18,12 +18,13 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARIES = ("llguidance", "starlette", "uvicorn", "httptools", "uvloop", "msgspec", "pyzmq",
-             "tokenizers", "transformers", "jinja2", "rich", "prometheus_client", "safetensors")
+             "tokenizers", "transformers", "jinja2", "rich", "prometheus_client", "safetensors",
+             "huggingface_hub")
 """Those that a request, a command line or a model's files meet."""
 TESTS = ("cli", "client*", "crash", "delivery*", "detokenizer*", "engine_cli", "gateway*",
-         "grammar*", "keys", "loader", "mailbox", "masking", "models_dir", "openapi", "parity",
-         "probes*", "settings", "structured*", "tcp", "tokenizer*", "tool_parsers",
-         "batch_neighbours")
+         "grammar*", "hub_download", "keys", "loader", "mailbox", "masking", "models_dir",
+         "openapi", "parity", "probes*", "settings", "structured*", "tcp", "tokenizer*",
+         "tool_parsers", "batch_neighbours")
 """Of `test_<name>.py`, wherever in `tests/`."""
 _RANGE = re.compile(r"(?P<name>[\w-]+)\s*>=\s*(?P<low>[\w.]+)\s*,\s*<\s*(?P<high>[\w.]+)")
 HEADER = """\

@@ -100,7 +100,7 @@ class Http:
 
     @property
     def url(self) -> str:
-        """Of the server, without /v1."""
+        """The server's URL, without /v1."""
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http{'s' if self._tls else ''}://{host}:{self._port}{self._prefix}"
 

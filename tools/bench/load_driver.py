@@ -80,7 +80,7 @@ class RequestResult(Struct):
 
     @property
     def itl_per_token(self) -> list[float]:
-        """The same with the wait for a burst shared out among its tokens."""
+        """Returns inter-token latencies with the wait for a burst divided among its tokens."""
         return [gap / count for gap, count in zip(self.itl, self.counts[1:], strict=True)
                 for _ in range(count)]
 

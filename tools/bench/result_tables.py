@@ -163,7 +163,7 @@ def compared(runs: Sequence[NamedRun]) -> str:
 
 
 def _percentiles(runs: Sequence[NamedRun], key: str) -> list[str]:
-    """Those of a time that any run tells, in their order."""
+    """Returns the percentiles of a time that any run has, in their order."""
     found = {name.partition("_")[0] for run in runs for name in run.result
              if name.startswith("p") and name.endswith(f"_{key}_ms")
              and name.removesuffix(f"_{key}_ms")[1:].replace(".", "", 1).isdigit()}

@@ -63,10 +63,8 @@ class Bubble(NamedTuple):
 
 
 def load(folder: Path, name: str | None = None) -> list[Track]:
-    """The tracks in a directory, of the engine of this name (default: that which wrote last).
-
-    Raises `BadEvents`.
-    """
+    """Loads the tracks in a directory, of the engine of this name (default: the one that wrote
+    last)."""
     try:
         tracks = [read_events(path) for path in sorted(folder.glob(f"*{SUFFIX}"))]
     except OSError as error:

@@ -126,6 +126,7 @@ def _model(config: Config) -> tuple[Any, str]:
     from actorium.gpu.families.architectures import model_tensors, read_shape
     from actorium.gpu.models.registry import MODELS
     from actorium.gpu.weights.dtypes import TORCH_DTYPES
+    from actorium.gpu.weights.lazy_tensors import materialised
     from actorium.gpu.weights.loader import random_tensors
 
     path: Path = resolve(config.model.model)
@@ -138,8 +139,9 @@ def _model(config: Config) -> tuple[Any, str]:
                                                      attn_implementation="sdpa")
         return model.eval().to(device), device
     shape = replace(shape, mtp_layers=0)  # which transformers does not have
-    weights = random_tensors(model_tensors(shape), TORCH_DTYPES[shape.dtype], torch.device("cpu"),
-                             config.model.seed, lambda *_: None)
+    drawn = random_tensors(model_tensors(shape), TORCH_DTYPES[shape.dtype], torch.device("cpu"),
+                           config.model.seed, lambda *_: None)
+    weights = {name: materialised(own) for name, own in drawn.items()}
     made = AutoConfig.from_pretrained(path)
     with torch.device("meta"):
         empty = AutoModelForCausalLM.from_config(made)

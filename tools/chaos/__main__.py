@@ -1,6 +1,6 @@
-"""Run the battery: `python -m actorium.tools.chaos [--rows NAMES] [--seed N] [--json FILE]`.
+"""Runs the battery: `python -m actorium.tools.chaos [--rows NAMES] [--seed N] [--json FILE]`.
 
-Exit code 1 if anything was wrong. With --json, rows that are not run keep their figures in the
+Exit code 1 if anything went wrong. With --json, rows that are not run keep their figures in the
 file.
 """
 
@@ -29,9 +29,9 @@ from actorium.tools.chaos.faults import PAIRS, Fault
 from actorium.tools.chaos.plants import UNFENCED, no_dedup
 
 Row = Callable[[int], dict[str, Any]]
-"""From a seed to what was measured, and under "wrong" what was wrong."""
+"""From a seed to the measurements, with a list of everything that went wrong under "wrong"."""
 PARTS = 4
-"""The row of kills comes in so many, each with an engine of its own."""
+"""The number of parts of the row of kills, each with an engine of its own."""
 PART_SECONDS, STREAMS = 100.0, 200
 
 
@@ -45,7 +45,7 @@ def _quarantine(actor: str) -> Row:
 
 
 def _teeth(seed: int) -> dict[str, Any]:
-    """Broken engines and clients, which the battery must notice."""
+    """Runs engines and clients that are broken on purpose, which the battery must detect."""
     unfenced = kill_rows.chaos([Fault(1.0, "kill", ("scheduler",))], seed, 20, roles=UNFENCED)
     with no_dedup():
         twice = kill_rows.chaos([Fault(1.0, "kill", ("detokenizer",))], seed, 20)
@@ -56,6 +56,7 @@ def _teeth(seed: int) -> dict[str, Any]:
 
 ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)},
+    "ranks": lambda seed: kill_rows.ranks(seed, faults=16, streams=100),
     "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
     **{f"poison-{actor}": _quarantine(actor) for actor in poison_rows.FAILING},
     "crowd": lambda seed: load_rows.crowd(seed, seconds=10.0, readers=50, vanishing=200),
@@ -65,19 +66,20 @@ ROWS: dict[str, Row] = {
     "reboot": lambda seed: stop_rows.reboot(seed, 5),
     "soak": lambda seed: load_rows.soak(seed, 150.0, 40),
     "model": model_row.model,
+    "model-tp2": lambda seed: model_row.model(seed, faults=model_row.RANK_FAULTS, ranks=2),
     "probes": lambda seed: probe_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: probe_rows.starved(seed, 20.0, spinners=30, streams=100),
     "teeth": _teeth}
 
 
-def run(names: list[str], seed: int, told: Callable[[str, dict[str, Any]], None]) -> None:
-    """Run rows; `told` gets each as it is done."""
+def run(names: list[str], seed: int, report: Callable[[str, dict[str, Any]], None]) -> None:
+    """Runs rows; calls `report` with each finished row."""
     for name in names:
         began, load = monotonic(), os.getloadavg()[0]
         row = ROWS[name](seed)
         wrong = row.pop("wrong")
-        told(name, row | {"took_s": round(monotonic() - began, 1), "load_before": round(load, 2),
-                          "load_after": round(os.getloadavg()[0], 2), "wrong": wrong})
+        report(name, row | {"took_s": round(monotonic() - began, 1), "load_before": round(load, 2),
+                            "load_after": round(os.getloadavg()[0], 2), "wrong": wrong})
 
 
 def _machine() -> dict[str, Any]:
@@ -99,7 +101,7 @@ def main() -> int:
     found = json.loads(path.read_text()) if path is not None and path.is_file() else {"rows": {}}
     bad: list[str] = []
 
-    def told(name: str, row: dict[str, Any]) -> None:
+    def report(name: str, row: dict[str, Any]) -> None:
         print(f"{name}: {json.dumps(row, indent=1)}", flush=True)
         bad.extend(f"{name}: {text}" for text in row["wrong"])
         found["rows"][name] = row
@@ -107,7 +109,7 @@ def main() -> int:
             found["machine"] = _machine()
             path.write_text(json.dumps(found, indent=1) + "\n")
 
-    run(names, options.seed, told)
+    run(names, options.seed, report)
     print(f"{len(bad)} wrong" + "".join(f"\n  {text}" for text in bad[:40]))
     return 1 if bad else 0
 

@@ -1,7 +1,7 @@
-"""Requests whose every token is known beforehand, clients that stream and check them, and how long
-each stream was silent because of a fault.
+"""Clients that stream requests whose every token is known beforehand and check each, and the time
+that streams were silent because of a fault.
 
-What is wrong is collected, not raised: a run goes on, and its report says everything.
+Errors are collected, not raised: a run goes on, and its report lists everything.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null.null_worker import VOCAB, hash_tokens
 
 NEW = 3.0
-"""Seconds after a fault in which a request that is sent counts as one that has met it."""
+"""Seconds after a fault in which a new request counts as affected by it."""
 
 
 @dataclass
 class Episode:
-    """One fault, and the longest silence after it of each stream that met it."""
+    """One fault, and the longest silence after it of each stream that was open."""
 
     name: str
     at: float
@@ -37,7 +37,7 @@ class Episode:
 
 
 class Gaps:
-    """Silences by fault. A stream's gap goes to the last fault before its end."""
+    """Silences by fault. A stream's gap counts for the last fault before the gap's end."""
 
     def __init__(self) -> None:
         self.episodes: list[Episode] = []
@@ -45,8 +45,9 @@ class Gaps:
     def fault(self, name: str, now: float) -> None:
         self.episodes.append(Episode(name, now))
 
-    def heard(self, stream: int, begun: float, last: float, now: float) -> None:
-        """Something came at `now`, after nothing since `last`, in a stream begun at `begun`."""
+    def record(self, stream: int, begun: float, last: float, now: float) -> None:
+        """Records that a stream begun at `begun` received something at `now`, after nothing since
+        `last`."""
         if self.episodes:
             episode = self.episodes[-1]
             if begun <= episode.at + NEW:
@@ -56,8 +57,8 @@ class Gaps:
 
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """By name of the fault, by its kind (the first word), and "all": streams, p50, p99 and max,
-        in seconds."""
+        """Returns streams, p50, p99 and max in seconds: by name of the fault, by its kind (the
+        first word), and for "all"."""
         by_name: dict[str, list[float]] = {}
         for episode in self.episodes:
             for name in dict.fromkeys(("all", episode.name.split()[0], episode.name)):
@@ -68,7 +69,7 @@ class Gaps:
 
 
 def quantile(values: list[float], share: float) -> float:
-    """The smallest value with `share` of all at or below it; 0 of nothing."""
+    """Returns the smallest value with `share` of all at or below it; 0 if there are none."""
     if not values:
         return 0.0
     return round(sorted(values)[max(math.ceil(share * len(values)) - 1, 0)], 4)
@@ -77,24 +78,24 @@ def quantile(values: list[float], share: float) -> float:
 LATEST = 90.0
 """Seconds within which a request must have ended."""
 CLEAN = 500
-"""Prompts are made of smaller tokens."""
+"""Prompts are made of smaller tokens than this."""
 REFUSED = ("queue_full", "unavailable")
-"""Codes of honest refusals."""
+"""Codes of refusals that are not errors."""
 
 
 @dataclass
 class CheckedRequest:
-    """One request, and what has come of it."""
+    """One request, and what its stream has returned so far."""
 
     prompt: list[int]
     params: SamplingParams
     begun: float = 0.0
     last: float = 0.0
-    """When something new came."""
+    """When something new last arrived."""
     number: int = 0
     tokens: list[list[int]] = field(default_factory=list)
     ended: int = 0
-    """Choices."""
+    """Choices that have ended."""
     wrong: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
@@ -108,8 +109,8 @@ class CheckedRequest:
         seeds = np.full(most, choice_seed(seed, index), np.uint64)
         return hash_tokens(seeds, places, VOCAB).tolist()
 
-    def take(self, delta: StreamDelta) -> None:
-        """Check what is new, token by token."""
+    def apply(self, delta: StreamDelta) -> None:
+        """Checks a delta, token by token, skipping what is known already."""
         have, expected = self.tokens[delta.index], self._expected[delta.index]
         for token in delta.token_ids:
             at = len(have)
@@ -132,21 +133,21 @@ class CheckedRequest:
 
     @property
     def count(self) -> int:
-        """Tokens that have come."""
+        """Returns the number of tokens received."""
         return sum(len(tokens) for tokens in self.tokens)
 
 
-class Maker:
-    """Random requests from a seed."""
+class RequestMaker:
+    """Makes random requests from a seed."""
 
     def __init__(self, seed: int, tokens: tuple[int, int], prompt: int = 200) -> None:
-        """tokens: completions have between the two; prompt: the longest."""
+        """tokens: shortest and longest completion; prompt: longest prompt."""
         self._random = random.Random(seed)
         self._tokens, self._longest = tokens, prompt
         self._shared = [self._random.randrange(CLEAN) for _ in range(prompt)]
 
     def make(self, poison: int | None = None) -> CheckedRequest:
-        """The next request; `poison` is a token to put into its prompt."""
+        """Returns the next request; `poison` is a token to put into its prompt."""
         chance = self._random
         shared = self._shared[:chance.randrange(self._longest)] if chance.random() < 0.5 else []
         own = [chance.randrange(CLEAN) for _ in range(1 + chance.randrange(self._longest // 2))]
@@ -161,7 +162,7 @@ class Maker:
 
 @dataclass
 class TrafficTally:
-    """What a row counts."""
+    """The counts of a row."""
 
     requests: int = 0
     tokens: int = 0
@@ -169,28 +170,28 @@ class TrafficTally:
     aborted: int = 0
     refused: Counter[str] = field(default_factory=Counter)
     failed: Counter[str] = field(default_factory=Counter)
-    """By code of the error."""
+    """Counts by error code."""
     wrong: list[str] = field(default_factory=list)
 
     def settle(self, want: CheckedRequest) -> None:
-        """A stream is over."""
+        """Counts a stream that is over."""
         self.tokens += want.count
         self.wrong += [f"request {want.number}: {text}" for text in want.wrong[:3]]
 
 
 class Traffic:
-    """Streams of one or more clients, each checked."""
+    """The streams of one or more clients, each checked."""
 
-    def __init__(self, maker: Maker, gaps: Gaps | None = None, aborts: float = 0.0,
+    def __init__(self, maker: RequestMaker, gaps: Gaps | None = None, aborts: float = 0.0,
                  latest: float = LATEST) -> None:
-        """aborts: share of the requests that are given up in the middle; latest: seconds within
+        """aborts: share of the requests that are aborted in the middle; latest: seconds within
         which each must have ended."""
         self.tally, self.gaps, self._latest = TrafficTally(), gaps or Gaps(), latest
         self._maker, self._aborts = maker, aborts
         self.live: dict[int, CheckedRequest] = {}
 
     async def one(self, client: AsyncClient, want: CheckedRequest) -> str | None:
-        """Run one request to its end; returns the code of its error, if any."""
+        """Runs one request to its end; returns the code of its error, if any."""
         self.tally.requests += 1
         want.number = self.tally.requests
         want.begun = want.last = monotonic()
@@ -221,9 +222,9 @@ class Traffic:
         abort = self._maker.chance(self._aborts)
         async for delta in stream:
             now = monotonic()
-            self.gaps.heard(want.number, want.begun, want.last, now)
+            self.gaps.record(want.number, want.begun, want.last, now)
             want.last = now
-            want.take(delta)
+            want.apply(delta)
             if abort and want.count > give_up:
                 self.tally.aborted += 1
                 return
@@ -233,10 +234,11 @@ class Traffic:
             want.wrong.append(f"its stream ended after {want.ended} of {want.params.n} choices")
 
     async def keep(self, client: AsyncClient, streams: int, until: asyncio.Event) -> None:
-        """So many requests at a time, one after the other, until the event; then to their ends."""
+        """Keeps so many requests running, each followed by another until the event; then waits for
+        the rest."""
         async def again() -> None:
             while not until.is_set():
                 code = await self.one(client, self._maker.make())
                 if code is not None:
-                    await asyncio.sleep(0.2)  # refused: as a client would, later again
+                    await asyncio.sleep(0.2)  # refused: tries again later, as a client would
         await asyncio.gather(*(again() for _ in range(streams)))

@@ -1,7 +1,7 @@
-"""Faults: which, when, and how they are done to the processes of an engine.
+"""Faults: which, when, and how they are applied to the processes of an engine.
 
-Processes are found in /proc by their command line, which names the run directory: it works while
-the watchdog, who else would know, is dead.
+Processes are found in /proc by their command line, which names the run directory: this works while
+the watchdog, which would know them otherwise, is dead.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ ROLES = ("worker-0", "scheduler", "detokenizer", "tokenizer", "watchdog")
 PAIRS = (("worker-0", "scheduler"), ("scheduler", "detokenizer"), ("tokenizer", "detokenizer"),
          ("watchdog", "worker-0"), ("watchdog", "scheduler"))
 KILL, STOP, HALT, SLOW, STARVE, FULL = "kill", "stop", "halt", "slow", "starve", "full"
-"""SIGKILL; SIGSTOP (in a plan until somebody kills it, in a trial for some seconds); SIGSTOP until
-somebody kills it; stopped nine tenths of the time; the lowest priority beside processes that want
-all processors; no room for the ledger, for a while."""
+"""SIGKILL; SIGSTOP (in a plan until the engine kills the process, in a trial for some seconds);
+SIGSTOP until the engine kills it; stopped nine tenths of the time; the lowest priority beside
+processes that want all processors; no room for the ledger, for a while."""
 STOPPED = ("worker-0", "scheduler", "detokenizer", "tokenizer")
 FULL_SECONDS = 1.5
 SOFT_LIMIT = 1024
-"""RLIMIT_FSIZE of a process whose disk is full: every file that matters is longer."""
+"""RLIMIT_FSIZE of a process whose disk is full: shorter than every file that matters."""
 
 
 class Fault(Struct, frozen=True):
-    """Something that is done at `at` seconds."""
+    """A fault applied `at` seconds into a run."""
 
     at: float
     kind: str
@@ -47,9 +47,9 @@ class Fault(Struct, frozen=True):
 
 def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: Sequence[tuple[str, ...]],
          full: int) -> list[Fault]:
-    """Faults spread evenly over the time, in random order: each role is killed once a round;
-    `stops` rounds in which `STOPPED` are stopped, `pairs` killed at once, `full` times a full disk.
-    """
+    """Spreads faults evenly over the time, in random order: each role is killed once per round,
+    with `stops` rounds in which `STOPPED` are stopped, `pairs` killed at once, `full` times a full
+    disk."""
     chance = random.Random(seed)
     whats: list[tuple[str, tuple[str, ...]]] = []
     for turn in range(max(rounds, stops)):
@@ -66,7 +66,7 @@ def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: Sequence[tup
 
 
 class RunningActor(Struct, frozen=True):
-    """An actor that runs."""
+    """A running actor's process."""
 
     role: str
     pid: int
@@ -74,7 +74,7 @@ class RunningActor(Struct, frozen=True):
 
 
 def actors(run_dir: Path) -> dict[str, RunningActor]:
-    """The actors of the engine in a run directory, by role; no zombies."""
+    """Returns the actors of the engine in a run directory, by role, without zombies."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
@@ -87,8 +87,8 @@ def actors(run_dir: Path) -> dict[str, RunningActor]:
     return found
 
 
-def naming(text: str) -> list[int]:
-    """Processes with `text` in their command line, but this one; no zombies."""
+def processes_naming(text: str) -> list[int]:
+    """Returns the processes with `text` in their command line, without this one and zombies."""
     found = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal() and int(entry.name) != os.getpid():
@@ -103,7 +103,7 @@ def _state(entry: Path) -> str:
 
 
 def strike(fault: Fault, run_dir: Path) -> list[RunningActor]:
-    """Do it; returns whom it was done to."""
+    """Applies a fault; returns the actors it hit."""
     known = actors(run_dir)
     victims = [known[role] for role in fault.roles if role in known]
     if fault.kind == FULL:
@@ -116,15 +116,15 @@ def strike(fault: Fault, run_dir: Path) -> list[RunningActor]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """A signal to those that are there."""
+    """Sends a signal to those processes that exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
 
 
 @contextmanager
-def spinners(count: int) -> Iterator[None]:
-    """So many processes that want a processor all the time."""
+def busy_processes(count: int) -> Iterator[None]:
+    """Keeps so many processes running that want a processor all the time."""
     running = [subprocess.Popen([sys.executable, "-S", "-c", "while True: pass"])
                for _ in range(count)]
     try:
@@ -136,14 +136,14 @@ def spinners(count: int) -> Iterator[None]:
 
 
 def limit_files(pid: int, most: int) -> None:
-    """Let a process write no file past so many bytes; -1 = as long as it likes."""
+    """Limits the files that a process may write to so many bytes; -1 = no limit."""
     with suppress(ProcessLookupError):
         _, hard = resource.prlimit(pid, resource.RLIMIT_FSIZE)
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if most < 0 else most, hard))
 
 
 def wait_gone(pids: list[int], seconds: float) -> list[int]:
-    """Wait for processes to end; those that have not."""
+    """Waits for processes to end; returns those that have not."""
     until, alive = monotonic() + seconds, []
     for pid in pids:
         with suppress(ProcessLookupError):

@@ -1,5 +1,6 @@
-"""The row of frames: bytes that are no message, into every inbox and front. Nobody may die of them,
-and streams go on beside them."""
+"""The row of frames: sends bytes that are no message to every inbox and front. No actor may die of
+them, and streams must go on meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +19,7 @@ from actorium.actors import messages as m
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.params import Resolved, SamplingParams, TextParams
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.checked_streams import RequestMaker, Traffic
 from actorium.tools.chaos.faults import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
 
@@ -27,7 +28,7 @@ INBOXES: dict[str, Any] = {
     "watchdog.front": m.ToWatchdogFront, "scheduler.inbox": m.ToScheduler,
     "detokenizer.inbox": m.ToDetokenizer, "worker-0.inbox": m.ToWorker,
     "watchdog.inbox": m.ToWatchdog, "launcher.inbox": m.ToLauncher}
-"""What each socket takes."""
+"""The messages that each socket accepts."""
 TOKENS = (1).to_bytes(4, "little") * 8
 SAMPLES: tuple[m.Message, ...] = (
     m.Generate("r", SamplingParams(max_tokens=3, seed=1), tokens=TOKENS), m.Abort("r"),
@@ -55,7 +56,7 @@ CLIENTS = 8
 
 
 def frames(seed: int, union: Any) -> Iterator[list[bytes]]:
-    """Messages (lists of frames) that no decoder of the union takes, without end."""
+    """Yields messages (lists of frames) that no decoder of the union accepts, without end."""
     chance = random.Random(seed)
     decode = msgspec.msgpack.Decoder(union).decode
     samples = [msgspec.msgpack.encode(sample) for sample in SAMPLES]
@@ -72,7 +73,7 @@ def frames(seed: int, union: Any) -> Iterator[list[bytes]]:
 
 
 def _broken(chance: random.Random, sample: bytes) -> bytes:
-    """One of many ways to be wrong."""
+    """Breaks a sample in one of many ways."""
     way, at = chance.randrange(8), chance.randrange(len(sample))
     if way == 0:
         return chance.randbytes(chance.randrange(200))
@@ -93,7 +94,7 @@ def _broken(chance: random.Random, sample: bytes) -> bytes:
 
 
 async def _throw(made: Rig, name: str, union: Any, count: int, seed: int) -> int:
-    """So many bad messages into one socket; those that it took."""
+    """Sends so many bad messages to one socket; returns how many it accepted."""
     sent = 0
     made_frames = frames(seed, union)
     with zmq.Context() as context:
@@ -137,7 +138,7 @@ async def _throw_all(made: Rig, count: int, seed: int) -> int:
 
 
 def counted(run_dir: Path) -> dict[str, int]:
-    """Bad frames by socket, as the actors' logs say: "SOCKET: bad frame (KIND, N so far)"."""
+    """Returns bad frames by socket, from the actors' logs: "SOCKET: bad frame (KIND, N so far)"."""
     most: dict[tuple[str, str], int] = {}
     for log in run_dir.glob("*.log"):
         for name, kind, number in LOGGED.findall(log.read_text(errors="replace")):
@@ -147,11 +148,11 @@ def counted(run_dir: Path) -> dict[str, int]:
 
 
 async def _drive(made: Rig, count: int, seed: int) -> tuple[Traffic, int]:
-    traffic, over = Traffic(Maker(seed, (10, 40), prompt=60)), asyncio.Event()
+    traffic, over = Traffic(RequestMaker(seed, (10, 40), prompt=60)), asyncio.Event()
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         streams = asyncio.create_task(traffic.keep(client, 4, over))
         sent = await _throw_all(made, count, seed)
-        await asyncio.sleep(LOG_EVERY)  # each kind is logged so often, with its count
+        await asyncio.sleep(LOG_EVERY)  # each kind is logged at this interval, with its count
         await _throw_all(made, LAST * len(INBOXES), seed + 1)
         over.set()
         await streams
@@ -163,15 +164,15 @@ async def _drive(made: Rig, count: int, seed: int) -> tuple[Traffic, int]:
 
 
 def _uncounted(run_dir: Path, count: int) -> list[str]:
-    """Sockets whose actors have not counted so many bad frames, but for rare kinds. (The launcher
-    has no log of its own.)"""
+    """Returns sockets whose actors have not counted so many bad frames, but for rare kinds. (The
+    launcher has no log of its own.)"""
     found = counted(run_dir)
     return [f"{name}: {found.get(name, 0)} bad frames were counted" for name in INBOXES
             if not name.startswith("launcher") and found.get(name, 0) < RARE * count]
 
 
 def fuzz(seed: int, count: int) -> dict[str, Any]:
-    """At least `count` bad messages, shared out among the sockets."""
+    """Sends at least `count` bad messages, spread over the sockets."""
     with rig(SHORT_WORKER) as made:
         before = actors(made.run_dir)
         traffic, sent = asyncio.run(_drive(made, count, seed))

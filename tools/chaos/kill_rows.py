@@ -1,13 +1,14 @@
 """The row of kills: streams that go on while every actor dies, is stopped, or has no disk.
 
-After a scheduler's death its earlier life still speaks (`haunt`): batches of wrong tokens for the
-streams that run, plans and resets for the worker, results of the plans of an earlier life. Nobody
-may listen: epochs fence them off.
+After a scheduler's death its earlier life still sends (`send_stale_messages`): batches of wrong
+tokens for the running streams, plans and resets for the worker, results of old plans. Epochs must
+fence all of it off.
 """
 
 from __future__ import annotations
 
 import asyncio
+import random
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
@@ -22,10 +23,11 @@ import zmq
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.messages import Message, Reset, StepPlan, StepResult, TokenBatch
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.checked_streams import Gaps, Maker, Traffic
+from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic
 from actorium.tools.chaos.faults import (
     FULL,
     FULL_SECONDS,
+    KILL,
     STOP,
     Fault,
     RunningActor,
@@ -35,17 +37,17 @@ from actorium.tools.chaos.faults import (
     strike,
     wait_gone,
 )
-from actorium.tools.chaos.rig import Rig, held_at_rest, rig
+from actorium.tools.chaos.rig import WORKER, Rig, held_at_rest, rig
 
 WRONG = 510
-"""The token that they tell."""
+"""The wrong token in stale messages."""
 REACH = 150
 """Tokens into a stream."""
 SEND_TIMEOUT = 2000
 
 
-def haunt(run_dir: Path, epoch: int, sids: range, step: int) -> int:
-    """Speak as the scheduler of `epoch`, about those sequences; returns the number of messages."""
+def send_stale_messages(run_dir: Path, epoch: int, sids: range, step: int) -> int:
+    """Sends as the scheduler of `epoch`, about those sequences; returns the number of messages."""
     batches: list[Message] = [_batch(epoch, sids, start) for start in range(REACH)]
     plans: list[Message] = [Reset(epoch), *(
         StepPlan(epoch, step + i, decode=np.arange(1, 9, dtype=np.int32).tobytes())
@@ -77,18 +79,21 @@ def _push(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, role: str,
 
 CLIENTS = 4
 SETTLE = 2.0
-"""Seconds after a fault, at the least, before the dead speak up."""
+"""The least seconds after a fault before stale messages are sent."""
 CALM = 3.0
-"""Seconds that are left for recovery after the last fault."""
+"""Seconds left for recovery after the last fault."""
 HUNG = 8.0
-"""Seconds in which a stopped actor must have been killed."""
+"""Seconds within which a stopped actor must have been killed."""
 TOKENS = (20, 120)
+RANKS = ("worker-0", "worker-1")
+APART = 15.0
+"""Seconds between two deaths of ranks: after less work the next delay would be longer."""
 AROUND = 800
-"""Numbers of sequences before the last one that ghosts speak about."""
+"""How many sequences before the last one the stale messages are about."""
 
 
 class FaultPlayer:
-    """Does what the plan says, and notes what came of it."""
+    """Applies the faults of a plan and records their effects."""
 
     def __init__(self, made: Rig, traffic: Traffic, faults: Sequence[Fault]) -> None:
         self._rig, self._traffic, self._faults = made, traffic, faults
@@ -128,27 +133,28 @@ class FaultPlayer:
         old = next((victim for victim in victims if victim.role == "scheduler"), None)
         if old is not None:
             await asyncio.sleep(max(0.0, at + SETTLE - monotonic()))
-            await self._haunt(old)
+            await self._send_stale_messages(old)
 
-    async def _haunt(self, old: RunningActor) -> None:
-        """The dead scheduler speaks, once the next one has been heard."""
+    async def _send_stale_messages(self, old: RunningActor) -> None:
+        """Sends as the dead scheduler once the next one has been heard from."""
         now = actors(self._rig.run_dir).get("scheduler")
         if now is None or now.epoch <= old.epoch or not self._flows():
             return
         last = self._traffic.tally.requests * 21 // 20 + CLIENTS
         sids = range(max(last - AROUND, 1), last)
-        self.ghosts += await asyncio.to_thread(haunt, self._rig.run_dir, old.epoch, sids, 20)
+        self.ghosts += await asyncio.to_thread(send_stale_messages, self._rig.run_dir, old.epoch,
+                                               sids, 20)
 
     def _flows(self) -> bool:
-        """Most streams have heard something lately."""
+        """Returns true if most streams have received something lately."""
         now, live = monotonic(), list(self._traffic.live.values())
         return sum(now - want.last < 0.5 for want in live) * 2 > len(live)
 
 
 async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int
                 ) -> tuple[Traffic, FaultPlayer]:
-    """Streams through faults, to the end of every one."""
-    traffic = Traffic(Maker(seed, TOKENS), Gaps(), aborts=0.03)
+    """Runs streams through faults, each to its end."""
+    traffic = Traffic(RequestMaker(seed, TOKENS), Gaps(), aborts=0.03)
     striker, over = FaultPlayer(made, traffic, faults), asyncio.Event()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(
@@ -164,14 +170,24 @@ async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int
 
 def kills(seed: int, seconds: float, streams: int, rounds: int, stops: int,
           pairs: Sequence[tuple[str, ...]], full: int, **rigging: Any) -> dict[str, Any]:
-    """The row with a plan of its seed (see `plan`); "wrong" lists what was. rigging: as of `rig`.
-    """
+    """Runs the row with a plan of its seed (see `plan`); "wrong" lists all errors. rigging: as of
+    `rig`."""
     return chaos(plan(seed, seconds, rounds, stops, pairs, full), seed, streams, **rigging) | {
         "seconds": seconds}
 
 
+def ranks(seed: int, faults: int, streams: int) -> dict[str, Any]:
+    """Runs streams over a worker of two ranks, of which one at a time is killed or stopped."""
+    chance = random.Random(seed)
+    whats = [(kind, (role,)) for kind in (KILL, STOP) for role in RANKS] * -(-faults // 4)
+    chance.shuffle(whats)
+    several = [Fault(round(APART * (i + chance.uniform(0.1, 0.25)), 3), kind, roles)
+               for i, (kind, roles) in enumerate(whats[:faults])]
+    return chaos(several, seed, streams, roles={RANKS[1]: WORKER}, tensor_parallel_size=len(RANKS))
+
+
 def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> dict[str, Any]:
-    """The row with faults of one's own choice."""
+    """Runs the row with given faults."""
 
     async def run(made: Rig) -> tuple[Traffic, FaultPlayer, list[str]]:
         traffic, striker = await drive(made, faults, streams, seed)

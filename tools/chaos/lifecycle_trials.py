@@ -1,5 +1,6 @@
-"""Actors struck while their engine starts, drains and stops: it gets there, or it ends with one
-line, leaves nothing behind, and the next one starts at once in its place."""
+"""Strikes actors while their engine starts, drains and stops: it must reach its next state, or end
+with one line and leave nothing behind, and the next engine must start at once in its place.
+"""
 
 from __future__ import annotations
 
@@ -22,8 +23,8 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
-from actorium.tools.chaos.checked_streams import Maker, Traffic
-from actorium.tools.chaos.faults import HALT, KILL, STOP, actors, naming, send, wait_gone
+from actorium.tools.chaos.checked_streams import RequestMaker, Traffic
+from actorium.tools.chaos.faults import HALT, KILL, STOP, actors, processes_naming, send, wait_gone
 from actorium.tools.chaos.rig import SHORT_WORKER, engine, leftovers
 from actorium.tools.chaos.running_trials import (
     ACTORS,
@@ -35,21 +36,21 @@ from actorium.tools.chaos.running_trials import (
 )
 
 START, DRAIN, QUIT = MOMENTS = ("start", "drain", "quit")
-"""Before it is ready; SIGTERM in the middle of streams; SIGTERM with nothing to do."""
+"""Before the engine is ready; SIGTERM in the middle of streams; SIGTERM while idle."""
 NAME = "ends"
 STREAMS = 6
 STOPPED = 1.5
 START_TIMEOUT, SHORT_START = 120.0, 20.0
-"""The short one is for those who halt: nobody else would end them."""
+"""The short one is for halted actors, which nothing else would end."""
 DRAIN_TIMEOUT = 20.0
 DYING = 10.0
-"""Seconds that an orphan may take to notice, which has to load an interpreter first."""
+"""Seconds that an orphan may take to exit, having to load an interpreter first."""
 LATEST = 90.0
-"""Seconds in which an engine is to be ready or gone, whatever is done to it."""
+"""Seconds within which an engine must be ready or gone, whatever the strike."""
 
 
 def trials() -> list[StrikeTrial]:
-    """Everybody and every two, in every way, at every moment."""
+    """Returns every actor and every pair, with every kind of strike, at every moment."""
     who = [(role,) for role in (*ACTORS, LAUNCHER)] + list(combinations(ACTORS, 2))
     return [StrikeTrial(moment, kind, those) for moment in MOMENTS for kind in (KILL, STOP, HALT)
             for those in who if (kind, those) != (HALT, (LAUNCHER,))]
@@ -60,7 +61,7 @@ class EngineLifeTrial:
 
     def __init__(self, trial: StrikeTrial, seed: int, base: Path) -> None:
         self.trial, self._base, self._chance = trial, base, random.Random(seed)
-        self._maker = Maker(seed, (20, 60), prompt=60)
+        self._maker = RequestMaker(seed, (20, 60), prompt=60)
         self.wrong: list[str] = []
         self.traffic = Traffic(self._maker, latest=LATEST)
         self._timers: list[threading.Timer] = []
@@ -75,7 +76,7 @@ class EngineLifeTrial:
             timer.join()
         if monotonic() - began > LATEST:
             self.wrong.append(f"it took {monotonic() - began:.0f} s")
-        alive = wait_gone(naming(str(self._base)), DYING)
+        alive = wait_gone(processes_naming(str(self._base)), DYING)
         self.wrong += [f"left: process {pid}" for pid in alive]
         if self._launcher_killed:  # its files are for the next engine to remove
             self._next()
@@ -107,12 +108,12 @@ class EngineLifeTrial:
             watcher.join()
             return
         watcher.join()
-        with suppress(ActoriumError):  # it may die of it just now
+        with suppress(ActoriumError):  # it may be dying at this moment
             asyncio.run(self._serve(made, lambda: None))
         made.close()
 
     def _when_they_start(self) -> None:
-        """Strike as soon as they are all there, or some time after."""
+        """Strikes as soon as all actors run, or some time after."""
         until = monotonic() + START_TIMEOUT
         while monotonic() < until:
             known = actors(self._base / NAME)
@@ -147,7 +148,8 @@ class EngineLifeTrial:
         made.close()
 
     def _check_end(self, code: int | None, failed: Counter[str]) -> None:
-        """0, with all streams whole; or 1, where someone died whom streams needed to the end."""
+        """Expects exit code 0 with all streams complete; or 1, where an actor died that streams
+        needed."""
         may_fail = not set(self.trial.roles).isdisjoint(("scheduler", "detokenizer"))
         if code not in ((0, 1) if may_fail else (0,)):
             self.wrong.append(f"exit code {code}")
@@ -155,7 +157,7 @@ class EngineLifeTrial:
                        if code != 1 or why != "unavailable"]
 
     async def _serve(self, made: Engine, then: Callable[[], None], streams: int = 1) -> None:
-        """Streams to their ends; `then` is called once all have begun."""
+        """Runs streams to their ends; calls `then` once all have begun."""
         async with AsyncClient(NAME, str(self._base)) as client:
             running = [asyncio.create_task(self.traffic.one(client, self._maker.make()))
                        for _ in range(streams)]
@@ -175,7 +177,7 @@ class EngineLifeTrial:
             self._timers[-1].start()
 
     def _next(self) -> None:
-        """An engine of the same name, in the same place."""
+        """Starts an engine of the same name, in the same place."""
         try:
             made = self._engine()
         except ActoriumError as error:
@@ -191,7 +193,7 @@ class EngineLifeTrial:
 
 
 def _launcher_of(run_dir: Path) -> int:
-    """The parent of its actors; 0 = there are none."""
+    """Returns the parent of the engine's actors; 0 = there are none."""
     for actor in actors(run_dir).values():
         with suppress(OSError):
             stat = Path(f"/proc/{actor.pid}/stat").read_text()
@@ -200,13 +202,13 @@ def _launcher_of(run_dir: Path) -> int:
 
 
 def run(several: Sequence[StrikeTrial], seed: int, seconds: float | None = None,
-        told: Callable[[str], None] | None = None, many: int = 3) -> TrialReport:
-    """So many engines at a time; seconds: after which no more are begun."""
-    return in_lanes(_run, several, seed, seconds, many, told)
+        report_line: Callable[[str], None] | None = None, many: int = 3) -> TrialReport:
+    """Runs so many engines at a time; seconds: after which no more trials begin."""
+    return in_lanes(_run, several, seed, seconds, many, report_line)
 
 
 def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
-         told: Callable[[str], None] | None) -> TrialReport:
+         report_line: Callable[[str], None] | None) -> TrialReport:
     report, began = TrialReport(wrong=[]), monotonic()
     for number, trial in enumerate(several):
         if seconds is not None and monotonic() - began > seconds:
@@ -221,8 +223,8 @@ def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
         report.requests += ending.traffic.tally.requests
         report.tokens += ending.traffic.tally.tokens
         report.wrong += [f"{trial}: {text}" for text in ending.wrong]
-        if told is not None:
-            told(f"{trial}: {ending.wrong or 'fine'}, {monotonic() - at:.1f} s")
+        if report_line is not None:
+            report_line(f"{trial}: {ending.wrong or 'fine'}, {monotonic() - at:.1f} s")
     return report
 
 

@@ -1,6 +1,6 @@
-"""The rows of load: ten times as much as can be served, readers that do not read and clients that
-vanish (what is refused is refused at once; what nobody waits for is given up); and steady traffic,
-under which neither memory nor files may grow.
+"""The rows of load: ten times as much as can be served, readers that do not read, clients that
+vanish (refusals must come at once, and unwanted work must be aborted); and steady traffic, under
+which neither memory nor open files may grow.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.messages import Attach, Generate
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.checked_streams import CheckedRequest, Maker, Traffic, quantile
+from actorium.tools.chaos.checked_streams import CheckedRequest, RequestMaker, Traffic, quantile
 from actorium.tools.chaos.faults import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, resources, rig
 
@@ -25,16 +25,16 @@ SEQS, QUEUE = 8, 32
 TOKENS = 20
 FACTOR = 10
 RATE = SEQS / (TOKENS * 0.012)
-"""Requests a second that can be served at the best."""
+"""The most requests per second that can be served."""
 ENDLESS = 1500
-"""Tokens that nobody waits for the end of."""
+"""Tokens of a completion whose end no client waits for."""
 REJECTION, BASELINE = 0.05, 1.0
-"""Seconds: until a refusal is there (p99), until pages are free again."""
+"""Limits in seconds: until a refusal arrives (p99), until pages are free again."""
 PATIENCE = 20.0
 TICK = 0.02
 
 
-class Raw:
+class RawClient:
     """A client made of bare sockets, which may do what the SDK does not."""
 
     def __init__(self, made: Rig, receive_buffer: int = 1000) -> None:
@@ -51,20 +51,20 @@ class Raw:
         self.fronts["detokenizer"].poll(5000)
 
     def generate(self, tokens: int) -> None:
-        """Ask for so many tokens, and wait for nothing."""
+        """Requests so many tokens without waiting for an answer."""
         self.fronts["tokenizer"].send(msgspec.msgpack.encode(Generate(
             secrets.token_hex(8), SamplingParams(max_tokens=tokens, seed=1, ignore_eos=True),
             tokens=bytes(4 * 32))))
 
     def vanish(self) -> None:
-        """Close everything, without a word."""
+        """Closes all sockets without a message."""
         self._context.destroy(linger=0)
 
 
 async def _overload(made: Rig, seconds: float, seed: int) -> tuple[Traffic, list[float], int]:
-    """FACTOR times the rate. Returns the traffic, the seconds until each refusal, and how many were
-    sent."""
-    maker = Maker(seed, (TOKENS, TOKENS), prompt=40)
+    """Sends FACTOR times the rate. Returns the traffic, the seconds until each refusal, and the
+    number of requests."""
+    maker = RequestMaker(seed, (TOKENS, TOKENS), prompt=40)
     traffic, refusals, tasks = Traffic(maker), [], []
 
     async with AsyncClient(made.engine.name, str(made.base)) as client:
@@ -88,7 +88,8 @@ async def _gauges(client: AsyncClient) -> dict[str, float]:
 
 
 async def _until(client: AsyncClient, name: str, low: float, high: float) -> float:
-    """Seconds until the scheduler's gauge lies between the two; `PATIENCE` if it does not."""
+    """Returns seconds until the scheduler's gauge lies between the two; `PATIENCE` if it does not.
+    """
     began = monotonic()
     while (spent := monotonic() - began) < PATIENCE:
         if low <= (await _gauges(client)).get(name, -1.0) <= high:
@@ -98,9 +99,9 @@ async def _until(client: AsyncClient, name: str, low: float, high: float) -> flo
 
 
 async def _vanish(made: Rig, clients: int) -> tuple[float, list[str]]:
-    """Clients that go without a word. Returns the seconds until all pages are free again."""
+    """Lets clients vanish. Returns the seconds until all pages are free again."""
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        raws = [Raw(made) for _ in range(clients)]
+        raws = [RawClient(made) for _ in range(clients)]
         for raw in raws:
             raw.generate(ENDLESS)
         wrong = []
@@ -117,10 +118,11 @@ async def _vanish(made: Rig, clients: int) -> tuple[float, list[str]]:
 
 
 async def _slow(made: Rig, readers: int, seed: int) -> tuple[int, list[str]]:
-    """Readers that do not read, while others stream. Returns the detokenizer's bytes more."""
+    """Runs readers that do not read, while others stream. Returns the growth of the detokenizer in
+    bytes."""
     pid = actors(made.run_dir)["detokenizer"].pid
-    maker = Maker(seed, (TOKENS, TOKENS), prompt=40)
-    traffic, raws = Traffic(maker), [Raw(made, receive_buffer=1) for _ in range(readers)]
+    maker = RequestMaker(seed, (TOKENS, TOKENS), prompt=40)
+    traffic, raws = Traffic(maker), [RawClient(made, receive_buffer=1) for _ in range(readers)]
     for raw in raws:
         for _ in range(2):
             raw.generate(200)
@@ -139,7 +141,7 @@ async def _slow(made: Rig, readers: int, seed: int) -> tuple[int, list[str]]:
 
 
 def crowd(seed: int, seconds: float, readers: int, vanishing: int) -> dict[str, Any]:
-    """The whole row. seconds: of overload."""
+    """Runs the whole row. seconds: of overload."""
     with rig(SHORT_WORKER, max_num_seqs=SEQS, max_num_queued_reqs=QUEUE,
              debug_memory=False) as made:
         traffic, refusals, sent = asyncio.run(_overload(made, seconds, seed))
@@ -161,8 +163,8 @@ def crowd(seed: int, seconds: float, readers: int, vanishing: int) -> dict[str, 
 
 
 WARM = 2 / 3
-"""Part of the run that does not count: meanwhile what is remembered of requests reaches its bounds,
-of which the tokenizer's, 65,536 requests, is the farthest."""
+"""Part of the run that does not count: meanwhile caches of requests reach their bounds, the last
+one the tokenizer's 65,536 requests."""
 EVERY = 2.0
 RETAIN = 5.0
 POOL = 32_768
@@ -173,7 +175,7 @@ of the tokenizer's size grows in steps of megabytes until it has seen twice its 
 
 
 def slope(points: list[tuple[float, float]]) -> float:
-    """Of the line of least squares through (x, y)."""
+    """Returns the slope of the least-squares line through (x, y)."""
     count = len(points)
     mean_x = sum(x for x, _ in points) / count
     mean_y = sum(y for _, y in points) / count
@@ -182,7 +184,7 @@ def slope(points: list[tuple[float, float]]) -> float:
 
 
 async def _watch(made: Rig, seconds: float) -> dict[str, list[tuple[float, int, int]]]:
-    """Samples of (time, bytes, files) by role."""
+    """Returns samples of (time, bytes, files) by role."""
     samples: dict[str, list[tuple[float, int, int]]] = {}
     began = monotonic()
     while (now := monotonic() - began) < seconds:
@@ -194,7 +196,7 @@ async def _watch(made: Rig, seconds: float) -> dict[str, list[tuple[float, int, 
 
 async def _drive(made: Rig, seconds: float, streams: int, seed: int
                  ) -> tuple[Traffic, dict[str, list[tuple[float, int, int]]]]:
-    traffic, over = Traffic(Maker(seed, (1, 6), prompt=60), aborts=0.05), asyncio.Event()
+    traffic, over = Traffic(RequestMaker(seed, (1, 6), prompt=60), aborts=0.05), asyncio.Event()
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         running = asyncio.create_task(traffic.keep(client, streams, over))
         samples = await _watch(made, seconds)
@@ -204,7 +206,7 @@ async def _drive(made: Rig, seconds: float, streams: int, seed: int
 
 
 def soak(seed: int, seconds: float, streams: int) -> dict[str, Any]:
-    """Steady traffic for so long."""
+    """Runs steady traffic for so long."""
     with rig(SHORT_WORKER, debug_memory=False, retain=RETAIN, max_total_tokens=POOL) as made:
         traffic, samples = asyncio.run(_drive(made, seconds, streams, seed))
     tally, grown = traffic.tally, {}

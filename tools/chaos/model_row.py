@@ -1,6 +1,7 @@
-"""The row of the demo model, on the CPU: greedy streams through the deaths of worker and scheduler
-are what they are without. In float32: bfloat16 rounds otherwise from one batch to another, and with
-it a greedy choice between near equals, even where nobody dies."""
+"""The row of the demo model, on the CPU: greedy streams must be the same with and without deaths of
+worker and scheduler. In float32: bfloat16 rounds differently from one batch to another, which
+changes a greedy choice between near equals even where no actor dies.
+"""
 
 from __future__ import annotations
 
@@ -22,11 +23,14 @@ from actorium.tools.chaos.rig import Rig, rig
 STREAMS = 100
 TOKENS = (60, 120)
 AT_ONCE = 32
-KILLS = ("worker-0", "scheduler", "worker-0", "worker-0", "scheduler", "worker-0", "scheduler",
-         "worker-0")
+KILLS = tuple(f"kill {role}" for role in (
+    "worker-0", "scheduler", "worker-0", "worker-0", "scheduler", "worker-0", "scheduler",
+    "worker-0"))
+RANK_FAULTS = ("kill worker-1", "stop worker-0", "kill scheduler", "stop worker-1",
+               "kill scheduler", "kill worker-0")
 WORDS = ("the", "a", "cat", "king", "river", "said", "went", "once", "little", "and", "his", "old")
 Stream = tuple[list[int], str, str]
-"""Tokens, text, why it ended."""
+"""Tokens, text, finish reason."""
 
 
 class WordPrompts:
@@ -48,7 +52,7 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, number: int, ga
     try:
         async for delta in client.stream(prompt, params):
             now = monotonic()
-            gaps.heard(number, begun, last, now)
+            gaps.record(number, begun, last, now)
             last = now
             ids += delta.token_ids
             count[0] += len(delta.token_ids)
@@ -59,46 +63,52 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, number: int, ga
     return ids, text, reason
 
 
-async def _kill(made: Rig, roles: Sequence[str], gaps: Gaps, count: list[int], every: int) -> int:
-    """Kill the next of `roles` each time `every` more tokens have come. Returns how many."""
-    for done, role in enumerate(roles):
+async def _strike(made: Rig, faults: Sequence[str], gaps: Gaps, count: list[int], every: int
+                  ) -> int:
+    """Applies the next of `faults` each time `every` more tokens have arrived. Returns the number
+    of those that hit."""
+    for done, (kind, role) in enumerate(map(str.split, faults)):
         while count[0] < (done + 1) * every:
             await asyncio.sleep(0.01)
-        gaps.fault(f"kill {role}", monotonic())
+        gaps.fault(f"{kind} {role}", monotonic())
         before = actors(made.run_dir).get(role)
-        victims = strike(Fault(0.0, "kill", (role,)), made.run_dir)
+        victims = strike(Fault(0.0, kind, (role,)), made.run_dir)
         if before is None or not victims:
             return done
         await asyncio.to_thread(wait_gone, [victims[0].pid], 5.0)
-    return len(roles)
+    return len(faults)
 
 
-async def _run(made: Rig, prompts: WordPrompts, roles: Sequence[str]
+async def _run(made: Rig, prompts: WordPrompts, faults: Sequence[str]
                ) -> tuple[list[Stream], Gaps, int]:
-    """All streams, while these actors are killed; how many were."""
+    """Runs all streams through these faults; returns the number of those that hit."""
     gaps, gate, count = Gaps(), asyncio.Semaphore(AT_ONCE), [0]
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         async def one(number: int) -> Stream:
             async with gate:
                 return await _stream(client, prompts.all[number], prompts.tokens[number], number,
                                      gaps, count)
-        every = sum(prompts.tokens) // (len(roles) + 2)
-        killing = asyncio.create_task(_kill(made, roles, gaps, count, every))
+        every = sum(prompts.tokens) // (len(faults) + 2)
+        striking = asyncio.create_task(_strike(made, faults, gaps, count, every))
         streams = await asyncio.gather(*(one(number) for number in range(len(prompts.all))))
-        kills = await killing
-    return streams, gaps, kills
+        hits = await striking
+    return streams, gaps, hits
 
 
-def model(seed: int, streams: int = STREAMS, roles: Sequence[str] = KILLS) -> dict[str, Any]:
-    """The whole row: so many streams, undisturbed and then while `roles` are killed in turn."""
+def model(seed: int, streams: int = STREAMS, faults: Sequence[str] = KILLS, ranks: int = 1
+          ) -> dict[str, Any]:
+    """Runs the whole row: so many streams, undisturbed and then through these faults in turn.
+    ranks: of the worker."""
     prompts = WordPrompts(seed, streams)
-    with rig(ROLES["worker-0"], null_worker=False, skip_tokenizer=False, device="cpu",
-             dtype="float32") as made:
+    worker = ROLES["worker-0"]
+    with rig(worker, {f"worker-{rank}": worker for rank in range(ranks)}, null_worker=False,
+             skip_tokenizer=False, device="cpu", dtype="float32", tensor_parallel_size=ranks
+             ) as made:
         calm, _, _ = asyncio.run(_run(made, prompts, ()))
-        found, gaps, kills = asyncio.run(_run(made, prompts, roles))
+        found, gaps, hits = asyncio.run(_run(made, prompts, faults))
     wrong = [*made.left]
-    if kills < len(roles):
-        wrong.append(f"only {kills} of {len(roles)} kills")
+    if hits < len(faults):
+        wrong.append(f"only {hits} of {len(faults)} faults")
     for number, (ours, theirs) in enumerate(zip(found, calm, strict=True)):
         if ours != theirs:
             same = sum(1 for _ in _common(ours[0], theirs[0]))
@@ -108,7 +118,7 @@ def model(seed: int, streams: int = STREAMS, roles: Sequence[str] = KILLS) -> di
             wrong.append(f"stream {number}: ends with {ours[2]} after {len(ours[0])} tokens, "
                          "undisturbed, too")
     return {"streams": streams, "tokens": sum(len(ids) for ids, _, _ in found),
-            "kills": dict(Counter(roles[:kills])), "gaps": gaps.summary(), "wrong": wrong}
+            "faults": dict(Counter(faults[:hits])), "gaps": gaps.summary(), "wrong": wrong}
 
 
 def _common(ours: list[int], theirs: list[int]) -> Any:

@@ -1,7 +1,7 @@
-"""A null worker that takes its time, and that some prompts kill.
+"""A null worker that takes a fixed time per step, and that some prompts kill.
 
-Steps take `STEP` seconds, so that there is a middle of a stream to die in. Results wait here until
-their step is over, as they do on a device: a scheduler that dies leaves some behind for the next.
+Steps take `STEP` seconds, so that an actor can die in the middle of a stream. Results wait here
+until their step is over, as they do on a device: a scheduler that dies leaves some for the next.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from actorium.tools.null.null_worker import NullWorker
 STEP = 0.05
 SHORT_STEP = 0.01
 POISON = 511
-"""A prompt that holds this token kills the worker whenever a step computes it."""
+"""A prompt with this token kills the worker in each step that computes it."""
 BUDGET = 60.0
 
 
 class PacedWorker(NullWorker):
-    """See the module."""
+    """A null worker with a pace; see the module."""
 
     def __init__(self, context: Context, step: float = STEP) -> None:
         """step: seconds that each step takes."""
@@ -35,13 +35,13 @@ class PacedWorker(NullWorker):
         self._free_at = 0.0
         """When the last step that was begun is over."""
         self._poisoned: set[int] = set()
-        """Slots."""
+        """Slots of poisoned prompts."""
 
     def on_message(self, message: ToWorker, now: float) -> None:
-        """A plan is computed at once, but its result is held back for as long as it takes."""
+        """Computes a plan at once, but holds its result back for the step's time."""
         if isinstance(message, StepPlan):
-            if self._taken and message.epoch == self._epoch:
-                self._meet(message)
+            if self._acknowledged and message.epoch == self._epoch:
+                self._kill_on_poison(message)
         elif isinstance(message, Reset):
             self._poisoned.clear()
         before = len(self._out)
@@ -52,7 +52,7 @@ class PacedWorker(NullWorker):
         if isinstance(message, StepPlan):
             del self._out[before:]
 
-    def _meet(self, plan: StepPlan) -> None:
+    def _kill_on_poison(self, plan: StepPlan) -> None:
         self._poisoned.difference_update(ints_of(plan.release).tolist())
         for admit in plan.admit:
             if _is_poison(admit):

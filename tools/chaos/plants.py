@@ -1,12 +1,12 @@
 """Actors and clients that are broken on purpose.
 
-Actors that fail on some requests, in the middle of working on them: by an exception, by hanging, or
-by being killed, as the kernel kills who takes too much memory. What fails is planted where each
-actor works on one request; everything around it is the actor's own. A prompt asks for it by one of
-the tokens in `POISONS`, which no other prompt has.
+Actors that fail in the middle of their work on some requests: by an exception, by hanging, or by
+SIGKILL, as from the kernel's OOM killer. The fault is planted where each actor works on one
+request; everything around it is the actor's own. A prompt triggers it by one of the tokens in
+`POISONS`, which no other prompt has.
 
-And some that the battery must notice: without fencing, a detokenizer listens to what a dead
-scheduler says; without dedup, a client takes what it is told once more for new.
+And some that the battery must detect: without fencing, a detokenizer accepts batches of a dead
+scheduler; without dedup, a client takes repeated deltas for new ones.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ BEGUN = 3
 
 
 def fail(tokens: Collection[int]) -> None:
-    """As the poison among the tokens has it; without any, nothing happens."""
+    """Fails in the way that a poison among the tokens asks for; without any, does nothing."""
     for token, how in POISONS.items():
         if token in tokens:
             how()
 
 
 def tokenizer(ctx: Context) -> Core:
-    """One that fails when it has found a request's prompt."""
+    """Builds a tokenizer that fails when it has encoded a request's prompt."""
     from actorium.actors.tokenizer.core import build
     from actorium.actors.tokenizer.prompt_encoder import PromptEncoder
 
@@ -67,7 +67,7 @@ def tokenizer(ctx: Context) -> Core:
 
 
 def detokenizer(ctx: Context) -> Core:
-    """One that fails on a sequence that has begun."""
+    """Builds a detokenizer that fails on a sequence that has begun."""
     from actorium.actors.detokenizer.core import build
     from actorium.actors.detokenizer.output_sequence import OutputSequence
 
@@ -83,7 +83,7 @@ def detokenizer(ctx: Context) -> Core:
 
 
 def scheduler(ctx: Context) -> Core:
-    """One that fails as it gives a sequence a slot."""
+    """Builds a scheduler that fails as it gives a sequence a slot."""
     from actorium.actors.scheduler.scheduler_actor import build
     from actorium.actors.scheduler.scheduler_state import SchedulerState
 
@@ -99,7 +99,7 @@ def scheduler(ctx: Context) -> Core:
 
 
 def gateway(ctx: Context) -> Core:
-    """One that fails when it has read a body."""
+    """Builds a gateway that fails when it has read a body."""
     from actorium.actors.gateway.actor import build
     from actorium.actors.gateway.http import bodies
 
@@ -123,7 +123,7 @@ UNFENCED = {"detokenizer": "actorium.tools.chaos.plants:build_unfenced"}
 
 
 class Unfenced(DetokenizerCore):
-    """Believes every scheduler, however old."""
+    """Accepts every scheduler's messages, however old."""
 
     def _is_stale(self, epoch: int) -> bool:
         return False
@@ -134,7 +134,7 @@ def build_unfenced(context: Context) -> Unfenced:
 
 
 def _apply_all(pending: PendingRequest, choice: ChoiceState, delta: Delta) -> None:
-    """`PendingRequest._apply` that cuts nothing off."""
+    """Replaces `PendingRequest._apply` by one that removes no duplicates."""
     tokens = array("i", delta.tokens).tolist()
     choice.num_tokens = delta.start + len(tokens)
     choice.num_chars += len(delta.text)
@@ -143,7 +143,7 @@ def _apply_all(pending: PendingRequest, choice: ChoiceState, delta: Delta) -> No
 
 @contextmanager
 def no_dedup() -> Iterator[None]:
-    """Meanwhile the clients of this process drop nothing that they know already."""
+    """Lets the clients of this process drop no duplicates meanwhile."""
     before = PendingRequest._apply
     PendingRequest._apply = _apply_all  # type: ignore[method-assign, assignment]
     try:

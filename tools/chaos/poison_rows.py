@@ -1,5 +1,5 @@
 """The rows of poison and of quarantine: requests that kill the worker, or make an actor fail, among
-others that must not suffer for it.
+others that must complete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.actor import where
 from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos import plants
-from actorium.tools.chaos.checked_streams import CheckedRequest, Maker, Traffic
+from actorium.tools.chaos.checked_streams import CheckedRequest, RequestMaker, Traffic
 from actorium.tools.chaos.faults import actors
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 
@@ -26,10 +26,10 @@ AT_ONCE = 64
 QUARANTINED = "quarantined"
 
 
-async def drive_poisoned(made: Rig, traffic: Traffic, requests: int, maker: Maker,
+async def drive_poisoned(made: Rig, traffic: Traffic, requests: int, maker: RequestMaker,
                 tokens: Sequence[int]) -> dict[str, Any]:
-    """So many requests, `AT_ONCE` at a time; some have one of these tokens in their prompts, and
-    are to end with `quarantined`, the others to be complete."""
+    """Runs so many requests, `AT_ONCE` at a time. Those with one of these tokens in their prompts
+    must end with `quarantined`, the others must complete."""
     places = random.Random(requests).sample(range(requests), len(tokens))
     bad = dict(zip(places, tokens, strict=True))
     gate = asyncio.Semaphore(AT_ONCE)
@@ -48,11 +48,11 @@ async def drive_poisoned(made: Rig, traffic: Traffic, requests: int, maker: Make
 
 
 def poison(seed: int, requests: int, poisoned: int, latest: float) -> dict[str, Any]:
-    """`poisoned` of the requests kill the worker: they alone end with `quarantined`. latest:
-    seconds that a request may take."""
+    """Runs requests of which `poisoned` kill the worker: they alone must end with `quarantined`.
+    latest: seconds that a request may take."""
     from actorium.tools.chaos.paced_worker import POISON
 
-    maker = Maker(seed, (10, 40), prompt=60)
+    maker = RequestMaker(seed, (10, 40), prompt=60)
     traffic, began = Traffic(maker, latest=latest), monotonic()
     with rig(SHORT_WORKER) as made:
         row = asyncio.run(drive_poisoned(made, traffic, requests, maker, [POISON] * poisoned))
@@ -66,19 +66,19 @@ FAILING = ("tokenizer", "scheduler", "detokenizer", "gateway")
 SHARES = (plants.KILL, plants.EXCEPTION, plants.HANG, plants.KILL, plants.EXCEPTION)
 """Two fifths kill, two fifths raise, one fifth hangs."""
 BUDGET = 2.0
-"""Seconds after which a request hangs."""
+"""Seconds after which a request counts as hanging."""
 AGAIN = 0.2
-"""Seconds until a caller of HTTP tries again."""
+"""Seconds until an HTTP client tries again."""
 
 
 def quarantine(actor: str, seed: int, requests: int, poisoned: int, latest: float
                ) -> dict[str, Any]:
-    """`poisoned` of the requests make the actor fail: they alone end with `quarantined`, and the
-    engine goes on with the restarts that it allows by default. latest: seconds that a request may
-    take."""
+    """Runs requests of which `poisoned` make the actor fail: they alone must end with
+    `quarantined`, and the engine must go on within its default number of restarts. latest: seconds
+    that a request may take."""
     role = "gateway-0" if actor == "gateway" else actor
     modes = [SHARES[i % len(SHARES)] for i in range(poisoned)]
-    maker, began = Maker(seed, (10, 40), prompt=60), monotonic()
+    maker, began = RequestMaker(seed, (10, 40), prompt=60), monotonic()
     traffic = Traffic(maker, latest=latest)
     more = {"port": 0} if actor == "gateway" else {}
     with rig(SHORT_WORKER, {role: f"{plants.__name__}:{actor}"}, max_restarts=5,
@@ -98,8 +98,8 @@ def quarantine(actor: str, seed: int, requests: int, poisoned: int, latest: floa
             "seconds": round(monotonic() - began, 1), "wrong": wrong + made.left}
 
 
-async def _afterwards(made: Rig, maker: Maker) -> list[str]:
-    """The engine is alive, and holds nothing."""
+async def _afterwards(made: Rig, maker: RequestMaker) -> list[str]:
+    """Checks that the engine serves and holds nothing."""
     traffic = Traffic(maker)
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         code = await traffic.one(client, maker.make())
@@ -113,9 +113,9 @@ async def _afterwards(made: Rig, maker: Maker) -> list[str]:
 
 # --- over HTTP -----------------------------------------------------------------------------------
 
-async def _over_http(made: Rig, maker: Maker, requests: int, modes: list[int], latest: float
+async def _over_http(made: Rig, maker: RequestMaker, requests: int, modes: list[int], latest: float
                      ) -> dict[str, Any]:
-    """Callers who send the same body again when their connection breaks."""
+    """Runs HTTP clients that resend the same body when their connection breaks."""
     found = where(made.run_dir)
     assert found is not None
     http, gate = Http(found.url), asyncio.Semaphore(AT_ONCE)
@@ -139,7 +139,7 @@ async def _over_http(made: Rig, maker: Maker, requests: int, modes: list[int], l
 
 
 async def post(http: Http, want: CheckedRequest, latest: float) -> str:
-    """How it ends: "complete", "quarantined", or what was wrong."""
+    """Returns how a request ends: "complete", "quarantined", or an error."""
     params = want.params
     body = {"prompt": want.prompt, "max_tokens": params.max_tokens, "seed": params.seed,
             "n": params.n, "ignore_eos": True, "return_token_ids": True}

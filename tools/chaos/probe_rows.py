@@ -1,5 +1,6 @@
-"""The rows of judgement: how soon the probes tell of a hang and of its end, that they answer while
-the engine has all it can do, and that nobody is killed who only waits for a processor."""
+"""The rows of probes: how soon they report a hang and its end, that they answer while the engine is
+saturated, and that no actor is killed that only waits for a processor.
+"""
 
 from __future__ import annotations
 
@@ -11,21 +12,20 @@ from typing import Any
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.watchdog.probe_server import where
-from actorium.tools.chaos.checked_streams import Maker, Traffic, quantile
-from actorium.tools.chaos.faults import Fault, actors, strike
-from actorium.tools.chaos.faults import spinners as running_spinners
+from actorium.tools.chaos.checked_streams import RequestMaker, Traffic, quantile
+from actorium.tools.chaos.faults import Fault, actors, busy_processes, strike
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
 
 PATHS = ("/readyz", "/livez", "/load", "/metrics")
-TOLD, BACK = 2.0, 10.0
-"""Seconds in which a stopped worker has to be told of, and to be replaced."""
+REPORTED, REPLACED = 2.0, 10.0
+"""Seconds within which a stopped worker must be reported, and replaced."""
 ANSWER = 0.050
 """Seconds that an answer may take (p99), beside a saturated engine."""
 PATIENCE = 20.0
 
 
 def _get(port: int, path: str) -> tuple[int, float]:
-    """Its code, and seconds until it was there; on a connection of its own, as a kubelet's is."""
+    """Returns the status code and the seconds it took, on a new connection, as a kubelet's is."""
     began = perf_counter()
     with contextlib.closing(http.client.HTTPConnection("127.0.0.1", port, timeout=10)) as link:
         link.request("GET", path)
@@ -42,7 +42,7 @@ def _port(made: Rig) -> int:
 
 
 def _until(port: int, code: int) -> float:
-    """Seconds until /readyz says so; `PATIENCE` if it does not."""
+    """Returns seconds until /readyz answers so; `PATIENCE` if it does not."""
     began = monotonic()
     while monotonic() - began < PATIENCE:
         if _get(port, "/readyz")[0] == code:
@@ -55,8 +55,8 @@ def _ask(port: int, times: int) -> list[float]:
 
 
 async def _saturated(made: Rig, streams: int, times: int, seed: int) -> tuple[Traffic, list[float]]:
-    """Seconds of each answer while so many streams run."""
-    traffic, over = Traffic(Maker(seed, (50, 100), prompt=60)), asyncio.Event()
+    """Returns the seconds of each answer while so many streams run."""
+    traffic, over = Traffic(RequestMaker(seed, (50, 100), prompt=60)), asyncio.Event()
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         running = asyncio.create_task(traffic.keep(client, streams, over))
         while sum(want.count > 0 for want in traffic.live.values()) < streams // 2:
@@ -68,24 +68,24 @@ async def _saturated(made: Rig, streams: int, times: int, seed: int) -> tuple[Tr
 
 
 def probes(seed: int, stops: int, streams: int, times: int) -> dict[str, Any]:
-    """So many SIGSTOPs of the worker; then so many rounds of probes beside so many streams."""
+    """Stops the worker so many times; then probes in rounds beside so many streams."""
     wrong: list[str] = []
-    told: list[float] = []
+    reported: list[float] = []
     back: list[float] = []
     with rig(SHORT_WORKER, probe_port=0, debug_memory=False) as made:
         port = _port(made)
         for _ in range(stops):
             strike(Fault(0.0, "stop", ("worker-0",)), made.run_dir)
-            told.append(_until(port, 503))
+            reported.append(_until(port, 503))
             back.append(_until(port, 200))
         traffic, took = asyncio.run(_saturated(made, streams, times, seed))
-    if max(told) > TOLD or max(back) > BACK:
-        wrong.append(f"a stopped worker: told after {max(told):.2f} s, "
+    if max(reported) > REPORTED or max(back) > REPLACED:
+        wrong.append(f"a stopped worker: reported after {max(reported):.2f} s, "
                      f"replaced {max(back):.2f} s later")
     if quantile(took, 0.99) > ANSWER:
         wrong.append(f"a probe takes {quantile(took, 0.99):.3f} s (p99) beside {streams} streams")
     wrong += traffic.tally.wrong + made.left
-    return {"stops": stops, "unready_after_s": [round(s, 2) for s in told],
+    return {"stops": stops, "unready_after_s": [round(s, 2) for s in reported],
             "ready_again_s": [round(s, 2) for s in back], "streams": streams,
             "answers": len(took), "answer_p50_s": quantile(took, 0.5),
             "answer_p99_s": quantile(took, 0.99), "answer_max_s": quantile(took, 1.0),
@@ -94,8 +94,8 @@ def probes(seed: int, stops: int, streams: int, times: int) -> dict[str, Any]:
 
 async def _crowded(made: Rig, seconds: float, streams: int, seed: int
                    ) -> tuple[Traffic, dict[str, float]]:
-    """Traffic for so long; the longest that each actor was not heard of."""
-    traffic, over = Traffic(Maker(seed, (20, 60), prompt=60)), asyncio.Event()
+    """Runs traffic for so long; returns the longest silence of each actor."""
+    traffic, over = Traffic(RequestMaker(seed, (20, 60), prompt=60)), asyncio.Event()
     longest: dict[str, float] = {}
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         running = asyncio.create_task(traffic.keep(client, streams, over))
@@ -110,10 +110,11 @@ async def _crowded(made: Rig, seconds: float, streams: int, seed: int
 
 
 def starved(seed: int, seconds: float, spinners: int, streams: int) -> dict[str, Any]:
-    """A machine with far more work than processors: everything is late, and nobody is killed."""
+    """Runs far more work than there are processors: everything is late, and no actor may be killed.
+    """
     with rig(debug_memory=False) as made:
         before = actors(made.run_dir)
-        with running_spinners(spinners):
+        with busy_processes(spinners):
             traffic, longest = asyncio.run(_crowded(made, seconds, streams, seed))
         after = actors(made.run_dir)
     wrong = traffic.tally.wrong + made.left + [

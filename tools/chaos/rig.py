@@ -1,4 +1,4 @@
-"""The engine under test, and what it may not leave behind."""
+"""The engine under test, and checks of what it leaves behind."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import roles_of
-from actorium.tools.chaos.faults import naming, wait_gone
+from actorium.tools.chaos.faults import processes_naming, wait_gone
 
 WORKER = "actorium.tools.chaos.paced_worker:build"
 CRASHES = "crashes"
@@ -29,24 +29,24 @@ class Rig:
         self.engine, self.base = engine, base
         self.run_dir = base / engine.name
         self.left: list[str] = []
-        """What it has left behind, known once it is closed."""
+        """Leftovers, known once it is closed."""
 
     def gauges(self, role: str = "scheduler") -> dict[str, float]:
-        """Of an actor's last beat; {} while it is not there."""
+        """Returns the gauges of an actor's last heartbeat; {} while it is not there."""
         for actor in self.engine.client.status().actors:
             if actor.role == role:
                 return actor.gauges
         return {}
 
     def close(self) -> None:
-        """End the engine, and look for what is left."""
+        """Ends the engine and looks for leftovers."""
         self.engine.close()
         self.left = leftovers(self.base)
 
 
 async def held_at_rest(client: AsyncClient, seconds: float, ready: bool = False) -> list[str]:
-    """What the scheduler still holds so many seconds after the last stream; [] as soon as that is
-    nothing, and the engine is `ready` if that is asked for."""
+    """Returns what the scheduler still holds so many seconds after the last stream; [] as soon as
+    that is nothing, and the engine is `ready` if that is asked for."""
     until = monotonic() + seconds
     while True:
         status = await client.status()
@@ -61,8 +61,8 @@ async def held_at_rest(client: AsyncClient, seconds: float, ready: bool = False)
 
 
 def leftovers(base: Path) -> list[str]:
-    """Processes that still name the directory, and files in it; crash reports are meant to stay."""
-    alive = wait_gone(naming(str(base)), 2.0)
+    """Returns processes that still name the directory, and files in it, without crash reports."""
+    alive = wait_gone(processes_naming(str(base)), 2.0)
     files = (path.relative_to(base) for path in sorted(base.rglob("*")))
     return [f"process {pid}" for pid in alive] + [
         f"file {file}" for file in files if file.parts[0] != CRASHES]
@@ -70,8 +70,8 @@ def leftovers(base: Path) -> list[str]:
 
 @contextmanager
 def rig(worker: str = WORKER, roles: dict[str, str] | None = None, **config: Any) -> Iterator[Rig]:
-    """An engine with the battery's worker, restarts and pages that are checked. roles: others than
-    the engine's own; config: as of `Engine`."""
+    """Makes an engine with the battery's worker, restarts and checked pages. roles: other modules
+    than the engine's own; config: as of `Engine`."""
     base = Path(tempfile.mkdtemp(prefix="ac-", dir="/tmp"))
     try:
         with engine(base, worker, roles, **config) as ours:
@@ -84,7 +84,7 @@ def rig(worker: str = WORKER, roles: dict[str, str] | None = None, **config: Any
 
 def engine(base: Path, worker: str = WORKER, roles: dict[str, str] | None = None,
            **config: Any) -> Engine:
-    """The engine of a `rig`, with its run directory in `base`."""
+    """Makes the engine of a `rig`, with its run directory in `base`."""
     values: dict[str, Any] = {
         "null_worker": True, "skip_tokenizer": True, "max_restarts": 10_000,
         "debug_memory": True, "run_dir": str(base)} | config
@@ -98,7 +98,7 @@ def _roles(worker: str, others: dict[str, str]) -> dict[str, str]:
 
 
 def resources(pids: list[int]) -> tuple[int, int]:
-    """Resident bytes and open files of processes together."""
+    """Returns resident bytes and open files of processes together."""
     memory = files = 0
     for pid in pids:
         entry = Path(f"/proc/{pid}")

@@ -1,7 +1,7 @@
-"""Any actor, or any two, struck in any way at any moment of a running engine's life.
+"""Strikes any actor, or any two, in any way at any moment of a running engine's life.
 
-A trial is a strike at a moment. After it every stream has ended, token by token as it should, a new
-request is served over both faces, and nothing is held.
+After each strike every stream must have ended, each token as expected, a new request must be served
+by both the SDK and HTTP, and nothing may be held.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from actorium.actors.gateway.actor import where
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime import roles
 from actorium.tools.bench.http_client import Http
-from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, Maker, Traffic
-from actorium.tools.chaos.faults import HALT, KILL, SLOW, STARVE, STOP, actors, send, spinners
+from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, RequestMaker, Traffic
+from actorium.tools.chaos.faults import HALT, KILL, SLOW, STARVE, STOP, actors, busy_processes, send
 from actorium.tools.chaos.poison_rows import post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 
@@ -34,7 +34,7 @@ GATEWAY, LAUNCHER = "gateway-0", "launcher"
 ACTORS = ("tokenizer", "scheduler", "worker-0", "detokenizer", GATEWAY, "watchdog")
 KINDS = (KILL, STOP, HALT, SLOW, STARVE)
 GENTLE = (STOP, SLOW, STARVE)
-"""What the launcher has to outlive, too."""
+"""Strikes that the launcher must survive, too."""
 IDLE, STEADY, SUBMIT, END, PREFILL, RECOVERY = MOMENTS = (
     "idle", "steady", "submit", "end", "prefill", "recovery")
 STREAMS = 6
@@ -45,11 +45,11 @@ LATEST = 45.0
 """Seconds in which everything must have ended."""
 PROMPT = 3000
 TRIALS_EACH = 8
-"""Of one engine: the pause before a restart doubles from death to death."""
+"""Trials per engine: the pause before a restart doubles from death to death."""
 
 
 class StrikeTrial(Struct, frozen=True):
-    """What is done to whom, and when."""
+    """The roles that are struck, how, and when."""
 
     moment: str
     kind: str
@@ -60,14 +60,14 @@ class StrikeTrial(Struct, frozen=True):
 
 
 def singles() -> list[StrikeTrial]:
-    """Everybody, in every way, at every moment."""
+    """Returns every actor, every kind of strike, every moment."""
     found = [StrikeTrial(moment, kind, (role,)) for moment in MOMENTS for kind in KINDS
              for role in ACTORS]
     return found + [StrikeTrial(moment, kind, (LAUNCHER,)) for moment in MOMENTS for kind in GENTLE]
 
 
 def pairs() -> list[StrikeTrial]:
-    """Every two, in every way, at every moment; the launcher is only stopped, while another one is
+    """Returns every pair, kind and moment; the launcher is only stopped, while another one is
     killed."""
     found = [StrikeTrial(moment, kind, two) for moment in MOMENTS for kind in KINDS
              for two in combinations(ACTORS, 2)]
@@ -76,7 +76,7 @@ def pairs() -> list[StrikeTrial]:
 
 
 class TrialStriker:
-    """Strikes at the processes of one engine."""
+    """Strikes the processes of one engine."""
 
     def __init__(self, made: Rig, chance: random.Random) -> None:
         self._made, self._chance = made, chance
@@ -88,7 +88,7 @@ class TrialStriker:
         return [pid for pid in pids if pid is not None]
 
     async def strike(self, trial: StrikeTrial) -> None:
-        """Do it; comes back when it is over (of what does not end: at once)."""
+        """Applies a strike; returns when it is over (at once if it does not end by itself)."""
         pids = self._pids(trial.roles)
         match trial.kind:
             case "kill" if LAUNCHER in trial.roles:
@@ -117,11 +117,11 @@ class TrialStriker:
 
 
 async def _starve(pids: Sequence[int]) -> None:
-    """As far as one may: they cannot be given back what they had, and do not need it."""
+    """Lowers the priority only as far as permitted: it need not be raised again."""
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
             os.setpriority(os.PRIO_PROCESS, pid, 19)
-    with spinners(os.cpu_count() or 1):
+    with busy_processes(os.cpu_count() or 1):
         await asyncio.sleep(SLOWED)
     for pid in pids:
         with suppress(ProcessLookupError, PermissionError):
@@ -129,17 +129,17 @@ async def _starve(pids: Sequence[int]) -> None:
 
 
 class Battery:
-    """Trials on one engine, one after the other."""
+    """Runs trials on one engine, one after the other."""
 
     def __init__(self, made: Rig, client: AsyncClient, seed: int) -> None:
         self._made, self._client, self._chance = made, client, random.Random(seed)
-        self._maker = Maker(seed, (20, 60), prompt=100)
+        self._maker = RequestMaker(seed, (20, 60), prompt=100)
         self._striker = TrialStriker(made, self._chance)
         self.wrong: list[str] = []
         self.requests = self.tokens = 0
 
     async def run(self, trial: StrikeTrial) -> bool:
-        """False = something was wrong."""
+        """Runs a trial; False = something went wrong."""
         traffic, before = Traffic(self._maker, latest=LATEST), len(self.wrong)
         running = [asyncio.create_task(traffic.one(self._client, want))
                    for want in self._wants(trial)]
@@ -153,13 +153,13 @@ class Battery:
         await self._afterwards(traffic)
         tally = traffic.tally
         self.requests, self.tokens = self.requests + tally.requests, self.tokens + tally.tokens
-        told = tally.wrong + [f"{n} failed with {code}" for code, n in tally.failed.items()]
-        told += [f"{n} refused with {code}" for code, n in tally.refused.items()]
-        self.wrong += [f"{trial}: {text}" for text in told]
+        wrong = tally.wrong + [f"{n} failed with {code}" for code, n in tally.failed.items()]
+        wrong += [f"{n} refused with {code}" for code, n in tally.refused.items()]
+        self.wrong += [f"{trial}: {text}" for text in wrong]
         return len(self.wrong) == before
 
     def _wants(self, trial: StrikeTrial) -> list[CheckedRequest]:
-        """The requests that run when it happens."""
+        """Returns the requests that run during the strike."""
         if trial.moment == IDLE:
             return []
         wants = [self._maker.make() for _ in range(STREAMS)]
@@ -171,7 +171,7 @@ class Battery:
 
     async def _wait_for(self, moment: str, traffic: Traffic, running: list[asyncio.Task[str | None]]
                         ) -> None:
-        """Until it is that moment."""
+        """Waits for the trial's moment."""
         if moment in (IDLE, SUBMIT, PREFILL):
             await asyncio.sleep(self._chance.uniform(0.0, 0.08))
             return
@@ -186,7 +186,7 @@ class Battery:
             await asyncio.sleep(self._chance.uniform(0.0, 1.0))
 
     async def _afterwards(self, traffic: Traffic) -> None:
-        """Both faces serve, and nothing is held."""
+        """Checks that SDK and HTTP serve, and that nothing is held."""
         code = await traffic.one(self._client, self._maker.make())
         if code is not None:
             traffic.tally.wrong.append(f"afterwards: {code}")
@@ -202,7 +202,7 @@ class Battery:
 
 
 class TrialReport(Struct):
-    """What came of some trials."""
+    """The results of some trials."""
 
     trials: int = 0
     requests: int = 0
@@ -211,24 +211,24 @@ class TrialReport(Struct):
 
 
 def run(trials: Sequence[StrikeTrial], seed: int, seconds: float | None = None,
-        told: Callable[[str], None] | None = None) -> TrialReport:
-    """Trials in their order, on as many engines as it takes; seconds: after which no more are
-    begun; told: gets a line on each."""
+        report_line: Callable[[str], None] | None = None) -> TrialReport:
+    """Runs trials in their order, on as many engines as it takes; seconds: after which no more
+    begin; report_line: called with a line for each."""
     report = TrialReport(wrong=[])
     until = monotonic() + seconds if seconds is not None else None
     left = list(trials)
     while left and (until is None or monotonic() < until):
         with rig(SHORT_WORKER, {GATEWAY: roles.GATEWAY}, port=0, max_num_batched_tokens=256,
                  drain_timeout=20.0) as made:
-            left = asyncio.run(_some(made, left, seed + report.trials, report, until, told))
+            left = asyncio.run(_some(made, left, seed + report.trials, report, until, report_line))
         report.wrong += made.left
     return report
 
 
 async def _some(made: Rig, trials: list[StrikeTrial], seed: int, report: TrialReport,
                 until: float | None,
-                told: Callable[[str], None] | None) -> list[StrikeTrial]:
-    """Those that are left."""
+                report_line: Callable[[str], None] | None) -> list[StrikeTrial]:
+    """Runs trials on one engine; returns those that are left."""
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         battery, done = Battery(made, client, seed), 0
         for trial in trials[:TRIALS_EACH]:
@@ -236,10 +236,10 @@ async def _some(made: Rig, trials: list[StrikeTrial], seed: int, report: TrialRe
                 break
             done, began = done + 1, monotonic()
             fine = await battery.run(trial)
-            if told is not None:
-                told(f"{trial}: {'fine' if fine else 'wrong'}, {monotonic() - began:.1f} s")
+            if report_line is not None:
+                report_line(f"{trial}: {'fine' if fine else 'wrong'}, {monotonic() - began:.1f} s")
             if not fine:
-                break  # the next one has an engine that is whole
+                break  # the next trial gets a fresh engine
         report.trials += done
         report.requests += battery.requests
         report.tokens += battery.tokens
@@ -248,9 +248,9 @@ async def _some(made: Rig, trials: list[StrikeTrial], seed: int, report: TrialRe
 
 
 def lanes(trials: Sequence[StrikeTrial], seed: int, seconds: float | None = None, many: int = 3,
-          told: Callable[[str], None] | None = None) -> TrialReport:
-    """The same on so many engines at a time: most of it is waiting."""
-    return in_lanes(run, trials, seed, seconds, many, told)
+          report_line: Callable[[str], None] | None = None) -> TrialReport:
+    """Runs trials on so many engines at a time: most of the time is waiting."""
+    return in_lanes(run, trials, seed, seconds, many, report_line)
 
 
 Runner = Callable[[Sequence[StrikeTrial], int, float | None, Callable[[str], None] | None],
@@ -258,10 +258,11 @@ Runner = Callable[[Sequence[StrikeTrial], int, float | None, Callable[[str], Non
 
 
 def in_lanes(run: Runner, trials: Sequence[StrikeTrial], seed: int, seconds: float | None,
-             many: int, told: Callable[[str], None] | None) -> TrialReport:
-    """`run` for each share of the trials, `many` shares at a time; what came of all of them."""
+             many: int, report_line: Callable[[str], None] | None) -> TrialReport:
+    """Calls `run` for each share of the trials, `many` shares at a time; returns the merged report.
+    """
     with ThreadPoolExecutor(many) as pool:
-        parts = [pool.submit(run, trials[lane::many], seed + 1000 * lane, seconds, told)
+        parts = [pool.submit(run, trials[lane::many], seed + 1000 * lane, seconds, report_line)
                  for lane in range(many)]
     found = [part.result() for part in parts]
     return TrialReport(sum(r.trials for r in found), sum(r.requests for r in found),
@@ -269,7 +270,7 @@ def in_lanes(run: Runner, trials: Sequence[StrikeTrial], seed: int, seconds: flo
 
 
 def sample(seed: int, pairs_too: int) -> list[StrikeTrial]:
-    """All singles and so many pairs, each in the seed's order."""
+    """Returns all singles and so many pairs, each in the seed's order."""
     chance = random.Random(seed)
     alone, two = singles(), pairs()
     chance.shuffle(alone)

@@ -1,6 +1,6 @@
-"""The rows of stops: SIGTERM in the middle of streams, which all get to their ends; a launcher that
-is killed, which leaves nothing behind that runs; and whole engines that are killed, whose
-streams the next one, of the same name and ledger, goes on with.
+"""The rows of stops: SIGTERM in the middle of streams, which all must complete; a killed launcher,
+which must leave no process behind; and whole engines that are killed, whose streams must be
+continued by the next one, of the same name and ledger.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
-from actorium.tools.chaos.checked_streams import Gaps, Maker, Traffic
+from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic
 from actorium.tools.chaos.faults import actors, wait_gone
 from actorium.tools.chaos.rig import Rig, engine, leftovers, rig
 
@@ -28,7 +28,7 @@ GONE = 5.0
 
 
 async def _drained(made: Rig, seed: int) -> Traffic:
-    maker = Maker(seed, (10, 30), prompt=40)
+    maker = RequestMaker(seed, (10, 30), prompt=40)
     traffic = Traffic(maker)
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         tasks = [asyncio.create_task(traffic.one(client, maker.make())) for _ in range(STREAMS)]
@@ -43,7 +43,7 @@ async def _drained(made: Rig, seed: int) -> Traffic:
 
 
 def stops(seed: int, times: int) -> dict[str, Any]:
-    """SIGTERM so many times, to engines in mid-stream."""
+    """Sends SIGTERM so many times, to engines in mid-stream."""
     wrong: list[str] = []
     complete, longest = 0, 0.0
     for turn in range(times):
@@ -62,7 +62,7 @@ def stops(seed: int, times: int) -> dict[str, Any]:
 
 
 def orphans(times: int) -> dict[str, Any]:
-    """The launcher is killed: its actors end with it, and nobody holds what they held."""
+    """Kills the launcher: its actors must end with it and hold nothing."""
     wrong: list[str] = []
     spent: list[float] = []
     for _ in range(times):
@@ -102,7 +102,7 @@ def _start(base: Path) -> Rig:
 
 
 def _kill(made: Rig) -> None:
-    """Launcher and all: nobody gets to say a last word."""
+    """Kills the launcher and all actors at once."""
     pids = [actor.pid for actor in actors(made.run_dir).values()]
     assert made.engine.pid is not None
     os.kill(made.engine.pid, signal.SIGKILL)
@@ -110,8 +110,8 @@ def _kill(made: Rig) -> None:
     made.engine.close()
 
 
-async def _drive_reboots(base: Path, traffic: Traffic, maker: Maker, times: int, stack: ExitStack
-                 ) -> list[str]:
+async def _drive_reboots(base: Path, traffic: Traffic, maker: RequestMaker, times: int,
+                         stack: ExitStack) -> list[str]:
     made = await asyncio.to_thread(_start, base)
     closing = stack.enter_context(ExitStack())
     closing.callback(made.engine.close)
@@ -135,8 +135,8 @@ async def _drive_reboots(base: Path, traffic: Traffic, maker: Maker, times: int,
 
 
 def reboot(seed: int, times: int) -> dict[str, Any]:
-    """So many whole engines killed, one after the other."""
-    maker = Maker(seed, (40, 80), prompt=60)
+    """Kills so many whole engines, one after the other."""
+    maker = RequestMaker(seed, (40, 80), prompt=60)
     traffic = Traffic(maker, Gaps())
     with _place() as base, ExitStack() as stack:
         wrong = asyncio.run(_drive_reboots(base, traffic, maker, times, stack))

@@ -26,7 +26,10 @@ COMMANDS = {
     "eval": ("eval", "demo [MODEL]: exact match on the demo tasks"),
     "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
               "side by side"),
+    "pull": ("pull", "NAME: fetch a model, or bring it up to date"),
+    "models": ("models", "[FOLDER]: the models on this machine, and which of them fit it"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
+    "passes": ("passes", "[MODEL]: which operations of its layers are joined, and what that gains"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
     "trace": ("trace", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),
@@ -91,8 +94,8 @@ def _version(_command: str, words: list[str]) -> int:
 def _help() -> int:
     lines = ["usage: actorium COMMAND [FLAGS]", ""]
     lines += [f"  {name:<11} {about}" for name, (_, about) in COMMANDS.items()]
-    lines += ["", "MODEL: a directory in HF format, an id in the HF cache, or nothing = the demo "
-              "model.", "actorium COMMAND --help lists the flags of a command."]
+    lines += ["", "MODEL: a directory in HF format, ORG/NAME of the Hugging Face hub, or nothing = "
+              "the demo model.", "actorium COMMAND --help lists the flags of a command."]
     print("\n".join(lines))
     return 0
 

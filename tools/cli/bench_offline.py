@@ -19,6 +19,7 @@ import msgspec
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
+from actorium.actors.models.obtain import with_model_path
 from actorium.actors.params import SamplingParams
 from actorium.tools.bench import result_files as results
 from actorium.tools.bench import transformers_peer as peer
@@ -29,7 +30,7 @@ from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVoc
 from actorium.tools.bench.result_tables import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
 from actorium.tools.cli.command_line import Parsed, parse
-from actorium.tools.cli.engines import own_engine
+from actorium.tools.cli.engines import for_batches, own_engine
 
 ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
 --dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's
@@ -90,6 +91,7 @@ def run(argv: list[str]) -> int:
                         "idled and why", "profile")
     if options.shape is not None and "model" in parsed.written:
         raise BadConfig("--shape: cannot be combined with a model", "shape")
+    parsed = parsed._replace(config=with_model_path(parsed.config))
     if not is_batch(parsed.written):
         return run_workloads(parsed.config, WorkloadPlan(
             options.shape, options.works, options.runs, options.peer, options.json, options.plot))
@@ -160,7 +162,7 @@ def _measure(config: Config, options: OfflineOptions, sampling: SamplingParams) 
             and options.dataset_style is None):
         print("actorium: --random-range-ratio has SGLang's meaning here, from len x ratio to len "
               "(--dataset-style vllm: len x (1 -+ ratio))", file=sys.stderr)
-    with own_engine(config) as engine:
+    with own_engine(for_batches(config)) as engine:
         if not options.skip_warmup:
             run_batch(engine.client, _warm(samples, tokens, options.seed + 1), sampling)
             sleep(SETTLE)
@@ -215,7 +217,8 @@ def run_workloads(given: Config, plan: WorkloadPlan) -> int:
     if plan.peer:
         workloads.add_ratios(rows, plan.peer)
     _show_progress("")
-    title = f"{plan.shape or config.model.model or 'demo model'}, {extra['machine']}"
+    named = next(iter(given.model.served_model_name), given.model.model)
+    title = f"{plan.shape or named or 'demo model'}, {extra['machine']}"
     print(f"{title}\n{workloads.workload_table(rows)}")
     for name, share in extra.get("agreement", {}).items():
         print(f"{name}: {100 * share:.1f} % of the tokens equal up to the first difference")
@@ -253,7 +256,7 @@ def _measure_workloads(config: Config, chosen: list[workloads.Workload],
     vocab, load = workloads.vocabulary(config), _load_before()
     extra: dict[str, Any] = {"machine": machine(config), "runs": plan.runs,
                              "load_before": load, "config": msgspec.to_builtins(config)}
-    with own_engine(config) as engine, contextlib.ExitStack() as beside:
+    with own_engine(for_batches(config)) as engine, contextlib.ExitStack() as beside:
         engines: list[workloads.MeasuredEngine] = [workloads.ClientEngine(engine.client, vocab)]
         if plan.peer:
             threads = config.device.threads or len(os.sched_getaffinity(0))

@@ -220,7 +220,7 @@ def _local_tokens(models: Sequence[str | None]) -> Tokens:
 
 
 async def _counters(http: Http, headers: str) -> dict[str, float]:
-    """Those of speculation that a server's /metrics tells."""
+    """Returns the counters of speculation in a server's /metrics."""
     try:
         found = counters((await http.get("/metrics", headers)).decode(errors="replace"))
         if any(found.values()):

@@ -207,7 +207,9 @@ def _help_wanted(marked: Sequence[str]) -> str | None:
     """What help is asked about ("" = all); None = `--help` is not there. It wins over any error."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-h", "--help", nargs="?", const=BY_SPACE)
-    asked = parser.parse_known_args(marked)[0].help
+    # argparse would read llama-server's -hf as -h f.
+    words = [word for word in marked if word.partition("=")[0] not in SHORT]
+    asked = parser.parse_known_args(words)[0].help
     return None if asked is None else str(asked[1:])
 
 

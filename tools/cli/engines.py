@@ -14,6 +14,7 @@ import msgspec
 
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.models import model_dir as models
+from actorium.actors.models.obtain import with_model_path
 from actorium.actors.runtime.rundir import engine_dir
 
 if TYPE_CHECKING:
@@ -31,6 +32,16 @@ def settings_of(config: Config) -> dict[str, Any]:
     return values
 
 
+def for_batches(config: Config) -> Config:
+    """The configuration of an engine whose streams nobody reads while they come: without a bound on
+    the gap between tokens, unless one is set."""
+    scheduler = config.scheduler
+    if scheduler.target_itl is not None:
+        return config
+    return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(scheduler,
+                                                                             target_itl=0.0))
+
+
 @contextlib.contextmanager
 def own_engine(config: Config, start_up: StartUp | None = None) -> Iterator[Engine]:
     """Start an engine, wait until it is ready, stop it at the end.
@@ -39,6 +50,7 @@ def own_engine(config: Config, start_up: StartUp | None = None) -> Iterator[Engi
     """
     from actorium.actors.launcher.engine import Engine
 
+    config = with_model_path(config)
     models.resolve(config.model.model)
     values = settings_of(config)
     with _watched(config, values["name"], start_up):

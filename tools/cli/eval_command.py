@@ -15,7 +15,7 @@ from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
 from actorium.tools.cli.command_line import parse
-from actorium.tools.cli.engines import own_engine
+from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.demo.demo_tasks import TASKS, TaskItem, held_out, score
 
 if TYPE_CHECKING:
@@ -59,7 +59,7 @@ def run(_command: str, argv: list[str]) -> int:
         name, _, what = str(error).partition(": ")
         raise BadConfig(f"{parsed.written.get(name, name)}: {what}", name) from None
 
-    with own_engine(parsed.config) as engine:
+    with own_engine(for_batches(parsed.config)) as engine:
         result = evaluate(engine.client, options.count, params)
     print(json.dumps(as_dict(result)) if options.json else score_table(result))
     return 0 if result.share >= options.least else 1

@@ -73,8 +73,8 @@ ACCEPTED = (
           "trace-replay layerwise-nvtx-tracing layerwise-nvtx-marker",
           "otlp-traces-endpoint kv-events-config profiler-config collect-detailed-traces "
           "otlp-service-name trace-modules crash-dump-folder"),
-    Group("nothing is fetched: models are directories, or lie in the HF cache",
-          valued="download-dir hf-token"),
+    Group("the token in HF_TOKEN, or that of `hf auth login`, is sent to the hub",
+          valued="hf-token"),
     Group("safetensors are read in one way",
           "multithread-load use-tqdm-on-load weight-loader-disable-mmap "
           "weight-loader-prefetch-checkpoints "
@@ -110,7 +110,7 @@ ACCEPTED = (
           "shm-tensor-arena"),
     Group("each step's tokens are sent at once", "incremental-streaming-output stream-output",
           "stream-interval"),
-    Group("an engine runs on one device",
+    Group("an engine is one group of ranks (--tp) on one machine, which meet as it knows",
           "ep-moe deepep-moe engine-use-ray worker-use-ray numa-bind custom-all-reduce p2p-check "
           "symm-mem torch-symm-mem nccl-nvls mscclpp "
           "ray-workers-use-nsight expert-parallel eplb dp-attention dp-lm-head "
@@ -166,16 +166,16 @@ ACCEPTED = (
 """Flags that change nothing here."""
 
 REFUSED = (
-    Group("an engine runs on one device", unless="1",
-          valued="tensor-parallel-size tp tp-size pipeline-parallel-size pp-size "
+    Group("an engine is one group of ranks (--tp) on one machine", unless="1",
+          valued="pipeline-parallel-size pp-size "
           "data-parallel-size dp-size dp data-parallel-size-local decode-context-parallel-size "
           "dcp-size prefill-context-parallel-size expert-parallel-size ep-size ep nnodes "
           "attn-dp-size attn-cp-size moe-dp-size"),
-    Group("an engine runs on one device", unless="0",
+    Group("an engine is one group of ranks (--tp) on one machine", unless="0",
           valued="node-rank data-parallel-rank data-parallel-start-rank"),
     Group("the device is chosen by CUDA_VISIBLE_DEVICES", unless="0",
           valued="base-gpu-id device-ids"),
-    Group("weights and pages lie on one device", unless="0",
+    Group("weights and pages lie on the devices alone", unless="0",
           valued="cpu-offload-gb kv-offloading-size offload-group-size"),
     Group("there is no TLS: put a proxy in front",
           valued="ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password ssl-ciphers "
@@ -185,8 +185,8 @@ REFUSED = (
     Group("HTTP listens at --host and --port", "grpc-mode smg-grpc-mode grpc",
           "uds grpc-port"),
     Group("adapters (LoRA) are not served", "lora", "", "lora-modules lora-paths"),
-    Group("the newest snapshot of the HF cache is served (name the directory of another)",
-          valued="revision tokenizer-revision code-revision", unless="main"),
+    Group("the tokenizer is the model's, at the same --revision; no code is fetched",
+          valued="tokenizer-revision code-revision", unless="main"),
     Group("config.json counts as it is (edit a copy of it)", unless="{}",
           valued="hf-overrides json-model-override-args rope-scaling hf-config-path "
           "quantization-param-path model-class-overrides"),
@@ -210,7 +210,7 @@ REFUSED = (
           "stream-response-default-include-usage"),
     Group("too long a prompt is refused (truncate_prompt_tokens of a request cuts it)",
           "auto-truncate"),
-    Group("weights are served as the checkpoint has them, or by --quantization fp8",
+    Group("weights are served as the checkpoint has them, or by --quantization fp8, int8 or int4",
           "quantize-and-serve",
           "torchao-config modelopt-quant quantization-config rl-quant-profile"),
     Group("the grammar of a JSON schema decides about white space",
@@ -221,8 +221,9 @@ REFUSED = (
     Group("tools are run by clients", unless="none", valued="tool-server"),
     Group("log-probabilities are those of the model's logits", unless="raw_logprobs",
           valued="logprobs-mode"),
-    Group("nothing is fetched: name a directory, or a model in the HF cache",
-          valued="hf-repo hf-file model-url docker-repo"),
+    Group("a GGUF file of a repository is named ORG/NAME:FILE", valued="hf-file"),
+    Group("models are fetched by name from the Hugging Face hub alone: fetch the file, and name it",
+          valued="model-url docker-repo"),
     Group("weights are safetensors with a config.json beside them", valued="mmproj"),
 )
 """Flags that ask for what is not here."""
@@ -247,7 +248,9 @@ VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
         name: ("auto", _READER) for name in (
             "instanttensor", "runai_streamer", "fastsafetensors", "layered", "local_cached",
             "modelexpress")}},
-    "quantization": {"null": ("auto", ""), "compressed-tensors": ("auto", ""),
+    "quantization": {**dict.fromkeys(("null", "compressed-tensors", "gguf", "awq", "awq_marlin",
+                                      "gptq", "gptq_marlin", "w8a8_int8"), ("auto", "")),
+                     "experts_int8": ("int8", "of all projections, not of experts alone"),
                      "unquant": ("none", ""), "ptpc_fp8": ("fp8", ""), "w8a8_fp8": ("fp8", ""),
                      "fp8_per_tensor": ("fp8", _BY_ROW), "fp8_per_block": ("fp8", _BY_ROW)},
     "chat_template": {name: (None, _OWN_TEMPLATE) for name in BUILTIN_TEMPLATES},

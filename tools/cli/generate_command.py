@@ -16,7 +16,7 @@ from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.actors.launcher.preflight import check_machine
 from actorium.tools.cli import jsonl
 from actorium.tools.cli.command_line import Parsed, parse
-from actorium.tools.cli.engines import own_engine
+from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:
@@ -54,13 +54,14 @@ def run(_command: str, argv: list[str]) -> int:
     with contextlib.ExitStack() as stack:
         source = _source(options, stack)
         sink = _sink(options, stack)
-        engine = stack.enter_context(own_engine(parsed.config))
+        engine = stack.enter_context(own_engine(for_batches(parsed.config)))
         failed = asyncio.run(_batch(parsed, engine, jobs(options, source, sampling), sink))
     return 1 if failed and source is None else 0
 
 
 def _check_order(parsed: Parsed[GenerateOptions]) -> None:
-    """`--prompt TEXT DIR` takes DIR for another text: say so instead of asking the demo model."""
+    """Refuses `--prompt TEXT DIR`, which takes DIR for another text and would ask the demo model.
+    """
     texts = parsed.options.prompt
     swallowed = len(texts) > 1 and "model" not in parsed.written
     if swallowed and os.path.isfile(os.path.join(texts[-1], "config.json")):
@@ -154,7 +155,7 @@ def _text(record: dict[str, Any], alone: bool) -> bytes:
 
 async def _with_bar(records: AsyncIterator[dict[str, Any]], total: int | None,
                     printed: bool) -> AsyncIterator[dict[str, Any]]:
-    """The same records; on a terminal that they are not printed to, a bar counts them."""
+    """Yields the same records; shows a bar on a terminal that they are not printed to."""
     if not sys.stderr.isatty() or (printed and sys.stdout.isatty()):
         async for record in records:
             yield record

@@ -16,6 +16,8 @@ from actorium.actors.config.retention import RetentionBound, retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
+from actorium.actors.models.gguf_folder import SUFFIX
+from actorium.actors.models.obtain import with_model_path
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
@@ -34,7 +36,7 @@ from actorium.gpu.plan.memory_plan import (
 )
 from actorium.gpu.plan.non_cache_memory import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.sizes import device_budget
-from actorium.tools.cli.command_line import Parsed, parse
+from actorium.tools.cli.command_line import parse
 
 PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
 ABOUT = """Where every byte of one GPU goes, how many tokens that holds, and what one more request,
@@ -53,8 +55,6 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
     """Budget of the caches on each GPU."""
     gpu_memory: str | None = None
     """Memory of each GPU, weights and workspace included."""
-    tensor_parallel_size: int = 1
-    """GPUs that share each layer."""
     weights: str | None = None
     """Bytes of weights on each GPU, where config.json does not tell."""
     json: bool = False
@@ -68,7 +68,7 @@ def run(_command: str, argv: list[str]) -> int:
     parsed = parse(PROG, argv, PlanOptions, ABOUT)
     if parsed.options.plot is not None:
         check_plot(parsed.options.plot)
-    report = _report(parsed)
+    report = make_report(parsed.config, parsed.options)
     if parsed.options.json:
         print(json.dumps(plan_json(report), indent=2))
     else:
@@ -78,21 +78,19 @@ def run(_command: str, argv: list[str]) -> int:
     return 0
 
 
-def _report(parsed: Parsed[PlanOptions]) -> PlanReport:
-    options, config = parsed.options, parsed.config
-    tp = options.tensor_parallel_size
-    if not 1 <= tp <= 1024:
-        raise BadConfig(f"{parsed.written['tensor_parallel_size']}: must be between 1 and 1024, "
-                        f"got {tp}", "tensor_parallel_size")
-    where = config_file(config.model.model)
+def make_report(config: Config, options: PlanOptions) -> PlanReport:
+    """The plan for a model as it is configured. Raises `BadModel`, and `BadConfig` where something
+    does not fit."""
+    where = config_file(with_model_path(config, weights=False).model.model)
     raw = models.read_json(where)
     # Of a checkpoint that is quantised as no worker serves it, the rest can still be planned.
     other = otherwise_quantized(raw) and config.model.quantization != "fp8"
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
-                              config.model.max_model_len, config.model.quantization)
-    part, demand = as_served(shape.split(tp), demand_of(config))
+                              config.model.max_model_len, config.model.quantization,
+                              config.model.quantization_group, config.model.quantization_head)
+    part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     outside = _outside(part, demand, config, _weights(options, part, raw, where))
-    budget, source = _budget(parsed, outside)
+    budget, source = _budget(config, options, outside)
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
     return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
@@ -100,9 +98,10 @@ def _report(parsed: Parsed[PlanOptions]) -> PlanReport:
 
 
 def config_file(model: str) -> Path:
-    """The config.json of a directory, an id in the HF cache, or the file itself."""
+    """The config.json of a directory, of a name in the HF cache, or made of a GGUF file; or the
+    file itself."""
     path = Path(model).expanduser()
-    if model and path.is_file():
+    if model and path.is_file() and path.suffix != SUFFIX:
         return path
     if model.endswith(".json"):
         raise BadModel(f"model: no such file: {path.absolute()}", "model")
@@ -142,9 +141,10 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
                             f"not in {where.parent}: say what the weights take", "weights")
         return BytesBeside("weights", -(-found // part.tp), "quantized: the checkpoint's, divided")
     count = weights.weight_bytes(part)
-    detail = f"{weights.parameters(part) / 1e9:.2f} G parameters in {part.dtype}"
-    if part.fp8 is not None:
-        detail += ", projections in fp8"
+    own = weights.bytes_by_format(part)
+    detail = f"{weights.parameters(part) / 1e9:.2f} G parameters in "
+    detail += part.dtype if len(own) == 1 else ", ".join(
+        f"{name}: {held:,}" for name, held in own.items())
     if found is not None:
         detail += f"; the checkpoint's files hold {found:,} bytes"
     return BytesBeside("weights", count, detail)
@@ -167,8 +167,8 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
                     if any(graphs) else f"none: {why.decodes or '--enforce-eager'}")]
 
 
-def _budget(parsed: Parsed[PlanOptions], outside: list[BytesBeside]) -> tuple[int, str]:
-    options, config = parsed.options, parsed.config
+def _budget(config: Config, options: PlanOptions,
+            outside: list[BytesBeside]) -> tuple[int, str]:
     if options.memory is not None and options.gpu_memory is not None:
         raise BadConfig("--memory: the caches' budget; cannot be combined with --gpu-memory",
                         "memory")

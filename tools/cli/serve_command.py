@@ -11,6 +11,7 @@ from msgspec import Struct
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
+from actorium.actors.models.obtain import with_model_path
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.start_up import StartUp, watch
 
@@ -46,6 +47,7 @@ def run(_command: str, argv: list[str]) -> int:
     """Run the launcher in this process, and tell what happens until the engine is ready."""
     config = configured(parse("actorium serve [MODEL]", argv, ServeOptions, ABOUT,
                               checks=[check_machine]))
+    config = with_model_path(config)
     models.resolve(config.model.model)
     from actorium.actors.launcher.launcher import Launcher
     from actorium.actors.launcher.observers import launcher_observers

@@ -111,7 +111,8 @@ class StartUp:
             self._bars = None
 
     def report(self, facts: Sequence[str] = ()) -> str:
-        """Who took how long, from the start of the command; facts: lines about what is served."""
+        """Returns the time each actor took from the start of the command; facts: lines about what
+        is served."""
         lines = [f"actorium: engine {self.name!r} serves {self.model}; ready after:"]
         for role, seconds in sorted(self.ready_at.items(), key=lambda item: item[1]):
             phases = ", ".join(f"{doing} {took:.2f}" for doing, took in self.phases(role))
@@ -175,6 +176,9 @@ def report_lines(config: Config, worker: WorkerInfo | None,
     """The block, a line a subject. worker: None for an engine without a model. info: what the
     tokenizer says of the model; None = it did not answer."""
     rows = _worker_rows(worker) if worker is not None else []
+    if (ranks := config.device.tensor_parallel_size) > 1:
+        rows.insert(0, ("ranks", f"{ranks} share each layer, worker-0 to worker-{ranks - 1}; what "
+                                 "follows is of each"))
     if info is not None:
         rows += _chat_rows(config, info)
         rows.append(("sampling", _sampling(config, info.get("generation_defaults", {}),
@@ -195,7 +199,9 @@ def look_up(run_dir: Path) -> tuple[WorkerInfo | None, dict[str, Any] | None]:
 
 
 def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
-    rows = [("weights", f"{_mib(w.weights_bytes)} on {w.device}, {w.dtype}")]
+    formats = [f"{name} {_mib(held)}" for name, held in w.weight_formats.items()]
+    held = ", ".join(formats) if len(formats) > 1 else w.dtype
+    rows = [("weights", f"{_mib(w.weights_bytes)} on {w.device}, {held}")]
     cache = f"{w.kv_tokens:,} tokens ({_mib(w.kv_bytes)}, {w.kv_dtype}), "
     if w.full_length:
         cache += f"{w.full_length:,} full-length requests at once ({w.max_model_len:,} tokens each)"

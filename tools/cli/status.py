@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.health import bytes_of
+from actorium.actors.gauges import bytes_of
 from actorium.actors.messages import ActorStatus, GetStatus, Status
 from actorium.actors.runtime.rundir import address
 

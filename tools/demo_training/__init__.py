@@ -1,1 +1,1 @@
-"""Training of the demo model, and what its drafts are worth. Not part of the wheel."""
+"""Training of the demo model, and measurement of its drafts. Not part of the wheel."""

@@ -8,7 +8,7 @@ The first form trains the model, from nothing or, with --begin, on from what is 
 one then trains its MTP layer and leaves the rest as it is. That way nearly all drafts of free text
 are accepted, so that training both together had nothing left to win. `actorium eval demo DIR`
 scores the result,
-`python -m actorium.tools.demo_training.measure_acceptance --model DIR` counts accepted drafts.
+`python -m actorium.tools.demo_training.draft_acceptance --model DIR` counts accepted drafts.
 
 From nothing, 30 minutes on two cores that had other work (2,023 steps of 4,800 tokens) gave 98.7 %
 of 700 held-out items (sort 95, all others 99 or 100), and 9 more with --drafts had 98.6 and 95.9 %
@@ -62,9 +62,10 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 _MATRIX_RATE = 2e-3
-"""Of Muon, whose steps are as long in all directions: at 1e-2 a batch's noise drowns copying."""
+"""Learning rate of Muon, whose steps are equally long in all directions: at 1e-2 a batch's noise
+drowns copying."""
 _DRAFT_RATE = 1e-2
-"""Of the MTP layer, which begins close to what it is to be."""
+"""Learning rate of the MTP layer, whose initial weights are close to the final ones."""
 _VECTOR_RATE = 4e-3
 _GENTLE_STEPS = 20
 """Steps over which the rate rises, also after a restart: the optimizers' moments start anew."""
@@ -72,14 +73,15 @@ _SAVE_SECONDS = 150.0
 
 
 def rate(progress: float) -> float:
-    """Learning rate over its peak: short warm-up, then a cosine down to nearly nothing."""
+    """Returns the learning rate over its peak: short warm-up, then a cosine down to nearly nothing.
+    """
     if progress < 0.02:
         return 0.05 + 0.95 * progress / 0.02
     return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.02) / 0.98)))
 
 
 class Team(NamedTuple):
-    """Which of how many processes this is; each takes its share of the rows of every batch.
+    """The number of processes and this one's rank; each takes its share of the rows of every batch.
 
     Processes of one thread wait for one another once a step; threads do at every operation, which
     on a machine with other work costs most of the time.
@@ -124,7 +126,7 @@ class Trainer:
             part = self.loss(part_of(batch, *self.team)) / total
             part.backward()  # type: ignore[no-untyped-call]
             loss += float(part.detach())
-        loss = self._together(loss)
+        loss = self._all_reduce(loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         groups = [group for o in self.optimizers for group in o.param_groups]
         self.steps += 1
@@ -136,8 +138,8 @@ class Trainer:
             optimizer.zero_grad()
         return loss, sum(batch.ids.numel() for batch in batches)
 
-    def _together(self, loss: float) -> float:
-        """Adds up the gradients, and the loss, of all processes."""
+    def _all_reduce(self, loss: float) -> float:
+        """Sums the gradients, and the loss, of all processes."""
         if self.team.size == 1:
             return loss
         gradients = [p.grad for p in self.parameters if p.grad is not None]
@@ -157,7 +159,7 @@ def model_loss(model: DemoModel, batch: TrainingBatch) -> Tensor:
 
 @dataclass(frozen=True)
 class Options:
-    """What a run of training is told."""
+    """The options of a training run."""
 
     out: Path
     minutes: float
@@ -204,23 +206,24 @@ def train(o: Options, team: Team) -> None:
 
 
 def _begin(o: Options) -> tuple[Tokenizer, DemoModel, Mtp | None]:
-    """What is trained, anew or as it is on disk, and its tokenizer, which is written to `out`."""
+    """Returns what is trained, new or loaded from disk, and its tokenizer, which it writes to
+    `out`."""
     if o.begin or o.drafts:
         return Tokenizer.from_file(f"{o.out}/tokenizer.json"), *load(o.out)
     tokenizer = build_tokenizer(o.seed)
     model = DemoModel(DemoShape(vocab=-(-tokenizer.get_vocab_size() // 64) * 64))
-    begin_copying(model)
+    init_copying(model)
     save_tokenizer(tokenizer, o.out, model.shape.context)
     return tokenizer, model, None
 
 
 def _agreed(share: float, team: Team) -> float:
-    """The first process's share of the time."""
+    """Returns the first process's share of the time."""
     if team.size == 1:
         return share
-    told = torch.tensor([share])
-    distributed.broadcast(told, 0)
-    return float(told)
+    shared = torch.tensor([share])
+    distributed.broadcast(shared, 0)
+    return float(shared)
 
 
 def _in_team(o: Options, size: int, meet: str | None, rank: int) -> None:
@@ -263,55 +266,55 @@ def main() -> None:
 
 # --- where training starts ------------------------------------------------------------------------
 
-_HANDED_ON = 1.0
-"""How much an attention layer adds of what it looks at, which has unit elements."""
-_TOLD = 0.07
-"""The same for the token before."""
+_COPY_GAIN = 1.0
+"""How much an attention layer adds of what it attends to, which has unit elements."""
+_PREVIOUS_TOKEN_GAIN = 0.07
+"""How much the recurrent layer adds of the token before, likewise."""
 _SHARPNESS = 3.0
 """Of attention: scale of normed queries and of normed keys."""
 
 
 @torch.no_grad()
-def begin_copying(model: DemoModel) -> None:
+def init_copying(model: DemoModel) -> None:
     """Sets the weights of a new model to a rough form of copying.
 
-    Saying again what stood before is what most tasks wait for, and what a small model finds last:
-    of all pairs of tokens it has to learn which are equal. From random weights, 300 steps taught it
+    Repeating earlier text is what most tasks depend on, and what a small model learns last: it has
+    to learn of all pairs of tokens which are equal. From random weights, 300 steps taught it
     nothing of that. So it begins with an induction head (Olsson et al., 2022, arXiv 2209.11895):
 
-    - The first recurrent layer that an attention layer follows tells each token of the one before
-      it, turned into other directions of the hidden state.
-    - That attention layer looks for tokens that were told of what its own token is.
-    - All attention layers hand on what they look at, as those of trained models nearly do (Trockman
+    - The first recurrent layer before an attention layer adds to each token the one before it,
+      rotated to other directions of the hidden state.
+    - That attention layer looks for tokens whose predecessor equals its own token.
+    - All attention layers copy what they look at, as those of trained models nearly do (Trockman
       and Kolter, 2023, arXiv 2305.09828).
 
-    Gates, activations and rotation blur all of that: it guesses one in seven of the tokens that are
-    said again, of 1,920 that there are, and training sharpens it from the first step on.
+    Gates, activations and rotation blur all of that: it guesses one in seven of the 1,920 repeated
+    tokens, and training sharpens it from the first step on.
     """
     mixers = [layer.mixer for layer in model.model.layers]  # type: ignore[union-attr]
     for mixer in mixers:
         if isinstance(mixer, DemoAttention):
-            _hand_on(mixer)
+            _init_value_copy(mixer)
     for before, behind in pairwise(mixers):
         if isinstance(before, DemoGatedDelta) and isinstance(behind, DemoAttention):
             turn = _orthogonal(model.shape.hidden, model.shape.hidden)
-            _tell_of_the_token_before(before, turn)
-            _look_for_it(behind, turn)
+            _init_previous_token(before, turn)
+            _init_matching(behind, turn)
             break
 
 
-def _hand_on(attention: DemoAttention) -> None:
-    """Output is the transpose of values, for every head of a group."""
+def _init_value_copy(attention: DemoAttention) -> None:
+    """Makes the output projection the transpose of values, for every head of a group."""
     s = attention.s
     values = _orthogonal(s.kv_heads * s.head_dim, s.hidden)
     attention.v_proj.weight.copy_(values)
     heads = values.view(s.kv_heads, s.head_dim, s.hidden).repeat_interleave(
         s.heads // s.kv_heads, 0)
-    attention.o_proj.weight.copy_(_HANDED_ON * heads.flatten(0, 1).t())
+    attention.o_proj.weight.copy_(_COPY_GAIN * heads.flatten(0, 1).t())
 
 
-def _tell_of_the_token_before(delta: DemoGatedDelta, turn: Tensor) -> None:
-    """Values are the token before; a query is its own token's key, and finds that value."""
+def _init_previous_token(delta: DemoGatedDelta, turn: Tensor) -> None:
+    """Makes values the token before; a query is its own token's key, and finds that value."""
     keys, now = delta.keys * delta.key_dim, delta.conv1d.weight.shape[-1] - 1
     values = _orthogonal(delta.out_proj.in_features, delta.out_proj.out_features)
     q, k, v = delta.in_proj_qkv.weight.split((keys, keys, len(values)))
@@ -322,11 +325,11 @@ def _tell_of_the_token_before(delta: DemoGatedDelta, turn: Tensor) -> None:
     taps[: 2 * keys, now] += 1
     taps[2 * keys :, now - 1] += 1
     delta.in_proj_z.weight.mul_(2)  # a gate's mean over its spread grows with it
-    delta.out_proj.weight.copy_(_TOLD * turn @ values.t())
+    delta.out_proj.weight.copy_(_PREVIOUS_TOKEN_GAIN * turn @ values.t())
 
 
-def _look_for_it(attention: DemoAttention, turn: Tensor) -> None:
-    """A query is its own token, a key the one before it."""
+def _init_matching(attention: DemoAttention, turn: Tensor) -> None:
+    """Makes a query its own token, a key the one before it."""
     s = attention.s
     seen = _orthogonal(s.kv_heads * s.head_dim, s.hidden)
     attention.k_proj.weight.copy_(seen @ turn.t())
@@ -337,7 +340,7 @@ def _look_for_it(attention: DemoAttention, turn: Tensor) -> None:
 
 
 def _orthogonal(rows: int, columns: int) -> Tensor:
-    """[rows, columns]: its rows, or else its columns, are orthonormal."""
+    """Returns [rows, columns]: its rows, or else its columns, are orthonormal."""
     return nn.init.orthogonal_(torch.empty(rows, columns))
 
 

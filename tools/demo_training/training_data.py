@@ -56,13 +56,13 @@ _STORY_WEIGHT = 1.0
 _TEXTS = 0.35
 """Share of the steps with a batch of stories and dialogues."""
 _SUMS = 0.3
-"""Share of bare sums among the batches that are drills at first."""
+"""Share of bare sums among the batches that are drills early in training."""
 
 BATCH_TOKENS = 2048
 """Tokens of a batch, in rows of 64 to 1024."""
 
 _DRILL_END = 0.25
-"""Drills take the place of recall at first, and fewer and fewer until so much is done."""
+"""Share of training until drills, at first all, are replaced by recall."""
 
 
 def build_tokenizer(seed: int) -> Tokenizer:
@@ -147,7 +147,8 @@ class TrainingBatch(NamedTuple):
 
 
 def part_of(batch: TrainingBatch, rank: int, size: int) -> TrainingBatch:
-    """This one of `size` parts of a batch, by rows; their positions together are the batch's."""
+    """Returns rank's of `size` parts of a batch, by rows; their positions together are the batch's.
+    """
     parts = batch.ids.chunk(size)
     first = rank * parts[0].numel()
     at = batch.where - first
@@ -156,7 +157,7 @@ def part_of(batch: TrainingBatch, rank: int, size: int) -> TrainingBatch:
 
 
 def _even(where: Tensor, targets: Tensor, weights: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """A multiple of 128 positions, the rest without weight: shapes that recur are planned once."""
+    """Pads to a multiple of 128 positions without weight: shapes that recur are planned once."""
     more = -len(where) % 128
     return F.pad(where, (0, more)), F.pad(targets, (0, more)), F.pad(weights, (0, more))
 
@@ -194,7 +195,8 @@ class TextSource:
         return batches
 
     def drafts(self, progress: float) -> list[TrainingBatch]:
-        """The same for the MTP layer: mostly running text, which is what there is to draft."""
+        """Returns the same for the MTP layer: mostly running text, which is what drafting is used
+        on."""
         texts = [self._packed(256, self._text) for _ in range(3)]
         other = self._packed(256, self._short) if self.rng.random() < 0.7 else self._recalls(1.0)
         return [*texts, other]
@@ -232,7 +234,7 @@ class TextSource:
         return self._chat([self._turn()])
 
     def _sum(self) -> TrainingSample:
-        """As in a chat, without its marks: three in the place of one."""
+        """Returns a sum as in a chat, without its marks: three instead of one."""
         item = self._draw("add")
         asked = self.tokenizer.encode(f"{item.prompt}\n").ids
         said = self.tokenizer.encode(f"{item.answer}\n").ids
@@ -251,14 +253,15 @@ class TextSource:
         return TrainingSample(ids, [0.0] + [_STORY_WEIGHT] * (len(ids) - 1))
 
     def _drills(self) -> TrainingBatch:
-        """Lines of tokens said over and over, and pairs in two orders: what copying starts from."""
+        """Returns lines of repeated tokens, and pairs in two orders: copying is learned from these
+        first."""
         length = self.rng.choice((64, 128))
         draw = (self._line, self._pairs)
         rows = [self.rng.choices(draw, (3, 2))[0](length) for _ in range(BATCH_TOKENS // length)]
         return self._batch(length, rows)
 
     def _line(self, length: int) -> TrainingSample:
-        """Words, or any tokens, until the row is full."""
+        """Returns words, or any tokens, until the row is full."""
         rng, count = self.rng, self.rng.randint(2, length // 2)
         if rng.random() < 0.5:
             once = self.tokenizer.encode("".join(f" {rng.choice(WORDS)}" for _ in range(count))).ids
@@ -280,7 +283,8 @@ class TextSource:
         return TrainingSample(ids, weights)
 
     def _recalls(self, progress: float) -> TrainingBatch:
-        """Long contexts, each with several questions: one answer each would teach too little."""
+        """Returns long contexts, each with several questions: one answer each would teach too
+        little."""
         shares = (2, 4, 3, 2) if progress > 0.6 else (6, 4, 1, 0)
         length = self.rng.choices((128, 256, 512, 1024), shares)[0]
         questions = min(16, length // 40)
@@ -303,7 +307,7 @@ class TextSource:
         return self._batch(64, [self._short() for _ in range(BATCH_TOKENS // 64)])
 
     def _packed(self, length: int, draw: Callable[[], TrainingSample]) -> TrainingBatch:
-        """Rows full of samples, one after the other."""
+        """Returns rows filled with samples, one after the other."""
         rows: list[TrainingSample] = []
         for _ in range(BATCH_TOKENS // length):
             ids: list[int] = []

@@ -16,8 +16,8 @@ _MTP = "mtp."
 
 
 def config_of(s: DemoShape, eos: list[int], drafts: bool) -> dict[str, Any]:
-    """config.json. eos: the token that ends a turn, then the one that ends a text; drafts: whether
-    there is an MTP layer."""
+    """Returns config.json. eos: the token that ends a turn, then the one that ends a text; drafts:
+    whether there is an MTP layer."""
     return {
         "architectures": ["Qwen3_5ForCausalLM"],
         "attention_bias": False,

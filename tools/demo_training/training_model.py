@@ -40,7 +40,8 @@ def delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor) -> Tens
 
 
 def _chunks(q: Tensor, k: Tensor, v: Tensor, total: Tensor, beta: Tensor) -> Tensor:
-    """All by chunk: q, k: [N, B, HK, L, K]; the others, and the result, [N, B, HK, R, L, ..]."""
+    """Splits all by chunk: q, k: [N, B, HK, L, K]; the others, and the result, [N, B, HK, R, L,
+    ..]."""
     later = torch.ones(CHUNK, CHUNK, dtype=torch.bool).triu_(1)
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill(later, -torch.inf).exp()
     both = (torch.cat((k, q), 3) @ k.transpose(-1, -2)).unsqueeze(3)
@@ -61,7 +62,7 @@ def _chunks(q: Tensor, k: Tensor, v: Tensor, total: Tensor, beta: Tensor) -> Ten
 def _through(
     fresh: Tensor, correction: Tensor, attend: Tensor, read: Tensor, write: Tensor, decay: Tensor
 ) -> Tensor:
-    """The state from chunk to chunk."""
+    """Carries the state from chunk to chunk."""
     # Unbound at once: the gradient of each index alone would be as large as the whole.
     first, *chunks = zip(*(x.unbind(0) for x in (fresh, correction, attend, read, write, decay)),
                          strict=True)  # fmt: skip
@@ -106,7 +107,7 @@ class GatedNorm(nn.Module):
 
 
 class DemoGatedDelta(nn.Module):
-    """The layer, from hidden states to hidden states; fp32 inside the rule."""
+    """A gated delta layer, from hidden states to hidden states; fp32 inside the rule."""
 
     def __init__(
         self, hidden: int, keys: int, values: int, key_dim: int, value_dim: int, width: int,
@@ -178,7 +179,7 @@ class DemoShape:
 
 
 class Norm(nn.Module):
-    """Root-mean-square norm over the last axis; its weights are what is added to 1."""
+    """Root-mean-square norm over the last axis; its weights are stored less 1."""
 
     def __init__(self, size: int, eps: float, start: float = 0.0) -> None:
         super().__init__()
@@ -190,21 +191,21 @@ class Norm(nn.Module):
 
 
 def linear(out: int, inp: int) -> nn.Linear:
-    """A projection that keeps the size of what it is given."""
+    """Returns a projection that keeps the scale of its input."""
     layer = nn.Linear(inp, out, bias=False)
     nn.init.normal_(layer.weight, std=1 / math.sqrt(inp))
     return layer
 
 
-def silent(out: int, inp: int) -> nn.Linear:
-    """A projection that starts at nought: at first every layer sees the tokens themselves."""
+def zero_linear(out: int, inp: int) -> nn.Linear:
+    """Returns a projection that starts at zero: at first every layer sees the tokens themselves."""
     layer = nn.Linear(inp, out, bias=False)
     nn.init.zeros_(layer.weight)
     return layer
 
 
 def times(x: Tensor, layer: nn.Linear) -> Tensor:
-    """The layer of x, in the dtype of x."""
+    """Applies the layer to x in the dtype of x."""
     return F.linear(x, layer.weight.to(x.dtype))
 
 
@@ -217,7 +218,7 @@ class DemoAttention(nn.Module):
         self.q_proj = linear(2 * s.heads * s.head_dim, s.hidden)
         self.k_proj = linear(s.kv_heads * s.head_dim, s.hidden)
         self.v_proj = linear(s.kv_heads * s.head_dim, s.hidden)
-        self.o_proj = silent(s.hidden, s.heads * s.head_dim)
+        self.o_proj = zero_linear(s.hidden, s.heads * s.head_dim)
         self.q_norm = Norm(s.head_dim, s.eps)
         self.k_norm = Norm(s.head_dim, s.eps)
         with torch.no_grad():  # gates begin half open
@@ -272,7 +273,7 @@ class DemoMlp(nn.Module):
         super().__init__()
         self.gate_proj = linear(s.inner, s.hidden)
         self.up_proj = linear(s.inner, s.hidden)
-        self.down_proj = silent(s.hidden, s.inner)
+        self.down_proj = zero_linear(s.hidden, s.inner)
 
     def forward(self, x: Tensor) -> Tensor:
         return times(F.silu(times(x, self.gate_proj)) * times(x, self.up_proj), self.down_proj)
@@ -296,7 +297,7 @@ class DemoLayer(nn.Module):
 
     @property
     def mixer(self) -> DemoGatedDelta | DemoAttention:
-        """What lets tokens meet."""
+        """The submodule that mixes positions."""
         found = self.linear_attn if self.kind == DELTA else self.self_attn
         assert isinstance(found, DemoGatedDelta | DemoAttention)
         return found
@@ -313,7 +314,7 @@ class DemoLayer(nn.Module):
         return self.finish(mixed)
 
     def finish(self, mixed: Tensor) -> Tensor:
-        """What comes after the mixing of positions."""
+        """Computes what follows the mixing of positions."""
         out: Tensor = mixed + self.mlp(self.post_attention_layernorm(mixed))
         return out
 

@@ -1,13 +1,13 @@
-"""The demo model's MTP layer: a draft of the token after the next one, and of those that follow.
+"""The demo model's MTP layer: drafts the token after the next one, and those that follow.
 
 As in Qwen3.5, x = fc(cat[norm(embedding of token t + 1), norm(h_t)]) goes through one attention
 layer, a norm and the model's own output projection; h_t is what the model's final norm gives for
-token t. The draft after that takes the layer's own output, after its norm, for h.
+token t. The next draft takes the layer's own output, after its norm, for h.
 
 In training the drafts of all positions are made at once, in streams: stream 1 makes every first
 draft, stream 2 every second one. Position j of stream s takes token j + 1 and drafts token j + 2; a
-second draft sees what an engine has in its cache when it makes it: entries of stream 1 up to
-j - 1, made from the model's hiddens, and its own.
+second draft sees what an engine has in its cache at that time: entries of stream 1 up to j - 1,
+made from the model's hidden states, and its own.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Entries(NamedTuple):
 
 
 class Mtp(nn.Module):
-    """One layer, used again for every further draft."""
+    """One layer, applied again for every further draft."""
 
     def __init__(self, s: DemoShape) -> None:
         super().__init__()
@@ -75,10 +75,10 @@ class Mtp(nn.Module):
 
 
 def attend(q: Tensor, streams: list[Entries]) -> Tensor:
-    """Attention of the last of these streams. q: [B, heads, T, dim] -> the same.
+    """Computes attention of the last of these streams. q: [B, heads, T, dim] -> the same.
 
     Of n streams the first is seen up to n - 1 positions back, and the i-th one, counted from 0, at
-    n - 1 - i positions back alone.
+    exactly n - 1 - i positions back.
     """
     (b, heads, t, dim), (first, *others) = q.shape, streams
     kv, back = first.k.shape[1], len(others)
@@ -106,7 +106,7 @@ def _shifted(x: Tensor, by: int) -> Tensor:
 
 
 def _early(t: int, by: int, group: int) -> Tensor:
-    """[group * T, 1]: the positions that have nothing so far back."""
+    """Returns [group * T, 1]: the positions that have nothing that far back."""
     return (torch.arange(t) < by).repeat(group).unsqueeze(-1)
 
 
@@ -128,8 +128,8 @@ def drafts(model: DemoModel, mtp: Mtp, ids: Tensor, hidden: Tensor, count: int) 
 
 
 def draft_loss(model: DemoModel, mtp: Mtp, batch: TrainingBatch) -> Tensor:
-    """Cross-entropy of the first and the second draft of the batch's tokens with what the model
-    itself says, added up over the batch's weights. The model is not trained by it."""
+    """Returns the cross-entropy of the first and second draft of the batch's tokens against the
+    model's own distribution, summed over the batch's weights. The model is not trained by it."""
     with torch.no_grad():
         hidden = model.hidden(batch.ids)
         said = F.linear(hidden.flatten(0, 1)[batch.where], model.table).float().softmax(-1)

@@ -1,7 +1,7 @@
-"""The null worker's fake pages and states: what a position holds is a hash of all tokens up to it.
+"""The null worker's fake pages and states: a position holds a hash of all tokens up to it.
 
-Whatever a query sees must be its own prefix, whoever wrote it: a page given to two sequences,
-shared too early or matched wrongly shows at once.
+Whatever a query sees must be its own prefix: a page given to two sequences, shared too early or
+matched wrongly is detected at once.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ Ints = NDArray[np.int32]
 Longs = NDArray[np.uint64]
 State = tuple[int, int]
 """A fake recurrent state: how many tokens it has seen, and the hash of them."""
-RUBBISH = np.uint64(0xBAD)
-"""What is written for drafts that are not accepted."""
+GARBAGE = np.uint64(0xBAD)
+"""Written for drafts that are not accepted."""
 
 
 class BadPlan(RuntimeError):
@@ -25,7 +25,7 @@ class BadPlan(RuntimeError):
 
 
 class PageMemory:
-    """Fake pages: what a position holds is a hash of all tokens up to it."""
+    """Fake pages: a position holds a hash of all tokens up to it."""
 
     def __init__(self, ready: Ready) -> None:
         groups, page_size = ready.groups, ready.page_size
@@ -39,25 +39,25 @@ class PageMemory:
         self.clear()
 
     def clear(self) -> None:
-        """Forget all tables (not what the pages hold)."""
+        """Forgets all tables (not the pages' contents)."""
         self._tables: list[list[list[int]]] = [[[] for _ in self._windows]
                                                for _ in range(self._slots)]
         self._prefix: list[Longs] = [np.zeros(0, np.uint64)] * self._slots
         self._queries: list[tuple[int, int, int]] = []
         self._states: list[State] = [(0, 0)] * self._slots
-        """Of tokens that are certain: those of the last window, but its first, are not in it."""
+        """States after the certain tokens: of the last window only its first token is included."""
         self._pending = [0] * self._slots
-        """Accepted drafts of each slot's last window: the next one begins with them."""
+        """Accepted drafts of each slot's last window, which the next one begins with."""
         self._chunks: dict[int, tuple[int, int]] = {}
         """Slot -> where its extend in this step starts, and how many tokens it has."""
 
     def release(self, slot: int) -> None:
-        """The slot's tenant is gone."""
+        """Frees a slot."""
         self._tables[slot] = [[] for _ in self._windows]
         self._prefix[slot] = np.zeros(0, np.uint64)
 
     def admit(self, admit: Admit) -> None:
-        """Enter a sequence with its cached pages. Raises `BadPlan`."""
+        """Adds a sequence with its cached pages. Raises `BadPlan`."""
         pages = ints_of(admit.pages).reshape(len(self._windows), -1)
         if pages.shape[1] * self._page_size != admit.cached_len:
             raise BadPlan(f"slot {admit.slot}: {pages.shape[1]} cached pages for "
@@ -72,11 +72,11 @@ class PageMemory:
                           f"after its first {admit.cached_len} tokens")
 
     def _state(self, slot: int, tokens: int) -> State:
-        """The state after so many tokens of a slot's sequence."""
+        """Returns the state after so many tokens of a slot's sequence."""
         return tokens, int(self._prefix[slot][tokens - 1]) if tokens else 0
 
     def save(self, column: bytes) -> None:
-        """Keep states of this step's extends as checkpoints; after `check`. Raises `BadPlan`."""
+        """Saves states of this step's extends as checkpoints; after `check`. Raises `BadPlan`."""
         for slot, checkpoint, tokens in ints_of(column).reshape(-1, 3).tolist():
             start, count = self._chunks.get(slot, (0, 0))
             if not 0 < tokens <= count or not 0 < checkpoint < len(self._kept):
@@ -86,7 +86,7 @@ class PageMemory:
         self._chunks.clear()
 
     def append(self, column: bytes) -> None:
-        """Apply a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""
+        """Applies a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""
         for slot, index, *pages in ints_of(column).reshape(-1, 2 + len(self._windows)).tolist():
             for table, page in zip(self._tables[slot], pages, strict=True):
                 if index != len(table):
@@ -97,7 +97,7 @@ class PageMemory:
                 table.append(page)
 
     def learn(self, slot: int, tokens: list[int]) -> None:
-        """The next tokens of the slot's sequence."""
+        """Appends tokens to the slot's sequence."""
         before = self._prefix[slot]
         places = np.arange(len(before), len(before) + len(tokens), dtype=np.uint64)
         words = hash_words(np.array(tokens, np.uint64), places)
@@ -106,7 +106,7 @@ class PageMemory:
         self._prefix[slot] = np.concatenate((before, np.cumsum(words, dtype=np.uint64)))
 
     def write(self, slot: int, start: int, count: int) -> None:
-        """Write positions start..start+count of a slot; `check` reads what they see."""
+        """Writes positions start..start+count of a slot; `check` verifies what they see."""
         self._chunks[slot] = start, count
         self._write(slot, start, count)
         if self._pending[slot]:
@@ -114,19 +114,19 @@ class PageMemory:
         self._advance(slot, start, start + count)
 
     def verify(self, slot: int, start: int, count: int, window: int) -> None:
-        """Write a window at start..start+window of a slot, of which `count` positions hold tokens
-        of its sequence. A state takes in what is certain: the drafts accepted by the window before,
-        and the first token of this one."""
+        """Writes a window at start..start+window of a slot, of which `count` positions hold tokens
+        of its sequence. The state advances by the certain tokens: the drafts accepted by the window
+        before, and the first token of this one."""
         self._write(slot, start, count)
-        self.scribble(slot, start + count, start + window)
+        self.write_garbage(slot, start + count, start + window)
         self._advance(slot, start - self._pending[slot], start + 1)
         self._pending[slot] = count - 1
 
-    def scribble(self, slot: int, first: int, last: int) -> None:
-        """Write rubbish at first..last of a slot."""
+    def write_garbage(self, slot: int, first: int, last: int) -> None:
+        """Writes garbage at first..last of a slot."""
         for group, table in enumerate(self._tables[slot] if first < last else ()):
             pages, places = self._where(slot, table, first, last)
-            self._content[group][pages, places] = RUBBISH
+            self._content[group][pages, places] = GARBAGE
 
     def _write(self, slot: int, start: int, count: int) -> None:
         for group, table in enumerate(self._tables[slot]):
@@ -135,14 +135,15 @@ class PageMemory:
         self._queries.append((slot, start, count))
 
     def _advance(self, slot: int, start: int, end: int) -> None:
-        """A slot's state goes from `start` tokens to `end`."""
+        """Advances a slot's state from `start` tokens to `end`."""
         if self._recurrent and self._states[slot] != self._state(slot, start):
             raise BadPlan(f"slot {slot}: its state is that after {self._states[slot][0]} tokens, "
                           f"not {start}")
         self._states[slot] = self._state(slot, end)
 
     def check(self) -> None:
-        """After all writes of a step: every query sees its own prefix. Raises `BadPlan`."""
+        """Checks, after all writes of a step, that every query sees its own prefix. Raises
+        `BadPlan`."""
         for slot, start, count in self._queries:
             for group, window in enumerate(self._windows):
                 first = max(start - window + 1, 0) if window else 0
@@ -168,7 +169,7 @@ class PageMemory:
 
 
 def hash_words(tokens: Longs, places: Longs) -> Longs:
-    """A word for each (token, place), to be summed into the hash of a prefix."""
+    """Returns a word for each (token, place), to be summed into the hash of a prefix."""
     with np.errstate(over="ignore"):
         z = (tokens + np.uint64(1)) * np.uint64(FIRST_FACTOR)
         z += (places + np.uint64(1)) * np.uint64(GOLDEN_GAMMA)
@@ -177,5 +178,5 @@ def hash_words(tokens: Longs, places: Longs) -> Longs:
 
 
 def ints_of(column: bytes) -> Ints:
-    """A message's column as an array."""
+    """Returns a message's column as an array."""
     return np.frombuffer(column, np.int32)

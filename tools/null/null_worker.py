@@ -1,16 +1,18 @@
 """A worker without a model: the token at a position is a hash of (seed, position).
 
 It applies plans as a real worker does, at once, and so makes every token of the engine checkable.
-With `debug_memory` it also writes a hash of each token's whole prefix into its pages and, at each
-step of a sequence, checks that all that its queries see is its own prefix, whoever wrote it: a page
-given to two sequences, shared too early or matched wrongly shows at once.
+With `debug_memory` it also writes a hash of each token's whole prefix into its pages and checks, at
+each step of a sequence, that its queries see its own prefix only: a page given to two sequences,
+shared too early or matched wrongly is detected at once.
 
-With drafts, a decode emits 1 to 1 + drafts tokens, the same ones as without: which drafts were
-right is decided by dice of (seed, position) against given acceptances.
+With drafts, a decode emits 1 to 1 + drafts tokens, the same ones as without: which drafts are right
+follows from a hash of (seed, position) and given acceptance probabilities.
 
-A sequence with masks emits the next token from the hash on that its mask allows. What is drafted
-for it is the hash itself, or, where the dice say so, the token after it, which is mostly wrong:
-masks of later rows depend on drafts, so which of them are right cannot be said afterwards.
+A sequence with masks emits the next token from the hash on that its mask allows. Its draft is the
+hash itself or, for some positions, the token after it, which is mostly wrong: masks of later rows
+depend on drafts, so which of them are right cannot be computed afterwards.
+
+Of several ranks each computes every plan, and rank 0 answers.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from actorium.actors.messages import (
     StepResult,
     ToWorker,
 )
+from actorium.actors.runtime.roles import rank_of
 from actorium.actors.runtime.splitmix64 import FIRST_FACTOR, GOLDEN_GAMMA, SECOND_FACTOR
 from actorium.actors.scheduler.slot_table import within
 from actorium.tools.null.null_memory import BadPlan, Ints, Longs, PageMemory, ints_of
@@ -57,7 +60,7 @@ def hash_tokens(seeds: Longs, positions: Longs, vocab: int) -> Ints:
 
 
 def next_token(seed: int, position: int, vocab: int, held_back: tuple[int, ...] = ()) -> int:
-    """Token at `position`: the hash, or the next id after it that is not held back."""
+    """Returns the token at `position`: the hash, or the next id after it that is not held back."""
     token = int(hash_tokens(np.array([seed], np.uint64), np.array([position], np.uint64), vocab)[0])
     while token in held_back:
         token = (token + 1) % vocab
@@ -65,8 +68,8 @@ def next_token(seed: int, position: int, vocab: int, held_back: tuple[int, ...] 
 
 
 def next_allowed(seed: int, position: int, bits: bytes, held_back: tuple[int, ...] = ()) -> int:
-    """The first token from the hash on, round the vocabulary, that a mask allows and that is not
-    held back."""
+    """Returns the first token from the hash on, round the vocabulary, that a mask allows and that
+    is not held back."""
     allowed = np.flatnonzero(np.unpackbits(np.frombuffer(bits, np.uint8), bitorder="little"))
     allowed = allowed[~np.isin(allowed, held_back)] if held_back else allowed
     if not len(allowed):
@@ -85,8 +88,8 @@ class NullWorker(Core):
                  checkpoints: int | None = None, acceptance: Sequence[float] = (),
                  cost: Cost | None = None) -> None:
         """windows: attention window of each page group, 0 = all; checkpoints: of a recurrent model,
-        None = it is none; acceptance: probability that a draft is right, by position (the last one
-        goes on), empty = the configuration's; cost: what a step pretends to take."""
+        None = not recurrent; acceptance: probability that a draft is right, by position (the last
+        one repeats), empty = the configuration's; cost: the time that a step pretends to take."""
         config = context.config
         drafts, acceptance = _speculation(config, tuple(acceptance))
         self._acceptance = [*acceptance, *acceptance[-1:] * drafts][:drafts]
@@ -100,11 +103,11 @@ class NullWorker(Core):
                            slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
-                           checkpoints=checkpoints or 0, drafts=drafts)
+                           checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role))
         self._epoch = 0
-        """The scheduler's."""
-        self._taken = False
-        """The scheduler knows that we are here."""
+        """The scheduler's epoch."""
+        self._acknowledged = False
+        """True once the scheduler has acknowledged this worker."""
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
         debug = config.memory.debug_memory
@@ -115,7 +118,7 @@ class NullWorker(Core):
         self._admits: list[Admit | None] = [None] * slots
         self._seed = np.zeros(slots, np.uint64)
         self._target = np.zeros(slots, np.int64)
-        """Tokens that the admission brought."""
+        """Tokens that came with the admission."""
         self._kv = np.zeros(slots, np.int64)
         """Tokens whose K and V would be in the pages."""
         self._length = np.zeros(slots, np.int64)
@@ -123,25 +126,25 @@ class NullWorker(Core):
         self._end = np.zeros(slots, np.int64)
         self._alive = np.zeros(slots, np.bool_)
         self._drafts = 0
-        """What the last plan made for each sampled row."""
+        """Drafts per sampled row of the last plan."""
         self._drafted = np.zeros(slots, np.bool_)
         """Sampled by the last plan."""
-        self._picky = np.zeros(slots, np.bool_)
-        """Has eos_ids or masks, to be looked at one by one."""
+        self._one_by_one = np.zeros(slots, np.bool_)
+        """Slots with eos_ids or masks, sampled one by one."""
         self._masked: dict[int, list[int]] = {}
-        """Slots with masks -> what was drafted for them."""
+        """Slots with masks -> their drafts."""
         self._masks: dict[tuple[int, int], bytes] = {}
         """Of the step, by slot and row."""
         self._held: StepPlan | None = None
-        """Waits for its masks."""
+        """The plan that waits for its masks."""
 
     # --- the shell's side ------------------------------------------------------------------------
 
     def on_message(self, message: ToWorker, now: float) -> None:
-        """Take a plan (and answer it) or a reset."""
+        """Applies a plan (and answers it) or a reset."""
         if isinstance(message, Reset):
             self._reset(message)
-        elif not self._taken or message.epoch != self._epoch:
+        elif not self._acknowledged or message.epoch != self._epoch:
             return
         elif isinstance(message, Masks):
             plan, self._held = self._held, None
@@ -157,24 +160,26 @@ class NullWorker(Core):
 
     def _answer(self, plan: StepPlan, masks: list[RowMask]) -> None:
         self._masks = {(mask.slot, mask.row): mask.bits for mask in masks}
-        self._out.append(Send("scheduler", self.run(plan)))
+        result = self.run(plan)
+        if self.ready.rank == 0:
+            self._out.append(Send("scheduler", result))
         self._steps += 1
 
     def _reset(self, reset: Reset) -> None:
         if reset.epoch < self._epoch or reset.worker not in (0, self.ready.epoch):
             return
-        self._epoch, self._taken = reset.epoch, reset.worker > 0
+        self._epoch, self._acknowledged = reset.epoch, reset.worker > 0
         self._clear(len(self._admits))
         if self._memory is not None:
             self._memory.clear()
-        if not self._taken:
+        if not self._acknowledged:
             self._out.append(Send("scheduler", self.ready))
 
     def on_client(self, client: bytes, message: object, now: float) -> None:
         """A worker has no front."""
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        """Ready the first time, results from then on."""
+        """Sends Ready the first time, results from then on."""
         out, self._out = self._out, []
         return out
 
@@ -182,20 +187,20 @@ class NullWorker(Core):
         return None
 
     def drain(self, now: float) -> None:
-        """Nothing is ever left over."""
+        """Does nothing: no work is ever left over."""
 
     @property
     def done(self) -> bool:
         return True
 
     def health(self) -> Health:
-        # A plan is run when it is whole: between two messages nothing is ever on its way.
+        # A plan runs as soon as it is complete: nothing is in flight between two messages.
         return Health("idle" if self._steps else "ready", self._steps, 60.0)
 
     # --- a step ----------------------------------------------------------------------------------
 
     def run(self, plan: StepPlan) -> StepResult:
-        """Apply one plan. Raises `BadPlan` where it breaks the protocol."""
+        """Applies one plan. Raises `BadPlan` where it breaks the protocol."""
         self._release(ints_of(plan.release))
         for admit in plan.admit:
             self._admit(admit)
@@ -224,7 +229,7 @@ class NullWorker(Core):
 
     def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
                   counts: Ints) -> None:
-        """Write what the step's windows write, check what its queries see, then draft: chained
+        """Writes what the step's windows write, checks what its queries see, then drafts: chained
         drafts are written past the last token."""
         at = 0
         for row, (slot, count) in enumerate(zip(rows.tolist(), counts.tolist(), strict=True)):
@@ -236,11 +241,11 @@ class NullWorker(Core):
         memory.check()
         for slot in rows[self._alive[rows]].tolist():
             start = int(self._length[slot]) - 1
-            memory.scribble(slot, start, min(start + self._drafts - 1, int(self._end[slot])))
+            memory.write_garbage(slot, start, min(start + self._drafts - 1, int(self._end[slot])))
 
     def _reach(self, slots: Ints, window: int) -> Ints:
-        """How many tokens a window of each slot would emit, its end left aside: a draft is right
-        with its position's probability, by dice of (seed, position)."""
+        """Returns how many tokens a window of each slot would emit, not regarding its end: a draft
+        is right with its position's probability, by a hash of (seed, position)."""
         reach, right = np.ones(len(slots), np.int32), np.ones(len(slots), np.bool_)
         seeds, lengths = self._seed[slots] ^ DICE, self._length[slots]
         for draft in range(window - 1):
@@ -252,7 +257,7 @@ class NullWorker(Core):
         return reach
 
     def _draft_masked(self, rows: Ints) -> bytes:
-        """Draft for the sampled slots with masks; what the result says of that."""
+        """Drafts for the sampled slots with masks; returns the result's part about it."""
         masked = [slot for slot in rows.tolist() if slot in self._masked] if self._masked else []
         if not masked or not self._drafts:
             return b""
@@ -266,7 +271,7 @@ class NullWorker(Core):
         return grid.tobytes()
 
     def _sample(self, rows: Ints, reach: Ints) -> tuple[Ints, Ints, NDArray[np.uint8]]:
-        """The next tokens of each row, `reach` of them (0 = it has ended) unless it ends earlier.
+        """Samples the next `reach` tokens of each row (0 = it has ended), fewer if it ends earlier.
         Returns tokens, counts, finish."""
         length, end = self._length[rows], self._end[rows]
         counts = np.minimum(reach, end - length).astype(np.int32)
@@ -274,10 +279,10 @@ class NullWorker(Core):
         tokens = hash_tokens(np.repeat(self._seed[rows], counts), positions.astype(np.uint64),
                              VOCAB)
         finish = np.where((length + counts >= end) & (counts > 0), 2, 0).astype(np.uint8)
-        picky = np.flatnonzero(self._picky[rows] & (counts > 0))
-        if len(picky):
+        one_by_one = np.flatnonzero(self._one_by_one[rows] & (counts > 0))
+        if len(one_by_one):
             parts = np.split(tokens, np.cumsum(counts)[:-1])
-            for at in picky.tolist():
+            for at in one_by_one.tolist():
                 parts[at], by_eos = self._pick(int(rows[at]), int(counts[at]))
                 if by_eos:
                     finish[at] = 1
@@ -290,8 +295,8 @@ class NullWorker(Core):
         return tokens, counts, finish
 
     def _pick(self, slot: int, count: int) -> tuple[Ints, bool]:
-        """The next `count` tokens of a slot with eos_ids or masks, fewer if one of those ids is
-        among them, or one is not what was drafted."""
+        """Returns the next `count` tokens of a slot with eos_ids or masks, fewer if one of them is
+        such an id or differs from the draft."""
         admit, length = self._admits[slot], int(self._length[slot])
         assert admit is not None
         eos, tokens, drafts = admit.params.eos_ids, list[int](), self._masked.get(slot)
@@ -326,7 +331,7 @@ class NullWorker(Core):
         self._target[slot] = self._length[slot] = tokens
         self._kv[slot] = admit.cached_len
         self._end[slot] = admit.prompt_len + admit.params.max_tokens
-        self._picky[slot] = bool(admit.params.eos_ids) or admit.params.masked
+        self._one_by_one[slot] = bool(admit.params.eos_ids) or admit.params.masked
         if admit.params.masked:
             self._masked[slot] = []
         self._alive[slot] = True
@@ -335,8 +340,8 @@ class NullWorker(Core):
             self._memory.admit(admit)
 
     def _check_emitted(self, admit: Admit) -> None:
-        """After a preemption the emitted tokens must come back as they were (which with masks
-        nobody knows)."""
+        """Checks that the emitted tokens come back unchanged after a preemption (unknown with
+        masks)."""
         eos = admit.params.eos_ids
         if admit.params.masked:
             return
@@ -347,7 +352,8 @@ class NullWorker(Core):
                               f"at {admit.prompt_len + at}")
 
     def _extend(self, slot: int, count: int) -> bool:
-        """Compute a chunk; True if it ends the slot's tokens, so that the row is sampled."""
+        """Computes a chunk; returns True if it ends the slot's tokens, so that the row is sampled.
+        """
         start = int(self._kv[slot])
         if self._admits[slot] is None or start + count > self._target[slot]:
             raise BadPlan(f"extend of slot {slot} by {count} from {start}, "
@@ -358,7 +364,7 @@ class NullWorker(Core):
         return bool(self._kv[slot] == self._target[slot])
 
     def _check(self, plan: StepPlan, window: int) -> None:
-        """Before a step: raises `BadPlan` where it cannot be computed."""
+        """Checks a plan before its step: raises `BadPlan` where it cannot be computed."""
         decode = ints_of(plan.decode)
         if (self._kv[decode] < self._target[decode]).any():
             raise BadPlan("decode of a slot whose prompt is not extended yet")
@@ -372,8 +378,8 @@ class NullWorker(Core):
 
 
 def _speculation(config: Config, acceptance: tuple[float, ...]) -> tuple[int, tuple[float, ...]]:
-    """Drafts that can be made, and how good they are. There are no weights for `auto` to find: only
-    acceptances that are given make it draft."""
+    """Returns how many drafts can be made, and how good they are. There are no weights for `auto`
+    to find: only given acceptances turn drafting on."""
     asked = parse_speculative(config.speculation.speculative)
     acceptance = acceptance or parse_acceptance(config.speculation.force_acceptance)
     if asked.auto and not acceptance:
@@ -382,5 +388,5 @@ def _speculation(config: Config, acceptance: tuple[float, ...]) -> tuple[int, tu
 
 
 def build(context: Context) -> NullWorker:
-    """A null worker with the page size, slots and limits of the configuration."""
+    """Builds a null worker with the page size, slots and limits of the configuration."""
     return NullWorker(context)

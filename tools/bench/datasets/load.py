@@ -21,7 +21,7 @@ DEMO_OUTPUT = 128
 
 def load_dataset(options: DatasetOptions, tokens: Tokens, style: str,
                  chat: bool) -> list[SampleRequest]:
-    """The requests: the same ones for the same options.
+    """Returns the requests: the same ones for the same options.
 
     style: vllm or sglang (see `DatasetOptions.dataset_style`). chat: they go to a chat endpoint, so
     that prompts are text. Raises `BadConfig`.

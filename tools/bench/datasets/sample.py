@@ -36,7 +36,7 @@ class TokenVocabulary(NamedTuple):
     special: frozenset[int] = frozenset()
 
     def draw(self, rng: random.Random, number: int) -> list[int]:
-        """So many ids."""
+        """Draws so many ids."""
         found: list[int] = []
         while len(found) < number:
             token = rng.randrange(self.size)
@@ -115,7 +115,7 @@ class Tokens:
         return self._found
 
     def vocabulary(self) -> TokenVocabulary:
-        """Of random ids."""
+        """Returns the vocabulary that random ids are drawn from."""
         if self.tokenizer is None:
             return self._vocabulary
         own = self.tokenizer.vocabulary

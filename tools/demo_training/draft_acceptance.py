@@ -1,7 +1,7 @@
 """How many of the MTP layer's drafts the demo model accepts, offline and greedily.
 
 Usage:
-    python -m actorium.tools.demo_training.measure_acceptance [--model DIR] [--count N]
+    python -m actorium.tools.demo_training.draft_acceptance [--model DIR] [--count N]
         [--drafts K] [--json]
 
 The model answers held-out prompts without speculation. Then the run that a speculative engine would
@@ -23,6 +23,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
+from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.tools.demo.demo_tasks import TASKS, held_out, small_talk
 from actorium.tools.demo_training.training_data import (
     END_OF_TEXT,
@@ -40,14 +41,14 @@ CHAT = "chat"
 
 
 class DraftAcceptance(NamedTuple):
-    """Of drafts by their place in a window, first to last."""
+    """Counts of drafts by their place in a window, first to last."""
 
     made: tuple[int, ...]
     accepted: tuple[int, ...]
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Accepted over made; a draft after a wrong one is made, and not accepted."""
+        """Returns accepted over made; a draft after a wrong one is made, and not accepted."""
         return tuple(a / max(m, 1) for a, m in zip(self.accepted, self.made, strict=True))
 
     def __add__(self, other: object) -> DraftAcceptance:
@@ -116,7 +117,7 @@ def drafted(model: DemoModel, mtp: Mtp, ids: Tensor, count: int) -> list[list[bo
 def measure(
     model: DemoModel, mtp: Mtp, tokenizer: Tokenizer, prompts: list[str], count: int
 ) -> DraftAcceptance:
-    """Of greedy answers to these prompts, `count` drafts at a time."""
+    """Measures the drafts of greedy answers to these prompts, `count` drafts at a time."""
     asked = [question_text(prompt) for prompt in prompts]
     end, total = token_id(tokenizer, END_OF_TURN), DraftAcceptance((0,) * count, (0,) * count)
     for start in range(0, len(asked), 32):
@@ -129,7 +130,7 @@ def measure(
 
 
 def prompts_of(kind: str, count: int) -> list[str]:
-    """Held-out prompts of a task, or questions of the small talk (a closed set: trained on)."""
+    """Returns held-out prompts of a task, or questions of small talk (a closed set: trained on)."""
     if kind == CHAT:
         return [question for question, _ in small_talk()][:: max(1, len(small_talk()) // count)]
     return [item.prompt for item in held_out(kind, count)]
@@ -138,7 +139,7 @@ def prompts_of(kind: str, count: int) -> list[str]:
 def main() -> None:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("--model", type=Path, default=Path(__file__).parent / "demo_model")
+    parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--count", type=int, default=32, help="prompts of each kind")
     parser.add_argument("--drafts", type=int, default=2, help="drafts of a window")
     parser.add_argument("--kinds", nargs="+", choices=[*TASKS, CHAT], default=["story", CHAT])
