@@ -17,8 +17,8 @@ from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
+from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
-from actorium.actors.scheduler.outgoing import WORKER
 from actorium.tools.null.null_worker import NullWorker
 
 CLIENT = b"bench"

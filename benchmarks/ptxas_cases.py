@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.step.batch import ExtendRow
+from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
 from actorium.kernels.record import (
     WIDTH,
@@ -30,6 +31,14 @@ from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
+from actorium.kernels.triton.grouped_mm import (
+    MANY,
+    GroupedWeight,
+    grouped_linear,
+    widened,
+    words_of,
+)
+from actorium.kernels.triton.int8_mm import Int8Weight, int8_mm, quantise_int8
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
 from actorium.kernels.triton.skinny import CONFIGS, SkinnyConfig, skinny
@@ -376,6 +385,67 @@ def skinny_products(config: SkinnyConfig) -> None:
         skinny(inner, empty(4096, 14336), config, residual=x)
 
 
+def grouped_weight(outs: int, ins: int, form: RowFormat) -> GroupedWeight:
+    """As laid out, of nothing."""
+    own = object.__new__(GroupedWeight)  # what it is made of would have to be filled
+    words, upper = outs * ins // words_of(form.bits), {5: torch.uint8, 6: torch.int16}
+    own.form, own.outs, own.ins, own.factor = form, outs, ins, 1.0
+    own.codes = empty(words, dtype=I32)
+    own.upper = empty(words, dtype=upper[form.bits]) if form.bits in upper else None
+    own.scales = (empty(outs // 16, ins // form.group, 16, dtype=torch.float16) if form.group
+                  else empty(outs // 16, 1, 16, dtype=F32))
+    own.mins = own.scales if form.mins else None
+    return own
+
+
+def grouped_products(form: RowFormat, count: int) -> None:
+    """Plain, added, gated; of few rows to f32 as well."""
+    x, inner = empty(count, 4096), empty(count, 14336)
+    grouped_linear(x, grouped_weight(6144, 4096, form))
+    grouped_linear(inner, grouped_weight(4096, 14336, form), residual=empty(count, 4096))
+    grouped_linear(x, grouped_weight(28672, 4096, form), gate="silu")
+    if count <= FEW:
+        grouped_linear(x, grouped_weight(128256, 4096, form), dtype=F32)
+
+
+def grouped_widened(form: RowFormat) -> None:
+    """Rows that are looked up, and those of a product of many rows."""
+    own = grouped_weight(6144, 4096, form)
+    widened(own, BF16, torch.zeros(64, dtype=I64))
+    widened(own, BF16, count=6144)
+
+
+def int8(count: int) -> None:
+    """A product of integers, and what quantises its input."""
+    own = object.__new__(Int8Weight)  # what it is made of would have to be filled
+    own.form, own.outs, own.ins, own.mins = RowFormat(8, 0, False, 128), 4096, 4096, None
+    own.codes, own.scales = empty(4096, 4096, dtype=torch.int8), empty(4096, dtype=F32)
+    int8_mm(*quantise_int8(empty(count, 4096)), own, BF16, None, empty(count, 4096))
+
+
+FORMATS = (("4 bits, groups of 128", RowFormat(4, 128, False, 8)),
+           ("4 bits, groups of 32 with mins", RowFormat(4, 32, True)),
+           ("4 bits, a scale a row", RowFormat(4, 0, False, 8)),
+           ("5 bits, groups of 32 with mins", RowFormat(5, 32, True)),
+           ("6 bits, groups of 16", RowFormat(6, 16, False, 32)),
+           ("8 bits, groups of 32", RowFormat(8, 32, False, 128)))
+
+
+def grouped() -> Iterator[Case]:
+    """Llama-3.1-8B's products in 4 to 8 bits; SmolLM2-135M's columns are not whole blocks."""
+    for name, form in FORMATS:
+        for count in (1, 32, MANY):
+            yield Case(f"grouped {name}, {count} rows", partial(grouped_products, form, count))
+        yield Case(f"widened {name}", partial(grouped_widened, form))
+    yield Case("grouped 4 bits, 16 rows", lambda: grouped_linear(
+        empty(16, 4096), grouped_weight(28672, 4096, RowFormat(4, 32, True)), gate="silu"))
+    for count in (1, 64, 512):
+        yield Case(f"int8 4096 x 4096, {count} rows", partial(int8, count))
+    for count in (1, 32, MANY):
+        yield Case(f"grouped 4 bits, 576 columns, {count} rows", lambda n=count: grouped_linear(
+            empty(n, 576), grouped_weight(3072, 576, RowFormat(4, 32, True)), gate="silu"))
+
+
 def few_rows() -> Iterator[Case]:
     """Llama-3.1-8B's products."""
     for config in CONFIGS:
@@ -400,5 +470,5 @@ def sampler() -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    parts = (rows, decodes, extends, latents, recurrent, products, few_rows, sampler)
+    parts = (rows, decodes, extends, latents, recurrent, products, grouped, few_rows, sampler)
     return [case for part in parts for case in part()]

@@ -47,8 +47,8 @@ def demo(runs: int) -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.json"
         for _ in range(runs + 1):
-            subprocess.run([sys.executable, "-m", "actorium.tools.demo", "--json", str(path),
-                            "--started", repr(time.time())], capture_output=True)
+            subprocess.run([sys.executable, "-m", "actorium.tools.demo", "--packaged", "--json",
+                            str(path), "--started", repr(time.time())], capture_output=True)
             found.append(json.loads(path.read_text()))
             path.unlink()
     return found[1:]

@@ -44,8 +44,8 @@ from actorium.actors.launcher.engine import Engine
 from actorium.actors.ledger.committer import LedgerCommitter
 from actorium.actors.messages import ActorStatus, Submit, ToScheduler, ToWorker
 from actorium.actors.params import Resolved, TextParams
+from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
-from actorium.actors.scheduler.outgoing import WORKER
 from actorium.tools.null import null_worker
 
 RUNNING = (1, 16, 64, 256, 1024)

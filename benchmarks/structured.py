@@ -128,7 +128,7 @@ def masks(tokenizer: Path, size: int, eos: int, batch: int, steps: int = 64) -> 
             rows[0].view(np.uint8), bitorder="little")))) for rows in found]
         drawn = time.perf_counter()
         for matcher, token in zip(matchers, tokens, strict=True):
-            assert matcher.take([token]), matcher.error
+            assert matcher.accept([token]), matcher.error
         took.append(time.perf_counter() - drawn + masked - begun)
     return {"vocabulary": size, "load_ms": round(1e3 * (loaded - start), 1),
             "compile_ms": round(1e3 * (compiled - loaded), 1),

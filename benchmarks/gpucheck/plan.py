@@ -129,6 +129,8 @@ def kernels() -> list[Group]:
         group("sampling", shapes.DRAWS, 30, "sampling.draws"),
         group("products", (*(f"bf16, {n} rows" for n in rows), *(f"fp8 {kind}, {n} rows"
               for kind in ("row", "block") for n in rows)), 40, "products.products"),
+        group("products of codes", (f"{kind}, {n} rows" for kind in shapes.CODES for n in rows),
+              40, "products.codes"),
         group("experts", (f"{n} rows" for n in shapes.EXPERT_ROWS), 35, "products.mixtures"),
         group("latent decode", (f"{b} x {n}, {h} heads" for b, n, h in shapes.LATENTS), 25,
               "attention.latents"),

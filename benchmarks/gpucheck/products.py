@@ -8,6 +8,7 @@ from functools import partial
 import torch
 import torch.nn.functional as F
 
+from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
 from actorium.kernels.reference.experts import EachExpert, route
 from actorium.kernels.reference.rope import rope_rows, rope_table
 from actorium.kernels.scaled_linear import COLUMNS, pack, quantise
@@ -31,6 +32,14 @@ def products(s: Setting) -> Named:
             yield f"fp8 {kind}, {rows} rows", partial(_fp8, s, rows, kind)
 
 
+def codes(s: Setting) -> Named:
+    """Of weights in 4 and 8 bits: with scales of groups, and a row's, whose products are of
+    integers."""
+    for kind, form in shapes.CODES.items():
+        for rows in shapes.PRODUCT_ROWS:
+            yield f"{kind}, {rows} rows", partial(_codes, s, rows, RowFormat(*form))
+
+
 def _sizes(s: Setting, rows: int) -> tuple[int, int, int]:
     return min(rows, s.size(rows, 3)), s.size(OUT, 256), s.size(INNER, 256)
 
@@ -43,9 +52,10 @@ def _bf16(s: Setting, rows: int) -> Case:
                     {"torch": ready(lambda: F.linear(x, weight))})
 
 
-def _product(run: Run, rows: int, n: int, out: int, inner: int, width: int,
+def _product(run: Run, rows: int, n: int, out: int, inner: int, width: float,
              peers: dict[str, Callable[[], Run]]) -> Case:
-    """rows: of the full size, which say what the limit is."""
+    """rows: of the full size, which say what the limit is; width: bytes of a number of the weight.
+    """
     if rows <= BY_BYTES:
         return Case(run, width * out * inner + 2 * n * (out + inner), peers=peers)
     return Case(run, flops=2.0 * n * out * inner, peers=peers, fp8=width == 1)
@@ -67,6 +77,19 @@ def _fp8(s: Setting, rows: int, kind: str) -> Case:
     else:
         peers["torch._scaled_mm, x quantised before"] = ready(lambda: F.linear(x, weight))
     return _product(lambda: linear(x), rows, n, out, inner, 1, peers)
+
+
+def _codes(s: Setting, rows: int, form: RowFormat) -> Case:
+    """Beside the same product in bf16, whose weight has two bytes a number."""
+    n, out, inner = _sizes(s, rows)
+    weight, x = s.randn(out, inner), s.randn(n, inner)
+    linear = s.ops.linear(pack_rows(quantise_grouped(weight, form)))
+    group = form.group or inner
+    width = form.bits / 8 + (2 if form.group else 4) * (1 + form.mins) / group
+    if not form.group and rows > BY_BYTES:
+        width = 1  # integers have the rate of FP8
+    return _product(lambda: linear(x), rows, n, out, inner, width,
+                    {"cuBLAS in bf16": ready(lambda: F.linear(x, weight))})
 
 
 def _scaled_mm(s: Setting, n: int, q: torch.Tensor, inner: int) -> Run:

@@ -138,6 +138,9 @@ LATENTS = ((32, 4096, 16), (32, 4096, 128), (1, 4096, 128))
 EXPERT_ROWS = (1, 8, 64, 256, 4096)
 MAMBA_BATCHES = (1, 32, 256)
 PRODUCT_ROWS = (1, 8, 32, 256, 4096)
+CODES = {"int4, groups of 128": (4, 128, False, 8), "int4, groups of 32 with mins": (4, 32, True),
+         "int8, groups of 32": (8, 32, False, 128), "int8, a scale a row": (8, 0, False, 128)}
+"""Formats of weights: `RowFormat`'s fields."""
 DRAWS = {"greedy": (0, 0.0, False), "temperature": (0, 1.0, False), "top_p 0.9": (0, 0.9, False),
          "top_k 50, top_p 0.9": (50, 0.9, False), "top_p 0.9, flat logits": (0, 0.9, True)}
 """(top_k, top_p, flat); top_p 0.0: greedy."""
