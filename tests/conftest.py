@@ -2,18 +2,29 @@
 
 The quick one walks the same ways each time; the battery looks for new ones.
 
+No test asks the Hugging Face hub: those that fetch have one of their own (`helpers_hub`).
+
 Without a CUDA device Triton's kernels run in its interpreter, which is chosen before its import.
+
+Threads of OpenMP sleep while they wait: by default they keep a processor busy, which other files,
+tested at the same time, would like to have. It is chosen before torch is imported, for all
+processes that tests start.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
+
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
 import pytest
 import torch
+from helpers_interpreter import spare_repetitions
 from hypothesis import settings
 
+os.environ["HF_HUB_OFFLINE"] = "1"
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
@@ -32,6 +43,25 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Here, since pytest reads options of a folder below too late."""
     parser.addoption("--adversary", metavar="FILE", default="",
                      help="tests/adversary in full size; counts go to FILE")
+
+
+WAITING = ("engine", "adversary")
+"""Folders whose tests mostly wait for processes of their own."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files whose tests wait among those that compute: xdist hands files out in this
+    order, and a processor that one worker leaves alone is another's."""
+    files, places = list(dict.fromkeys(item.path for item in items)), {}
+    waiting = [file for file in files if not {*WAITING}.isdisjoint(file.parts)]
+    for part in (waiting, [file for file in files if file not in set(waiting)]):
+        places.update({file: (at + 0.5) / len(part) for at, file in enumerate(part)})
+    items.sort(key=lambda item: places[item.path])
+
+
+def pytest_collection_finish() -> None:
+    if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
+        spare_repetitions()
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """What an outsider tries, counted: each test here says how often it tried, and what it found.
 
 `make adversary` gives the tests their full size (`--adversary FILE`, which is where the counts go);
-`make test` runs the same tests with a slice of it. A file is an area: its name is the table's row.
+`make test` runs the same tests with a slice of it. A file is an area, or a folder: its name is the
+table's row.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from typing import Any
 
 import pytest
 
+HERE = Path(__file__).parent
 TRIED = pytest.StashKey[int]()
 Tried = Callable[..., None]
 Amount = Callable[[int, int], int]
 
 
 class Area:
-    """The counts of one file."""
+    """The counts of one file, or of a folder."""
 
     def __init__(self) -> None:
         self.attempts = self.held = self.tests = self.failed = 0
@@ -42,9 +44,10 @@ class Tally:
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(self, item: pytest.Item) -> Iterator[None]:
         report: Any = yield
-        if item.path.parent != Path(__file__).parent:
+        if HERE not in item.path.parents:
             return report
-        area = self.areas[item.path.stem.removeprefix("test_")]
+        first = item.path.relative_to(HERE).parts[0]
+        area = self.areas[first.removeprefix("test_").removesuffix(".py")]
         area.seconds += report.duration
         if report.failed:
             area.failed += 1

@@ -13,6 +13,8 @@ from helpers_served import Served, serving
 
 ANN, BOB, ADMIN = "sk-ann-5e1f", "sk-bob-77c0", "sk-root-d41a"
 """Keys of two tenants and the administrator's."""
+CANARY = "xyzzy-of-ann-31d8"
+"""In ann's prompts, and nowhere else."""
 Headers = Sequence[tuple[str, str | bytes]]
 
 
@@ -75,6 +77,13 @@ def raw(served: Served, data: bytes) -> bytes:
         return found
 
 
+def first_of(served: Served, data: bytes) -> bytes:
+    """What comes first: of a connection that may stay open."""
+    with socket.create_connection((served.host, served.port), timeout=60) as connection:
+        connection.sendall(data)
+        return connection.recv(1 << 16)
+
+
 def parsed(data: bytes) -> Answer:
     head, _, body = data.partition(b"\r\n\r\n")
     status = int(head.split(b" ", 2)[1]) if head.startswith(b"HTTP/1.1 ") else 0
@@ -96,3 +105,8 @@ def ask(served: Served, method: str, target: str | bytes, key: str = "", body: A
     """One request, of whoever has the key."""
     shown = (bearer(key),) if key else ()
     return parsed(raw(served, packed(method, target, (*shown, *headers), body)))
+
+
+def completion(served: Served, key: str, *headers: tuple[str, str], **more: Any) -> Answer:
+    return ask(served, "POST", "/v1/completions", key,
+               {"prompt": f"{CANARY} " * 30, "max_tokens": 4, "ignore_eos": True} | more, headers)

@@ -24,7 +24,7 @@ from actorium.actors.runtime import roles
 from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.listening import ListenAddress
 from actorium.actors.runtime.step_events import open_events
-from actorium.tools.chaos.checked_streams import Maker, Traffic
+from actorium.tools.chaos.checked_streams import RequestMaker, Traffic
 from actorium.tools.chaos.faults import KILL, Fault, actors, strike
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, engine
 from actorium.tools.chaos.running_trials import ACTORS, GATEWAY, Battery, StrikeTrial
@@ -100,8 +100,8 @@ class Streams:
     """Some that are under way until they are asked for."""
 
     def __init__(self, client: AsyncClient, seed: int, tokens: int = 250, many: int = 4) -> None:
-        self.traffic = Traffic(Maker(seed, (tokens, tokens + 50), prompt=60), latest=LATEST)
-        maker = Maker(seed, (tokens, tokens + 50), prompt=60)
+        self.traffic = Traffic(RequestMaker(seed, (tokens, tokens + 50), prompt=60), latest=LATEST)
+        maker = RequestMaker(seed, (tokens, tokens + 50), prompt=60)
         self._tasks = [asyncio.create_task(self.traffic.one(client, maker.make()))
                        for _ in range(many)]
 

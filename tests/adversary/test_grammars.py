@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from helpers_speed import slowness
 
 import actorium
 from actorium.actors.errors import InvalidRequest
@@ -32,7 +33,7 @@ from actorium.actors.structured.grammar_process import GrammarProcess
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
 SIZE, EOS = 49_152, 2
-BUSY = 0.1
+BUSY = 0.1 * slowness()
 """Seconds of a mask and the token behind it."""
 BUSY_OF_MANY = 2 * BUSY / MAX_WRITTEN_N
 """The same of each of the most choices: two threads make their masks, or more."""
@@ -217,7 +218,7 @@ def follow(matcher: GrammarMatcher, seed: int, tokens: int) -> tuple[int, float]
             return number, max(longest, took)
         token = int(ids[draw.randrange(len(ids))])
         began = thread_time()
-        fine = matcher.take([token])
+        fine = matcher.accept([token])
         longest = max(longest, took + thread_time() - began)
         if not fine:
             assert matcher.error, "its request is told why"

@@ -252,11 +252,13 @@ def test_indices(tmp_path: Path, tried: Any, amount: Any) -> None:
 
 
 def test_a_file_that_shrinks_while_it_is_served(tmp_path: Path, tried: Any) -> None:
-    """The worker has it mapped and dies of SIGBUS; the engine ends by that in one line, at once."""
+    """The worker has it mapped, as torch takes weights, and dies of SIGBUS; the engine ends by
+    that in one line, at once."""
     path = demo(tmp_path)
     with short_dir() as base:
         cli = Cli(str(base))
-        with cli.serve(str(path), "--device", "cpu", "--no-restart") as process:
+        with cli.serve(str(path), "--device", "cpu", "--kernels", "torch",
+                       "--no-restart") as process:
             os.truncate(path / "model.safetensors", 5000)
             with pytest.raises(EngineUnavailable), Client(str(base / cli.entries()[0])) as client:
                 client.generate("hello", SamplingParams(max_tokens=8))

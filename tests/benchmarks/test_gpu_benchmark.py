@@ -61,6 +61,7 @@ def contact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     return walked(out, "contact"), out
 
 
+@pytest.mark.slow
 def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) -> None:
     found, _ = contact
     assert skipped(found) == {}
@@ -72,6 +73,7 @@ def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) 
             assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is no more"
 
 
+@pytest.mark.slow
 def test_figures_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> None:
     groups = contact[0]["groups"]
     for row in groups["decode"]["rows"]:
@@ -90,6 +92,7 @@ def test_figures_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> Non
                    for row in groups[name]["rows"])
 
 
+@pytest.mark.slow
 def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> None:
     found, out = contact
     names = sorted(path.name for path in out.iterdir())
@@ -196,7 +199,7 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path) -> None:
     assert len(skipped(found)) == 3 and "## Left out" in done.stdout
 
 
-def test_no_time_at_all_is_said(tmp_path: Path) -> None:
+def test_a_missing_time_is_reported(tmp_path: Path) -> None:
     options = argparse.Namespace(
         part="contact", group=None, toy=False, seconds=5.0, out=tmp_path, carried=False,
         scratch=tmp_path, memory=0.0, row_limit=0.0, fault=[])
@@ -256,7 +259,7 @@ def test_tests_that_end_their_process_cost_only_themselves(tmp_path: Path, capfd
             ] == ["test_b_exits", "test_c_fails", "test_d_hangs"]
 
 
-def test_without_a_device_it_says_so(tmp_path: Path) -> None:
+def test_a_missing_device_is_reported(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")
     done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), "tests", "--out",
@@ -317,7 +320,7 @@ def test_the_floor_counts_weights_pages_and_states() -> None:
     assert models.floor_us(opened, 3, 50, 2.0) == pytest.approx(want / 2.0 / 1e3)
 
 
-def test_prompts_are_the_same_whoever_asks() -> None:
+def test_prompts_depend_on_the_seed_only() -> None:
     few, more = ring.prompts(2, 30, 100), ring.prompts(4, 30, 100)
     assert more[:2] == few and len({tuple(p) for p in more}) == 4
     assert np.array(more).max() < 99
@@ -325,7 +328,7 @@ def test_prompts_are_the_same_whoever_asks() -> None:
 
 # --- files ---------------------------------------------------------------------------------------
 
-def test_no_folder_of_a_machine_is_told() -> None:
+def test_no_local_path_is_reported() -> None:
     said = "FileNotFoundError: '/home/some-one/deep/er/file.so': see /opt/x/y.log, 3/4 of a/b"
     assert record.without_paths(said) == "FileNotFoundError: 'file.so': see y.log, 3/4 of a/b"
 
@@ -379,7 +382,7 @@ def test_the_script_of_wheels_parses() -> None:
     assert subprocess.run(["bash", "-n", str(ROOT / "tools" / "gpu_wheels.sh")]).returncode == 0
 
 
-def test_make_hands_over_what_it_was_asked() -> None:
+def test_make_passes_its_arguments_on() -> None:
     done = subprocess.run(["make", "-n", "gpu-check", "PART=kernels", "TOY=1", "CACHE=a.tar.gz"],
                           cwd=ROOT, capture_output=True, text=True)
     assert all(own in done.stdout for own in ("CACHE=a.tar.gz", "gpu_check.sh kernels", "--toy"))

@@ -32,7 +32,8 @@ def result(busy: int, gap: int = 0, late: int = 0) -> Any:
     ([(0.0, 100.0), (1.0, 2.0), (110.0, 120.0), (130.5, 131.0)], (131, 110.5, 10, 10.5)),
     ([(3.0, 3.0), (3.0, 3.0)], (0, 0, 0, 0)),
 ])
-def test_what_intervals_cover(spans: list[tuple[float, float]], want: tuple[float, ...]) -> None:
+def test_intervals_cover_their_union(spans: list[tuple[float, float]],
+                                     want: tuple[float, ...]) -> None:
     assert idle.covered(spans) == pytest.approx(want)
     assert idle.covered(reversed(spans)) == pytest.approx(want)
 

@@ -51,7 +51,7 @@ def test_the_file_promises_no_less_than_there_is() -> None:
     assert set(told["now"]) == {own.name for own in launches.CASES} >= set(told["before"])
 
 
-def test_what_counts_and_what_does_not() -> None:
+def test_counted_and_uncounted_launches() -> None:
     x, rows = torch.ones(4, 6), torch.zeros(2, dtype=torch.int64)
     moves = DeviceArrays(CPU)
     with launches.counted() as counting:

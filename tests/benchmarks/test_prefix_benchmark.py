@@ -23,7 +23,7 @@ def _rows(found: dict[str, Any], policy: str) -> list[dict[str, Any]]:
     return [row for row in found["rows"] if row["policy"] == policy]
 
 
-def test_what_is_best_by_hand() -> None:
+def test_an_unlimited_cache_hits_what_is_counted_by_hand() -> None:
     """Two conversations, tokens counted on paper."""
     work = prefix.workload(2, 0)
     unlimited, hits = prefix.Unlimited(), []
@@ -67,7 +67,7 @@ def test_priority_eviction_keeps_what_has_priority(found: dict[str, Any]) -> Non
     assert halved["priority"] > halved["lru"] + 0.05
 
 
-def test_what_is_cached_is_what_it_says() -> None:
+def test_the_reported_cache_content_is_right() -> None:
     """With the null worker's pages checked at every read, and all the books."""
     work = prefix.workload(16, 5)
     played = prefix.play(work, 500, "lru", running=4, debug=True)

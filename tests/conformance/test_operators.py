@@ -123,7 +123,7 @@ def test_what_clients_make_of_a_full_queue(strict_server: Server, package: str) 
 
 
 @pytest.mark.parametrize("streamed", [False, True])
-def test_reasoning_is_told_apart(strict_server: Server, streamed: bool) -> None:
+def test_reasoning_is_separated_from_text(strict_server: Server, streamed: bool) -> None:
     body = chat(model="first", **only(THOUGHT))
     if streamed:
         chunks = strict_server.stream(CHAT, body)

@@ -16,7 +16,7 @@ from actorium.tools.chaos import (
     probe_rows,
     stop_rows,
 )
-from actorium.tools.chaos.checked_streams import Gaps, Maker, quantile
+from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, quantile
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.kill_rows import chaos, kills
 from actorium.tools.chaos.plants import UNFENCED, Unfenced, no_dedup
@@ -32,7 +32,7 @@ def sound(row: dict[str, Any]) -> None:
 
 # --- the harness itself --------------------------------------------------------------------------
 
-def test_a_plan_is_of_its_seed_and_kills_everybody() -> None:
+def test_a_plan_follows_its_seed_and_kills_every_role() -> None:
     faults = plan(5, 400.0, 8, 2, PAIRS, 3)
     assert faults == plan(5, 400.0, 8, 2, PAIRS, 3) != plan(6, 400.0, 8, 2, PAIRS, 3)
     alone = [fault.roles[0] for fault in faults if fault.kind == "kill" and len(fault.roles) == 1]
@@ -45,13 +45,13 @@ def test_a_plan_is_of_its_seed_and_kills_everybody() -> None:
 
 def test_gaps_go_to_the_last_fault() -> None:
     gaps = Gaps()
-    gaps.heard(1, 0.0, 0.0, 9.0)
+    gaps.record(1, 0.0, 0.0, 9.0)
     gaps.fault("a", 10.0)
-    gaps.heard(1, 0.0, 9.0, 10.5)
-    gaps.heard(1, 0.0, 10.5, 12.0)
-    gaps.heard(2, 13.5, 13.5, 19.0)
+    gaps.record(1, 0.0, 9.0, 10.5)
+    gaps.record(1, 0.0, 10.5, 12.0)
+    gaps.record(2, 13.5, 13.5, 19.0)
     gaps.fault("b", 20.0)
-    gaps.heard(1, 0.0, 12.0, 20.25)
+    gaps.record(1, 0.0, 12.0, 20.25)
     found = gaps.summary()
     assert found["a"] == {"streams": 1, "p50": 1.5, "p99": 1.5, "max": 1.5}
     assert found["b"]["max"] == 0.25 and found["all"]["streams"] == 2
@@ -68,12 +68,12 @@ def test_a_stream_is_checked_token_by_token() -> None:
     from actorium.actors.messages import Usage
 
     def fed(*deltas: StreamDelta) -> list[str]:
-        want = Maker(1, (4, 4)).make()
+        want = RequestMaker(1, (4, 4)).make()
         for delta in deltas:
-            want.take(delta)
+            want.apply(delta)
         return want.wrong
 
-    right = Maker(1, (4, 4)).make()._expected[0]
+    right = RequestMaker(1, (4, 4)).make()._expected[0]
     usage = Usage(1, 0, 4)
     end = StreamDelta(text="", token_ids=right[2:], finish_reason="length", usage=usage)
     assert fed(StreamDelta(text="", token_ids=right[:2]), end) == []
@@ -92,7 +92,7 @@ def test_every_stream_goes_on_through_every_fault() -> None:
     assert row["gaps"]["all"]["p99"] < 5.0  # the machine may be busy; figures are `make chaos`'s
 
 
-def test_poison_is_found_and_nobody_else_suffers() -> None:
+def test_poison_is_found_and_other_requests_complete() -> None:
     row = poison_rows.poison(seed=1, requests=40, poisoned=2, latest=60.0)
     sound(row)
     assert (row["quarantined"], row["complete"]) == (2, 38)
@@ -109,7 +109,7 @@ def test_no_request_kills(actor: str) -> None:
 
 
 @pytest.mark.slow
-def test_bad_frames_kill_nobody() -> None:
+def test_bad_frames_kill_no_actor() -> None:
     row = frame_row.fuzz(seed=1, count=1000)
     sound(row)
     assert row["frames"] >= 1000 and row["deaths"] == 0
@@ -142,12 +142,12 @@ def test_a_killed_launcher_leaves_nothing() -> None:
                     reason="the demo model is not there")
 @pytest.mark.slow
 def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
-    row = model_row.model(seed=1, streams=20, roles=("worker-0", "scheduler"))
+    row = model_row.model(seed=1, streams=20, faults=("kill worker-0", "kill scheduler"))
     sound(row)
-    assert row["kills"] == {"worker-0": 1, "scheduler": 1} and row["tokens"] > 1200
+    assert row["faults"] == {"kill worker-0": 1, "kill scheduler": 1} and row["tokens"] > 1200
 
 
-def test_probes_tell_of_a_hang_and_of_its_end() -> None:
+def test_probes_report_a_hang_and_its_end() -> None:
     """A stopped worker is unready, killed and replaced; figures are `make chaos`'s."""
     row = probe_rows.probes(seed=1, stops=1, streams=40, times=10)
     slow = ("a probe takes", "a stopped worker")
@@ -163,7 +163,7 @@ def test_slopes() -> None:
 
 # --- teeth ---------------------------------------------------------------------------------------
 
-def test_fencing_is_taken_out_where_it_is() -> None:
+def test_the_unfenced_detokenizer_removes_the_fencing() -> None:
     assert "_is_stale" in vars(Unfenced).keys() & vars(DetokenizerCore).keys()
 
 

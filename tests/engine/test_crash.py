@@ -84,7 +84,7 @@ def test_a_life_that_began_with_a_ledger_replays(base: Path) -> None:
         assert assert_all_the_same(reports[0]) > 1500
 
 
-def test_a_death_leaves_a_report_and_says_where(base: Path) -> None:
+def test_a_death_leaves_a_report_and_prints_its_path(base: Path) -> None:
     cli = Cli(str(base))
     cli.env["ACTORIUM_CRASH_REPORTS"] = "on"
     with cli.serve("--null-worker", "--skip-tokenizer", "--name", "doomed") as process:
@@ -175,7 +175,7 @@ def test_no_room_is_no_disaster(base: Path) -> None:
     assert crash.report(run_dir, Exited("scheduler", 7, 1, -9)) is None
 
 
-def test_a_report_without_a_recording_is_said_to_be_so(base: Path) -> None:
+def test_a_report_without_a_recording_mentions_it(base: Path) -> None:
     path = make(run_dir_of(base))
     done = Cli(str(base)).run("replay", str(path))
     assert done.returncode == 2 and "holds no recording" in one_line(done.stderr)

@@ -23,13 +23,15 @@ from actorium.actors.messages import ActorStatus
 from actorium.actors.params import SamplingParams
 
 STREAMS, TOKENS = 20, 3000
+LONG = 100_000
+"""Tokens of streams that end before they are whole, on the fastest machine too."""
 KILLS = ("detokenizer", "tokenizer", "detokenizer", "tokenizer")
 Told = tuple[str, list[int], int, str | None]
 
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_model(tmp_path_factory.mktemp("model") / "m", max_position_embeddings=1 << 14)
+    return write_model(tmp_path_factory.mktemp("model") / "m", max_position_embeddings=1 << 17)
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +118,7 @@ def test_a_client_that_does_not_read_gets_its_deltas_merged(
 
 
 def test_requests_of_a_client_that_vanished_are_aborted_soon(engine: Engine) -> None:
-    params = SamplingParams(max_tokens=16_000, ignore_eos=True)
+    params = SamplingParams(max_tokens=LONG, ignore_eos=True)
     with Client(engine.name, engine.config.runtime.run_dir) as other:
         gone = Client(engine.name, engine.config.runtime.run_dir)
         streams = [gone.stream(f"gone {n}", params) for n in range(8)]
@@ -131,14 +133,14 @@ def test_requests_of_a_client_that_vanished_are_aborted_soon(engine: Engine) -> 
         begin, tokens = time.monotonic(), gauge(other, "tokens")
         while gauge(other, "running"):
             time.sleep(0.01)
-        assert time.monotonic() - begin < 2.0  # the gauge itself is 0.25 s old
-        assert gauge(other, "tokens") < tokens + 8 * 15_000
+        assert time.monotonic() - begin < 10.0  # 0.5 to 1 s; the gauge itself is 0.25 s old
+        assert gauge(other, "tokens") < tokens + 8 * (LONG - 1000)
 
 
 @pytest.mark.parametrize("wire", ["ipc", "tcp"])
 def test_requests_that_only_wait_are_aborted_with_their_client(model: Path, wire: str) -> None:
     """Nothing that is told them fails, for there is nothing to tell."""
-    long = SamplingParams(max_tokens=16_000, ignore_eos=True)
+    long = SamplingParams(max_tokens=LONG, ignore_eos=True)
     with short_dir() as base:
         tcp: dict[str, Any] = {} if wire == "ipc" else {
             "listen": f"tcp://127.0.0.1:{free_ports()}", "keys_dir": str(key_dir(base, "ann"))}
@@ -159,5 +161,5 @@ def test_requests_that_only_wait_are_aborted_with_their_client(model: Path, wire
             begin = time.monotonic()
             while gauge(engine.client, "waiting"):
                 time.sleep(0.01)
-            assert time.monotonic() - begin < 5.0  # 0.5 to 1 s; the gauge itself is 0.25 s old
+            assert time.monotonic() - begin < 10.0  # 0.5 to 1 s; the gauge itself is 0.25 s old
             assert gauge(engine.client, "running") == len(running), "none was over to make room"

@@ -37,7 +37,7 @@ for stream in streams:
 print("on", flush=True)
 sys.stdin.read()
 """
-TOLERATED = 4.0
+TOLERATED = 10.0
 """Seconds on a busy machine; alone it takes 0.6. What was asked for takes a minute."""
 
 
@@ -111,7 +111,7 @@ class Endless(ScriptedStream):
         self.closed = True
 
 
-def test_a_draining_gateway_keeps_nothing_for_who_has_gone() -> None:
+def test_a_draining_gateway_keeps_no_stream_of_a_disconnected_client() -> None:
     async def run() -> list[bool]:
         joins = SharedStreams()
         streams = [Endless(Scripted([]), Request(prompt="a")) for _ in range(3)]

@@ -49,7 +49,7 @@ def test_an_actor_that_dies_is_started_again(cli: Cli) -> None:
     assert cli.entries() == []
 
 
-def test_streams_go_on_in_the_next_engine_of_a_ledger(cli: Cli, tmp_path: Path) -> None:
+def test_streams_continue_in_the_next_engine_of_a_ledger(cli: Cli, tmp_path: Path) -> None:
     """The launcher is killed, and all with it; `serve` says what it goes on with."""
     words = ("--name", "one", "--ledger-dir", str(tmp_path / "ledger"), *NULL)
     prompts = [[1, 2], [3], [4, 5, 6]]

@@ -166,7 +166,7 @@ def test_kill_ends_the_actor_it_names_and_no_other(base: Path) -> None:
             f"actorium: worker-0 (pid {pid}) was killed by SIGKILL"])
 
 
-def test_a_fault_is_told_with_its_reason(base: Path) -> None:
+def test_a_fault_is_reported_with_its_reason(base: Path) -> None:
     with launch_once(base) as launcher:
         assert launcher.started()
         status(launcher.dir, wait=True)
@@ -271,7 +271,7 @@ def test_bad_configuration_exits_2_and_names_the_field(base: Path) -> None:
             assert code == 2 and error.startswith(f"actorium: {field}: ") and error.count("\n") == 1
 
 
-def test_what_is_not_installed_is_said_before_anything_starts(
+def test_missing_packages_are_reported_before_the_start(
         base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("actorium.actors.launcher.preflight.find_spec", lambda name: None)
     config = make_config(base)

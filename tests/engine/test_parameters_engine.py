@@ -136,7 +136,7 @@ def test_however_it_is_computed(alone: list[list[Completion]], settings: dict[st
 @pytest.mark.parametrize("role", [
     "scheduler", pytest.param("worker-0", marks=pytest.mark.slow),
     pytest.param("detokenizer", marks=pytest.mark.slow)])
-def test_whoever_dies(alone: list[list[Completion]], role: str) -> None:
+def test_streams_complete_whichever_actor_dies(alone: list[list[Completion]], role: str) -> None:
     with engine(**PLAIN) as running:
         pids = {actor.role: actor.pid for actor in running.client.status().actors}
         results = running.client.run(requests())

@@ -72,7 +72,7 @@ def test_a_new_incarnation_and_untouched_siblings(base: Path, number: int) -> No
             os.kill(before["scheduler"].pid, number)
             assert wait_dead([before["scheduler"].pid]) == []
             after = until(launcher, "scheduler", 2)
-            assert time.monotonic() - began < 8.0
+            assert time.monotonic() - began < 20.0
             assert peer.ask(Say("you again")).text == "you again"
             assert sibling.ask(Say("still here")).text == "still here"
         assert after["scheduler"].pid != before["scheduler"].pid
@@ -116,7 +116,7 @@ def test_the_watchdog_and_another_die_together(base: Path) -> None:
         assert launcher.finish()[0] == 0 and os.listdir(base) == []
 
 
-def test_who_dies_at_once_again_and_again_ends_the_engine(base: Path) -> None:
+def test_an_actor_that_keeps_dying_ends_the_engine(base: Path) -> None:
     table = roles(tokenizer="helpers_runtime:build_once")
     with launch(base, table) as launcher:
         assert launcher.started()
@@ -132,7 +132,7 @@ def test_who_dies_at_once_again_and_again_ends_the_engine(base: Path) -> None:
         assert processes_naming(str(launcher.dir)) == [] and os.listdir(base) == []
 
 
-def test_a_watchdog_that_cannot_come_back_ends_the_engine(base: Path) -> None:
+def test_a_watchdog_that_cannot_restart_ends_the_engine(base: Path) -> None:
     with launch(base, max_restarts=0) as launcher:
         assert launcher.started()
         pid = ready(launcher)["watchdog"].pid

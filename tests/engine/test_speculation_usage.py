@@ -11,7 +11,7 @@ from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import NoTextStream
-from actorium.actors.health import speculation_of
+from actorium.actors.gauges import speculation_of
 from actorium.actors.messages import (
     ActorStatus,
     Attach,
@@ -37,7 +37,7 @@ def detokenizer() -> DetokenizerCore:
     return core
 
 
-def test_the_usage_tells_of_drafts() -> None:
+def test_the_usage_counts_drafts() -> None:
     core = detokenizer()
     for sid in (1, 2):
         core.on_message(Open(sid=sid, rid=f"r{sid}", index=0, client=b"c", prompt=column([1]),
@@ -58,7 +58,7 @@ def test_the_usage_tells_of_drafts() -> None:
                                   usage.accepted_tokens) == (4, 4, 3)
 
 
-def test_server_info_tells_of_speculation_where_there_is_any() -> None:
+def test_server_info_describes_speculation() -> None:
     def status(**gauges: float) -> Status:
         actor = ActorStatus("e", "scheduler", 1, 1, "idle", 1, 0.0, 0.0, gauges=gauges)
         return Status("q", True, None, [actor])
@@ -68,7 +68,7 @@ def test_server_info_tells_of_speculation_where_there_is_any() -> None:
     assert speculation_of(status(free_pages=3.0)) == {}
 
 
-def test_a_json_line_tells_of_drafts_where_there_are_any() -> None:
+def test_a_json_line_counts_drafts() -> None:
     def line(usage: Usage) -> dict[str, object]:
         done = SimpleNamespace(text="", token_ids=[1], finish_reason="stop", usage=usage)
         return record(BatchJob(0, SamplingParams(), text="a"), [done])

@@ -90,7 +90,7 @@ def test_however_it_is_computed(alone: list[list[int]], settings: dict[str, Any]
 
 @pytest.mark.parametrize("role", ["worker-0", "scheduler"])
 @pytest.mark.slow
-def test_whoever_dies(alone: list[list[int]], role: str) -> None:
+def test_streams_complete_whichever_actor_dies(alone: list[list[int]], role: str) -> None:
     with engine(**PLAIN) as running:
         pids = {actor.role: actor.pid for actor in running.client.status().actors}
         results = running.client.run([request(number) for number in range(FIRST)])
@@ -162,7 +162,7 @@ def test_a_stop_string_and_an_abort_end_it_early(plain: Engine) -> None:
     assert plain.client.generate("x", SamplingParams(max_tokens=4)).token_ids
 
 
-def test_what_does_not_compile_is_refused(plain: Engine) -> None:
+def test_grammars_that_do_not_compile_are_refused(plain: Engine) -> None:
     for wanted in (Structured(regex="("), Structured(json_schema='{"type": "nothing"}')):
         with pytest.raises(InvalidRequest, match="^structured: "):
             plain.client.generate("x", SamplingParams(structured=wanted))

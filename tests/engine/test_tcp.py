@@ -111,7 +111,7 @@ def test_many_at_once_and_asyncio(tcp: Tcp) -> None:
     assert asyncio.run(run()) == [expected] * 40
 
 
-def test_an_unknown_key_is_refused_and_told_so(tcp: Tcp) -> None:
+def test_an_unknown_key_is_refused_with_an_error(tcp: Tcp) -> None:
     path = stranger(tcp, "stranger")
     with Client(tcp.target, key=path) as client:
         with pytest.raises(EngineUnavailable, match="refuses this key"):
@@ -122,7 +122,7 @@ def test_an_unknown_key_is_refused_and_told_so(tcp: Tcp) -> None:
         assert client.generate(PROMPT, PARAMS).token_ids, "let in without a restart"
 
 
-def test_asyncio_is_told_of_a_refusal(tcp: Tcp) -> None:
+def test_the_async_client_raises_a_refusal(tcp: Tcp) -> None:
     async def run() -> None:
         async with AsyncClient(tcp.target, key=stranger(tcp, "stranger2")) as client:
             await client.generate(PROMPT, PARAMS)
@@ -146,7 +146,7 @@ def test_a_server_with_another_key_is_not_talked_to(tcp: Tcp) -> None:
 
 
 @pytest.mark.parametrize("role", [0, 1, 2])
-def test_every_front_refuses_who_has_no_key(tcp: Tcp, role: int) -> None:
+def test_every_front_refuses_clients_without_a_key(tcp: Tcp, role: int) -> None:
     """NULL and PLAIN mechanisms, and a CURVE key that is not let in, at each of the ports; beside
     them, one that is."""
     message, union = ((ServerInfo("x"), FromTokenizerFront), (Attach(), FromDetokenizerFront),
@@ -170,7 +170,7 @@ def test_every_front_refuses_who_has_no_key(tcp: Tcp, role: int) -> None:
         context.destroy(linger=0)  # waits for no socket, so that a failure is not a hang
 
 
-def test_garbage_disturbs_nobody(tcp: Tcp) -> None:
+def test_garbage_harms_no_client(tcp: Tcp) -> None:
     """Bytes that are no ZMTP, half a greeting, and bad frames behind a good key."""
     dice = random.Random(5)
     before = {actor.role: actor.pid for actor in tcp.engine.client.status().actors}
@@ -230,7 +230,7 @@ def test_a_stream_over_tcp_outlives_an_actor(revived: Tcp, role: str) -> None:
         client.generate(PROMPT, PARAMS)
 
 
-def test_nobody_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_engine_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(client_target, "PATIENCE", 0.3)
     key_dir(tmp_path, "ann")
     target = f"tcp://127.0.0.1:{free_ports()}"

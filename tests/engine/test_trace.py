@@ -7,11 +7,12 @@ import tempfile
 import threading
 from collections.abc import Iterator
 from pathlib import Path
-from time import perf_counter
+from time import thread_time
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from helpers_speed import slowness
 
 from actorium.actors.client.client import SamplingParams
 from actorium.actors.config.tree import Config, RuntimeConfig
@@ -96,21 +97,21 @@ def test_threads_lose_nothing(tmp_path: Path) -> None:
 
 
 def test_a_record_costs_little(tmp_path: Path) -> None:
-    """0.3 us were measured; the best of many rounds is taken, as others use the machine, too."""
+    """0.3 us were measured; the best of many rounds is taken."""
     file = StepEventFile(tmp_path / "a.events", LABEL)
     spent = []
     for _ in range(50):
-        start = perf_counter()
+        start = thread_time()
         for step in range(200):
             file.add(PLAN, 1, step, step, step, 3)
-        spent.append((perf_counter() - start) / 200)
-    assert min(spent) < 2e-6
+        spent.append((thread_time() - start) / 200)
+    assert min(spent) < 2e-6 * slowness()
 
 
 @pytest.mark.parametrize("spoil", [
     lambda data: b"", lambda data: b"x" + data[1:], lambda data: data[:-1],
     lambda data: data[:20] + b"\xff" + data[21:]])
-def test_what_is_no_such_file_is_refused(tmp_path: Path, spoil: Any) -> None:
+def test_invalid_trace_files_are_refused(tmp_path: Path, spoil: Any) -> None:
     path = tmp_path / "a.events"
     write(path, (PLAN, 1, 1, 1, 2))
     path.write_bytes(spoil(path.read_bytes()))
@@ -166,8 +167,8 @@ class FakeDevice(CudaStepTimer):
         return max(0, round((second.at - first.at) / 1e3))
 
 
-def test_a_clock_with_events_tells_launch_device_and_harvest(tmp_path: Path,
-                                                            monkeypatch: Any) -> None:
+def test_a_clock_with_events_measures_launch_device_and_harvest(tmp_path: Path,
+                                                                monkeypatch: Any) -> None:
     now = 0
 
     def tick() -> int:

@@ -38,7 +38,7 @@ class BrowserError(AssertionError):
 
 
 class Browser:
-    """One process. Use as a context."""
+    """One browser process, as a context."""
 
     def __init__(self, path: str) -> None:
         self._home = tempfile.mkdtemp(prefix="actorium-browser-", dir="/tmp")
@@ -115,7 +115,7 @@ class Browser:
 
 
 class Tab:
-    """One page."""
+    """One open page."""
 
     def __init__(self, browser: Browser, session: str, target: str) -> None:
         self._browser, self._session, self._target = browser, session, target
@@ -150,7 +150,7 @@ class Tab:
         self._mouse("mouseMoved", selector)
 
     def click(self, selector: str) -> None:
-        """With the mouse, in the middle of it: what lies above it would take the click."""
+        """Clicks in the middle of the element: an element above it would take the click."""
         for kind in ("mouseMoved", "mousePressed", "mouseReleased"):
             self._mouse(kind, selector, button="left", clickCount=1)
 
@@ -175,7 +175,7 @@ class Tab:
                   deviceScaleFactor=1, mobile=width < 500)
 
     def dark(self, dark: bool) -> None:
-        """What the system would rather have."""
+        """Emulates the system's preferred colour scheme."""
         self.call("Emulation.setEmulatedMedia", features=[
             {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}])
 

@@ -41,7 +41,7 @@ class Cli:
                               timeout=timeout, env=self.env | env)
 
     def actors(self) -> list[dict[str, Any]]:
-        """What `ps --json` says."""
+        """Returns the output of `ps --json`."""
         done = self.run("ps", "--json")
         assert done.returncode == 0, done.stderr
         rows = json.loads(done.stdout)
@@ -49,7 +49,7 @@ class Cli:
         return rows
 
     def entries(self) -> list[str]:
-        """What is left of engines."""
+        """Returns what engines have left behind."""
         base = Path(self.run_dir)
         return sorted(entry.name for entry in base.iterdir()) if base.is_dir() else []
 

@@ -18,6 +18,7 @@ from actorium.gpu.families.model_shape import DeltaShape, StateShape
 from actorium.gpu.models.gated_delta import GatedDelta
 from actorium.gpu.models.mamba2 import Mamba2
 from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.step.states import LayerStates, StatePool
 from actorium.kernels.cpu.delta_native import NativeDelta
 from actorium.kernels.cpu.native_library import library
@@ -92,7 +93,7 @@ def mamba(sizes: SSDSizes, width: int, dtype: torch.dtype, state_dtype: torch.dt
     heads = sizes.heads
     layer = Mamba2(0, NOTHING, NOTHING, TorchOps(), sizes, EPS, (0.0, math.inf),
                    normal(width, sizes.channels), normal(sizes.channels), -normal(heads).exp(),
-                   normal(heads), normal(heads), normal(sizes.inner))
+                   normal(heads), normal(heads), normal(sizes.inner), LoneRank(), 1)
     shape = StateShape((heads, sizes.head_dim, sizes.state_dim), (width - 1, sizes.channels),
                        sizes.channels + heads)
     return Case(layer, shape, sizes.inner + sizes.channels + heads, dtype, state_dtype)

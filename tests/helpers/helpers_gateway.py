@@ -1,4 +1,4 @@
-"""A gateway under the openai package: of a whole engine, or of one that says what it is told to."""
+"""A gateway behind the openai package: of a whole engine, or of a scripted one."""
 
 from __future__ import annotations
 

@@ -17,10 +17,7 @@ from unittest.mock import patch
 
 import numpy as np
 import torch
-from helpers_deepseek import add_mtp, write_deepseek
-from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
-from helpers_mamba import write_granite
-from helpers_models import write_checkpoint
+from helpers_kinds import write_kind
 from helpers_windows import Driver
 from helpers_worker import CPU, Output, Ring, make_runner
 from torch import Tensor
@@ -48,7 +45,7 @@ HOST_DATA = ("aten::lift_fresh", "aten::lift", "aten::lift_fresh_copy")
 
 @dataclass
 class Operation:
-    """One operation, and what it gave when it was recorded."""
+    """One recorded operation and its result."""
 
     call: Any
     args: tuple[Any, ...]
@@ -207,24 +204,6 @@ def with_segments(runner: ModelRunner, sizes: list[int]) -> PiecewiseGraphRunner
     segments.capture(lambda phase, detail: None)
     runner.segments = segments
     return segments
-
-
-def write_kind(path: Path, kind: str) -> None:
-    """A tiny checkpoint with layers of a kind; that of hybrids has an MTP layer."""
-    if kind == "hybrid":
-        add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
-    elif kind == "windows":
-        write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
-                         layer_types=["sliding_attention", "full_attention"] * 2,
-                         num_hidden_layers=4)
-    elif kind == "mamba":
-        write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
-    elif kind == "latent":
-        write_deepseek(path, seed=5)
-    elif kind in ("experts", "sparse"):
-        write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
-    else:
-        write_checkpoint(path, seed=5)
 
 
 def model_of_kind(path: Path, kind: str) -> Any:

@@ -1,4 +1,4 @@
-"""What an import costs, in an interpreter of its own."""
+"""Measures the cost of an import, in a separate interpreter."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a ledger is given: requests, batches of tokens, log-probabilities."""
+"""Records for a ledger: requests, batches of tokens, log-probabilities."""
 
 from __future__ import annotations
 

@@ -79,7 +79,7 @@ class Lives:
 
     @property
     def received(self) -> dict[Key, Told]:
-        """What the clients know."""
+        """Returns what the clients have received."""
         return self.reader.received
 
     # --- lives -----------------------------------------------------------------------------------
@@ -184,7 +184,7 @@ class Lives:
         if self.to_worker:
             message = self.to_worker.popleft()
             plan = message if isinstance(message, StepPlan) else None
-            if plan is not None and self.worker._taken and plan.epoch == self.worker._epoch \
+            if plan is not None and self.worker._acknowledged and plan.epoch == self.worker._epoch \
                     and self.worker.poisoned(plan):
                 self.deaths["worker"] += 1
                 self.new_worker()
@@ -269,7 +269,7 @@ class Lives:
     # --- a schedule ------------------------------------------------------------------------------
 
     def play(self, moves: int) -> None:
-        """So many random moves."""
+        """Plays so many random moves."""
         usual = [self.work, self.hear, self.detokenize]
         rare = [self.submit, self.submit, self.submit, self.ask_again, self.cancel, self.compact,
                 self.compact, self.compact, self.fill, self.deafen, self.kill_scheduler,

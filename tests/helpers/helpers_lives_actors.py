@@ -27,7 +27,7 @@ Key = tuple[str, int]
 
 
 class Worker(null_worker.NullWorker):
-    """Tells logprobs; dies of plans with a poisonous seed."""
+    """A worker that reports logprobs and dies of plans with a poisonous seed."""
 
     poison: frozenset[int] = frozenset()
 
@@ -67,7 +67,7 @@ class Worker(null_worker.NullWorker):
 
 @dataclass
 class Told:
-    """What a client knows of one choice."""
+    """What a client has received of one choice."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Reader:
         self._seqs: dict[int, Seq] = {}
 
     def begin_anew(self) -> None:
-        """It was killed."""
+        """Restarts after it was killed."""
         self._epoch += 1
         self._seqs, self._fence = {}, 0
         self._say_hello()
@@ -111,7 +111,7 @@ class Reader:
         self._to_scheduler.append(Hello("detokenizer", self._epoch))
 
     def take(self, message: Any) -> None:
-        """One message of the scheduler."""
+        """Applies one message of the scheduler."""
         if isinstance(message, Unknown):
             self.unknown.add(message.rid)
         elif isinstance(message, Open | TokenBatch) and message.epoch >= self._fence:

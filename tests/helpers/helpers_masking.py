@@ -40,7 +40,7 @@ def vocabulary() -> GrammarVocabulary:
 def follows(grammar: str, tokens: list[int], ended: bool) -> bool:
     """Whether the grammar allows these tokens; ended: and an end here, which is the last."""
     matcher = vocabulary().matcher(grammar)
-    if not matcher.take(tokens):
+    if not matcher.accept(tokens):
         return False
     return not ended or (tokens[-1] == EOS and matcher.over)
 
@@ -50,7 +50,7 @@ def says(grammar: str, text: str) -> bool:
     words = vocabulary()
     matcher = words.matcher(grammar)
     for char in text:
-        if matcher.over or not matcher.take(words._tokens.tokenize_str(char)):
+        if matcher.over or not matcher.accept(words._tokens.tokenize_str(char)):
             return False
     return bool(matcher.inner.is_accepting())
 

@@ -24,7 +24,7 @@ import zmq
 from msgspec import Meta
 
 from actorium.actors.config import tree as configs
-from actorium.actors.config.tree import Config, RuntimeConfig
+from actorium.actors.config.tree import Config, DeviceConfig, RuntimeConfig
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Message, Status
@@ -210,10 +210,11 @@ def short_dir() -> Iterator[Path]:
         shutil.rmtree(path, ignore_errors=True)
 
 
-def make_config(base: Path, **runtime: Any) -> Config:
+def make_config(base: Path, ranks: int = 1, **runtime: Any) -> Config:
     values = {"name": "t", "run_dir": str(base), "drain_timeout": 5.0, "start_timeout": 60.0,
               "crash_reports": False}
-    return Config(runtime=RuntimeConfig(**(values | runtime)))
+    return Config(runtime=RuntimeConfig(**(values | runtime)),
+                  device=DeviceConfig(tensor_parallel_size=ranks))
 
 
 def child_env() -> dict[str, str]:
@@ -259,7 +260,7 @@ class Peer:
 
 
 def status(directory: Path, wait: bool = False, timeout: float = 30.0) -> Status:
-    """What the watchdog of the engine in `directory` says."""
+    """Returns the answer of the watchdog of the engine in `directory`."""
     with Peer(directory, "watchdog", FromWatchdogFront) as peer:
         answer: Status = peer.ask(GetStatus("s", wait), timeout)
         return answer

@@ -73,7 +73,7 @@ def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: i
 
 @dataclass
 class Heard:
-    """What the detokenizer was told of one sequence."""
+    """What the detokenizer has received of one sequence."""
 
     opened: Open
     submit: Submit
@@ -125,14 +125,15 @@ class Ring:
         return bare.state
 
     def start(self, **changes: Any) -> None:
-        """Let the worker tell that it is ready. changes: of what it tells."""
+        """Lets the worker report that it is ready. changes: fields of its Ready."""
         self.up = True
         (ready,) = self.worker.on_wake(self.now)
         self.tell(msgspec.structs.replace(ready.message, **changes))
         self.wake()
 
     def lose_worker(self, **changes: Any) -> None:
-        """A fresh worker is there; what the old one was doing is lost. changes: of its Ready."""
+        """Replaces the worker by a fresh one, losing what it was doing. changes: fields of its
+        Ready."""
         self.plans.clear()
         self.results.clear()
         self.worker = self.new_worker(self.worker.ready.epoch + 1)
@@ -300,5 +301,5 @@ def cached(heard: Heard) -> int:
 
 
 def gauges(ring: Ring) -> dict[str, float]:
-    """What the scheduler's heartbeat tells."""
+    """Returns the gauges of the scheduler's heartbeat."""
     return ring.scheduler.health().gauges

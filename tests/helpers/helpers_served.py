@@ -24,7 +24,7 @@ class Served(NamedTuple):
 
 
 class Event(NamedTuple):
-    """Of a stream."""
+    """One event of a stream."""
 
     id: str
     data: str

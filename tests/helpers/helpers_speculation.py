@@ -92,13 +92,13 @@ class Work:
 
     def plain(self, model: Any, runner: dict[str, Any] | None = None,
               **ring: Any) -> list[Output]:
-        """What comes out without drafts."""
+        """Returns the output without drafts."""
         return self.ring(make_runner(model, 0, **(runner or {})), **ring).run()
 
     def guessed(self, model: Any, want: list[Output], drafts: int,
                 right: Callable[[int, int], bool], choose: Callable[[], int] | None = None,
                 runner: dict[str, Any] | None = None, **ring: Any) -> tuple[Ring, list[Output]]:
-        """What comes out with drafts of these completions. choose: how many each plan makes."""
+        """Returns the output with drafts of these completions. choose: how many each plan makes."""
         guess = Guess(right)
         made = make_runner(model, drafts, guess, **(runner or {}))
         guess.tables = made.tables

@@ -24,6 +24,8 @@ from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import CLIENT, Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import byte_of_char
+from actorium.actors.detokenizer.stop_regex import StopRegexChecker
+from actorium.actors.detokenizer.stop_strings import StopMatch, StopStringChecker
 from actorium.actors.messages import (
     ActorStatus,
     Attach,
@@ -55,6 +57,18 @@ def i4(ids: list[int]) -> bytes:
 
 def ints(column: bytes) -> list[int]:
     return array("i", column).tolist()
+
+
+def feed_all(checker: StopStringChecker | StopRegexChecker, pieces: list[str]
+             ) -> tuple[str, str] | str:
+    """The text that is shown, with what stopped it, if anything did."""
+    shown = ""
+    for piece in pieces:
+        out = checker.feed(piece)
+        if isinstance(out, StopMatch):
+            return shown + out.text, out.stop
+        shown += out
+    return shown + checker.flush()
 
 
 def byte_level() -> Tokenizer:
@@ -147,7 +161,7 @@ class Asked:
         return [send.message for send in self.core.on_wake(self.NOW)]
 
     def later(self) -> list[Any]:
-        """What is said when somebody else has woken the core."""
+        """Returns what the core sends when a thread has woken it."""
         assert self.woken.acquire(timeout=60)
         return self.wake()
 
@@ -166,7 +180,7 @@ class FakeScheduler:
         self._known: set[tuple[bytes, str]] = set()
 
     def on_message(self, message: Any) -> list[Any]:
-        """What goes to the detokenizer at once."""
+        """Returns the messages that go to the detokenizer at once."""
         if isinstance(message, Submit):
             return self._submit(message)
         if isinstance(message, Hello):

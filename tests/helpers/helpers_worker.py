@@ -54,7 +54,7 @@ def make_runner(model: Any, pages: int | list[int] = 512, page_size: int = 16, s
 
 @dataclass
 class Output:
-    """What came out for one choice of one request."""
+    """The output of one choice of one request."""
 
     tokens: list[int] = field(default_factory=list)
     finish: str | None = None
@@ -104,7 +104,7 @@ class Ring:
         self.core.on_message(Cancel(f"r{request}", b"test"), 0.0)
 
     def step(self) -> bool:
-        """One plan and its result; False when there is nothing to do."""
+        """Runs one plan and its result; False when there is nothing to do."""
         self._deliver()
         if not self.plans:
             return False

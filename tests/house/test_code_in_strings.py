@@ -33,7 +33,7 @@ def texts(path: Path) -> Iterator[str]:
             yield node.value
 
 
-def test_what_they_import_is_there() -> None:
+def test_imports_in_strings_exist() -> None:
     pytest.importorskip("triton")
     pairs = {(pair, path.name) for path in TESTS.rglob("*.py")
              for text in texts(path) for pair in imported(text)}

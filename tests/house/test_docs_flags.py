@@ -61,7 +61,7 @@ def test_every_flag_that_a_document_names_exists(document: Path) -> None:
     assert set(unknown_flags(document.read_text(), known)) <= others
 
 
-def test_a_flag_that_nobody_takes_is_found() -> None:
+def test_an_unknown_flag_is_found() -> None:
     text = "`--max-num-seqs 4 --max-num-sequences=4`, --no-overlap; --lora-paths a-- --- b"
     found = unknown_flags(text, known_flags(foreign=False))
     assert found == ["--lora-paths", "--max-num-sequences"]

@@ -14,7 +14,7 @@ NAMED = re.compile(r"`((?:actors|gpu|kernels|tools|tests|benchmarks|docs)/[\w./-
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)
-def test_what_it_names_is_there(document: Path) -> None:
+def test_named_tests_and_files_exist(document: Path) -> None:
     named = NAMED.findall(document.read_text())
     assert [name for name in named if not (ROOT / name).exists()] == []
 

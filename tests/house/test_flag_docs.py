@@ -28,7 +28,7 @@ def test_the_tables_are_those_of_the_configuration() -> None:
         assert any(f"`--{form}{field.names[0]}`" in text for form in ("", "no-")), field.key
 
 
-def test_a_missing_mark_is_told() -> None:
+def test_a_missing_marker_is_reported() -> None:
     with pytest.raises(ValueError, match="no marks around settings"):
         flag_docs.filled("# nothing")
 

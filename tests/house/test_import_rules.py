@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import statistics
-import subprocess
 import sys
-import time
 
 import pytest
 from helpers_imports import loaded_by
+from helpers_speed import seconds_of_process, slowness
 
 from actorium.tools.code_facts import PACKAGES, ROOT, circles, files, imports, needs
 
@@ -88,18 +86,11 @@ def test_an_actor_loads_neither_torch_nor_argparse(role: str) -> None:
 
 
 def test_import_actorium_is_cheap() -> None:
-    """Under 100 ms beyond bare Python: medians, so that a busy machine does not decide."""
-    bare, ours = [], []
-    for _ in range(5):
-        bare.append(seconds("pass"))
-        ours.append(seconds("import actorium"))
-    assert statistics.median(ours) - statistics.median(bare) < 0.100
-
-
-def seconds(code: str) -> float:
-    began = time.perf_counter()
-    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
-    return time.perf_counter() - began
+    """Under 100 ms of a processor beyond bare Python, where bounds were measured: the least of
+    several, since what else runs on the machine only adds to it."""
+    bare = min(seconds_of_process("pass") for _ in range(5))
+    mine = min(seconds_of_process("import actorium") for _ in range(5))
+    assert mine - bare < 0.1 * slowness()
 
 
 @pytest.mark.parametrize("package", ["actors", "gpu", "kernels", "tools"])

@@ -10,16 +10,19 @@ MOST = 12_000
 """Lines that somebody reads in an evening."""
 RING = re.findall(r"^\d+\. `([\w/]+\.py)`", (ROOT / "READING.md").read_text(), re.MULTILINE)
 WINGS = (
+    "actors.detokenizer.linear_regex", "actors.detokenizer.stop_regex",
     "actors.gateway", "actors.ledger", "actors.recorder", "actors.structured",
     "actors.launcher.crash_reports", "actors.launcher.engine",
     "actors.runtime.http", "actors.runtime.security", "actors.runtime.step_events",
-    "actors.scheduler.draft_policy", "actors.scheduler.queue_policies",
+    "actors.scheduler.draft_policy", "actors.scheduler.prefill_pacing",
+    "actors.scheduler.queue_policies",
     "actors.scheduler.recovery", "actors.scheduler.request_metrics",
     "actors.watchdog.metrics", "actors.watchdog.probe_routes", "actors.watchdog.probe_server",
     "gpu.graphs", "gpu.plan", "gpu.step.speculation", "gpu.worker.compilations",
     "gpu.worker.tracing", "gpu.worker.warmup", "kernels.triton", "tools",
 )
 JOINTS: dict[str, set[str]] = {
+    "actors.detokenizer.output_sequence": {"actors.detokenizer.stop_regex"},
     "actors.runtime.main": {"actors.ledger.committer", "actors.runtime.security",
                             "actors.runtime.security.curve_gate",
                             "actors.runtime.security.private_paths",
@@ -29,8 +32,9 @@ JOINTS: dict[str, set[str]] = {
     "gpu.worker.compute": {"actors.runtime.step_events", "gpu.worker.compilations",
                            "gpu.worker.tracing"},
 }
-"""Where the ring knows a wing all the same: the one place that puts wings around a core, the
-tokenizer that refuses a grammar before it is queued, and the thread that a trace is of."""
+"""Where the ring knows a wing all the same: the sequence whose stop expressions are searched for,
+the one place that puts wings around a core, the tokenizer that refuses a grammar before it is
+queued, and the thread that a trace is of."""
 
 
 def test_it_is_read_in_an_evening() -> None:

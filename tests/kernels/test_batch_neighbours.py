@@ -8,23 +8,28 @@ from typing import Any
 
 import pytest
 import torch
+from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
-from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.latent import Latent
 from actorium.kernels.reference.torch_ops import TorchOps
 
-CPU = torch.device("cpu")
 PAGE, HEADS, KV, DIM = 8, 4, 2, 64
 LENS = [5, 8, 21, 70]
 
 
 def kernels() -> list[Any]:
-    native = select_ops(torch.bfloat16, CPU, DIM, True)
-    return [pytest.param(ops, kv, id=type(ops).__name__)
-            for ops, kv in ((TorchOps(), KV), (native, KV), (Latent(), 0))
-            if ops is not native or isinstance(native, NativeOps)]
+    return [pytest.param("torch", KV), *(pytest.param(*name.values, KV, marks=name.marks)
+                                         for name in EACH_BUILD), pytest.param("latent", 0)]
+
+
+@pytest.fixture
+def ops(request: pytest.FixtureRequest) -> Any:
+    plain = {"torch": TorchOps, "latent": Latent}
+    if request.param in plain:
+        return plain[request.param]()
+    return NativeOps(built(request.param), torch.get_num_threads())
 
 
 def written(kv: int, lens: list[int], holes: float) -> tuple[Tensor, Tensor]:
@@ -43,7 +48,7 @@ def written(kv: int, lens: list[int], holes: float) -> tuple[Tensor, Tensor]:
     return layer.bfloat16(), pages
 
 
-@pytest.mark.parametrize(("ops", "kv"), kernels())
+@pytest.mark.parametrize(("ops", "kv"), kernels(), indirect=["ops"])
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("past", [0, 1, 2])
 def test_rows_of_a_window_read_nothing_behind_themselves(ops: Any, kv: int, window: int,
@@ -63,7 +68,7 @@ def test_rows_of_a_window_read_nothing_behind_themselves(ops: Any, kv: int, wind
     assert torch.equal(*outs)
 
 
-@pytest.mark.parametrize(("ops", "kv"), kernels())
+@pytest.mark.parametrize(("ops", "kv"), kernels(), indirect=["ops"])
 @pytest.mark.parametrize("q_len", [2, 3, 5])
 def test_rows_of_a_window_are_those_of_single_steps(ops: Any, kv: int, q_len: int) -> None:
     layer, pages = written(kv, LENS, math.nan)
@@ -76,7 +81,7 @@ def test_rows_of_a_window_are_those_of_single_steps(ops: Any, kv: int, q_len: in
                                    rtol=0, atol=0)
 
 
-@pytest.mark.parametrize(("ops", "kv"), kernels())
+@pytest.mark.parametrize(("ops", "kv"), kernels(), indirect=["ops"])
 @pytest.mark.parametrize("window", [0, 5])
 @pytest.mark.parametrize("starts", [[0, 0], [0, 13], [9, 0]])
 def test_extends_read_nothing_behind_themselves(ops: Any, kv: int, window: int,

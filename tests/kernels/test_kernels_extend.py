@@ -7,16 +7,15 @@ from dataclasses import dataclass
 
 import pytest
 import torch
+from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
-from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu.attention_native import NativeDecode
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.paged_attention import torch_extend
 from actorium.kernels.reference.torch_ops import TorchOps
 
 pytestmark = pytest.mark.usefixtures("all_threads")
-CPU = torch.device("cpu")
 BF16 = torch.bfloat16
 
 
@@ -29,11 +28,11 @@ class Row:
     pages: Tensor
 
 
-@pytest.fixture
-def ops() -> NativeOps:
-    found = select_ops(BF16, CPU, 64, native=True)
-    if not isinstance(found, NativeOps) or not found.tiles:
-        pytest.skip("neither AMX nor AVX512-BF16, no C compiler, or torch with another OpenMP")
+@pytest.fixture(params=EACH_BUILD)
+def ops(request: pytest.FixtureRequest) -> NativeOps:
+    found = NativeOps(built(request.param), torch.get_num_threads())
+    if not found.tiles:
+        pytest.skip("neither AMX, AVX-512 nor AVX2")
     return found
 
 
@@ -144,7 +143,7 @@ def test_scores_that_climb_and_scores_that_fall(ops: NativeOps) -> None:
         case.check(ops)
 
 
-def test_what_a_row_may_not_see_does_not_matter(ops: NativeOps) -> None:
+def test_masked_keys_do_not_matter(ops: NativeOps) -> None:
     """A sequence full of NaN, and tokens before the window or after the chunk."""
     case = Case([(0, 40), (200, 30), (10, 20)], 4, 2, 64, 16)
     attend = ops.extend(case.rows, 16, 64, case.scale)
@@ -189,7 +188,7 @@ def test_rows_without_tokens_yet_are_harmless(ops: NativeOps) -> None:
     assert torch.equal(attend(q, layer), q)
 
 
-def test_output_goes_where_it_is_wanted(ops: NativeOps) -> None:
+def test_output_is_written_to_out(ops: NativeOps) -> None:
     for kernels in (ops, TorchOps()):
         for spans in ([(0, 20)], [(0, 20), (0, 20), (5, 3)]):
             case = Case(spans, 4, 2, 64, 16)

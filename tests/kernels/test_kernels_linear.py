@@ -7,9 +7,9 @@ import ctypes
 import pytest
 import torch
 import torch.nn.functional as F
+from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
-from actorium.kernels.cpu.native_library import library
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import Linear, TileGated, TileLinear, can_tile
 
@@ -21,11 +21,11 @@ SUMMED = 4e-6
 SHAPES = ((1, 32), (33, 64), (250, 256), (96, 768), (100, 1024), (32, 2080))
 
 
-@pytest.fixture(scope="module")
-def lib() -> ctypes.CDLL:
-    found = library()
-    if found is None or not found.tiles_ready():
-        pytest.skip("no tiles: neither AMX nor AVX512-BF16")
+@pytest.fixture(scope="module", params=EACH_BUILD)
+def lib(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    found = built(request.param)
+    if not found.linear_ready():
+        pytest.skip("neither AMX, AVX-512 nor AVX2")
     return found
 
 
@@ -93,6 +93,21 @@ def test_unpack_is_exact(lib: ctypes.CDLL, outs: int, ins: int, share: float) ->
     assert torch.equal(tiled(lib, weight).unpack().view(torch.int16), weight.view(torch.int16))
 
 
+@pytest.mark.parametrize("share", [0.0, 0.005, 0.5])
+@pytest.mark.parametrize(("outs", "ins"), SHAPES)
+def test_rows_are_exact(lib: ctypes.CDLL, outs: int, ins: int, share: float) -> None:
+    """Any of them, in any order: those of an embedding that is the head as well."""
+    weight = spread(outs, ins, share)
+    ids = torch.cat((torch.randperm(outs), torch.tensor([outs - 1, 0])))
+    product = tiled(lib, weight)
+    assert torch.equal(product.rows(ids, torch.bfloat16), weight[ids])
+    assert torch.equal(product.rows(ids[:1], torch.float32), weight[ids[:1]].float())
+    assert product.rows(ids[:0], torch.bfloat16).shape == (0, ins)
+    for wrong in (-1, outs):
+        with pytest.raises(IndexError, match=f"of {outs} rows"):
+            product.rows(torch.tensor([0, wrong]), torch.bfloat16)
+
+
 def test_every_pattern_of_bits_is_kept(lib: ctypes.CDLL) -> None:
     weight = torch.arange(-32768, 32768, dtype=torch.int16).view(BF16).view(64, 1024)
     product = tiled(lib, weight)
@@ -115,6 +130,15 @@ def test_rows_do_not_depend_on_their_neighbours(lib: ctypes.CDLL, rows: int) -> 
     assert torch.equal(product(x), swapped)
 
 
+@pytest.mark.parametrize("ins", [512, 2048])
+def test_rows_do_not_depend_on_how_many_there_are(lib: ctypes.CDLL, ins: int) -> None:
+    weight = spread(250, ins, 0.005)
+    product, x = tiled(lib, weight), rand(100, ins, seed=1)
+    whole = product(x)
+    for rows in (1, 4, 12, 13, 32, 33, 64):
+        assert torch.equal(product(x[:rows]), whole[:rows]), rows
+
+
 def test_a_view_is_read_as_it_stands(lib: ctypes.CDLL) -> None:
     weight, x = rand(64, 128), rand(6, 256, seed=1)
     product = tiled(lib, weight.T.contiguous().T)
@@ -122,7 +146,7 @@ def test_a_view_is_read_as_it_stands(lib: ctypes.CDLL) -> None:
     assert torch.equal(product.unpack(), weight)
 
 
-def test_what_has_no_tiles_falls_back(lib: ctypes.CDLL) -> None:
+def test_shapes_without_tiles_fall_back(lib: ctypes.CDLL) -> None:
     ops = NativeOps(lib, 2, tiles=True)
     assert isinstance(ops.linear(rand(40, 64)), TileLinear)
     for weight in (rand(40, 48), rand(40, 64).float(), rand(2, 1 << 15)):

@@ -115,7 +115,7 @@ def test_lengths_are_read_when_it_runs() -> None:
     assert error(attend(case.q, case.layer), case.wanted()) < 1e-6
 
 
-def test_what_lies_behind_a_window_is_not_read() -> None:
+def test_keys_behind_a_window_are_not_read() -> None:
     case = Paged([(70, 2), (35, 2)], 4, 2, 32, 16, window=20)
     before = run(case, 2)
     for row in case.rows:

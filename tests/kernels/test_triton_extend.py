@@ -91,7 +91,7 @@ def test_small_chunks_take_small_tiles() -> None:
     assert error(run(case), case.wanted()) < 1e-6
 
 
-def test_what_a_row_may_not_see_does_not_matter() -> None:
+def test_masked_keys_do_not_matter() -> None:
     """A sequence full of NaN, and tokens before the window or after the chunk."""
     case = Paged([(0, 40), (200, 30), (10, 20)], 4, 2, 32, 16, window=64)
     before = run(case)

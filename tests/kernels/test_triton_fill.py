@@ -83,5 +83,6 @@ def test_rows_are_those_of_torch(groups: int, q_len: int, pages: int, size: int,
                 assert same, own.name
 
 
+@pytest.mark.slow
 def test_they_compile(tmp_path: Path) -> None:
     assert compiled(COMPILED, tmp_path) == ["_fill"] * 2

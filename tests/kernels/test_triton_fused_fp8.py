@@ -11,7 +11,7 @@ from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
 
 from actorium.kernels.backends import triton_fault
-from actorium.kernels.inputs import InputForm, PendingSum, Quantised, plain
+from actorium.kernels.inputs import InputForm, Quantised, plain
 from actorium.kernels.reference.torch_ops import TorchOps
 
 pytest.importorskip("triton")
@@ -55,23 +55,22 @@ def test_norms_as_their_parts(width: int, columns: int, dtype: torch.dtype) -> N
     for keep in (False, True):
         form = InputForm(columns, keep)
         want = TorchOps.rms_norm_fp8(ops, x, weight, EPS, form)
-        got, total = ops.norm(x, weight, EPS, form)
-        assert isinstance(got, Quantised) and total is x
-        same(got, want)
-        summed, total = ops.norm(PendingSum(x, residual), weight, EPS, form)
+        same(ops.rms_norm_fp8(x, weight, EPS, form), want)
+        summed, total = ops.add_rms_norm_fp8(x, residual, weight, EPS, form)
         want, sums = TorchOps.add_rms_norm_fp8(ops, x, residual, weight, EPS, form)
-        assert isinstance(summed, Quantised) and torch.equal(total, sums)
+        assert torch.equal(total, sums)
         same(summed, want)
 
 
 @pytest.mark.parametrize("columns", [300, 128])
 def test_norms_as_the_reference(columns: int) -> None:
     ops, reference, x = TritonOps(), TorchOps(), numbers(7, 300, torch.float32)
-    for stream in (x, PendingSum(x, x.flip(0))):
-        (got, total), (want, sums) = (
-            each.norm(stream, x[0], EPS, InputForm(columns, True)) for each in (ops, reference))
-        assert isinstance(got, Quantised) and isinstance(want, Quantised)
-        assert torch.equal(total, sums)
+    form, more = InputForm(columns, True), x.flip(0)
+    (one, two), (alone, whole) = (
+        (each.rms_norm_fp8(x, x[0], EPS, form), each.add_rms_norm_fp8(x, more, x[0], EPS, form))
+        for each in (ops, reference))
+    assert torch.equal(two[1], whole[1])
+    for got, want in ((one, alone), (two[0], whole[0])):
         assert torch.allclose(plain(got), plain(want), rtol=1e-5)
         assert torch.allclose(got.scales, want.scales, rtol=1e-5)
         apart = (got.q.float() - want.q.float()).abs()
@@ -94,8 +93,8 @@ def test_activations_as_their_parts(width: int, columns: int, name: str) -> None
 
 def test_no_rows() -> None:
     ops, x = TritonOps(), torch.empty(0, 256, dtype=torch.bfloat16, device=DEVICE)
-    got, _ = ops.norm(x, torch.ones_like(x[:1].sum(0)), EPS, InputForm(128, True))
-    assert isinstance(got, Quantised) and got.scales.shape == (0, 2) and len(plain(got)) == 0
+    got = ops.rms_norm_fp8(x, torch.ones_like(x[:1].sum(0)), EPS, InputForm(128, True))
+    assert got.scales.shape == (0, 2) and len(plain(got)) == 0
     assert ops.silu_mul_fp8(x, 128).scales.shape == (0, 1)
 
 
@@ -108,14 +107,11 @@ def test_forms_of_several_products() -> None:
 
 def test_rows_of_an_input() -> None:
     ops, x = TorchOps(), numbers(6, 256, torch.float32)
-    whole, _ = ops.norm(x, x[1], EPS, InputForm(128, True))
-    assert isinstance(whole, Quantised)
+    whole = ops.rms_norm_fp8(x, x[1], EPS, InputForm(128, True))
     picked = whole.index_select(0, torch.tensor([4, 1], device=DEVICE))
     for got, rows in ((whole[1:3], [1, 2]), (picked, [4, 1])):
-        again, _ = ops.norm(x[rows], x[1], EPS, InputForm(128, True))
-        assert isinstance(again, Quantised)
-        same(got, again)
-    alone, _ = ops.norm(x, x[1], EPS, InputForm(128, False))
+        same(got, ops.rms_norm_fp8(x[rows], x[1], EPS, InputForm(128, True)))
+    alone = ops.rms_norm_fp8(x, x[1], EPS, InputForm(128, False))
     with pytest.raises(ValueError, match="only its FP8 was kept"):
         plain(alone)
 
@@ -139,6 +135,7 @@ for kernel in hopper.kernels:
 """
 
 
+@pytest.mark.slow
 def test_compile_for_hopper(tmp_path: Path) -> None:
     """For rows of large models, without spills."""
     assert compiled(CODE, tmp_path) == ["_norm_fp8", "_gate_rows", "_norm_fp8", "_gate_groups"]

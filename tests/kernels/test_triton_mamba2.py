@@ -96,6 +96,7 @@ for dtype in (torch.float32, torch.bfloat16):
 """
 
 
+@pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_step", "_step"]
 

@@ -36,14 +36,14 @@ def load(path: Path, kernels: str) -> Model:
     return load_model(path, config, CPU, lambda *_: None)
 
 
-def test_torch_alone_where_it_is_asked_for() -> None:
+def test_torch_is_used_where_requested() -> None:
     assert type(select_ops(torch.bfloat16, CPU, 64, True, "torch")) is TorchOps
     assert select_ops(torch.bfloat16, CPU, 64, True).name in ("native", "torch")
     assert select_ops(torch.float32, CPU, 64, True).name == "torch"
 
 
 @interpreted
-def test_triton_on_a_cpu_where_it_is_asked_for() -> None:
+def test_triton_is_used_on_a_cpu_where_requested() -> None:
     assert select_ops(torch.bfloat16, CPU, 64, True, "triton").name == "triton"
 
 

@@ -126,7 +126,7 @@ ROWS = ["Backend", "Successful requests", "Benchmark duration (s)", "Total input
 """SGLang's."""
 
 
-def test_a_dataset_is_asked_for_by_its_flags() -> None:
+def test_flags_select_the_dataset() -> None:
     assert is_batch({"num_prompts", "model"}) and is_batch({"skip_warmup"})
     assert not is_batch({"model", "shape", "runs"})
     for written, named in (({"num_prompts", "peer"}, "--peer"), ({"seed", "works"}, "--seed")):

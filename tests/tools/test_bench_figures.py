@@ -100,7 +100,7 @@ def recorded(*chunks: StreamChunk) -> RequestResult:
     return recorder.end()
 
 
-def test_tokens_that_are_told_with_every_event() -> None:
+def test_token_counts_with_every_event() -> None:
     found = recorded(StreamChunk("", False, 0, 7), StreamChunk("ab", True, 2),
                      StreamChunk("", True, 2),
                      StreamChunk("c", True, 5), StreamChunk("", False, 5, 7, 4))
@@ -108,14 +108,14 @@ def test_tokens_that_are_told_with_every_event() -> None:
     assert (found.prompt_tokens, found.cached_tokens) == (7, 4)
 
 
-def test_tokens_that_are_told_at_the_end_alone() -> None:
+def test_token_counts_at_the_end_only() -> None:
     found = recorded(StreamChunk("a"), StreamChunk("b"), StreamChunk("c"),
                      StreamChunk("", False, 8))
     assert found.tokens == 8 and found.times == [0.0, 1.0, 2.0]
     assert sorted(found.counts) == [2, 3, 3]
 
 
-def test_tokens_that_nobody_tells() -> None:
+def test_without_token_counts_events_are_counted() -> None:
     found = recorded(StreamChunk("", False), StreamChunk("a"), StreamChunk("b"),
                      StreamChunk("", False))
     assert (found.tokens, found.times, found.prompt_tokens) == (2, [1.0, 2.0], 5)
@@ -143,7 +143,7 @@ def test_concurrency_is_bounded_and_errors_are_kept() -> None:
     assert max(r.sent for r in found) > 0.005  # those that had to wait count from when they went
 
 
-def test_requests_go_at_their_time() -> None:
+def test_requests_are_sent_at_their_time() -> None:
     async def stream(ask: SampleRequest) -> AsyncIterator[StreamChunk]:
         yield StreamChunk("x")
 

@@ -95,7 +95,7 @@ def test_the_peer_stays_and_sleeps_between_its_runs(tmp_path: Path) -> None:
     assert theirs.process.poll() is not None, "it goes with the block"
 
 
-def test_a_peer_that_fails_says_why(tmp_path: Path) -> None:
+def test_a_failing_peer_reports_its_error(tmp_path: Path) -> None:
     asked = job(tmp_path)
     (tmp_path / "config.json").write_text("{")
     with pytest.raises(RuntimeError, match="^transformers: .*config.json"), peer.opened(asked):

@@ -92,7 +92,7 @@ def test_a_run_at_a_server_of_sglangs_shape(tmp_path: Path,
     assert result["spec_decode_acceptance_length"] == 2.5
 
 
-def test_nobody_listens() -> None:
+def test_a_missing_server_is_an_error() -> None:
     with pytest.raises(EngineUnavailable, match="--base-url: 127.0.0.1:1"):
         asyncio.run(bench_session._models(Http("127.0.0.1:1"), "", 0.3))
 
@@ -129,7 +129,7 @@ def target(named: bool = False, there: bool = False, **values: Any) -> tuple[Any
     return found.backend, found.endpoint, found.url, found.own, looked
 
 
-def test_who_is_asked() -> None:
+def test_the_base_url_selects_the_server() -> None:
     vllm, sglang = "http://127.0.0.1:8000", "http://127.0.0.1:30000"
     assert target() == ("actorium", "", None, True, [])
     assert target(named=True) == ("actorium", "", None, False, [])
@@ -265,7 +265,7 @@ def test_a_run_over_its_own_http(cli: Cli, tmp_path: Path) -> None:  # noqa: F81
     assert result["median_ttft_ms"] > 0 and cli.entries() == []
 
 
-def test_nobody_there(cli: Cli) -> None:  # noqa: F811
+def test_a_missing_engine_is_an_error(cli: Cli) -> None:  # noqa: F811
     done = cli.run("bench", "serve", "--http", "127.0.0.1:1")
     assert done.returncode == 1 and b"--base-url: 127.0.0.1:1: Connect" in done.stderr
 

@@ -11,7 +11,9 @@ import pytest
 from helpers_text import FakeEngine, write_model
 
 import actorium
+from actorium.actors.config.tree import Config, SchedulerConfig
 from actorium.tools.cli import COMMANDS, main
+from actorium.tools.cli.engines import for_batches
 from actorium.tools.cli.ps_command import memory, table
 
 
@@ -151,7 +153,7 @@ def test_engines_that_do_not_run(capsys: pytest.CaptureFixture[str],
     assert error_of(capsys) == "no engine named 'ghost' is running"
 
 
-def test_the_table_of_actors_tells_of_memory() -> None:
+def test_the_table_of_actors_shows_memory() -> None:
     row = {"name": "one", "role": "scheduler", "pid": 5, "epoch": 1, "phase": "idle", "step": 9,
            "step_age": 0.5, "detail": "",
            "gauges": {"free_pages": 90.0, "held_pages": 6.0, "cached_pages": 12.0,
@@ -166,8 +168,8 @@ def test_the_table_of_actors_tells_of_memory() -> None:
     assert memory({"running": 3.0}) == ""
 
 
-def test_flush_cache_says_what_was_freed(tmp_path: Path, capsys: pytest.CaptureFixture[str],
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_flush_cache_prints_the_freed_pages(tmp_path: Path, capsys: pytest.CaptureFixture[str],
+                                            monkeypatch: pytest.MonkeyPatch) -> None:
     with FakeEngine(write_model(tmp_path / "m"), "one") as engine:
         monkeypatch.setenv("ACTORIUM_RUN_DIR", engine.base)
         assert main(["flush-cache", "one"]) == 0
@@ -192,3 +194,9 @@ def test_a_package_that_is_not_installed_is_named(
     assert main(["top", "--once"]) == 2
     assert capsys.readouterr().err == (
         "actorium: error: this command needs rich.console: pip install 'actorium[engine]'\n")
+
+
+def test_batches_are_not_bounded_by_a_gap_between_tokens_unless_asked() -> None:
+    assert for_batches(Config()).scheduler.target_itl == 0
+    asked = Config(scheduler=SchedulerConfig(target_itl=80.0))
+    assert for_batches(asked) is asked

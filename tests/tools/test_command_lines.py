@@ -94,7 +94,7 @@ PASTED = [
 
 
 @pytest.mark.parametrize(("argv", "fields", "told"), PASTED)
-def test_a_pasted_line_sets_what_it_means_and_tells_of_the_rest(
+def test_a_pasted_line_sets_known_flags_and_reports_the_rest(
         argv: list[str], fields: dict[str, object], told: list[str],
         capsys: pytest.CaptureFixture[str]) -> None:
     parsed = serve(*argv)
@@ -119,24 +119,40 @@ def test_the_engines_flags_of_a_pasted_benchmark(line: str) -> None:
     assert config.device.graph_batch_sizes == ("1,2,4" if "--cuda-graph-max-bs" in argv else "auto")
 
 
-ONE_DEVICE = "must be 1: an engine runs on one device, got '2'"
+@pytest.mark.parametrize("flag", ["--tp", "-tp", "--tp-size", "--tensor-parallel-size"])
+def test_ranks_under_each_of_their_names(flag: str) -> None:
+    assert serve(flag, "2").config.device.tensor_parallel_size == 2
+
+
+ONE_GROUP = "must be 1: an engine is one group of ranks (--tp) on one machine, got '2'"
+RANKS = "must be between 1 and 1024, got 0"
 
 
 @pytest.mark.parametrize(("argv", "error"), [
     (words(SAGE, name="sage_attn", device="cuda"), "--device: cuda was asked for, but this"),
     (words(PIECEWISE, device="cuda"), "--device: cuda was asked for, but this machine has no CUDA"),
-    (words(SGLANG, tp=2), f"--tp-size: {ONE_DEVICE}"),
-    (words(VLLM, tp=2, length=262144), f"--tensor-parallel-size: {ONE_DEVICE}"),
-    (["-tp", "2"], f"-tp: {ONE_DEVICE}"),
-    (["--tp=2", "--trust-remote-code"], f"--tp: {ONE_DEVICE}"),
-    (["--pipeline-parallel-size", "2"], f"--pipeline-parallel-size: {ONE_DEVICE}"),
+    (words(SGLANG, tp=0), f"--tp-size: {RANKS}"),
+    (words(VLLM, tp=0, length=262144), f"--tensor-parallel-size: {RANKS}"),
+    (["-tp", "0"], f"-tp: {RANKS}"),
+    (["--tp=0", "--trust-remote-code"], f"--tp: {RANKS}"),
+    (["-tp", "17"], "-tp: must be at most 16, got 17"),
+    (["--pipeline-parallel-size", "2"], f"--pipeline-parallel-size: {ONE_GROUP}"),
     (["--ssl-keyfile", "key.pem"], "--ssl-keyfile: not here: there is no TLS: put a proxy in"),
     (["--enable-lora"], "--enable-lora: not here: adapters (LoRA) are not served"),
     (["--lora-modules", "a=b", "c=d"], "--lora-modules: not here: adapters"),
-    (["--revision", "v2"], "--revision: must be main: the newest snapshot"),
+    (["--code-revision", "v2"], "--code-revision: must be main: the tokenizer is the model's"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
-    (["--quantization", "awq"], "--quantization: must be auto, none or fp8, got 'awq'"),
-    (["-q", "int8"], "-q: must be auto, none or fp8, got 'int8'"),
+    (["--quantization", "mxfp4"],
+     "--quantization: must be auto, none, fp8, int8 or int4, got 'mxfp4'"),
+    (["-q", "int3"], "-q: must be auto, none, fp8, int8 or int4, got 'int3'"),
+    (["-q", "int4", "--quantization-group", "16"],
+     "--quantization-group: must be 32, 64 or 128 (or 0 in int8), got 16"),
+    (["-q", "int4", "--quantization-group", "0"], "--quantization-group: must be 32, 64 or 128"),
+    (["--quantization-group", "64"], "--quantization-group: goes with quantization int8 or int4"),
+    (["-q", "fp8", "--quantization-head", "int8"],
+     "--quantization-head: goes with quantization int8 or int4"),
+    (["-q", "int8", "--quantization-head", "fp8"],
+     "--quantization-head: must be auto, none, int8 or int4, got 'fp8'"),
     (["--chat-template", "no-such"], "--chat-template: no such file: 'no-such'"),
     (["--speculative-config", "{"], "--speculative-config: is not a JSON object"),
     (["--speculative-config", '{"method": "ngram", "num_speculative_tokens": 2}'],
@@ -181,7 +197,7 @@ ONE_DEVICE = "must be 1: an engine runs on one device, got '2'"
     (["--trust-remote-cod"], "--trust-remote-cod: no such flag (did you mean --trust-remote-code"),
     (["--enable-log-requests=perhaps"], "--enable-log-requests: must be true or false"),
 ])
-def test_what_cannot_be_is_refused_in_one_line(
+def test_contradictions_are_refused_in_one_line(
         argv: list[str], error: str, capsys: pytest.CaptureFixture[str], no_gpu: None) -> None:
     assert main(["serve", *argv]) == 2
     assert one_line(capsys.readouterr().err.encode()).startswith(f"actorium: error: {error}")
@@ -241,6 +257,9 @@ def test_what_cannot_be_is_refused_in_one_line(
     (["--api-server-count", "3"], "gateway.gateways", 3),
     (["--shutdown-timeout", "5"], "runtime.drain_timeout", 5.0),
     (["-m", DEMO], "model.model", DEMO),
+    (["-hf", "org/name:Q4_K_M"], "model.model", "org/name:Q4_K_M"),
+    (["org/name", "--revision", "v2"], "model.revision", "v2"),
+    (["--download-dir", "/big"], "model.download_dir", "/big"),
     (["-c", "512"], "model.max_model_len", 512),
     (["-np", "4", "--alias", "x"], "scheduler.max_num_seqs", 4),
     (["--dtype", "half"], "model.dtype", "float16"),
@@ -252,9 +271,9 @@ def test_another_engines_form_of_a_setting(argv: list[str], key: str, value: obj
 
 @pytest.mark.parametrize("argv", [
     ["--tensor-parallel-size", "1"], ["--no-enable-lora"], ["--disable-lora"], ["-q", "none"],
-    ["--revision", "main"], ["--max-logprobs", "20"], ["--runner", "generate"],
+    ["--tokenizer-revision", "main"], ["--max-logprobs", "20"], ["--runner", "generate"],
     ["--disaggregation-mode", "null"], ["--enable-piecewise-cuda-graph"]])
-def test_what_asks_for_nothing_is_taken_without_a_word(
+def test_flags_that_ask_for_nothing_are_accepted_silently(
         argv: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert serve(*argv).notes == []
     assert capsys.readouterr().err == ""
@@ -280,14 +299,18 @@ def test_flags_of_one_reason_share_a_line() -> None:
 
 def test_other_tools_names_of_quantization() -> None:
     for value, own in (("fp8", "fp8"), ("ptpc_fp8", "fp8"), ("w8a8_fp8", "fp8"), ("null", "auto"),
-                       ("compressed-tensors", "auto"), ("unquant", "none"), ("none", "none")):
+                       ("compressed-tensors", "auto"), ("unquant", "none"), ("none", "none"),
+                       ("awq", "auto"), ("gptq_marlin", "auto"), ("gguf", "auto"),
+                       ("w8a8_int8", "auto"), ("int8", "int8"), ("int4", "int4")):
         told = serve("--quantization", value)
         assert told.config.model.quantization == own and told.notes == []
     told = serve("-q", "fp8_per_tensor")
     assert told.config.model.quantization == "fp8" and "a scale for each row" in told.notes[0]
+    told = serve("-q", "experts_int8")
+    assert told.config.model.quantization == "int8" and "not of experts alone" in told.notes[0]
 
 
-def test_keyword_arguments_know_switches_that_mean_the_opposite() -> None:
+def test_keyword_arguments_accept_inverted_switches() -> None:
     assert not settings.from_kwargs(disable_radix_cache=True).memory.prefix_cache
     assert settings.from_kwargs(disable_radix_cache=False).memory.prefix_cache
     assert settings.from_kwargs(disable_cuda_graph=True).device.enforce_eager

@@ -90,7 +90,7 @@ def test_every_tensor_is_there_in_bf16() -> None:
                                           "norm")}
 
 
-def test_tensors_have_the_sizes_the_config_tells() -> None:
+def test_tensors_have_the_configs_sizes() -> None:
     config, table = read_json("config.json"), tensor_table()
     hidden, heads = config["hidden_size"], config["num_attention_heads"]
     inner = config["linear_num_value_heads"] * config["linear_value_head_dim"]
@@ -194,7 +194,7 @@ def trained() -> Any:
 
 
 def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
-    from actorium.tools.demo_training.measure_acceptance import greedy
+    from actorium.tools.demo_training.draft_acceptance import greedy
     from actorium.tools.demo_training.training_data import question_text
 
     items = [item for task in ("add", "copy", "reverse", "json") for item in held_out(task, 6)]
@@ -204,7 +204,7 @@ def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
 
 
 def test_most_drafts_of_free_text_are_accepted(trained: Any, tokenizer: Any) -> None:
-    from actorium.tools.demo_training.measure_acceptance import CHAT, measure, prompts_of
+    from actorium.tools.demo_training.draft_acceptance import CHAT, measure, prompts_of
 
     prompts = [*prompts_of("story", 6), *prompts_of(CHAT, 4)]
     model, mtp = trained

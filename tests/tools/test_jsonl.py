@@ -71,7 +71,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("line", "message"), BAD)
-def test_a_bad_line_says_why(line: bytes, message: str) -> None:
+def test_a_bad_line_names_its_error(line: bytes, message: str) -> None:
     with pytest.raises(ValueError) as caught:
         parse_line(0, line, {})
     assert str(caught.value).startswith(message)
@@ -219,7 +219,7 @@ def test_errors_become_records_and_the_rest_run() -> None:
     assert third["text"] == "ok"
 
 
-def test_an_engine_that_is_gone_ends_the_batch() -> None:
+def test_a_dead_engine_ends_the_batch() -> None:
     async def generate(job: BatchJob) -> list[Any]:
         raise EngineUnavailable("gone")
 

@@ -48,7 +48,7 @@ def test_a_line_a_subject() -> None:
         "--generation-config vllm, --override-generation-config JSON")
 
 
-def test_what_is_not_there_is_said() -> None:
+def test_a_missing_file_is_reported() -> None:
     worker = msgspec.structs.replace(WORKER, full_length=0, graphs="", no_graphs="a CPU has none",
                                      state_bytes=5 << 20, checkpoints=3, drafts=2)
     found = rows(worker=worker, info={"has_tokenizer": False, "chat_template": None})
@@ -72,7 +72,7 @@ def test_where_sampling_defaults_come_from(settings: dict[str, Any], told: str) 
     assert rows(config, info={**INFO, "generation_defaults": {}})["sampling"].startswith(told)
 
 
-def test_a_limit_of_every_completion_is_told() -> None:
+def test_a_completion_limit_is_printed() -> None:
     config = Config(model=ModelConfig(override_generation_config={"max_new_tokens": 200.0}))
     info = {**INFO, "limits": {"max_new_tokens": 200},
             "generation_defaults": {"temperature": 0.7, "top_p": 0.8, "max_tokens": 200}}
@@ -80,7 +80,7 @@ def test_a_limit_of_every_completion_is_told() -> None:
     assert found.startswith("temperature 0.7, top_p 0.8, at most 200 new tokens (the model's gen")
 
 
-def test_the_templates_variables_are_told() -> None:
+def test_template_variables_are_printed() -> None:
     kwargs = {"enable_thinking": False, "m": [1]}
     config = Config(model=ModelConfig(default_chat_template_kwargs=kwargs))
     assert rows(config)["chat"].endswith(
@@ -102,10 +102,11 @@ def test_sizes_of_graphs() -> None:
     assert describe_graphs(Graphs(decodes, [])) == "decodes of 1, 2, 4, 8 requests"
     assert describe_graphs(Graphs([], [256, 128, 64, 32, 16])) == (
         "steps with prompts of 16 to 256 (5 sizes) tokens")
+    assert describe_graphs(Graphs([], [], 64)) == "decodes of up to 64 rows, captured as they come"
     assert describe_graphs(Graphs([], [])) == ""
 
 
-def test_what_a_worker_writes_is_read(tmp_path: Path) -> None:
+def test_a_workers_report_is_read(tmp_path: Path) -> None:
     assert read_info(tmp_path, "worker-0") is None
     write_info(tmp_path, "worker-0", WORKER)
     assert read_info(tmp_path, "worker-0") == WORKER

@@ -29,7 +29,7 @@ def starting() -> list[Status]:
     ]
 
 
-def test_the_report_names_who_took_how_long(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_report_lists_the_time_of_each_actor(capsys: pytest.CaptureFixture[str]) -> None:
     start_up = StartUp(Config())
     for each in starting():
         start_up.show(each)

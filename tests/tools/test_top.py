@@ -71,7 +71,7 @@ def test_why_an_engine_is_not_ready() -> None:
     assert view("e", failed, failed)["state"] == "worker-0 was killed"
 
 
-def test_what_is_on_the_screen() -> None:
+def test_the_screen_shows_the_engine() -> None:
     gauges = {"free_pages": 60.0, "held_pages": 10.0, "cached_pages": 30.0,
               "cache_hit_tokens": 1.0, "cache_lookup_tokens": 4.0, "suspects": 2.0,
               "spec_decode_k": 2.0, "spec_decode_acceptance_length": 2.4}

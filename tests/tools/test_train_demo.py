@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +15,9 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config
 from actorium.gpu.families.architectures import read_shape
-from actorium.tools.demo_training.measure_acceptance import DraftAcceptance, drafted, walk
-from actorium.tools.demo_training.train import Team, Trainer, begin_copying, model_loss
+from actorium.tools.demo_training import draft_acceptance
+from actorium.tools.demo_training.draft_acceptance import DraftAcceptance, drafted, walk
+from actorium.tools.demo_training.train import Team, Trainer, init_copying, model_loss
 from actorium.tools.demo_training.training_data import TrainingBatch, part_of
 from actorium.tools.demo_training.training_files import load, save
 from actorium.tools.demo_training.training_model import (
@@ -192,7 +195,7 @@ def test_it_begins_with_a_rough_form_of_copying() -> None:
             return float((model(ids, where).argmax(-1) == ids.flatten()[where + 1]).float().mean())
 
     assert right() < 0.01
-    begin_copying(model)
+    init_copying(model)
     assert right() > 0.08
 
 
@@ -254,3 +257,23 @@ def test_a_wrong_draft_ends_its_window() -> None:
     found = walk([[False] * 4, [True] * 4], 0, 3)
     assert found == DraftAcceptance((3, 2), (0, 0)) and found.shares == (0.0, 0.0)
     assert found + DraftAcceptance((1, 1), (1, 1)) == DraftAcceptance((4, 3), (1, 1))
+
+
+@pytest.mark.parametrize(
+    ("name", "option"), [("train_demo", "--begin"), ("measure_acceptance", "--drafts")])
+def test_commands_run_by_the_names_that_they_had_before(name: str, option: str) -> None:
+    done = subprocess.run([sys.executable, "-m", f"actorium.tools.{name}", "--help"],
+                          capture_output=True, text=True, timeout=120, check=True)
+    assert option in done.stdout
+
+
+def test_acceptance_is_measured_of_the_demo_model_unless_another_is_named(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    def found(path: Path) -> Any:
+        raise LookupError(path)
+
+    monkeypatch.setattr("actorium.tools.demo_training.draft_acceptance.load", found)
+    monkeypatch.setattr(sys, "argv", ["draft_acceptance"])
+    with pytest.raises(LookupError) as caught:
+        draft_acceptance.main()
+    assert (caught.value.args[0] / "model.safetensors").is_file()

@@ -49,7 +49,7 @@ REQUESTS = [
 
 
 def script(rid: str, index: int) -> bytes:
-    """What this sequence says; byte-level ids are bytes."""
+    """Returns what this sequence emits; byte-level ids are bytes."""
     turn = (sum(rid.encode()) + 7 * index) % 11
     return (TEXT[turn:] + TEXT * 4).encode()
 

@@ -296,8 +296,8 @@ def test_skip_tokenizer(model: Path) -> None:
             assert caught.value.param == field
 
 
-def test_a_client_that_was_given_up_learns_of_it(client: Client, engine: FakeEngine,
-                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_disconnected_client_gets_an_error(client: Client, engine: FakeEngine,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("actorium.actors.client.session.REATTACH", 0.01)
     engine.allow = 0
     stream = client.stream("abc", params(max_tokens=200))
@@ -316,7 +316,7 @@ def test_the_client_imports_nothing_heavy() -> None:
     assert out.stdout.strip() == "[]"
 
 
-def test_a_second_thread_is_told_and_harms_nothing(client: Client) -> None:
+def test_use_from_a_second_thread_is_an_error(client: Client) -> None:
     """ZMQ ends the process where two threads use a socket at once."""
     texts: list[str] = []
     want = client.generate("hello", SamplingParams(max_tokens=40)).text

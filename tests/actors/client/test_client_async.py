@@ -63,7 +63,7 @@ def test_many_tasks_share_a_client(engine: FakeEngine, loop: Any) -> None:
     run(loop, main())
 
 
-def test_the_rest_of_the_face(engine: FakeEngine) -> None:
+def test_the_remaining_methods_work(engine: FakeEngine) -> None:
     async def main() -> None:
         async with AsyncClient(engine.name, engine.base) as client:
             await client.wait_ready(5)
@@ -126,7 +126,7 @@ def test_cancelling_a_task_aborts(engine: FakeEngine) -> None:
     run(asyncio.new_event_loop, main())
 
 
-def test_another_engine_in_time_takes_up_what_was_not_begun(engine: FakeEngine) -> None:
+def test_a_restarted_engine_gets_requests_that_had_not_begun(engine: FakeEngine) -> None:
     async def main() -> None:
         async with AsyncClient(engine.name, engine.base, resume_timeout=30) as client:
             engine.allow = 1
@@ -164,7 +164,7 @@ def test_a_dying_engine_fails_every_task(engine: FakeEngine) -> None:
     run(asyncio.new_event_loop, main())
 
 
-def test_two_who_wait_for_a_stream_send_it_once() -> None:
+def test_two_readers_of_a_stream_send_one_request() -> None:
     """A shared stream is read by a task, while its caller asks for the tokens of the prompt."""
     sent: list[bytes] = []
 

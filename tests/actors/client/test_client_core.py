@@ -53,7 +53,7 @@ def lp(token: int) -> TokenLogprob:
     return TokenLogprob(token, -1.0, 1, [])
 
 
-def test_what_comes_again_is_cut() -> None:
+def test_repeated_tokens_are_dropped() -> None:
     core = ClientCore("c")
     pending = started(core)
     say(core, pending, 0, "ab", logprobs=[lp(97), lp(98)])
@@ -67,7 +67,7 @@ def test_what_comes_again_is_cut() -> None:
     assert not core.waiting
 
 
-def test_a_gap_is_asked_for_from_the_start() -> None:
+def test_a_gap_requests_the_stream_from_its_start() -> None:
     core = ClientCore("c")
     pending = started(core)
     say(core, pending, 0, "ab")
@@ -96,7 +96,7 @@ def test_choices_end_one_by_one() -> None:
 
 @pytest.mark.parametrize(("end", "error"), [("abort", Aborted), ("deadline", DeadlineExceeded),
                                             ("error", ActoriumError)])
-def test_ends_that_are_errors(end: str, error: type[ActoriumError]) -> None:
+def test_error_ends_raise(end: str, error: type[ActoriumError]) -> None:
     core = ClientCore("c")
     pending = started(core)
     say(core, pending, 0, "ab", end=end)
@@ -104,7 +104,7 @@ def test_ends_that_are_errors(end: str, error: type[ActoriumError]) -> None:
         pending.completions()
 
 
-def test_refusals_go_to_whom_they_belong() -> None:
+def test_rejections_reach_their_own_request() -> None:
     core = ClientCore("c")
     first, second, third = (started(core) for _ in range(3))
     core.on_message(Accepted(first.rid, 1))
@@ -117,7 +117,7 @@ def test_refusals_go_to_whom_they_belong() -> None:
     core.on_message(Info("who", b"{}"))
 
 
-def test_deadlines_and_the_end_of_everything() -> None:
+def test_deadlines_and_closing_end_requests() -> None:
     core = ClientCore("c")
     patient, hasty = started(core), started(core, timeout=5.0)
     call = core.call(ServerInfo, 104.0, now=100.0)
@@ -143,7 +143,7 @@ def due(core: ClientCore, now: float) -> list[str]:
     return [str(kind) for kind in decoded]
 
 
-def test_a_request_is_sent_again_until_its_receipt() -> None:
+def test_a_request_is_resent_until_it_is_accepted() -> None:
     core = ClientCore("c")
     pending = started(core)
     core.on_message(Accepted(pending.rid, 1), 100.0)
@@ -154,7 +154,7 @@ def test_a_request_is_sent_again_until_its_receipt() -> None:
     assert [now for now in range(124, 180) if due(core, now) == ["Resume"]] == [129, 139, 159]
 
 
-def test_what_is_still_with_the_tokenizer_is_sent_again_when_it_dies() -> None:
+def test_unaccepted_requests_are_resent_when_the_tokenizer_dies() -> None:
     core = ClientCore("c")
     waiting, told = started(core), started(core)
     call = core.call(ServerInfo, math.inf, now=100.0)
@@ -165,7 +165,7 @@ def test_what_is_still_with_the_tokenizer_is_sent_again_when_it_dies() -> None:
     assert call.frame and waiting.frame and not told.frame
 
 
-def test_a_new_detokenizer_tells_by_itself_a_broken_connection_does_not() -> None:
+def test_a_new_detokenizer_resends_and_a_broken_connection_asks() -> None:
     core = ClientCore("c")
     pending = started(core, streaming=True)
     core.on_message(Attached(1), 100.0)
@@ -179,7 +179,7 @@ def test_a_new_detokenizer_tells_by_itself_a_broken_connection_does_not() -> Non
     assert due(core, 103.0) == [] and due(core, 103.0 + SETTLE) == ["Resume"]
 
 
-def test_an_unknown_request_is_sent_anew_unless_something_was_seen() -> None:
+def test_an_unknown_request_is_resent_unless_it_had_tokens() -> None:
     core = ClientCore("c")
     fresh, seen = started(core), started(core)
     say(core, seen, 0, "a")
@@ -191,7 +191,7 @@ def test_an_unknown_request_is_sent_anew_unless_something_was_seen() -> None:
         seen.completions()
 
 
-def test_an_abort_without_effect_is_sent_again() -> None:
+def test_an_abort_without_effect_is_resent() -> None:
     core = ClientCore("c")
     pending = started(core)
     assert core.forget(pending.rid, 100.0)
@@ -205,7 +205,7 @@ def test_an_abort_without_effect_is_sent_again() -> None:
     assert due(core, 105.0) == []
 
 
-def test_another_engine_takes_up_what_the_first_has_left() -> None:
+def test_a_new_engine_continues_what_the_old_one_left() -> None:
     core = ClientCore("c")
     fresh, told = started(core), started(core)
     core.on_message(Attached(7), 100.0)
@@ -218,7 +218,7 @@ def test_another_engine_takes_up_what_the_first_has_left() -> None:
     assert [p.completions()[0].text for p in (fresh, told)] == ["x", "abc"]
 
 
-def test_a_refusal_of_a_repetition_is_no_refusal() -> None:
+def test_a_rejected_resend_does_not_end_an_accepted_request() -> None:
     core = ClientCore("c")
     pending = started(core)
     say(core, pending, 0, "a")

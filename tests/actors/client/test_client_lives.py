@@ -34,7 +34,7 @@ def test_no_engine_and_a_dying_engine(model: Path) -> None:
         begin = monotonic()
         with pytest.raises(EngineUnavailable, match="went away"):
             list(stream)
-        assert monotonic() - begin < 5
+        assert monotonic() - begin < 20
         killer.join()
     with pytest.raises(EngineUnavailable):
         client.generate("x")
@@ -67,7 +67,7 @@ def test_a_restart_is_noticed_while_waiting(model: Path) -> None:
         client.close()
 
 
-def test_another_engine_in_time_takes_up_what_was_not_begun(model: Path) -> None:
+def test_a_restarted_engine_gets_requests_that_had_not_begun(model: Path) -> None:
     """Without a common ledger the next engine knows nothing: what was begun cannot go on."""
     with FakeEngine(model) as first:
         client = Client(first.name, first.base, resume_timeout=30)
@@ -92,7 +92,7 @@ def test_another_engine_in_time_takes_up_what_was_not_begun(model: Path) -> None
             client.close()
 
 
-def test_an_engine_that_does_not_come_in_time(model: Path) -> None:
+def test_an_engine_that_does_not_restart_in_time_is_an_error(model: Path) -> None:
     with pytest.raises(InvalidRequest, match="resume_timeout"):
         Client(resume_timeout=-1)
     with FakeEngine(model) as engine:
@@ -103,7 +103,7 @@ def test_an_engine_that_does_not_come_in_time(model: Path) -> None:
         begin = monotonic()
         with pytest.raises(EngineUnavailable, match="went away"):
             list(stream)
-        assert 0.3 <= monotonic() - begin < 5
+        assert 0.3 <= monotonic() - begin < 20
         with pytest.raises(EngineUnavailable):
             client.generate("x")
         client.close()

@@ -55,7 +55,7 @@ def session_with(tmp_path: Path, link: BrokenLink, resume_timeout: float) -> Blo
     return session
 
 
-def test_an_end_that_two_looks_see_is_one_end(tmp_path: Path) -> None:
+def test_an_end_seen_twice_is_reported_once(tmp_path: Path) -> None:
     """What waits goes on waiting for the next engine."""
     link = BrokenLink()
     session = session_with(tmp_path, link, 30.0)
@@ -64,7 +64,7 @@ def test_an_end_that_two_looks_see_is_one_end(tmp_path: Path) -> None:
     assert session.resuming and len(session.core.waiting) == 1
 
 
-def test_closing_disconnects_from_an_engine_that_takes_nothing(tmp_path: Path) -> None:
+def test_closing_disconnects_from_an_engine_that_does_not_read(tmp_path: Path) -> None:
     link = BrokenLink()
     client = Client(tmp_path)
     client._session = session_with(tmp_path, link, 0.0)

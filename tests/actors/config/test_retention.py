@@ -152,8 +152,8 @@ def test_every_row_is_tried() -> None:
 
 
 @pytest.mark.parametrize("what, fill", [(what, fill) for what in ROWS for fill in ROWS[what]])
-def test_no_more_is_kept_than_the_table_says(what: str, fill: Fill, traced: Callable[[], int],
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_retention_stays_within_the_table(what: str, fill: Fill, traced: Callable[[], int],
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
     (row,) = [row for row in retention.retention_bounds(SERVING) if row.what == what]
     filled = fill(monkeypatch)
     taken = traced()
@@ -161,7 +161,7 @@ def test_no_more_is_kept_than_the_table_says(what: str, fill: Fill, traced: Call
     del filled
 
 
-def test_a_store_of_responses_takes_what_the_table_says() -> None:
+def test_the_response_store_stays_within_the_table() -> None:
     limit = 4 << 20
     store = ResponseStore(None, limit, 1 << 20)
     for number in range(6000):
@@ -174,7 +174,7 @@ def test_a_store_of_responses_takes_what_the_table_says() -> None:
     store.close()
 
 
-def test_a_vanished_client_is_told_of_each_request_once_and_of_the_latest() -> None:
+def test_events_of_a_vanished_client_are_bounded() -> None:
     departed = EndedSequences()
     departed.give_up_requests(b"c", [rid(1), rid(2)])
     departed.give_up_requests(b"c", [rid(2), rid(3)])

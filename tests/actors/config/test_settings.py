@@ -29,7 +29,7 @@ def no_environment(monkeypatch: pytest.MonkeyPatch) -> None:
             monkeypatch.delenv(name)
 
 
-def test_without_anything_the_tree_is_its_defaults() -> None:
+def test_without_sources_the_config_is_its_defaults() -> None:
     assert config_of() == Config()
     assert settings.from_kwargs() == Config()
 
@@ -139,7 +139,8 @@ def test_a_bad_flag_is_named_as_it_was_written(argv: list[str], name: str, why: 
     assert "\n" not in caught.value.message
 
 
-def test_rising_order_of_the_sources(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_later_sources_override_earlier_ones(tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "engine.toml"
     file.write_text('[scheduler]\nmax_num_seqs = 3\nmax_num_batched_tokens = 4\n'
                     'max_num_queued_reqs = 5\n[model]\nmax_model_len = "4k"\n')
@@ -323,7 +324,7 @@ def test_values_that_begin_with_a_dash_are_values(argv: list[str], prompt: list[
     (["--prompt", "--json"], "--prompt: a value is missing"),
     (["--no-json=x"], "--no-json: must be true or false"), (["--cofnig", "x"], "--cofnig: no such"),
 ])
-def test_words_that_are_nobodys_are_named(argv: list[str], error: str) -> None:
+def test_unknown_arguments_are_named(argv: list[str], error: str) -> None:
     with pytest.raises(BadConfig) as caught:
         parse("actorium x", argv, Own)
     assert caught.value.message.startswith(error)
@@ -370,7 +371,7 @@ def test_an_object_of_json_comes_from_anywhere(
     ("style = inf", "must be what JSON can say: "),
     ("bos_token = 'x'", "'bos_token' may not be set"),
 ])
-def test_what_is_no_json_is_refused(line: str, error: str, tmp_path: Path) -> None:
+def test_invalid_json_is_refused(line: str, error: str, tmp_path: Path) -> None:
     file = tmp_path / "engine.toml"
     file.write_text(f"[model.default_chat_template_kwargs]\n{line}\n")
     with pytest.raises(BadConfig) as caught:

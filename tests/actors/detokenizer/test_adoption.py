@@ -59,7 +59,7 @@ def asked(one: Ring, recall: Recall) -> list[Any]:
     (Recall(RID, B, True, "t"), True), (Recall(RID, B, False, "t"), False),
     (Recall(RID, B, True, "u"), False), (Recall(RID, A, True, "u"), False),
     (Recall("name.other", B, True, "t"), False), (Recall("other.asked", B, True, "t"), False)])
-def test_who_may_take_up_what(recall: Recall, known: bool) -> None:
+def test_requests_are_adopted_within_their_tenant(recall: Recall, known: bool) -> None:
     one = ring()
     one.scheduler.on_message(submit(), one.now)
     one.scheduler.on_wake(one.now)
@@ -76,21 +76,21 @@ def test_who_may_take_up_what(recall: Recall, known: bool) -> None:
         assert told.other == (recall.rid == "name.other")
 
 
-def test_what_does_not_linger_is_its_clients_alone() -> None:
+def test_without_linger_a_request_belongs_to_its_client() -> None:
     one = ring()
     one.scheduler.on_message(submit(linger=0.0), one.now)
     one.scheduler.on_wake(one.now)
     assert isinstance(asked(one, Recall(RID, B, True, "t"))[0], Unknown)
 
 
-def test_two_who_send_the_same_share_one_run() -> None:
+def test_equal_requests_share_one_run() -> None:
     one = ring()
     for client in (A, B):
         one.scheduler.on_message(submit(client), one.now)
     assert [key for key in one.scheduler.state.requests] == [(B, RID)]
 
 
-def test_an_aborted_one_may_be_sent_again() -> None:
+def test_an_aborted_request_may_be_sent_again() -> None:
     one = ring()
     for client in (A, B):
         one.scheduler.on_message(submit(client), one.now)
@@ -138,7 +138,7 @@ def cancels(core: DetokenizerCore, now: float) -> list[str]:
     return [send.message.rid for send in core.on_wake(now) if isinstance(send.message, Cancel)]
 
 
-def test_what_lingers_is_given_up_later(core: DetokenizerCore) -> None:
+def test_lingering_requests_are_aborted_later(core: DetokenizerCore) -> None:
     open_(core, 1, A, 0.0)
     open_(core, 2, A, 5.0)
     open_(core, 3, A, 9.0)
@@ -152,7 +152,7 @@ def test_what_lingers_is_given_up_later(core: DetokenizerCore) -> None:
     assert found[0][0] < 1.0 < 4.9 < found[1][0] < 5.5 < 8.9 < found[2][0] < 9.5
 
 
-def test_who_takes_it_up_is_told_all_and_who_had_it_that_it_is_gone(core: DetokenizerCore) -> None:
+def test_the_adopter_gets_all_tokens_and_the_former_client_an_end(core: DetokenizerCore) -> None:
     open_(core, 1, A, 5.0, emitted=i4(list(b"abc")))
     assert [(c, d.text) for c, d in deltas(core, 0.0)] == [(A, "abc")]
     open_(core, 1, B, 5.0, emitted=i4(list(b"abcd")), again=True)

@@ -45,7 +45,7 @@ def pieces(detokenizer: TokenDecoder, ids: Sequence[int], skip: bool = True,
     return [stream.push(i) for i in ids] + [stream.flush()]
 
 
-def test_the_kind_is_told_by_the_decoder(makers: dict[str, TokenDecoder], tmp_path: Path) -> None:
+def test_the_decoder_determines_the_kind(makers: dict[str, TokenDecoder], tmp_path: Path) -> None:
     assert isinstance(makers["level"], ByteLevelDecoder)
     assert isinstance(makers["fallback"], ByteFallbackDecoder) and isinstance(makers["bare"],
                                                                               ByteFallbackDecoder)
@@ -184,7 +184,7 @@ def test_special_and_added_tokens(makers: dict[str, TokenDecoder]) -> None:
     assert pieces(makers["level"], [0xE2, ids[0], 0x82, 0xAC]) == ["", "", "", "€", ""]
 
 
-def test_other_decoders_go_by_windows(tmp_path: Path) -> None:
+def test_other_decoders_decode_in_windows(tmp_path: Path) -> None:
     vocab = {t: i for i, t in enumerate(["[UNK]", "un", "##believ", "##able", "story", "!"])}
     word = Tokenizer(models.WordPiece(vocab, unk_token="[UNK]"))
     word.decoder = decoders.WordPiece(cleanup=False)

@@ -5,17 +5,18 @@ from __future__ import annotations
 import struct
 from pathlib import Path
 from statistics import median
-from time import perf_counter
+from time import thread_time
 from typing import Any
 
 import msgspec
 import pytest
+from helpers_speed import slowness
 from helpers_text import attached, byte_level, context, i4, ints, loaded, write_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.core import Send
-from actorium.actors.detokenizer.client_connections import KNOCK, RETURN
+from actorium.actors.detokenizer.client_connections import PROBE_INTERVAL, RETURN
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import (
     Answer,
@@ -110,7 +111,7 @@ def test_one_batch_a_client_and_wake(core: DetokenizerCore) -> None:
     assert (delta.start, ints(delta.tokens), delta.text) == (3, [100, 101], "de")
 
 
-def test_duplicates_are_cut_and_gaps_are_asked_for(core: DetokenizerCore) -> None:
+def test_duplicates_are_dropped_and_gaps_requested(core: DetokenizerCore) -> None:
     opened(core)
     batch(core, (1, 0, [65, 66]))
     batch(core, (1, 0, [65, 66]))
@@ -158,7 +159,7 @@ def test_stop_string_across_tokens(core: DetokenizerCore) -> None:
     assert wake(core) == ({}, []) and core.done
 
 
-def test_what_is_held_back_comes_with_the_end(core: DetokenizerCore) -> None:
+def test_held_back_text_comes_with_the_end(core: DetokenizerCore) -> None:
     opened(core, stop=("END",))
     batch(core, (1, 0, list(b"xEN")), events=[SequenceEvent(1, "length")])
     assert only(core).text == "xEN"
@@ -285,7 +286,7 @@ def test_reopened_after_a_restart_starts_over(core: DetokenizerCore) -> None:
     assert only(core).text == "A", "a second Open changes nothing"
 
 
-def test_a_client_that_is_gone(core: DetokenizerCore) -> None:
+def test_a_disconnected_client_aborts_its_requests(core: DetokenizerCore) -> None:
     opened(core, 1, "r", A)
     opened(core, 2, "r", A, index=1)
     opened(core, 3, "s", A)
@@ -294,10 +295,10 @@ def test_a_client_that_is_gone(core: DetokenizerCore) -> None:
     core.on_client_gone(A, 0.0)
     core.on_client_gone(b"unknown", 0.0)
     deltas, sent = wake(core)
-    assert sent == [] and list(deltas) == [B] and core.next_timer() == KNOCK
-    assert [(s.client, s.message) for s in core.on_wake(KNOCK)] == [(A, TextBatch([]))]
-    core.on_client_gone(A, KNOCK)
-    assert core.next_timer() == 2 * KNOCK
+    assert sent == [] and list(deltas) == [B] and core.next_timer() == PROBE_INTERVAL
+    assert [(s.client, s.message) for s in core.on_wake(PROBE_INTERVAL)] == [(A, TextBatch([]))]
+    core.on_client_gone(A, PROBE_INTERVAL)
+    assert core.next_timer() == 2 * PROBE_INTERVAL
     assert [s.message for s in core.on_wake(RETURN) if s.client != B] == [
         Cancel("r", A), Cancel("s", A)]
     batch(core, (1, 1, [65]), events=[SequenceEvent(1, "abort")])
@@ -348,7 +349,7 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 def test_256_sequences_a_step(core: DetokenizerCore) -> None:
-    """Aim: 10 us a token on an idle core; the test allows for a busy machine."""
+    """Aim: 10 us a token; the test allows for less than a third of that speed."""
     for sid in range(1, 257):
         opened(core, sid, f"r{sid}", A, stop=("nowhere", "\n\n") if sid % 2 else ())
     sids = list(range(1, 257))
@@ -356,14 +357,14 @@ def test_256_sequences_a_step(core: DetokenizerCore) -> None:
     for step in range(60):
         message = TokenBatch(step, i4(sids), i4([step] * 256), b"\1" * 256,
                              i4([32 + (step * 7 + s) % 90 for s in sids]))
-        begin = perf_counter()
+        begin = thread_time()
         core.on_message(message, 0.0)
         core.on_wake(0.0)
-        times.append(perf_counter() - begin)
-    assert median(times) / 256 < 30e-6
+        times.append(thread_time() - begin)
+    assert median(times) / 256 < 30e-6 * slowness()
 
 
-def test_a_prompt_that_is_told_in_part_counts_whole(core: DetokenizerCore) -> None:
+def test_partial_prompt_logprobs_count_the_whole_prompt(core: DetokenizerCore) -> None:
     core.on_message(Open(1, "r", 0, A, i4(list(b"hi")), TextParams(), prompt_before=998,
                          emitted=i4(list(b"!")), end=SequenceEvent(1, "stop")), 0.0)
     (delta,) = [delta for send in core.on_wake(0.0) if isinstance(send.message, TextBatch)

@@ -89,7 +89,8 @@ def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPa
     assert core.journal.failures >= 1
 
 
-def test_who_asks_again_is_told_again(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resent_request_gets_its_answer_again(model: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """Its client was away; the text is not tried again."""
     core = attached(model, A, B)
     opened(core, 2, "p")
@@ -173,7 +174,7 @@ def test_a_death_is_found_by_the_second_one(model: Path, monkeypatch: pytest.Mon
     assert lives.deaths == 2 and len(lives.core._sequences) == 2
 
 
-def test_who_ends_is_acquitted(model: Path) -> None:
+def test_a_request_that_ends_is_acquitted(model: Path) -> None:
     lives = Lives(model)
     lives.core.journal.put(name_of(A, b"a"))
     lives.start()

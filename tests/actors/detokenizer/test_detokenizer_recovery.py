@@ -10,7 +10,11 @@ from helpers_text import attached, i4, ints, write_model
 
 from actorium.actors.core import Send
 from actorium.actors.detokenizer import client_connections as module
-from actorium.actors.detokenizer.client_connections import KNOCK, LISTEN, RECONNECT
+from actorium.actors.detokenizer.client_connections import (
+    IDLE_CHECK_INTERVAL,
+    PROBE_INTERVAL,
+    RECONNECT,
+)
 from actorium.actors.detokenizer.core import ASK_AGAIN, DetokenizerCore
 from actorium.actors.messages import (
     Attach,
@@ -83,7 +87,7 @@ def test_an_older_scheduler_is_fenced_off(core: DetokenizerCore) -> None:
     assert shown(core) == [(0, "abcd")]
 
 
-def test_a_new_scheduler_hears_again_what_was_decided_here(core: DetokenizerCore) -> None:
+def test_a_new_scheduler_gets_earlier_stops_again(core: DetokenizerCore) -> None:
     open_(core, stop=("cd",))
     say(core, 0, b"abcd")
     assert wake(core)[1] == [Stop(1, 4)]
@@ -93,7 +97,7 @@ def test_a_new_scheduler_hears_again_what_was_decided_here(core: DetokenizerCore
     assert shown(core) == [(0, "x")], "a scheduler without a ledger numbers from 1 again"
 
 
-def test_a_scheduler_that_did_not_read_hears_what_it_missed(core: DetokenizerCore) -> None:
+def test_a_scheduler_that_did_not_read_gets_what_it_missed(core: DetokenizerCore) -> None:
     core.on_client(B, Attach(), 0.0)
     open_(core, stop=("cd",))
     open_(core, 2, "lost", client=B)
@@ -111,7 +115,7 @@ def test_a_scheduler_that_did_not_read_hears_what_it_missed(core: DetokenizerCor
     assert wake(core, 1.0)[1] == [Stop(1, 4), Cancel("lost", B)]
 
 
-def test_gaps_are_asked_for_now_and_then(core: DetokenizerCore) -> None:
+def test_gap_requests_are_limited_in_rate(core: DetokenizerCore) -> None:
     open_(core)
     for start in (2, 3):
         say(core, start, b"x")
@@ -127,7 +131,7 @@ def test_gaps_are_asked_for_now_and_then(core: DetokenizerCore) -> None:
     assert (delta.start, delta.text, delta.finish_reason) == (0, "abxxxx", "length")
 
 
-def test_all_is_told_again_on_request(core: DetokenizerCore) -> None:
+def test_all_tokens_are_resent_on_request(core: DetokenizerCore) -> None:
     open_(core)
     say(core, 0, b"abc")
     assert shown(core) == [(0, "abc")]
@@ -150,12 +154,12 @@ def test_an_unknown_request_is_an_error_of_its_stream(core: DetokenizerCore) -> 
     assert delta.error is not None and delta.error.code == "unknown_request" and core.done
 
 
-def test_a_new_incarnation_knocks_before_it_speaks(core: DetokenizerCore) -> None:
+def test_a_new_incarnation_probes_clients_before_sending(core: DetokenizerCore) -> None:
     open_(core, said=b"abc", client=B, now=10.0)
     assert core.next_timer() == 10.0
     assert core.on_wake(10.0) == [Send("client", TextBatch([]), B)]
     core.on_client_gone(B, 10.0)
-    assert core.next_timer() == 10.0 + KNOCK and core.on_wake(10.01) == []
+    assert core.next_timer() == 10.0 + PROBE_INTERVAL and core.on_wake(10.01) == []
     say(core, 3, b"d", now=10.1)
     assert core.on_wake(10.1) == [Send("client", TextBatch([]), B)]
     assert core.next_timer() == 0.0
@@ -164,7 +168,7 @@ def test_a_new_incarnation_knocks_before_it_speaks(core: DetokenizerCore) -> Non
     assert wake(core, 10.1)[0] and core.next_timer() is None
 
 
-def test_a_client_that_does_not_come_back_is_given_up(core: DetokenizerCore) -> None:
+def test_a_client_that_does_not_reconnect_is_dropped(core: DetokenizerCore) -> None:
     open_(core, said=b"abc", client=B, now=10.0)
     now = 10.0
     while now < 10.0 + RECONNECT:
@@ -182,7 +186,7 @@ def test_a_client_that_does_not_come_back_is_given_up(core: DetokenizerCore) -> 
     assert deltas[0].error.code == "aborted"
 
 
-def test_a_client_that_vanished_while_it_waits_is_missed_within_a_second(
+def test_a_client_that_vanishes_while_waiting_is_noticed_within_a_second(
         core: DetokenizerCore) -> None:
     open_(core, now=10.0)
     open_(core, 2, "busy", client=B, now=10.0)
@@ -207,21 +211,21 @@ def test_a_client_that_vanished_while_it_waits_is_missed_within_a_second(
     assert shown(core, now) == [(0, "x")]
 
 
-def test_whoever_is_told_something_is_not_knocked_at(core: DetokenizerCore) -> None:
+def test_clients_that_get_deltas_are_not_probed(core: DetokenizerCore) -> None:
     open_(core)
     for n in range(50):
-        say(core, n, b"x", now=n * LISTEN / 2)
-        assert shown(core, n * LISTEN / 2) == [(n, "x")]
+        say(core, n, b"x", now=n * IDLE_CHECK_INTERVAL / 2)
+        assert shown(core, n * IDLE_CHECK_INTERVAL / 2) == [(n, "x")]
     due = core.next_timer()
     assert due is not None and core.on_wake(due) == []
-    assert core.on_wake(due + LISTEN) == [Send("client", TextBatch([]), A)]
+    assert core.on_wake(due + IDLE_CHECK_INTERVAL) == [Send("client", TextBatch([]), A)]
     say(core, 50, b"y", end=SequenceEvent(1, "length"))
-    wake(core, due + LISTEN)
-    core.on_wake(due + LISTEN)
+    wake(core, due + IDLE_CHECK_INTERVAL)
+    core.on_wake(due + IDLE_CHECK_INTERVAL)
     assert core.next_timer() is None, "nothing is going on"
 
 
-def test_what_came_twice_is_counted(core: DetokenizerCore) -> None:
+def test_duplicates_are_counted(core: DetokenizerCore) -> None:
     def dropped() -> float:
         return core.health().gauges["duplicates_dropped"]
 
@@ -248,7 +252,7 @@ def test_drafts_are_counted_across_deaths(core: DetokenizerCore) -> None:
     assert (delta.usage.draft_tokens, delta.usage.accepted_tokens) == (10, 5)
 
 
-def test_what_a_slow_client_has_not_read_is_merged(core: DetokenizerCore) -> None:
+def test_unread_deltas_of_a_slow_client_are_merged(core: DetokenizerCore) -> None:
     open_(core)
     wake(core)
     core.on_client_slow(A, True, 0.0)
@@ -263,8 +267,8 @@ def test_what_a_slow_client_has_not_read_is_merged(core: DetokenizerCore) -> Non
     assert core.done
 
 
-def test_a_client_far_behind_is_given_up(core: DetokenizerCore,
-                                         monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_far_behind_is_disconnected(core: DetokenizerCore,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "MERGED", 50)
     open_(core)
     open_(core, 2, "q", client=B)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helpers_text import feed_all
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -21,17 +22,6 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, str] | N
     return None
 
 
-def play(pieces: list[str], stops: list[str], include: bool) -> tuple[str, str] | str:
-    finder = StopStringChecker(tuple(stops), include)
-    shown = ""
-    for piece in pieces:
-        out = finder.feed(piece)
-        if isinstance(out, StopMatch):
-            return shown + out.text, out.stop
-        shown += out
-    return shown + finder.flush()
-
-
 @settings(max_examples=400, deadline=None)
 @given(text=ABC, stops=STOPS, include=st.booleans(), cuts=st.lists(st.integers(0, 24), max_size=8))
 @example(text="abab", stops=["bab"], include=False, cuts=[1, 2, 3])
@@ -40,8 +30,9 @@ def test_every_cut_gives_the_same(text: str, stops: list[str], include: bool,
     at = sorted({0, len(text), *(c for c in cuts if c < len(text))})
     parts = [text[a:b] for a, b in zip(at, at[1:], strict=False)]
     expected = reference(text, stops, include)
-    assert play(parts, stops, include) == (text if expected is None else expected)
-    assert play(list(text), stops, include) == (text if expected is None else expected)
+    for pieces in (parts, list(text)):
+        found = feed_all(StopStringChecker(tuple(stops), include), pieces)
+        assert found == (text if expected is None else expected)
 
 
 @settings(max_examples=200, deadline=None)
@@ -62,7 +53,7 @@ def test_held_back_is_exactly_what_could_begin_a_stop(pieces: list[str],
         assert held == max(could, key=len, default="")
 
 
-def test_not_armed_is_plain_text_for_good() -> None:
+def test_text_before_min_tokens_never_matches() -> None:
     finder = StopStringChecker(("ab",), False)
     assert finder.feed("xa", armed=False) == "x"
     assert finder.feed("b", armed=False) == "ab"
@@ -70,7 +61,7 @@ def test_not_armed_is_plain_text_for_good() -> None:
     assert finder.feed("ab") == StopMatch("", "ab")
 
 
-def test_a_match_that_did_not_count_is_not_found_again() -> None:
+def test_a_match_before_min_tokens_is_not_found_again() -> None:
     finder = StopStringChecker(("a", "ab"), False)
     assert finder.feed("a", armed=False) == ""
     assert finder.feed("c") == "ac"

@@ -4,9 +4,11 @@ time."""
 from __future__ import annotations
 
 import re
-from time import perf_counter
+from time import thread_time
 
 import pytest
+from helpers_speed import slowness
+from helpers_text import feed_all
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -43,18 +45,6 @@ def _begins(expression: str, text: str, at: int) -> bool:
     return at == 0 or (expression.startswith("(?m)") and text[at - 1] == "\n")
 
 
-def play(pieces: list[str], stops: list[str], expressions: list[str],
-         include: bool) -> tuple[str, str] | str:
-    finder = StopRegexChecker(tuple(stops), tuple(expressions), include)
-    shown = ""
-    for piece in pieces:
-        out = finder.feed(piece)
-        if isinstance(out, StopMatch):
-            return shown + out.text, out.stop
-        shown += out
-    return shown + finder.flush()
-
-
 @settings(max_examples=400, deadline=None)
 @given(text=TEXTS, stops=st.lists(st.sampled_from(["ba", "c", "dd1"]), max_size=1),
        expressions=st.lists(st.sampled_from(EXPRESSIONS), min_size=1, max_size=3),
@@ -65,8 +55,9 @@ def test_every_cut_gives_what_python_finds(text: str, stops: list[str], expressi
     at = sorted({0, len(text), *(c for c in cuts if c < len(text))})
     parts = [text[a:b] for a, b in zip(at, at[1:], strict=False)]
     expected = reference(text, stops, expressions, include) or text
-    assert play(parts, stops, expressions, include) == expected
-    assert play(list(text), stops, expressions, include) == expected
+    for pieces in (parts, list(text)):
+        checker = StopRegexChecker(tuple(stops), tuple(expressions), include)
+        assert feed_all(checker, pieces) == expected
 
 
 @pytest.mark.parametrize("expression, why", [
@@ -75,12 +66,12 @@ def test_every_cut_gives_what_python_finds(text: str, stops: list[str], expressi
     (r"x\Z", r"\\Z is not"), ("a++", "possessive"), ("(?>a)b", "atomic"), ("a*", "empty text"),
     ("(a|)", "empty text"), ("(a{100}){100}", "counted out"), ("x{9999}", "counted out"),
     ("((((){999}){999}){999}){999}a", "counted out"), ("(" * 500 + "a" + ")" * 500, "counted out")])
-def test_what_it_cannot_do_is_refused(expression: str, why: str) -> None:
+def test_unsupported_expressions_are_refused(expression: str, why: str) -> None:
     facts = ModelFacts(100, 64, (2,), {}, True)
-    begin = perf_counter()
+    begin = thread_time()
     with pytest.raises(InvalidRequest, match=why) as refused:
         check_params(SamplingParams(stop_regex=["fine", expression]), facts)
-    assert refused.value.param == "stop_regex" and perf_counter() - begin < 1
+    assert refused.value.param == "stop_regex" and thread_time() - begin < slowness()
     assert refused.value.message.startswith("stop_regex: '")
     check_params(SamplingParams(stop_regex="fine"), facts)
 
@@ -90,13 +81,13 @@ def test_what_it_cannot_do_is_refused(expression: str, why: str) -> None:
 def test_no_expression_takes_long(expression: str) -> None:
     """Python's engine would take years for the first three."""
     finder = StopRegexChecker((), (expression,), False)
-    begin = perf_counter()
+    begin = thread_time()
     shown = "".join(str(finder.feed("a" * 4)) for _ in range(1000))
-    assert perf_counter() - begin < 8
+    assert thread_time() - begin < 8 * slowness()
     assert len(shown) >= 4000 - MOST_HELD and len(Automaton([expression]).steps) <= MAX_STATES + 1
 
 
-def test_what_is_held_back_is_bounded() -> None:
+def test_held_back_text_is_bounded() -> None:
     finder = StopRegexChecker((), ("<.*>",), False)
     shown = held = 0
     for number in range(5000):
@@ -114,10 +105,10 @@ def test_long_matches_are_found() -> None:
     text = "y" * 2000 + "<" + "x" * (LONGEST - 2) + ">"
     for size in (1, 7, 5000):
         pieces = [text[at:at + size] for at in range(0, len(text), size)]
-        assert play(pieces, [], ["<x*>"], False) == ("y" * 2000, "<x*>")
+        assert feed_all(StopRegexChecker((), ("<x*>",), False), pieces) == ("y" * 2000, "<x*>")
 
 
-def test_not_armed_is_plain_text_for_good() -> None:
+def test_text_before_min_tokens_never_matches() -> None:
     finder = StopRegexChecker(("q",), ("a+b",), False)
     assert finder.feed("xaaab", armed=False) == "xaaab"
     assert finder.feed("aq", armed=False) == "aq"

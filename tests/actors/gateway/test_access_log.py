@@ -116,7 +116,7 @@ def lines(seen: Run) -> dict[str, dict[str, Any]]:
     return {line["request_id"]: line for line in found if line.get("logger") == "actorium.access"}
 
 
-def test_every_line_of_the_terminal_is_json(seen: Run) -> None:
+def test_every_terminal_line_is_json(seen: Run) -> None:
     for line in seen.terminal:
         found = json.loads(line)
         assert {"time", "level", "role", "epoch", "message"} <= set(found), line
@@ -124,7 +124,7 @@ def test_every_line_of_the_terminal_is_json(seen: Run) -> None:
     assert report and "ready after" in report[0], "the report of the start is there"
 
 
-def test_nothing_that_was_said_is_in_a_log(seen: Run) -> None:
+def test_no_content_is_logged(seen: Run) -> None:
     written = "\n".join(seen.terminal) + seen.files
     for secret in SECRETS:
         assert secret not in written, secret
@@ -133,7 +133,7 @@ def test_nothing_that_was_said_is_in_a_log(seen: Run) -> None:
     assert not [word for word in words if word in written]
 
 
-def test_a_line_tells_what_a_request_cost(seen: Run) -> None:
+def test_a_log_line_has_the_requests_usage(seen: Run) -> None:
     found = lines(seen)
     assert {name: found[name]["status"] for name in seen.statuses} == seen.statuses
     assert {seen.statuses[name] for name in ("json", "type", "schema", "long")} == {400}
@@ -148,12 +148,12 @@ def test_a_line_tells_what_a_request_cost(seen: Run) -> None:
     assert "ttft_s" not in found["whole"] and "output_tokens" not in found["none"]
 
 
-def test_a_caller_who_goes_is_told_of(seen: Run) -> None:
+def test_a_disconnected_caller_is_logged(seen: Run) -> None:
     line = lines(seen)["gone"]
     assert line["disconnected"] and 0 < line["output_tokens"] < 4000
 
 
-def test_the_interval_is_told_while_there_is_work(seen: Run) -> None:
+def test_a_throughput_line_is_logged_while_there_is_work(seen: Run) -> None:
     found = [line for line in map(json.loads, seen.terminal)
              if line.get("logger") == "actorium.stats"]
     assert found and found[0]["role"] == "watchdog"
@@ -176,6 +176,6 @@ def test_lines_are_text_by_default_and_can_be_off() -> None:
     assert " [watchdog] Avg prompt throughput: " in text and "/v1/completions" not in text
 
 
-def test_a_path_cannot_write_lines_of_its_own() -> None:
+def test_a_path_cannot_inject_log_lines() -> None:
     assert _printable("/a\n\x1b[2J\u202e") == "/a\\n\\x1b[2J\\u202e"
     assert len(_printable("/" + "a" * 9999)) == 200

@@ -23,7 +23,7 @@ def served() -> Iterator[Served]:
         yield found
 
 
-def test_a_chat_completion_is_what_the_sdk_says(served: Served) -> None:
+def test_a_chat_completion_equals_the_sdks(served: Served) -> None:
     got = served.client.chat.completions.create(
         model="demo", messages=PROMPT, max_tokens=24, temperature=0)  # type: ignore[arg-type]
     from actorium.actors.params import SamplingParams
@@ -35,7 +35,7 @@ def test_a_chat_completion_is_what_the_sdk_says(served: Served) -> None:
     assert got.usage.prompt_tokens == want.usage.prompt_tokens
 
 
-def test_a_stream_says_the_same(served: Served) -> None:
+def test_a_stream_equals_the_whole_answer(served: Served) -> None:
     ask: dict[str, Any] = {"model": "demo", "messages": PROMPT, "max_tokens": 40, "n": 2,
                            "temperature": 0, "logprobs": True, "top_logprobs": 2}
     whole = served.client.chat.completions.create(**ask)
@@ -112,8 +112,8 @@ def test_token_ids_go_in_and_come_out(served: Served) -> None:
     ({"model": "other", "messages": PROMPT}, "model", 404),
     ({"temperature": 1}, "messages", 400),
 ])
-def test_what_is_wrong_is_told_with_its_field(served: Served, body: dict[str, Any], field: str,
-                                              status: int) -> None:
+def test_errors_name_their_field(served: Served, body: dict[str, Any], field: str,
+                                 status: int) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         _post(served, "/v1/chat/completions", body)
     error = json.loads(caught.value.read())["error"]
@@ -122,7 +122,7 @@ def test_what_is_wrong_is_told_with_its_field(served: Served, body: dict[str, An
 
 
 @pytest.mark.parametrize("body", [b"", b"{", b"[]", b"\xff", b"[" * 100_000, b'{"messages":' * 50])
-def test_what_is_no_request_is_refused(served: Served, body: bytes) -> None:
+def test_invalid_requests_are_refused(served: Served, body: bytes) -> None:
     with pytest.raises(urllib.error.HTTPError) as caught:
         _send(served, "/v1/chat/completions", body)
     assert caught.value.code == 400
@@ -180,7 +180,7 @@ def test_a_completion_without_max_tokens_has_sixteen(served: Served) -> None:
 
 
 @pytest.mark.parametrize("prompt", ["word " * 40_000, [5] * 40_000, "word " * 2000])
-def test_what_does_not_fit_the_context_is_told_in_words_that_clients_know(
+def test_a_context_overflow_has_the_message_that_clients_recognise(
         served: Served, prompt: Any) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         served.client.completions.create(model="demo", prompt=prompt, max_tokens=3900)

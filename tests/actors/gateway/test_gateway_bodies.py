@@ -65,7 +65,7 @@ def test_nested_nulls() -> None:
     (CompletionBody, {"prompt": None, "stream": None}, "prompt"),
     (CompletionBody, {"prompt": "a", "stream": None, "stop": [None]}, "stop"),
     (CompletionBody, {"prompt": "a", "logit_bias": {"1": None}}, "logit_bias")])
-def test_what_is_wrong_is_named(kind: Any, body: Any, param: str) -> None:
+def test_wrong_fields_are_named(kind: Any, body: Any, param: str) -> None:
     with pytest.raises(HttpError) as caught:
         decode(kind, body)
     assert (caught.value.status, caught.value.param) == (400, param)
@@ -79,13 +79,13 @@ REFUSED = [("use_beam_search", True), ("length_penalty", 0.5), ("typical_p", 0.9
 
 
 @pytest.mark.parametrize(("field", "value"), NEUTRAL)
-def test_what_changes_nothing_is_taken(field: str, value: Any) -> None:
+def test_fields_that_change_nothing_are_accepted(field: str, value: Any) -> None:
     sampling(decode(ChatBody, {"messages": MESSAGES, field: value, "unheard_of": 1}), None)
 
 
 @pytest.mark.parametrize(("field", "value"), REFUSED)
 @pytest.mark.parametrize(("kind", "least"), SMALLEST[:4])
-def test_what_is_not_offered_is_refused_by_name(kind: Any, least: dict[str, Any], field: str,
+def test_unsupported_fields_are_refused_by_name(kind: Any, least: dict[str, Any], field: str,
                                                 value: Any) -> None:
     assert field in unsupported.UNSUPPORTED
     with pytest.raises(HttpError) as caught:

@@ -70,7 +70,7 @@ def test_the_routes_are_listed_and_can_be_tried(browser: Browser, served: Served
 # --- with a model -------------------------------------------------------------------------------
 
 
-def test_an_answer_streams_and_moves_nothing_else(browser: Browser, served: Served) -> None:
+def test_an_answer_streams_without_moving_the_layout(browser: Browser, served: Served) -> None:
     with opened(browser, served.url) as tab:
         tab.wait("document.querySelector('#state.ok')")
         tab.wait("document.getElementById('model').textContent.includes('demo')")
@@ -122,7 +122,7 @@ def test_stopping_aborts_the_request(browser: Browser, served: Served, by: str) 
         assert len(said) > 40, "what was said stays"
 
 
-def test_again_makes_another_answer_in_its_place(browser: Browser, served: Served) -> None:
+def test_regenerating_replaces_the_answer(browser: Browser, served: Served) -> None:
     with opened(browser, served.url) as tab:
         for _ in range(2):
             send(tab, STORY)
@@ -174,7 +174,7 @@ def test_the_charts_move(browser: Browser, served: Served) -> None:
         assert roles == sorted(roles) and {"scheduler", "worker-0", "gateway-0"} <= set(roles)
 
 
-def test_a_refusal_is_told_and_can_be_tried_again(browser: Browser, served: Served) -> None:
+def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, served: Served) -> None:
     tab = browser.open(served.url)
     try:
         tab.js("document.getElementById('max_tokens').value = '100000000'")
@@ -231,7 +231,7 @@ def test_a_phone_is_wide_enough(browser: Browser, served: Served) -> None:
         tab.wait("getComputedStyle(document.getElementById('panel')).visibility === 'hidden'")
 
 
-def test_everything_has_a_name(browser: Browser, served: Served) -> None:
+def test_every_control_has_an_accessible_name(browser: Browser, served: Served) -> None:
     with opened(browser, served.url) as tab:
         tree = tab.call("Accessibility.getFullAXTree")["nodes"]
         wanted = {"button", "textbox", "spinbutton", "checkbox", "log", "table", "image"}
@@ -240,7 +240,7 @@ def test_everything_has_a_name(browser: Browser, served: Served) -> None:
         assert len(named) > 15 and [role for role, name in named if not name] == []
 
 
-def test_what_is_written_is_laid_out(browser: Browser) -> None:
+def test_markdown_is_rendered(browser: Browser) -> None:
     text = ("# A head\n\nSome *em* and `code`\nin two lines\n\n- one\n- two\n  more\n\n3. three\n"
             "4. four\n\n---\n\n| a | b |\n|---|:-:|\n| 1 | **2** |\n\n"
             "```py\nx = '# no'\n\n- no\n```\nend")
@@ -264,7 +264,7 @@ def test_what_is_written_is_laid_out(browser: Browser) -> None:
         })()""")
 
 
-def test_who_reads_above_is_not_pulled_down(browser: Browser) -> None:
+def test_scrolling_up_stops_autoscroll(browser: Browser) -> None:
     with staged(["line\n\n" * 400]) as (script, url), opened(browser, url) as tab:
         script.most = 300
         send(tab, "Hi")
@@ -286,7 +286,7 @@ def test_who_reads_above_is_not_pulled_down(browser: Browser) -> None:
 # --- with models that mean harm -----------------------------------------------------------------
 
 
-def test_what_a_model_says_is_never_markup(browser: Browser) -> None:
+def test_model_output_is_never_markup(browser: Browser) -> None:
     with staged([EVIL]) as (script, url), opened(browser, url) as tab:
         tab.wait("document.querySelector('#state.wait') && document.querySelector('#actors tr')")
         send(tab, EVIL.replace("\n", " "))
@@ -349,7 +349,7 @@ def test_a_key_is_asked_for_and_sent(browser: Browser) -> None:
             tab.close()
 
 
-def test_what_is_asked_is_what_was_said_and_set(browser: Browser) -> None:
+def test_the_page_sends_the_conversation_and_settings(browser: Browser) -> None:
     with staged(["Hello **you**"]) as (script, url), opened(browser, url) as tab:
         for field, value in (("temperature", "0.5"), ("seed", "7"), ("system", "Be brief.")):
             tab.js(f"document.getElementById({field!r}).value = {value!r}")

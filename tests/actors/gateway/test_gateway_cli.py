@@ -30,7 +30,7 @@ def test_http_is_the_rule(argv: list[str], port: int | None) -> None:
     assert configured(parse("serve", argv, ServeOptions)).gateway.port == port
 
 
-def test_serve_says_where_it_answers_and_what_is_in_its_way(cli: Cli) -> None:
+def test_serve_prints_its_address_and_port_errors(cli: Cli) -> None:
     with cli.serve("--name", "web", "--port", "0", "--api-key", "sesame-sesame", *NULL):
         rows = {row["role"]: row for row in cli.actors()}
         url = rows["gateway-0"]["detail"].removeprefix("HTTP at ")
@@ -54,7 +54,7 @@ def test_a_file_of_keys_that_cannot_be_read(cli: Cli) -> None:
     assert done.returncode == 2 and b"api_keys_file" in done.stderr.replace(b"-", b"_")
 
 
-def test_a_stop_lets_answers_end_and_refuses_others(cli: Cli) -> None:
+def test_a_stop_finishes_answers_and_refuses_new_requests(cli: Cli) -> None:
     body = json.dumps({"prompt": "Once", "max_tokens": 1500, "ignore_eos": True,
                        "stream": True}).encode()
     with cli.serve("--name", "web", "--port", "0", "--device", "cpu") as process:

@@ -64,7 +64,7 @@ def wait_for(condition: Any, seconds: float) -> float:
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("path", BODIES)
-def test_a_caller_who_goes_ends_the_request(served: Served, path: str, stream: bool) -> None:
+def test_a_disconnect_ends_the_request(served: Served, path: str, stream: bool) -> None:
     with Client(served.engine.name) as client:
         callers = [begin(served, path, stream=stream) for _ in range(6)]
         wait_for(lambda: busy(client) >= 6, 20)
@@ -73,7 +73,7 @@ def test_a_caller_who_goes_ends_the_request(served: Served, path: str, stream: b
         wait_for(lambda: busy(client) == 0, 10)
 
 
-def test_pages_of_many_who_left_are_free_again(served: Served) -> None:
+def test_pages_of_disconnected_callers_are_freed(served: Served) -> None:
     """Most of them wait for a slot when their callers go."""
     with Client(served.engine.name) as client:
         client.flush_cache()
@@ -88,7 +88,7 @@ def test_pages_of_many_who_left_are_free_again(served: Served) -> None:
         wait_for(lambda: gauges(client)["free_pages"] == free, 10)
 
 
-def test_one_who_stays_is_answered(served: Served) -> None:
+def test_a_connected_caller_is_answered(served: Served) -> None:
     with Client(served.engine.name) as client:
         left = [begin(served, "/v1/completions") for _ in range(3)]
         stays = begin(served, "/v1/completions", max_tokens=20, n=1)
@@ -109,16 +109,17 @@ def _answer(connection: socket.socket) -> Any:
     return json.loads(file.read(size))
 
 
-def test_one_with_a_key_goes_on(served: Served) -> None:
+def test_a_request_with_a_key_survives_a_disconnect(served: Served) -> None:
     """An Idempotency-Key says that somebody will come back."""
     with Client(served.engine.name) as client:
-        key = "idempotency-key: comes-back\r\n"
+        key, before = "idempotency-key: comes-back\r\n", gauges(client)["tokens"]
         begin(served, "/v1/completions", key, max_tokens=400, n=1).close()
-        wait_for(lambda: busy(client) == 1, 10)
+        wait_for(lambda: gauges(client)["tokens"] > before, 20)
         time.sleep(0.5)
-        assert busy(client) == 1
         again = _answer(begin(served, "/v1/completions", key, max_tokens=400, n=1))
         assert again["usage"]["completion_tokens"] == 400
+        wait_for(lambda: busy(client) == 0 and gauges(client)["tokens"] >= before + 400, 10)
+        assert gauges(client)["tokens"] == before + 400, "it was ended, and begun anew"
 
 
 # --- the watcher alone ----------------------------------------------------------------------------
@@ -161,7 +162,7 @@ def test_work_after_the_answer_is_not_cancelled() -> None:
     assert run(app, Connection()) and done
 
 
-def test_work_is_cancelled_when_the_client_goes() -> None:
+def test_work_is_cancelled_when_the_client_disconnects() -> None:
     connection, ended = Connection(), []
 
     async def app(scope: Any, receive: Any, send: Any) -> None:

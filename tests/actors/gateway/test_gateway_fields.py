@@ -100,7 +100,7 @@ def test_how_a_chat_ends(monkeypatch: pytest.MonkeyPatch) -> None:
                    add_generation_prompt=True) == "continue_final_message"
 
 
-def test_what_the_template_learns(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_template_variables_of_a_request(monkeypatch: pytest.MonkeyPatch) -> None:
     assert asked(monkeypatch, CHAT, chat_template="{{ 1 }}").chat_template == "{{ 1 }}"
     assert asked(monkeypatch, CHAT, reasoning_effort="low", documents=[{"text": "t"}]
                  ).template_args == {"reasoning_effort": "low", "documents": [{"text": "t"}]}
@@ -269,6 +269,6 @@ def test_a_prompt_may_lose_its_end(monkeypatch: pytest.MonkeyPatch, path: str) -
                  truncation_side="left").truncate_prompt_tokens == 2
 
 
-def test_named_tokens_come_instead_of_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_named_tokens_replace_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
     params = asked(monkeypatch, CHAT, logprobs=True, top_logprobs=3, logprob_token_ids=[4]).params
     assert params is not None and (params.logprobs, params.logprob_token_ids) == (0, [4])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 import os
@@ -56,7 +57,26 @@ async def seconds(entering: Awaitable[None]) -> float:
     return time.monotonic() - began
 
 
-def test_what_is_in_the_way() -> None:
+def at_once(entering: Coroutine[Any, Any, None]) -> bool:
+    """Whether it is let in without being suspended."""
+    try:
+        entering.send(None)
+    except StopIteration:
+        return True
+    entering.close()
+    return False
+
+
+async def at_last(gate: RecoveryGate) -> None:
+    """Ask until it is let in."""
+    async with asyncio.timeout(20):
+        while True:
+            with contextlib.suppress(HttpError):
+                return await gate.enter()
+            await asyncio.sleep(AGAIN)
+
+
+def test_obstacles_to_serving_are_named() -> None:
     assert obstacle(status()) == "" and obstacle(status(scheduler="stepping")) == ""
     assert obstacle(status(worker_0="exited")) == "worker-0 is exited"
     assert obstacle(status(gateway_0="exited", watchdog="starting")) == ""
@@ -66,7 +86,7 @@ def test_what_is_in_the_way() -> None:
         "worker-0 is loading, tokenizer is loading"
 
 
-def test_who_comes_while_it_recovers_waits_and_is_let_in() -> None:
+def test_requests_wait_while_the_engine_recovers() -> None:
     async def check(watchdog: Watchdog) -> None:
         gate = RecoveryGate(watchdog, 60.0)
         watchdog.says = status(worker_0="starting")
@@ -74,13 +94,13 @@ def test_who_comes_while_it_recovers_waits_and_is_let_in() -> None:
         await asyncio.sleep(0.3)
         watchdog.says = status()
         took = await asyncio.gather(*waiting)
-        assert all(0.2 < one < 5.0 for one in took)
-        assert await seconds(gate.enter()) < 0.1
+        assert all(0.2 < one < 30.0 for one in took)
+        assert at_once(gate.enter())
 
     run(check)
 
 
-def test_who_comes_when_it_has_lasted_is_refused_at_once() -> None:
+def test_requests_are_refused_at_once_when_recovery_takes_too_long() -> None:
     async def check(watchdog: Watchdog) -> None:
         gate = RecoveryGate(watchdog, 0.3)
         watchdog.says = status(worker_0="loading")
@@ -88,12 +108,12 @@ def test_who_comes_when_it_has_lasted_is_refused_at_once() -> None:
             await gate.enter()
         assert (caught.value.status, caught.value.retry_after) == (503, 1)
         began = time.monotonic()
-        with pytest.raises(HttpError):
-            await gate.enter()
-        assert time.monotonic() - began < 0.2
+        for _ in range(20):
+            with pytest.raises(HttpError):
+                await gate.enter()
+        assert time.monotonic() - began < 10 * 0.3, "each has waited anew"
         watchdog.says = status()
-        await asyncio.sleep(5 * AGAIN)
-        await gate.enter()
+        await at_last(gate)
 
     run(check)
 
@@ -111,13 +131,12 @@ def test_a_watchdog_that_does_not_answer_changes_nothing() -> None:
         with pytest.raises(HttpError):
             await gate.enter()
         watchdog.says = status()
-        await asyncio.sleep(5 * AGAIN)
-        await gate.enter()
+        await at_last(gate)
 
     run(check)
 
 
-def test_the_watchdog_is_asked_seldom() -> None:
+def test_the_watchdog_is_asked_rarely() -> None:
     async def check(watchdog: Watchdog) -> None:
         gate = RecoveryGate(watchdog, 0.1)
         until = time.monotonic() + 4 * FRESH
@@ -151,7 +170,7 @@ def stopped_worker(engine: Engine) -> None:
     os.kill(pid, signal.SIGSTOP)
 
 
-def test_without_patience_new_requests_are_refused_and_begun_streams_go_on() -> None:
+def test_without_recovery_wait_new_requests_are_refused_and_streams_go_on() -> None:
     with serving(null_worker=True, max_num_seqs=8, recovery_patience=0.0) as served:
         assert ask(served)[0] == 200
         begun: list[tuple[int, str | None, bytes]] = []
@@ -178,7 +197,7 @@ def test_without_patience_new_requests_are_refused_and_begun_streams_go_on() -> 
             assert time.monotonic() < until
 
 
-def test_with_patience_nobody_is_refused() -> None:
+def test_with_recovery_wait_no_request_is_refused() -> None:
     with serving(null_worker=True, max_num_seqs=8, recovery_patience=60.0) as served:
         assert ask(served)[0] == 200
         stopped_worker(served.engine)

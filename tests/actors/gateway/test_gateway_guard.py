@@ -25,7 +25,7 @@ def test_a_wrong_key_is_refused(given: bytes) -> None:
     assert caught.value.status == 401 and caught.value.code == "invalid_api_key"
 
 
-def test_the_right_key_opens() -> None:
+def test_a_right_key_is_accepted() -> None:
     for given in (b"Bearer secret", b"bearer  secret"):
         Keys("secret", None).check("/v1/models", given)
     Keys("schl\u00fcssel", None).check("/v1/models", b"Bearer schl\xc3\xbcssel")

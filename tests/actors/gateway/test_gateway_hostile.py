@@ -13,12 +13,13 @@ from pathlib import Path
 import pytest
 from helpers_hostile import CHAT, Hostile, chat, hostile
 from helpers_served import Served, serving
+from helpers_speed import slowness
 
-BUSY = 0.1
+BUSY = 0.1 * slowness()
 """Seconds of processor time that a refusal may take of any actor: all others wait meanwhile."""
-PATIENCE = 2.0
-"""Seconds that it may take by the clock: 20 times as much, for a machine with other work."""
-COMPILING = 20.0
+PATIENCE = 50 * BUSY
+"""Seconds that it may take by the clock, on a machine with other work."""
+COMPILING = 30.0
 """The same for what is an expression: it is compiled, elsewhere, before it is too large."""
 ACTORS = ("gateway-0", "tokenizer", "scheduler", "detokenizer")
 BODY_TIMEOUT = 1.5
@@ -43,7 +44,7 @@ def ask(served: Served, one: Hostile) -> tuple[int, bytes, float]:
         connection.close()
 
 
-def test_hostile_bodies_are_refused_at_once_and_disturb_nobody(served: Served) -> None:
+def test_hostile_bodies_are_refused_at_once_and_delay_no_other(served: Served) -> None:
     before = {one.role: one.pid for one in served.engine.client.status().actors}
     beside = Beside(served)
     wrong, seconds = [], []
@@ -55,7 +56,7 @@ def test_hostile_bodies_are_refused_at_once_and_disturb_nobody(served: Served) -
             wrong.append((one.name, one.path, status, round(took, 3), body[:200]))
     assert beside.end() < PATIENCE
     assert not wrong
-    assert len(seconds) >= 150 and statistics.median(took for took, _ in seconds) < 0.1
+    assert len(seconds) >= 150 and statistics.median(took for took, _ in seconds) < BUSY
     assert {one.role: one.pid for one in served.engine.client.status().actors} == before
 
 
@@ -125,13 +126,13 @@ class Beside:
         return self._longest
 
 
-def test_a_head_that_trickles_is_cut_off(served: Served) -> None:
+def test_a_slow_header_is_cut_off(served: Served) -> None:
     with socket.create_connection((served.host, served.port)) as sock:
         sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n")
         assert b"408" in _until_closed(sock, 8 * BODY_TIMEOUT)
 
 
-def test_a_body_that_trickles_is_refused(served: Served) -> None:
+def test_a_slow_body_is_refused(served: Served) -> None:
     for head in (b"content-length: 100", b"transfer-encoding: chunked"):
         with socket.create_connection((served.host, served.port)) as sock:
             sock.sendall(b"POST /v1/completions HTTP/1.1\r\nhost: localhost\r\n" + head
@@ -139,7 +140,7 @@ def test_a_body_that_trickles_is_refused(served: Served) -> None:
             assert b" 408 " in sock.recv(4096)
 
 
-def test_a_head_without_an_end_is_cut_off(served: Served) -> None:
+def test_an_endless_header_is_cut_off(served: Served) -> None:
     with socket.create_connection((served.host, served.port)) as sock:
         sock.sendall(b"GET / HTTP/1.1\r\nx: ")
         sock.settimeout(10)
@@ -157,7 +158,7 @@ def test_a_head_without_an_end_is_cut_off(served: Served) -> None:
     b"POST / HTTP/1.1\r\ncontent-length: 5\r\ntransfer-encoding: chunked\r\n\r\n",
     b"POST / HTTP/1.1\r\ntransfer-encoding: chunked\r\n\r\nFFFFFFFFFFFFFFFFF\r\n",
     b"POST / HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1\r\ncontent-length: 2\r\n\r\n"])
-def test_what_is_no_http_ends_the_connection(served: Served, bytes_: bytes) -> None:
+def test_invalid_http_closes_the_connection(served: Served, bytes_: bytes) -> None:
     with socket.create_connection((served.host, served.port)) as sock:
         sock.sendall(bytes_)
         assert b" 200 " not in _until_closed(sock, 8 * BODY_TIMEOUT)
@@ -174,7 +175,7 @@ def _until_closed(sock: socket.socket, seconds: float) -> bytes:
     return found
 
 
-def test_readers_who_do_not_read_cost_little(served: Served) -> None:
+def test_clients_that_do_not_read_use_little_memory(served: Served) -> None:
     """Their connections hold a bounded share of what was said, the engine the rest, joined."""
     pid = next(one.pid for one in served.engine.client.status().actors
                if one.role == "gateway-0")

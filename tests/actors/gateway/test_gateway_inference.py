@@ -54,7 +54,7 @@ def test_rendered_texts_are_a_list(served: Served, http: httpx.Client) -> None:
     assert cut["token_ids"] == [6, 7]
 
 
-def test_what_does_not_fit_is_not_rendered(http: httpx.Client) -> None:
+def test_prompts_beyond_the_context_are_not_rendered(http: httpx.Client) -> None:
     answer = http.post("/v1/completions/render", json={"prompt": "fox " * 9000})
     assert answer.status_code == 400
     assert answer.json()["error"]["code"] == "context_length_exceeded"

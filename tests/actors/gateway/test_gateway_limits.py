@@ -99,7 +99,7 @@ def idle(served: Served) -> None:
     raise AssertionError("still at work")
 
 
-def test_each_key_opens_and_none_else(served: Served) -> None:
+def test_only_the_listed_keys_are_accepted(served: Served) -> None:
     assert [ask(served, "/v1/models", key=key).status for key in
             ("ann-key", "bob-key", "root-key", "nobody", "", "ann")] == [200] * 3 + [401] * 3
     assert ask(served, "/version", key="").status == 200
@@ -107,7 +107,7 @@ def test_each_key_opens_and_none_else(served: Served) -> None:
             ("ann-key", "root-key")] == [401, 200]
 
 
-def test_no_key_is_told(served: Served) -> None:
+def test_no_key_is_disclosed(served: Served) -> None:
     told = json.dumps(ask(served, "/server_info", key="root-key").body)
     assert "root-key" not in told and '"admin_key": "***"' in told
     assert "root-key" not in json.dumps(served.engine.client.server_info())
@@ -126,7 +126,7 @@ def test_prefixes_are_shared_within_a_tenant_alone(served: Served) -> None:
     assert cached[:2] == [0, 0] and min(cached[2:]) > 200
 
 
-def test_a_tenant_cannot_take_up_what_is_anothers(served: Served) -> None:
+def test_a_tenant_cannot_resume_anothers_stream(served: Served) -> None:
     stream = Stream(served, SHORT, Idempotency_Key="one")
     mark = stream.id()
     theirs = ask(served, "/v1/completions", SHORT, key="bob-key", Last_Event_ID=mark)
@@ -142,7 +142,7 @@ def test_a_tenant_cannot_take_up_what_is_anothers(served: Served) -> None:
     idle(served)
 
 
-def test_a_full_queue_is_told_with_a_time(served: Served) -> None:
+def test_a_full_queue_answers_with_retry_after(served: Served) -> None:
     streams = [Stream(served, LONG)]
     streams[0].id()
     waiting = threading.Thread(target=lambda: streams.append(Stream(served, LONG)))
@@ -159,7 +159,7 @@ def test_a_full_queue_is_told_with_a_time(served: Served) -> None:
     idle(served)
 
 
-def test_only_origins_that_are_named_may_call(served: Served) -> None:
+def test_only_listed_origins_may_call(served: Served) -> None:
     good = ask(served, "/version", Origin="https://a.example")
     assert good.headers["access-control-allow-origin"] == "https://a.example"
     bad = ask(served, "/version", Origin="https://evil.example")
@@ -210,7 +210,7 @@ def test_connections_are_counted_and_idle_ones_make_room() -> None:
     ("ann", "line 1: must be a name and a key"), ("ann a b", "must be a name and a key"),
     ("# nothing\n", "no key in it"), ("ann sha256:12", "64 hexadecimal"),
     ("\u00e4nn key-x", "64 ASCII"), ("a" * 65 + " key-x", "64 ASCII")])
-def test_a_wrong_file_of_keys_is_told_without_them(tmp_path: Path, text: str, what: str) -> None:
+def test_errors_in_a_key_file_disclose_no_key(tmp_path: Path, text: str, what: str) -> None:
     (tmp_path / "keys").write_text(text)
     with pytest.raises(BadConfig, match=what) as caught:
         keys.read(tmp_path / "keys")

@@ -92,7 +92,7 @@ def test_streamed_and_whole_are_equal(monkeypatch: pytest.MonkeyPatch, text: str
 
 
 @pytest.mark.parametrize("thinking", [None, {"type": "disabled"}])
-def test_thoughts_are_told_on_request_alone(monkeypatch: pytest.MonkeyPatch,
+def test_reasoning_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch,
                                             thinking: dict[str, str] | None) -> None:
     script = Scripted(["<think>\nHm.\n</think>\n\nIt rains."], 0, HERMES)
     whole = asyncio.run(post(monkeypatch, script, ASK | {"thinking": thinking})).json()
@@ -101,7 +101,7 @@ def test_thoughts_are_told_on_request_alone(monkeypatch: pytest.MonkeyPatch,
                                              {"enable_thinking": False})
 
 
-def test_what_the_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_to_the_engine_has_the_bodys_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted(["ok"], template=HERMES, finish="length")
     body = ASK | {"system": [{"type": "text", "text": "Be kind."}], "stop_sequences": ["END"],
                   "top_k": 5, "tools": [TOOL], "tool_choice": {"type": "tool", "name": "weather"},
@@ -132,8 +132,8 @@ def test_what_the_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     ({"role": "user", "content": "Hi"}, False), ({"role": "assistant", "content": "It"}, True),
     ({"role": "assistant", "content": [{"type": "tool_use", "id": "t", "name": "weather"}]},
      False)])
-def test_an_answer_goes_on_from_its_beginning(monkeypatch: pytest.MonkeyPatch,
-                                              last: dict[str, Any], goes_on: bool) -> None:
+def test_an_answer_continues_its_prefill(monkeypatch: pytest.MonkeyPatch,
+                                         last: dict[str, Any], goes_on: bool) -> None:
     script = Scripted([" rains."], template=HERMES)
     asyncio.run(post(monkeypatch, script, ASK | {"messages": [*ASK["messages"], last]}))
     request = script.asked[0]
@@ -141,7 +141,7 @@ def test_an_answer_goes_on_from_its_beginning(monkeypatch: pytest.MonkeyPatch,
     assert request.add_generation_prompt is not goes_on
 
 
-def test_an_answer_cut_short_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answer_cut_short_has_its_stop_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     answer = asyncio.run(post(monkeypatch, Scripted(["It ra"], finish="length"), ASK))
     assert answer.json()["stop_reason"] == "max_tokens"
 
@@ -162,8 +162,8 @@ def test_the_key_may_come_in_anthropics_header(monkeypatch: pytest.MonkeyPatch,
     ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"n": 2}, "n")])
-def test_refusals_are_told_in_anthropics_words(monkeypatch: pytest.MonkeyPatch,
-                                               change: dict[str, Any], word: str) -> None:
+def test_errors_are_in_anthropics_format(monkeypatch: pytest.MonkeyPatch,
+                                         change: dict[str, Any], word: str) -> None:
     script = Scripted(["x"])
     for stream in (False, True):
         answer = asyncio.run(post(monkeypatch, script, ASK | change | {"stream": stream}))
@@ -179,7 +179,7 @@ def test_refusals_are_told_in_anthropics_words(monkeypatch: pytest.MonkeyPatch,
     (ContextOverflow("prompt: 90 tokens and one to generate exceed the pages", "prompt"),
      "prompt is too long (prompt: 90 tokens"),
 ])
-def test_a_prompt_that_is_too_long_in_anthropics_words(error: ContextOverflow, begins: str) -> None:
+def test_a_too_long_prompt_has_anthropics_message(error: ContextOverflow, begins: str) -> None:
     """litellm knows the error by them."""
     told = http_error(error).anthropic_body()["error"]
     assert told["message"].startswith(begins)
@@ -200,7 +200,7 @@ def fail_later(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ChoiceParser, "read", read)
 
 
-def test_a_fault_within_a_stream_is_an_event_of_anthropics(monkeypatch: pytest.MonkeyPatch
+def test_an_error_within_a_stream_is_anthropics_event(monkeypatch: pytest.MonkeyPatch
                                                            ) -> None:
     fail_later(monkeypatch)
     answer = asyncio.run(post(monkeypatch, Scripted(["Some words."]), ASK | {"stream": True}))

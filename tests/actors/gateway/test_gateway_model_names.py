@@ -22,15 +22,20 @@ def names(model: str, *served: str, strict: bool = False) -> ModelNames:
 
 
 @pytest.mark.parametrize("asked", ["org/name", "name", "default", "", None, "org/name/"])
-def test_an_engine_answers_to_all_that_means_it(asked: str | None) -> None:
+def test_an_engine_accepts_all_its_model_names(asked: str | None) -> None:
     assert names("org/name").known(asked)
     assert names("org/name", "mine", "other").known(asked)
 
 
 @pytest.mark.parametrize("asked", ["org", "gpt-4", "other/name", "Default", "nam"])
-def test_an_engine_does_not_answer_to_others(asked: str) -> None:
+def test_an_engine_refuses_other_model_names(asked: str) -> None:
     assert not names("org/name").known(asked)
     assert not names("", "mine").known(asked)
+
+
+def test_a_snapshot_of_the_hf_cache_has_its_repository_s_name() -> None:
+    found = names("/cache/models--org--name/snapshots/abc", "org/name@v1")
+    assert all(found.known(one) for one in ("org/name@v1", "org/name", "name"))
 
 
 def test_strict_names() -> None:

@@ -35,7 +35,7 @@ def text(served: Served, prompt: Any = "Once upon a time", **body: Any) -> Any:
         extra_body={"ignore_eos": True} | body)
 
 
-def test_a_final_message_goes_on(served: Served) -> None:
+def test_a_final_message_is_continued(served: Served) -> None:
     ask: dict[str, Any] = {"messages": BEGUN, "continue_final_message": True, "ignore_eos": True}
     whole, begun = chat(served, echo=True, **ask), chat(served, **ask)
     said = begun.choices[0].message.content
@@ -48,7 +48,7 @@ def test_a_final_message_goes_on(served: Served) -> None:
         whole.choices[0].message.content
 
 
-def test_the_prompts_tokens_are_told(served: Served) -> None:
+def test_prompt_token_ids_are_returned(served: Served) -> None:
     want = served.engine.client.tokenize_chat(USER)
     whole = chat(served, return_token_ids=True)
     assert whole.prompt_token_ids == want
@@ -62,7 +62,7 @@ def test_the_prompts_tokens_are_told(served: Served) -> None:
     assert chat(served, truncate_prompt_tokens=4).usage.prompt_tokens == 4
 
 
-def test_a_template_of_ones_own(served: Served) -> None:
+def test_a_request_may_bring_its_template(served: Served) -> None:
     found = chat(served, chat_template="{{ messages[0].content }}!", return_token_ids=True)
     assert found.prompt_token_ids == served.engine.client.tokenize(
         USER[0]["content"] + "!", add_special_tokens=False)
@@ -83,7 +83,7 @@ def test_tokens_are_called_by_their_ids(served: Served) -> None:
 
 
 @pytest.mark.parametrize("n", [1, 2])
-def test_echoed_log_probabilities_of_a_stream_are_those_of_the_whole(served: Served, n: int
+def test_streamed_echo_logprobs_equal_the_whole_answers(served: Served, n: int
                                                                     ) -> None:
     ask: dict[str, Any] = {"echo": True, "logprobs": 2, "n": n}
     whole = text(served, **ask)
@@ -159,7 +159,7 @@ def test_tagged_parts_follow_their_schema(served: Served) -> None:
     assert chat(served, response_format=tag, max_tokens=60).choices[0].message.content == "as said"
 
 
-def test_objects_are_closed_unless_they_are_to_be_open(served: Served) -> None:
+def test_objects_are_closed_unless_additional_properties_are_allowed(served: Served) -> None:
     schema = {"type": "object", "properties": {}, "minProperties": 1}
     with pytest.raises(openai.BadRequestError):
         chat(served, json_schema=schema)

@@ -118,7 +118,7 @@ def test_the_policy_names_what_is_inline_and_nothing_else(path: str) -> None:
     assert not re.search(r"\s(?:on\w+|style)=", markup), "attributes have no hash"
 
 
-def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
+def test_a_missing_file_is_named(tmp_path: Path) -> None:
     (tmp_path / "index.html").write_text('<link rel="stylesheet" href="gone.css">')
     with pytest.raises(OSError, match="gone.css"):
         documents.load(tmp_path)
@@ -127,7 +127,7 @@ def test_a_file_that_is_not_there_is_told(tmp_path: Path) -> None:
 # --- the dashboard ----------------------------------------------------------------------------
 
 
-def test_a_sample_tells_what_the_scheduler_says() -> None:
+def test_a_sample_has_the_schedulers_gauges() -> None:
     first = DashboardSampler().sample(status(), False, 5.0, 100.0)
     assert (first.at, first.ready, first.why) == (5.0, True, "")
     assert (first.running, first.waiting) == (3, 2)
@@ -156,7 +156,7 @@ def test_rates_are_by_the_time_between_beats() -> None:
 
 @pytest.mark.parametrize("after", [
     {"epoch": 2, "tokens": 500.0}, {"tokens": 50.0}, {"epoch": 2, "tokens": 0.0}])
-def test_another_scheduler_counts_for_itself(after: dict[str, Any]) -> None:
+def test_a_new_scheduler_restarts_the_rates(after: dict[str, Any]) -> None:
     sampler = DashboardSampler()
     sampler.sample(status(tokens=100.0), False, 0.0, 100.0)
     assert sampler.sample(status(**after), False, 1.0, 101.0).tokens_per_second is None
@@ -167,12 +167,13 @@ def test_another_scheduler_counts_for_itself(after: dict[str, Any]) -> None:
     (status(ready=False, error="no memory"), False, "no memory"),
     (status(), True, "the engine is stopping"),
 ])
-def test_why_it_is_not_ready(answer: Status, draining: bool, why: str) -> None:
+def test_a_sample_says_why_the_engine_is_not_ready(answer: Status, draining: bool,
+                                                   why: str) -> None:
     sample = DashboardSampler().sample(answer, draining, 0.0, 100.0)
     assert (sample.ready, sample.why) == (False, why)
 
 
-def test_the_engine_is_asked_once_for_all_who_look_and_not_for_nobody() -> None:
+def test_the_engine_is_asked_once_for_all_watchers_and_not_without_any() -> None:
     async def look() -> None:
         watched = Watched(status())
         board = Dashboard(over(watched), period=0.01)
@@ -190,7 +191,7 @@ def test_the_engine_is_asked_once_for_all_who_look_and_not_for_nobody() -> None:
     asyncio.run(look())
 
 
-def test_who_comes_later_is_told_what_was() -> None:
+def test_a_later_watcher_gets_the_last_sample() -> None:
     async def look() -> None:
         board = Dashboard(over(Watched(status())), period=0.001)
         first = board.events()
@@ -217,7 +218,7 @@ def test_an_engine_that_does_not_answer_is_a_sample_too() -> None:
     assert (told["ready"], told["why"], told["actors"]) == (False, "no watchdog", [])
 
 
-def test_looking_does_not_keep_an_engine_from_stopping() -> None:
+def test_watching_does_not_delay_a_stop() -> None:
     async def look() -> None:
         engine = over(Watched(status()))
         events = Dashboard(engine, period=0.001).events()

@@ -23,7 +23,7 @@ def base() -> Iterator[Path]:
         yield path
 
 
-def test_all_gateways_are_told(base: Path) -> None:
+def test_aborts_reach_all_gateways(base: Path) -> None:
     told: list[tuple[str, str, str | None]] = []
 
     def peers(own: str) -> Peers:
@@ -60,7 +60,7 @@ def test_names_are_no_longer_than_other_sockets(base: Path) -> None:
     asyncio.run(run())
 
 
-def test_a_gateway_that_died_or_says_nothing_is_passed_over(base: Path) -> None:
+def test_a_dead_or_silent_gateway_is_skipped(base: Path) -> None:
     async def abort(name: str, tenant: str | None) -> list[str]:
         return []
 

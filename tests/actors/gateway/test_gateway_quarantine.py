@@ -132,7 +132,7 @@ def test_a_body_that_kills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> 
     assert lives.post("poison", max_tokens=3).status_code == 200, "another body"
 
 
-def test_who_is_answered_is_acquitted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_answered_request_is_acquitted(monkeypatch: pytest.MonkeyPatch) -> None:
     lives = Lives(monkeypatch)
     lives.die("hello")
     assert lives.post("hello").status_code == 200 and lives.engine.journal.quiet

@@ -150,7 +150,7 @@ def spoken(found: list[Event], choices: int) -> list[Any]:
 @pytest.mark.parametrize("text", ["", "1", "r:::", "r::::1", "r:1:0.1:0.1.1:1", "r:1::0.1.1:1;",
                                   "r:1::" + "0.1.1," * 999 + ":1", "r:1::0.1.1:-1", "\u0660:::0:1",
                                   "r:1::0.1." + "9" * 400 + ":1", "r:\n:::1"])
-def test_what_is_no_id_is_refused(text: str) -> None:
+def test_invalid_event_ids_are_refused(text: str) -> None:
     if text == "r::::1":
         assert parse_event_id(text) == StreamPosition("r", (), [], [], 1)
         return

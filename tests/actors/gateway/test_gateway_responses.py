@@ -67,7 +67,7 @@ def check_events(events: list[Any], last: Any) -> None:
         assert told == (item.arguments if item.type == "function_call" else item.content[0].text)
 
 
-def test_the_packages_own_reader_takes_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_openai_packages_parser_accepts_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"<think>\nHm.\n</think>\n\nI ask. {CALL}"
     client = scripted_client(monkeypatch, Scripted([text], 3, HERMES))
 
@@ -86,7 +86,7 @@ def test_the_packages_own_reader_takes_the_stream(monkeypatch: pytest.MonkeyPatc
     assert final.output[2].parsed_arguments == {"place": "Riga"}
 
 
-def test_what_the_engine_is_asked(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_request_to_the_engine_has_the_bodys_fields(monkeypatch: pytest.MonkeyPatch) -> None:
     script = Scripted(["ok"], template=HERMES)
     client = scripted_client(monkeypatch, script)
     ask: list[Any] = [
@@ -157,7 +157,7 @@ def test_an_answer_cut_short_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
       "text": {"format": {"type": "json_object"}}}, "tool_choice"),
     ({"text": {"format": {"type": "json_schema", "name": "x"}}}, "text"),
     ({"extra_body": {"n": 2}}, "n")])
-def test_what_is_not_offered_is_refused(monkeypatch: pytest.MonkeyPatch, ask: dict[str, Any],
+def test_unsupported_fields_are_refused(monkeypatch: pytest.MonkeyPatch, ask: dict[str, Any],
                                         field: str) -> None:
     client = scripted_client(monkeypatch, Scripted(["x"], template=HERMES))
     with pytest.raises(openai.BadRequestError) as caught:

@@ -81,7 +81,7 @@ def test_a_request_under_a_key_is_done_once(served: Served) -> None:
     assert code == 400
 
 
-def test_who_comes_while_it_runs_joins(served: Served) -> None:
+def test_a_second_request_under_a_key_joins_the_first(served: Served) -> None:
     body = LONG | {"temperature": 1.0, "max_tokens": 400}
     found: list[list[Event]] = [[], []]
 

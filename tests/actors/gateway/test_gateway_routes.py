@@ -56,7 +56,7 @@ def test_each_path_has_the_rules_of_its_route(path: str) -> None:
     keys.check(filled(path), b"Bearer root")
 
 
-def test_a_path_that_nothing_answers_needs_a_key() -> None:
+def test_an_unknown_path_needs_a_key() -> None:
     assert find("/v2/none").access is Access.KEY and not find("/v2/none").generates
     assert find("/v1/messages/batches").errors is ErrorStyle.ANTHROPIC
     assert find("/v1/chat/completions/").access is Access.KEY
@@ -82,8 +82,8 @@ MESSAGE = {"model": "demo", "max_tokens": 5, "messages": TURN}
     (405, "invalid_request_error", {"method": "GET"}),
     (404, "not_found_error", {"path": "/v1/messages/batches"}),
     (431, "invalid_request_error", {"headers": {"x-long": "a" * 70_000}})])
-def test_every_refusal_of_messages_is_in_anthropics_shape(status: int, kind: str,
-                                                          call: dict[str, Any]) -> None:
+def test_every_error_of_messages_is_in_anthropics_format(status: int, kind: str,
+                                                         call: dict[str, Any]) -> None:
     made = {"method": "POST", "path": "/v1/messages", "body": MESSAGE} | call
     answer = ask(**made)
     told = answer.json()
@@ -91,7 +91,7 @@ def test_every_refusal_of_messages_is_in_anthropics_shape(status: int, kind: str
     assert told["error"]["message"] and told["request_id"] == answer.headers["x-request-id"]
 
 
-def test_other_routes_keep_openais_shape() -> None:
+def test_other_routes_keep_openais_format() -> None:
     told = ask("POST", "/v1/chat/completions", {"messages": []}).json()
     assert set(told) == {"error"} and told["error"]["param"] == "messages"
 
@@ -101,12 +101,12 @@ def test_other_routes_keep_openais_shape() -> None:
     ("DELETE", "/v1/models/a/b", "GET, HEAD"), ("DELETE", "/generate", "POST, PUT"),
     ("PUT", "/v1/responses/resp_1", "DELETE, GET, HEAD"), ("GET", "/v1/messages", "POST"),
     ("PUT", "/flush_cache", "GET, HEAD, POST")])
-def test_a_wrong_method_is_told_the_right_ones(method: str, path: str, allowed: str) -> None:
+def test_a_wrong_method_gets_the_allowed_ones(method: str, path: str, allowed: str) -> None:
     answer = ask(method, path)
     assert (answer.status_code, answer.headers.get("allow")) == (405, allowed)
 
 
-def test_what_is_allowed_is_answered() -> None:
+def test_allowed_methods_are_answered() -> None:
     assert "allow" not in ask("GET", "/nowhere").headers
     for path in ("/v1/models", "/version", "/v1/responses/resp_1"):
         assert ask("HEAD", path).status_code != 405

@@ -78,7 +78,7 @@ def test_several_choices_are_a_list(http: httpx.Client) -> None:
     assert [one["text"] for one in both[:3]] == [one["text"] for one in told]
 
 
-def test_a_stream_tells_all_so_far(http: httpx.Client) -> None:
+def test_each_event_of_a_stream_has_all_text_so_far(http: httpx.Client) -> None:
     whole = generate(http, text=PROMPT, sampling_params=GREEDY, return_logprob=True)
     events = streamed(http, text=PROMPT, sampling_params=GREEDY, return_logprob=True)
     for before, after in zip(events, events[1:], strict=False):
@@ -149,7 +149,7 @@ def test_only_the_prompts_logprobs(served: Served, http: httpx.Client) -> None:
         assert meta["output_token_logprobs"] == []
 
 
-def test_stops_say_what_matched(http: httpx.Client) -> None:
+def test_stop_reasons_name_the_match(http: httpx.Client) -> None:
     whole = generate(http, text=PROMPT, sampling_params=GREEDY | {"max_new_tokens": 30})
     word = whole["text"].split()[2]
     told = generate(http, text=PROMPT, sampling_params=GREEDY | {"stop": [word]})
@@ -220,7 +220,7 @@ def test_refusals_name_the_field(http: httpx.Client, change: dict[str, Any], wor
         assert answer.json()["error"]["message"].startswith(word), answer.text
 
 
-def test_fields_that_ask_for_nothing_are_taken(http: httpx.Client) -> None:
+def test_fields_that_ask_for_nothing_are_accepted(http: httpx.Client) -> None:
     """As `sglang.bench_serving` sends them."""
     told = generate(http, text=PROMPT, lora_path=None, stream=None, image_data=[],
                     return_hidden_states=False, return_logprob=False, logprob_start_len=-1,
@@ -247,8 +247,8 @@ def until(what: Any) -> None:
 
 @pytest.mark.parametrize("order", [{"abort_all": True}, {"rid": "long"}])
 @pytest.mark.parametrize("stream", [False, True])
-def test_what_is_aborted_tells_what_there_was(served: Served, http: httpx.Client, stream: bool,
-                                              order: dict[str, Any]) -> None:
+def test_an_aborted_request_returns_its_part(served: Served, http: httpx.Client, stream: bool,
+                                             order: dict[str, Any]) -> None:
     with ThreadPoolExecutor(4) as pool:
         ask = streamed if stream else generate
         calls = [pool.submit(ask, http, **LONG, rid=f"long_{i}") for i in range(3)]

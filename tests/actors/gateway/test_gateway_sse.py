@@ -60,7 +60,7 @@ def test_events_are_data_alone(monkeypatch: pytest.MonkeyPatch, path: str, body:
 @pytest.mark.parametrize(("path", "body"), PATHS)
 @pytest.mark.parametrize(("more", "headers"), [
     ({}, {"Idempotency_Key": "k"}), ({"stream_options": {"resumable": True}}, {})])
-def test_events_have_ids_for_who_wants_to_resume(
+def test_events_have_ids_on_request(
         monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], more: dict[str, Any],
         headers: dict[str, str]) -> None:
     app = scripted_app(monkeypatch, Scripted(["Some words."]))
@@ -70,7 +70,7 @@ def test_events_have_ids_for_who_wants_to_resume(
     assert len({one.splitlines()[0] for one in events}) == len(events)
 
 
-def test_what_cannot_be_taken_up_is_not_promised(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_streams_that_cannot_be_resumed_have_no_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     app = scripted_app(monkeypatch, Scripted(["a"]))
     many = TEXT | {"prompt": ["a"] * 65}
     raw = stream(app, "/v1/completions", many, Idempotency_Key="k")

@@ -72,7 +72,7 @@ def test_running_counts_end_with_the_engines_own() -> None:
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])
-def test_streams_side_by_side_tell_all(number: int) -> None:
+def test_merged_streams_return_everything(number: int) -> None:
     streams: Any = [Bursts([[delta(c) for c in text] for text in ("ab", "c", "def")])
                     for _ in range(number)]
     said = [""] * number
@@ -85,7 +85,7 @@ def test_streams_side_by_side_tell_all(number: int) -> None:
 
 
 @pytest.mark.parametrize("number", [1, 3])
-def test_an_error_of_one_ends_all(number: int) -> None:
+def test_an_error_of_one_stream_ends_all(number: int) -> None:
     streams: Any = [Bursts([[delta("a")]] * 50) for _ in range(number - 1)]
     streams.append(Bursts([[delta("a")]], QueueFull("full")))
     with pytest.raises(QueueFull):

@@ -103,7 +103,7 @@ def test_a_final_message_that_goes_on(served: Served, http: httpx.Client) -> Non
     assert served.engine.client.detokenize(told["tokens"]).endswith("I am")
 
 
-def test_as_llama_server_is_asked(served: Served, http: httpx.Client) -> None:
+def test_llama_servers_form_is_accepted(served: Served, http: httpx.Client) -> None:
     ids = served.engine.client.tokenize(TEXT, add_special_tokens=False)
     assert post(http, "/tokenize", content=TEXT) == {"tokens": ids}
     told = post(http, "/tokenize", content=TEXT, with_pieces=True)["tokens"]
@@ -112,7 +112,7 @@ def test_as_llama_server_is_asked(served: Served, http: httpx.Client) -> None:
     assert post(http, "/detokenize", tokens=ids)["content"] == TEXT
 
 
-def test_back_to_texts(served: Served, http: httpx.Client) -> None:
+def test_detokenize_returns_texts(served: Served, http: httpx.Client) -> None:
     ids = served.engine.client.tokenize(TEXT, add_special_tokens=False)
     told = post(http, "/detokenize", tokens=ids)
     assert told["prompt"] == told["text"] == TEXT

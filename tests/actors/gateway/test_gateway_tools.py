@@ -63,7 +63,7 @@ def check(choice: Any, got: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_calls_are_told_apart(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_calls_are_separated_from_text(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     script = Scripted([f"Let me look.\n{CALL}\n{CALL}"], seed, HERMES)
     client = scripted_client(monkeypatch, script)
     choice, got = asyncio.run(both(client, tools=[TOOL, OTHER]))
@@ -90,7 +90,7 @@ def test_without_tools_a_call_is_text(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_reasoning_is_told_apart(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+def test_reasoning_is_separated_from_text(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
     text = f"<think>\nThe place\nis Riga.\n</think>\n\nOne moment. {CALL}"
     client = scripted_client(monkeypatch, Scripted([text], seed, QWEN3))
     choice, got = asyncio.run(both(client, tools=[TOOL]))
@@ -170,8 +170,8 @@ def test_earlier_calls_go_to_the_template(monkeypatch: pytest.MonkeyPatch) -> No
     ({"response_format": {"type": "json_schema"}}, "response_format"),
     ({"response_format": {"type": "json_object"}, "extra_body": {"regex": "a"}}, "regex"),
 ])
-def test_what_does_not_fit_together_is_refused(monkeypatch: pytest.MonkeyPatch,
-                                               ask: dict[str, Any], field: str) -> None:
+def test_contradicting_fields_are_refused(monkeypatch: pytest.MonkeyPatch,
+                                          ask: dict[str, Any], field: str) -> None:
     client = scripted_client(monkeypatch, Scripted([""]))
     with pytest.raises(openai.BadRequestError) as caught:
         asyncio.run(client.chat.completions.create(model="demo", messages=USER,  # type: ignore
@@ -184,7 +184,7 @@ def test_what_does_not_fit_together_is_refused(monkeypatch: pytest.MonkeyPatch,
     ("{{ '<|python_tag|>' }}", "llama3_json", "none"), ("{{ messages }}", "none", "none"),
     (None, "none", "none"),
 ])
-def test_the_template_tells_the_formats(template: str | None, tools: str, reasoning: str) -> None:
+def test_the_template_selects_the_parsers(template: str | None, tools: str, reasoning: str) -> None:
     found = ParserFactory("auto", "auto", template)
     assert (found.tools, found.reasoning) == (tools, reasoning)
     assert ParserFactory("none", "none", template).tools == "none"
@@ -198,7 +198,7 @@ def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
     assert not ThoughtOpening("{% for i in range(90000) %}{% endfor %}<think>").opens({})
 
 
-def test_the_engines_arguments_of_a_template_stand_beneath_the_requests() -> None:
+def test_a_requests_template_arguments_override_the_engines() -> None:
     parsing = ParserFactory("auto", "auto", QWEN35, {"enable_thinking": False})
     for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
         found = ChoiceParser(parsing.parser(None, None, True, args), True, 1, [])
@@ -233,7 +233,7 @@ def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids
     assert streamed.reasoning_tokens == whole.reasoning_tokens == want
 
 
-def test_usage_tells_the_tokens_of_reasoning(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_usage_counts_reasoning_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
     client = scripted_client(monkeypatch, Scripted(["hm" * 20 + "</think>x"] * 2,
                                                    template=QWEN35))
 

@@ -14,7 +14,7 @@ from actorium.actors.gateway.page.openapi import OPERATIONS, PAGES, document
 from actorium.actors.gateway.served_engine import ServedEngine
 
 
-def test_every_route_is_in_it_with_its_method() -> None:
+def test_every_route_is_in_the_document_with_its_method() -> None:
     app: Any = build_app(ServedEngine(Config(), Path("none")))
     served = {(route.path.replace(":path", ""), method) for route in app._app.routes
               for method in route.methods}

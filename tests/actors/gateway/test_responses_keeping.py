@@ -60,8 +60,8 @@ def talk(work: Callable[[openai.AsyncOpenAI], Awaitable[None]], script: Scripted
 
 @pytest.mark.parametrize("stream", [False, True])
 @pytest.mark.parametrize("file", [False, True])
-def test_a_response_is_there_until_it_is_deleted(monkeypatch: pytest.MonkeyPatch, stream: bool,
-                                                 file: bool, tmp_path: Path) -> None:
+def test_a_response_is_stored_until_it_is_deleted(monkeypatch: pytest.MonkeyPatch, stream: bool,
+                                                  file: bool, tmp_path: Path) -> None:
     monkeypatch.setattr("actorium.actors.gateway.engine_call.AsyncDeltaStream", ScriptedStream)
 
     async def work(client: openai.AsyncOpenAI) -> None:
@@ -126,7 +126,7 @@ def test_calls_and_their_outputs_go_on() -> None:
     talk(work, script)
 
 
-def test_what_was_put_in_is_listed() -> None:
+def test_input_items_are_listed() -> None:
     async def work(client: openai.AsyncOpenAI) -> None:
         first = await client.responses.create(model="demo", input="Hi")
         items = (await client.responses.input_items.list(first.id)).data
@@ -145,7 +145,7 @@ def test_what_was_put_in_is_listed() -> None:
     talk(work)
 
 
-def test_another_tenants_response_is_not_there(tmp_path: Path) -> None:
+def test_another_tenants_response_is_not_found(tmp_path: Path) -> None:
     (tmp_path / "keys").write_text(KEYS)
     engine = gateway(Scripted(["ok"]), api_keys_file=str(tmp_path / "keys"))
 
@@ -235,7 +235,7 @@ def test_a_fault_in_the_background_ends_that_response_alone(monkeypatch: pytest.
 
 @pytest.mark.parametrize("file", [False, True])
 @pytest.mark.parametrize("how", ["cancel", "delete"])
-def test_the_background_is_left_when_it_is_cancelled(how: str, file: bool, tmp_path: Path) -> None:
+def test_a_cancelled_background_response_ends(how: str, file: bool, tmp_path: Path) -> None:
     """With a file also by another gateway."""
     async def work() -> None:
         settings: dict[str, Any] = {"responses_store": str(tmp_path / "r.db")} if file else {}

@@ -29,7 +29,7 @@ def path(request: pytest.FixtureRequest, tmp_path: Path) -> str | None:
     return str(tmp_path / "responses.db") if request.param == "file" else None
 
 
-def test_what_was_put_is_there_for_its_tenant_alone(path: str | None) -> None:
+def test_a_stored_response_is_found_by_its_tenant_only(path: str | None) -> None:
     async def run() -> None:
         store = ResponseStore(path, 1000, 10)
         assert await store.put("a", "resp_1", stored())
@@ -45,7 +45,7 @@ def test_what_was_put_is_there_for_its_tenant_alone(path: str | None) -> None:
     asyncio.run(run())
 
 
-def test_the_oldest_of_whoever_holds_most_go_first(path: str | None) -> None:
+def test_the_oldest_of_the_largest_tenant_are_evicted_first(path: str | None) -> None:
     async def run() -> None:
         store = ResponseStore(path, 1000, 100)
         assert await store.put("small", "resp_0", stored(96))
@@ -104,7 +104,7 @@ def test_two_processes_share_a_file(tmp_path: Path) -> None:
             asyncio.run(store.get(tenant, "resp_49"))
 
 
-def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_is_no_store_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "notes.txt"
     path.write_text("these are notes, and not a database; " * 50)
     for wrong in (path, tmp_path, tmp_path / "none" / "x.db"):
@@ -113,5 +113,5 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path) -> None:
         assert caught.value.param == "gateway.responses_store"
 
 
-def test_owners() -> None:
+def test_owners_of_processes_are_unique() -> None:
     assert lives(owner_of(os.getpid())) and not lives("") and not lives(f"{os.getpid()}:1")

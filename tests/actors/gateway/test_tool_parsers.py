@@ -92,7 +92,7 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
 
 
 @pytest.mark.parametrize(("kind", "text", "want"), CASES)
-def test_what_is_found(kind: str, text: str, want: list[MessagePart]) -> None:
+def test_calls_are_found(kind: str, text: str, want: list[MessagePart]) -> None:
     assert parse_all(MACHINES[kind](), text) == want
 
 

@@ -65,7 +65,7 @@ def full(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SegmentWriter, "commit", commit)
 
 
-def test_records_are_there_before_what_follows(tmp_path: Path) -> None:
+def test_records_are_committed_before_their_messages(tmp_path: Path) -> None:
     commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger)
     assert said(commits.commit(sends("a", "b"), 0.0)) == "a b"
     assert written(tmp_path) == []
@@ -74,8 +74,8 @@ def test_records_are_there_before_what_follows(tmp_path: Path) -> None:
     commits.close()
 
 
-def test_a_full_disk_holds_back_what_follows(tmp_path: Path,
-                                             monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_holds_messages_back(tmp_path: Path,
+                                         monkeypatch: pytest.MonkeyPatch) -> None:
     commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger)
     with monkeypatch.context() as patch:
         full(patch)
@@ -137,8 +137,8 @@ def test_a_disk_that_fails_in_any_way_is_a_full_one(
     commits.close()
 
 
-def test_files_that_are_gone_are_written_anew(tmp_path: Path,
-                                              monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_files_are_rewritten(tmp_path: Path,
+                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """The directory, a segment or its lock: nobody else may take the place."""
     monkeypatch.setattr("actorium.actors.ledger.committer.CHECK_FILES", 0.0)
     where = tmp_path / "ledger"
@@ -241,7 +241,8 @@ def test_a_ledger_of_another_model(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_directory_that_cannot_be(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_impossible_directory_is_an_error(tmp_path: Path,
+                                             monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(BadConfig, match=r"^ledger_dir: .*file"):
         open_ledger(context(tmp_path, tmp_path / "file"))

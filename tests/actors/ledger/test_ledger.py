@@ -135,7 +135,7 @@ def test_one_writer(tmp_path: Path) -> None:
     Ledger(tmp_path).close()
 
 
-def test_a_torn_tail_is_said_and_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_torn_tail_is_reported_and_cut(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     ledger = Ledger(tmp_path)
     fill(ledger, "ab")
     ledger.close()

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 from helpers_ledger import admission, batch, fill, ints, row, submit
+from helpers_speed import slowness
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -30,7 +31,7 @@ from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, read_all
 from actorium.actors.messages import SequenceEvent
 
 
-def test_compaction_forgets_what_is_over(tmp_path: Path) -> None:
+def test_compaction_drops_finished_requests(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, segment_bytes=2000)
     fill(ledger, "abcdefghijkl")
     assert ledger.needs_compaction
@@ -151,7 +152,7 @@ def test_a_compaction_by_slices_says_the_same_at_any_moment(steps: list[Any]) ->
         writing.ledger.close()
 
 
-def test_no_slice_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compaction_slices_are_short(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """However many requests are kept: a step that follows waits for one slice."""
     ledger = Ledger(tmp_path, segment_bytes=1)
     said = [[admission(submit(f"r{number}", prompt=bytes(400)), number + 1),
@@ -166,7 +167,7 @@ def test_no_slice_is_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         ledger.compact_slice()
         spent.append(time.thread_time() - before)
     assert max(written) < ledgers.SLICE_BYTES + 4000 and len(written) >= 4096 // 32
-    assert statistics.median(spent) < 0.01
+    assert statistics.median(spent) < 0.01 * slowness()
     assert len(LedgerHistory().read(read_all(tmp_path)[0]).entries) == 4096
     ledger.close()
 

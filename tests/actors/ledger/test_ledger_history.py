@@ -35,7 +35,7 @@ def test_a_history() -> None:
     assert history.next_sid == 3 and not entry.finished and history.unreadable == 0
 
 
-def test_twice_is_as_good_as_once() -> None:
+def test_records_are_idempotent() -> None:
     records = [admission(submit("a"), 4),
                make_record(BATCH, batch((4, 0, [1, 2]), events=[
                    SequenceEvent(4, logprobs=row(-1.0, -2.0), prompt_logprobs=row(-9.0))])),
@@ -56,7 +56,7 @@ def test_a_row_of_logprobs_is_cut() -> None:
     assert cut(row(-1.0, k=0), 0) == row(-1.0, k=0)
 
 
-def test_what_compaction_writes_says_the_same() -> None:
+def test_compaction_keeps_the_state() -> None:
     history = LedgerHistory().read([
         admission(submit("a", n=2), 1), admission(submit("b"), 3),
         make_record(BATCH, batch((1, 0, [10]), (3, 0, [30, 31]), events=[

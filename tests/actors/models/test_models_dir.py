@@ -10,6 +10,7 @@ import pytest
 
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
+from actorium.actors.models.model_names import ModelName, parse_name, repository_of
 
 
 @pytest.fixture
@@ -51,8 +52,46 @@ def test_the_hub_cache(cache: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: P
     assert models.resolve("org/name") == there
 
 
+def test_a_name_is_read_as_it_is_written() -> None:
+    assert parse_name("gpt2") == ModelName("gpt2")
+    assert parse_name("org/name@refs/pr/1:Q4_K_M") == ModelName("org/name", "refs/pr/1", "Q4_K_M")
+    for path in ("", "/org/name", "./name", "a/b/c", "org/na--me", "org/..", "~/x", "model.gguf",
+                 "org/name@", "org/name:", "org/name@../x", "a b", "org/config.json"):
+        assert parse_name(path) is None, path
+    for name in ("gpt2", "org/name@v1:f.gguf"):
+        assert str(parse_name(name)) == name
+
+
+def test_names_and_revisions_in_the_cache(cache: Path) -> None:
+    main = snapshot(cache, "org/name", "a" * 40, main="a" * 40)
+    other = snapshot(cache, "org/name", "b" * 40)
+    (cache / "models--org--name" / "refs" / "v1").write_text("b" * 40)
+    assert models.resolve("org/name@v1") == models.resolve("org/name@" + "b" * 40) == other
+    assert models.resolve("org/name@main") == main
+    with pytest.raises(BadModel, match="'org/name@v2' has no usable snapshot"):
+        models.resolve("org/name@v2")
+    assert repository_of(main) == repository_of(main / "model.gguf") == "org/name"
+    assert repository_of(cache) == repository_of(Path("org/name")) == ""
+
+
+def test_files_that_all_repositories_of_the_cache_share(cache: Path) -> None:
+    folder = snapshot(cache, "org/name", "aaa", main="aaa")
+    shared = cache / "blobs" / "ab" / "abc"
+    shared.parent.mkdir(parents=True)
+    shared.write_text('{"vocab_size": 5}')
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(shared)
+    assert models.read_config(models.resolve("org/name")) == {"vocab_size": 5}
+    outside = cache.parent / "secret.json"
+    outside.write_text("{}")
+    (folder / "config.json").unlink()
+    (folder / "config.json").symlink_to(outside)
+    with pytest.raises(BadModel, match="leads out of the model's directory"):
+        models.resolve("org/name")
+
+
 @pytest.mark.parametrize("model", ["org/missing", "./missing", "/no/such/dir", "a/b/c", "../x y"])
-def test_what_is_not_there_is_told_in_one_line(cache: Path, model: str) -> None:
+def test_a_missing_model_is_a_one_line_error(cache: Path, model: str) -> None:
     with pytest.raises(BadModel) as caught:
         models.resolve(model)
     assert "\n" not in str(caught.value) and model.strip("./") in str(caught.value)
@@ -61,9 +100,9 @@ def test_what_is_not_there_is_told_in_one_line(cache: Path, model: str) -> None:
 def test_directories_and_files_that_are_no_models(tmp_path: Path) -> None:
     with pytest.raises(BadModel, match=r"no config\.json"):
         models.resolve(str(tmp_path))
-    (tmp_path / "model.gguf").write_text("")
+    (tmp_path / "model.bin").write_text("")
     with pytest.raises(BadModel, match="is a file"):
-        models.resolve(str(tmp_path / "model.gguf"))
+        models.resolve(str(tmp_path / "model.bin"))
     for content in ("{", "[]", '"x"', "[" * 5000, "\xff"):
         (tmp_path / "config.json").write_text(content, encoding="latin-1")
         with pytest.raises(BadModel, match="not a JSON object"):
@@ -131,7 +170,7 @@ def test_missing_numbers_are_named() -> None:
                 call({name: value})
 
 
-def test_what_gemma_3_leaves_out_of_its_text_config_is_filled_in() -> None:
+def test_defaults_of_gemma_3s_text_config_are_filled_in() -> None:
     config = {"text_config": {"model_type": "gemma3_text", "hidden_size": 8}}
     assert models.vocab_size(config) == 262_208
     assert models.max_model_len(config) == 131_072

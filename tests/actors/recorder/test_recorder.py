@@ -224,7 +224,7 @@ def test_what_is_emitted_continues_the_prompt(page: int) -> None:
 
 # --- the tape ------------------------------------------------------------------------------------
 
-def test_the_ring_keeps_what_came_last(tmp_path: Path) -> None:
+def test_the_ring_buffer_keeps_the_latest(tmp_path: Path) -> None:
     limit = 1 << 17
     ring = Taped(tmp_path, with_recorder(config(), limit=limit))
     turns = []
@@ -307,7 +307,7 @@ def test_only_a_scheduler_is_recorded_and_only_on_request(tmp_path: Path) -> Non
     assert not list(tmp_path.iterdir())
 
 
-def test_what_the_scheduler_dies_of_is_on_the_tape(tmp_path: Path) -> None:
+def test_the_message_that_kills_the_scheduler_is_recorded(tmp_path: Path) -> None:
     ring = Taped(tmp_path, with_recorder(config()))
     ring.submit(20, max_tokens=10)
     ring.wake()

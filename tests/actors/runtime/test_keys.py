@@ -37,7 +37,7 @@ def test_key_files_are_private_and_whole(tmp_path: Path) -> None:
     assert not list(where.glob(".*"))
 
 
-def test_what_exists_is_not_overwritten(tmp_path: Path) -> None:
+def test_existing_files_are_not_overwritten(tmp_path: Path) -> None:
     where = key_dir(tmp_path, "ann")
     before = (where / keys.SERVER_KEY).read_bytes(), (tmp_path / "ann.key").read_bytes()
     with pytest.raises(BadConfig, match="exists"):

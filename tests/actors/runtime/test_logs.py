@@ -52,7 +52,7 @@ def test_a_text_line_has_level_time_and_role() -> None:
     assert re.fullmatch(r"WARNING \d\d-\d\d \d\d:\d\d:\d\d \[watchdog\] said", line)
 
 
-def test_of_an_exception_only_type_and_place_are_told() -> None:
+def test_only_an_exceptions_type_and_place_are_logged() -> None:
     try:
         raise ValueError("the secret that a caller sent")
     except ValueError as error:
@@ -76,7 +76,7 @@ def test_stderr_has_warnings_and_the_work_where_it_is_wanted(
     assert os.read(pipe[0], 10_000).decode().split("\n")[:-1] == shown
 
 
-def test_nobody_waits_for_a_stderr_that_is_not_read(pipe: tuple[int, int]) -> None:
+def test_an_unread_stderr_blocks_no_actor(pipe: tuple[int, int]) -> None:
     terminal = logs.Terminal(pipe[1])
     began = time.monotonic()
     for i in range(2 * logs.LINES_HELD + 200):
@@ -93,7 +93,7 @@ def test_nobody_waits_for_a_stderr_that_is_not_read(pipe: tuple[int, int]) -> No
     assert read.startswith(b"0 x") and b"were dropped" in read
 
 
-def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_is_bounded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(logs, "FILE_BYTES", 1000)
     path = tmp_path / "gateway-0.log"
     file = logs.LogFile(path)
@@ -113,7 +113,7 @@ def test_a_log_does_not_grow_for_ever(tmp_path: Path, monkeypatch: pytest.Monkey
         faulthandler.unregister(logs.signal.SIGUSR1)
 
 
-def test_the_launcher_speaks_as_the_logs_do(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_launcher_logs_in_the_same_format(capsys: pytest.CaptureFixture[str]) -> None:
     print_notice("worker-0 is killed", RuntimeConfig())
     print_notice("worker-0 is killed", RuntimeConfig(log_format="json"))
     text, line = capsys.readouterr().err.splitlines()

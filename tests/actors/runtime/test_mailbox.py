@@ -127,7 +127,7 @@ def test_an_older_owner_leaves_the_newer_ones_file(context: zmq.Context[Any], ba
     assert take(new, 1)[0].text == "to the new one"
 
 
-def test_receive_stops_at_its_limit_and_says_so(context: zmq.Context[Any], base: Path) -> None:
+def test_receive_stops_at_its_limit_and_reports_it(context: zmq.Context[Any], base: Path) -> None:
     inbox = Inbox(context, f"ipc://{base}/x.inbox", Union, hwm=100)
     push = pusher(context, inbox.address)
     for i in range(10):
@@ -250,8 +250,8 @@ def test_a_full_pipe_keeps_order_and_loses_nothing(context: zmq.Context[Any], ba
     assert not outbox.backlog
 
 
-def test_overflow_is_an_error_that_names_who_does_not_read(context: zmq.Context[Any],
-                                                           base: Path) -> None:
+def test_overflow_is_an_error_that_names_the_stuck_reader(context: zmq.Context[Any],
+                                                          base: Path) -> None:
     outbox = Outbox(context, f"ipc://{base}/deaf.inbox", hwm=20)
     with pytest.raises(Overflow, match=r"deaf\.inbox: 20 messages wait"):
         for i in range(100):
@@ -298,8 +298,8 @@ def test_a_gone_client_is_counted(context: zmq.Context[Any], base: Path) -> None
     assert (front.dropped, front.lost) == (1, [b"nobody"])
 
 
-def test_a_slow_client_is_given_up_at_the_limit(context: zmq.Context[Any], base: Path,
-                                                monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_slow_client_is_disconnected_at_the_limit(context: zmq.Context[Any], base: Path,
+                                                    monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "CLIENT_BACKLOG_MESSAGES", 500)
     front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
     slow = dealer(context, front.address, b"slow", RCVHWM=10)

@@ -65,7 +65,7 @@ def trap(shared: Path) -> Iterator[Path]:
 
 
 @two_users
-def test_a_client_sends_a_stranger_nothing(trap: Path) -> None:
+def test_a_client_sends_nothing_to_another_users_engine(trap: Path) -> None:
     why = f"belongs to another user .uid {STRANGER}.*remove"
     with Client("default", run_dir=str(trap)) as client, \
             pytest.raises(EngineUnavailable, match=why):
@@ -74,7 +74,7 @@ def test_a_client_sends_a_stranger_nothing(trap: Path) -> None:
 
 
 @two_users
-def test_a_launcher_does_not_move_in_with_a_stranger(trap: Path) -> None:
+def test_a_launcher_refuses_another_users_directory(trap: Path) -> None:
     with pytest.raises(BadConfig, match=f"run_dir: .* belongs to another user .uid {STRANGER}"):
         rundir.RunDir("mine", str(trap))
     assert not (trap / "mine").exists()
@@ -94,7 +94,7 @@ def test_commands_refuse_it_in_one_line(trap: Path) -> None:
 
 
 @two_users
-def test_a_link_of_a_stranger_leads_nowhere(shared: Path) -> None:
+def test_another_users_link_is_not_followed(shared: Path) -> None:
     """As the base, as an ancestor, and as a file."""
     own = shared / "own"
     own.mkdir(mode=0o700)
@@ -110,7 +110,7 @@ def test_a_link_of_a_stranger_leads_nowhere(shared: Path) -> None:
 
 
 @two_users
-def test_a_file_of_a_stranger_is_not_opened(shared: Path) -> None:
+def test_another_users_file_is_not_opened(shared: Path) -> None:
     as_stranger("open(a[0], 'w').write('[]')", shared / "config.json")
     before = (shared / "config.json").stat()
     for flags in (os.O_RDONLY, os.O_RDWR | os.O_CREAT | os.O_TRUNC):
@@ -120,7 +120,7 @@ def test_a_file_of_a_stranger_is_not_opened(shared: Path) -> None:
 
 
 @two_users
-def test_a_ledger_in_a_strangers_directory(shared: Path) -> None:
+def test_a_ledger_in_another_users_directory_is_refused(shared: Path) -> None:
     as_stranger("os.mkdir(a[0], 0o777)", shared / "ledger")
     with pytest.raises(BadConfig, match="ledger_dir: .* belongs to another user"):
         Ledger(shared / "ledger")
@@ -183,19 +183,20 @@ def _link(path: Path) -> None:
     (_link, "lock is a symbolic link"), (os.mkfifo, "lock is no regular file"),
     (Path.mkdir, "lock: Is a directory"),
 ])
-def test_a_lock_that_is_none(shared: Path, make: Callable[[Path], None], why: str) -> None:
+def test_a_lock_that_is_no_file_is_refused(shared: Path, make: Callable[[Path], None],
+                                           why: str) -> None:
     (shared / "e").mkdir(mode=0o700)
     (shared / "elsewhere").write_text("precious")
     make(shared / "e" / "lock")
     began = time.monotonic()
     with pytest.raises(BadConfig, match=why):
         rundir.RunDir("e", str(shared))
-    assert time.monotonic() < began + 2, "a fifo is not waited for"
+    assert time.monotonic() < began + 20, "a fifo is not waited for"
     assert not rundir.is_running(shared / "e")
     assert (shared / "elsewhere").read_text() == "precious"
 
 
-def test_what_is_made_is_private_whatever_the_umask(shared: Path) -> None:
+def test_new_files_are_private_with_any_umask(shared: Path) -> None:
     before = os.umask(0)
     try:
         run_dir = rundir.RunDir("e", str(shared / "new" / "base"))

@@ -53,6 +53,21 @@ def test_the_remains_of_a_killed_engine_are_cleared(base: Path) -> None:
     run_dir.close()
 
 
+def test_where_ranks_met_is_cleared_but_nothing_else_of_that_name(base: Path) -> None:
+    left = base / "e" / "group-3"
+    left.mkdir(parents=True)
+    (base / "e").chmod(0o700)
+    (left / "gate").touch()
+    (base / "e" / "worker-11.json").touch()
+    RunDir("e", str(base)).close()
+    assert not (base / "e").exists()
+    left.mkdir(parents=True)
+    (left / "photo.jpg").touch()
+    with pytest.raises(BadConfig, match="group-3.*no engine's file"):
+        RunDir("e", str(base))
+    assert (left / "photo.jpg").is_file()
+
+
 def test_a_directory_with_other_files_is_refused_and_left_alone(base: Path) -> None:
     (base / "e" / "thesis").mkdir(parents=True)
     (base / "e" / "thesis" / "chapter1").write_text("precious")
@@ -62,7 +77,7 @@ def test_a_directory_with_other_files_is_refused_and_left_alone(base: Path) -> N
 
 
 @pytest.mark.parametrize("name", ["..", ".", ".hidden", "a/b", "/tmp"])
-def test_names_that_lead_elsewhere(base: Path, name: str) -> None:
+def test_names_that_leave_the_directory_are_refused(base: Path, name: str) -> None:
     with pytest.raises(BadConfig, match="name"):
         RunDir(name, str(base))
 
@@ -78,7 +93,7 @@ def test_a_path_that_cannot_be_made(base: Path) -> None:
         RunDir("e", str(base / "file"))
 
 
-def test_a_place_where_others_could_swap_the_directory(base: Path) -> None:
+def test_a_directory_that_others_could_swap_is_refused(base: Path) -> None:
     base.chmod(0o777)
     with pytest.raises(BadConfig, match="others could replace"):
         RunDir("e", str(base))
@@ -99,7 +114,7 @@ def test_looking_never_keeps_an_engine_from_starting(base: Path) -> None:
         looker.join()
 
 
-def test_who_else_looks_is_no_engine(base: Path) -> None:
+def test_other_readers_of_a_directory_are_no_engine(base: Path) -> None:
     run_dir = RunDir("e", str(base))
     path = run_dir.path
     with (path / "lock").open() as other:

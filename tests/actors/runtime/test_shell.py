@@ -17,7 +17,7 @@ import msgspec
 import pytest
 import zmq
 from helpers_frames import BAD_FRAMES
-from helpers_runtime import ActorProcess, Peer, Say, Told, make_config, short_dir
+from helpers_runtime import ActorProcess, Peer, Say, Told, Union, make_config, short_dir
 
 from actorium.actors.config.tree import dump
 from actorium.actors.messages import Beat, Fatal, ToLauncher, ToWatchdog
@@ -154,7 +154,7 @@ def test_a_reader_that_never_reads_is_a_fatal_error(base: Path) -> None:
         assert actor.wait() == 1
 
 
-def test_a_gone_client_is_told_to_the_core(base: Path) -> None:
+def test_the_core_is_notified_of_a_disconnected_client(base: Path) -> None:
     with ActorProcess(base) as actor, actor.peer() as peer:
         with actor.peer() as brief:
             assert brief.ask(Say("hi")).text == "hi"
@@ -254,7 +254,7 @@ def test_wrong_arguments_get_one_line() -> None:
 
 # --- heartbeats ---
 
-def test_phases_are_told_at_once(base: Path) -> None:
+def test_phases_are_reported_at_once(base: Path) -> None:
     with watchdog(base) as dog, ActorProcess(base, "slow", heartbeat=30.0) as actor, \
             actor.peer() as peer:
         beats = [m for _, m in dog.until(lambda m: m.phase == "idle")]
@@ -271,11 +271,11 @@ def test_idle_beats_slower_than_work(base: Path) -> None:
         peer.send(Say("phase", 0, "stepping"))
         dog.until(lambda m: m.phase == "stepping")
         times = [dog.until(lambda m: True)[-1][0] for _ in range(4)]
-        assert times[-1] - times[0] < 0.9
+        assert times[-1] - times[0] < 1.5, "three of 0.1 s, not of 1 s"
         peer.send(Say("phase", 0, "idle"))
         dog.until(lambda m: m.phase == "idle")
         times = [dog.until(lambda m: True)[-1] for _ in range(3)]
-        assert times[2][0] - times[1][0] > 0.4
+        assert times[2][0] - times[0][0] > 0.8
         beat: Beat = times[-1][1]
         assert beat.step >= 2 and beat.gauges == {"got": 0.0}
 
@@ -287,14 +287,13 @@ def test_an_idle_actor_sleeps(base: Path) -> None:
         ticks = cpu_ticks(actor.pid)
         for _ in range(3):
             dog.until(lambda m: True)
-        assert cpu_ticks(actor.pid) - ticks <= 3  # of 10 ms, in about three seconds
+        assert cpu_ticks(actor.pid) - ticks <= 10  # of 10 ms, in about three seconds
 
 
-def test_beats_go_on_while_the_loop_is_stuck_and_say_so(base: Path) -> None:
+def test_heartbeats_continue_and_report_a_stuck_loop(base: Path) -> None:
     with watchdog(base) as dog, ActorProcess(base, heartbeat=0.05) as actor, actor.peer() as peer:
         peer.ask(Say("up"))
-        beat = dog.until(lambda m: m.phase == "idle")[-1][1]
-        assert beat.loop_age < 0.5
+        dog.until(lambda m: m.phase == "idle" and m.loop_age < 0.5)
         peer.send(Say("stuck"))
         dog.until(lambda m: m.loop_age > 0.2)
         beats = [m for _, m in dog.until(lambda m: m.loop_age > 1.0)]
@@ -302,7 +301,7 @@ def test_beats_go_on_while_the_loop_is_stuck_and_say_so(base: Path) -> None:
         assert ages == sorted(ages) and beats[-1].phase == "idle"
 
 
-def test_a_loop_that_turns_again_says_so_as_well(base: Path) -> None:
+def test_heartbeats_report_a_loop_that_runs_again(base: Path) -> None:
     with watchdog(base) as dog, ActorProcess(base, heartbeat=0.05) as actor, actor.peer() as peer:
         peer.send(Say("phase", 0, "stepping"))
         dog.until(lambda m: m.phase == "stepping")
@@ -342,3 +341,12 @@ def test_a_client_by_hand_needs_no_more_than_a_dealer(base: Path) -> None:
         one.send(Say("a"))
         two.send(Say("b"))
         assert (one.receive().text, two.receive().text) == ("a", "b")
+
+
+def test_a_message_to_the_worker_goes_to_every_rank(base: Path) -> None:
+    with ActorProcess(base, "scheduler", ranks=3) as actor, \
+            actor.peer() as peer, Listener(base, "worker-0.inbox", Union) as first, \
+            Listener(base, "worker-2.inbox", Union) as last:
+        peer.send(Say("a plan", 7, to="worker-0"))
+        for rank in (first, last):
+            assert rank.until(lambda told: True)[0][1] == Told("a plan", 7)

@@ -13,7 +13,7 @@ from actorium.actors.scheduler.cache.page_allocator import (
 )
 
 
-def test_pages_come_once_and_never_the_sink() -> None:
+def test_pages_are_allocated_once_and_never_the_sink() -> None:
     pool = PageAllocator(9, 16, debug=True)
     pages = np.concatenate([pool.allocate(3, 1), pool.allocate(5, 2)])
     assert sorted(pages.tolist()) == list(range(1, 9))
@@ -83,7 +83,7 @@ def test_a_page_is_free_with_its_last_owner() -> None:
     pool.audit([(9, pages[:1])], NO_PAGES)
 
 
-def test_foreign_hands_in_the_tree_are_named() -> None:
+def test_wrong_owners_of_tree_pages_are_named() -> None:
     pool = PageAllocator(5, 1, debug=True)
     pages = pool.allocate(2, 7)
     with pytest.raises(AccountingError, match="held by sequence 7, and the prefix tree gives it "
@@ -96,7 +96,7 @@ def test_foreign_hands_in_the_tree_are_named() -> None:
         pool.share(pages, 3)
 
 
-def test_the_tree_cannot_let_go_of_what_it_does_not_keep() -> None:
+def test_uncaching_an_uncached_page_is_refused() -> None:
     pool = PageAllocator(5, 1)
     with pytest.raises(AccountingError, match="the prefix tree lets go of a page it does not keep"):
         pool.mark_uncached(pool.allocate(1, 7))
@@ -121,7 +121,7 @@ def test_audit_without_debug_still_counts() -> None:
         pool.audit([(5, pages), (6, np.array([1], np.int32))], NO_PAGES)
 
 
-def test_what_is_odd_at_rest_goes_out_of_use() -> None:
+def test_inconsistent_pages_are_quarantined_at_rest() -> None:
     pool = PageAllocator(7, 1)
     kept = pool.allocate(2, 5)
     pool.mark_cached(kept)

@@ -98,7 +98,7 @@ def test_lpm_starves_nobody() -> None:
     assert arrival == patience + 2
 
 
-def test_passed_over_counts_only_those_that_came_before() -> None:
+def test_skips_count_only_for_earlier_requests() -> None:
     queue = waiting_of([("", 0, 5, 0, False, 0), ("", 0, 9, 16, False, 0), ("", 0, 2, 0, False, 0)])
     assert passed_over(queue, queue[0]) == [102]
     assert passed_over(queue, queue[1]) == [100, 102]
@@ -176,7 +176,7 @@ def test_prices_are_those_of_the_paper_and_can_be_set() -> None:
     assert other.served["a"] == 65.0
 
 
-def test_a_tenant_that_comes_back_is_lifted_to_the_lowest_of_the_backlogged() -> None:
+def test_a_returning_tenant_is_lifted_to_the_lowest_backlogged_counter() -> None:
     counters = VirtualTokenCounter()
     for tenant in "ab":
         counters.arrive(tenant)
@@ -198,7 +198,7 @@ def test_a_tenant_with_a_debt_keeps_it() -> None:
     assert counters.served["a"] == 500.0
 
 
-def test_with_nobody_waiting_the_level_is_that_of_the_last_who_did() -> None:
+def test_with_an_empty_queue_the_level_is_the_last_tenants() -> None:
     counters = VirtualTokenCounter()
     counters.arrive("a")
     counters.admit("a")
@@ -261,7 +261,7 @@ def test_bad_weights_are_refused() -> None:
             VirtualTokenCounter({"a": weight})
 
 
-def test_an_unbalanced_move_is_noticed() -> None:
+def test_an_unbalanced_update_is_detected() -> None:
     with pytest.raises(KeyError):
         VirtualTokenCounter().leave("a", running=True)
 

@@ -45,7 +45,7 @@ def test_peek_changes_nothing() -> None:
     assert lists(tree.evict(0, 1)) == [[3]]
 
 
-def test_salts_share_nothing_and_empty_roots_go() -> None:
+def test_salts_share_nothing_and_empty_roots_are_removed() -> None:
     tree = RadixCache(1, [0])
     add(tree, [1, 2], 1, salt="a")
     assert tree.match(key([1, 2], "b")).length == 0
@@ -232,7 +232,7 @@ def test_a_window_may_begin_in_the_node_above_one_with_holes() -> None:
 
 
 @pytest.mark.parametrize(("policy", "other"), [("lfu", 1), ("priority", 1), ("lru", 0)])
-def test_splits_keep_what_the_policy_knows(policy: str, other: int) -> None:
+def test_splits_keep_the_policys_counters(policy: str, other: int) -> None:
     tree = RadixCache(1, [0], policy)
     add(tree, [1, 2, 3, 4], 1, priority=1)
     for _ in range(3):

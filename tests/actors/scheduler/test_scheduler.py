@@ -90,7 +90,7 @@ def test_a_sequence_is_not_decoded_past_its_max_tokens() -> None:
     assert [ints(p.extend) + ints(p.decode) for p in ring.sent] == [[1, 4], [1], [1]]
 
 
-def test_nor_is_one_that_joins_a_longer_one() -> None:
+def test_a_sequence_beside_a_longer_one_is_not_overrun() -> None:
     ring = Ring(config())
     ring.submit(4, max_tokens=40)
     ring.wake()

@@ -44,7 +44,7 @@ def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(scheduler_actor, "build", without_books)
 
 
-def test_the_run_ends_well_unharmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unharmed_run_passes_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:
     sabotaged(SETTINGS)
     sabotaged(SETTINGS, windows=(0, 24))
     blind(monkeypatch)
@@ -97,7 +97,8 @@ def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
                  "held by the prefix tree, and sequence 1 gives it back"),
     (reuse_too_early, "step [0-9]+: page [0-9]+ is held by .*sequence 1"),
 ])
-def test_the_books_catch(monkeypatch: pytest.MonkeyPatch, break_it: Any, says: str) -> None:
+def test_the_audit_detects_wrong_books(monkeypatch: pytest.MonkeyPatch, break_it: Any,
+                                       says: str) -> None:
     break_it(monkeypatch)
     with pytest.raises(AccountingError, match=says):
         sabotaged(SETTINGS)
@@ -111,7 +112,7 @@ def test_the_worker_catches_a_partial_page(monkeypatch: pytest.MonkeyPatch) -> N
 
 
 @pytest.mark.parametrize("break_it", [free_twice, reuse_too_early])
-def test_without_debug_books_counts_and_content_still_catch(
+def test_without_debug_counts_and_content_still_detect_faults(
         monkeypatch: pytest.MonkeyPatch, break_it: Any) -> None:
     blind(monkeypatch)
     break_it(monkeypatch)
@@ -119,7 +120,7 @@ def test_without_debug_books_counts_and_content_still_catch(
         sabotaged(SETTINGS)
 
 
-def test_windows_given_back_too_early_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_pages_freed_inside_a_window_are_detected(monkeypatch: pytest.MonkeyPatch) -> None:
     free_behind = SlotTable.free_behind_windows
 
     def early(self: SlotTable, slots: Any, positions: Any, memory: KVCacheManager) -> None:
@@ -130,7 +131,7 @@ def test_windows_given_back_too_early_are_caught(monkeypatch: pytest.MonkeyPatch
         sabotaged(config(page_size=16, pool_tokens=600, chunk=40, cache=False), windows=(24,))
 
 
-def test_production_puts_pages_in_doubt_out_of_use_and_says_so(
+def test_production_quarantines_doubtful_pages_and_reports_it(
         monkeypatch: pytest.MonkeyPatch) -> None:
     blind(monkeypatch)
     ring = Ring(SETTINGS)

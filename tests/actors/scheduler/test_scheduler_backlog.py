@@ -22,7 +22,7 @@ STREAMS, TOKENS, SEED = 8, 4000, 70
 PROMPT = [1, 2, 3]
 
 
-def test_an_outbox_that_gave_up_drops_all_until_somebody_reads() -> None:
+def test_a_stuck_outbox_drops_everything_until_the_peer_reads() -> None:
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context()
     with short_dir() as base:
         address = f"ipc://{base}/inbox"
@@ -72,7 +72,7 @@ def test_a_scheduler_outlives_a_detokenizer_that_is_away() -> None:
         assert now.gauges["missed"] > 0
 
 
-def test_a_crowd_that_comes_while_the_scheduler_is_away_is_served() -> None:
+def test_requests_sent_while_the_scheduler_is_down_are_served() -> None:
     crowd = 60
     with short_dir() as base, Engine("", null_worker=True, skip_tokenizer=True, run_dir=str(base),
                                      restart=True, queue_messages=16) as engine:

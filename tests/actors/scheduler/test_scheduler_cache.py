@@ -14,7 +14,7 @@ SYSTEM = list(range(50, 114))
 # --- the prefix cache ----------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("page_size", "want"), [(1, 69), (2, 68), (16, 64), (64, 64), (128, 0)])
-def test_full_pages_of_a_known_prefix_are_not_computed_again(page_size: int, want: int) -> None:
+def test_full_pages_of_a_cached_prefix_are_not_recomputed(page_size: int, want: int) -> None:
     ring = Ring(config(page_size=page_size))
     (first,) = finish(ring, [*SYSTEM, 1, 2, 3, 4, 5])
     (second,) = finish(ring, [*SYSTEM, 1, 2, 3, 4, 5, 6, 7])
@@ -24,7 +24,7 @@ def test_full_pages_of_a_known_prefix_are_not_computed_again(page_size: int, wan
     assert extended == [69, 71 - want]
 
 
-def test_a_prompt_that_is_all_known_computes_its_last_token() -> None:
+def test_a_fully_cached_prompt_computes_its_last_token() -> None:
     ring = Ring(config(page_size=16))
     finish(ring, SYSTEM)
     (again,) = finish(ring, SYSTEM)
@@ -38,7 +38,7 @@ def test_completions_are_cached_but_for_the_token_never_computed() -> None:
     assert cached(turn) == 64 + 7
 
 
-def test_two_requests_with_one_new_prefix_compute_it_once_even_in_one_step() -> None:
+def test_two_requests_with_the_same_new_prefix_compute_it_once() -> None:
     ring = Ring(config(page_size=16))
     one, two = finish(ring, [*SYSTEM, 1], [*SYSTEM, 2])
     assert (cached(one), cached(two)) == (0, 64)
@@ -73,7 +73,7 @@ def test_without_the_cache_pages_are_free_at_once() -> None:
     assert gauges(ring)["used_pages"] == 0
 
 
-def test_flush_forgets_what_nobody_holds_and_says_how_much() -> None:
+def test_flush_evicts_unheld_prefixes_and_reports_the_count() -> None:
     ring = Ring(config(page_size=16))
     finish(ring, SYSTEM)
     ring.submit([*SYSTEM, 1], max_tokens=50)
@@ -96,7 +96,7 @@ def test_a_preempted_sequence_finds_its_pages_again() -> None:
     assert len(again) > 3 and all(a.cached_len >= 64 for a in again)
 
 
-def test_hits_and_states_of_pages_are_told() -> None:
+def test_hits_and_page_states_are_reported() -> None:
     ring = Ring(config(page_size=16))
     finish(ring, [*SYSTEM, 1], [*SYSTEM, 2])
     told = gauges(ring)

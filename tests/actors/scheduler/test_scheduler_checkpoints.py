@@ -57,7 +57,7 @@ def test_the_policies_differ_in_where_they_save() -> None:
     assert POLICIES["end"](0, 32, 32, 0, 16) == [16], "the last token is computed anyway"
 
 
-def test_two_with_one_new_prefix_share_it_one_step_later() -> None:
+def test_two_requests_with_the_same_new_prefix_share_it_one_step_later() -> None:
     """The state is there only when the step that saves it has run: the second waits for it."""
     r = ring(save="end")
     one, two = finish(r, SYSTEM, SYSTEM)
@@ -66,7 +66,7 @@ def test_two_with_one_new_prefix_share_it_one_step_later() -> None:
     assert second.step == first.step + 1 and second.admit[0].checkpoint == saves(r)[0][1]
 
 
-def test_the_one_used_longest_ago_goes_first() -> None:
+def test_the_least_recently_used_checkpoint_is_evicted_first() -> None:
     r = ring(count=2, save="end")
     prompts = [[kind, *SYSTEM] for kind in (1, 2, 3)]
     finish(r, prompts[0])
@@ -78,7 +78,7 @@ def test_the_one_used_longest_ago_goes_first() -> None:
     assert r.scheduler.health().gauges["checkpoints_evicted"] == 2
 
 
-def test_pages_that_go_take_their_checkpoint_with_them() -> None:
+def test_evicted_pages_drop_their_checkpoint() -> None:
     r = ring(count=8, save="end", pool_tokens=256)
     finish(r, SYSTEM)
     finish(r, list(range(1000, 1240)))
@@ -94,7 +94,7 @@ def test_preempted_sequences_start_again_from_a_checkpoint(chunk: int) -> None:
     assert again and all(a.checkpoint and a.cached_len >= 48 for a in again)
 
 
-def test_the_books_of_checkpoints_balance() -> None:
+def test_checkpoints_pass_the_audit() -> None:
     state, node, other = CheckpointPool(1), TreeNode(None, b"", []), TreeNode(None, b"", [])
     assert state.save(node, step=1) == 1
     assert state.save(other, step=1) == 0, "the same plan does not take its own save away"
@@ -107,7 +107,7 @@ def test_the_books_of_checkpoints_balance() -> None:
     state.audit([node, other])
 
 
-def test_an_earlier_turn_goes_before_other_conversations() -> None:
+def test_an_earlier_turns_checkpoint_is_evicted_first() -> None:
     """Two checkpoints, two conversations: the second turn of one does not cost the other's."""
     r = ring(count=2, save="end")
     one, two = [1, *SYSTEM], [2, *SYSTEM]
@@ -141,7 +141,7 @@ def test_a_lost_worker_takes_the_checkpoints_with_it() -> None:
     assert_whole(r)
 
 
-def test_who_is_admitted_without_pages_for_a_chunk_is_still_told_to_the_worker() -> None:
+def test_an_admission_without_pages_for_a_chunk_still_reaches_the_worker() -> None:
     """The pages of a windowed group may turn out to be held after all: the chunk waits a step."""
     settings = config(page_size=1, pool_tokens=24, seqs=5, chunk=7, queued=2, force_preempt=2,
                       policy="fair", save="chunks", max_model_len=70, weights={"a": 2.0})

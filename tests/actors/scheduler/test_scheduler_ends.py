@@ -21,7 +21,7 @@ def test_end_token_is_named_and_ends_the_sequence() -> None:
     assert_whole(ring)
 
 
-def test_cached_tokens_are_told_once_with_the_first_token() -> None:
+def test_cached_tokens_are_reported_once_with_the_first_token() -> None:
     ring = Ring(config(force_preempt=2))
     rid = ring.submit(5, max_tokens=8)
     ring.run()
@@ -104,7 +104,7 @@ def test_ended_requests_do_not_pile_up_among_the_deadlines() -> None:
 
 # --- limits --------------------------------------------------------------------------------------
 
-def test_a_full_queue_refuses_and_says_so() -> None:
+def test_a_full_queue_rejects_with_queue_full() -> None:
     ring = Ring(config(seqs=1, queued=2))
     for _ in range(5):
         ring.submit(4, max_tokens=4)

@@ -99,7 +99,7 @@ def test_a_refused_or_cancelled_request_counts_as_ended_and_no_more() -> None:
     assert sum(read(told, "request")[0]) == sum(read(told, "first_token")[0]) == 0
 
 
-def test_what_ended_requests_asked_for_is_counted_once_each() -> None:
+def test_ended_requests_are_counted_once_each() -> None:
     ring = Clocked(config(seqs=4, force_preempt=3))
     ring.submit(5, max_tokens=4, n=3)
     ring.submit(30, max_tokens=9)
@@ -172,7 +172,7 @@ def test_bounds_rise() -> None:
         assert list(bounds) == sorted(set(bounds)) and bounds[0] > 0
 
 
-def test_what_goes_on_after_a_worker_is_counted_with_its_tokens() -> None:
+def test_sequences_resumed_on_a_new_worker_count_their_tokens() -> None:
     ring = Clocked(config())
     ring.submit(5, max_tokens=20)
     ring.submit(6, max_tokens=20)

@@ -24,7 +24,7 @@ def order_of(ring: Ring) -> list[str]:
     return [by_seed[seed] for seed in slots]
 
 
-def test_lpm_admits_the_longest_known_prefix_first() -> None:
+def test_lpm_admits_the_longest_cached_prefix_first() -> None:
     ring = Ring(config(page_size=1, seqs=1, policy="lpm"))
     finish(ring, SYSTEM)
     busy = ring.submit(3, max_tokens=5)

@@ -135,7 +135,7 @@ def test_the_rest_is_planned_in_the_same_wake(monkeypatch: pytest.MonkeyPatch) -
     assert ring.of(good)[0].reason == "length"
 
 
-def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
+def test_a_request_that_cannot_be_released_ends_the_scheduler(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """What all share may be broken: the next one goes on from the ledger, and ends it first."""
     ring = Ring(config())
@@ -152,7 +152,7 @@ def test_a_request_that_does_not_come_off_the_books_ends_the_scheduler(
     assert ring.scheduler.journal.convicted(request_name(CLIENT, bad))
 
 
-def test_what_is_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config())
     plant(monkeypatch, SchedulerState, "admit", AccountingError("page 7 is free twice"))
     ring.submit([POISON], max_tokens=4)
@@ -161,7 +161,7 @@ def test_what_is_of_no_request_ends_the_scheduler(monkeypatch: pytest.MonkeyPatc
     assert ring.scheduler.journal.failures == 0
 
 
-def test_telling_all_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_attach_resends_everything_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config())
     good, bad = ring.submit([1, 2], max_tokens=30), ring.submit([POISON], max_tokens=30)
     for _ in range(4):
@@ -180,7 +180,7 @@ def test_telling_all_to_a_detokenizer(monkeypatch: pytest.MonkeyPatch) -> None:
     assert not ring.scheduler.state.requests.get((CLIENT, bad))
 
 
-def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resend_of_an_unknown_request_is_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(config())
     ring.submits["r9"] = ring.submits[ring.submit([1])]
 
@@ -193,7 +193,7 @@ def test_an_unknown_request_that_is_asked_for(monkeypatch: pytest.MonkeyPatch) -
     assert ring.of("r9")[0].error_code == "quarantined"
 
 
-def test_what_is_over_and_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_ended_requests_that_cannot_be_retained(monkeypatch: pytest.MonkeyPatch) -> None:
     ring = Ring(msgspec.structs.replace(config(), recovery=RecoveryConfig(ledger=False)))
     plant(monkeypatch, recovery, "_compact", ValueError(), whose=is_poison)
     bad, good = ring.submit([POISON], max_tokens=3), ring.submit([1], max_tokens=3)
@@ -205,7 +205,7 @@ def test_what_is_over_and_cannot_be_kept(monkeypatch: pytest.MonkeyPatch) -> Non
 
 # --- masks ---------------------------------------------------------------------------------------
 
-@pytest.mark.parametrize("method", ["take", "masks"])
+@pytest.mark.parametrize("method", ["accept", "masks"])
 @pytest.mark.parametrize("error", [ValueError(), Panic()], ids=lambda e: type(e).__name__)
 def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
                                error: BaseException) -> None:
@@ -224,7 +224,7 @@ def test_masks_of_many_at_once(monkeypatch: pytest.MonkeyPatch, method: str,
 
     monkeypatch.setattr(StructuredOutputManager, "add_request", add_request)
     bad = ring.structured(grammar, max_tokens=12)
-    name = "take" if method == "take" else "rows"
+    name = "accept" if method == "accept" else "rows"
     usual_work, calls = getattr(SequenceGuide, name), [0]
 
     def work(guide: Any, *args: Any) -> Any:
@@ -257,7 +257,7 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
     assert journal.quiet, "all have got to their ends"
 
 
-def test_a_grammar_that_kills_is_refused_to_everybody() -> None:
+def test_a_grammar_that_kills_is_refused_for_every_client() -> None:
     ring = MaskedRing(config())
     ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
     core = GrammarCompiler(ring.scheduler, ring.scheduler.masks)

@@ -14,6 +14,7 @@ from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan
 from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
+from actorium.actors.scheduler.extensions import PrefillPacer
 from actorium.actors.scheduler.planner import Planner
 from actorium.actors.scheduler.step_results import BadResult
 from actorium.tools.null.null_memory import BadPlan
@@ -33,8 +34,8 @@ class Wandering(MeasuredDraftPolicy):
 
 @pytest.fixture
 def wandering(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reset(planner: Planner, drafting: MeasuredDraftPolicy) -> None:
-        start(planner, Wandering(drafting.max_drafts))
+    def reset(planner: Planner, drafting: MeasuredDraftPolicy, pacing: PrefillPacer) -> None:
+        start(planner, Wandering(drafting.max_drafts), pacing)
 
     start = Planner.reset
     monkeypatch.setattr(Planner, "reset", reset)
@@ -148,7 +149,7 @@ def test_k_changes_without_a_drain() -> None:
     assert_whole(ring)
 
 
-def test_drafts_that_do_not_pay_are_given_up() -> None:
+def test_drafts_that_do_not_pay_are_switched_off() -> None:
     """A step takes its rows' time: the plans end with no drafts, but for trials."""
     ring = Ring(speculating(2, fixed=False), acceptance=(0.5, 0.5),
                 cost=lambda decodes, window, drafts, extended: 100 * decodes * window)
@@ -193,7 +194,7 @@ def test_a_step_has_pages_for_all_it_writes() -> None:
 
 
 @pytest.mark.parametrize("page_size", [1, 4, 16])
-def test_pages_kept_in_vain_are_not_asked_for_again(page_size: int) -> None:
+def test_unused_draft_pages_are_not_requested_again(page_size: int) -> None:
     """When no draft is right the interval collapses each time: a sequence never holds more than its
     tokens and what two windows may add."""
     ring = Ring(speculating(4, page_size=page_size), acceptance=(0.0,))
@@ -272,7 +273,7 @@ def test_drafts_are_counted_by_position_and_by_sequence() -> None:
     assert_whole(ring)
 
 
-def test_an_abort_tells_its_drafts_and_none_are_told_without() -> None:
+def test_an_abort_reports_its_drafts_only_with_speculation() -> None:
     for drafts in (0, 2):
         ring = Ring(speculating(drafts), acceptance=(1.0,))
         ring.submit(5, max_tokens=80)

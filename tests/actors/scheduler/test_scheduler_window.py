@@ -113,7 +113,7 @@ def test_logprobs_go_with_the_event_of_their_sequence() -> None:
     assert_whole(ring)
 
 
-def test_prompt_logprobs_are_told_once_though_computed_twice() -> None:
+def test_prompt_logprobs_are_reported_once_though_computed_twice() -> None:
     ring = Ring(config(chunk=5))
     ring.submit(12, max_tokens=3, prompt_logprobs=2)
     ring.wake()

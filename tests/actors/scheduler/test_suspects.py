@@ -116,7 +116,7 @@ def test_deaths_that_nobody_is_to_blame_for(deaths: list[tuple[int, set[int]]]) 
     assert w.suspects.trial is None and w.suspects.convictions == 0
 
 
-def test_a_death_without_plans_says_nothing() -> None:
+def test_a_death_without_plans_suspects_none() -> None:
     suspects = Suspects()
     assert suspects.died([], [1, 2]) is None and suspects.trial is None
     suspects.died([1, 2, 3], [1, 2, 3])
@@ -136,7 +136,7 @@ def test_alone_twice_but_not_in_a_row() -> None:
     assert suspects.died([7], [7]) == 7
 
 
-def test_who_was_just_cleared_does_not_make_another_look_alone() -> None:
+def test_a_cleared_suspect_does_not_isolate_another() -> None:
     suspects = Suspects()
     suspects.died([1, 2], [1, 2])
     suspects.decoded([1])
@@ -145,7 +145,7 @@ def test_who_was_just_cleared_does_not_make_another_look_alone() -> None:
         assert suspects.died([1, 2], [1, 2]) is None, "2 was never alone in the plans"
 
 
-def test_who_ends_while_others_are_on_trial_is_forgotten() -> None:
+def test_a_request_that_ends_during_a_trial_is_forgotten() -> None:
     suspects = Suspects()
     assert suspects.died([1, 2], [1, 2, 3]) is None
     assert suspects.died([1], [1, 3]) is None, "2 has ended meanwhile"

@@ -92,7 +92,7 @@ def test_others_do_not_wait() -> None:
     assert stage.core.masks.knows(grammar)
 
 
-def test_who_is_cancelled_meanwhile_never_comes() -> None:
+def test_a_cancelled_request_never_reaches_the_core() -> None:
     stage, grammar = Stage(), regex_grammar("[ab]{4}")
     cancels = [Cancel("a", b"other"), Cancel("a", CLIENT)]
     assert stage.tell(submit("a", grammar), *cancels) == ["a", "a"]
@@ -101,7 +101,7 @@ def test_who_is_cancelled_meanwhile_never_comes() -> None:
     assert [type(one) for one in stage.core.heard] == [Cancel, Cancel] and stage.wrapped.done
 
 
-def test_what_does_not_compile_is_for_the_core_to_refuse() -> None:
+def test_the_core_refuses_grammars_that_do_not_compile() -> None:
     stage = Stage()
     stage.words.may.set()
     bad = regex_grammar("(")
@@ -112,7 +112,7 @@ def test_what_does_not_compile_is_for_the_core_to_refuse() -> None:
     assert len(stage.words.threads) == 1, "and not once more"
 
 
-def test_without_a_vocabulary_the_core_says_so() -> None:
+def test_without_a_vocabulary_the_core_reports_it() -> None:
     stage = Stage()
 
     def nothing() -> Any:
@@ -122,7 +122,7 @@ def test_without_a_vocabulary_the_core_says_so() -> None:
     assert stage.tell(submit("a", "x")) == [] and stage.later() == ["a"]
 
 
-def test_a_whole_scheduler_takes_what_was_compiled() -> None:
+def test_a_whole_scheduler_uses_the_compiled_grammar() -> None:
     core = extended_core(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
                          load=lambda: vocabulary())
     assert core.masks is not None

@@ -46,7 +46,7 @@ def walk(matcher: GrammarMatcher, seed: int, most: int = 300) -> list[int]:
         ids = allowed(matcher.masks([])[0])
         token = EOS if EOS in ids and (len(ids) == 1 or len(tokens) > 30) else draw.choice(ids)
         tokens.append(token)
-        assert matcher.take([token]), matcher.error
+        assert matcher.accept([token]), matcher.error
         if token == EOS:
             break
     return tokens
@@ -60,8 +60,8 @@ SCHEMA = {"type": "object", "properties": {
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_what_a_schema_lets_through_is_what_it_describes(vocabulary: GrammarVocabulary,
-                                                         tokenizer: Tokenizer, seed: int) -> None:
+def test_accepted_texts_match_their_schema(vocabulary: GrammarVocabulary,
+                                           tokenizer: Tokenizer, seed: int) -> None:
     wanted = Structured(json_schema=json.dumps(SCHEMA))
     matcher = vocabulary.matcher(grammar_of(wanted))
     tokens = walk(matcher, seed)
@@ -88,7 +88,7 @@ def test_the_other_kinds(vocabulary: GrammarVocabulary, tokenizer: Tokenizer, wa
 
 def test_any_object(vocabulary: GrammarVocabulary, tokenizer: Tokenizer) -> None:
     matcher = vocabulary.matcher(grammar_of(Structured(json_object=True)))
-    assert matcher.take(tokenizer.encode('{"a": [1, {"b": null}]}').ids)
+    assert matcher.accept(tokenizer.encode('{"a": [1, {"b": null}]}').ids)
     assert EOS in allowed(matcher.masks([])[0])
 
 
@@ -103,8 +103,8 @@ def test_masks_of_drafts_are_those_of_the_tokens(vocabulary: GrammarVocabulary,
             found = ahead.masks(drafts)
             for bits, token in zip(found, drafts, strict=False):
                 assert np.array_equal(bits, step.masks([])[0])
-                assert step.take([token])
-            assert ahead.take(drafts)
+                assert step.accept([token])
+            assert ahead.accept(drafts)
             assert ahead.consumed == step.consumed
 
 
@@ -115,15 +115,15 @@ def test_a_draft_that_is_forbidden_ends_the_window(vocabulary: GrammarVocabulary
     wrong = tokenizer.encode("z").ids
     assert len(matcher.masks([*wrong, *ids])) == 1
     assert len(matcher.masks([ids[0], *wrong])) == 2
-    assert matcher.take(ids) and matcher.over
+    assert matcher.accept(ids) and matcher.over
     assert allowed(matcher.masks([])[0]) == [EOS]
-    assert matcher.take([EOS, EOS]) and not matcher.error
+    assert matcher.accept([EOS, EOS]) and not matcher.error
 
 
 def test_a_token_that_is_forbidden_is_an_error(vocabulary: GrammarVocabulary,
                                                tokenizer: Tokenizer) -> None:
     matcher = vocabulary.matcher(grammar_of(Structured(regex="abc")))
-    assert not matcher.take(tokenizer.encode("z").ids)
+    assert not matcher.accept(tokenizer.encode("z").ids)
     assert matcher.error
 
 
@@ -135,7 +135,7 @@ def test_a_token_that_is_forbidden_is_an_error(vocabulary: GrammarVocabulary,
     Structured(json_schema='{"$defs": {"a": {"$ref": "#/$defs/a"}}, "$ref": "#/$defs/a"}'),
     Structured(json_schema='{"properties": {"a": ' * 150 + "{}" + "}}" * 150),
 ])
-def test_what_is_no_grammar_is_refused(wanted: Structured) -> None:
+def test_invalid_grammars_are_refused(wanted: Structured) -> None:
     facts = ModelFacts(SIZE, 4096, (EOS,), {}, True)
     with pytest.raises(InvalidRequest) as caught:
         GrammarValidator(MODEL, facts).grammar(wanted)

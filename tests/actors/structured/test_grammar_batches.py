@@ -58,7 +58,7 @@ def advance(matcher: GrammarMatcher, size: int, draw: random.Random, tokens: int
         if not ids:
             break
         taken.append(draw.choice(ids))
-        assert matcher.take(taken[-1:])
+        assert matcher.accept(taken[-1:])
     return taken
 
 
@@ -68,7 +68,7 @@ def pair(vocabulary: GrammarVocabulary, number: int, draw: random.Random, drafts
     text = grammar_of(WANTED[number % len(WANTED)])
     one, other, ahead = (vocabulary.matcher(text) for _ in range(3))
     tokens = advance(one, vocabulary.size, draw, draw.randrange(4))
-    assert other.take(tokens) and ahead.take(tokens)
+    assert other.accept(tokens) and ahead.accept(tokens)
     next_ones = advance(ahead, vocabulary.size, draw, drafts)
     if next_ones and draw.random() < 0.3:
         next_ones[-1] = draw.randrange(vocabulary.size)
@@ -96,7 +96,7 @@ def test_a_batch_has_the_masks_of_each_alone(vocabulary_of: Any, size: int, draf
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_one_that_cannot_go_on_harms_no_other(vocabulary_of: Any, size: int) -> None:
+def test_a_stuck_guide_harms_no_other(vocabulary_of: Any, size: int) -> None:
     """One is over, one was given a token that its grammar forbids."""
     vocabulary = vocabulary_of(size)
     assert size < grammar.LARGE or size >= 2 * grammar.LARGE, "both ways of making masks are tried"
@@ -104,7 +104,7 @@ def test_one_that_cannot_go_on_harms_no_other(vocabulary_of: Any, size: int) -> 
     fine, other, over, wrong = (vocabulary.matcher(choices) for _ in range(4))
     word = vocabulary.matcher(grammar_of(Structured(choice=["yes"])))
     letters = advance(word, size, random.Random(1), 9)
-    assert over.take(letters) and over.take([EOS]) and not wrong.take([EOS])
+    assert over.accept(letters) and over.accept([EOS]) and not wrong.accept([EOS])
     expected = vocabulary.matcher(choices).masks([])[0]
     for _ in range(2):
         for ahead in ((), letters[:1]):

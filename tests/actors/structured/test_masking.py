@@ -194,7 +194,7 @@ class Broken:
 
 
 @pytest.mark.parametrize("overlap", [True, False])
-def test_a_grammar_that_cannot_go_on_ends_its_request_alone(overlap: bool) -> None:
+def test_a_stuck_grammar_ends_only_its_request(overlap: bool) -> None:
     ring = MaskedRing(config(overlap=overlap))
     masking = ring.scheduler.masks
     good = masking._load()
@@ -231,7 +231,7 @@ def test_without_a_tokenizer_there_are_no_grammars() -> None:
     assert not core.state.requests
 
 
-def test_a_vocabulary_that_cannot_be_read_is_told() -> None:
+def test_an_unreadable_vocabulary_is_reported() -> None:
     def fail() -> Any:
         raise OSError("the disk is gone")
 

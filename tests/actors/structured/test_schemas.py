@@ -68,7 +68,7 @@ def test_the_grammars_own_default() -> None:
     assert not says(grammar(AB), '{"a":1,"c":{"d":1}}')
 
 
-def test_what_is_given_is_not_changed() -> None:
+def test_the_input_schema_is_not_changed() -> None:
     before = json.dumps(MORE)
     closed(MORE)
     assert json.dumps(MORE) == before
@@ -76,7 +76,7 @@ def test_what_is_given_is_not_changed() -> None:
 
 
 @pytest.mark.parametrize("schema", [AB, TREE, ALL, ANY, MORE, OWN])
-def test_no_key_comes_twice_however_a_model_samples(schema: Any) -> None:
+def test_no_key_appears_twice_in_sampled_objects(schema: Any) -> None:
     """Random walks along the masks: each object has keys of its schema, each at most once."""
     def once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         assert len(dict(pairs)) == len(pairs), pairs

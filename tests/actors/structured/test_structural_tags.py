@@ -124,6 +124,6 @@ def test_what_it_does_not_know_is_refused_by_name(given: Any, why: str) -> None:
 
 
 @pytest.mark.parametrize("text", ["{", "[]", '{"format": {}}', "[" * 60_000])
-def test_what_is_no_description(text: str) -> None:
+def test_invalid_descriptions_are_refused(text: str) -> None:
     with pytest.raises(InvalidRequest, match="structured: structural_tag: "):
         grammar_of(Structured(structural_tag=text))

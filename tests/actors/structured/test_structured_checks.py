@@ -88,7 +88,7 @@ def test_others_are_answered_meanwhile(asked: Asked) -> None:
     assert isinstance(submit, Submit) and asked.core.done
 
 
-def test_what_is_known_is_answered_at_once(asked: Asked) -> None:
+def test_checked_grammars_are_answered_at_once(asked: Asked) -> None:
     wanted = Structured(regex="[xy]")
     assert asked.tell(generate("one", wanted)) == [] and asked.tell(generate("two", wanted)) == []
     first = asked.later()
@@ -117,8 +117,8 @@ def test_more_grammars_at_once_than_are_kept(asked: Asked,
     assert {m.rid for m in said if isinstance(m, Submit)} == {str(n) for n in range(8)}
 
 
-def test_a_checker_that_cannot_be_started_is_told_once(asked: Asked,
-                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_checker_that_cannot_start_is_reported_once(asked: Asked,
+                                                      monkeypatch: pytest.MonkeyPatch) -> None:
     def fails(self: GrammarProcess, wanted: Structured) -> str:
         raise OSError("no more processes")
 
@@ -133,7 +133,7 @@ def test_a_checker_that_cannot_be_started_is_told_once(asked: Asked,
 
 
 @pytest.mark.parametrize("times", [1, 2])
-def test_a_process_that_somebody_kills_says_nothing_of_the_grammar(
+def test_a_check_killed_from_outside_does_not_refuse_the_grammar(
         checker: GrammarProcess, times: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """The kernel, say, that is short of memory: but not again and again."""
     usual, killed = child._write, []

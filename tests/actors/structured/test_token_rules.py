@@ -129,12 +129,12 @@ def test_tokens_of_a_resumed_sequence_count() -> None:
     whole, parts = (SequenceGuide(None, TokenRuleFilter(rules([5, 6, 7],
                                                               [[5, 6, 5], [6, 6, 7], [7]]), params,
                                                         False)) for _ in range(2))
-    assert whole.take([5, 5, 6, 6])
+    assert whole.accept([5, 5, 6, 6])
     for token in (5, 5, 6, 6):
-        assert parts.take([token])
+        assert parts.accept([token])
     (row,), (other,) = whole.rows(None, ()), parts.rows(None, ())
     assert row.tolist() == other.tolist() == bits_of(np.array([5, 6]), SIZE).tolist()
-    assert not whole.take([7]) and whole.error == FORBIDDEN
+    assert not whole.accept([7]) and whole.error == FORBIDDEN
 
 
 def test_each_draft_counts_for_the_rows_behind_it() -> None:

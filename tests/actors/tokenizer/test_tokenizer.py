@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from pathlib import Path
-from time import monotonic
+from time import thread_time
 from typing import Any
 
 import msgspec
 import pytest
+from helpers_speed import slowness
 from helpers_text import byte_level, context, i4, ints, loaded, write_model
 
 from actorium.actors.client.requests import encode_raw
@@ -78,7 +79,7 @@ def rejected(messages: list[Any]) -> Rejected:
     return messages[0]
 
 
-def test_loading_is_told_before_it_happens(model: Path) -> None:
+def test_loading_is_reported_before_it_begins(model: Path) -> None:
     core = TokenizerCore(context(model))
     assert core.health().phase == "loading" and core.next_timer() == 0.0
     core.on_client(CLIENT, Tokenize("t", "a"), NOW)
@@ -248,7 +249,7 @@ def test_resent_requests_are_accepted_once(core: TokenizerCore,
     assert len(generate(core)) == 2, "forgotten, so it counts as new"
 
 
-def test_a_resent_request_is_no_new_one_while_draining(core: TokenizerCore) -> None:
+def test_a_resent_request_is_accepted_while_draining(core: TokenizerCore) -> None:
     generate(core)
     core.drain(NOW)
     request = Generate("r", SamplingParams(), text="hello")
@@ -306,7 +307,7 @@ def test_tenant_and_priority_reach_the_scheduler(core: TokenizerCore) -> None:
     ({"priority": -2**31 - 1}, "priority: Expected `int` >= -2147483648"),
     ({"priority": "high"}, "priority: Expected `int`, got `str`"),
 ])
-def test_a_hand_made_message_is_held_to_its_bounds(more: dict[str, Any], why: str) -> None:
+def test_out_of_range_messages_are_refused(more: dict[str, Any], why: str) -> None:
     frame = msgspec.msgpack.encode(Generate("r", SamplingParams(), text="a", **more))
     with pytest.raises(msgspec.ValidationError) as caught:
         msgspec.msgpack.decode(frame, type=ToTokenizerFront)
@@ -333,10 +334,10 @@ def test_draining_refuses(core: TokenizerCore) -> None:
 
 
 def test_a_long_text_is_refused_by_a_prefix(core: TokenizerCore) -> None:
-    begin = monotonic()
+    begin = thread_time()
     answer = rejected(generate(core, text="many words " * 350_000))
     assert answer.code == "context_overflow" and "3850000 characters" in answer.message
-    assert monotonic() - begin < 1.0
+    assert thread_time() - begin < slowness()
     long_but_fitting = "a" * 255
     assert len(generate(core, "fits", text=long_but_fitting)) == 2
 

@@ -93,7 +93,7 @@ def test_a_long_prompt_is_submitted_once(asked: Asked) -> None:
     assert [type(message) for message in asked.later()] == [Submit, Accepted]
 
 
-def test_what_is_wrong_with_a_long_prompt_is_told(asked: Asked) -> None:
+def test_errors_in_a_long_prompt_are_reported(asked: Asked) -> None:
     cases = [(generate("r", text="x" * 10**6), "prompt", "context_overflow"),
              (generate("r", messages=[MANY[0]] * (MAX_TURNS + 1)), "messages", "invalid_request"),
              (generate("r", messages=MANY, template_args=Raw(encode({"messages": 1}))),
@@ -124,7 +124,7 @@ def test_an_aborted_long_prompt_is_never_submitted(asked: Asked) -> None:
     assert asked.later() == [] and asked.core.done
 
 
-def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
+def test_a_template_with_more_iterations_than_estimated(asked: Asked) -> None:
     loops = ChatTemplate("{% for i in range(50000) %}{% endfor %}done", {})
     with pytest.raises(RenderBudgetExceeded):
         loops.render(MANY, {}, ticks=1000)
@@ -138,7 +138,7 @@ def test_a_template_that_loops_more_than_it_looked(asked: Asked) -> None:
     assert told == want
 
 
-def test_a_render_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_render_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     renderer = TemplateRenderer(FOREVER, {})
     try:
         assert renderer.render([ChatMessage("user", "aa")], NO_ARGS, NO_TOOLS, {}) == "4"
@@ -153,7 +153,7 @@ def test_a_render_that_takes_too_long_is_ended(monkeypatch: pytest.MonkeyPatch) 
         renderer.close()
 
 
-def test_what_squares_with_the_conversation_is_not_for_the_actor(asked: Asked) -> None:
+def test_quadratic_templates_are_rendered_outside_the_actor(asked: Asked) -> None:
     template = ChatTemplate(SQUARES, {})
     assert asked.core._model is not None
     asked.core._model._template = template

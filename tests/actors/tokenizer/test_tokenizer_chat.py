@@ -64,7 +64,7 @@ def test_templates_that_misbehave_are_refused_soon(source: str) -> None:
     begin = monotonic()
     with pytest.raises(InvalidRequest) as caught:
         render(source)
-    assert caught.value.param == "messages" and monotonic() - begin < 10
+    assert caught.value.param == "messages" and monotonic() - begin < 30
     assert caught.value.message.startswith("messages: ")
 
 
@@ -76,7 +76,7 @@ def test_many_messages_cannot_square_the_time() -> None:
         render("", [ChatMessage("user", "x")] * (MAX_TURNS + 1))
 
 
-def test_arguments_cannot_replace_what_is_given() -> None:
+def test_arguments_cannot_replace_reserved_variables() -> None:
     assert render("{{ enable_thinking }}", enable_thinking=False) == "False"
     for name in ("bos_token", "messages", "raise_exception", "_actorium_tick", "a b"):
         with pytest.raises(InvalidRequest, match="may not be set"):

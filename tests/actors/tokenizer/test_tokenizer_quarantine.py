@@ -108,7 +108,7 @@ def test_a_death_is_found_by_the_second_one(model: Path, monkeypatch: pytest.Mon
     assert any(isinstance(send.message, Accepted) for send in sends), "names are a client's own"
 
 
-def test_who_was_only_there_is_acquitted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bystander_is_acquitted(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     deaths = [Killed(), None, Killed(), None]
 
     def die() -> None:

@@ -119,7 +119,7 @@ def diagnosis_of(kernel: Kernel, until: float, busy: bool = True, works: float =
     return said
 
 
-def test_the_stopped_and_the_sleeping_are_told_from_the_starved() -> None:
+def test_stopped_and_sleeping_actors_are_distinguished_from_starved_ones() -> None:
     assert diagnosis_of(Kernel(stopped=True), 100.75) == "stopped"
     assert diagnosis_of(Kernel(), 100.75) == "asleep"
     assert diagnosis_of(Kernel(runnable=True), 103.0) == "", "it wants to run"
@@ -141,14 +141,14 @@ def test_sleep_is_watched_for_a_while() -> None:
     assert found == ["", ""], "from the start"
 
 
-def test_who_is_on_time_is_not_looked_at() -> None:
+def test_a_punctual_actor_is_not_inspected() -> None:
     for busy, period in ((True, HEARTBEAT), (False, IDLE_HEARTBEAT)):
         kernel = Kernel()
         diagnosis_of(kernel, 100.0 + period, busy)
         assert kernel.asked == 0
 
 
-def test_a_resting_actor_is_known_by_its_beats() -> None:
+def test_an_idle_actor_is_recognised_by_its_heartbeats() -> None:
     supervised = starting("a", 7, 1, 0.0)
     for step, phase, resting in ((0, "idle", True), (4, "idle", False), (4, "idle", True),
                                  (4, "stepping", False), (4, "ready", True)):
@@ -158,7 +158,7 @@ def test_a_resting_actor_is_known_by_its_beats() -> None:
         assert supervised.period(2.0) == 2.0
 
 
-def test_who_watches_and_starves_is_no_witness_of_sleep() -> None:
+def test_a_starved_watchdog_does_not_conclude_that_actors_sleep() -> None:
     """A thread of this process that wants to run may be the one that has a beat to read."""
     sleeps = subprocess.Popen(["sleep", "300"])
     works = threading.Thread(target=hashlib.pbkdf2_hmac, args=("sha512", b"x", b"y", 1_500_000))
@@ -205,7 +205,7 @@ def test_processes_are_seen_as_they_are() -> None:
 
 
 @pytest.mark.parametrize("phase", ["starting", "loading", "warming"])
-def test_who_loads_may_be_silent_for_longer(phase: str) -> None:
+def test_a_loading_actor_may_be_silent_for_longer(phase: str) -> None:
     actor = Actor("a", phase, budget=600.0)
     run(actor, seconds=0.0)
     actor.beats = False
@@ -215,7 +215,7 @@ def test_who_loads_may_be_silent_for_longer(phase: str) -> None:
 
 
 @pytest.mark.parametrize("phase", ["starting", "loading", "warming"])
-def test_who_loads_and_is_stopped_does_not_load(phase: str) -> None:
+def test_a_stopped_actor_does_not_count_as_loading(phase: str) -> None:
     """So does not who was stopped before the watchdog was started that judges it."""
     actor = Actor("a", phase, budget=600.0)
     run(actor, seconds=0.0)
@@ -225,7 +225,7 @@ def test_who_loads_and_is_stopped_does_not_load(phase: str) -> None:
     assert hang.text.endswith(f"({phase}, stopped)")
 
 
-def test_one_that_never_says_a_word_is_found() -> None:
+def test_an_actor_that_never_sends_a_heartbeat_is_found() -> None:
     actor = Actor("a")
     actor.beats = False
     assert run(actor, seconds=59.0, diagnosis="") == {}
@@ -233,7 +233,7 @@ def test_one_that_never_says_a_word_is_found() -> None:
 
 
 @pytest.mark.parametrize("phase", sorted(READY_PHASES) + ["draining"])
-def test_a_stuck_loop_is_found_though_beats_come(phase: str) -> None:
+def test_a_stuck_loop_is_found_despite_heartbeats(phase: str) -> None:
     actor = Actor("a", phase, budget=5.0)
     actor.steps = phase == "stepping"
     assert run(actor, seconds=20.0) == {}
@@ -256,7 +256,7 @@ def test_a_long_step_within_its_budget_is_no_hang() -> None:
 
 
 @pytest.mark.parametrize("phase", ["loading", "warming"])
-def test_loading_and_graph_capture_take_what_they_declare(phase: str) -> None:
+def test_loading_and_graph_capture_have_their_declared_time(phase: str) -> None:
     worker = Actor("worker-0", phase, budget=600.0)
     worker.loops = False  # where it all happens on the loop
     assert run(worker, seconds=599.0) == {}
@@ -268,7 +268,7 @@ def test_the_idle_need_not_move() -> None:
     assert run(*actors, seconds=4000.0) == {}
 
 
-def test_who_waits_is_not_to_blame_for_whom_it_waits() -> None:
+def test_a_waiting_actor_is_not_blamed_for_its_peer() -> None:
     """The worker's step takes for ever. Scheduler and detokenizer make no progress either, and
     would have less patience."""
     worker = Actor("worker-0", "stepping", budget=60.0)
@@ -282,14 +282,14 @@ def test_who_waits_is_not_to_blame_for_whom_it_waits() -> None:
     assert run(worker, scheduler, detokenizer, start=200.0, seconds=300.0) == {}
 
 
-def test_who_has_no_excuse_is_found() -> None:
+def test_a_hanging_actor_without_excuse_is_found() -> None:
     """The worker rests, yet the scheduler has work and makes no step."""
     worker, scheduler = Actor("worker-0", "idle"), Actor("scheduler", "stepping", budget=60.0)
     when, hang = run(worker, scheduler, seconds=200.0)["scheduler"]
     assert hang.cause == HUNG and 60.0 <= when <= 60.0 + MARGIN + 2 * TICK
 
 
-def test_a_slow_heartbeat_is_no_silence() -> None:
+def test_a_slow_heartbeat_does_not_count_as_silence() -> None:
     supervised = starting("a", 7, 1, 0.0)
     supervised.on_beat(Beat("a", 7, 1, "idle", 0, 5.0), 0.0)
     for diagnosis in ("", "asleep"):

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from actorium.actors.counters import CounterReading, growth, read_counters
 from actorium.actors.health import (
     READY_PHASES,
     SILENT_AFTER,
     WORKING_PHASES,
-    CounterReading,
-    growth,
     not_at_work,
-    read_counters,
     state_of,
     why_not_ready,
 )
@@ -22,7 +20,7 @@ def actor(role: str, phase: str = "idle", beat_age: float = 0.1, **gauges: float
     return ActorStatus("e", role, 1, 3, phase, 5, 0.0, beat_age, "", gauges)
 
 
-def test_who_is_overdue_is_silent_unless_it_never_claimed_to_work() -> None:
+def test_an_overdue_actor_is_silent_unless_it_never_worked() -> None:
     for phase in WORKING_PHASES:
         assert state_of(actor("a", phase, SILENT_AFTER)) == phase
         assert state_of(actor("a", phase, SILENT_AFTER + 0.1)) == "silent"
@@ -30,7 +28,7 @@ def test_who_is_overdue_is_silent_unless_it_never_claimed_to_work() -> None:
     assert state_of(actor("a", "exited", 60.0)) == "exited"
 
 
-def test_who_is_not_at_work_depends_on_what_counts_as_work() -> None:
+def test_which_actors_are_not_working_depends_on_the_phases() -> None:
     actors = [actor("a", "draining"), actor("b"), actor("c", "warming")]
     assert not_at_work(actors) == "a is draining, c is warming"
     assert not_at_work(actors, WORKING_PHASES) == "c is warming"
@@ -60,5 +58,5 @@ def test_counters_grow_within_one_incarnation() -> None:
     assert same is not None and same.rate("tokens") == 0.0
 
 
-def test_counters_that_are_not_told_count_as_none() -> None:
+def test_missing_counters_count_as_none() -> None:
     assert read_counters(actor("a"), ["tokens"], 1.0) == CounterReading(3, 0.9, {"tokens": 0.0})

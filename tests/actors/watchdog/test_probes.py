@@ -51,7 +51,7 @@ def test_all_at_work_is_ready() -> None:
      "scheduler: no progress for 20.4 s (stepping, 1 s allowed)"),
     ({"gauges": {"waiting_requests": 4.0}}, "the queue is full: 4 requests wait, 4 may"),
     ({"gauges": {"ledger_full": 1.0}}, "the ledger takes no more")])
-def test_what_keeps_an_engine_from_being_ready(changes: dict[str, Any], why: str) -> None:
+def test_reasons_for_not_being_ready(changes: dict[str, Any], why: str) -> None:
     config = Config(scheduler=SchedulerConfig(max_num_queued_reqs=4))
     facts = known(**changes)
     facts.actors["worker-0"].moved = 80.0
@@ -136,7 +136,7 @@ def test_codes(condition: EngineCondition, codes: tuple[int, int, int]) -> None:
     assert ask(app, "/readyz")[1].get("retry-after") == ("1" if condition.retry_after else None)
 
 
-def test_what_is_no_probe_is_refused() -> None:
+def test_unknown_probe_paths_are_refused() -> None:
     app, _ = make_app()
     status, _, body = ask(app, "/v1/models")
     assert status == 404 and json.loads(body)["error"]["message"] == "no such path: /v1/models"
@@ -149,7 +149,7 @@ def test_what_is_no_probe_is_refused() -> None:
     assert (status, body) == (200, b"") and int(headers["content-length"]) > 0
 
 
-def test_startup_tells_the_phases() -> None:
+def test_startup_reports_the_phases() -> None:
     app, engine = make_app(EngineCondition(True, False, False, "worker-0 is loading", 1))
     engine.actors["worker-0"] = starting("worker-0", 1, 1, 97.0)
     engine.actors["worker-0"].phase, engine.actors["worker-0"].detail = "loading", "3/5 shards"
@@ -166,13 +166,13 @@ def test_load_counts() -> None:
     assert (told["server_load"], told["running"], told["free_pages"]) == (7, 3, 9)
 
 
-def test_no_token_is_asked_of_an_engine_that_is_not_ready() -> None:
+def test_an_unready_engine_gets_no_generation_probe() -> None:
     app, _ = make_app(EngineCondition(True, True, False, "worker-0 is silent", 1))
     status, _, body = ask(app, "/health_generate")
     assert status == 503 and json.loads(body)["why"] == "worker-0 is silent"
 
 
-def test_an_engine_that_is_gone_generates_nothing() -> None:
+def test_the_generation_probe_fails_without_an_engine() -> None:
     app, _ = make_app()
     status, _, body = ask(app, "/health_generate")
     assert status == 503 and "no engine 'nowhere' is running" in json.loads(body)["why"]
@@ -220,7 +220,7 @@ async def get(path: Path, request: bytes) -> bytes:
     return answer
 
 
-def test_the_web_server_comes_with_the_first_who_asks(tmp_path: Path) -> None:
+def test_the_web_server_starts_with_the_first_request(tmp_path: Path) -> None:
     async def run() -> None:
         served = probes.build(context(tmp_path, None))
         served.start(Loop().post, FakeEngine())
@@ -236,7 +236,7 @@ def test_the_web_server_comes_with_the_first_who_asks(tmp_path: Path) -> None:
     asyncio.run(run())
 
 
-def test_an_engine_that_stops_before_anybody_asked_listens_no_more(tmp_path: Path) -> None:
+def test_an_engine_that_stops_before_any_request_closes_its_port(tmp_path: Path) -> None:
     async def run() -> None:
         served = probes.build(context(tmp_path, None))
         served.start(Loop().post, FakeEngine())

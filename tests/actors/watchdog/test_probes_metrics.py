@@ -67,7 +67,8 @@ def actors(**scheduler: float) -> dict[str, Supervised]:
         actor.phase = "idle"
     found["scheduler"].gauges = scheduler
     found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0,
-                                "steps_full_graph": 7.0, "steps_eager": 2.0}
+                                "steps_full_graph": 7.0, "steps_eager": 2.0,
+                                "weight_format_bfloat16": 2.0, "weight_format_int8 (rows)": 3.0}
     return found
 
 
@@ -131,7 +132,7 @@ def test_every_bucket_of_vllm_is_there(name: str, bounds: tuple[float, ...]) -> 
     assert set(bounds) <= set(histograms.BOUNDS[name])
 
 
-def test_what_waits_and_where_prompts_came_from_add_up() -> None:
+def test_waiting_requests_and_prompt_tokens_add_up() -> None:
     made = facts({"waiting": 5.0, "waiting_deferred": 2.0, "cache_lookup_tokens": 70.0,
                   "cache_hit_tokens": 30.0, "rejected_queue_full": 4.0, "rejected_deadline": 1.0})
     for name, label, parts in (
@@ -167,7 +168,7 @@ def test_http_requests_of_all_gateways_together() -> None:
     assert value(made, "http_request_duration_highr_seconds_count") == 2
 
 
-def test_our_own() -> None:
+def test_metrics_without_a_vllm_name() -> None:
     made = facts({"busy_us": 3e6, "idle_us": 1e6, "late_us": 5e5, "cached_pages": 9.0,
                   "preemptions_memory": 2.0})
     made.actors["scheduler"].phase, made.actors["scheduler"].seen = "stepping", 102.0
@@ -194,7 +195,7 @@ def test_our_own() -> None:
         assert value(made, name, **labels) == want, (name, labels)
 
 
-def test_a_histogram_is_cumulative_and_whole() -> None:
+def test_a_histogram_is_cumulative_and_complete() -> None:
     seen = Histogram("first_token")
     for seconds in (0.0004, 0.003, 0.003, 9999.0):
         seen.add(seconds)
@@ -209,6 +210,11 @@ def test_a_histogram_is_cumulative_and_whole() -> None:
     assert value(made, f"{name}_sum") == pytest.approx(9999.0064)
 
 
+def test_weights_by_format() -> None:
+    for held, want in (("bfloat16", 2.0), ("int8 (rows)", 3.0)):
+        assert value(facts(), "actorium:weight_bytes", format=held) == want
+
+
 def test_both_formats_are_served() -> None:
     text, kind = render(facts())
     assert kind.startswith("text/plain") and text.endswith(b"\n")
@@ -217,7 +223,7 @@ def test_both_formats_are_served() -> None:
     assert {f.name for f in openmetrics_families(made.decode())} >= {"vllm:generation_tokens"}
 
 
-def test_nothing_is_known_yet_and_the_text_still_comes() -> None:
+def test_metrics_are_answered_before_any_heartbeat() -> None:
     assert value(facts(actors={}), "vllm:num_requests_running") == 0
     assert ("actorium:actor_up", frozenset()) not in values(facts(actors={}))
 
@@ -278,7 +284,7 @@ def test_a_model_is_called_as_clients_call_it() -> None:
     assert served_name(Config(model=ModelConfig(model="."))) == Path.cwd().name
 
 
-def test_a_process_tells_its_time_and_memory() -> None:
+def test_process_time_and_memory_are_reported() -> None:
     import os
 
     mine = process_usage(os.getpid())

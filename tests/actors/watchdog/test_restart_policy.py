@@ -78,13 +78,13 @@ def test_who_dies_each_time_it_has_loaded_gets_no_further(loading: float) -> Non
     assert len(live(Restarts(5, 60.0, 1), [(loading, 0.0)] * 20)) == 5
 
 
-def test_who_works_for_long_is_started_again_for_ever() -> None:
+def test_an_actor_that_works_for_long_is_always_restarted() -> None:
     restarts = live(Restarts(5, 60.0, 1), [(1.0, 61.0)] * 50)
     assert len(restarts) == 50
     assert all(at - died <= FIRST_DELAY * (1 + JITTER) + 1e-9 for died, at in restarts)
 
 
-def test_who_dies_now_and_then_comes_back_fast() -> None:
+def test_an_actor_that_dies_rarely_restarts_fast() -> None:
     restarts = live(Restarts(1000, 60.0, 1), [(0.3, 12.0)] * 50)
     assert max(at - died for died, at in restarts) <= FIRST_DELAY * (1 + JITTER) + 1e-9
     restarts = live(Restarts(1000, 60.0, 1), [(0.3, 9.0)] * 12)
@@ -172,7 +172,7 @@ def test_the_progress_of_others_is_the_workers_alone() -> None:
     assert supervisor.gauges() == {"restarts.scheduler.fault": 1.0}
 
 
-def test_a_restart_is_ordered_once_and_not_if_somebody_is_there_already() -> None:
+def test_a_restart_is_ordered_once_and_not_for_a_running_actor() -> None:
     supervisor = Supervisor(recovery(), 0.25, 1)
     supervisor.on_exit(starting("a", 5, 1, 0.0), 0, "", 0.0)
     assert supervisor.tick({}, 0.01) == []
@@ -199,7 +199,7 @@ def test_the_cause_of_a_killed_hang_is_the_hang() -> None:
     assert supervisor.counts == {("a", "silent"): 1}
 
 
-def test_time_in_which_the_watchdog_did_not_run_is_nobodys_silence() -> None:
+def test_time_without_the_watchdog_running_is_not_counted_as_silence() -> None:
     supervisor = Supervisor(recovery(silence=3.0), 0.25, 1, stopped)
     actor = Supervised("a", 5, 1, "stepping", 0, 0.0, 0.0, budget=10.0)
     assert supervisor.tick({"a": actor}, 0.0) == []
@@ -251,7 +251,7 @@ def test_a_watchdog_that_is_starved_takes_its_own_lateness_for_nobodys(late: flo
     assert 2 <= looks <= 5 and now - died >= 0.5, "what it sees of the time still counts"
 
 
-def test_what_was_counted_goes_over_to_the_next_watchdog() -> None:
+def test_counts_are_passed_to_the_next_watchdog() -> None:
     """Two restarts are allowed. After each death the watchdog is another one."""
     known: dict[str, Restarted] = {}
     now = 0.0

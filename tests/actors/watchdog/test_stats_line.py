@@ -43,7 +43,7 @@ def test_a_line_reads_as_vllms() -> None:
     assert vllms.search(line.text)
 
 
-def test_what_there_is_beside_it() -> None:
+def test_the_stats_lines_optional_parts() -> None:
     line = line_after(steps=50.0, tokens=100.0, preemptions=2.0, spec_decode_num_drafts=40.0,
                       spec_decode_num_draft_tokens=80.0, spec_decode_num_accepted_tokens=60.0,
                       steps_full_graph=40.0, steps_piecewise_graph=8.0, steps_eager=2.0)

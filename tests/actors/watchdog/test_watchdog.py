@@ -52,7 +52,7 @@ def line(core: WatchdogCore, role: str, now: float) -> ActorStatus:
     return next(actor for actor in report.actors if actor.role == role)
 
 
-def test_not_ready_before_the_launcher_has_said_who_runs() -> None:
+def test_not_ready_before_the_launcher_reports_the_processes() -> None:
     core = make()
     core.on_message(beat("a"), 0.0)
     report = ask(core, 1.0)
@@ -110,7 +110,7 @@ def test_older_epochs_are_fenced_off() -> None:
     assert line(core, "a", 5.0).step == 50
 
 
-def test_failures_answer_whoever_waits() -> None:
+def test_failures_answer_waiting_clients() -> None:
     core = make("a", "b")
     assert ask(core, 0.0, wait=True) is None
     core.on_message(Fatal("a", 10, 1, "cannot read the weights", "stack"), 1.0)
@@ -130,7 +130,7 @@ def test_an_exit_without_last_words() -> None:
     assert report is not None and not report.ready and report.error == "a was killed by SIGKILL"
 
 
-def test_start_timeout_names_who_is_late() -> None:
+def test_start_timeout_names_the_late_actors() -> None:
     core = make("a", "b", start_timeout=10.0)
     core.on_message(beat("a"), 1.0)
     assert core.next_timer() == 10.0

@@ -53,7 +53,7 @@ def orders(core: WatchdogCore, now: float) -> list[Any]:
     return [message for message in told if not isinstance(message, Restarted)]
 
 
-def test_up_is_told_once_and_before_anybody_else_learns() -> None:
+def test_up_is_reported_once_and_before_any_status() -> None:
     core = make()
     core.on_message(Children([Child("a", 10, 1)]), 0.0)
     core.on_client(b"c", GetStatus("r", True), 0.0)
@@ -133,7 +133,7 @@ def test_a_beat_that_is_a_second_overdue_makes_it_unready_and_silence_kills() ->
     assert core.error is None
 
 
-def test_nobody_is_killed_or_started_where_that_is_off() -> None:
+def test_without_restarts_no_actor_is_killed_or_started() -> None:
     core = WatchdogCore("e", 1, 99, 100.0, RecoveryConfig(restart=False))
     core.on_message(Children([Child("a", 10, 1)]), 0.0)
     core.on_message(beat("a"), 1.0)
@@ -143,7 +143,7 @@ def test_nobody_is_killed_or_started_where_that_is_off() -> None:
     assert core.on_wake(1001.0) == [] and core.error == "a was killed by SIGKILL"
 
 
-def test_a_new_watchdog_learns_who_is_gone() -> None:
+def test_a_new_watchdog_learns_which_actors_died() -> None:
     core = make(epoch=2)
     core.on_message(Children([Child("b", 11, 1)], True), 0.0)
     core.on_message(Exited("a", 30, 4, -9), 0.0)
@@ -160,7 +160,7 @@ def test_a_new_watchdog_learns_who_is_gone() -> None:
     assert orders(core, 0.5) == []
 
 
-def test_the_next_watchdog_goes_on_to_count() -> None:
+def test_the_next_watchdog_continues_the_counts() -> None:
     """It is told of the restart before it is ordered, and the next one of it with the children."""
     core = up(max_restarts=1)
     core.on_message(Exited("a", 10, 1, -9), 2.0)
@@ -177,7 +177,7 @@ def test_the_next_watchdog_goes_on_to_count() -> None:
     assert kill.role == "launcher" and "a (pid 20) was killed by SIGKILL" in kill.reason
 
 
-def test_a_draining_watchdog_leaves_everybody_alone() -> None:
+def test_a_draining_watchdog_restarts_no_actor() -> None:
     core = up()
     core.on_message(Exited("a", 10, 1, 0), 2.0)
     core.drain(2.0)

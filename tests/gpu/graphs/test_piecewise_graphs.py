@@ -44,7 +44,8 @@ from actorium.gpu.plan.graph_memory import (
 )
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.worker import device
+from actorium.gpu.worker import device, graph_setup
+from actorium.gpu.worker.graph_setup import trial_graph_bytes
 
 pytestmark = pytest.mark.usefixtures("as_on_a_device")
 COMMON = [5, 99, 23, 61, 7, 7, 12, 30] * 5
@@ -178,7 +179,7 @@ def test_sizes_of_a_configuration() -> None:
         sizes(graph_token_counts="some")
 
 
-def test_what_cannot_be_captured() -> None:
+def test_reasons_for_running_eagerly() -> None:
     assert why_eager(False, True) == EagerReasons()
     assert why_eager(True, True) == EagerReasons(*["experts are grouped by the host"] * 2)
     told = why_eager(False, False)
@@ -193,9 +194,9 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
     write_checkpoint(tmp_path, seed=5)
     free = iter(range(10_000, 0, -100))
     monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
-    monkeypatch.setattr(device, "why_eager", lambda *_: EagerReasons())
-    monkeypatch.setattr(device, "CudaCapturer", lambda _: RecordingCapturer())
-    monkeypatch.setattr(device, "_free_bytes", lambda _: next(free))
+    monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons())
+    monkeypatch.setattr(graph_setup, "CudaCapturer", lambda _: RecordingCapturer())
+    monkeypatch.setattr(graph_setup, "free_bytes", lambda _: next(free))
     config = Config(model=ModelConfig(model=str(tmp_path), max_model_len=64),
                     scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=40),
                     device=DeviceConfig(device="cpu", kernels="torch", threads=1,
@@ -211,6 +212,6 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
         own for own in said if own[1].startswith("graphs")]
     # Of each kind 100 bytes for the first, and 100 for each of the others.
     graphs = planned_graphs(config, 0, EagerReasons())
-    assert device._graph_bytes(runner, graphs) == 300 + 200
-    assert device._graph_bytes(runner, graphs._replace(decodes=[])) == 200
-    assert device._graph_bytes(runner, Graphs([], [])) == 0
+    assert trial_graph_bytes(runner, graphs) == 300 + 200
+    assert trial_graph_bytes(runner, graphs._replace(decodes=[])) == 200
+    assert trial_graph_bytes(runner, Graphs([], [])) == 0

@@ -120,7 +120,7 @@ def test_bytes_of_a_token(case: Case) -> None:
     assert pool.bytes == 7 * 4 * config.num_hidden_layers * row * 4
 
 
-def test_the_worker_serves_what_the_plan_says(case: Case) -> None:
+def test_the_worker_allocates_the_planned_pool(case: Case) -> None:
     found = case.opened(kv_cache_bytes=1 << 20)
     (pool,) = found.runner.pools
     row = case.oracle.config.kv_lora_rank + case.oracle.config.qk_rope_head_dim
@@ -176,7 +176,7 @@ def test_stacked_experts(tmp_path: Path) -> None:
     Case(None, oracle, tmp_path).check(alone(load(tmp_path), 33, 50, 10))
 
 
-def test_what_configs_leave_out(tmp_path: Path) -> None:
+def test_fields_missing_in_a_config_have_defaults(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({
         "architectures": [DEEPSEEK], "dtype": "bfloat16", "max_position_embeddings": 163_840,
         "rope_scaling": {"type": "yarn", "factor": 40, "mscale": 1.0, "mscale_all_dim": 1.0,
@@ -200,10 +200,10 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
     ({"first_k_dense_replace": -1}, "first_k_dense_replace: must be a number of layers"),
     ({"hidden_act": "gelu"}, "hidden_act: only silu"),
     ({"rope_scaling": 3}, "rope_scaling: must be an object"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "those in fp8 alone are supported"),
+    ({"quantization_config": {"quant_method": "hqq"}}, "quant_method: must be fp8"),
 ])
-def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
-                                     message: str) -> None:
+def test_unsupported_fields_are_named(tmp_path: Path, change: dict[str, Any],
+                                      message: str) -> None:
     assert message in why_refused(tmp_path, {"architectures": [DEEPSEEK], **BASE, **change})
 
 

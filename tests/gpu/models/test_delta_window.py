@@ -259,7 +259,7 @@ def test_a_bug_is_seen(broken: type[Speculation], case: Case) -> None:
         check(broken(case), MIXED)
 
 
-def test_a_step_that_does_not_tell_what_was_accepted_is_refused() -> None:
+def test_a_step_without_accepted_counts_is_refused() -> None:
     shape = delta(GROUPED, 4, FLOAT, FLOAT).shape
     pool, rows = StatePool(shape, 1, 4, 0, FLOAT, FLOAT, torch.device("cpu"), 2), torch.tensor([1])
     accepted = torch.tensor([0])

@@ -108,8 +108,8 @@ def test_scales_of_other_dtypes(tmp_path: Path, scale_dtype: torch.dtype) -> Non
 
 
 @pytest.mark.parametrize("keep", [False, True])
-def test_static_scales_of_inputs_are_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture,
-                                             keep: bool) -> None:
+def test_static_input_scales_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                          keep: bool) -> None:
     """A checkpoint whose inputs were to be divided by what it holds is served without, and says
     so; one without such scales says nothing."""
     source = tmp_path / "source"
@@ -270,7 +270,7 @@ def test_scales_that_are_missing_or_wrong(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("found", "word"), [
-    ({"quant_method": "gptq"}, "quant_method"), ({"bits": 4}, "quant_method"), ("fp8", "object"),
+    ({"quant_method": "hqq"}, "quant_method"), ({"bits": 4}, "quant_method"), ("fp8", "object"),
     ({"quant_method": "fp8", "weight_block_size": [64, 128]}, "weight_block_size"),
     ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt"),
     ({"quant_method": "fp8", "ignored_layers": [3]}, "ignored_layers")])
@@ -372,4 +372,4 @@ def test_the_command_counts_them(tmp_path: Path, capsys: pytest.CaptureFixture[s
     assert main(["plan", str(tmp_path), "--json"]) == 0
     weights = json.loads(capsys.readouterr().out)["outside"][0]
     assert weights["bytes"] == weight_bytes(shape_from_config(raw, tmp_path))
-    assert "projections in fp8" in weights["detail"]
+    assert "float8_e4m3: " in weights["detail"]

@@ -99,7 +99,7 @@ def test_modules_that_are_left_out(tmp_path: Path, capsys: pytest.CaptureFixture
     assert counted["bytes"] < weight_bytes(shape_from_config(raw, tmp_path, quantization="none"))
 
 
-def test_what_patterns_mean() -> None:
+def test_patterns_select_layers() -> None:
     found = fp8_shape({"quantization_config": scheme(
         ["re:.*mlp\\.gate$", "re:.*visual", "re:.*shared_expert"])}, Path("config.json"))
     assert found == Fp8Shape(0, ("*mlp.gate$", "*visual", "*shared_expert"))
@@ -109,7 +109,7 @@ def test_what_patterns_mean() -> None:
 
 
 @pytest.mark.parametrize(("found", "words"), [
-    (scheme(format="pack-quantized"), "format: must be float-quantized"),
+    (scheme(format="marlin-24"), "format: must be float-quantized, pack-quantized"),
     (scheme(quantization_status="frozen"), "quantization_status: must be compressed"),
     (scheme(weights={"num_bits": 4}), "'group_0'.weights: must be float with 8 bits"),
     (scheme(weights={"type": "int"}), "'group_0'.weights: must be float with 8 bits"),
@@ -122,7 +122,8 @@ def test_what_patterns_mean() -> None:
     (scheme(["re:(a+)+$"]), "ignore: must be names, or re:.*NAME"),
     (scheme(["re:.*layers.0.mlp"]), "ignore: must be names"), (scheme(ignore=[3]), "ignore: must"),
 ])
-def test_what_is_not_served(tmp_path: Path, found: dict[str, Any], words: str) -> None:
+def test_unsupported_quantizations_are_refused(tmp_path: Path, found: dict[str, Any],
+                                               words: str) -> None:
     write_checkpoint(tmp_path)
     config = json.loads((tmp_path / "config.json").read_text())
     told = why_refused(tmp_path, {**config, "quantization_config": found})

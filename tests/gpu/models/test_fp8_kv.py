@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 import torch
 from helpers_benchmarks import benchmark
-from helpers_deepseek import add_mtp, write_deepseek
 from helpers_fp8 import SINGLE, exact_fp8, write_twins
-from helpers_hybrid import DENSE, write_hybrid
+from helpers_kinds import write_kind
 from helpers_models import CPU, Seq, Stepper, generate, write_checkpoint
 from helpers_speculation import RUBBISH, Work, make_runner, tokens_of
 from safetensors.torch import load_file, save_file
@@ -75,16 +74,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     @functools.cache
     def made(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        if name == "hybrid":
-            add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
-        elif name == "deepseek":
-            add_mtp(path, write_deepseek(path, 3))
-        elif name == "windows":
-            write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
-                             layer_types=["sliding_attention", "full_attention"] * 2,
-                             num_hidden_layers=4)
-        else:
-            write_checkpoint(path, "LlamaForCausalLM", seed=5)
+        write_kind(path, name)
         return path
 
     return made
@@ -265,8 +255,8 @@ def test_greedy_tokens_agree_with_wide_pages(make: Make) -> None:
 
 @pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
 @pytest.mark.parametrize("name", ["llama", "deepseek"])
-def test_triton_says_what_torch_says(make: Make, name: str, tmp_path: Path,
-                                     monkeypatch: pytest.MonkeyPatch) -> None:
+def test_triton_equals_torch(make: Make, name: str, tmp_path: Path,
+                             monkeypatch: pytest.MonkeyPatch) -> None:
     """A chunk, and one beside a window of drafts, with scales."""
     exact_fp8(monkeypatch)
     for file in make(name).iterdir():

@@ -50,7 +50,7 @@ def test_configs_of_both_ages_mean_the_same(tmp_path: Path) -> None:
     assert read_shape(tmp_path, Config()) == new
 
 
-def test_what_a_config_leaves_out(tmp_path: Path) -> None:
+def test_fields_missing_in_a_config_have_their_defaults(tmp_path: Path) -> None:
     """As in the published checkpoints, whose text_config names hardly anything."""
     text = {"hidden_size": 2560, "intermediate_size": 10240, "model_type": "gemma3_text",
             "num_hidden_layers": 34, "sliding_window": 1024,
@@ -95,8 +95,8 @@ def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
     ({"rope_parameters": {"full_attention": 3}}, "rope_parameters.full_attention: must be"),
     ({"query_pre_attn_scalar": 0}, "query_pre_attn_scalar"),
 ])
-def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
-                                     message: str) -> None:
+def test_unsupported_fields_are_named(tmp_path: Path, change: dict[str, Any],
+                                      message: str) -> None:
     write_checkpoint(tmp_path, GEMMA)
     fields = json.loads((tmp_path / "config.json").read_text())
     assert message in why_refused(tmp_path, fields | change)

@@ -175,7 +175,7 @@ def test_plans_that_do_not_fit_are_refused(recurrent: Case) -> None:
             runner.run(StepPlan(1, 1, admit=admit, extend=extend, checkpoints=saves))
 
 
-def test_the_worker_tells_of_states(recurrent: Case) -> None:
+def test_the_worker_reports_its_states(recurrent: Case) -> None:
     recurrent.check_what_the_worker_tells()
 
 
@@ -196,7 +196,7 @@ def test_the_text_part_of_a_checkpoint_with_images(tmp_path: Path) -> None:
     Case(None, text_alone, tmp_path).check(alone(load(tmp_path), 64, 50, 10))
 
 
-def test_what_configs_leave_out(tmp_path: Path) -> None:
+def test_fields_missing_in_a_config_have_defaults(tmp_path: Path) -> None:
     def shape(architecture: str, **fields: Any) -> Any:
         (tmp_path / "config.json").write_text(json.dumps(
             {"architectures": [architecture], "dtype": "bfloat16", **fields}))
@@ -224,6 +224,6 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
     ({"rope_parameters": {"partial_rotary_factor": 1.5}}, "partial_rotary_factor: must be above"),
     ({"mlp_only_layers": 3}, "mlp_only_layers: must be a list"),
 ])
-def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
-                                     message: str) -> None:
+def test_unsupported_fields_are_named(tmp_path: Path, change: dict[str, Any],
+                                      message: str) -> None:
     assert message in why_refused(tmp_path, {"architectures": [NEXT], **BASE, **change})

@@ -50,7 +50,8 @@ class Case(NamedTuple):
         torch.testing.assert_close(chosen(out), want.amax(-1), atol=ATOL, rtol=0)
 
 
-@pytest.fixture(scope="module", params=CASES)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "dense-other")) for name in CASES])
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
     architecture, options = CASES[request.param]
     path = tmp_path_factory.mktemp("model")

@@ -208,7 +208,7 @@ def test_carried_in_pieces_as_mapped(tmp_path: Path, piece: int) -> None:
         assert all(torch.equal(tensor, want[name]) for name, tensor in own)
 
 
-def test_carried_models_are_the_same_and_so_is_what_is_said(
+def test_carried_models_have_equal_outputs_and_reports(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from actorium.gpu.weights import loader
 

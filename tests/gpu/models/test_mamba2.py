@@ -93,7 +93,7 @@ def test_time_steps_are_limited_in_decode_as_in_extend(tmp_path: Path) -> None:
     assert read_shape(tmp_path, Config()).recurrence.time_limit == (0.3, 0.9)  # type: ignore[union-attr]
 
 
-def test_the_worker_tells_of_states(case: Case) -> None:
+def test_the_worker_reports_its_states(case: Case) -> None:
     case.check_what_the_worker_tells()
 
 
@@ -108,7 +108,7 @@ def test_weights_at_random_are_numbers(experts: int, dtype: str, tmp_path: Path)
     assert torch.isfinite(logits).all() and float(logits.std()) > 0
 
 
-def test_what_configs_leave_out(tmp_path: Path) -> None:
+def test_fields_missing_in_a_config_have_defaults(tmp_path: Path) -> None:
     """And names and numbers as Granite 4.0's checkpoints have them."""
     kinds = ["mamba"] * 5 + ["attention"] + ["mamba"] * 2
     fields = {"architectures": [GRANITE], "hidden_size": 1536, "num_hidden_layers": 8,
@@ -148,6 +148,6 @@ def test_what_configs_leave_out(tmp_path: Path) -> None:
     ({"time_step_limit": "none"}, "time_step_limit: must be two numbers"),
     ({"residual_multiplier": 0}, "residual_multiplier: must be a positive number"),
 ])
-def test_what_is_not_served_is_named(tmp_path: Path, change: dict[str, Any],
-                                     message: str) -> None:
+def test_unsupported_fields_are_named(tmp_path: Path, change: dict[str, Any],
+                                      message: str) -> None:
     assert message in why_refused(tmp_path, {"architectures": [GRANITE], **BASE, **change})

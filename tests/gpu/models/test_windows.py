@@ -153,7 +153,7 @@ def test_bf16_reads_nothing_behind_the_window(case: Case, head_dim: int, native:
     assert runs[0] == runs[1]
 
 
-def test_the_worker_tells_its_groups(tmp_path: Path) -> None:
+def test_the_worker_reports_its_groups(tmp_path: Path) -> None:
     architecture = "Gemma3ForCausalLM"
     write_checkpoint(tmp_path, architecture, **MODELS[architecture])
     config = Config(model=ModelConfig(model=str(tmp_path)),

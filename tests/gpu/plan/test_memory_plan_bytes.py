@@ -85,7 +85,7 @@ def test_a_latent_is_all_that_a_token_leaves() -> None:
     assert 671 < billions < 671.1
 
 
-def test_tables_take_what_they_say() -> None:
+def test_tables_take_their_planned_bytes() -> None:
     tables = SlotTables(device_arrays(CPU), 5, page_table_width(512, 16), 16, 199, 512, 2)
     arrays = [tables.last_token, tables.seq_len, tables.ended, tables.record, tables.eos,
               *tables.pages]
@@ -269,7 +269,7 @@ def test_the_worker_allocates_what_the_command_prints(
     assert opened.info.kv_dtype == plan["kv_dtype"] == ("bfloat16" if kv == "auto" else kv)
 
 
-def test_a_worker_without_room_says_what_is_missing(tmp_path: Path) -> None:
+def test_a_worker_without_room_reports_the_lack(tmp_path: Path) -> None:
     raw = {**SMALL, **DELTA, "architectures": ["Qwen3_5ForCausalLM"]}
     (tmp_path / "config.json").write_text(json.dumps(raw))
     config = Config(model=ModelConfig(model=str(tmp_path), load_format="dummy"),

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -100,7 +97,7 @@ def test_each_of_two_gpus_holds_half_of_everything(capsys: pytest.CaptureFixture
 
 # --- what checkpoints cost and buy ---------------------------------------------------------------
 
-def test_what_is_shown_was_measured() -> None:
+def test_displayed_figures_were_measured() -> None:
     rows = json.loads((ROOT / "benchmarks" / "results" / "checkpoints.json").read_text())
     found: dict[int, dict[str, float]] = {0: {}}
     for row in rows:
@@ -148,16 +145,3 @@ def test_the_plan_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     assert choices(make_plan(plain, Demand(32), GPU)) == []
     tight = make_plan(shape(), Demand(32, checkpoints=4), 3 << 30)
     assert [choice.reuse.checkpoints for choice in choices(tight)] == [0, 4, 8], "16 do not fit"
-
-
-def test_the_whole_command_is_quick() -> None:
-    """Three quarters of a second on a quiet machine would be much; the bound allows a busy one."""
-    seconds = []
-    for _ in range(3):
-        began = time.perf_counter()
-        subprocess.run([sys.executable, "-m", "actorium.tools.cli", *COMMAND], check=True,
-                       capture_output=True)
-        seconds.append(time.perf_counter() - began)
-        if seconds[-1] < 1.0:
-            return
-    assert min(seconds) < 2.0

@@ -21,9 +21,9 @@ from helpers_configs import CONFIGS, EXPERTS, MAMBA, SMALL
 from helpers_models import CPU
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from actorium.actors.config.tree import (
+    MADE_BITS,
     Config,
     DeviceConfig,
     MemoryConfig,
@@ -34,11 +34,15 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import ActoriumError
 from actorium.gpu.families.architectures import ARCHITECTURES, read_shape
 from actorium.gpu.models import registry
+from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankPlace
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.weights.lazy_tensors import WeightTensors, materialised
 from actorium.gpu.worker.device import max_drafts, open_device
+from actorium.kernels.cpu.grouped_native import NativeGrouped, layout_bytes
+from actorium.kernels.grouped_rows import GroupedLinear, is_grouped
 from actorium.kernels.scaled_linear import ScaledLinear, is_packed
 from actorium.tools.cli import main
 
@@ -236,71 +240,107 @@ class Asked(NamedTuple):
     """How an engine is started."""
 
     quantization: str
+    group: int
+    head: str
     kv_dtype: str
     speculative: str
+    place: RankPlace = ALONE
+    """Of the rank that loads its part."""
 
     @property
     def flags(self) -> list[str]:
+        made = ["--quantization-group", str(self.group), "--quantization-head", self.head]
         return ["--quantization", self.quantization, "--kv-cache-dtype", self.kv_dtype,
-                "--speculative", self.speculative, "--checkpoints", "0"]
+                "--speculative", self.speculative, "--checkpoints", "0",
+                "--tp", str(self.place.size),
+                *(made if self.quantization in MADE_BITS else [])]
 
     def config(self, path: Path) -> Config:
         return Config(
-            model=ModelConfig(model=str(path), load_format="dummy", quantization=self.quantization),
+            model=ModelConfig(
+                model=str(path), load_format="dummy", quantization=self.quantization,
+                quantization_group=self.group, quantization_head=self.head),
             memory=MemoryConfig(kv_cache_bytes=BUDGET, kv_cache_dtype=self.kv_dtype, checkpoints=0),
             scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=32),
             device=DeviceConfig(device="cpu", threads=1),
             speculation=SpeculationConfig(speculative=self.speculative))
 
 
-asked = st.builds(Asked, st.sampled_from(["auto", "auto", "none", "fp8"]),
-                  st.sampled_from(["auto", "fp8_e4m3"]), st.sampled_from(["off", "mtp:2"]))
+places = st.sampled_from([1, 1, 1, 2, 3, 4]).flatmap(
+    lambda size: st.builds(RankPlace, st.integers(0, size - 1), st.just(size)))
+asked = st.builds(Asked, st.sampled_from(["auto", "auto", "none", "fp8", "int8", "int4"]),
+                  st.sampled_from([32, 64, 128]), st.sampled_from(["auto", "none", "int4"]),
+                  st.sampled_from(["auto", "fp8_e4m3"]), st.sampled_from(["off", "mtp:2"]),
+                  places)
+
+
+class Unheard(LoneRank):
+    """A rank of a group: to load its part of a model it need not be heard of by the others."""
+
+    def __init__(self, place: RankPlace) -> None:
+        super().__init__()
+        self.place = place
 
 
 @contextlib.contextmanager
-def recorded() -> Iterator[tuple[list[dict[str, Tensor]], list[ScaledLinear]]]:
-    """The tensors that the loader gives to models, and the products of those in FP8, which stay so
-    as on a device that multiplies in FP8."""
-    drawn: list[dict[str, Tensor]] = []
-    made: list[ScaledLinear] = []
-    load, begin = registry.random_tensors, ScaledLinear.__init__
+def recorded() -> Iterator[tuple[list[WeightTensors], list[Any]]]:
+    """The tensors that the loader gives to models, and the products of those in 4 to 8 bits; FP8
+    stays so as on a device that multiplies in FP8."""
+    drawn: list[WeightTensors] = []
+    made: list[Any] = []
+    load = registry.random_tensors
 
-    def kept(*args: Any) -> dict[str, Tensor]:
+    def kept(*args: Any) -> WeightTensors:
         drawn.append(load(*args))
         return drawn[-1]
 
-    def begun(own: ScaledLinear, *args: Any) -> None:
-        begin(own, *args)
-        made.append(own)
+    def noted(kind: Any) -> Any:
+        begin = kind.__init__
+
+        def begun(own: Any, *args: Any) -> None:
+            begin(own, *args)
+            made.append(own)
+
+        return patch.object(kind, "__init__", begun)
 
     with patch.object(registry, "random_tensors", lambda *args: copied(kept(*args), drawn)), \
             patch.object(registry, "keeps", lambda _device, _kernels, asked: asked != "none"), \
-            patch.object(ScaledLinear, "__init__", begun):
+            noted(ScaledLinear), noted(GroupedLinear), noted(NativeGrouped):
         yield drawn, made
 
 
-def copied(tensors: dict[str, Tensor], drawn: list[dict[str, Tensor]]) -> dict[str, Tensor]:
+def copied(tensors: WeightTensors, drawn: list[WeightTensors]) -> WeightTensors:
     """The dict that the model takes them out of is the second that is recorded."""
     drawn.append(dict(tensors))
     return drawn[-1]
+
+
+def held(one: ScaledLinear | GroupedLinear | NativeGrouped) -> int:
+    """Bytes of a weight; in 4 to 8 bits those that kernels lay out, also where there are none."""
+    if isinstance(one, ScaledLinear):
+        return one.weight.numel() + one.scaled.scales.nbytes
+    if isinstance(one, NativeGrouped):
+        return one.held.numel()
+    return sum(layout_bytes(one.own.format, one.outs, one.ins))
 
 
 def loaded(path: Path, own: Asked) -> dict[str, Any] | str:
     """What a worker holds that loads this model; or its words."""
     config = own.config(path)
     try:
-        shape = read_shape(path, config)
+        shape = read_shape(path, config).split(own.place.size)
         max_drafts(config, shape)
         assume(weight_bytes(replace(shape, fp8=None)) < LOADED)
         with recorded() as (drawn, made):
-            model = registry.load_model(path, config, CPU, lambda *_: None)
+            model = registry.load_model(path, config, CPU, lambda *_: None, Unheard(own.place))
     except ActoriumError as e:
         return str(e)
     tensors, left = drawn
     assert left == {}, "each tensor has its place in the model"
     shape, drafts = model.shape, max_drafts(config, model.shape)
-    dense = sum(tensor.nbytes for tensor in tensors.values() if not is_packed(tensor))
-    scaled = sum(one.weight.numel() + one.scaled.scales.nbytes for one in made)
+    whole = [materialised(tensor) for tensor in tensors.values()]
+    dense = sum(tensor.nbytes for tensor in whole if not (is_packed(tensor) or is_grouped(tensor)))
+    scaled = sum(held(one) for one in made)
     pages = kv_dtype(own.kv_dtype, model.dtype)
     pools = make_pools(shape, [3] * len(shape.groups), 16, pages, CPU)
     draft = make_draft_pool(shape, 3, 16, pages, CPU)

@@ -215,7 +215,7 @@ def test_an_ended_sequence_writes_and_emits_nothing(runner: ModelRunner) -> None
     assert int(runner.tables.seq_len[1]) == 5
 
 
-def test_penalties_tell_prompt_from_output(runner: ModelRunner) -> None:
+def test_penalties_distinguish_prompt_and_output(runner: ModelRunner) -> None:
     """A sequence re-admitted after a preemption: 2 tokens of prompt, 3 of output."""
     params = Resolved(max_tokens=9, temperature=0.0, frequency_penalty=0.1)
     admit = Admit(1, _i4(5, 6, 6, 7, 7), 2, 0, _i4(3), params, 1)

@@ -10,9 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from helpers_deepseek import add_mtp, write_deepseek
-from helpers_hybrid import DENSE, write_hybrid
-from helpers_models import write_checkpoint
+from helpers_kinds import write_kind
 from helpers_speculation import Guess, Hand, Work, i4, make_runner, mask, tokens_of
 from helpers_worker import CPU, Output
 
@@ -48,6 +46,7 @@ MIXED = [
 SAMPLED = Work([PROMPTS[i % 5] for i in range(len(MIXED))], MIXED)
 
 Right = Callable[[int, int], bool]
+Undrafted = Callable[[Work, Any], list[Output]]
 PATTERNS: dict[str, Right] = {
     "none": lambda seed, at: False,
     "all": lambda seed, at: True,
@@ -66,19 +65,8 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     @functools.cache
     def made(name: str) -> Any:
         path = tmp_path_factory.mktemp(name)
-        if name == "hybrid":
-            add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
-        elif name == "deepseek":
-            add_mtp(path, write_deepseek(path, 3))
-        elif name == "windows":
-            write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
-                             layer_types=["sliding_attention", "full_attention"] * 2,
-                             num_hidden_layers=4)
-            return load(path)
-        else:
-            write_checkpoint(path, seed=5)
-            return load(path)
-        return load(path, "auto")
+        write_kind(path, name)
+        return load(path, "auto" if name in ("hybrid", "deepseek") else "off")
 
     return made
 
@@ -86,6 +74,20 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
 @pytest.fixture(params=["attention", "windows", "hybrid", "deepseek"])
 def model(request: pytest.FixtureRequest, make: Callable[[str], Any]) -> Any:
     return make(request.param)
+
+
+@pytest.fixture(scope="module")
+def undrafted() -> Undrafted:
+    """The output of a model without drafts, which many tests ask for: made once."""
+    known: dict[tuple[int, int], tuple[Any, list[Output]]] = {}
+
+    def made(work: Work, model: Any) -> list[Output]:
+        key = id(work), id(model)
+        if key not in known:
+            known[key] = model, work.plain(model)
+        return known[key][1]
+
+    return made
 
 
 @pytest.fixture
@@ -96,22 +98,22 @@ def plain(make: Callable[[str], Any]) -> Any:
 
 # --- the same tokens -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("drafts", [1, 2, 3, 4])
-def test_greedy_whatever_is_accepted(model: Any, drafts: int) -> None:
+@pytest.mark.parametrize("drafts", [1, 2, pytest.param(3, marks=pytest.mark.slow), 4])
+def test_greedy_whatever_is_accepted(model: Any, drafts: int, undrafted: Undrafted) -> None:
     """Chunks of prompts run beside windows, and requests come while others run."""
-    want = WHOLE.plain(model)
+    want = undrafted(WHOLE, model)
     for right in PATTERNS.values():
         _, got = WHOLE.guessed(model, want, drafts, right, runner={"slots": 6}, budget=24)
         assert tokens_of(got) == tokens_of(want)
 
 
-def test_more_is_accepted_in_fewer_steps(plain: Any) -> None:
+def test_more_is_accepted_in_fewer_steps(plain: Any, undrafted: Undrafted) -> None:
     """13 tokens after the first, in windows of 3: 13 steps, or 5."""
     for right, steps in ((PATTERNS["none"], [1] * 13), (PATTERNS["all"], [3, 3, 3, 3, 1])):
         guess = Guess(right)
         hand = Hand(make_runner(plain, 2, guess))
         guess.tables = hand.runner.tables
-        guess.wholes = {1: PROMPTS[0] + WHOLE.plain(plain)[0].tokens}
+        guess.wholes = {1: PROMPTS[0] + undrafted(WHOLE, plain)[0].tokens}
         seq = hand.admit(PROMPTS[0], GREEDY, 2)
         while not seq.finish:
             hand.decode(2)
@@ -132,9 +134,9 @@ def test_every_mixture(make: Callable[[str], Any], name: str, drafts: int) -> No
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_drafts_that_change_from_step_to_step(model: Any, seed: int) -> None:
+def test_drafts_that_change_from_step_to_step(model: Any, seed: int, undrafted: Undrafted) -> None:
     rng = random.Random(seed)
-    want = WHOLE.plain(model)
+    want = undrafted(WHOLE, model)
     _, got = WHOLE.guessed(model, want, 4, lambda *_: rng.random() < 0.7,
                            lambda: rng.choice([0, 0, 1, 2, 3, 4]), {"slots": 5}, budget=24)
     assert tokens_of(got) == tokens_of(want)
@@ -145,10 +147,10 @@ def test_drafts_that_change_from_step_to_step(model: Any, seed: int) -> None:
                          [(1, HostArrays), (2, HostArrays), (2, DeviceArrays), (4, DeviceArrays),
                                                (16, HostArrays)])
 def test_every_parameter_of_sampling(make: Callable[[str], Any], name: str, drafts: int,
-                                     arrays: Any) -> None:
+                                     arrays: Any, undrafted: Undrafted) -> None:
     """With a seed; ends inside of windows; log-probabilities of what is emitted."""
     model = make(name)
-    want = SAMPLED.plain(model)
+    want = undrafted(SAMPLED, model)
     _, got = SAMPLED.guessed(model, want, drafts, PATTERNS["some"], runner={"arrays": arrays},
                              budget=40)
     assert tokens_of(got) == tokens_of(want)
@@ -171,10 +173,10 @@ def same_logprobs(one: Output, other: Output) -> None:
         len(part.chosen) // 4 for part in one.logprobs) == len(one.tokens)
 
 
-def test_preemptions_and_prefixes(model: Any) -> None:
+def test_preemptions_and_prefixes(model: Any, undrafted: Undrafted) -> None:
     for every, drafts in ((3, 2), (5, 4)):
         twice = Work(PROMPTS * 2, [GREEDY] * 2 * len(PROMPTS))
-        want = WHOLE.plain(model) * 2
+        want = undrafted(WHOLE, model) * 2
         ring, got = twice.guessed(model, want, drafts, PATTERNS["some"], budget=24,
                                   force_preempt_every=every,
                                   runner={"slots": 5, "pages": 60, "checkpoints": 4})
@@ -183,9 +185,9 @@ def test_preemptions_and_prefixes(model: Any) -> None:
         assert any(out.cached for out in got[len(PROMPTS):])
 
 
-def test_aborts(model: Any) -> None:
+def test_aborts(model: Any, undrafted: Undrafted) -> None:
     """The others go on, and who comes next finds nothing of those that went."""
-    want, guess = WHOLE.plain(model), Guess(PATTERNS["some"])
+    want, guess = undrafted(WHOLE, model), Guess(PATTERNS["some"])
     runner = make_runner(model, 3, guess, slots=4, pages=60)
     guess.tables = runner.tables
     guess.wholes = {i + 1: prompt + out.tokens
@@ -221,9 +223,10 @@ def test_the_models_length_ends_a_window(model: Any) -> None:
     ("hybrid", DeviceArrays), ("deepseek", HostArrays),
     *(pytest.param(*rarer, marks=pytest.mark.slow)
       for rarer in (("hybrid", HostArrays), ("deepseek", DeviceArrays)))])
-def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, arrays: Any) -> None:
+def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, arrays: Any,
+                                    undrafted: Undrafted) -> None:
     model = make(name)
-    want = SAMPLED.plain(model)
+    want = undrafted(SAMPLED, model)
     for drafts in (1, 3):
         runner = make_runner(model, drafts, slots=6, mtp=True, arrays=arrays)
         ring = SAMPLED.ring(runner, budget=40, speculative=f"mtp:{drafts},fixed",

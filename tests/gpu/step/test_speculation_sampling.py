@@ -158,7 +158,7 @@ def opened(path: Path, speculative: str, force: str = "") -> tuple[Config, Opene
     return config, open_device(config, 1, lambda *_: None, {})
 
 
-def test_what_the_plan_says_is_allocated(tmp_path: Path) -> None:
+def test_planned_bytes_are_allocated(tmp_path: Path) -> None:
     add_mtp(tmp_path, write_hybrid(tmp_path, DENSE, 5, mtp_num_hidden_layers=1))
     for speculative, drafts in (("off", 0), ("auto", 2), ("mtp:3", 3)):
         config, own = opened(tmp_path, speculative)
@@ -174,7 +174,7 @@ def test_what_the_plan_says_is_allocated(tmp_path: Path) -> None:
         assert measured["tables"] == planned["tables"]
 
 
-def test_who_asks_for_drafts_that_nobody_makes(tmp_path: Path) -> None:
+def test_drafts_without_a_drafter_are_refused(tmp_path: Path) -> None:
     plain, promised = tmp_path / "plain", tmp_path / "promised"
     write_checkpoint(plain)
     write_hybrid(promised, DENSE, 5, mtp_num_hidden_layers=1)

@@ -62,7 +62,7 @@ def test_on_a_cpu_nothing_is_copied() -> None:
     assert up[number] is array
 
 
-def test_tables_are_told_from_their_parts_and_from_others() -> None:
+def test_tables_are_distinguished_from_views_and_others() -> None:
     device = DeviceArrays(CPU)
     first, second = device.resident((2, 3), (4,)), device.resident((5,))
     assert [device.table_of(t) for t in (*first, first[0][1], *second)] == [0, 0, 0, 1]
@@ -82,7 +82,7 @@ def test_rare_arrays_go_apart() -> None:
 
 
 @pytest.mark.parametrize("kind", [HostArrays, DeviceArrays])
-def test_what_is_fetched_is_what_was_there(kind: type[HostArrays] | type[DeviceArrays]) -> None:
+def test_fetched_values_equal_the_source(kind: type[HostArrays] | type[DeviceArrays]) -> None:
     """Also when the device goes on with the same memory, and cut to the rows that are real."""
     arrays = kind(CPU)
     rows = arrays.full((3, 4), 2, "int64")

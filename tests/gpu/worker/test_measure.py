@@ -22,17 +22,12 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SchedulerConfig,
 )
-from actorium.actors.health import bytes_of, memory_of
+from actorium.actors.gauges import bytes_of, memory_of
 from actorium.actors.messages import ActorStatus, Status, StepPlan
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.pools import zeros
-from actorium.gpu.worker.device import (
-    DRIVER_BYTES,
-    DeviceMemory,
-    OpenedDevice,
-    graph_bytes_between,
-    open_device,
-)
+from actorium.gpu.worker.device import OpenedDevice, open_device
+from actorium.gpu.worker.graph_setup import DRIVER_BYTES, DeviceMemory, graph_bytes_between
 from actorium.gpu.worker.measure import Footprint, WorkspaceMeter, profile, resident_bytes, size_of
 from actorium.tools.cli.status import device_memory
 
@@ -83,7 +78,7 @@ def test_caches_are_in_memory_once_they_are_written() -> None:
     assert resident_bytes([lazy]) == 64 * MIB
 
 
-def test_temporaries_are_told_apart_from_caches() -> None:
+def test_temporaries_are_distinguished_from_caches() -> None:
     cache = zeros((64 * MIB,), torch.uint8, CPU)
     meter = WorkspaceMeter(Footprint({}, {}), [cache])
     cache[:] = 1

@@ -60,7 +60,7 @@ def figures(result: StepResult) -> tuple[int, int, int]:
     return result.busy_us, result.idle_us, result.late_us
 
 
-def test_a_step_that_lay_there_whole_was_not_kept_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fully_queued_step_has_no_idle_time(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two steps under way: while the device works at the first one, the second one is queued."""
     device = Device(monkeypatch)
     steps = [device.step(1, 1000, 100, 900), device.step(2, 1150, 300, 900),
@@ -68,7 +68,7 @@ def test_a_step_that_lay_there_whole_was_not_kept_waiting(monkeypatch: pytest.Mo
     assert [figures(step.result()) for step in steps] == [(900, 0, 100), (900, 0, 0), (900, 0, 0)]
 
 
-def test_a_late_host_is_told_between_steps_and_within(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_late_host_is_measured_between_and_within_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     """The device has done all, and waits: before the step, and while it is queued. Of the latter
     the events cannot tell what was idle: it is told as the most."""
     device = Device(monkeypatch)

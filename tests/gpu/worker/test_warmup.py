@@ -15,11 +15,12 @@ from helpers_worker import complete
 
 from actorium.actors.config.tree import Config, SchedulerConfig
 from actorium.actors.params import Resolved
+from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.plan.graph_memory import Graphs, GraphShape
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SAMPLES, TRUNCATES, SlotTables
-from actorium.gpu.worker import device
+from actorium.gpu.worker import device, graph_setup
 from actorium.gpu.worker.measure import Footprint
 from actorium.gpu.worker.warmup import WarmupCase, run_case, warm_up_kernels, warmup_cases
 
@@ -109,7 +110,7 @@ def test_plans_fit_the_smallest_engine(tmp_path: Path) -> None:
         assert not runner.tables.sequences
 
 
-def test_what_lies_before_a_question_is_believed(tmp_path: Path) -> None:
+def test_cached_tokens_of_a_case_are_not_recomputed(tmp_path: Path) -> None:
     """The host takes the tokens before it for computed: the question's alone are."""
     runner, seen = runner_of(tmp_path, "plain", HostArrays), []
     inner = runner.model.forward
@@ -133,17 +134,20 @@ def test_a_device_is_warm_before_its_graphs_are_captured_and_again_with_them(
     kinds = [SimpleNamespace(capture=lambda say, name=name: done.append(name))
              for name in ("decodes", "segments")]
     monkeypatch.setattr(device, "check_numbers", lambda *_: done.append("numbers"))
-    monkeypatch.setattr(device, "warm_up_kernels", lambda own, budget, say: done.append(
-        (budget, own.graphs is kinds[0], own.segments is kinds[1])))
-    monkeypatch.setattr(device, "_graphs", lambda *_: Graphs([GraphShape(4, 1)], [64, 16]))
-    monkeypatch.setattr(device, "_to_capture", lambda *_: kinds)
-    monkeypatch.setattr(device, "CudaCapturer", lambda _: None)
-    memory = iter([device.DeviceMemory(900, 100), device.DeviceMemory(700, 250)])
-    monkeypatch.setattr(device, "_memory", lambda _: next(memory))
+    for module in (device, graph_setup):
+        monkeypatch.setattr(module, "warm_up_kernels", lambda own, budget, say: done.append(
+            (budget, own.graphs is kinds[0], own.segments is kinds[1])))
+    monkeypatch.setattr(graph_setup, "wanted_graphs",
+                        lambda *_: Graphs([GraphShape(4, 1)], [64, 16]))
+    monkeypatch.setattr(graph_setup, "graph_runners", lambda *_: kinds)
+    monkeypatch.setattr(graph_setup, "CudaCapturer", lambda _: None)
+    memory = iter([graph_setup.DeviceMemory(900, 100), graph_setup.DeviceMemory(700, 250)])
+    monkeypatch.setattr(graph_setup, "read_memory", lambda _: next(memory))
     config = Config(scheduler=SchedulerConfig(max_num_batched_tokens=256))
     footprint, seconds = Footprint({}, {}), {"warm up": 0.0}
-    assert device._warm_up(config, runner, footprint,
-                           lambda *_: None) is None  # type: ignore[arg-type]
-    device._capture(config, runner, footprint, lambda *_: None, seconds)  # type: ignore[arg-type]
+    assert device._warm_up(config, runner, footprint,  # type: ignore[arg-type]
+                           lambda *_: None, LoneRank()) is None
+    graph_setup.capture_graphs(config, runner, footprint, lambda *_: None,  # type: ignore[arg-type]
+                               seconds)
     assert done == ["numbers", (256, False, False), "decodes", "segments", (64, True, True)]
     assert footprint.measured["graphs"] == 200 and set(seconds) == {"warm up", "graphs"}

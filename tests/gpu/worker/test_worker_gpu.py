@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 import torch
 from helpers_deepseek import add_mtp
-from helpers_graphs import shapes, write_kind
+from helpers_graphs import shapes
 from helpers_hybrid import DENSE, write_hybrid
+from helpers_kinds import write_kind
 from helpers_models import write_checkpoint
 from helpers_speculation import make_runner as speculating_runner
 from helpers_worker import Ring, complete, make_runner

@@ -9,6 +9,8 @@ import pytest
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, PageGroup, Ready, Reset, RowMask, StepPlan
+from actorium.gpu.parallel.rank_types import ALONE
+from actorium.gpu.parallel.step_gate import StepGate
 from actorium.gpu.worker.compute import ComputeThread, StepAbandoned
 from actorium.gpu.worker.core import WorkerCore
 
@@ -22,6 +24,7 @@ def compute() -> ComputeThread:
     made = ComputeThread(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
     made._ready = Ready(epoch=2, groups=[PageGroup(9)], page_size=16, slots=3, max_model_len=64,
                         vocab_size=32, device="none")
+    made._gate = StepGate(ALONE, Path(), 1.0)
     assert made._apply_reset(Reset(3, 2))
     return made
 
@@ -43,6 +46,7 @@ def test_another_scheduler_ends_the_wait(compute: ComputeThread) -> None:
 
 def test_the_end_ends_the_wait() -> None:
     core = WorkerCore(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
+    core._compute._gate = StepGate(ALONE, Path(), 1.0)
     core.drain(0.0)
     with pytest.raises(StepAbandoned):
         core._compute._wait_for_masks(PLAN)

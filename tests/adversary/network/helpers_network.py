@@ -16,12 +16,27 @@ from typing import Any, NamedTuple
 
 from helpers_served import Served
 
+from actorium.actors.gateway.http.routes import ROUTES
+
 HOST = b"Host: localhost\r\n"
 VERSION = b"GET /version HTTP/1.1\r\n" + HOST
 COMPLETION = b"POST /v1/completions HTTP/1.1\r\n" + HOST
 BODY = b'{"prompt":[1,2],"max_tokens":1}'
+CHUNKED = b"Transfer-Encoding: chunked\r\n\r\n"
+LAST = b"0\r\n\r\n"
+LONG: dict[str, Any] = {"prompt": [1], "max_tokens": 4000, "ignore_eos": True, "n": 6}
+"""Takes longer than a head may."""
+RECEIVE, SEND = 1.0, 1.0
+"""Seconds that the engine gives its peers."""
+BYTES = 1 << 20
+"""Of a body at the most."""
+MAX_PEERS = 2200
+NAME = "<script>alert(1)</script>"
+"""Of the engine's model."""
 FAIR = 120.0
 """Seconds that anything at all may take on a machine with other work."""
+PATHS = [path for route in ROUTES for path in route.paths]
+POSTS = [path for route in ROUTES for path in route.paths if "POST" in route.methods]
 
 
 class Heard(NamedTuple):
@@ -38,6 +53,16 @@ class Heard(NamedTuple):
 
 def length(body: bytes) -> bytes:
     return b"Content-Length: %d\r\n\r\n" % len(body)
+
+
+def completion(body: dict[str, Any]) -> bytes:
+    """A request for it, whole."""
+    data = json.dumps(body).encode()
+    return COMPLETION + length(data) + data
+
+
+def chunk(data: bytes) -> bytes:
+    return b"%x\r\n%b\r\n" % (len(data), data)
 
 
 def open_to(served: Served, port: int = 0, receive: int = 0) -> socket.socket:

@@ -1,0 +1,214 @@
+"""What configs of AWQ, GPTQ and compressed-tensors say, and what is refused."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers_speed import slowness
+from helpers_stored import Kind
+
+from actorium.actors.errors import BadModel
+from actorium.gpu.families.module_patterns import MAX_PATTERN, parse_pattern
+from actorium.gpu.families.quant_config import StoredWeight, StoredWeights, stored_weights
+from actorium.gpu.families.tensor_specs import Projection, TensorSpec
+from actorium.gpu.families.weight_formats import WeightFormat
+
+WHERE = Path("config.json")
+Q, GATE, HEAD = "model.layers.1.self_attn.q_proj", "model.layers.12.mlp.gate_proj", "lm_head"
+
+
+def read(found: dict[str, Any]) -> StoredWeights:
+    own = stored_weights({"quantization_config": found}, WHERE)
+    assert own is not None
+    return own
+
+
+def groups(*own: dict[str, Any], ignore: tuple[str, ...] = ("lm_head",), form: str = "",
+           **fields: Any) -> dict[str, Any]:
+    """A config of compressed-tensors."""
+    return {**Kind("pack-quantized").config, "ignore": list(ignore), **fields,
+            "format": form or "pack-quantized",
+            "config_groups": {f"group_{i}": each for i, each in enumerate(own)}}
+
+
+def test_awq() -> None:
+    own = read({**Kind("awq", group=128).config, "modules_to_not_convert": ["self_attn"]})
+    assert own.of(GATE) == StoredWeight("awq", 4, 128, False)
+    assert own.of(Q) is None and own.of(HEAD) is None
+    assert own.of(GATE).held == WeightFormat(4, 128, True)
+
+
+def test_gptq() -> None:
+    found = Kind("gptq", 8, 256, True, True).config
+    assert read(found).of(Q) == StoredWeight("gptq", 8, 256, True, True)
+    assert read(found).of(Q).held == WeightFormat(8, 128, False)
+    assert read(found).of(HEAD) is None and read({**found, "lm_head": True}).of(HEAD) is not None
+    assert not read({**found, "static_groups": True}).of(Q).ordered
+    some = read({**found, "modules_in_block_to_quantize": [["self_attn.q_proj"], ["mlp.up_proj"]]})
+    assert some.of(Q) is not None and some.of(GATE) is None and some.of(HEAD) is None
+    v2 = read(Kind("gptq_v2", group=-1).config)
+    assert v2.of(Q) == StoredWeight("gptq_v2", 4, 0, False)
+
+
+def test_compressed_tensors() -> None:
+    own = read(Kind("int-quantized", 8, -1, True).config)
+    assert own.of(Q) == StoredWeight("int-quantized", 8, 0, True) and own.of(HEAD) is None
+    four, eight = Kind("pack-quantized"), Kind("int-quantized", 8, -1)
+    own = read(groups(four.scheme("re:.*mlp\\..*"), eight.scheme(), form="mixed-precision",
+                      ignore=("lm_head", "re:.*layers\\.(0|1)\\.mlp.*", "model.layers.3.mlp")))
+    assert own.of(GATE) == StoredWeight("pack-quantized", 4, 32, False)
+    assert own.of(Q) == StoredWeight("int-quantized", 8, 0, False)
+    for left in (HEAD, "model.layers.0.mlp.up_proj", "model.layers.3.mlp.up_proj"):
+        assert own.of(left) is None
+    # A module's own name goes before a pattern, and that before Linear.
+    own = read(groups(eight.scheme("Linear"), four.scheme("re:.*_proj$"), eight.scheme(Q),
+                      form="mixed-precision"))
+    assert own.of(Q).bits == 8 and own.of(GATE).bits == 4
+    own = read(groups(four.scheme("re:.*down_proj$")))
+    assert own.of(Q) is None and own.of("model.layers.0.mlp.down_proj") is not None
+
+
+def test_names_of_models_with_images() -> None:
+    own = read(groups(Kind("pack-quantized").scheme(), ignore=(
+        "model.language_model.layers.0.mlp.up_proj", "re:model\\.language_model.*q_proj$",
+        "re:.*visual.*", "re:language_model\\.lm_head")))
+    assert own.of("model.layers.0.mlp.up_proj") is None and own.of(Q) is None
+    assert own.of(HEAD) is None and own.of(GATE) is not None
+
+
+def test_what_is_held() -> None:
+    specs = [TensorSpec("model.embed_tokens.weight", (8, 64)),
+             *(TensorSpec(f"{name}.weight", (8, 64), "", Projection(name)) for name in (Q, GATE)),
+             TensorSpec("model.layers.1.mlp.gate.weight", (8, 64)),
+             TensorSpec("lm_head.weight", (8, 64))]
+    held = read(Kind("awq").config).held(specs)
+    assert held.source == "awq" and held.default == WeightFormat(4, 32, True)
+    assert held.modules == ((HEAD, None),)
+    found = Kind("gptq", symmetric=True, ordered=True).config
+    held = read({**found, "lm_head": True, "modules_to_not_convert": ["q_proj"]}).held(specs)
+    form = WeightFormat(4, 32, False)
+    assert held.modules == ((Q, None), (HEAD, form)) and held.default == form and held.ordered
+
+
+GPTQ, AWQ, PACK = (Kind(name).config for name in ("gptq", "awq", "pack-quantized"))
+SCHEME = Kind("pack-quantized").scheme()
+
+
+def weights(**fields: Any) -> dict[str, Any]:
+    return groups({**SCHEME, "weights": {**SCHEME["weights"], **fields}})
+
+
+@pytest.mark.parametrize(("found", "words"), [
+    ({**GPTQ, "bits": 3}, "bits: must be 4 or 8, got 3"), ({**GPTQ, "bits": 2}, "bits: must be"),
+    ({**GPTQ, "bits": True}, "bits: must be"), ({**GPTQ, "group_size": 48}, "group_size: must be"),
+    ({**GPTQ, "group_size": None}, "group_size: must be"), ({**GPTQ, "sym": "no"}, "sym: must be"),
+    ({**GPTQ, "checkpoint_format": "marlin"}, "checkpoint_format: must be gptq or gptq_v2"),
+    ({**GPTQ, "is_marlin_format": True}, "checkpoint_format: must be gptq or gptq_v2"),
+    ({**GPTQ, "dynamic": {"-:.*mlp": {}}}, "dynamic: rules for single modules are not supported"),
+    ({**GPTQ, "pack_dtype": "int64"}, "pack_dtype: must be int32"),
+    ({**GPTQ, "modules_in_block_to_quantize": 3}, "modules_in_block_to_quantize: must list names"),
+    ({**AWQ, "bits": 8}, "bits: must be 4"), ({**AWQ, "version": "gemv"}, "version: only gemm"),
+    ({**AWQ, "modules_to_not_convert": "x"}, "modules_to_not_convert: must list names"),
+    ({**PACK, "quantization_status": "frozen"}, "quantization_status: must be compressed"),
+    ({**PACK, "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config: is not"),
+    ({**PACK, "transform_config": {"config_groups": {}}}, "transform_config: is not supported"),
+    (groups(), "config_groups: must name groups"), (weights(num_bits=3), "num_bits: must be 4 or"),
+    (weights(type="float"), "'group_0'.weights.type: must be int"),
+    (weights(strategy="block"), "weights.strategy: must be tensor, channel or group"),
+    (weights(group_size=24), "weights.group_size: must be -1"),
+    (weights(actorder="x"), "weights.actorder: must be weight or group"),
+    (groups({**SCHEME, "input_activations": {"type": "float", "num_bits": 8}}),
+     "input_activations: must be null, or int with 8 bits"),
+    (groups({**SCHEME, "input_activations": {"num_bits": 8, "symmetric": False}}),
+     "input_activations.symmetric: static zero-points"),
+    (groups({**SCHEME, "output_activations": {}}), "output_activations: must be null"),
+    (groups({**SCHEME, "format": "marlin-24"}), "format: must be pack-quantized or int-quantized"),
+    (groups(SCHEME, SCHEME), "targets: Linear is the target of another group"),
+    (groups({**SCHEME, "targets": [3]}), "targets: must list names"),
+    (groups({**SCHEME, "targets": ["re:(a+)+$"]}), "targets: patterns may have"),
+    (groups(SCHEME, ignore=("re:x",) * 65), "ignore: lists more than 64 patterns"),
+    (groups(SCHEME, ignore=("x",) * 100_001), "ignore: must list at most 100000 names"),
+    ({**AWQ, "modules_to_not_convert": ["x"] * 10_001}, "convert: must list at most 10000 names"),
+    (groups(SCHEME, ignore=("re:(?=x)y",)), "ignore: patterns may have"), (groups(SCHEME, form=""
+     "mixed-precision", ignore=("x",)) | {"config_groups": {"a": 3}}, "'a': must be an object"),
+])
+def test_what_is_not_served(found: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadModel) as caught:
+        read(found)
+    assert words in str(caught.value) and "config.json: quantization_config." in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+STRANGE: list[Any] = [None, True, False, -1, 0, 4, 2**70, 1e308, float("nan"), "", "x", "re:",
+                      "re:$", [], [[]], [None], ["re:.*"], {}, {"a": 1}, [{"a": []}]]
+
+
+def everywhere(found: Any, change: Any) -> Iterator[Any]:
+    """The object with each of its fields changed in turn, at any depth."""
+    if isinstance(found, dict):
+        for key, value in found.items():
+            yield {**found, key: change}
+            yield {k: v for k, v in found.items() if k != key}
+            for inner in everywhere(value, change):
+                yield {**found, key: inner}
+    elif isinstance(found, list):
+        for i, value in enumerate(found):
+            for inner in (change, *everywhere(value, change)):
+                yield [*found[:i], inner, *found[i + 1:]]
+
+
+@pytest.mark.parametrize("kind", [Kind("awq"), Kind("gptq", ordered=True), Kind("pack-quantized"),
+                                  Kind("int-quantized", 8, -1)])
+def test_whatever_a_config_says(kind: Kind) -> None:
+    """It is read, or refused in one line."""
+    specs = [TensorSpec(f"{Q}.weight", (8, 64), "", Projection("q")), TensorSpec(f"{HEAD}.weight",
+                                                                                 (8, 64))]
+    outcomes = {True: 0, False: 0}
+    for change in STRANGE:
+        for found in everywhere(kind.config, change):
+            try:
+                own = stored_weights({"quantization_config": found}, WHERE)
+                assert own is None or own.held(specs).source == own.source
+                outcomes[True] += 1
+            except BadModel as e:
+                outcomes[False] += 1
+                assert "\n" not in str(e) and len(str(e)) < 400
+    assert min(outcomes.values()) > 10
+
+
+PATTERNS = [".*", ".*down_proj$", "^model\\.layers\\.[0-5]\\.mlp", ".*layers.(1[0-9]|2[0-3]).*",
+            "lm_head", ".*(q|k|v)_proj", "model\\.layers\\.\\d+\\.self_attn.*", ".+_head$",
+            "a|lm.*", "(?:model\\.)?layers", ".*mlp\\.experts\\.\\d+\\.(gate|up)_proj$", "[a-z_]+$",
+            ".*x?_proj", ".*\\.1\\..*proj", "model.layers.1.", ".*[qkv]_pro.$"]
+NAMES = [Q, GATE, HEAD, "model.layers.15.mlp.down_proj", "layers", "model.layers.3.mlp.experts.7"
+         ".up_proj", "model.visual.blocks.1.proj", "", "a", "model.layers.1.self_attn.v_proj"]
+
+
+@pytest.mark.parametrize("text", PATTERNS)
+def test_patterns_mean_what_they_do_elsewhere(text: str) -> None:
+    found = parse_pattern(text)
+    assert found is not None
+    assert [found.matches(name) for name in NAMES] == [
+        re.match(text, name) is not None for name in NAMES]
+
+
+def test_patterns_that_are_not_read() -> None:
+    for text in ("", "(a+)+", "(a|b)*", "a{3}", "(?=a)b", "(a", "a)", "[^a]", "a**", "\\1", "*a",
+                 "a" * (MAX_PATTERN + 1), "a\\", "$"):
+        assert parse_pattern(text) is None, text
+
+
+def test_no_pattern_takes_long() -> None:
+    """What would take a regular expression longer than the universe."""
+    text = ".*" * 60 + "(a?" * 60 + ")?" * 60 + ".*" * 30 + "b$"
+    pattern = parse_pattern(text[:MAX_PATTERN - 2] if len(text) > MAX_PATTERN else text)
+    start = time.thread_time()
+    assert pattern is None or not pattern.matches("a" * 500)
+    pattern = parse_pattern(".*a" * 130 + "$")
+    assert pattern is not None and not pattern.matches("a" * 499 + "c")
+    assert time.thread_time() - start < 2 * slowness()

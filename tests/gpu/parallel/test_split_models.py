@@ -1,0 +1,131 @@
+"""Ranks of every family against the model alone: logits, and the tokens of whole requests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import torch
+from helpers_deepseek import write_deepseek
+from helpers_kinds import write_kind
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+from helpers_ranks import run_ranks, whole
+from helpers_worker import Output, Ring
+from torch import Tensor
+
+from actorium.actors.config.tree import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.params import Resolved
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
+from actorium.gpu.worker.device import open_device
+
+CASES: dict[str, Callable[[Path], Any]] = {
+    "llama": lambda path: write_kind(path, "llama"),
+    "llama-bias-tied": lambda path: write_checkpoint(
+        path, "LlamaForCausalLM", attention_bias=True, mlp_bias=True, num_key_value_heads=1,
+        tie_word_embeddings=True, intermediate_size=90),
+    "qwen2": lambda path: write_checkpoint(path, "Qwen2ForCausalLM", vocab_size=201),
+    "qwen3": lambda path: write_checkpoint(path, "Qwen3ForCausalLM"),
+    "mistral": lambda path: write_checkpoint(path, "MistralForCausalLM", sliding_window=9),
+    "gemma3": lambda path: write_kind(path, "windows"),
+    "deepseek": lambda path: write_kind(path, "deepseek"),
+    "latent-no-query-rank": lambda path: write_deepseek(path, 5, q_lora_rank=None),
+    "qwen3.5": lambda path: write_kind(path, "hybrid"),
+    "qwen3-moe": lambda path: write_kind(path, "experts"),
+    "qwen3.5-moe": lambda path: write_kind(path, "sparse"),
+    "granite": lambda path: write_granite(path, seed=5),
+    "granite-experts": lambda path: write_granite(path, seed=5, num_local_experts=6),
+    "granite-groups": lambda path: write_granite(path, seed=5, mamba_n_groups=2),
+}
+GREEDY = Resolved(max_tokens=9, temperature=0.0, logprobs=3)
+
+
+class Served(NamedTuple):
+    """What one rank gave."""
+
+    outputs: list[Output]
+    logits: list[Tensor]
+    """Of every step, and of those that draft."""
+
+
+def opened_config(path: Path, **model: Any) -> Config:
+    return Config(model=ModelConfig(model=str(path), **model),
+                  memory=MemoryConfig(page_size=16, max_total_tokens=1600, checkpoints=2),
+                  scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
+                  device=DeviceConfig(device="cpu", threads=1),
+                  speculation=SpeculationConfig(speculative="auto"))
+
+
+def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
+    """Requests of several kinds, some of them twice, so that a prefix is found."""
+    runner = open_device(config, 1, lambda *_: None, {}, group).runner
+    seen: list[Tensor] = []
+
+    def kept(logits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+        def call(rows: Tensor) -> Tensor:
+            seen.append(logits(rows).clone())
+            return seen[-1]
+        return call
+
+    for name in ("logits", "head_logits"):  # with and without the final norm
+        setattr(runner.model, name, kept(getattr(runner.model, name)))
+    run = Ring(runner, budget=48, **ring)
+    draw = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(2, 190, (n,), generator=draw).tolist() for n in (1, 40, 23)]
+    for prompt in prompts:
+        run.submit(prompt, GREEDY)
+    first = run.run()
+    run.submit(prompts[1][:35], GREEDY)
+    run.submit(prompts[1], Resolved(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
+    run.submit(prompts[2], Resolved(max_tokens=9, temperature=1.0, top_k=7, presence_penalty=0.4,
+                                    repetition_penalty=1.1), seed=12)
+    return Served(first + run.run(), seen)
+
+
+def near(got: list[Tensor], want: list[Tensor]) -> bool:
+    """Every step's logits to 1e-5 of their largest."""
+    return len(got) == len(want) > 9 and all(
+        one.shape == other.shape
+        and float((one - other).abs().max()) <= 1e-5 * float(other.abs().max())
+        for one, other in zip(got, want, strict=True))
+
+
+@pytest.mark.parametrize("size", [2, 4])
+@pytest.mark.parametrize("name", CASES)
+def test_ranks_give_what_the_model_alone_gives(tmp_path: Path, name: str, size: int) -> None:
+    path = tmp_path / "model"
+    path.mkdir()
+    CASES[name](path)
+    config = opened_config(path)
+    alone = serve(config, LoneRank())
+    ranks = whole(run_ranks(tmp_path / "group", size, lambda group: serve(config, group)))
+    assert len({str(own.outputs) for own in ranks}) == 1, "all ranks sample alike"
+    for own in ranks:
+        assert all(torch.equal(a, b) for a, b in zip(own.logits, ranks[0].logits, strict=True))
+    assert near(ranks[0].logits, alone.logits)
+    assert [out.tokens for out in ranks[0].outputs] == [out.tokens for out in alone.outputs]
+    assert [out.cached for out in ranks[0].outputs] == [out.cached for out in alone.outputs]
+
+
+@pytest.mark.parametrize("kind", ["llama", "hybrid"])
+def test_ranks_in_bf16_stay_near_and_agree(tmp_path: Path, kind: str) -> None:
+    """With the C kernels; partial sums are rounded once."""
+    path = tmp_path / "model"
+    path.mkdir()
+    write_kind(path, kind)
+    config = opened_config(path, dtype="bfloat16")
+    alone = serve(config, LoneRank())
+    one, other = whole(run_ranks(tmp_path / "group", 2, lambda group: serve(config, group)))
+    assert str(one.outputs) == str(other.outputs)
+    assert all(torch.equal(a, b) for a, b in zip(one.logits, other.logits, strict=True))
+    first, want = one.logits[1], alone.logits[1]
+    assert float((first - want).abs().max()) <= 0.05 * float(want.abs().max())

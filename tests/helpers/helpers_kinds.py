@@ -1,0 +1,32 @@
+"""Tiny checkpoints by a word: one for each kind of layer."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from helpers_deepseek import add_mtp, write_deepseek
+from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+
+
+def write_kind(path: Path, kind: str) -> None:
+    """A tiny random checkpoint with layers of a kind; "hybrid" and "deepseek" have an MTP layer."""
+    if kind == "hybrid":
+        add_mtp(path, write_hybrid(path, DENSE, 5, mtp_num_hidden_layers=1))
+    elif kind == "deepseek":
+        add_mtp(path, write_deepseek(path, 3))
+    elif kind == "windows":
+        write_checkpoint(path, "Gemma3ForCausalLM", seed=5, sliding_window=9,
+                         layer_types=["sliding_attention", "full_attention"] * 2,
+                         num_hidden_layers=4)
+    elif kind == "mamba":
+        write_granite(path, seed=5, num_local_experts=0, num_experts_per_tok=0)
+    elif kind == "latent":
+        write_deepseek(path, seed=5)
+    elif kind in ("experts", "sparse"):
+        write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
+    elif kind == "llama":
+        write_checkpoint(path, "LlamaForCausalLM", seed=5)
+    else:
+        write_checkpoint(path, seed=5)
