@@ -15,12 +15,12 @@ STARTED := $(shell date +%s.%N)
 unexport PYTHONDONTWRITEBYTECODE
 
 help:
-	@echo "make demo       a chat with the packaged model, and where the time goes"
+	@echo "make demo       a chat with the packaged model and, where it can be fetched, SmolLM2; where the time goes"
 	@echo "make test       the test suite"
 	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests"
-	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 20 minutes"
+	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 15 minutes"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
 	@echo "make lint       ruff and mypy"
@@ -46,8 +46,9 @@ setup: $(VENV)/.ready-test
 demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 
-# Three files at a time, on two cores: many tests wait for processes. By name, since files with few
-# tests, which pytest-xdist would begin last, take longest. RERUNS=1 for a machine that others use.
+# Three files at a time, on two cores: many tests wait for processes. In the order of
+# tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.
+# RERUNS=1 for a machine that others use.
 test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests --ignore tests/conformance -n 3 --dist loadfile \
 		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
