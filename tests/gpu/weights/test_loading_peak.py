@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -51,6 +52,9 @@ CONFIG: dict[str, Any] = {
     "tie_word_embeddings": True}
 LIBRARIES = 24 << 20
 """Bytes that code takes when it is first run."""
+RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""For glibc: blocks that are freed go back to the system. What it keeps of them by itself depends
+on how threads meet, 0 to 100 MB here, and would hide what the loader holds."""
 
 
 def write(path: Path, kind: Kind | None) -> None:
@@ -81,6 +85,6 @@ def test_loading_holds_the_weights_once(kind: Kind | None, tmp_path: Path) -> No
         pytest.skip("weights in bfloat16 stay as the file has them here")
     write(tmp_path, kind)
     done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True,
-                          text=True, check=True)
+                          text=True, check=True, env={**os.environ, **RETURNED})
     planned, peak = map(int, done.stdout.split())
-    assert 0.5 * planned < peak < 1.15 * planned + LIBRARIES
+    assert 0.5 * planned < peak < planned + LIBRARIES
