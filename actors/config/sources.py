@@ -20,6 +20,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from actorium.actors.config.flag_names import flag_names, spellings
+from actorium.actors.config.graph_settings import level_settings
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
@@ -298,7 +299,8 @@ def from_mapping(values: Mapping[str, Any]) -> Layer:
 
 def resolve(flags: Layer, config_file: str | None = None,
             environ: Mapping[str, str] | None = None) -> Config:
-    """The checked tree: defaults < `config_file` < `environ` (the process's by default) < flags.
+    """The checked tree: defaults < `optimization_level` < `config_file` < `environ` (the process's
+    by default) < flags.
 
     Raises `BadConfig`, naming the field as its writer did.
     """
@@ -308,6 +310,8 @@ def resolve(flags: Layer, config_file: str | None = None,
     sections: dict[str, dict[str, Any]] = {f.section: {} for f in fields().values()}
     for name, given in merged.items():
         sections[fields()[name].section][name] = given.value
+    if (level := merged.get("optimization_level")) is not None:
+        sections["device"] |= level_settings(level.value, merged.keys())
     kinds = {section.name: section.type for section in msgspec.structs.fields(Config)}
     config = Config(**{name: kinds[name](**values) for name, values in sections.items()})
     return _checked(config, merged)

@@ -12,8 +12,6 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.errors import BadConfig
-
 MADE_BITS = {"int8": 8, "int4": 4}
 """Values of `quantization` for which weights are made when they are read, and their bits."""
 
@@ -165,14 +163,26 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     before it (all,-norm_quant); docs/passes.md says what each does."""
     dump_passes: str | None = None
     """Directory for the layers' graphs before and after each pass, as Python to read."""
+    optimization_level: int = 2
+    """0 (every operation by itself: no passes, no graphs) | 1 (passes) | 2 (and graphs, on a cpu
+    programs) | 3 (and of the passes those that are measured to pay). What is set by itself
+    (`passes`, `enforce_eager`, `graph_...`) wins over the level."""
     enforce_eager: bool = False
     """No graphs: every step is launched operation by operation."""
     graph_batch_sizes: str = "auto"
-    """On cuda: sequences of the graphs that decode steps are replayed from, as 1,2,4,8; auto = from
-    1 to max_num_seqs, 512 at most. A batch is padded up to the next one."""
+    """Sequences of the decode steps that are captured, as 1,2,4,8; off = none. On cuda: auto = from
+    1 to max_num_seqs, 512 at most, and a batch is padded up to the next one. On a cpu: auto = all
+    up to 64 rows, each when the first such step comes; numbers are captured at the start, and serve
+    batches of just that size."""
+    graph_max_batch_size: int | None = None
+    """The most sequences of a step that is captured; 0 = none."""
     graph_token_counts: str = "auto"
     """On cuda: tokens of the steps with prompts that are run as graphs with attention between them,
-    as 16,64,256; auto = 16,32,64,128,256; off = none. A step is padded up to the next one."""
+    as 16,64,256; auto = 16,32,64,128,256; all = 58 sizes from 4 to 8192, as far as a step's tokens
+    go; off = none. A step is padded up to the next one."""
+    graph_max_tokens: int | None = None
+    """The most tokens of such a step, up to which all sizes are captured unless they are named;
+    0 = none."""
     null_worker: bool = False
     """Testing: a worker without a model, whose tokens are a hash of (seed, position)."""
 
@@ -329,19 +339,6 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     probes: ProbeConfig = ProbeConfig()
     gateway: GatewayConfig = GatewayConfig()
     runtime: RuntimeConfig = RuntimeConfig()
-
-
-def graph_sizes(text: str, name: str = "graph_batch_sizes", words: str = "auto,"
-                ) -> tuple[int, ...]:
-    """The numbers of a setting, none for auto. name: the setting's; words: it may be besides.
-    Raises `BadConfig`."""
-    if text == "auto":
-        return ()
-    numbers = text.replace(",", " ").split()
-    if not numbers or not all(n.isdecimal() and 1 <= int(n) <= 32768 for n in numbers):
-        raise BadConfig(f"{name}: must be {words} or numbers between 1 and 32768 as "
-                        f"1,2,4,8, got {text!r}", f"device.{name}")
-    return tuple(sorted({int(n) for n in numbers}))
 
 
 SECRETS = (("gateway", "api_key"), ("gateway", "admin_key"))

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
 from actorium.actors.config.pass_names import parse_passes
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import (
@@ -18,7 +19,6 @@ from actorium.actors.config.tree import (
     MemoryConfig,
     ModelConfig,
     SchedulerConfig,
-    graph_sizes,
 )
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import RESERVED_TEMPLATE_ARGS, Tenant
@@ -51,9 +51,8 @@ def validate(config: Config) -> Config:
     parse_speculative(config.speculation.speculative)
     parse_passes(config.device.passes)
     parse_acceptance(config.speculation.force_acceptance)
-    graph_sizes(config.device.graph_batch_sizes)
-    if config.device.graph_token_counts != "off":
-        graph_sizes(config.device.graph_token_counts, "graph_token_counts", "auto, off,")
+    batch_setting(config.device)
+    token_setting(config.device)
     return config
 
 
@@ -138,6 +137,11 @@ def _device_rules(d: DeviceConfig) -> list[Rule]:
          "must be auto, torch or triton"),
         ("device.tensor_parallel_size", 1 <= d.tensor_parallel_size <= 1024,
          "must be between 1 and 1024"),
+        ("device.optimization_level", d.optimization_level in LEVELS, "must be 0, 1, 2 or 3"),
+        ("device.graph_max_batch_size", d.graph_max_batch_size is None
+         or 0 <= d.graph_max_batch_size <= 32768, "must be between 0 and 32768"),
+        ("device.graph_max_tokens", d.graph_max_tokens is None
+         or 0 <= d.graph_max_tokens <= 1 << 20, "must be between 0 and 1048576"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
     ]
 

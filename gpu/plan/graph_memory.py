@@ -5,8 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from actorium.actors.config.graph_settings import (
+    FEW_TOKENS,
+    TOKEN_LADDER,
+    batch_setting,
+    token_setting,
+)
 from actorium.actors.config.speculative import parse_speculative
-from actorium.actors.config.tree import Config, graph_sizes
+from actorium.actors.config.tree import Config
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan.memory_plan import Demand
 from actorium.gpu.plan.sizes import page_table_width
@@ -18,13 +24,6 @@ that its launches are hidden behind it."""
 GRAPH_BYTES = 3 << 20
 """What the driver keeps of one graph: some hundred bytes for each of the launches of a layer, over
 all layers and stages. An estimate: the worker measures it. As much of the segments of a step."""
-SEGMENT_TOKENS = (16, 32, 64, 128, 256)
-"""Tokens of the steps that are captured in segments, unless others are asked for. Up to some 200 of
-them an H200 takes as long to read a weight as to multiply with it, so padding costs little; from
-there on a layer of an 8B shape keeps the device busy longer than its ten launches take. That is
-arithmetic: `benchmarks/gpu.py` measures steps of 16 to 512 tokens with segments and without."""
-
-
 PROGRAM_ROWS = 64
 """Of the largest decode step that is captured on a CPU: what that saves is a millisecond or two,
 and steps of more rows take a hundred."""
@@ -41,8 +40,9 @@ class GraphShape(NamedTuple):
     """Rows of each: its last token and the drafts behind it."""
 
 
-def batch_sizes(max_num_seqs: int, asked: Sequence[int] = ()) -> list[int]:
-    """Sequences of each graph, rising; asked: others than these.
+def batch_sizes(max_num_seqs: int, asked: Sequence[int] = (), most: int | None = None
+                ) -> list[int]:
+    """Sequences of each graph, rising; asked: others than these; most: sequences of the largest.
 
     Matrix products take tiles of at least 8 rows on CUDA and cost the same up to 16, so steps are
     fine where a row is a large part of the batch. From 16 on each is at most half as much more:
@@ -51,8 +51,9 @@ def batch_sizes(max_num_seqs: int, asked: Sequence[int] = ()) -> list[int]:
     """
     if asked:
         return sorted({size for size in asked if size <= max_num_seqs})
-    most = min(max_num_seqs, MAX_ROWS)
-    sizes = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256, *range(320, 513, 64)}
+    most = min(max_num_seqs, MAX_ROWS if most is None else most)
+    sizes = {1, 2, 4, 8, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224, 256,
+             *range(320, most + 1, 64)}
     return sorted({size for size in sizes if size < most} | {most})
 
 
@@ -80,12 +81,15 @@ def planned_graphs(config: Config, drafts: int, why: EagerReasons) -> Graphs:
 
 def segment_sizes(config: Config, why: str = "") -> list[int]:
     """Tokens that segments are captured for, falling; why: see `EagerReasons`."""
-    asked = config.device.graph_token_counts
-    if config.device.enforce_eager or why or asked == "off":
+    found = token_setting(config.device)
+    if why or found.word == "off":
         return []
-    most = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
-    sizes = graph_sizes(asked, "graph_token_counts") or SEGMENT_TOKENS
-    return sorted({size for size in sizes if size <= most}, reverse=True)
+    # Decodes alone that no graph serves run in segments as well.
+    budget = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
+    sizes = found.sizes or {"auto": FEW_TOKENS, "all": TOKEN_LADDER}[found.word]
+    most = config.device.graph_max_tokens
+    return sorted({size for size in sizes if size <= budget and (most is None or size <= most)},
+                  reverse=True)
 
 
 def verify_lengths(config: Config, drafts: int) -> list[int]:
@@ -100,9 +104,11 @@ def verify_lengths(config: Config, drafts: int) -> list[int]:
 def graph_shapes(config: Config, drafts: int, why: str = "") -> list[GraphShape]:
     """The graphs of an engine with this configuration, the largest first: what it needs serves all
     others. drafts: the most that are made; why: see `EagerReasons`."""
-    if config.device.enforce_eager or why:
+    found = batch_setting(config.device)
+    if why or found.word == "off":
         return []
-    sizes = batch_sizes(config.scheduler.max_num_seqs, graph_sizes(config.device.graph_batch_sizes))
+    sizes = batch_sizes(config.scheduler.max_num_seqs, found.sizes,
+                        config.device.graph_max_batch_size)
     return [GraphShape(rows, q_len) for rows in reversed(sizes)
             for q_len in verify_lengths(config, drafts)]
 

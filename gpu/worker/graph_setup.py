@@ -10,6 +10,7 @@ from typing import NamedTuple
 
 import torch
 
+from actorium.actors.config.graph_settings import batch_setting
 from actorium.actors.config.tree import Config
 from actorium.gpu.graphs.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
@@ -111,7 +112,7 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
     why there are none."""
     model = runner.model
     assert isinstance(model, Model)
-    if config.device.enforce_eager:
+    if batch_setting(config.device).word == "off":
         return Graphs([], [])
     why = "the kernels are not C's" if not isinstance(model.ops, NativeOps) else (
         "experts are grouped by the host" if model.waits else "")

@@ -76,19 +76,21 @@ PASTED = [
     (words(SAGE, name="triton", device="cpu"), {"gateway.host": "127.0.0.1"},
      ["--attention-backend"]),
     (words(PIECEWISE, device="cpu"), {"memory.prefix_cache": False, "gateway.port": 30000,
-                                      "device.graph_token_counts": "auto"},
+                                      "device.graph_token_counts": "all"},
      ["--piecewise-cuda-graph-compiler"]),
     (words(SGLANG, tp=1),
      {"scheduler.max_num_seqs": 64, "memory.memory_fraction": 0.65, "memory.prefix_cache": False,
       "scheduler.max_num_batched_tokens": 8192, "model.chat_template": None,
-      "device.graph_token_counts": "auto", "gateway.host": "0.0.0.0"},
+      "device.graph_token_counts": "all", "device.graph_max_tokens": 8192,
+      "gateway.host": "0.0.0.0"},
      ["--trust-remote-code", "--enable-cache-report", "--attention-backend", "--chat-template",
       "--mm-attention-backend", "--piecewise-cuda-graph-compiler"]),
     (words(VLLM, tp=1, length=262144),
      {"model.max_model_len": 262144, "memory.page_size": 32, "scheduler.max_num_seqs": 32,
       "memory.prefix_cache": True, "speculation.speculative": "mtp:2", "model.load_format": "auto",
+      "device.optimization_level": 3,
       "gateway.reasoning_parser": "qwen3", "gateway.tool_call_parser": "qwen3_coder"},
-     ["--language-model-only", "-O", "--enable-auto-tool-choice", "--attention-backend",
+     ["--language-model-only", "--enable-auto-tool-choice", "--attention-backend",
       "--speculative-config.rejection_sample_method", "--load-format"]),
 ]
 
@@ -116,7 +118,9 @@ def test_the_engines_flags_of_a_pasted_benchmark(line: str) -> None:
     argv = [word for word in words(line) if word not in ("--num-prompts", "1", "200")]
     config = parse("actorium bench offline [MODEL]", argv, OfflineOptions).config
     assert config.model.model == DEMO
-    assert config.device.graph_batch_sizes == ("1,2,4" if "--cuda-graph-max-bs" in argv else "auto")
+    pasted = "--cuda-graph-max-bs" in argv
+    assert config.device.graph_max_batch_size == (4 if pasted else None)
+    assert config.device.optimization_level == (3 if pasted else 2)
 
 
 @pytest.mark.parametrize("flag", ["--tp", "-tp", "--tp-size", "--tensor-parallel-size"])
@@ -192,7 +196,18 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--override-generation-config", "top_k=1.5"], "--override-generation-config: "),
     (["--generation-config", "/nowhere"],
      "--generation-config: must be auto, vllm or a folder with a generation_config.json, got '/no"),
-    (["--cuda-graph-max-bs", "0"], "--cuda-graph-max-bs: must be at least 1"),
+    (["--cuda-graph-max-bs=-1"], "--cuda-graph-max-bs: must be between 0 and 32768, got -1"),
+    (["-O4"], "-O: must be 0, 1, 2 or 3, got 4"),
+    (["-O.mode=3"], "-O.mode: no such flag (did you mean -O?)"),
+    (["--compilation-config", "{"], "--compilation-config: is not a JSON object"),
+    (["-cc", '{"cudagraph_modes": "FULL"}'],
+     "-cc cudagraph_modes: no such key (did you mean cudagraph_mode"),
+    (["-cc.cudagraph_mode=SOME"], "-cc.cudagraph_mode: must be one of NONE, PIECEWISE, FULL, F"),
+    (["-cc.mode=4"], "-cc.mode: must be one of NONE, STOCK_TORCH_COMPILE, DYNAMO_TRACE_ONCE, VLLM"),
+    (["--cudagraph-capture-sizes", "[1, 0]"],
+     "--cudagraph-capture-sizes: must be auto, off, or numbers between 1 and 32768"),
+    (["--piecewise-cuda-graph-tokens", "8", "--disable-piecewise-cuda-graph"],
+     "--disable-piecewise-cuda-graph: cannot be combined with --piecewise-cuda-graph-tokens"),
     (["--max-model-len.x", "3"], "--max-model-len.x: no such flag (did you mean --max-model-len?)"),
     (["--trust-remote-cod"], "--trust-remote-cod: no such flag (did you mean --trust-remote-code"),
     (["--enable-log-requests=perhaps"], "--enable-log-requests: must be true or false"),
@@ -224,9 +239,49 @@ def test_contradictions_are_refused_in_one_line(
     (["--tool-call-parser", "qwen25"], "gateway.tool_call_parser", "hermes"),
     (["--cuda-graph-bs", "1", "2", "4"], "device.graph_batch_sizes", "1,2,4"),
     (["--cudagraph-capture-sizes", "[1, 2]"], "device.graph_batch_sizes", "1,2"),
-    (["--cuda-graph-max-bs", "4"], "device.graph_batch_sizes", "1,2,4"),
-    (["--piecewise-cuda-graph-max-tokens", "64"], "device.graph_token_counts", "16,32,64"),
-    (["--piecewise-cuda-graph-max-tokens", "8"], "device.graph_token_counts", "off"),
+    (["--cudagraph-capture-sizes", "1", "2", DEMO], "device.graph_token_counts", "1,2"),
+    (["--cuda-graph-sizes", "1,2"], "device.graph_batch_sizes", "1,2"),
+    (["--max-cudagraph-capture-size", "64"], "device.graph_max_batch_size", 64),
+    (["--max-cudagraph-capture-size", "64"], "device.graph_max_tokens", 64),
+    (["--cuda-graph-max-bs", "4"], "device.graph_max_batch_size", 4),
+    (["--cuda-graph-max-bs-decode", "0"], "device.graph_max_batch_size", 0),
+    (["--cuda-graph-bs-prefill", "8", "64"], "device.graph_token_counts", "8,64"),
+    (["--cuda-graph-backend-prefill", "disabled"], "device.graph_token_counts", "off"),
+    (["--cuda-graph-backend-prefill", "tc_piecewise"], "device.graph_token_counts", "all"),
+    (["--cuda-graph-backend-decode", "disabled"], "device.graph_batch_sizes", "off"),
+    (["--piecewise-cuda-graph-max-tokens", "64"], "device.graph_max_tokens", 64),
+    (["--enforce-piecewise-cuda-graph"], "device.graph_token_counts", "all"),
+    (["--enable-piecewise-cuda-graph", "--piecewise-cuda-graph-tokens", "8", "16"],
+     "device.graph_token_counts", "8,16"),
+    (["-O2"], "device.optimization_level", 2), (["-O", "1"], "device.optimization_level", 1),
+    (["--optimization-level", "3"], "device.optimization_level", 3),
+    (["-O=0"], "device.passes", "none"), (["-O1"], "device.passes", "all"),
+    (["-O0", "--passes", "all"], "device.passes", "all"),
+    (["-O1"], "device.graph_batch_sizes", "off"), (["-O0"], "device.graph_token_counts", "off"),
+    (["-O1", "--cuda-graph-max-bs", "8"], "device.graph_batch_sizes", "auto"),
+    (["-O1", "--cuda-graph-max-bs", "8"], "device.graph_token_counts", "off"),
+    (["-O0", "--enable-cuda-graph"], "device.graph_batch_sizes", "auto"),
+    (["-O0", "--enable-piecewise-cuda-graph"], "device.graph_token_counts", "all"),
+    (["--enable-torch-compile"], "device.optimization_level", 3),
+    (["--enable-torch-compile", "-O1"], "device.optimization_level", 1),
+    (["--disable-torch-compile"], "device.optimization_level", 2),
+    (["-cc", '{"mode": 0, "cudagraph_mode": "NONE"}'], "device.enforce_eager", True),
+    (["-cc", '{"mode": 0, "cudagraph_mode": "NONE"}'], "device.passes", "none"),
+    (["--compilation-config", "3"], "device.passes", "all"),
+    (["--compilation-config", '{"level": 3, "custom_ops": ["all"]}'], "device.passes", "all"),
+    (["-cc.mode=VLLM_COMPILE"], "device.passes", "all"),
+    (["-cc.cudagraph_mode=FULL_DECODE_ONLY", "--cudagraph-capture-sizes", "1", "4"],
+     "device.graph_token_counts", "off"),
+    (["-cc.cudagraph_mode=FULL_DECODE_ONLY", "--cudagraph-capture-sizes", "1", "4"],
+     "device.graph_batch_sizes", "1,4"),
+    (["-cc.cudagraph_mode=1"], "device.graph_batch_sizes", "off"),
+    (["-cc", '{"cudagraph_capture_sizes": [1, 2, 4], "max_cudagraph_capture_size": 2}'],
+     "device.graph_batch_sizes", "1,2,4"),
+    (["-cc", '{"cudagraph_capture_sizes": []}'], "device.enforce_eager", True),
+    (["-cc", '{"use_cudagraph": false}', "--enforce-eager"], "device.enforce_eager", True),
+    (["-cc", '{"debug_dump_path": "graphs"}'], "device.dump_passes", "graphs"),
+    (["-O1", "-cc", '{"cudagraph_mode": "FULL_AND_PIECEWISE"}'], "device.graph_token_counts",
+     "auto"),
     (["--disable-piecewise-cuda-graph"], "device.graph_token_counts", "off"),
     (["--disable-cuda-graph"], "device.enforce_eager", True),
     (["--enable-priority-scheduling"], "scheduler.schedule_policy", "priority"),
@@ -288,6 +343,17 @@ def test_every_form_of_a_switch(form: str) -> None:
     assert serve("--" + form.format("cuda-graph")).config.device.enforce_eager is off
     assert serve("--" + form.format("enforce-eager")).config.device.enforce_eager is not off
     assert len(serve("--" + form.format("cache-report")).notes) == 1
+
+
+def test_torch_compile_says_what_it_is_taken_as() -> None:
+    assert serve("--enable-torch-compile").notes == [
+        "--enable-torch-compile is taken as -O3: the passes over the layers' graphs that are "
+        "measured to pay; nothing is compiled by Inductor"]
+    assert serve("--enable-torch-compile", "-O1").notes == [
+        "--enable-torch-compile changes nothing here: the level is given"]
+    assert serve("-cc", '{"custom_ops": ["all"], "pass_config": {}}').notes == [
+        "-cc custom_ops, -cc pass_config change nothing here: nothing is compiled by torch "
+        "(--passes, --graph-batch-sizes, --graph-token-counts)"]
 
 
 def test_flags_of_one_reason_share_a_line() -> None:

@@ -25,14 +25,8 @@ from actorium.actors.runtime.console import print_notice
 from actorium.actors.runtime.process import hide_arguments
 from actorium.tools.cli.flags import Flag, command_flags
 from actorium.tools.cli.foreign_flags import VALUES
-from actorium.tools.cli.translate import (
-    LIST,
-    SWITCH,
-    Foreign,
-    ForeignWord,
-    foreign_flags_table,
-    translate,
-)
+from actorium.tools.cli.foreign_words import LIST, SWITCH, Foreign, ForeignWord
+from actorium.tools.cli.translate import foreign_flags_table, translate
 
 Options = TypeVar("Options", bound=Struct)
 BY_SPACE, BY_EQUALS = " ", "="
@@ -227,7 +221,9 @@ class _Written(argparse.Action):
         meaning = self._meaning
         assert origin is not None
         if isinstance(meaning, Foreign):
-            words, off = self._own_values(words, given, meaning.arity == SWITCH, False), meaning.off
+            numbers = meaning.arity == LIST and meaning.family == "graphs"
+            words, off = self._own_values(words, given, meaning.arity == SWITCH, numbers), \
+                meaning.off
             if meaning.arity == SWITCH and words:
                 off = off == _is_on(origin, words[0])
             given.foreign.append(ForeignWord(self._name, self._key, origin, words, off, meaning))

@@ -48,10 +48,8 @@ ACCEPTED = (
           "mm-process-config", "allowed-media-domains"),
     Group("nothing is compiled by torch: graphs are captured as --graph-batch-sizes and "
           "--graph-token-counts say",
-          "torch-compile torch-compile-debug-mode cuda-graph-padding profile-cuda-graph "
-          "cudagraph-gc",
-          "piecewise-cuda-graph-compiler compilation-config optimization-level "
-          "torch-compile-max-bs cuda-graph-backend-decode cuda-graph-backend-prefill "
+          "torch-compile-debug-mode cuda-graph-padding profile-cuda-graph cudagraph-gc",
+          "piecewise-cuda-graph-compiler cuda-graph-tc-compiler torch-compile-max-bs "
           "max-seq-len-to-capture performance-mode"),
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
     Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),

@@ -7,65 +7,27 @@ configuration; `foreign_flags.py` holds what needs no code.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
-
-import msgspec
+from typing import Any
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import switch_forms
-from actorium.actors.config.sources import Setting
 from actorium.actors.config.speculative import AUTO_DRAFTS, MAX_DRAFTS
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import MAX_LOGPROBS
 from actorium.tools.cli import foreign_flags
-from actorium.tools.cli.foreign_flags import Group
-
-SWITCH, VALUE, LIST = "switch", "value", "list"
-
-
-class Foreign(NamedTuple):
-    """A flag that is no setting here."""
-
-    arity: str
-    """SWITCH, VALUE or LIST."""
-    family: str
-    """What treats it: "accepted", "refused", or a key of `_FAMILIES`."""
-    group: Group | None = None
-    off: bool = False
-    """This form of a switch means the opposite of the one in the table."""
-
-
-class ForeignWord(NamedTuple):
-    """Such a flag as it stands in argv."""
-
-    name: str
-    """Less the dashes, and less what follows a dot."""
-    key: str
-    """What follows the dot in `--speculative-config.method`; "" without one."""
-    origin: str
-    values: list[str]
-    off: bool
-    flag: Foreign
-
-
-class Translation:
-    """What the words come to."""
-
-    def __init__(self, written: Mapping[str, str]) -> None:
-        """written: field -> flag, of the settings' own flags."""
-        self._written = written
-        self.layer: dict[str, Setting] = {}
-        self.notes: list[str] = []
-        self.checks: list[Callable[[Config], None]] = []
-
-    def set(self, field: str, value: Any, origin: str) -> None:
-        """Raises `BadConfig` where the field's own flag is there as well."""
-        if field in self._written:
-            raise BadConfig(f"{origin}: cannot be combined with {self._written[field]}", field)
-        self.layer[field] = settings.setting(settings.fields()[field], value, origin)
-
+from actorium.tools.cli.foreign_words import (
+    LIST,
+    SWITCH,
+    VALUE,
+    Foreign,
+    ForeignWord,
+    Translation,
+    json_object,
+    number_of,
+)
+from actorium.tools.cli.graph_flags import GRAPH_FLAGS, graphs
 
 # --- the table -----------------------------------------------------------------------------------
 
@@ -75,10 +37,7 @@ _MEANT = {
          "speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path "
          "speculative-draft-model speculative-model num-speculative-tokens spec-method spec-tokens "
          "spec-model"),),
-    "graphs": (
-        (VALUE, "cuda-graph-max-bs cuda-graph-max-bs-decode max-cudagraph-capture-size "
-         "piecewise-cuda-graph-max-tokens cuda-graph-max-bs-prefill"),
-        (SWITCH, "piecewise-cuda-graph prefill-cuda-graph")),
+    "graphs": GRAPH_FLAGS,
     "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
     "priority": ((SWITCH, "priority-scheduling"),),
     "logs": ((SWITCH, "log-stats"),),
@@ -181,7 +140,7 @@ def _speculation(words: list[ForeignWord], result: Translation) -> None:
         elif word.key:
             given[word.key] = (word.values[-1], word.origin)
         else:
-            found = _json_object(word)
+            found = json_object(word)
             given |= {key: (value, f"{word.origin} {key}") for key, value in found.items()}
     _check_keys(given, result)
     origin = words[-1].origin
@@ -239,46 +198,7 @@ def _same_model(wanted: str, origin: str) -> Callable[[Config], None]:
     return check
 
 
-def _json_object(word: ForeignWord) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(word.values[-1], type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise BadConfig(f"{word.origin}: is not a JSON object: {error}", word.name) from None
-
-
-# --- graphs, generation, checkpoints -------------------------------------------------------------
-
-def _graphs(words: list[ForeignWord], result: Translation) -> None:
-    """A largest size to the sizes up to it."""
-    for word in words:
-        if word.flag.arity == SWITCH:
-            result.set("graph_token_counts", "off" if word.off else "auto", word.origin)
-    for word in words:
-        if word.flag.arity == VALUE:
-            from actorium.gpu.plan.graph_memory import SEGMENT_TOKENS, batch_sizes
-
-            largest = _number(word)
-            if word.name in ("piecewise-cuda-graph-max-tokens", "cuda-graph-max-bs-prefill"):
-                sizes = [size for size in SEGMENT_TOKENS if size <= largest]
-                value = "auto" if sizes == list(SEGMENT_TOKENS) else _listed(sizes) or "off"
-                result.set("graph_token_counts", value, word.origin)
-            else:
-                result.set("graph_batch_sizes", _listed(batch_sizes(largest)), word.origin)
-
-
-def _listed(sizes: list[int]) -> str:
-    return ",".join(map(str, sizes))
-
-
-def _number(word: ForeignWord) -> int:
-    try:
-        number = int(settings.coerce(int, word.values[-1]))
-    except ValueError as error:
-        raise BadConfig(f"{word.origin}: {error}", word.name) from None
-    if number < 1:
-        raise BadConfig(f"{word.origin}: must be at least 1, got {number}", word.name)
-    return number
-
+# --- generation, checkpoints ---------------------------------------------------------------------
 
 def _generation(words: list[ForeignWord], result: Translation) -> None:
     """SGLang's names of --generation-config and --override-generation-config."""
@@ -314,7 +234,7 @@ def _logs(words: list[ForeignWord], result: Translation) -> None:
 
 
 def _logprobs(words: list[ForeignWord], result: Translation) -> None:
-    number = _number(words[-1])
+    number = number_of(words[-1])
     if number > MAX_LOGPROBS:
         raise BadConfig(f"{words[-1].origin}: a request gets at most {MAX_LOGPROBS}, got {number}",
                         "max_logprobs")
@@ -325,6 +245,6 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
 
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
-    "accepted": _accept, "speculation": _speculation, "graphs": _graphs,
+    "accepted": _accept, "speculation": _speculation, "graphs": graphs,
     "generation": _generation, "priority": _priority, "logs": _logs, "logprobs": _logprobs,
     "checkpoint": _checkpoint}

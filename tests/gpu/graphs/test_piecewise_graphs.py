@@ -175,7 +175,7 @@ def test_sizes_of_a_configuration() -> None:
     assert sizes(graph_token_counts="24, 8,8") == [24, 8]
     assert sizes(graph_token_counts="off") == sizes(enforce_eager=True) == sizes("why") == []
     assert sizes(tokens=2) == [], "4 sequences fit no size"
-    with pytest.raises(BadConfig, match="graph_token_counts: must be auto, off, or numbers"):
+    with pytest.raises(BadConfig, match="graph_token_counts: must be auto, all, off, or"):
         sizes(graph_token_counts="some")
 
 

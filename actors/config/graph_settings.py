@@ -1,0 +1,89 @@
+"""The settings of graphs: which sizes of steps are captured, and what a level of optimisation sets.
+
+Numbers of tokens are SGLang's where all are asked for: close together where a step waits for its
+launches, farther apart where its products take most of the time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from typing import NamedTuple
+
+from actorium.actors.config.tree import DeviceConfig
+from actorium.actors.errors import BadConfig
+
+LARGEST = 32768
+"""Of any size."""
+TOKEN_LADDER = (*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
+                *range(1280, 4097, 256), *range(4608, LARGEST + 1, 512))
+"""Tokens of the steps that are captured where all are asked for: 58 of them up to 8,192."""
+FEW_TOKENS = (16, 32, 64, 128, 256)
+"""Unless others are asked for. Up to some 200 of them an H200 takes as long to read a weight as to
+multiply with it, so padding costs little; from there on a layer of an 8B shape keeps the device
+busy longer than its ten launches take. That is arithmetic: `benchmarks/gpu.py` measures steps of 16
+to 512 tokens with segments and without."""
+LEVELS = range(4)
+"""Of optimisation: 0 nothing, 1 passes, 2 and graphs, 3 and what is measured."""
+
+
+class SizeSetting(NamedTuple):
+    """Which sizes are asked for."""
+
+    sizes: tuple[int, ...] = ()
+    """These alone, rising; empty: see `word`."""
+    word: str = ""
+    """auto, off or all; empty where there are sizes."""
+
+
+def parse_sizes(text: str, name: str, words: tuple[str, ...]) -> SizeSetting:
+    """A setting of sizes: one of the words, or numbers with commas or spaces between them. name:
+    the field's, of [device]. Raises `BadConfig`."""
+    if text in words:
+        return SizeSetting(word=text)
+    numbers = text.replace(",", " ").split()
+    if not numbers or not all(n.isdecimal() and 1 <= int(n) <= LARGEST for n in numbers):
+        raise BadConfig(f"{name}: must be {', '.join(words)}, or numbers between 1 and {LARGEST} "
+                        f"as 1,2,4,8, got {text!r}", f"device.{name}")
+    return SizeSetting(tuple(sorted({int(n) for n in numbers})))
+
+
+def batch_setting(device: DeviceConfig) -> SizeSetting:
+    """Sequences of the decode steps to capture; off with `enforce_eager`. Raises `BadConfig`."""
+    found = parse_sizes(device.graph_batch_sizes, "graph_batch_sizes", ("auto", "off"))
+    return _bounded(device, found, device.graph_max_batch_size)
+
+
+def token_setting(device: DeviceConfig) -> SizeSetting:
+    """Tokens of the steps with prompts to capture; off with `enforce_eager`. auto where only the
+    few are to be. Raises `BadConfig`."""
+    found = parse_sizes(device.graph_token_counts, "graph_token_counts", ("auto", "all", "off"))
+    most = device.graph_max_tokens
+    if found.word == "auto" and most is not None:
+        found = SizeSetting(word="all")
+    return _bounded(device, found, most)
+
+
+def _bounded(device: DeviceConfig, found: SizeSetting, most: int | None) -> SizeSetting:
+    if device.enforce_eager or found.word == "off" or most == 0:
+        return SizeSetting(word="off")
+    if found.sizes and most is not None:
+        kept = tuple(size for size in found.sizes if size <= most)
+        return SizeSetting(kept) if kept else SizeSetting(word="off")
+    return found
+
+
+def level_settings(level: int, given: Set[str]) -> dict[str, str]:
+    """What a level sets of the fields of [device] that nobody has given: field -> value.
+
+    A field that is given wins, and so does one that speaks of the same graphs: whoever names sizes
+    at level 1 gets graphs of these sizes, and of the other kind none.
+    """
+    found: dict[str, str] = {}
+    if "passes" not in given and level == 0:
+        found["passes"] = "none"
+    if level < 2 and "enforce_eager" not in given:
+        for field, most in (("graph_batch_sizes", "graph_max_batch_size"),
+                            ("graph_token_counts", "graph_max_tokens")):
+            if not {field, most} & given:
+                found[field] = "off"
+    return found
