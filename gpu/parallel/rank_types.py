@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -84,6 +86,16 @@ class RankGroup(ABC):
         """The least of what the ranks have measured, which all of them go by: what they do next
         must be the same."""
         return float(self.all_gather(torch.tensor([number], dtype=torch.float64)).min())
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Meanwhile collectives are those of a group of this rank alone: they give what it has, and
+        wait for nobody. For a check of its own computations, which others do not take part in."""
+        place, self.place = self.place, ALONE
+        try:
+            yield
+        finally:
+            self.place = place
 
     @abstractmethod
     def fence(self, missing: int) -> None:

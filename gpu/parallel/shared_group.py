@@ -9,6 +9,8 @@ import mmap
 import os
 import struct
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import torch
@@ -56,7 +58,8 @@ class SharedMemoryGroup(RankGroup):
         self.state = CallState(
             whole.data_ptr(), SLOT, place.rank, place.size, self.fd,
             SPIN_NS if cores >= place.size else CROWDED_NS, 0, 0, 0, 0, torch.get_num_threads())
-        self.at = ctypes.addressof(self.state)
+        self.at = self.met_at = ctypes.addressof(self.state)
+        """Of what collectives are called with; `met_at`: of that of the real group, always."""
         if place.rank == 0:
             os.rename(file.with_suffix(".new"), file)
         try:
@@ -141,8 +144,21 @@ class SharedMemoryGroup(RankGroup):
         self.lib.rank_barrier(self.at)
         self._check("barrier")
 
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        memory, state = mmap.mmap(-1, HEADER + 2 * SLOT), self.state
+        own = CallState.from_buffer_copy(state)
+        own.base = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
+        own.rank, own.size, own.phase = 0, 1, 0
+        self.state, self.at = own, ctypes.addressof(own)
+        try:
+            with super().alone():
+                yield
+        finally:
+            self.state, self.at = state, self.met_at
+
     def fence(self, missing: int) -> None:
-        self.lib.rank_fence(self.at, missing)
+        self.lib.rank_fence(self.met_at, missing)
 
     def close(self) -> None:
         if self.fd < 0:

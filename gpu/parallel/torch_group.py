@@ -49,6 +49,8 @@ class TorchGroup(RankGroup):
 
     def all_reduce(self, x: Tensor) -> Tensor:
         own = x if x.is_contiguous() else x.contiguous()
+        if self.place.size == 1:
+            return own
         if self.device.type == "cuda":
             self._run("all_reduce", lambda: self.group.allreduce([own]))
             return own
@@ -60,17 +62,23 @@ class TorchGroup(RankGroup):
         return torch.cat(self._gathered(x.contiguous()), dim)
 
     def _gathered(self, x: Tensor) -> list[Tensor]:
+        if self.place.size == 1:
+            return [x]
         parts = [torch.empty_like(x) for _ in range(self.place.size)]
         self._run("all_gather", lambda: self.group.allgather([parts], [x]))
         return parts
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         own = x if x.is_contiguous() else x.contiguous()
+        if self.place.size == 1:
+            return own
         self._run("broadcast", lambda: self.group.broadcast(own, source))
         return own
 
     def barrier(self) -> None:
-        self._run("barrier", lambda: self.group.allreduce([torch.zeros(1, device=self.device)]))
+        if self.place.size > 1:
+            self._run("barrier", lambda: self.group.allreduce([
+                torch.zeros(1, device=self.device)]))
 
     def fence(self, missing: int) -> None:
         self.failure = (f"tensor parallelism: rank {missing} of {self.place.size} is missing, "

@@ -139,9 +139,11 @@ class PassManager:
             pair = not ends[1] and "add_norm" in self.on and g.leave_sum()
             made = self._known[key, ends[1]] = Rewritten(functions(g), matches, pair)
             limit = tolerance(self.model)
-            # Ranks that load at different speeds cannot wait for each other in a product yet.
-            alone = self.model.group.place.size == 1
-            if not (found := apart(plain, made.functions) if alone else 0.0) <= limit:
+            # Ranks that load at different speeds cannot wait for each other in a sum yet: each
+            # compares what it does itself.
+            with self.model.group.alone():
+                found = apart(plain, made.functions)
+            if not found <= limit:
                 raise BadModel(f"{g.name}: {self._blamed(traced, functions, apart, plain, limit)}: "
                                f"results differ by {found:.2g}, more than {limit}",
                                "model")
@@ -158,7 +160,11 @@ class PassManager:
         for own in self.passes:
             made = own.apply(g, self.model.dtype)
             g.prune()
-            if made and not apart(plain, functions(g)) <= limit:
+            if not made:
+                continue
+            with self.model.group.alone():
+                found = apart(plain, functions(g))
+            if not found <= limit:
                 return f"the pass {own.name} ({own.about}) made {made[0].format_node()}"
         return "the passes together"
 

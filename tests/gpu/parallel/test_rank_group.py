@@ -274,3 +274,29 @@ def test_a_rank_killed_in_the_middle_leaves_no_file_and_nobody_waiting(tmp_path:
     finally:
         child.kill()
         child.wait()
+
+
+@FORMS
+def test_alone_a_rank_waits_for_nobody(tmp_path: Path, form: Callable) -> None:
+    """What it calls meanwhile the others never come to, and the group is as it was."""
+    def body(group: RankGroup) -> tuple[list[Tensor], Tensor]:
+        rank = group.place.rank
+        own: list[Tensor] = []
+        if rank == 1:
+            with group.alone():
+                assert group.place.size == 1
+                own = [group.all_reduce(drawn(1, n)) for n in (31, 300_001)]
+                own += [group.reduce_add(drawn(1, 3, 64), drawn(2, 3, 64)),
+                        group.reduce_add(drawn(1, 3, 64), drawn(2, 3, 64).bfloat16()),
+                        group.all_gather(drawn(1, 5, 7)), group.broadcast(drawn(1, 6))]
+                group.barrier()
+        return own, group.all_reduce(drawn(rank, 10))
+
+    (nothing, one), (own, other) = whole(run_ranks(tmp_path, 2, body, form=form))
+    assert not nothing and torch.equal(one, other)
+    wanted = [drawn(1, 31), drawn(1, 300_001), drawn(1, 3, 64) + drawn(2, 3, 64),
+              None, drawn(1, 5, 7), drawn(1, 6)]
+    for got, right in zip(own, wanted, strict=True):
+        assert right is None or torch.equal(got, right)
+    assert torch.allclose(own[3].float(), wanted[2], atol=0.05)
+    assert torch.equal(one, drawn(0, 10) + drawn(1, 10))

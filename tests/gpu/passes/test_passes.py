@@ -12,6 +12,7 @@ import torch
 from helpers_configs import CONFIGS, SMALL
 from helpers_hybrid import hybrid_runner
 from helpers_models import CPU
+from helpers_ranks import run_ranks, whole
 from helpers_worker import complete, make_runner
 
 from actorium.actors.config.pass_names import PASSES, parse_passes
@@ -23,6 +24,7 @@ from actorium.gpu.models.decoder import Decoder, Layer
 from actorium.gpu.models.mlp import Mixture
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.models.sandwich_layer import SandwichLayer
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.pass_manager import PassManager
@@ -175,6 +177,30 @@ def test_a_wrong_fusion_is_caught_by_the_check(
                                        r"%rotate_write.*results differ by"):
         PassManager(model, PASSES).install()
     PassManager(model, parse_passes("all,-qk_rope_kv")).install()
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_ranks_check_what_each_does_itself(
+    dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A rank that loads does not wait for the sums of one that has not begun to."""
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **QWEN3}))
+    config = Config(model=ModelConfig(load_format="dummy", dtype=dtype, seed=3))
+
+    def body(group: RankGroup) -> float:
+        if group.place.rank == 1:  # behind the other in any case
+            group.barrier()
+        model = load_model(tmp_path, config, CPU, lambda *_: None, group)
+        if group.place.rank == 0:
+            group.barrier()
+        return PassManager(model, PASSES).install().error
+
+    errors = whole(run_ranks(tmp_path / "a", 2, body))
+    assert all(error < 0.02 for error in errors) and any(errors) == (dtype == "bfloat16")
+    monkeypatch.setattr(type(made(tmp_path, QWEN3, dtype).ops), "rotate_write", lambda *_: None)
+    for error in run_ranks(tmp_path / "b", 2, lambda group: load_model(
+            tmp_path, config, CPU, lambda *_: None, group)):
+        assert "model.layers.0: the pass qk_rope_kv" in str(error)
 
 
 def test_layers_share_what_is_made(tmp_path: Path) -> None:
