@@ -35,6 +35,8 @@ class Linear:
 
     form = InputForm()
     """In which form the input is best given; all serve that have what `InputForm` says."""
+    widens = False
+    """Whether `wide` is more precise than a call."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
         self.weight, self.bias = weight, bias
@@ -114,6 +116,7 @@ class OnePassLinear(Linear, ABC):
     """`Linear` of a weight that C keeps in a layout of its own: whatever is added, and however the
     result is rounded, is done in the pass that sums the product. x: bf16[T, K]."""
 
+    widens = True
     outs: int
     """N"""
 
@@ -220,7 +223,7 @@ class Reordered(Linear):
 
     def __init__(self, linear: Linear, order: Tensor) -> None:
         """order: i64[K], which column of x meets each column of the weight."""
-        self.linear, self.order = linear, order
+        self.linear, self.order, self.widens = linear, order, linear.widens
 
     def __call__(self, x: Input) -> Tensor:
         return self.linear(self._ordered(x))

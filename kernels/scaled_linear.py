@@ -167,6 +167,8 @@ def exact_mm(x: Tensor, w: Tensor) -> Tensor:
 class ScaledLinear(Linear):
     """`Linear` of an FP8 weight, its input quantised on the way; any device."""
 
+    widens = True
+
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: as `pack` gives them; not kept."""
         self.scaled, self.bias = open_rows(rows), bias

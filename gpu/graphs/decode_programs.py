@@ -123,7 +123,9 @@ class DecodePrograms:
     def captures(self, shape: GraphShape) -> bool:
         """Captures steps of this shape, if that was not done; False where it cannot be done."""
         if shape not in self._programs:
-            self._programs[shape] = self._captured(shape)
+            own = self._captured(shape)
+            # All ranks replay a step, or none: what is captured meets what the others do.
+            self._programs[shape] = own if self._model.group.agreed(own is not None) else None
         return self._programs[shape] is not None
 
     def forward(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],
@@ -134,7 +136,7 @@ class DecodePrograms:
         assert found is not None
         program, out = found
         self._inputs.fill(self._model, batches, None if recurrent is None else recurrent.rows)
-        program.replay()
+        self._model.group.replay(program.replay)
         self.replays += 1
         return out
 

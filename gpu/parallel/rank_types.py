@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -54,6 +54,8 @@ class RankGroup(ABC):
     wide = False
     """Partial sums are best given in f32, whatever the model's dtype: then nothing is rounded
     before it is summed."""
+    replays = False
+    """Sums are calls of C kernels, so that a captured step can repeat them (`replay`)."""
 
     def __init__(self, place: RankPlace, timeout_s: float) -> None:
         self.place = place
@@ -65,10 +67,19 @@ class RankGroup(ABC):
         """The sum over all ranks, in the memory of x where that is contiguous. x: f32, bf16 or f16;
         summed in f32, rounded once."""
 
+    def reduce_to(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        """The sum of x over all ranks in this dtype, rounded once. x: [T, N]."""
+        return self.all_reduce(x).to(dtype)
+
     def reduce_add(self, x: Tensor, residual: Tensor) -> Tensor:
         """residual + the sum of x over all ranks, in residual's dtype. residual: the same on all
         ranks."""
         return residual + self.all_reduce(x).to(residual.dtype)
+
+    def replay(self, program: Callable[[], None]) -> None:
+        """Run what was captured of the group's sums, as all ranks do. Raises `GroupTimeout` as a
+        collective does."""
+        program()
 
     @abstractmethod
     def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
@@ -109,6 +120,8 @@ class RankGroup(ABC):
 
 class LoneRank(RankGroup):
     """A group of one: nothing is sent, and nobody waited for."""
+
+    replays = True
 
     def __init__(self) -> None:
         super().__init__(ALONE, 0.0)

@@ -9,7 +9,7 @@ import mmap
 import os
 import struct
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -41,7 +41,7 @@ class SharedMemoryGroup(RankGroup):
     """See `RankGroup`. The file is gone from its directory as soon as all ranks have mapped it, and
     its memory with the last of them."""
 
-    wide = True
+    wide = replays = True
 
     def __init__(self, place: RankPlace, path: Path, timeout_s: float, join_s: float,
                  lib: ctypes.CDLL) -> None:
@@ -97,24 +97,30 @@ class SharedMemoryGroup(RankGroup):
         self._check("all_reduce")
         return own
 
+    def reduce_to(self, x: Tensor, dtype: torch.dtype) -> Tensor:
+        if dtype is not torch.bfloat16 or x.dtype is dtype:
+            return self.all_reduce(x).to(dtype)
+        return self.reduce_add_norm(x, None, None, 0.0)[0]
+
     def reduce_add(self, x: Tensor, residual: Tensor) -> Tensor:
         if residual.dtype is not torch.bfloat16:
             return residual + self.all_reduce(x).to(residual.dtype)
         return self.reduce_add_norm(x, residual, None, 0.0)[0]
 
-    def reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor | None,
+    def reduce_add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor | None,
                         eps: float) -> tuple[Tensor, Tensor]:
         """(total, normed): residual + the sum of x over all ranks, summed in f32 and rounded once,
         and RMSNorm of that (without a weight: total again).
 
-        x: [T, N], f32 or bf16; residual: bf16[T, N]; weight: bf16[N].
+        x: [T, N], f32 or bf16; residual: bf16[T, N], None = zeros; weight: bf16[N].
         """
-        x, residual = x.contiguous(), residual.contiguous()
-        total = torch.empty_like(residual)
-        normed = total if weight is None else torch.empty_like(residual)
+        x, residual = x.contiguous(), None if residual is None else residual.contiguous()
+        total = x.new_empty(x.shape, dtype=torch.bfloat16)
+        normed = total if weight is None else torch.empty_like(total)
         self._begin()
         self.lib.rank_reduce_add_norm(
-            self.at, x.data_ptr(), TYPES[x.dtype], residual.data_ptr(), total.data_ptr(),
+            self.at, x.data_ptr(), TYPES[x.dtype],
+            0 if residual is None else residual.data_ptr(), total.data_ptr(),
             0 if weight is None else weight.data_ptr(), eps, normed.data_ptr(), *x.shape)
         self._check("reduce_add_norm")
         return total, normed
@@ -138,6 +144,11 @@ class SharedMemoryGroup(RankGroup):
         self.lib.rank_broadcast(self.at, own.data_ptr(), own.nbytes, source)
         self._check("broadcast")
         return own
+
+    def replay(self, program: Callable[[], None]) -> None:
+        self._begin()
+        program()
+        self._check("a captured step")
 
     def barrier(self) -> None:
         self._begin()

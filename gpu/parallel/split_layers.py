@@ -32,8 +32,7 @@ class SummedLinear(Linear):
         return self.linear.form
 
     def __call__(self, x: Input) -> Tensor:
-        part = self._part(x)
-        return self.group.all_reduce(part).to(x.dtype)
+        return self.group.reduce_to(self._part(x), x.dtype)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""
@@ -44,7 +43,7 @@ class SummedLinear(Linear):
         return self.group.all_reduce(self.linear.wide(x))
 
     def _part(self, x: Input) -> Tensor:
-        if self.group.wide and not self.linear.form.columns:
+        if self.group.wide and self.linear.widens and not self.linear.form.columns:
             return self.linear.wide(plain(x))
         return self.linear(x)
 

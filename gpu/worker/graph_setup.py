@@ -116,8 +116,8 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
         return Graphs([], [])
     why = "the kernels are not C's" if not isinstance(model.ops, NativeOps) else (
         "experts are grouped by the host" if model.waits else "")
-    if model.group.place.size > 1:  # a replay knows nothing of the calls of collectives
-        why = "several ranks share the model"
+    if not model.group.replays:
+        why = "the ranks' sums are not C's"
     if not why:
         sizes = program_sizes(model.shape, as_served(model.shape, demand_of(config))[1])
         programs = DecodePrograms(model, runner.pools, runner.states, sizes)

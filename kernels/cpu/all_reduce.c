@@ -9,7 +9,10 @@
  * Sums are made in f32 in the order of the ranks, on every rank alike, or once for all: all ranks
  * have the same bits. A rank that waits spins for a while and then sleeps on a futex; now and then
  * it looks whether the one it waits for still holds its lock on the file, which ends with its
- * process. */
+ * process.
+ *
+ * A group fails once: behind a collective that failed, all others return at once. So a program
+ * (program.c) with many of them comes to its end, and whoever ran it then reads what failed. */
 #define _GNU_SOURCE
 #include <errno.h>
 #include <fcntl.h>
@@ -216,7 +219,7 @@ static int reduce(struct group *g, const uint8_t *x, int type, const uint8_t *ad
                   int out, int64_t n) {
     const void *parts[MAX_RANKS];
     int64_t each = size_of(type), wide = size_of(out), most = g->slot / each;
-    g->outcome = OK;
+    if (g->outcome) return 0;
     for (int64_t at = 0; at < n || (at == 0 && n == 0); at += most) {
         int64_t count = n - at < most ? n - at : most;
         const uint8_t *from = x + at * each, *more = add ? add + at * wide : 0;
@@ -242,8 +245,8 @@ void rank_all_reduce(struct group *g, uint8_t *x, int64_t n, int type) {
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
 
 /* total = residual + the sum of x over all ranks, rounded once, and normed = RMSNorm(total).
- * x: [rows, dim] of `type`; residual, total, normed: bf16[rows, dim]; weight: bf16[dim], or 0:
- * nothing is normed. */
+ * x: [rows, dim] of `type`; residual, total, normed: bf16[rows, dim]; residual: or 0: nothing is
+ * added; weight: bf16[dim], or 0: nothing is normed. */
 void rank_reduce_add_norm(struct group *g, const uint8_t *x, int type, const bf16 *residual,
                           bf16 *total, const bf16 *weight, float eps, bf16 *normed, int64_t rows,
                           int dim) {
@@ -257,7 +260,7 @@ void rank_reduce_add_norm(struct group *g, const uint8_t *x, int type, const bf1
 /* y: [rows, ranks, bytes], each rank's x: [rows, bytes] at its place. */
 void rank_all_gather(struct group *g, const uint8_t *x, uint8_t *y, int64_t rows, int64_t bytes) {
     int64_t wide = bytes < g->slot ? bytes : g->slot, deep = wide ? g->slot / wide : 1;
-    g->outcome = OK;
+    if (g->outcome) return;
     for (int64_t row = 0; row < rows; row += deep)
         for (int64_t at = 0; at < bytes; at += wide) {
             int64_t count = bytes - at < wide ? bytes - at : wide;
@@ -276,7 +279,7 @@ void rank_all_gather(struct group *g, const uint8_t *x, uint8_t *y, int64_t rows
 
 /* x: [bytes], becomes that of `source`. */
 void rank_broadcast(struct group *g, uint8_t *x, int64_t bytes, int64_t source) {
-    g->outcome = OK;
+    if (g->outcome) return;
     for (int64_t at = 0; at < bytes; at += g->slot) {
         int64_t count = bytes - at < g->slot ? bytes - at : g->slot;
         g->phase++;
@@ -287,7 +290,7 @@ void rank_broadcast(struct group *g, uint8_t *x, int64_t bytes, int64_t source) 
 }
 
 void rank_barrier(struct group *g) {
-    g->outcome = OK;
+    if (g->outcome) return;
     g->phase++;
     meet(g, 7, 0);
 }

@@ -21,6 +21,7 @@ import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from ctypes import c_float, c_int, c_int64, c_void_p
 from pathlib import Path
+from threading import get_ident
 
 SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fassociative-math",
@@ -76,21 +77,36 @@ SIGNATURES = {
 }
 
 
-@functools.cache
 def library(cache: Path | None = None,
             processor: tuple[str, ...] = THIS_PROCESSOR) -> ctypes.CDLL | None:
     """The library, built if the cache has none for this source, compiler and processor; None where
     it cannot be had. torch must be imported before. cache: default `~/.cache/actorium`. processor:
-    the compiler's flags that say what it may use of the processor."""
+    the compiler's flags that say what it may use of the processor.
+
+    Each thread has functions of its own: what it records of them (`program.py`) is none of the
+    calls of others, which may be ranks in threads of one process."""
+    return _of_thread(get_ident(), _path(cache, processor))
+
+
+@functools.cache
+def _path(cache: Path | None, processor: tuple[str, ...]) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc")
     if compiler is None or not _torch_threads_are_gomp():
         return None
     try:
         path = _built(compiler, cache or _default_cache(), (*FLAGS, *processor))
-        lib = ctypes.CDLL(str(path))
+        ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as e:
         LOG.warning("the C kernels cannot be built, torch's serve, several times as slow: %s", e)
         return None
+    return path
+
+
+@functools.cache
+def _of_thread(thread: int, path: Path | None) -> ctypes.CDLL | None:
+    if path is None:
+        return None
+    lib = ctypes.CDLL(str(path))
     if lib.actorium_version() != VERSION:
         return None
     for name, types in SIGNATURES.items():

@@ -203,6 +203,17 @@ static void run_delta_window(const union slot *a, int phase, int64_t task, int64
                       P(13), I(14), I(15), F(16), task);
 }
 
+/* One thread meets the other ranks, and the rest of this one's wait for it. */
+static void run_all_reduce(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    rank_all_reduce(P(0), P(1), L(2), I(3));
+}
+
+static void run_reduce_add(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase, (void)task, (void)tasks;
+    rank_reduce_add_norm(P(0), P(1), I(2), P(3), P(4), P(5), F(6), P(7), L(8), I(9));
+}
+
 /* It shares its work out itself. */
 static void run_linear(const union slot *a, int phase, int64_t task, int64_t tasks) {
     (void)phase, (void)task, (void)tasks;
@@ -231,6 +242,8 @@ static const struct kind kinds[] = {
     {"linear", 1, 0, run_linear},
     {"delta_step", 1, delta_tasks, run_delta_step},
     {"delta_window", 1, delta_tasks, run_delta_window},
+    {"rank_all_reduce", 1, one_task, run_all_reduce},
+    {"rank_reduce_add_norm", 1, one_task, run_reduce_add},
 };
 
 /* The number of a kernel; -1: no program can have it. */

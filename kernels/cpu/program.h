@@ -57,3 +57,11 @@ void delta_window_task(const bf16 *p, int64_t stride, const int64_t *slots, bf16
                        const float *conv, void *states, const float *decay, const float *bias,
                        const float *norm, bf16 *out, const int *sizes, bf16 *pending,
                        const int64_t *accepted, int count, int held, float eps, int64_t task);
+
+struct group;
+
+/* Between ranks (all_reduce.c). Behind a failure they return at once: see there. */
+void rank_all_reduce(struct group *g, uint8_t *x, int64_t n, int type);
+void rank_reduce_add_norm(struct group *g, const uint8_t *x, int type, const bf16 *residual,
+                          bf16 *total, const bf16 *weight, float eps, bf16 *normed, int64_t rows,
+                          int dim);

@@ -408,6 +408,8 @@ def widened(weight: GroupedWeight, dtype: torch.dtype, ids: Tensor | None = None
 class TritonGrouped(Linear):
     """`Linear` of a weight in 4 to 8 bits, the input left as it is."""
 
+    widens = True
+
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: [N, ...], see `can_serve`; not kept. bias: [N]."""
         self.own, self.bias = GroupedWeight(rows), bias

@@ -189,6 +189,8 @@ def int8_mm(
 class TritonInt8(Linear):
     """`Linear` of a weight in 8 bits with a scale a row; each token is quantised likewise."""
 
+    widens = True
+
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: [N, ...], see `has_row_scales`; not kept. bias: [N]."""
         self.own, self.bias = Int8Weight(rows), bias
