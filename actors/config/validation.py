@@ -153,6 +153,7 @@ def _process_rules(c: Config) -> list[Rule]:
     name_ok = (0 < len(r.name) <= 40 and r.name[0].isalnum()
                and all(ch.isalnum() or ch in "-_." for ch in r.name))
     return [
+        ("recovery.fork_server", v.fork_server in ("auto", "on", "off"), "must be auto, on or off"),
         ("recovery.retain", v.retain >= 0, "must not be negative"),
         ("recovery.silence", v.silence >= 0.5, "must be at least 0.5 seconds"),
         ("recovery.max_restarts", v.max_restarts >= 0, "must not be negative"),

@@ -6,13 +6,15 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from actorium.actors.launcher.launcher_observer import LauncherObserver, StartedProcess
 from actorium.actors.messages import Child, Exited
 from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
 from actorium.actors.runtime.roles import group_of
 
+MAIN = "actorium.actors.runtime.main"
 STDERR = 2
 SECRETS = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
                      "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
@@ -26,7 +28,7 @@ STACKS_SIGNAL = signal.SIGUSR1
 class ChildProcess:
     """A running child."""
 
-    def __init__(self, role: str, epoch: int, process: subprocess.Popen[bytes]) -> None:
+    def __init__(self, role: str, epoch: int, process: StartedProcess) -> None:
         self.role, self.epoch, self.process = role, epoch, process
         self.pid = process.pid
         self.went_with = ""
@@ -44,11 +46,14 @@ class ChildProcess:
 class ChildProcesses:
     """An engine's actors: those that run, and the exits of those that are gone."""
 
-    def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll) -> None:
-        """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`."""
+    def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll,
+                 observers: Sequence[LauncherObserver] = ()) -> None:
+        """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`;
+        observers: one of them may start an actor faster than from scratch."""
         self.running: dict[int, ChildProcess] = {}
         """By pidfd."""
-        self._run_dir, self._roles, self._poll = run_dir, roles, poll
+        self.run_dir, self._roles, self._poll = run_dir, roles, poll
+        self._observers = observers
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
         """Of the roles that nobody runs at the moment."""
@@ -60,12 +65,9 @@ class ChildProcesses:
         if any(actor.role == role for actor in self.running.values()):
             return None
         self._remove_sockets(role)
-        argv = python("actorium.actors.runtime.main", role, str(self._run_dir), str(epoch),
-                      str(os.getpid()), self._roles[role])
-        # The engine's stdout belongs to whoever runs the launcher.
-        environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
-        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR,
-                                   process_group=0, env=environ)
+        words = [role, str(self.run_dir), str(epoch), str(os.getpid()), self._roles[role]]
+        forked = (observer.fork(words) for observer in self._observers)
+        process = next(filter(None, forked), None) or start(python(MAIN, *words))
         actor = ChildProcess(role, epoch, process)
         self.running[actor.pidfd] = actor
         self._epochs[role] = epoch
@@ -76,7 +78,7 @@ class ChildProcesses:
     def _remove_sockets(self, role: str) -> None:
         """Peers that connect from now on wait for the new ones."""
         for suffix in SOCKETS:
-            (self._run_dir / f"{role}{suffix}").unlink(missing_ok=True)
+            (self.run_dir / f"{role}{suffix}").unlink(missing_ok=True)
 
     def reap(self, pidfd: int) -> tuple[ChildProcess, Exited]:
         """Reap the dead actor behind `pidfd`."""
@@ -114,6 +116,14 @@ class ChildProcesses:
         for actor in self.running.values():
             actor.reap()
         self.running.clear()
+
+
+def start(argv: list[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own and gets these descriptors. The engine's stdout
+    belongs to whoever runs the launcher."""
+    environ = {name: value for name, value in os.environ.items() if name not in SECRETS}
+    return subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=STDERR, process_group=0,
+                            env=environ, pass_fds=fds)
 
 
 def dump_stacks(actor: ChildProcess) -> bool:

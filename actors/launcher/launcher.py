@@ -31,6 +31,7 @@ from actorium.actors.launcher.children import (
     dump_stacks,
 )
 from actorium.actors.launcher.drain_losses import DrainLosses
+from actorium.actors.launcher.launcher_observer import LauncherObserver
 from actorium.actors.launcher.stop_requests import StopRequests
 from actorium.actors.messages import (
     Beat,
@@ -76,21 +77,6 @@ FATAL_WAIT = 0.2
 """Seconds to wait for the `Fatal` of an actor that exited with an error code."""
 STACKS = 0.2
 """Seconds that an actor gets to write down its stacks before it is killed."""
-
-
-class LauncherObserver:
-    """The base of features around the launcher (`launcher/observers.py`): its hooks do nothing."""
-
-    def before_start(self, config: Config) -> None:
-        """Nothing has been started. May raise an `ActoriumError`, which the engine then fails of.
-        """
-
-    def on_crash(self, config: Config, run_dir: Path, exited: Exited, error: str,
-                 say: Callable[[str], None]) -> None:
-        """An actor has died unexpectedly. error: what it reported; say: prints a line."""
-
-    def before_kill(self, run_dir: Path, role: str, reason: str) -> None:
-        """An actor is about to be killed on the watchdog's order."""
 
 
 class Launcher:
@@ -165,7 +151,7 @@ class Launcher:
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
         write_private(path / "config.json", configs.dump(self.config))
-        self._actors = ChildProcesses(path, self.roles, self._poll)
+        self._actors = ChildProcesses(path, self.roles, self._poll, self._observers)
         for role in self.roles:
             self._actors.spawn(role)
         write_private(path / "engine.json", msgspec.json.encode({
@@ -250,8 +236,7 @@ class Launcher:
             case Fatal():
                 self._fatals[message.pid] = message
             case Up():
-                self._up = True
-                self._send_children()
+                self._on_up()
             case Beat() if self._watchdog is not None:
                 self._watchdog.on_beat(message)
             case Restarted() if self._watchdog is not None:
@@ -260,6 +245,12 @@ class Launcher:
                 self._on_kill(message)
             case Spawn():
                 self._on_spawn(message)
+
+    def _on_up(self) -> None:
+        self._up = True
+        self._send_children()
+        for observer in self._observers:
+            observer.on_up(self.config, self._actors.run_dir, self.roles)
 
     def _on_kill(self, order: Kill) -> None:
         if order.role == LAUNCHER:
@@ -399,6 +390,8 @@ class Launcher:
 
     def _clean_up(self) -> None:
         self._actors.close()
+        for observer in self._observers:
+            observer.after_end()
         for box in (self._inbox, self._watchdog):
             if box is not None:
                 box.close()

@@ -15,7 +15,7 @@ import select
 import signal
 import sys
 import threading
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 EXIT_DRAINED = 0
@@ -25,7 +25,7 @@ EXIT_ORPHAN = 70
 """The parent had died before the child could bind its life to it."""
 DRAIN_SIGNAL = signal.SIGUSR2
 """Has an actor admit nothing new, but keep running."""
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36
 _TICKS = os.sysconf("SC_CLK_TCK")
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 
@@ -67,18 +67,47 @@ def tied(argv: list[str]) -> list[str]:
 def hide_arguments(words: Iterable[str]) -> None:
     """Overwrite these words in this process's command line, which every user of the machine can
     read. Does nothing where the system does not allow it."""
+    def hidden(line: bytes) -> bytes:
+        for word in words:
+            line = re.sub(rb"(?<=[\0=])%b(?=\0)" % re.escape(os.fsencode(word)),
+                          lambda found: b"*" * len(found[0]), line)
+        return line
+
+    _change_command_line(hidden)
+
+
+def set_command_line(argv: Sequence[str]) -> None:
+    """Show this as the process's command line. Does nothing where the system does not allow it, or
+    where it is longer than the one that the process was started with."""
+    new = b"".join(os.fsencode(word) + b"\0" for word in argv)
+    _change_command_line(lambda line: new.ljust(len(line), b"\0"))
+
+
+def _change_command_line(change: Callable[[bytes], bytes]) -> None:
     with contextlib.suppress(OSError, ValueError, IndexError):
         with open("/proc/self/cmdline", "rb") as file:
             line = file.read()
         with open("/proc/self/stat", "rb") as file:
             start, end = map(int, file.read().rpartition(b")")[2].split()[45:47])
-        if not start or end - start != len(line):
-            return
-        with open("/proc/self/mem", "r+b", buffering=0) as memory:
-            for word in words:
-                for found in re.finditer(rb"[\0=](%b)\0" % re.escape(os.fsencode(word)), line):
-                    memory.seek(start + found.start(1))
-                    memory.write(b"*" * (found.end(1) - found.start(1)))
+        new = change(line)
+        if start and end - start == len(line) == len(new) and new != line:
+            with open("/proc/self/mem", "r+b", buffering=0) as memory:
+                memory.seek(start)
+                memory.write(new)
+
+
+@contextlib.contextmanager
+def adopting_orphans() -> Iterator[None]:
+    """Meanwhile processes whose parent dies become children of this one, if they descend from
+    it."""
+    import ctypes
+
+    libc = ctypes.CDLL(None)
+    libc.prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    try:
+        yield
+    finally:
+        libc.prctl(PR_SET_CHILD_SUBREAPER, 0, 0, 0, 0)
 
 
 def kill_group(pid: int, number: int = signal.SIGKILL) -> None:

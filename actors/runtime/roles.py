@@ -15,6 +15,8 @@ ROLES: Mapping[str, str] = {
 }
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
+PRELOADS = {ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
+"""What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
 OBSERVERS: Mapping[str, str] = {
     "scheduler": "actorium.actors.scheduler.scheduler_actor:observed",
     "watchdog": "actorium.actors.watchdog.observability:observed",

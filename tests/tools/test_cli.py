@@ -11,7 +11,7 @@ import pytest
 from helpers_text import FakeEngine, write_model
 
 import actorium
-from actorium.actors.config.tree import Config, SchedulerConfig
+from actorium.actors.config.tree import Config, RecoveryConfig, SchedulerConfig
 from actorium.tools.cli import COMMANDS, main
 from actorium.tools.cli.engines import for_batches
 from actorium.tools.cli.ps_command import memory, table
@@ -196,7 +196,9 @@ def test_a_package_that_is_not_installed_is_named(
         "actorium: error: this command needs rich.console: pip install 'actorium[engine]'\n")
 
 
-def test_batches_are_not_bounded_by_a_gap_between_tokens_unless_asked() -> None:
-    assert for_batches(Config()).scheduler.target_itl == 0
-    asked = Config(scheduler=SchedulerConfig(target_itl=80.0))
-    assert for_batches(asked) is asked
+def test_batches_have_no_bound_on_gaps_between_tokens_and_no_fork_server_unless_asked() -> None:
+    plain = for_batches(Config())
+    assert plain.scheduler.target_itl == 0 and plain.recovery.fork_server == "off"
+    asked = Config(scheduler=SchedulerConfig(target_itl=80.0),
+                   recovery=RecoveryConfig(fork_server="on"))
+    assert for_batches(asked) == asked

@@ -34,12 +34,13 @@ def settings_of(config: Config) -> dict[str, Any]:
 
 def for_batches(config: Config) -> Config:
     """The configuration of an engine whose streams nobody reads while they come: without a bound on
-    the gap between tokens, unless one is set."""
-    scheduler = config.scheduler
-    if scheduler.target_itl is not None:
-        return config
-    return msgspec.structs.replace(config, scheduler=msgspec.structs.replace(scheduler,
-                                                                             target_itl=0.0))
+    the gap between tokens, and without a fork server, unless they are asked for."""
+    scheduler, recovery = config.scheduler, config.recovery
+    if scheduler.target_itl is None:
+        scheduler = msgspec.structs.replace(scheduler, target_itl=0.0)
+    if recovery.fork_server == "auto":
+        recovery = msgspec.structs.replace(recovery, fork_server="off")
+    return msgspec.structs.replace(config, scheduler=scheduler, recovery=recovery)
 
 
 @contextlib.contextmanager
