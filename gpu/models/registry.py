@@ -34,7 +34,8 @@ from actorium.gpu.passes.pass_manager import PassManager
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.kv_scales import CacheScales
-from actorium.gpu.weights.loader import Fp8, Progress, holds, random_tensors, read_tensors
+from actorium.gpu.weights.loader import Fp8, Progress, holds, read_tensors
+from actorium.gpu.weights.random_weights import random_tensors
 from actorium.gpu.weights.sliced_tensors import slices_of
 from actorium.kernels.backends import triton_fault
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from actorium.actors.errors import BadConfig
+from actorium.gpu.families.tensor_specs import TensorSpec
 
 TORCH_DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
@@ -14,6 +15,11 @@ TORCH_DTYPES = {
 `--kv-cache-dtype`, of pages."""
 E4M3_CAPABILITY = (8, 9)
 """Below it Triton does not convert from e4m3."""
+
+
+def tensor_dtype(spec: TensorSpec | None, model: torch.dtype) -> torch.dtype:
+    """That a tensor is kept in. model: the dtype of those that say nothing of their own."""
+    return TORCH_DTYPES[spec.dtype] if spec is not None and spec.dtype else model
 
 
 def kv_dtype(name: str, weights: torch.dtype) -> torch.dtype:

@@ -1,5 +1,4 @@
-"""Weights by name: from safetensors files (one, or sharded with an index), from GGUF files, or at
-random."""
+"""Weights by name, from safetensors files (one, or sharded with an index) or from GGUF files."""
 
 from __future__ import annotations
 
@@ -25,7 +24,7 @@ from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.quant_config import StoredWeights
 from actorium.gpu.families.tensor_specs import TensorSpec, held_format
 from actorium.gpu.families.weight_formats import MADE, GroupedShape
-from actorium.gpu.weights.dtypes import TORCH_DTYPES
+from actorium.gpu.weights.dtypes import tensor_dtype
 from actorium.gpu.weights.fp8_weights import INPUT_SCALES, ScalePairs, level, quantised
 from actorium.gpu.weights.gguf_reader import gguf_tensors
 from actorium.gpu.weights.kv_scales import CacheScales
@@ -256,13 +255,13 @@ class TensorIntake:
         keep = scales is not None and self.fp8 is not None and self.fp8.keep
         packed = scales is not None and (keep or self.grouped is not None)
         if scales is not None:
-            dtype = _dtype(self.specs[name], self.dtype) if name in self.specs else self.dtype
+            dtype = tensor_dtype(self.specs.get(name), self.dtype)
             whole = pack(whole, scales) if packed else dequantise(whole, scales, dtype)
         parts = self.cuts[name].cut(whole) if name in self.cuts else [(name, whole)]
         for part, tensor in parts:
             spec, file = self.specs[part], scales is None and self.device.type == "cpu"
             tensor = self.slices.taken(part, tensor, file and _same_memory(tensor, whole))
-            dtype = _dtype(spec, self.dtype)
+            dtype = tensor_dtype(spec, self.dtype)
             form = held_format(self.grouped, spec)
             if self.grouped is not None and self.grouped.source != MADE:
                 self.plain += form is not None
@@ -292,10 +291,10 @@ class TensorIntake:
         name = f"{module.module}.weight"
         if self.grouped is None:
             spec = self.specs.get(name)
-            self._place(name, module.dense(_dtype(spec, self.dtype) if spec else self.dtype), None)
+            self._place(name, module.dense(tensor_dtype(spec, self.dtype)), None)
             return
         rows = self._cut(name, LazyTensor(ROWS, module.rows))
-        dtype = _dtype(self.specs[name], self.dtype) if name in self.specs else self.dtype
+        dtype = tensor_dtype(self.specs.get(name), self.dtype)
         dense = self._cut(name, LazyTensor(dtype, partial(module.dense, dtype)))
         for (part, own), (_, wide) in zip(rows, dense, strict=True):
             held = module.even and held_format(self.grouped, self.specs[part]) is not None
@@ -321,7 +320,7 @@ class TensorIntake:
         elif self.fp8 and self.fp8.makes(spec):
             self.found[name] = quantised(tensor.read(), self.fp8.shape)
         else:
-            own = _dtype(spec, self.dtype)
+            own = tensor_dtype(spec, self.dtype)
             self.found[name] = LazyTensor(own, lambda: tensor.read().to(own))
 
     def add_rows(self, name: str, rows: LazyTensor) -> None:
@@ -329,7 +328,7 @@ class TensorIntake:
         for part, each in self._cut(name, rows):
             spec = self.specs[part]
             self.found[part] = self.slices.lazily(
-                part, held_rows(spec, each, self.grouped, _dtype(spec, self.dtype)))
+                part, held_rows(spec, each, self.grouped, tensor_dtype(spec, self.dtype)))
 
     def finish(self, path: Path) -> WeightTensors:
         """What is wanted, by name. Raises `BadModel` where some of it did not come."""
@@ -371,59 +370,9 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
     return one.untyped_storage().data_ptr() == other.untyped_storage().data_ptr()
 
 
-def _dtype(spec: TensorSpec, model: torch.dtype) -> torch.dtype:
-    """That the tensor is kept in."""
-    return TORCH_DTYPES[spec.dtype] if spec.dtype else model
-
-
 def _plain(name: str) -> str:
     """The name that the tensor has in a checkpoint of the language model alone."""
     for nested, plain in NESTED:
         if name.startswith(nested):
             return plain + name[len(nested):]
     return name
-
-
-def random_tensors(
-    specs: Sequence[TensorSpec], dtype: torch.dtype, device: torch.device, seed: int,
-    progress: Progress, fp8: Fp8 | None = None, grouped: GroupedShape | None = None,
-    slices: RankSlices = RankSlices(),
-) -> WeightTensors:
-    """Random weights (norms near 1, the rest normal with deviation 0.02), equal for equal seeds on
-    one kind of device: where they are to lie they are drawn. Those in 4 to 8 bits are made of what
-    the others would be. slices: see `read_tensors`; ranks draw alike, and each takes its part."""
-    gen = torch.Generator(device).manual_seed(seed)
-    found: WeightTensors = {}
-    for spec in specs:
-        whole = spec._replace(shape=slices.shapes.get(spec.name, spec.shape))
-        block, form = _block(whole, _dtype(spec, dtype), gen), held_format(grouped, spec)
-        drawn = slices.lazily(spec.name, LazyTensor(block.dtype, partial(_random, whole, block)))
-        if form is not None:
-            found[spec.name] = made_rows(drawn.read, form, device)
-            continue
-        tensor = drawn.read()
-        if grouped is None and fp8 and spec.projection and fp8.shape.covers(spec.module):
-            tensor = quantised(tensor, fp8.shape)
-            tensor = tensor if fp8.keep else dequantise_rows(tensor, dtype)
-        found[spec.name] = tensor
-    if grouped is None:
-        level(found, specs, dtype)
-    progress("dummy", 1, 1)
-    return found
-
-
-def _block(spec: TensorSpec, dtype: torch.dtype, gen: torch.Generator) -> Tensor:
-    """Large matrices repeat a block of 2**22 values: drawing billions would take minutes."""
-    block = torch.empty(min(spec.size, 1 << 22), device=gen.device)
-    return block.normal_(0.0, 0.02, generator=gen).to(dtype)
-
-
-def _random(spec: TensorSpec, block: Tensor) -> Tensor:
-    size, flat = spec.size, block
-    if size > len(block):
-        flat = block.new_empty(size)
-        whole = size // len(block) * len(block)
-        flat[:whole].view(-1, len(block)).copy_(block)
-        flat[whole:] = block[:size - whole]
-    tensor = flat.view(spec.shape)
-    return tensor + 1 if spec.name.endswith("norm.weight") else tensor

@@ -127,7 +127,7 @@ def _model(config: Config) -> tuple[Any, str]:
     from actorium.gpu.models.registry import MODELS
     from actorium.gpu.weights.dtypes import TORCH_DTYPES
     from actorium.gpu.weights.lazy_tensors import materialised
-    from actorium.gpu.weights.loader import random_tensors
+    from actorium.gpu.weights.random_weights import random_tensors
 
     path: Path = resolve(config.model.model)
     device = config.device.device

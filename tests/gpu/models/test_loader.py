@@ -18,7 +18,8 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.tensor_specs import TensorSpec
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.pools import KVPagePool, page_bytes
-from actorium.gpu.weights.loader import INDEX, SINGLE, random_tensors
+from actorium.gpu.weights.loader import INDEX, SINGLE
+from actorium.gpu.weights.random_weights import random_tensors
 from actorium.gpu.weights.safetensors_reader import DeviceReader, mapped
 
 
