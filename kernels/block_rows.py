@@ -23,7 +23,9 @@ class BlockPart(NamedTuple):
     start: int
     """First byte, of the file."""
     stride: int
-    """Bytes of a row."""
+    """Bytes from row to row."""
+    used: int
+    """Bytes of a row from `start` on: of one that several ranks share, fewer."""
     outs: int
     heads: int
     """Rows of a head whose first half and second half lie by turns; 0: rows lie in order."""

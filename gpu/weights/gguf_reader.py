@@ -9,11 +9,13 @@ The blocks: ggml's `ggml-common.h`. All products are those of its dequantisation
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import groupby
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,6 +24,7 @@ from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_config import GgufPart, checkpoint_tensors
 from actorium.actors.models.gguf_file import TYPES, GgufTensor, read_gguf
 from actorium.actors.models.model_files import open_file
+from actorium.gpu.parallel.rank_slices import TensorSlice
 from actorium.gpu.weights.lazy_tensors import LazyTensor
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
 from actorium.kernels.block_rows import BlockPart, BlockRows
@@ -60,50 +63,102 @@ def gguf_tensors(source: Path, wanted: Wanted, dtype: torch.dtype, device: torch
         yield file, ((part.name, _tensor(part, dtype, device, keep)) for part in chosen)
 
 
+class FileRows(NamedTuple):
+    """What is read of a matrix."""
+
+    spans: tuple[tuple[int, int], ...]
+    """Of its rows: (first, behind the last)."""
+    first: int
+    """Of its columns, with those behind it: whole blocks."""
+    columns: int
+
+    @property
+    def number(self) -> int:
+        """Rows."""
+        return sum(stop - start for start, stop in self.spans)
+
+
 def _tensor(part: GgufPart, dtype: torch.dtype, device: torch.device,
             keep: bool) -> Tensor | LazyTensor:
     if len(part.shape) == 1:
         return read_part(part, torch.float32, False, torch.device("cpu"))
+    return _lazily(part, dtype, device, keep, _whole(part))
+
+
+def _lazily(part: GgufPart, dtype: torch.dtype, device: torch.device, keep: bool,
+            own: FileRows) -> LazyTensor:
     rows = keep and part.stored.type.name in FORMATS
-    blocks = _blocks_of(part) if rows and device.type == "cpu" and len(part.shape) == 2 else None
-    return LazyTensor(ROWS if rows else dtype, lambda: read_part(part, dtype, rows, device), blocks)
+    blocks = (_blocks_of(part, own) if rows and device.type == "cpu" and len(part.shape) == 2
+              else None)
+
+    def cut(taken: TensorSlice) -> LazyTensor | None:
+        found = _rows_of(part, taken)
+        return None if found is None else _lazily(part, dtype, device, keep, found)
+
+    return LazyTensor(ROWS if rows else dtype, lambda: read_part(part, dtype, rows, device, own),
+                      blocks, cut=cut)
 
 
-def _blocks_of(part: GgufPart) -> BlockRows:
+def _whole(part: GgufPart) -> FileRows:
+    count = part.stored.bytes // _row_bytes(part.stored) // _parts(part)
+    return FileRows(((0, count),), 0, part.shape[-1])
+
+
+def _rows_of(part: GgufPart, own: TensorSlice) -> FileRows | None:
+    """A rank's part; None where it has zeros behind it, or ends within a head or a block."""
+    each = _head_rows(part) if own.dim == 0 else part.stored.type.numbers
+    if len(part.shape) != 2 or any(
+            span.start % each or span.stop % each or span.size != span.stop - span.start
+            for span in own.spans):
+        return None
+    if own.dim == 0:
+        return FileRows(tuple((span.start, span.stop) for span in own.spans), 0, part.shape[1])
+    [span] = own.spans
+    return FileRows(((0, part.shape[0]),), span.start, span.size)
+
+
+def _head_rows(part: GgufPart) -> int:
+    """Rows that keep together."""
+    return part.shape[0] // part.heads if part.heads else 1
+
+
+def _blocks_of(part: GgufPart, own: FileRows) -> BlockRows:
     """A weight's rows as the file has them."""
-    file, (count, columns) = part.stored.file, part.shape
-    width, kind = _row_bytes(part.stored), part.stored.type.name
-    start = part.stored.start + (part.expert or 0) * count * width
-    own = BlockPart(NUMBERS[kind], start, width, count, count // part.heads if part.heads else 0,
-                    partial(open_file, file), partial(_unreadable, file),
-                    partial(read_part, part, ROWS, True, torch.device("cpu")))
-    return BlockRows(FORMATS[kind], columns, (own,))
+    file, kind, width = part.stored.file, part.stored.type, _row_bytes(part.stored)
+    return BlockRows(FORMATS[kind.name], own.columns, tuple(
+        BlockPart(NUMBERS[kind.name], _start(part, start, own.first), width,
+                  _bytes_of(part.stored, own.columns), stop - start,
+                  _head_rows(part) if part.heads else 0, partial(open_file, file),
+                  partial(_unreadable, file),
+                  partial(read_part, part, ROWS, True, torch.device("cpu"),
+                          own._replace(spans=((start, stop),))))
+        for start, stop in own.spans))
 
 
 def _unreadable(file: Path, why: object) -> BadModel:
     return BadModel(f"{file}: not readable: {why}")
 
 
-def read_part(part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.device) -> Tensor:
-    """The tensor of a checkpoint: [..., K] in `dtype`, or its rows of codes, [..., N, bytes of
-    one]. Raises `BadModel`."""
+def read_part(part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.device,
+              own: FileRows | None = None) -> Tensor:
+    """The tensor of a checkpoint, or what is wanted of it: [..., K] in `dtype`, or its rows of
+    codes, [..., N, bytes of one]. Raises `BadModel`."""
     file = part.stored.file
     fd = open_file(file)
     try:
-        return _read(fd, part, dtype, rows, device)
+        return _read(fd, part, dtype, rows, device, own or _whole(part))
     except (OSError, EOFError) as error:
         raise _unreadable(file, error) from None
     finally:
         os.close(fd)
 
 
-def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.device
-          ) -> Tensor:
+def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch.device,
+          own: FileRows) -> Tensor:
     kind, (*lead, columns) = part.stored.type.name, part.shape
-    count = part.stored.bytes // _row_bytes(part.stored) // _parts(part)
-    width = row_bytes(FORMATS[kind], columns) if rows else columns
-    found = torch.empty((count, width), dtype=ROWS if rows else dtype, device=device)
-    for at, piece in _pieces(fd, part, count):
+    width = row_bytes(FORMATS[kind], own.columns) if rows else own.columns
+    found = torch.empty((own.number, width), dtype=ROWS if rows else dtype, device=device)
+    for at, piece in _pieces(fd, part, own):
         into, blocks = found[at:at + len(piece)], piece.to(device)
         if rows:
             write_rows(kind, blocks, into)
@@ -115,38 +170,53 @@ def _read(fd: int, part: GgufPart, dtype: torch.dtype, rows: bool, device: torch
             write_numbers(kind, blocks, wide)
             if part.minus_one:
                 into.copy_(wide - 1)
-    return as_checkpoint(found.view(*lead, found.shape[-1]), part)
+    whole = own.number == math.prod(lead) and own.columns == columns
+    return as_checkpoint(found.view(*lead, found.shape[-1]) if whole else found, part)
 
 
 def as_checkpoint(rows: Tensor, part: GgufPart) -> Tensor:
-    """Rows in the order of the checkpoint. rows: [N, ...], as the file has them.
+    """Rows in the order of the checkpoint. rows: [N, ...], as the file has them, of whole heads.
 
     llama.cpp rotates neighbours, transformers a head's first half with its second: rows of a head
     lie in the file as 0, H/2, 1, H/2 + 1, ...
     """
     if not part.heads:
         return rows
-    return rows.unflatten(0, (part.heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    return rows.unflatten(0, (-1, _head_rows(part) // 2, 2)).transpose(1, 2).flatten(0, 2)
 
 
 def _row_bytes(stored: GgufTensor) -> int:
-    return stored.shape[-1] // stored.type.numbers * stored.type.bytes
+    return _bytes_of(stored, stored.shape[-1])
+
+
+def _bytes_of(stored: GgufTensor, columns: int) -> int:
+    return columns // stored.type.numbers * stored.type.bytes
 
 
 def _parts(part: GgufPart) -> int:
     return 1 if part.expert is None else part.stored.shape[0]
 
 
-def _pieces(fd: int, part: GgufPart, rows: int) -> Iterator[tuple[int, Tensor]]:
-    """(first row, u8[rows, bytes of one]) of the part, in turn; in memory that is used again."""
+def _start(part: GgufPart, row: int, column: int) -> int:
+    """Where it lies in the file."""
+    before = (part.expert or 0) * (part.stored.bytes // _parts(part))
+    return (part.stored.start + before + row * _row_bytes(part.stored)
+            + _bytes_of(part.stored, column))
+
+
+def _pieces(fd: int, part: GgufPart, own: FileRows) -> Iterator[tuple[int, Tensor]]:
+    """(which row, u8[rows, bytes of one]) of what is wanted, in turn; in memory that is used
+    again. Of columns whole rows are read, a piece at a time."""
     width = _row_bytes(part.stored)
-    start = part.stored.start + (part.expert or 0) * rows * width
-    each = max(1, PIECE // width)
-    buffer = torch.empty((min(each, rows), width), dtype=torch.uint8)
-    for at in range(0, rows, each):
-        own = buffer[:min(each, rows - at)]
-        fill(fd, own.view(-1).numpy().data, start + at * width)
-        yield at, own
+    from_, size = _bytes_of(part.stored, own.first), _bytes_of(part.stored, own.columns)
+    each, done = max(1, PIECE // width), 0
+    buffer = torch.empty((min(each, own.number), width), dtype=torch.uint8)
+    for start, stop in own.spans:
+        for row in range(start, stop, each):
+            piece = buffer[:min(each, stop - row)]
+            fill(fd, piece.view(-1).numpy().data, _start(part, row, 0))
+            yield done, piece[:, from_:from_ + size]
+            done += len(piece)
 
 
 # --- blocks --------------------------------------------------------------------------------------

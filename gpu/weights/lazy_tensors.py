@@ -24,6 +24,7 @@ from torch import Tensor
 
 from actorium.gpu.families.tensor_specs import TensorSpec, held_format
 from actorium.gpu.families.weight_formats import GroupedShape
+from actorium.gpu.parallel.rank_slices import TensorSlice
 from actorium.kernels.block_rows import BlockRows
 from actorium.kernels.grouped_rows import dequantise_grouped, unpack_rows
 
@@ -45,6 +46,8 @@ class LazyTensor(NamedTuple):
     mapped: bool = False
     """What `read` gives is pages of a file, which may be let go when a backend has a layout of its
     own: see `drop_pages`."""
+    cut: Callable[[TensorSlice], LazyTensor | None] | None = None
+    """Reads one rank's part alone; gives None where the file has that in no piece of its own."""
 
 
 WeightTensors = dict[str, Tensor | LazyTensor]

@@ -56,8 +56,10 @@ class RankSlices:
     def lazily(self, name: str, whole: LazyTensor) -> LazyTensor:
         """The same of one that is not there yet."""
         own = self.slices.get(name)
-        return whole if own is None else LazyTensor(
-            whole.dtype, partial(_read_slice, name, whole, own))
+        if own is None:
+            return whole
+        part = None if whole.cut is None else whole.cut(own)
+        return part or LazyTensor(whole.dtype, partial(_read_slice, name, whole, own))
 
     def check_order(self, name: str) -> None:
         """Raises `BadConfig` for a weight whose columns are shared out and lie in an order of their

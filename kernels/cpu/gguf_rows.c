@@ -183,8 +183,8 @@ void gguf_numbers(int kind, const uint8_t *from, int64_t from_stride, int64_t co
 }
 
 /* Rows of a weight that lie in a file; `heads` rows (or 0) belong to a head whose first and second
- * half lie there by turns. Filled by grouped_native.py: six 64-bit words. */
-struct blocks { int64_t fd, kind, start, stride, count, heads; };
+ * half lie there by turns. Filled by grouped_native.py: seven 64-bit words. */
+struct blocks { int64_t fd, kind, start, stride, used, count, heads; };
 
 /* Where row n of the parts, one behind the other, lies: its part, and which row of it. */
 INLINE const struct blocks *row_in(const struct blocks *parts, int64_t n, int64_t *row) {
@@ -228,7 +228,8 @@ static int64_t read_panel(const struct grouped *w, const struct blocks *parts, i
         kinds[n] = own[n]->kind;
         from[n] = buffer + (together ? rows[n] - low : n) * stride;
         if (together && n) continue;
-        int64_t fault = read_whole(own[n]->fd, buffer + place * stride, count * stride,
+        int64_t fault = read_whole(own[n]->fd, buffer + place * stride,
+                                   (count - 1) * stride + own[n]->used,
                                    own[n]->start + first * stride);
         if (fault) {
             *failed = own[n] - parts;

@@ -57,7 +57,7 @@ class BlocksLayout(ctypes.Structure):
     """`struct blocks` of `gguf_rows.c`."""
 
     _fields_ = tuple((name, ctypes.c_int64)
-                     for name in ("fd", "kind", "start", "stride", "count", "heads"))
+                     for name in ("fd", "kind", "start", "stride", "used", "count", "heads"))
 
 
 def can_group(weight: Tensor | BlockRows) -> bool:
@@ -136,7 +136,7 @@ class NativeGrouped(OnePassLinear):
             for own, part in zip(parts, rows.parts, strict=True):
                 own.fd = part.open()
                 opened.callback(os.close, own.fd)
-                own.kind, own.start, own.stride, own.count, own.heads = part[:5]
+                (own.kind, own.start, own.stride, own.used, own.count, own.heads) = part[:6]
                 os.posix_fadvise(own.fd, part.start, part.stride * part.outs + AHEAD,
                                  os.POSIX_FADV_WILLNEED)
             self.lib.gguf_pack(

@@ -264,7 +264,7 @@ def in_file(path: Path, kinds: list[str], outs: list[int], heads: int) -> BlockR
                     else rows)
 
         parts.append(BlockPart(
-            NUMBERS[kind], start, raw.shape[1], count, count // heads if heads else 0,
+            NUMBERS[kind], start, raw.shape[1], raw.shape[1], count, count // heads if heads else 0,
             lambda: os.open(path, os.O_RDONLY), EOFError, read))
     return BlockRows(BLOCKS[kinds[0]], 1280, tuple(parts))
 
