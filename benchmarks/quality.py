@@ -42,7 +42,7 @@ from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.pools import make_pools
-from actorium.tools.cli.eval_command import evaluate
+from actorium.tools.evaluation.demo_scores import evaluate
 
 CPU = torch.device("cpu")
 PAGE = 16

@@ -15,7 +15,7 @@ from helpers_prefix import Ran, closeness, engine, gauges, mixed, run, run_in
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client, Completion, Request
-from actorium.tools.cli.eval_command import evaluate
+from actorium.tools.evaluation.demo_scores import evaluate
 
 COUNT, PAGE = 90, 16
 LARGE, TINY = 65_536, 640

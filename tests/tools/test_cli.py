@@ -99,7 +99,19 @@ BAD = [
     (["serve", "/nowhere"], "model: no such directory: /nowhere"),
     (["serve", "org/unknown-model"], "model: 'org/unknown-model' is neither a directory nor"),
     (["chat", "--n", "2"], "--n: a conversation has one answer a turn"),
-    (["eval"], "eval: `actorium eval demo`"),
+    (["eval"], "eval: which evaluation? mmlu, questions, needle, perplexity, demo"),
+    (["eval", "mmlu"], "--data: MMLU's folder or a file of JSON lines is needed"),
+    (["eval", "mmlu", "--data", "/nowhere"], "--data: cannot read /nowhere: No such file"),
+    (["eval", "mmlu", "--data", "x", "--method", "guess"], "--method: must be logits, generate, "),
+    (["eval", "questions", "--data", "x"], "--data: is for `actorium eval mmlu`"),
+    (["eval", "questions", "--shots", "2"], "--shots: no examples are there"),
+    (["eval", "questions", "--subjects", "magic"], "--subjects: 'magic' is none of"),
+    (["eval", "questions", "--html", "/nowhere/x"], "--html: no such directory: /nowhere"),
+    (["eval", "questions", "--min-score", "60"], "--min-score: must be between 0 and 1, got 60"),
+    (["eval", "needle", "--depths", "2"], "--depths: must be between 0 and 1"),
+    (["eval", "needle", "--style", "hay"], "--style: must be text, chat, pairs, got 'hay'"),
+    (["eval", "perplexity"], "--data: a file of text is needed"),
+    (["eval", "perplexity", "--window", "1"], "--window: must be at least 2, got 1"),
     (["eval", "demo", "--count", "0"], "--count: must be at least 1, got 0"),
     (["bench"], "bench: `actorium bench offline`"),
     (["bench", "offline", "--works", "W9"], "--works: must be some of W1, W2, W3, got 'W9'"),
@@ -179,6 +191,7 @@ def test_flush_cache_prints_the_freed_pages(tmp_path: Path, capsys: pytest.Captu
 
 
 @pytest.mark.parametrize("command", [["serve"], ["generate"], ["chat"], ["eval", "demo"],
+                                     ["eval", "questions"], ["eval", "needle"],
                                      ["bench", "offline"], ["ps"], ["stop"],
                                      ["flush-cache"]])
 def test_every_command_helps(command: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,14 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 BOM = b"\xef\xbb\xbf"
 
 
+class RefusedByServer(EngineUnavailable):
+    """An answer with another status than 200."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class EventReader:
     """Reads one stream."""
 
@@ -107,8 +115,8 @@ class Http:
     async def events(self, path: str, body: dict[str, Any], headers: str = ""
                      ) -> AsyncIterator[bytes]:
         """The data of the events that a POST is answered with, less the last one, [DONE]; or the
-        whole of another answer. `headers`: lines, each with its end. Raises `EngineUnavailable` on
-        any status but 200."""
+        whole of another answer. `headers`: lines, each with its end. Raises `EngineUnavailable`, on
+        any status but 200 `RefusedByServer`."""
         data = msgspec.json.encode(body)
         async with _Exchange(self) as exchange:
             await exchange.send("POST", path, headers, data)
@@ -201,7 +209,8 @@ class _Exchange:
         status = int(lines[0].split()[1])
         if status != 200:
             text = (await self.whole()).decode(errors="replace")
-            raise EngineUnavailable(f"{method} {path}: {status}: {' '.join(text.split())[:300]}")
+            raise RefusedByServer(f"{method} {path}: {status}: {' '.join(text.split())[:300]}",
+                                  status)
 
     async def whole(self) -> bytes:
         """The body."""

@@ -23,7 +23,8 @@ COMMANDS = {
     "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
-    "eval": ("eval", "demo [MODEL]: exact match on the demo tasks"),
+    "eval": ("eval", "mmlu | questions | needle | perplexity | demo: what a model gets right, of "
+             "an engine or of any server"),
     "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
               "side by side"),
     "pull": ("pull", "NAME: fetch a model, or bring it up to date"),

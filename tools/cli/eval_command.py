@@ -1,151 +1,29 @@
-"""`actorium eval demo`: scores the model's answers to held-out items of the demo tasks.
-"""
+"""`actorium eval`: what a model gets right, each kind of evaluation in a module of its own."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from importlib import import_module
 
-from msgspec import Struct
+from actorium.actors.errors import BadConfig
 
-from actorium.actors.client.requests import Request
-from actorium.actors.errors import ActoriumError, BadConfig
-from actorium.actors.launcher.preflight import check_machine
-from actorium.actors.params import SamplingParams
-from actorium.tools.cli.command_line import parse
-from actorium.tools.cli.engines import for_batches, own_engine
-from actorium.tools.demo.demo_tasks import TASKS, TaskItem, held_out, score
-
-if TYPE_CHECKING:
-    from actorium.actors.client.client import Client
-
-
-ABOUT = """Score held-out items of the demo tasks by exact match, through the engine. Exit code 1
-when --least is not reached."""
-
-
-class EvalOptions(Struct, frozen=True, kw_only=True):
-    """What to ask."""
-
-    count: int = 50
-    """Items of each task."""
-    max_tokens: int = 256
-    """Tokens of an answer, at the most."""
-    temperature: float = 0.0
-    """0 = greedy."""
-    least: float = 0.0
-    """Share (0..1) of right answers to reach."""
-    json: bool = False
-    """Print an object instead of a table."""
+KINDS = {
+    "mmlu": ("choices", "[MODEL] --data DIR: MMLU, or any multiple-choice questions"),
+    "questions": ("choices", "[MODEL]: the 400 questions that come with actorium, for small "
+                  "models"),
+    "needle": ("needle", "[MODEL]: finds a sentence in a long text, by depth and length"),
+    "perplexity": ("perplexity", "[MODEL] --data FILE: how well it predicts a text"),
+    "demo": ("demo", "[MODEL]: exact match on the demo model's tasks"),
+}
+"""Evaluation -> (which `eval_...` module runs it, what it does)."""
 
 
 def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
-    if not argv or argv[0] != "demo":
-        if {"-h", "--help"} & set(argv):
-            parse("actorium eval demo [MODEL]", ["--help"], EvalOptions, ABOUT)
-        raise BadConfig("eval: `actorium eval demo` is the one evaluation there is", "eval")
-    parsed = parse("actorium eval demo [MODEL]", argv[1:], EvalOptions, ABOUT,
-                   checks=[check_machine])
-    options = parsed.options
-    if options.count < 1:
-        raise BadConfig(f"--count: must be at least 1, got {options.count}", "count")
-    params = SamplingParams(temperature=options.temperature, max_tokens=options.max_tokens)
-    try:
-        params.check()
-    except ValueError as error:
-        name, _, what = str(error).partition(": ")
-        raise BadConfig(f"{parsed.written.get(name, name)}: {what}", name) from None
-
-    with own_engine(for_batches(parsed.config)) as engine:
-        result = evaluate(engine.client, options.count, params)
-    print(json.dumps(as_dict(result)) if options.json else score_table(result))
-    return 0 if result.share >= options.least else 1
-
-
-MAX_TOKENS = 256
-
-
-class TaskScore(Struct):
-    """How one task went."""
-
-    task: str
-    count: int = 0
-    right: int = 0
-    errors: int = 0
-    wrong: list[dict[str, str]] = []
-    """The first few wrong answers: prompt, expected, got."""
-
-    @property
-    def share(self) -> float:
-        return self.right / max(self.count, 1)
-
-
-class Score(Struct):
-    """The whole evaluation."""
-
-    tasks: list[TaskScore]
-    seconds: float
-    output_tokens: int
-
-    @property
-    def share(self) -> float:
-        """Right items over all items."""
-        return sum(t.right for t in self.tasks) / max(sum(t.count for t in self.tasks), 1)
-
-
-def evaluate(client: Client, count: int, params: SamplingParams | None = None,
-             say: Callable[[int], None] | None = None) -> Score:
-    """Ask `count` held-out items of every task and compare. `say` is told how many are done."""
-    items = [item for task in TASKS for item in held_out(task, count)]
-    asked = params or SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
-    scores = {task: TaskScore(task, wrong=[]) for task in TASKS}
-    began, tokens = perf_counter(), 0
-    for done, (index, result) in enumerate(client.run(_requests(items, asked)), 1):
-        item = items[index]
-        entry = scores[item.task]
-        entry.count += 1
-        if isinstance(result, ActoriumError):
-            entry.errors += 1
-            _note(entry, item, f"error: {result.message}")
-            continue
-        tokens += len(result[0].token_ids)
-        right = score(item, result[0].text)
-        entry.right += right
-        if not right:
-            _note(entry, item, result[0].text)
-        if say is not None:
-            say(done)
-    return Score(list(scores.values()), perf_counter() - began, tokens)
-
-
-def _requests(items: list[TaskItem], params: SamplingParams) -> Iterator[Request]:
-    for item in items:
-        yield Request(messages=[{"role": "user", "content": item.prompt}], params=params)
-
-
-def _note(entry: TaskScore, item: TaskItem, got: str) -> None:
-    if len(entry.wrong) < 3:
-        entry.wrong.append({"prompt": item.prompt, "expected": item.answer, "got": got})
-
-
-def as_dict(result: Score) -> dict[str, Any]:
-    """For JSON."""
-    tasks = {t.task: {"count": t.count, "right": t.right, "share": t.share, "errors": t.errors,
-                      "wrong": t.wrong} for t in result.tasks}
-    return {"share": result.share, "count": sum(t.count for t in result.tasks),
-            "seconds": result.seconds, "output_tokens": result.output_tokens, "tasks": tasks}
-
-
-def score_table(result: Score) -> str:
-    """Aligned text."""
-    lines = [f"{'task':<10} {'right':>6} {'of':>6} {'share':>7}"]
-    lines += [f"{t.task:<10} {t.right:>6} {t.count:>6} {100 * t.share:>6.1f}%"
-              + (f"  ({t.errors} errors)" if t.errors else "") for t in result.tasks]
-    count = sum(t.count for t in result.tasks)
-    right = sum(t.right for t in result.tasks)
-    lines.append(f"{'all':<10} {right:>6} {count:>6} {100 * result.share:>6.1f}%  "
-                 f"{result.output_tokens} tokens in {result.seconds:.1f} s")
-    return "\n".join(lines)
+    if argv and argv[0] in KINDS:
+        module = import_module(f"actorium.tools.cli.eval_{KINDS[argv[0]][0]}")
+        code: int = module.run(argv[0], argv[1:])
+        return code
+    if {"-h", "--help"} & set(argv):
+        print("\n".join(f"actorium eval {kind} {about}" for kind, (_, about) in KINDS.items()))
+        return 0
+    raise BadConfig(f"eval: which evaluation? {', '.join(KINDS)}", "eval")

@@ -1,0 +1,130 @@
+"""The model that an evaluation asks: of an engine of its own, of a running one, or of any server;
+and where its report goes."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import sys
+from collections.abc import Awaitable, Callable, Mapping
+from pathlib import Path
+from typing import Any, ClassVar, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from actorium import __version__
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.tree import Config, RuntimeConfig
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.tools.bench.http_client import Http
+from actorium.tools.cli.command_line import Parsed
+from actorium.tools.cli.engines import for_batches, own_engine
+from actorium.tools.evaluation.http_model import HttpModel
+from actorium.tools.evaluation.rated_model import RatedModel
+from actorium.tools.evaluation.sdk_model import SdkModel
+
+Result = TypeVar("Result")
+
+
+class EvalModelOptions(Struct, frozen=True, kw_only=True):
+    """Whom to ask, and where the report goes."""
+
+    ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
+        "parallel": ("num-threads", "num-concurrent"), "count": ("num-examples", "limit")}
+
+    base_url: str | None = None
+    """A running server with OpenAI's API, whoever made it: http://HOST:PORT. MODEL is then the
+    model's name there (default: the first that it lists), --api-key its key. Default: an engine of
+    its own; with --name NAME one that runs already."""
+    parallel: int = 32
+    """Requests under way at once."""
+    seed: int = 0
+    """Of what is drawn."""
+    json: str | None = None
+    """File for the result as JSON."""
+    html: str | None = None
+    """File for the result as a page, with a picture."""
+
+    def check_common(self) -> None:
+        """Raises `BadConfig`."""
+        if self.parallel < 1:
+            raise BadConfig(f"--parallel: must be at least 1, got {self.parallel}", "parallel")
+        for flag, file in (("json", self.json), ("html", self.html)):
+            if file is not None and not Path(file).absolute().parent.is_dir():
+                raise BadConfig(f"--{flag}: no such directory: {Path(file).parent}", flag)
+
+
+def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]],
+             config: Config | None = None) -> Result:
+    """What `work` makes of the model. config: another one than the command line's."""
+    own = config or parsed.config
+    if parsed.options.base_url is not None:
+        return asyncio.run(_over_http(parsed, work))
+    name = own.runtime.name
+    if "name" in parsed.written and name != RuntimeConfig().name:
+        return asyncio.run(_by_client(name, own, work))
+    with own_engine(for_batches(own)) as engine:
+        return asyncio.run(_by_client(engine.name, own, work))
+
+
+async def _by_client(name: str, config: Config, work: Callable[[RatedModel], Awaitable[Result]]
+                     ) -> Result:
+    async with AsyncClient(name, config.runtime.run_dir) as client:
+        await client.wait_ready()
+        info = await client.server_info()
+        if not info["has_tokenizer"]:
+            raise BadConfig("--skip-tokenizer: an evaluation needs texts", "skip_tokenizer")
+        return await work(SdkModel(client, str(info["model"])))
+
+
+async def _over_http(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]]
+                     ) -> Result:
+    key = parsed.config.gateway.api_key
+    headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
+    with contextlib.closing(Http(parsed.options.base_url)) as http:
+        given = parsed.config.model.model if "model" in parsed.written else ""
+        return await work(HttpModel(http, given or await _first_model(http, headers), headers))
+
+
+async def _first_model(http: Http, headers: str) -> str:
+    """Raises `EngineUnavailable`, `BadConfig`."""
+    try:
+        listed = msgspec.json.decode(await http.get("/v1/models", headers), type=dict[str, Any])
+        return str(listed["data"][0]["id"])
+    except (msgspec.MsgspecError, LookupError, TypeError):
+        raise BadConfig(f"--base-url: {http.url} lists no model at /v1/models: name one as MODEL",
+                        "base_url") from None
+    except EngineUnavailable as error:
+        if error.param is not None or "/v1/models" not in error.message:
+            raise
+        raise BadConfig(f"--base-url: {error.message}: name the model as MODEL",
+                        "base_url") from None
+
+
+def setting_of(parsed: Parsed[Any], task: str, model: RatedModel) -> dict[str, Any]:
+    """The head of a result: what was run."""
+    options = parsed.options
+    return {"task": task, "model": model.name, "server": options.base_url or "",
+            "seed": options.seed, "parallel": options.parallel, "version": __version__}
+
+
+def write_reports(options: EvalModelOptions, result: Mapping[str, Any],
+                  page: Callable[[Mapping[str, Any]], str]) -> None:
+    """The files that were asked for."""
+    for file, text in ((options.json, lambda: json.dumps(result, indent=1) + "\n"),
+                       (options.html, lambda: page(result))):
+        if file is not None:
+            Path(file).write_text(text(), encoding="utf-8")
+            print(f"actorium: wrote {file}", file=sys.stderr)
+
+
+def progress(total: int) -> Callable[[int], None]:
+    """Shows how many are done, to a terminal."""
+    def show(done: int) -> None:
+        if sys.stderr.isatty():
+            end = "\r\033[K" if done == total else ""
+            print(f"\r\033[K{done}/{total}{end}", end="", file=sys.stderr, flush=True)
+
+    return show
