@@ -21,7 +21,6 @@ from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
-from actorium.kernels.reference.paged_attention import Attend, AttentionOps, ExtendChunk
 from actorium.kernels.reference.ssd import SSDInputs
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.scaled_linear import to_fp8
@@ -31,8 +30,6 @@ class Ops(ABC):
     """A backend's kernels."""
 
     name: str
-    reads_lengths = False
-    """See `AttentionOps`."""
     groups_experts = False
     """Whether `experts` runs all experts of a layer in one product, without the host."""
 
@@ -142,7 +139,7 @@ class Ops(ABC):
         """The same of `gelu_mul`."""
         return to_fp8(self.gelu_mul(gate_up), InputForm(columns, plain=False))
 
-    # --- attention -------------------------------------------------------------------------------
+    # --- before attention -------------------------------------------------------------------------
 
     @abstractmethod
     def rotate_write(
@@ -156,26 +153,6 @@ class Ops(ABC):
         pages: [P, 2 * kv_heads, D]; index: i64[T]; scales: f32[2 * kv_heads] of pages in FP8, None
         = 1.
         """
-
-    @abstractmethod
-    def decode(
-        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float,
-    ) -> Attend:
-        """Attention of a step's decode rows, for every layer with this window (0 = none).
-
-        pages: i32[B, P]; lens: i32[B], with the q_len new tokens in them; span >= max(lens).
-        """
-
-    @abstractmethod
-    def extend(
-        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
-    ) -> Attend:
-        """Attention of a step's chunks of prompts, for every layer with this window (0 = none)."""
-
-    @abstractmethod
-    def latent(self, rank: int) -> AttentionOps:
-        """Attention over latents of this width, each with a rotated part behind it (MLA)."""
 
     # --- recurrent layers ------------------------------------------------------------------------
 

@@ -158,6 +158,14 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the model and of the sampler: auto (triton on cuda, else those for the cpu) | torch (on a
     cpu the sampler's are numpy's) | triton (on a cpu in Triton's interpreter, for tests:
     TRITON_INTERPRET=1)."""
+    attention_backend: str = "auto"
+    """auto (as `kernels` and the device have it; the log says which, and why) | torch | native (C,
+    on a cpu) | triton, or another engine's name of one of them: what attends over the pages.
+    `actorium backends` lists them, and what they lack."""
+    prefill_attention_backend: str = ""
+    """The same for prompts alone; default: as attention_backend."""
+    decode_attention_backend: str = ""
+    """The same for decodes, and for the drafts that they verify; default: as attention_backend."""
     passes: str = "all"
     """Which operations of a layer are joined: all, none, or names of passes, each taken away by a -
     before it (all,-norm_quant); docs/passes.md says what each does."""

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 
 import msgspec
 
+from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
 from actorium.actors.config.pass_names import parse_passes
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
@@ -50,6 +51,7 @@ def validate(config: Config) -> Config:
             raise BadConfig(f"{field}: {want}{got}", where)
     parse_speculative(config.speculation.speculative)
     parse_passes(config.device.passes)
+    asked_backends(config.device)
     parse_acceptance(config.speculation.force_acceptance)
     batch_setting(config.device)
     token_setting(config.device)

@@ -11,8 +11,8 @@ import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
+from actorium.gpu.attention.attention_backend import TorchAttention
 from actorium.gpu.step.batch import ExtendRow
-from actorium.kernels.reference.torch_ops import TorchOps
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, ready
@@ -35,7 +35,7 @@ def _decode(s: Setting, own: shapes.Decode) -> Case:
     lens = torch.full((batch,), length, device=s.device, dtype=torch.int32)
     q, scale = s.randn(batch * q_len, heads, dim), dim**-0.5
     out = torch.empty_like(q)
-    attend = s.ops.decode(pages, lens, length, q_len, PAGE, 0, scale)
+    attend = s.attention().decode(pages, lens, length, q_len, PAGE, 0, scale)
     peers = {"sdpa in bf16" if fp8 else "sdpa": partial(_sdpa_decode, s, own)}
     if find_spec("flashinfer") and not s.toy and q_len == 1 and not fp8:
         peers["flashinfer"] = partial(_flashinfer, layer, pages, length, q, kv)
@@ -84,7 +84,7 @@ def _latent(s: Setting, batch: int, length: int, heads: int) -> Case:
     pages, q = _scattered(s, batch, width), s.randn(batch, heads, rank + rope)
     lens = torch.full((batch,), length, dtype=torch.int32, device=s.device)
     ours, torchs = (ops.decode(pages, lens, length, 1, PAGE, 0, (rank + rope)**-0.5)
-                    for ops in (s.ops.latent(rank), TorchOps().latent(rank)))
+                    for ops in (s.attention(rank), TorchAttention(rank)))
     return Case(lambda: ours(q, layer), batch * length * (rank + rope) * 2,
                 peers={"torch": ready(lambda: torchs(q, layer))})
 
@@ -105,7 +105,7 @@ def _extend(s: Setting, own: shapes.Extend) -> Case:
     layer, total = s.randn(at * PAGE, 2 * kv, dim), sum(count for _, count in spans)
     q, scale = s.randn(total, heads, dim), dim**-0.5
     out = torch.empty_like(q)
-    attend = s.ops.extend(rows, PAGE, 0, scale)
+    attend = s.attention().extend(rows, PAGE, 0, scale)
     pairs = sum(count * start + count * (count + 1) / 2 for start, count in spans)
     same = len(set(spans)) == 1 and not spans[0][0]
     backends = {"sdpa": SDPBackend.MATH} if s.toy else {

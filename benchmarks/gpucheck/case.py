@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
+
 BF16 = torch.bfloat16
 Run = Callable[[], Any]
 
@@ -36,6 +38,7 @@ class Setting(NamedTuple):
     device: torch.device
     toy: bool
     ops: Any
+    attention: type[TorchAttention | TritonAttention]
 
     def size(self, full: int, toy: int) -> int:
         """Of a dimension."""

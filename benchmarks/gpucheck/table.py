@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
 from actorium.kernels.backends import select_ops
 
 from .case import BF16, Case, Named, Run, Setting
@@ -24,9 +25,10 @@ def run(bench: Bench, cases: str) -> None:
         importlib.import_module(f".{module}", __package__), function)
     limits, timer = of_this_run(bench), Timer(bench.machine)
     ops = select_ops(BF16, bench.device, 128, False, "triton" if bench.toy else "auto")
+    attention = TritonAttention if ops.name == "triton" else TorchAttention
     bench.record.facts(kernels=ops.name)
     with torch.inference_mode():
-        for name, case in make(Setting(bench.device, bench.toy, ops)):
+        for name, case in make(Setting(bench.device, bench.toy, ops, attention)):
             measure(bench, timer, name, case, limits)
 
 

@@ -247,4 +247,4 @@ def why_eager(model: Any, device: torch.device) -> EagerReasons:
     """Of this model."""
     if device.type != "cuda":
         return EagerReasons(*["they are CUDA's"] * 2)
-    return plan.why_eager(model.waits, model.attention_ops.reads_lengths)
+    return plan.why_eager(model.waits, model.attention.decode.graphs)

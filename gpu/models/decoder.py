@@ -10,15 +10,12 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from actorium.gpu.attention.attention_plan import plan_attention
+from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import FINAL_NORM, layer_prefix
-from actorium.gpu.models.forward_context import (
-    ForwardContext,
-    GroupContext,
-    StatePlan,
-    plan_attention,
-)
+from actorium.gpu.models.forward_context import ForwardContext, GroupContext, StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.outer_weights import Head, embedding_and_head
 from actorium.gpu.models.rotary import rope_tables
@@ -32,7 +29,6 @@ from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.backends import select_ops
 from actorium.kernels.inputs import HiddenStream, InputForm, settled
-from actorium.kernels.reference.paged_attention import AttentionOps
 from actorium.kernels.reference.rope import rope_rows
 
 
@@ -150,14 +146,17 @@ class Decoder(ABC):
 
     def __init__(
         self, shape: ModelShape, tensors: WeightTensors, device: torch.device,
-        native: bool = True, kernels: str = "auto", group: RankGroup = LoneRank(),
+        attention: StepAttention, native: bool = True, kernels: str = "auto",
+        group: RankGroup = LoneRank(),
     ) -> None:
         """tensors: as `model_tensors` names them; they are taken out of the dict, but for those of
         the layer that drafts.
+        attention: what attends over its pages.
         native: C kernels where they can be had, on as many threads as torch has now.
         kernels: see `select_ops`, which may raise `ValueError`.
         group: of ranks that share the model; shape and tensors are this one's."""
         self.shape, self.device, self.group = shape, device, group
+        self.attention = attention
         self.dtype = TORCH_DTYPES[shape.dtype]
         self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels)
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
@@ -173,12 +172,6 @@ class Decoder(ABC):
         self.end: Callable[[Tensor], Tensor] = unmade
         self.drafter: Drafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
-
-    @property
-    def attention_ops(self) -> AttentionOps:
-        """Kernels of attention over what the pages of this model hold."""
-        latent = self.shape.latent
-        return self.ops.latent(latent.rank) if latent else self.ops
 
     @property
     def waits(self) -> bool:
@@ -234,7 +227,7 @@ class Decoder(ABC):
         """A step as the layers see it. ropes: see `ropes_at`."""
         s = self.shape
         groups = [GroupContext(own.kv_index, pool.layers, plan_attention(
-                      own, pool.page_size, group.window, s.attention_scale, self.attention_ops))
+                      own, pool.page_size, group.window, s.attention_scale, self.attention))
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         if recurrent is None or s.recurrence is None:
             return ForwardContext(ropes, groups, None, [])

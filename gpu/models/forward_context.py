@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -10,11 +9,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.gpu.step.batch import ForwardBatch, StateRows
+from actorium.gpu.attention.attention_plan import AttentionPlan
+from actorium.gpu.step.batch import StateRows
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
-from actorium.kernels.reference.paged_attention import Attend, AttentionOps
 
 
 class GroupContext(NamedTuple):
@@ -40,40 +39,6 @@ class ForwardContext:
     """Of each recurrent layer."""
 
 
-@dataclass(slots=True)
-class AttentionPlan:
-    """How the rows of one step attend, for one window."""
-
-    extend_tokens: int
-    extend: Attend | None
-    decode: Attend | None
-    few: Attend | None
-    """For the last layer of a step that wants few rows: attends those alone."""
-
-    def attend_rows(self, q: Tensor, pages: Tensor, rows: Tensor,
-                    scales: Tensor | None = None) -> Tensor:
-        """`attend(...)[rows]`: [R, H, D]."""
-        if not len(rows):
-            return q[:0]
-        if self.few is not None:
-            return self.few(q.index_select(0, rows), pages, None, scales)
-        return self.attend(q, pages, None, scales).index_select(0, rows)
-
-    def attend(self, q: Tensor, pages: Tensor, out: Tensor | None = None,
-               scales: Tensor | None = None) -> Tensor:
-        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales: theirs, see
-        `kv.write_kv` -> [T, H, D], in `out` if given."""
-        if self.extend is None or self.decode is None:
-            only = self.extend or self.decode
-            assert only is not None
-            return only(q, pages, out, scales)
-        n = self.extend_tokens
-        out = q.new_empty(q.shape) if out is None else out
-        self.extend(q[:n], pages, out[:n], scales)
-        self.decode(q[n:], pages, out[n:], scales)
-        return out
-
-
 class StatePlan:
     """What recurrent layers need of a step, made once and used by every layer."""
 
@@ -93,48 +58,3 @@ class StatePlan:
     def runs(self) -> Runs:
         """The extends for the C kernel."""
         return plan_runs(self.extends)
-
-
-def plan_attention(
-    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: AttentionOps
-) -> AttentionPlan:
-    """The plan of a step for layers with this window (0 = none)."""
-    plan = AttentionPlan(batch.extend_tokens, None, None, None)
-    if batch.extends:
-        plan.extend = ops.extend(batch.extends, page_size, window, scale)
-    if batch.decode_rows:
-        pages, lens = batch.decode_pages, batch.decode_kv_lens
-        assert pages is not None and lens is not None
-        plan.decode = ops.decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size,
-                                 window, scale)
-    wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
-    if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
-            and not batch.all_rows:
-        # Whatever else is in the step: rounding must not depend on neighbours.
-        plan.few = _few(batch, page_size, window, scale, ops)
-    return plan
-
-
-def _few(
-    batch: ForwardBatch, page_size: int, window: int, scale: float, ops: AttentionOps
-) -> Attend | None:
-    """The wanted rows as decode rows: each sees its own sequence up to its own position."""
-    ends: list[int] = []
-    tables: list[Tensor] = []
-    for row in batch.extends:
-        ends.append((ends[-1] if ends else 0) + row.count)
-        tables.append(row.pages)
-    wanted: list[Tensor] = []
-    for at in batch.logit_rows.tolist():
-        if at < batch.extend_tokens:
-            wanted.append(tables[bisect_right(ends, at)])
-        else:
-            assert batch.decode_pages is not None
-            wanted.append(batch.decode_pages[(at - batch.extend_tokens) // batch.decode_q_len])
-    if not wanted:
-        return None
-    lens = (batch.positions.index_select(0, batch.logit_rows) + 1).to(torch.int32)
-    span = int(lens.max())
-    pages = torch.nn.utils.rnn.pad_sequence(
-        [table[:-(-span // page_size)] for table in wanted], batch_first=True)
-    return ops.decode(pages, lens, span, 1, page_size, window, scale)

@@ -8,9 +8,10 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
+from actorium.gpu.attention.attention_plan import plan_attention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
-from actorium.gpu.models.forward_context import ForwardContext, GroupContext, plan_attention
+from actorium.gpu.models.forward_context import ForwardContext, GroupContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool
@@ -61,7 +62,7 @@ class MtpDrafter:
         m = self.model
         if batch.extends and rows is not None:  # only then does the plan look at them
             batch = replace(batch, all_rows=False, logit_rows=rows)
-        plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention_ops)
+        plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention)
         return ForwardContext([rope_rows(m.ropes[0], batch.positions)],
                     [GroupContext(batch.kv_index, pool.layers, plan)], None, [])
 

@@ -13,6 +13,7 @@ from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import read_json
+from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.families.architectures import (
     attention_modules,
     model_tensors,
@@ -31,6 +32,7 @@ from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.models.mtp import load_drafter
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup, RankPlace
 from actorium.gpu.passes.pass_manager import PassManager
+from actorium.gpu.plan.memory_plan import as_served, demand_of
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.kv_scales import CacheScales
@@ -59,7 +61,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 
     progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
-    the file, field or tensor at fault, and `BadConfig` for kernels that cannot run here.
+    the file, field or tensor at fault, and `BadConfig` for kernels or an attention backend that
+    cannot run here.
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
@@ -76,6 +79,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         LOG.warning("--quantization fp8: %s", how)
     kind, dtype, whole = MODELS[shape.architecture], TORCH_DTYPES[shape.dtype], shape
     slices, shape = slices_of(whole, group.place), whole.split(group.place.size)
+    drafts = as_served(shape, demand_of(config))[1].drafts
+    attention = select_attention(shape, config, device, drafts)
     specs = model_tensors(shape)
     if config.model.load_format == "dummy":
         tensors = random_tensors(specs, dtype, device, config.model.seed, progress, fp8,
@@ -84,8 +89,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         tensors = read_tensors(path, specs, dtype, device, progress, kind.fused(whole), fp8,
                                _cache_scales(config, whole, group.place), shape.grouped,
                                stored_weights(raw, where), slices)
-    model = kind(shape, tensors, device, config.device.native_kernels, config.device.kernels,
-                 group)
+    model = kind(shape, tensors, device, attention, config.device.native_kernels,
+                 config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
     PassManager(model, parse_passes(config.device.passes),
                 Path(dump) if (dump := config.device.dump_passes) else None).install()

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from actorium.gpu.attention.attention_plan import AttentionPlan
 from actorium.gpu.models.decoder import Decoder, LayerRun
-from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
+from actorium.gpu.models.forward_context import ForwardContext, GroupContext
 from actorium.kernels.inputs import HiddenStream, settled
 
 ROWS = 3

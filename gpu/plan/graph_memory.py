@@ -128,12 +128,12 @@ class EagerReasons(NamedTuple):
     segments: str = ""
 
 
-def why_eager(by_host: bool, reads_lengths: bool) -> EagerReasons:
-    """Of a model; by_host: the host groups the rows of its experts; reads_lengths: see
-    `AttentionOps`."""
+def why_eager(by_host: bool, decodes: bool) -> EagerReasons:
+    """Of a model; by_host: the host groups the rows of its experts; decodes: whether
+    those of its attention backend can be captured."""
     if by_host:
         return EagerReasons(*["experts are grouped by the host"] * 2)
-    return EagerReasons("" if reads_lengths else "attention is told the longest sequence")
+    return EagerReasons("" if decodes else "attention is told the longest sequence")
 
 
 def graphs_estimate(shape: ModelShape, demand: Demand, graphs: Graphs) -> int:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import torch
 
-from actorium.actors.errors import BadConfig
 from actorium.gpu.families.tensor_specs import TensorSpec
 
 TORCH_DTYPES = {
@@ -13,8 +12,6 @@ TORCH_DTYPES = {
 }
 """Those of `model_shape.DTYPE_BYTES`: of weights and states, and, by the names of
 `--kv-cache-dtype`, of pages."""
-E4M3_CAPABILITY = (8, 9)
-"""Below it Triton does not convert from e4m3."""
 
 
 def tensor_dtype(spec: TensorSpec | None, model: torch.dtype) -> torch.dtype:
@@ -25,16 +22,3 @@ def tensor_dtype(spec: TensorSpec | None, model: torch.dtype) -> torch.dtype:
 def kv_dtype(name: str, weights: torch.dtype) -> torch.dtype:
     """Of the pages: as asked for by `--kv-cache-dtype`, auto = as the weights."""
     return TORCH_DTYPES.get(name, weights)
-
-
-def check_kv_dtype(name: str, device: torch.device, kernels: str) -> None:
-    """Raise `BadConfig` where these kernels (see `select_ops`) cannot read such pages on this
-    device."""
-    if name != "fp8_e4m3" or device.type != "cuda" or kernels == "torch":
-        return
-    found = torch.cuda.get_device_capability(device)
-    if found < E4M3_CAPABILITY:
-        raise BadConfig(
-            "--kv-cache-dtype: fp8_e4m3 needs CUDA capability {}.{}, this device has {}.{}: "
-            "take fp8_e5m2, or --kernels torch".format(*E4M3_CAPABILITY, *found),
-            "memory.kv_cache_dtype")

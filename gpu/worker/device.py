@@ -29,7 +29,7 @@ from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
-from actorium.gpu.weights.dtypes import TORCH_DTYPES, check_kv_dtype, kv_dtype
+from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.worker.graph_setup import (
     ReportPhase,
     capture_graphs,
@@ -92,7 +92,6 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     # Says what cannot be before it loads.
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
-    check_kv_dtype(config.memory.kv_cache_dtype, device, config.device.kernels)
     check_positions(config, shape, physical_bytes())
     model = load_model(path, config, device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group)

@@ -116,6 +116,8 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
         return Graphs([], [])
     why = "the kernels are not C's" if not isinstance(model.ops, NativeOps) else (
         "experts are grouped by the host" if model.waits else "")
+    if not why and not model.attention.decode.graphs:
+        why = f"{model.attention.decode.name} attends"
     if not model.group.replays:
         why = "the ranks' sums are not C's"
     if not why:

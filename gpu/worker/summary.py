@@ -31,7 +31,7 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
         max_num_seqs=plan.demand.max_num_seqs, state_bytes=measured.get("states", 0),
         checkpoints=plan.checkpoints, graphs=describe_graphs(graphs),
         no_graphs=_why_none(config, runner), kernels=_kernels(model.ops),
-        attention=_kernels(model.attention_ops), drafts=runner.tables.drafts.max_drafts)
+        attention=str(model.attention), drafts=runner.tables.drafts.max_drafts)
 
 
 def describe_graphs(graphs: Graphs) -> str:

@@ -1,7 +1,7 @@
 """Attention over paged keys and values, in C: the `Attend`s of steps on the CPU.
 
 Pages are bf16. Those in FP8 are made bf16 when they are read, some megabytes at a time; their
-scales go into the queries and the results. Pages of other dtypes are served by torch.
+scales go into the queries and the results.
 """
 
 from __future__ import annotations
@@ -14,10 +14,8 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.reference.kv import key_and_value_scales, scaled_heads
-from actorium.kernels.reference.paged_attention import Attend, ExtendChunk, seen_pages, torch_decode
+from actorium.kernels.reference.paged_attention import ExtendChunk, seen_pages
 
-TILE_DIM = 32
-"""What the head dimension must be a multiple of for `paged_extend`."""
 WIDENED = 1 << 25
 """Elements of pages in FP8 that a decode makes bf16 at a time, unless one sequence has more."""
 
@@ -26,21 +24,18 @@ class NativeDecode:
     """The C kernel `paged_decode`: the last tokens of every sequence."""
 
     def __init__(
-        self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, span: int, q_len: int,
+        self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
         page_size: int, window: int, scale: float,
     ) -> None:
-        """See `attention.torch_decode`, which serves pages that the kernel does not."""
+        """See `paged_attention.torch_decode`."""
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
-        self.span, self.q_len, self.page_size = span, q_len, page_size
+        self.q_len, self.page_size = q_len, page_size
         self.window, self.scale = window, scale
-        self.plain: Attend | None = None
         self.seen: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
-        if layer.dtype.itemsize > 1 and layer.dtype is not torch.bfloat16:
-            return self._plain(q, layer, out, scales)
         out = q.new_empty(q.shape) if out is None else out
         if layer.dtype is torch.bfloat16:
             self._run(q, layer, self.pages, self.lens, out)
@@ -75,34 +70,23 @@ class NativeDecode:
         width = -(-int(lens.max()) // self.page_size) if len(lens) else 0
         return tables[:, :max(1, width)].contiguous(), lens.contiguous()
 
-    def _plain(self, q: Tensor, layer: Tensor, out: Tensor | None,
-               scales: Tensor | None) -> Tensor:
-        if self.plain is None:
-            self.plain = torch_decode(self.pages, self.lens, self.span, self.q_len, self.page_size,
-                                      self.window, self.scale)
-        return self.plain(q, layer, out, scales)
-
 
 class NativeExtend:
-    """The C kernel `paged_extend`: chunks of sequences."""
+    """The C kernel `paged_extend`: chunks of sequences, of heads of multiples of 32 numbers."""
 
     def __init__(
         self, lib: ctypes.CDLL, threads: int, chunks: Tensor, tables: Sequence[Tensor],
-        page_size: int, window: int, scale: float, plain: Callable[[], Attend],
+        page_size: int, window: int, scale: float,
     ) -> None:
         """chunks: i64[n, 4]: address of the page table, first row in q, tokens before, tokens.
-        tables: kept alive; plain: makes what serves pages the kernel does not."""
+        tables: kept alive."""
         self.lib, self.threads, self.chunks = lib, threads, chunks
         self.tables = {table.data_ptr(): table for table in tables}
         self.page_size, self.window, self.scale = page_size, window, scale
-        self.plain = plain
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
-        odd = layer.dtype.itemsize > 1 and layer.dtype is not torch.bfloat16
-        if odd or q.shape[2] % TILE_DIM:
-            return self.plain()(q, layer, out, scales)
         out = q.new_empty(q.shape) if out is None else out
         if layer.dtype is torch.bfloat16:
             self._run(q, layer, self.chunks, out)
@@ -142,6 +126,7 @@ def scaled(q: Tensor, out: Tensor, scales: Tensor | None,
 @functools.cache
 def numbers(dtype: torch.dtype) -> Tensor:
     """bf16[256]: what each byte means in this dtype of 8 bits."""
+    assert dtype.itemsize == 1, dtype
     return torch.arange(256, dtype=torch.uint8).view(dtype).to(torch.bfloat16)
 
 

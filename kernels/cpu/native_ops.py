@@ -10,7 +10,6 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.block_rows import BlockRows
-from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
 from actorium.kernels.cpu.grouped_native import (
     GroupedMemory,
     NativeGrouped,
@@ -30,7 +29,6 @@ from actorium.kernels.linear import (
 )
 from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.reference.kv import write_kv
-from actorium.kernels.reference.paged_attention import Attend, ExtendChunk, torch_extend
 from actorium.kernels.reference.torch_ops import TorchOps
 
 SMALL_WEIGHT = 4 << 20
@@ -48,7 +46,6 @@ class NativeOps(TorchOps):
         self.lib, self.threads = lib, threads
         in_tiles = lib.linear_ready() if tiles is None else tiles
         self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
-        self.tiles = bool(lib.extend_ready())
 
     @functools.cached_property
     def grouped_memory(self) -> GroupedMemory:
@@ -126,19 +123,3 @@ class NativeOps(TorchOps):
             self.threads)
         if to is not pages:
             write_kv(pages, to, index, scales)
-
-    def decode(
-        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float,
-    ) -> Attend:
-        return NativeDecode(self.lib, self.threads, pages, lens, span, q_len, page_size, window,
-                            scale)
-
-    def extend(
-        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
-    ) -> Attend:
-        plain = functools.cache(functools.partial(torch_extend, rows, page_size, window, scale))
-        if not self.tiles:
-            return plain()
-        return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
-                            page_size, window, scale, plain)

@@ -12,19 +12,11 @@ Values of a row's full width cost 1/9 more at DeepSeek's sizes, and need no copy
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.reference.kv import read_rows, write_kv
-from actorium.kernels.reference.paged_attention import (
-    Attend,
-    ExtendChunk,
-    torch_decode,
-    torch_extend,
-)
 
 FEW = 8
 """Up to so many queries per sequence, heads become rows of one product with the sequence's
@@ -54,25 +46,6 @@ def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor,
     of the whole row, None = 1.
     """
     write_kv(pages, torch.cat((latent.unsqueeze(1), rope), -1), index, scales)
-
-
-class Latent:
-    """The attention kernels of latents, in torch: any device, any dtype."""
-
-    reads_lengths = False
-
-    def decode(
-        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float,
-    ) -> Attend:
-        """The last q_len tokens of every sequence; see `attention.torch_decode`."""
-        return torch_decode(pages, lens, span, q_len, page_size, window, scale, latent_masked)
-
-    def extend(
-        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
-    ) -> Attend:
-        """Chunks of sequences; see `attention.torch_extend`."""
-        return torch_extend(rows, page_size, window, scale, latent_masked, latent_causal)
 
 
 def latent_masked(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: float) -> Tensor:

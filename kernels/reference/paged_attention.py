@@ -34,26 +34,6 @@ class Attend(Protocol):
                  scales: Tensor | None = None) -> Tensor: ...
 
 
-class AttentionOps(Protocol):
-    """Kernels of paged attention."""
-
-    @property
-    def reads_lengths(self) -> bool:
-        """True if the cost of a decode follows the lengths, which it reads on the device, not the
-        bound `span`: only then can it run in graphs."""
-
-    def decode(
-        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float,
-    ) -> Attend:
-        """See `torch_decode`."""
-
-    def extend(
-        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
-    ) -> Attend:
-        """See `torch_extend`."""
-
-
 def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tensor:
     """Returns i64[B, span]: the indices of each row's tokens 0..span; places beyond a row's length
     repeat its token 0, so that what is masked later is still the row's own (NaN from another

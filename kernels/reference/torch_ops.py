@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from torch import Tensor
 
 from actorium.kernels.grouped_rows import GroupedLinear, is_grouped
@@ -19,16 +17,8 @@ from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
 from actorium.kernels.reference.kv import write_kv
-from actorium.kernels.reference.latent import Latent
 from actorium.kernels.reference.logprobs import logprobs
 from actorium.kernels.reference.norm import rms_norm
-from actorium.kernels.reference.paged_attention import (
-    Attend,
-    AttentionOps,
-    ExtendChunk,
-    torch_decode,
-    torch_extend,
-)
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.ssd import ssd_step
 from actorium.kernels.sampling_ops import SamplingOps
@@ -82,20 +72,6 @@ class TorchOps(Ops):
         normed = qk if norm is None else rms_norm(qk, norm, eps)
         qk.copy_(apply_rope(normed, rope))
         write_kv(pages, qkv[:, heads:], index, scales)
-
-    def decode(
-        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float,
-    ) -> Attend:
-        return torch_decode(pages, lens, span, q_len, page_size, window, scale)
-
-    def extend(
-        self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float
-    ) -> Attend:
-        return torch_extend(rows, page_size, window, scale)
-
-    def latent(self, rank: int) -> AttentionOps:
-        return Latent()
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
                      layer: DeltaLayer) -> Tensor:

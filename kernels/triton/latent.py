@@ -19,8 +19,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from actorium.kernels.reference.latent import Latent
-from actorium.kernels.reference.paged_attention import Attend
 from actorium.kernels.triton.device_limits import HOPPER, device_limits
 from actorium.kernels.triton.merge import AT_ONCE
 from actorium.kernels.triton.paged import load_rows, padded, query_for
@@ -244,20 +242,3 @@ class LatentDecode:
                 Q_LEN=self.q_len, HEADS=heads, RANK=self.rank, R_BLOCK=padded(self.rank),
                 ROWS=shape.rows, EACH=each, MOST=MOST, PARTS=AT_ONCE, num_warps=4)
         return out
-
-
-class TritonLatent(Latent):
-    """Decodes in Triton; chunks of prompts in torch."""
-
-    reads_lengths = True
-
-    def __init__(self, rank: int) -> None:
-        self.rank = rank
-
-    def decode(
-        self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
-        scale: float,
-    ) -> Attend:
-        """See `Latent.decode`."""
-        assert not window
-        return LatentDecode(pages, lens, span, q_len, page_size, scale, self.rank)

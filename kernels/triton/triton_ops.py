@@ -1,5 +1,5 @@
 """The Triton backend, for CUDA devices. It has no kernels for products with weights that are not in
-FP8 nor in 4 to 8 bits (beyond a few rows), routers, prompts over latents, Mamba-2's chunks and its
+FP8 nor in 4 to 8 bits (beyond a few rows), routers, Mamba-2's chunks and its
 convolution of single tokens: torch's run there."""
 
 from __future__ import annotations
@@ -20,17 +20,14 @@ from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from actorium.kernels.triton.apply_plan import apply_plan
 from actorium.kernels.triton.causal_conv import conv_extend
 from actorium.kernels.triton.commit import commit, commit_likeliest
-from actorium.kernels.triton.decode import decode
 from actorium.kernels.triton.delta import delta_step, delta_window
 from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
 from actorium.kernels.triton.experts import GroupedExperts
-from actorium.kernels.triton.extend import extend
 from actorium.kernels.triton.fill import fill
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
-from actorium.kernels.triton.latent import TritonLatent
 from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
 from actorium.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_add
@@ -85,7 +82,6 @@ class TritonOps(TorchOps):
     """Any dtype, on CUDA devices and in Triton's interpreter."""
 
     name = "triton"
-    reads_lengths = True
     groups_experts = True
     rms_norm = staticmethod(rms_norm)
     rms_norm_add = staticmethod(rms_norm_add)
@@ -99,8 +95,6 @@ class TritonOps(TorchOps):
     silu_mul_fp8 = staticmethod(silu_mul_fp8)
     gelu_mul_fp8 = staticmethod(gelu_mul_fp8)
     rotate_write = staticmethod(rotate_write)
-    decode = staticmethod(decode)
-    extend = staticmethod(extend)
     conv_extend = staticmethod(conv_extend)
     delta_extend = staticmethod(delta_extend)
     delta_step = staticmethod(delta_step)
@@ -144,9 +138,6 @@ class TritonOps(TorchOps):
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)
-
-    def latent(self, rank: int) -> TritonLatent:
-        return TritonLatent(rank)
 
     @property
     def sampling(self) -> SamplingOps:

@@ -11,9 +11,7 @@ import torch
 from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
-from actorium.kernels.cpu.native_ops import NativeOps
-from actorium.kernels.reference.latent import Latent
-from actorium.kernels.reference.torch_ops import TorchOps
+from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 
 PAGE, HEADS, KV, DIM = 8, 4, 2, 64
 LENS = [5, 8, 21, 70]
@@ -26,10 +24,10 @@ def kernels() -> list[Any]:
 
 @pytest.fixture
 def ops(request: pytest.FixtureRequest) -> Any:
-    plain = {"torch": TorchOps, "latent": Latent}
-    if request.param in plain:
-        return plain[request.param]()
-    return NativeOps(built(request.param), torch.get_num_threads())
+    ranks = {"torch": 0, "latent": DIM}
+    if request.param in ranks:
+        return TorchAttention(ranks[request.param])
+    return NativeAttention(built(request.param), torch.get_num_threads())
 
 
 def written(kv: int, lens: list[int], holes: float) -> tuple[Tensor, Tensor]:

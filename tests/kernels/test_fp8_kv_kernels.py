@@ -15,11 +15,12 @@ from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
 from torch import Tensor
 
+from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu import attention_native
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.kv import key_and_value_scales, largest, write_kv
-from actorium.kernels.reference.latent import Latent, write_latent
+from actorium.kernels.reference.latent import write_latent
 from actorium.kernels.reference.paged_attention import torch_decode, torch_extend
 from actorium.kernels.reference.rope import rope_table
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -82,7 +83,7 @@ def test_a_latent_has_one_scale() -> None:
     assert torch.equal(pages[:40, 0].float(), (latents * (1 / scale)).to(E4M3).float())
     q, table = torch.randn(1, 3, 24), torch.arange(3, dtype=torch.int32)[None]
     lens = torch.tensor([40], dtype=torch.int32)
-    attend = Latent().decode(table, lens, 40, 1, 16, 0, 0.2)
+    attend = TorchAttention(16).decode(table, lens, 40, 1, 16, 0, 0.2)
     want = attend(q, pages.float() * scale)
     assert torch.allclose(attend(q, pages, None, scale), want, rtol=1e-5, atol=1e-6)
 
@@ -97,6 +98,11 @@ def native() -> NativeOps:
     return found
 
 
+def attention(ops: NativeOps) -> NativeAttention:
+    """Of the same build."""
+    return NativeAttention(ops.lib, ops.threads)
+
+
 @pytest.mark.parametrize("dtype", [E4M3, E5M2])
 @pytest.mark.parametrize("widened", [1, 1 << 25])
 @pytest.mark.parametrize(("q_len", "window"), [(1, 0), (3, 0), (1, 20), (3, 20)])
@@ -105,22 +111,23 @@ def test_decodes_in_c(native: NativeOps, dtype: torch.dtype, widened: int, q_len
     monkeypatch.setattr(attention_native, "WIDENED", widened)
     case = Paged([(90, q_len), (0, q_len), (33, q_len)], 6, 2, 32, 16, window, BF16, dtype)
     scales, (tables, lens) = spread(4), case.tables()
-    attend = native.decode(tables, lens, int(lens.max()), q_len, 16, window, case.scale)
+    attend = attention(native).decode(tables, lens, int(lens.max()), q_len, 16, window, case.scale)
     assert isinstance(attend, attention_native.NativeDecode)
     for own in (scales, None):
         got = attend(case.q, case.layer, case.poisoned(), own)
         assert error(got, wanted(case, torch.ones(4) if own is None else own)) < 5e-3
     # One by one, as without drafts: the same bits.
     for at in range(q_len):
-        alone = native.decode(tables, lens - (q_len - 1 - at), int(lens.max()), 1, 16, window,
-                              case.scale)(case.q[at::q_len], case.layer)
-        assert torch.equal(alone, attend(case.q, case.layer)[at::q_len])
+        alone = attention(native).decode(tables, lens - (q_len - 1 - at), int(lens.max()), 1, 16,
+                                         window, case.scale)
+        got = alone(case.q[at::q_len], case.layer)
+        assert torch.equal(got, attend(case.q, case.layer)[at::q_len])
 
 
 @pytest.mark.parametrize("window", [0, 20])
 def test_chunks_in_c(native: NativeOps, window: int) -> None:
     case = Paged([(70, 40), (0, 9), (20, 1)], 6, 2, 32, 16, window, BF16, E4M3)
-    attend, scales = native.extend(case.rows, 16, window, case.scale), spread(4)
+    attend, scales = attention(native).extend(case.rows, 16, window, case.scale), spread(4)
     for own in (scales, None):
         got = attend(case.q, case.layer, case.poisoned(), own)
         assert error(got, wanted(case, torch.ones(4) if own is None else own)) < 5e-3

@@ -9,6 +9,7 @@ import torch
 from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
+from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import FEW_ROWS, Linear, NativeLinear, PackedLinear, can_pack
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
@@ -34,6 +35,11 @@ def rand(*size: int, seed: int = 0) -> Tensor:
 @pytest.fixture(params=EACH_BUILD)
 def ops(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(built(request.param), torch.get_num_threads())
+
+
+def attention(ops: NativeOps) -> NativeAttention:
+    """Of the same build."""
+    return NativeAttention(ops.lib, ops.threads)
 
 
 def close(got: Tensor, want: Tensor) -> None:
@@ -171,15 +177,15 @@ def test_native_decode(
     kv = rand((5 * width + 1) * page_size, 2 * kv_heads, dim)
     qkv = rand(5, heads + 2 * kv_heads, dim, seed=3)
     q = qkv[:, :heads]
-    got = ops.decode(pages, lens, 300, 1, page_size, window, dim**-0.5)(q, kv)
-    want = TorchOps().decode(pages, lens, 300, 1, page_size, window, dim**-0.5)(
+    got = attention(ops).decode(pages, lens, 300, 1, page_size, window, dim**-0.5)(q, kv)
+    want = TorchAttention().decode(pages, lens, 300, 1, page_size, window, dim**-0.5)(
         q.float().contiguous(), kv.float())
     assert torch.allclose(got.float(), want, rtol=2**-7, atol=2e-3)
 
 
-def test_native_decode_of_other_page_dtypes_and_windows_of_drafts(ops: NativeOps) -> None:
+def test_native_decode_of_windows_of_drafts(ops: NativeOps) -> None:
     lens, pages = torch.tensor([20], dtype=torch.int32), torch.tensor([[2, 1]], dtype=torch.int32)
     q, kv = rand(2, 4, 16), rand(48, 4, 16, seed=1)
-    two = ops.decode(pages, lens, 20, 2, 16, 0, 0.25)(q, kv)
-    one = ops.decode(pages, lens, 20, 1, 16, 0, 0.25)(q[1:], kv.float())
+    two = attention(ops).decode(pages, lens, 20, 2, 16, 0, 0.25)(q, kv)
+    one = TorchAttention().decode(pages, lens, 20, 1, 16, 0, 0.25)(q[1:], kv)
     close(two[1:], one)

@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from actorium.gpu.attention.attention_backend import TorchAttention
 from actorium.kernels.reference.latent import (
     FEW,
-    Latent,
     absorb,
     expand,
     latent_masked,
@@ -19,6 +19,7 @@ from actorium.kernels.reference.latent import (
 )
 
 HEADS, PLAIN, ROPE, RANK, VALUE = 3, 10, 4, 14, 6
+OVER_LATENTS = TorchAttention(RANK)
 
 
 @dataclass
@@ -86,7 +87,7 @@ def test_decodes_and_windows(weights: Weights, size: int, q_len: int) -> None:
     for i, own in enumerate(tables):
         table[i, :len(own)] = own
     q = torch.randn(3 * q_len, HEADS, PLAIN + ROPE, dtype=torch.float64)
-    run = Latent().decode(table, torch.tensor(lens, dtype=torch.int32), 17, q_len, size, 0, 0.3)
+    run = OVER_LATENTS.decode(table, torch.tensor(lens, dtype=torch.int32), 17, q_len, size, 0, 0.3)
     got = weights.values(run(weights.absorbed(q), layer))
     want = torch.cat([weights.attend(own, kept, n - q_len, 0.3)
                       for own, kept, n in zip(q.split(q_len), rows, lens, strict=True)])
@@ -102,7 +103,7 @@ def test_extends(weights: Weights, size: int) -> None:
     chunks = [Chunk(start, count, own) for (start, count), own in zip(parts, tables, strict=True)]
     counts = [count for _, count in parts]
     q = torch.randn(sum(counts), HEADS, PLAIN + ROPE, dtype=torch.float64)
-    got = weights.values(Latent().extend(chunks, size, 0, 0.3)(weights.absorbed(q), layer))
+    got = weights.values(OVER_LATENTS.extend(chunks, size, 0, 0.3)(weights.absorbed(q), layer))
     want = torch.cat([weights.attend(own, kept, start, 0.3) for own, kept, (start, _)
                       in zip(q.split(counts), rows, parts, strict=True)])
     torch.testing.assert_close(got, want)
@@ -112,7 +113,7 @@ def test_a_window_cuts_off_what_is_behind_it(weights: Weights) -> None:
     torch.manual_seed(3)
     layer, (table,), (rows,) = pages_of([40], 4)
     q = torch.randn(1, HEADS, PLAIN + ROPE, dtype=torch.float64)
-    run = Latent().decode(table[None], torch.tensor([40], dtype=torch.int32), 40, 1, 4, 8, 0.3)
+    run = OVER_LATENTS.decode(table[None], torch.tensor([40], dtype=torch.int32), 40, 1, 4, 8, 0.3)
     layer[table[0].item() * 4] = torch.nan
     got = weights.values(run(weights.absorbed(q), layer))
     torch.testing.assert_close(got, weights.attend(q, rows[-8:], 7, 0.3))

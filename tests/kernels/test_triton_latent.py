@@ -18,10 +18,10 @@ from torch import Tensor
 
 pytest.importorskip("triton")
 
+from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
 from actorium.gpu.plan.graph_memory import parts_estimate
-from actorium.kernels.reference.latent import Latent
 from actorium.kernels.triton.device_limits import HOPPER
-from actorium.kernels.triton.latent import LatentDecode, TritonLatent, config, room_for
+from actorium.kernels.triton.latent import LatentDecode, config, room_for
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
 FEW = settings(FEW, max_examples=20)
@@ -59,8 +59,8 @@ class Case:
 
     def wanted(self) -> Tensor:
         """f64, by the reference."""
-        attend = Latent().decode(self.pages, self.lens, self.span, self.q_len, self.size, 0,
-                                 self.scale)
+        attend = TorchAttention(32).decode(self.pages, self.lens, self.span, self.q_len, self.size,
+                                           0, self.scale)
         return attend(self.q.double(), self.layer.double())[..., :self.rank]
 
     def error(self, splits: int = 0) -> float:
@@ -110,7 +110,7 @@ class TestInterpreted:
 
         monkeypatch.setattr(InterpretedFunction, "run", named)
         few = Case([1500, 40], 1, 4, 32, 8, 16)
-        attend = TritonLatent(32).decode(few.pages, few.lens, few.span, 1, 16, 0, few.scale)
+        attend = TritonAttention(32).decode(few.pages, few.lens, few.span, 1, 16, 0, few.scale)
         layers = [few.layer, few.layer * 2, few.layer]
         first, other, again = [attend(few.q, layer)[..., :32].clone() for layer in layers]
         assert names == ["_list"] + ["_latent", "_merge_latent"] * 3
@@ -121,8 +121,8 @@ class TestInterpreted:
         assert many.error() < 1e-5 and names == ["_list", "_latent"]
 
     def test_nothing_and_lengths_beyond_the_first(self) -> None:
-        ops = TritonLatent(32)
-        assert ops.reads_lengths and not Latent().reads_lengths
+        ops = TritonAttention(32)
+        assert ops.graphs and not TorchAttention(32).graphs
         case = Case([40], 1, 4, 32, 8, 16)
         empty = ops.decode(case.pages[:0], case.lens[:0], 1, 1, 16, 0, 0.3)(case.q[:0], case.layer)
         assert empty.shape == (0, 4, 40)

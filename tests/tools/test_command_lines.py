@@ -28,13 +28,13 @@ PIECEWISE = ("--model-path M --enable-piecewise-cuda-graph --piecewise-cuda-grap
 SAGE = "--model-path M --attention-backend {name} --device {device} --host 127.0.0.1 --port 21000"
 SGLANG = ("--model-path M --host 0.0.0.0 --port 30000 --trust-remote-code --tp-size {tp} "
           "--enable-cache-report --log-level info --max-running-requests 64 --mem-fraction-static "
-          "0.65 --chunked-prefill-size 8192 --attention-backend fa3 --chat-template qwen2-vl "
+          "0.65 --chunked-prefill-size 8192 --attention-backend {attends} --chat-template qwen2-vl "
           "--mm-attention-backend fa3 --disable-radix-cache --enable-piecewise-cuda-graph "
           "--piecewise-cuda-graph-max-tokens 8192 --piecewise-cuda-graph-compiler eager")
 VLLM = ("M --tensor-parallel-size {tp} --gpu-memory-utilization 0.94 --max-model-len {length} "
         "--max-num-seqs 32 --max-num-batched-tokens 8192 --block-size 32 --language-model-only "
         "-O3 --enable-auto-tool-choice --reasoning-parser qwen3 --tool-call-parser qwen3_coder "
-        "--attention-backend TRITON_ATTN --enable-prefix-caching --speculative-config.method mtp "
+        "--attention-backend {attends} --enable-prefix-caching --speculative-config.method mtp "
         "--speculative-config.num_speculative_tokens 2 "
         "--speculative-config.rejection_sample_method probabilistic --load-format instanttensor")
 
@@ -71,26 +71,25 @@ def section(config: Config, key: str) -> object:
 
 
 PASTED = [
-    (words(SAGE, name="sage_attn", device="cpu"), {"gateway.port": 21000, "device.device": "cpu"},
-     ["--attention-backend"]),
-    (words(SAGE, name="triton", device="cpu"), {"gateway.host": "127.0.0.1"},
-     ["--attention-backend"]),
+    (words(SAGE, name="triton", device="cpu"),
+     {"gateway.port": 21000, "gateway.host": "127.0.0.1", "device.device": "cpu",
+      "device.attention_backend": "triton"}, []),
     (words(PIECEWISE, device="cpu"), {"memory.prefix_cache": False, "gateway.port": 30000,
                                       "device.graph_token_counts": "all"},
      ["--piecewise-cuda-graph-compiler"]),
-    (words(SGLANG, tp=1),
+    (words(SGLANG, tp=1, attends="torch_native"),
      {"scheduler.max_num_seqs": 64, "memory.memory_fraction": 0.65, "memory.prefix_cache": False,
       "scheduler.max_num_batched_tokens": 8192, "model.chat_template": None,
       "device.graph_token_counts": "all", "device.graph_max_tokens": 8192,
       "gateway.host": "0.0.0.0"},
-     ["--trust-remote-code", "--enable-cache-report", "--attention-backend", "--chat-template",
+     ["--trust-remote-code", "--enable-cache-report", "--chat-template",
       "--mm-attention-backend", "--piecewise-cuda-graph-compiler"]),
-    (words(VLLM, tp=1, length=262144),
+    (words(VLLM, tp=1, length=262144, attends="TRITON_ATTN"),
      {"model.max_model_len": 262144, "memory.page_size": 32, "scheduler.max_num_seqs": 32,
       "memory.prefix_cache": True, "speculation.speculative": "mtp:2", "model.load_format": "auto",
       "device.optimization_level": 3,
       "gateway.reasoning_parser": "qwen3", "gateway.tool_call_parser": "qwen3_coder"},
-     ["--language-model-only", "--enable-auto-tool-choice", "--attention-backend",
+     ["--language-model-only", "--enable-auto-tool-choice",
       "--speculative-config.rejection_sample_method", "--load-format"]),
 ]
 
@@ -111,7 +110,7 @@ def test_a_pasted_line_sets_known_flags_and_reports_the_rest(
 
 
 @pytest.mark.parametrize("line", [
-    "--num-prompts 1 --model-path M --attention-backend sage_attn --enable-torch-compile "
+    "--num-prompts 1 --model-path M --attention-backend triton --enable-torch-compile "
     "--cuda-graph-max-bs 4",
     "--model-path M --num-prompts 200"])
 def test_the_engines_flags_of_a_pasted_benchmark(line: str) -> None:
@@ -133,10 +132,14 @@ RANKS = "must be between 1 and 1024, got 0"
 
 
 @pytest.mark.parametrize(("argv", "error"), [
-    (words(SAGE, name="sage_attn", device="cuda"), "--device: cuda was asked for, but this"),
+    (words(SAGE, name="sage_attn", device="cpu"), "--attention-backend: sage_attn is not built in: "
+     "must be one of auto, torch, native, triton, got 'sage_attn'"),
+    (words(SGLANG, tp=1, attends="fa3"), "--attention-backend: flash_attn is not built in: must be "
+     "one of auto, torch, native, triton, got 'fa3'"),
+    (words(SAGE, name="triton", device="cuda"), "--device: cuda was asked for, but this"),
     (words(PIECEWISE, device="cuda"), "--device: cuda was asked for, but this machine has no CUDA"),
-    (words(SGLANG, tp=0), f"--tp-size: {RANKS}"),
-    (words(VLLM, tp=0, length=262144), f"--tensor-parallel-size: {RANKS}"),
+    (words(SGLANG, tp=0, attends="auto"), f"--tp-size: {RANKS}"),
+    (words(VLLM, tp=0, length=262144, attends="auto"), f"--tensor-parallel-size: {RANKS}"),
     (["-tp", "0"], f"-tp: {RANKS}"),
     (["--tp=0", "--trust-remote-code"], f"--tp: {RANKS}"),
     (["-tp", "17"], "-tp: must be at most 16, got 17"),
@@ -357,10 +360,10 @@ def test_torch_compile_says_what_it_is_taken_as() -> None:
 
 
 def test_flags_of_one_reason_share_a_line() -> None:
-    notes = serve("--attention-backend", "fa3", "--moe-runner-backend", "triton",
-                  "--attention-backend", "fa3").notes
-    assert notes == ["--attention-backend, --moe-runner-backend change nothing here: attention and "
-                     "other kernels are chosen by --kernels"]
+    notes = serve("--sampling-backend", "flashinfer", "--moe-runner-backend", "triton",
+                  "--sampling-backend", "flashinfer").notes
+    assert notes == ["--sampling-backend, --moe-runner-backend change nothing here: kernels are "
+                     "chosen by --kernels, those of attention by --attention-backend"]
 
 
 def test_other_tools_names_of_quantization() -> None:
@@ -409,7 +412,7 @@ def until(stream: IO[bytes], text: bytes) -> bytes:
 
 
 def test_the_longest_line_starts_an_engine(cli: Cli) -> None:
-    argv = words(VLLM, tp=1, length=512)
+    argv = words(VLLM, tp=1, length=512, attends="CPU_ATTN")
     with cli.serve(*argv, "--port", "0", "--kv-cache-bytes", "64m") as process:
         notes = process.report.decode()  # type: ignore[attr-defined]
         assert "--language-model-only changes nothing here: text alone is served" in notes

@@ -31,6 +31,7 @@ COMMANDS = {
     "models": ("models", "[FOLDER]: the models on this machine, and which of them fit it"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "passes": ("passes", "[MODEL]: which operations of its layers are joined, and what that gains"),
+    "backends": ("backends", "[MODEL]: what can attend over pages here, and what else would need"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
     "trace": ("trace", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),

@@ -26,12 +26,11 @@ class Group(NamedTuple):
 
 ACCEPTED = (
     Group("a model's own code is never run", "trust-remote-code"),
-    Group("attention and other kernels are chosen by --kernels",
+    Group("kernels are chosen by --kernels, those of attention by --attention-backend",
           "flashinfer-autotune flashinfer-mla-disable-ragged triton-attention-reduce-in-fp32 "
           "cascade-attn shared-experts-fusion fused-qk-norm-rope fp32-lm-head tf32-matmul "
           "flashinfer-cutlass-moe-fp4-allgather flashinfer flashinfer-sampling flashinfer-mla mla "
           "nan-detection",
-          "attention-backend prefill-attention-backend decode-attention-backend attention-config "
           "linear-attn-backend linear-attn-prefill-backend linear-attn-decode-backend "
           "mamba-backend gdn-prefill-backend sampling-backend moe-backend moe-runner-backend "
           "linear-backend fp8-gemm-backend fp8-gemm-runner-backend fp4-gemm-backend "

@@ -12,12 +12,14 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
+from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.retention import RetentionBound, retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.gguf_folder import SUFFIX
 from actorium.actors.models.obtain import with_model_path
+from actorium.gpu.attention.capabilities import CARDS
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
@@ -155,7 +157,10 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     """What a GPU holds beside the caches."""
     step = largest_step(demand)
     triton = config.device.kernels != "torch"
-    why = why_eager(part.experts is not None and not triton, triton)
+    asked = asked_backends(config.device).decode
+    attends = ("triton" if triton else "torch") if asked == "auto" else asked
+    decode = CARDS[attends].decode
+    why = why_eager(part.experts is not None and not triton, decode is not None and decode.graphs)
     graphs = planned_graphs(config, demand.drafts, why)
     return [own, BytesBeside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),

@@ -38,6 +38,7 @@ _MEANT = {
          "speculative-draft-model speculative-model num-speculative-tokens spec-method spec-tokens "
          "spec-model"),),
     "graphs": GRAPH_FLAGS,
+    "attention": ((VALUE, "attention-config"),),
     "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
     "priority": ((SWITCH, "priority-scheduling"),),
     "logs": ((SWITCH, "log-stats"),),
@@ -198,7 +199,19 @@ def _same_model(wanted: str, origin: str) -> Callable[[Config], None]:
     return check
 
 
-# --- generation, checkpoints ---------------------------------------------------------------------
+# --- attention, generation, checkpoints ----------------------------------------------------------
+
+def _attention(words: list[ForeignWord], result: Translation) -> None:
+    """vLLM's object, of which the backend's name means something here."""
+    for word in words:
+        given = {word.key: word.values[-1]} if word.key else json_object(word)
+        for key, value in given.items():
+            origin = word.origin if word.key else f"{word.origin} {key}"
+            if key == "backend":
+                result.set("attention_backend", str(value), origin)
+            else:
+                result.notes.append(f"{origin} changes nothing here: a backend's kernels choose it")
+
 
 def _generation(words: list[ForeignWord], result: Translation) -> None:
     """SGLang's names of --generation-config and --override-generation-config."""
@@ -245,6 +258,6 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
 
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
-    "accepted": _accept, "speculation": _speculation, "graphs": graphs,
+    "accepted": _accept, "speculation": _speculation, "attention": _attention, "graphs": graphs,
     "generation": _generation, "priority": _priority, "logs": _logs, "logprobs": _logprobs,
     "checkpoint": _checkpoint}

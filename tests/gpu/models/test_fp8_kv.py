@@ -31,8 +31,10 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import Resolved
+from actorium.gpu.attention.attention_backend import TritonAttention
+from actorium.gpu.attention.backend_choice import choose
+from actorium.gpu.attention.capabilities import DECODE, AttentionNeeds
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.weights.dtypes import check_kv_dtype
 from actorium.kernels.backends import triton_fault
 
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
@@ -155,16 +157,17 @@ def test_wrong_scales_are_refused_by_name(bad: Any, says: str, tmp_path: Path) -
 def test_devices_that_do_not_convert_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, capability = torch.device("cuda", 0), (8, 0)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
-    with pytest.raises(BadConfig) as caught:
-        check_kv_dtype("fp8_e4m3", cuda, "auto")
-    assert caught.value.param == "memory.kv_cache_dtype" and caught.value.message == (
-        "--kv-cache-dtype: fp8_e4m3 needs CUDA capability 8.9, this device has 8.0: take "
-        "fp8_e5m2, or --kernels torch")
-    for name, device, kernels in (("fp8_e5m2", cuda, "auto"), ("fp8_e4m3", cuda, "torch"),
-                                  ("fp8_e4m3", CPU, "auto"), ("auto", cuda, "auto")):
-        check_kv_dtype(name, device, kernels)
+    needs = AttentionNeeds("cuda", "bfloat16", "fp8_e4m3", 128, 16)
+    found = TritonAttention.fault(DECODE, needs, cuda)
+    assert found == ("pages in fp8_e4m3 need CUDA capability 8.9, this device has 8.0 "
+                     "(--kv-cache-dtype fp8_e5m2 needs none)")
+    with pytest.raises(BadConfig, match="8.9, this device has 8.0.*; torch could"):
+        choose(DECODE, needs, DeviceConfig(), cuda)
+    assert choose(DECODE, needs, DeviceConfig(kernels="torch"), cuda).name == "torch"
+    for other in (needs._replace(cache_dtype="fp8_e5m2"), needs._replace(cache_dtype="bfloat16")):
+        assert choose(DECODE, other, DeviceConfig(), cuda).name == "triton"
     capability = (8, 9)
-    check_kv_dtype("fp8_e4m3", cuda, "auto")
+    assert choose(DECODE, needs, DeviceConfig(), cuda).name == "triton"
 
 
 # --- models --------------------------------------------------------------------------------------

@@ -63,7 +63,8 @@ class Forms:
             stack.enter_context(patch.object(torch, "empty", torch.zeros))
             stack.enter_context(patch.object(Tensor, "new_empty", Tensor.new_zeros))
             # On a CUDA device the last layer has no other way for the few rows that are wanted.
-            stack.enter_context(patch("actorium.gpu.models.forward_context._few", lambda *_: None))
+            stack.enter_context(patch("actorium.gpu.attention.attention_plan._few",
+                                      lambda *_: None))
             yield self
 
     def take(self, kernel: Any, args: tuple[Any, ...], options: dict[str, Any]) -> str:

@@ -1,0 +1,175 @@
+"""The contract of an attention backend, and the backends that are built in.
+
+A step is planned once for each group of layers with one window, and what that gives, an `Attend`,
+is called for every layer of the group: so lists of work are made once. Where a step goes on in a
+graph, the same calls are captured. Writing keys and values to pages is not a backend's: all of them
+read the same layout, `[pages * page_size, *ModelShape.kv_row]`, and the scales that lie beside it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.attention.capabilities import CARDS, EXTEND, AttentionNeeds, BackendCard, unmet
+from actorium.kernels.backends import triton_fault
+from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
+from actorium.kernels.cpu.native_library import library
+from actorium.kernels.reference.latent import latent_causal, latent_masked
+from actorium.kernels.reference.paged_attention import (
+    Attend,
+    ExtendChunk,
+    causal_extend,
+    paged_decode,
+    torch_decode,
+    torch_extend,
+)
+
+E4M3_CAPABILITY = (8, 9)
+"""Below it Triton does not convert from e4m3."""
+
+
+class AttentionBackend(ABC):
+    """Kernels of paged attention, for one model on one device. What it can do is on its card; it is
+    asked for nothing else, and one whose card has no extends, or no decodes, not for those."""
+
+    card: BackendCard
+
+    @property
+    def name(self) -> str:
+        """As `--attention-backend` has it."""
+        return self.card.name
+
+    @property
+    def graphs(self) -> bool:
+        """Whether decodes can be captured."""
+        return self.card.decode is not None and self.card.decode.graphs
+
+    @classmethod
+    @abstractmethod
+    def missing(cls, part: str, device: torch.device) -> str:
+        """What this machine lacks for extends, or decodes, on this device; empty: nothing."""
+
+    @classmethod
+    def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
+        """Why it cannot serve these needs here; empty if it can."""
+        return cls.missing(part, device) or unmet(cls.card.part(part), needs)
+
+    @abstractmethod
+    def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+               soft_cap: float = 0.0) -> Attend:
+        """Chunks of sequences, whose rows in q follow one another; each token sees its sequence up
+        to itself.
+
+        window: tokens seen at most, itself among them, 0 = all; scale: on products of query and
+        key; soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay.
+        """
+
+    @abstractmethod
+    def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
+               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+        """The last q_len tokens of each of B sequences; with more than one, a window of drafts that
+        is verified: each sees those up to itself, and gets the bits that it would get alone.
+
+        pages: i32[B, P], beyond a length and behind a window of any page's number; lens: i32[B],
+        with the q_len tokens in them; span >= max(lens), on the host.
+        """
+
+
+class TorchAttention(AttentionBackend):
+    """The reference: any device and dtype."""
+
+    card = CARDS["torch"]
+
+    def __init__(self, latent_rank: int = 0) -> None:
+        """latent_rank: see `AttentionNeeds`."""
+        self._masked = latent_masked if latent_rank else paged_decode
+        self._causal = latent_causal if latent_rank else causal_extend
+
+    @classmethod
+    def missing(cls, part: str, device: torch.device) -> str:
+        return ""
+
+    def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+               soft_cap: float = 0.0) -> Attend:
+        return torch_extend(rows, page_size, window, scale, self._masked, self._causal)
+
+    def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
+               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+        return torch_decode(pages, lens, span, q_len, page_size, window, scale, self._masked)
+
+
+class NativeAttention(AttentionBackend):
+    """C's kernels: bf16 on a CPU, over pages in bf16 or FP8."""
+
+    card = CARDS["native"]
+
+    def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
+        """threads: of each call, torch's own."""
+        self.lib, self.threads = lib, threads
+
+    @classmethod
+    def missing(cls, part: str, device: torch.device) -> str:
+        lib = library() if device.type == "cpu" else None
+        if lib is None:
+            return ("its kernels are C's, for a CPU" if device.type != "cpu" else
+                    "its kernels cannot be built: no C compiler, or torch with another OpenMP")
+        if part == EXTEND and not lib.extend_ready():
+            return "this CPU has no instructions for its kernel"
+        return ""
+
+    def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+               soft_cap: float = 0.0) -> Attend:
+        return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
+                            page_size, window, scale)
+
+    def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
+               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+        return NativeDecode(self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
+
+
+class TritonAttention(AttentionBackend):
+    """Triton's kernels, on CUDA devices and in its interpreter. Chunks of prompts over latents are
+    torch's."""
+
+    card = CARDS["triton"]
+
+    def __init__(self, latent_rank: int = 0) -> None:
+        """latent_rank: see `AttentionNeeds`. Loads the kernels."""
+        from actorium.kernels.triton.decode import decode
+        from actorium.kernels.triton.extend import extend
+        from actorium.kernels.triton.latent import LatentDecode
+
+        self._rank, self._extend, self._decode, self._latent = (
+            latent_rank, extend, decode, LatentDecode)
+
+    @classmethod
+    def missing(cls, part: str, device: torch.device) -> str:
+        return triton_fault(device)
+
+    @classmethod
+    def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
+        if why := super().fault(part, needs, device):
+            return why
+        if needs.cache_dtype == "fp8_e4m3" and device.type == "cuda":
+            found = torch.cuda.get_device_capability(device)
+            if found < E4M3_CAPABILITY:
+                return ("pages in fp8_e4m3 need CUDA capability {}.{}, this device has {}.{} "
+                        "(--kv-cache-dtype fp8_e5m2 needs none)".format(*E4M3_CAPABILITY, *found))
+        return ""
+
+    def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+               soft_cap: float = 0.0) -> Attend:
+        if self._rank:
+            return torch_extend(rows, page_size, window, scale, latent_masked, latent_causal)
+        return self._extend(rows, page_size, window, scale, soft_cap)
+
+    def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
+               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+        if self._rank:
+            return self._latent(pages, lens, span, q_len, page_size, scale, self._rank)
+        return self._decode(pages, lens, span, q_len, page_size, window, scale, soft_cap)

@@ -1,0 +1,93 @@
+"""How the rows of one step attend: its prompts' chunks by one backend, its decodes by another."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from actorium.gpu.attention.attention_backend import AttentionBackend
+from actorium.gpu.attention.backend_choice import StepAttention
+from actorium.gpu.step.batch import ForwardBatch
+from actorium.kernels.reference.paged_attention import Attend
+
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """How the rows of one step attend, for one window."""
+
+    extend_tokens: int
+    extend: Attend | None
+    decode: Attend | None
+    few: Attend | None
+    """For the last layer of a step that wants few rows: attends those alone."""
+
+    def attend_rows(self, q: Tensor, pages: Tensor, rows: Tensor,
+                    scales: Tensor | None = None) -> Tensor:
+        """`attend(...)[rows]`: [R, H, D]."""
+        if not len(rows):
+            return q[:0]
+        if self.few is not None:
+            return self.few(q.index_select(0, rows), pages, None, scales)
+        return self.attend(q, pages, None, scales).index_select(0, rows)
+
+    def attend(self, q: Tensor, pages: Tensor, out: Tensor | None = None,
+               scales: Tensor | None = None) -> Tensor:
+        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales: theirs, see
+        `kv.write_kv` -> [T, H, D], in `out` if given."""
+        if self.extend is None or self.decode is None:
+            only = self.extend or self.decode
+            assert only is not None
+            return only(q, pages, out, scales)
+        n = self.extend_tokens
+        out = q.new_empty(q.shape) if out is None else out
+        self.extend(q[:n], pages, out[:n], scales)
+        self.decode(q[n:], pages, out[n:], scales)
+        return out
+
+
+def plan_attention(
+    batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention
+) -> AttentionPlan:
+    """The plan of a step for layers with this window (0 = none)."""
+    plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
+    if batch.extends:
+        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale)
+    if batch.decode_rows:
+        pages, lens = batch.decode_pages, batch.decode_kv_lens
+        assert pages is not None and lens is not None
+        plan.decode = decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size, window,
+                             scale)
+    wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
+    if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
+            and not batch.all_rows:
+        # Whatever else is in the step: rounding must not depend on neighbours.
+        plan.few = _few(batch, page_size, window, scale, attention.decode)
+    return plan
+
+
+def _few(
+    batch: ForwardBatch, page_size: int, window: int, scale: float, backend: AttentionBackend
+) -> Attend | None:
+    """The wanted rows as decode rows: each sees its own sequence up to its own position."""
+    ends: list[int] = []
+    tables: list[Tensor] = []
+    for row in batch.extends:
+        ends.append((ends[-1] if ends else 0) + row.count)
+        tables.append(row.pages)
+    wanted: list[Tensor] = []
+    for at in batch.logit_rows.tolist():
+        if at < batch.extend_tokens:
+            wanted.append(tables[bisect_right(ends, at)])
+        else:
+            assert batch.decode_pages is not None
+            wanted.append(batch.decode_pages[(at - batch.extend_tokens) // batch.decode_q_len])
+    if not wanted:
+        return None
+    lens = (batch.positions.index_select(0, batch.logit_rows) + 1).to(torch.int32)
+    span = int(lens.max())
+    pages = torch.nn.utils.rnn.pad_sequence(
+        [table[:-(-span // page_size)] for table in wanted], batch_first=True)
+    return backend.decode(pages, lens, span, 1, page_size, window, scale)
