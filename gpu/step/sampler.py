@@ -79,7 +79,7 @@ def _sample_host(t: SlotTables, step: InputBatch, logits: Tensor,
         _adjust(t, step, logits)
     if masks:
         apply_masks(t, step, masks, logits)
-    tokens = logits.numpy().argmax(axis=1)
+    tokens = sampling_cpu.likeliest(logits.numpy())
     if not needs & SAMPLES:
         return tokens
     rows = np.flatnonzero(step.flags & SAMPLES)

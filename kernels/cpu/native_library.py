@@ -67,6 +67,7 @@ SIGNATURES = {
     "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,
     "share_work": [c_int],
     "run_program": [c_void_p, c_int64, c_int],
+    "sample_rows": [c_void_p] + [c_int64] * 2 + _POINTER * 7 + [c_int],
     "rank_all_reduce": [c_void_p, c_void_p, c_int64, c_int],
     "rank_reduce_add_norm": [c_void_p, c_void_p, c_int] + _POINTER * 3
                             + [c_float, c_void_p, c_int64, c_int],

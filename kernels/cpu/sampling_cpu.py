@@ -1,15 +1,21 @@
-"""Temperature, truncation and the draw on a CPU, in numpy: twin of `sampling.truncate` + `draw`.
+"""Temperature, truncation and the draw on a CPU: twin of `sampling.truncate` + `draw`.
 
-numpy's vectorised partition and exp are many times faster here than torch's sort, and its calls
-cost a microsecond instead of five. Rows are taken in blocks that stay in the cache. Only the
-likeliest tokens are put in order: a few at first, more for rows whose kept set is larger.
+In C where that can be had (`sampling.c`), which with 32 rows of 49,152 tokens takes a tenth of
+numpy's time, on all threads; else in numpy, whose vectorised partition and exp are many times
+faster here than torch's sort, and whose calls cost a microsecond instead of five. There rows are
+taken in blocks that stay in the cache, and only the likeliest tokens are put in order: a few at
+first, more for rows whose kept set is larger.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
+from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference.sampling import PROMPT_BIT
 
 F32 = NDArray[np.float32]
@@ -38,6 +44,18 @@ def penalise(logits: F32, counts: NDArray[np.int32], repetition: F32, presence: 
     here[flat] = values - frequency[row] * out - presence[row] * (out > 0)
 
 
+def likeliest(logits: F32) -> I64:
+    """The likeliest token of each row, the first of several: i64[R]. logits: f32[R, V]."""
+    rows, vocab = logits.shape
+    lib = library()
+    if lib is None or not logits.flags.c_contiguous:
+        return logits.argmax(axis=1)
+    out = np.empty(rows, np.int64)
+    lib.sample_rows(_at(logits), rows, vocab, None, None, None, None, None, _at(out), None,
+                    torch.get_num_threads())
+    return out
+
+
 def sample(logits: F32, temperature: F32, top_k: NDArray[np.int32], top_p: F32, min_p: F32,
            uniform: F64) -> I64:
     """One token a row: i64[R].
@@ -45,6 +63,25 @@ def sample(logits: F32, temperature: F32, top_k: NDArray[np.int32], top_p: F32, 
     logits: f32[R, V]; temperature f32[R] > 0; top_k i32[R] (0 = all); top_p, min_p f32[R];
     uniform f64[R] in [0, 1).
     """
+    lib = library()
+    if lib is None:
+        return sample_by_numpy(logits, temperature, top_k, top_p, min_p, uniform)
+    (rows, vocab), threads = logits.shape, torch.get_num_threads()
+    out, scratch = np.empty(rows, np.int64), np.empty(3 * threads * vocab, np.float32)
+    held = [np.ascontiguousarray(own) for own in (logits, temperature, top_k, top_p, min_p,
+                                                  uniform)]
+    lib.sample_rows(_at(held[0]), rows, vocab, *map(_at, held[1:]), _at(out), _at(scratch), threads)
+    return out
+
+
+def _at(array: NDArray[Any]) -> int:
+    address: int = array.__array_interface__["data"][0]
+    return address
+
+
+def sample_by_numpy(logits: F32, temperature: F32, top_k: NDArray[np.int32], top_p: F32,
+                    min_p: F32, uniform: F64) -> I64:
+    """`sample` where there is no C."""
     rows, vocab = logits.shape
     out = np.empty(rows, np.int64)
     cuts = (top_k > 0) & (top_k < vocab) | (top_p < 1) | (min_p > 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -109,23 +110,29 @@ def test_ties_at_the_boundary_stay_together() -> None:
     assert (~_ours(logits, options).isinf()).sum(1).tolist() == [600, 600]
 
 
-def _cpu(logits: Tensor, o: dict[str, Any], u: np.ndarray) -> np.ndarray:
+BY = [sampling_cpu.sample, sampling_cpu.sample_by_numpy]
+"""In C, where there is a compiler, and without it."""
+by = pytest.mark.parametrize("by", BY, ids=["native", "numpy"])
+
+
+def _cpu(by: Any, logits: Tensor, o: dict[str, Any], u: np.ndarray) -> np.ndarray:
     n = len(u)
-    return sampling_cpu.sample(
+    return by(
         logits.expand(n, -1).numpy().copy(), np.full(n, o.get("temperature", 1.0), np.float32),
         np.full(n, o.get("top_k", 0), np.int32), np.full(n, o.get("top_p", 1.0), np.float32),
         np.full(n, o.get("min_p", 0.0), np.float32), u)
 
 
+@by
 @pytest.mark.parametrize("options", COMBINATIONS)
-def test_draws_follow_transformers_distribution(options: dict[str, Any]) -> None:
+def test_draws_follow_transformers_distribution(options: dict[str, Any], by: Any) -> None:
     """Chi-square of 20,000 draws with fixed seeds; and both implementations draw alike."""
     logits = _rows(1, 11, 40) * 0.7
     options = {**options, "top_k": min(options.get("top_k", 0), 40)}
     n = 20_000
     seeds = np.arange(n)
     u = uniform(seeds, seeds * 0, seeds * 0 + 77)
-    tokens = _cpu(logits, options, u)
+    tokens = _cpu(by, logits, options, u)
     shaped = _ours(logits.expand(n, -1), [options] * n)
     assert (sampling.draw(shaped, torch.from_numpy(u)).numpy() != tokens).sum() <= 2
     want = _warp(logits.clone(), **options).softmax(-1)[0].double().numpy() * n
@@ -144,29 +151,65 @@ def test_draws_follow_transformers_distribution(options: dict[str, Any]) -> None
     assert chi2 < freedom + 4 * (2 * freedom) ** 0.5 + 6
 
 
-def test_ends_of_the_unit_interval_draw_possible_tokens() -> None:
+@by
+def test_ends_of_the_unit_interval_draw_possible_tokens(by: Any) -> None:
     logits = torch.full((2, 700), -INF)
     logits[:, 100:300] = 0.0
     u = np.array([0.0, 1 - 2.0**-53])
     one, zero = np.ones(2, np.float32), np.zeros(2, np.float32)
     for k in (0, 250):
-        got = sampling_cpu.sample(logits.numpy(), one, np.full(2, k, np.int32), one, zero, u)
+        got = by(logits.numpy(), one, np.full(2, k, np.int32), one, zero, u)
         assert got.tolist() == [100, 299]
     assert sampling.draw(logits, torch.from_numpy(u)).tolist() == [100, 299]
 
 
+@by
 @pytest.mark.parametrize("k", [0, 5])
-def test_a_row_of_nan_disturbs_no_other(k: int) -> None:
+def test_a_row_of_nan_disturbs_no_other(k: int, by: Any) -> None:
     logits = _rows(3).numpy()
     one, zero = np.ones(3, np.float32), np.zeros(3, np.float32)
     top_k, u = np.full(3, k, np.int32), np.array([0.3, 0.6, 0.9])
-    want = sampling_cpu.sample(logits, one, top_k, one, zero, u)
+    want = by(logits, one, top_k, one, zero, u)
     for broken in range(3):
         hurt = logits.copy()
         hurt[broken] = np.nan
-        got = sampling_cpu.sample(hurt, one, top_k, one, zero, u)
+        got = by(hurt, one, top_k, one, zero, u)
         assert ((got == want) | (np.arange(3) == broken)).all()
         assert 0 <= got[broken] < VOCAB
+
+
+@pytest.mark.parametrize("spread", [0.01, 1.0, 9.0, 40.0])
+@pytest.mark.parametrize("vocab", [1, 17, 300, 5000])
+def test_c_and_numpy_draw_alike_however_wide_rows_are(vocab: int, spread: float) -> None:
+    """Thresholds near the top and far below it, ties, tokens that a mask forbids, few tokens."""
+    rng, rows = np.random.default_rng(vocab), 40
+    logits = (rng.standard_normal((rows, vocab)) * spread).astype(np.float32)
+    logits[::4] = np.round(logits[::4])
+    logits[1::4][rng.random((10, vocab)) < 0.7] = -np.inf
+    logits[:, rng.integers(vocab)] = 3 * spread
+    choice = partial(rng.choice, size=rows)
+    given = (logits, choice([0.3, 1.0, 1.7]).astype(np.float32),
+             choice([0, 1, 5, 40, vocab]).astype(np.int32),
+             choice([0.1, 0.9, 0.999, 1.0]).astype(np.float32),
+             choice([0.0, 0.0, 0.05]).astype(np.float32))
+    different = 0
+    for _ in range(20):
+        u = rng.random(rows)
+        different += int((sampling_cpu.sample(*given, u)
+                          != sampling_cpu.sample_by_numpy(*given, u)).sum())
+    assert different <= 4, "of 800: what rounding moves across a boundary"
+
+
+def test_the_first_of_the_likeliest_is_taken() -> None:
+    rng = np.random.default_rng(5)
+    for vocab in (1, 31, 700):
+        logits = np.round(rng.standard_normal((50, vocab)) * 2).astype(np.float32)
+        logits[1::3][:, ::2] = -np.inf
+        assert (sampling_cpu.likeliest(logits) == logits.argmax(1)).all()
+        assert (sampling_cpu.likeliest(logits[:, ::2]) == logits[:, ::2].argmax(1)).all()
+    lost = np.full((2, 40), np.nan, np.float32)
+    lost[1, 7] = 1
+    assert sampling_cpu.likeliest(lost)[1] == 7 and 0 <= sampling_cpu.likeliest(lost)[0] < 40
 
 
 def test_repetition_penalty_equals_transformers() -> None:
@@ -229,7 +272,8 @@ def test_logprobs_and_ranks() -> None:
     assert torch.equal(mixed.ranks, got.ranks) and torch.equal(mixed.chosen, got.chosen)
 
 
-def test_masked_rows_take_no_longer_than_others() -> None:
+@by
+def test_masked_rows_take_no_longer_than_others(by: Any) -> None:
     """Most of their logits are equal, which some ways of finding the largest do not like."""
     rng = np.random.default_rng(0)
     free = rng.standard_normal((16, 8192)).astype(np.float32) * 3
@@ -241,8 +285,7 @@ def test_masked_rows_take_no_longer_than_others() -> None:
         took = []
         for _ in range(7):
             begun = time.thread_time()
-            got = sampling_cpu.sample(logits, ones, np.full(16, 20, np.int32), 0.9 * ones,
-                                      0 * ones, rng.random(16))
+            got = by(logits, ones, np.full(16, 20, np.int32), 0.9 * ones, 0 * ones, rng.random(16))
             took.append(time.thread_time() - begun)
             assert logits is free or (got < 40).all()
         return min(took)
