@@ -63,6 +63,19 @@ def token_setting(device: DeviceConfig) -> SizeSetting:
     return _bounded(device, found, most)
 
 
+def why_no_graphs(device: DeviceConfig) -> str:
+    """The flag that keeps decode steps from being captured; empty where none does."""
+    if batch_setting(device).word != "off":
+        return ""
+    if device.enforce_eager:
+        return "--enforce-eager"
+    if device.graph_max_batch_size == 0:
+        return "--graph-max-batch-size 0"
+    if device.optimization_level < 2:
+        return f"-O{device.optimization_level}"
+    return "--graph-batch-sizes off"
+
+
 def _bounded(device: DeviceConfig, found: SizeSetting, most: int | None) -> SizeSetting:
     if device.enforce_eager or found.word == "off" or most == 0:
         return SizeSetting(word="off")

@@ -34,6 +34,10 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     state_bytes: int = 0
     """Recurrent states, checkpoints included."""
     checkpoints: int = 0
+    level: int = 2
+    """Of optimisation."""
+    passes: str = "all"
+    """The setting."""
     graphs: str = ""
     """Sizes of what is captured; empty = nothing is."""
     no_graphs: str = ""

@@ -16,13 +16,13 @@ from actorium.actors.gauges import bytes_of
 from actorium.actors.health import READY_PHASES
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
+from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
 from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
-MODES = ("full_graph", "piecewise_graph", "eager")
 REJECTED, WEIGHT_FORMAT = "rejected_", "weight_format_"
 HTTP = f"http{histograms.MARK}"
 DRAFTED = "spec_decode_num_accepted_tokens_pos_"
@@ -140,6 +140,8 @@ OWN = (
     Row("kernels_compiled", COUNTER, "kernels_compiled",
         "Kernels compiled, or loaded from Triton's cache, when requests were being served.",
         WORKER),
+    Row("graph_capture_seconds", GAUGE, "graph_capture_seconds",
+        "What the worker took at its start to capture graphs or programs.", WORKER),
     Row("detokenizer_sequences", GAUGE, "detokenizer_sequences",
         "Sequences on their way to text.", DETOKENIZER),
 )
@@ -338,8 +340,14 @@ def _actors(facts: MetricsInput) -> Iterator[MetricFamily]:
 def _memory(facts: MetricsInput) -> Iterator[MetricFamily]:
     worker = _gauges(facts, WORKER)
     yield _family("actorium:worker_steps", COUNTER, "Steps by how the worker ran them.",
-                  [({"mode": mode}, worker[f"steps_{mode}"]) for mode in MODES
+                  [({"mode": mode}, worker[f"steps_{mode}"]) for mode in STEP_MODES
                    if f"steps_{mode}" in worker])
+    yield _family("actorium:worker_steps_by_size", COUNTER,
+                  "Steps by how the worker ran them and the size that served them: sequences of "
+                  "graphs and programs of decodes, tokens of segments; of eager steps the power of "
+                  "two that their tokens are within.",
+                  [({"mode": mode, "size": str(size)}, count)
+                   for (mode, size), count in steps_by_size(worker).items()])
     yield _family("actorium:weight_bytes", GAUGE, "Bytes of the weights by how they are held.",
                   [({"format": name.removeprefix(WEIGHT_FORMAT)}, count)
                    for name, count in sorted(worker.items()) if name.startswith(WEIGHT_FORMAT)])

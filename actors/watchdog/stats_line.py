@@ -11,13 +11,15 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actorium.actors.counters import CounterReading, growth
+from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
 from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
 COUNTERS = ("steps", "computed_prompt_tokens", "tokens", "cache_lookup_tokens", "cache_hit_tokens",
             "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
             "spec_decode_num_accepted_tokens", "preemptions")
-GRAPHS = ("full_graph", "piecewise_graph", "eager")
+SIZES_SHOWN = 3
+"""Of each way in which steps were run, those that served most."""
 
 
 class StatsLine(NamedTuple):
@@ -47,7 +49,7 @@ class StatsLogger:
         first, self._due = self._due is None, now + self._seconds
         scheduler, worker = actors.get(SCHEDULER), actors.get(WORKER)
         took, done = self._since(scheduler, COUNTERS)
-        modes = self._since(worker, tuple(f"steps_{mode}" for mode in GRAPHS))[1]
+        modes = self._since(worker, _step_counters(worker))[1]
         if first or scheduler is None:
             return None
         gauges = scheduler.gauges
@@ -62,6 +64,8 @@ class StatsLogger:
             return 0.0, dict.fromkeys(names, 0.0)
         counts = {name: actor.gauges.get(name, 0.0) for name in names}
         before = self._before.get(actor.role)
+        if before is not None:  # sizes turn up when the first step of them is run
+            before = before._replace(counts={**dict.fromkeys(names, 0.0), **before.counts})
         new = self._before[actor.role] = CounterReading(actor.epoch, actor.seen, counts)
         grown = growth(before, new)
         if grown is None:  # it counts from 0 on
@@ -90,10 +94,7 @@ def _line(gauges: Mapping[str, float], done: Mapping[str, float], modes: Mapping
         fields["prefix_cache_hit_rate"] = done["cache_hit_tokens"] / done["cache_lookup_tokens"]
         parts.append(f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%")
     _add_speculation(done, fields, parts)
-    steps = sum(modes.values())
-    if steps > modes["steps_eager"]:
-        fields["graph_share"] = 1 - modes["steps_eager"] / steps
-        parts.append(f"Graphs: {100 * fields['graph_share']:.1f}% of steps")
+    _add_graphs(modes, fields, parts)
     return StatsLine(", ".join(parts), {name: round(value, 4) for name, value in fields.items()})
 
 
@@ -107,3 +108,30 @@ def _add_speculation(done: Mapping[str, float], fields: dict[str, float],
     fields["draft_acceptance_rate"] = accepted / drafted
     parts += [f"Mean acceptance length: {fields['mean_acceptance_length']:.2f}",
               f"Avg draft acceptance rate: {100 * fields['draft_acceptance_rate']:.1f}%"]
+
+
+def _step_counters(worker: Supervised | None) -> tuple[str, ...]:
+    """The worker's counters of steps: by how it ran them, and by size."""
+    told = worker.gauges if worker is not None else {}
+    return (*(f"steps_{mode}" for mode in STEP_MODES),
+            *(name for name in told if name.startswith("steps_") and name[-1].isdecimal()))
+
+
+def _add_graphs(modes: Mapping[str, float], fields: dict[str, float], parts: list[str]) -> None:
+    """The share of steps that were captured, and which sizes served how many."""
+    eager = modes.get("steps_eager", 0.0)
+    steps = sum(modes.get(f"steps_{mode}", 0.0) for mode in STEP_MODES)
+    if steps <= eager:
+        return
+    fields["graph_share"] = 1 - eager / steps
+    sizes = {key: count for key, count in steps_by_size(modes).items() if count}
+    fields.update({f"steps_{mode}_of_{size}": count for (mode, size), count in sizes.items()})
+    shown = []
+    for mode in STEP_MODES:
+        own = sorted(((count, size) for (other, size), count in sizes.items() if other == mode),
+                     reverse=True)
+        if own:
+            told = [f"{size}: {count:.0f}" for count, size in own[:SIZES_SHOWN]]
+            shown.append(f"{mode} {', '.join(told + ['...'] * (len(own) > SIZES_SHOWN))}")
+    parts.append(f"Graphs: {100 * fields['graph_share']:.1f}% of steps"
+                 + f" ({'; '.join(shown)})" * bool(shown))

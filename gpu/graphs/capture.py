@@ -43,14 +43,13 @@ class CudaCapturer:
         self._device = device
 
     def capture(self, run: Callable[[], T]) -> tuple[Replayable, T]:
-        """See `Capturer`. First `run` is run twice: kernels are loaded at their first launch, and
+        """See `Capturer`. First `run` is run: kernels are loaded at their first launch, and
         libraries choose at theirs."""
         current = torch.cuda.current_stream(self._device)
         self._stream.wait_stream(current)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(self._stream):
-            for _ in range(2):
-                run()
+            run()
             torch.cuda.synchronize(self._device)
             collects = gc.isenabled()
             gc.disable()  # what it would free may ask the device whether it is still in use

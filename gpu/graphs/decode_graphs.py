@@ -226,6 +226,7 @@ class DecodeGraphRunner:
             return None
         self._choose(step, rows, up)
         self.replays += 1
+        self._pass.served.add("full_graph", rows)
         return GraphReplay(self._pass.tables, self._statics, tier, needs, drafting)
 
     def _class(self, step: InputBatch) -> int | None:

@@ -1,7 +1,8 @@
 """Decode steps on a CPU, their layers captured once and replayed in one call each.
 
 A program serves one number of sequences and one window. It is captured when the first step of its
-size comes, over the sink page and the sink's states: that takes about as long as the step. What a
+size comes (or at the start, where sizes were asked for), over the sink page and the sink's states:
+that takes about as long as the step. What a
 step brings lies in memory of its own, which is filled before the replay: hidden states, rows of the
 ropes, page tables at full width. How long sequences are the kernels read there, so a program serves
 any lengths.
@@ -96,11 +97,13 @@ def _bits(tensor: Tensor) -> NDArray[np.int16]:
 class DecodePrograms:
     """Runs the layers of decode steps; see `LayerRunner`."""
 
-    serves_as = "full_graph"
+    serves_as = "program"
 
     def __init__(self, model: Decoder, pools: Sequence[KVPagePool], states: StatePool | None,
-                 sizes: ProgramSizes) -> None:
+                 sizes: ProgramSizes, asked: Sequence[GraphShape] = ()) -> None:
+        """asked: the only shapes to be captured, where some were asked for."""
         assert isinstance(model.ops, NativeOps)
+        self._asked = frozenset(asked)
         self._model, self._pools, self._states = model, pools, states
         self._rows, temporaries = sizes.rows, Arena(sizes.temporaries)
         kept = Arena(sizes.kept)
@@ -114,11 +117,19 @@ class DecodePrograms:
         self.replays = 0
         """Steps served so far."""
 
-    def serves(self, step: InputBatch) -> bool:
-        """Whether there is a program for a step of this size; it is captured at the first one."""
+    @property
+    def count(self) -> int:
+        """Programs captured so far."""
+        return sum(own is not None for own in self._programs.values())
+
+    def serves(self, step: InputBatch) -> int:
+        """Sequences of the step if there is a program for its size, else 0; it is captured at the
+        first one."""
         shape = GraphShape(len(step.decode), step.q_len)
         rows = 0 if step.extends is not None or step.prompts else shape.rows * shape.q_len
-        return 0 < rows <= self._rows and self.captures(shape)
+        if not 0 < rows <= self._rows or (self._asked and shape not in self._asked):
+            return 0
+        return shape.rows if self.captures(shape) else 0
 
     def captures(self, shape: GraphShape) -> bool:
         """Captures steps of this shape, if that was not done; False where it cannot be done."""

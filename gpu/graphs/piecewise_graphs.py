@@ -136,7 +136,13 @@ class PiecewiseGraphRunner:
             work, (p, carried) = take(partial(self._next, before, run, step, y, carried))
             segments.append(PieceGraph(work, borrow(p)))
             del p
-        return PiecewiseGraph(segments, step.ropes, carried)
+        # Given up only now: the segments of this size must not use it among themselves.
+        return PiecewiseGraph(segments, self._given_up(step.ropes),
+                              tuple(self._given_up(carried)))
+
+    def _given_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
+        """The same memory, for the next size as well: what is held would grow with every one."""
+        return [self._capturer.borrow(own) if own.is_contiguous() else own for own in tensors]
 
     def _first(self, size: int) -> tuple[ForwardContext, Tensor, tuple[Any, ...]]:
         model, inputs = self._model, self._inputs
@@ -152,9 +158,10 @@ class PiecewiseGraphRunner:
 
     # --- serving -----------------------------------------------------------------------------
 
-    def serves(self, step: InputBatch) -> bool:
-        """Whether segments are there for a step."""
-        return step.bounded and self._size(step.tokens) in self._chains
+    def serves(self, step: InputBatch) -> int:
+        """Tokens of the segments that are there for a step; 0 = none are."""
+        size = self._size(step.tokens) if step.bounded else 0
+        return size if size in self._chains else 0
 
     def _size(self, tokens: int) -> int:
         at = bisect_left(self._sizes, tokens)

@@ -65,6 +65,8 @@ class Graphs(NamedTuple):
     """Of steps in segments."""
     rows: int = 0
     """On a CPU: of the largest decode step that is captured; each when the first such comes."""
+    programs: Sequence[GraphShape] = ()
+    """On a CPU: those that were captured at the start, where sizes were asked for."""
 
     @property
     def summary(self) -> str:
@@ -144,8 +146,21 @@ def graphs_estimate(shape: ModelShape, demand: Demand, graphs: Graphs) -> int:
     width = page_table_width(shape.max_model_len, demand.page_size)
     tables = 4 * rows * width * len(shape.groups)
     most = max(graphs.tokens, default=0)
-    return taken + tables + parts_estimate(shape, rows) + max(
+    return taken + tables + parts_estimate(shape, rows) + segment_input_bytes(shape, most) + max(
         workspace_bytes(shape, rows, rows), workspace_bytes(shape, most, 0))
+
+
+def segment_input_bytes(shape: ModelShape, most: int) -> int:
+    """Bytes of what segments of up to so many tokens take in: tokens, positions and a number a
+    group of each token, and what each kind of middle gives."""
+    middles = set()
+    if shape.layers > len(shape.recurrent):
+        latent = shape.latent
+        middles.add(shape.q_size if latent is None else shape.heads * latent.row)
+    if shape.state is not None:
+        heads, values, _ = shape.state.state
+        middles.add(heads * values)
+    return most * (8 * (2 + len(shape.groups)) + sum(middles) * shape.itemsize)
 
 
 def parts_estimate(shape: ModelShape, rows: int) -> int:
@@ -176,11 +191,28 @@ class ProgramSizes(NamedTuple):
         return self.temporaries + self.kept
 
 
-def program_sizes(shape: ModelShape, demand: Demand) -> ProgramSizes:
-    """What the worker allocates."""
+def program_shapes(config: Config, drafts: int) -> list[GraphShape]:
+    """The decode steps to be captured at the start on a CPU, the largest first: those of the sizes
+    that were asked for, if some were."""
+    sizes = batch_setting(config.device).sizes
+    return graph_shapes(config, drafts) if sizes else []
+
+
+def program_rows(config: Config, drafts: int) -> int:
+    """Rows of the largest decode step to be captured on a CPU; 0 = none is."""
+    found, most = batch_setting(config.device), config.device.graph_max_batch_size
+    slots, window = config.scheduler.max_num_seqs, drafts + 1
+    if found.word == "off":
+        return 0
+    if found.sizes:
+        return max((own.rows * own.q_len for own in program_shapes(config, drafts)), default=0)
+    return min(PROGRAM_ROWS, slots * window) if most is None else min(most, slots) * window
+
+
+def program_sizes(shape: ModelShape, demand: Demand, rows: int) -> ProgramSizes:
+    """What the worker allocates for steps of so many rows."""
     width = page_table_width(shape.max_model_len, demand.page_size)
     width += -(-demand.drafts // demand.page_size)
-    rows = min(PROGRAM_ROWS, demand.max_num_seqs * (demand.drafts + 1))
     brought = shape.hidden * shape.itemsize + len(shape.ropes or (0,)) * 2 * shape.head_dim \
         * shape.itemsize + len(shape.groups) * (8 + 4 * width) + 4 + 16
     programs = sum(rows // (q_len + 1) for q_len in range(demand.drafts + 1))

@@ -14,6 +14,7 @@ from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array
 from actorium.gpu.step.states import RecurrentBatch, StatePool
+from actorium.gpu.step.step_counts import StepCounts
 from actorium.gpu.step.tables import SlotTables
 
 
@@ -31,8 +32,8 @@ class CapturedLayers(LayerRunner, Protocol):
     serves_as: str
     """What its steps count as: see `ForwardPass.served`."""
 
-    def serves(self, step: InputBatch) -> bool:
-        """Whether this step can be run so."""
+    def serves(self, step: InputBatch) -> int:
+        """The size that this step is run at, see `StepCounts`; 0 where it cannot be run so."""
 
 
 class StepModel(LayerRunner, Protocol):
@@ -77,9 +78,8 @@ class ForwardPass:
         self.proposer = proposer
         self.segments: CapturedLayers | None = None
         """Runs the layers of steps that it serves."""
-        self.served = {"full_graph": 0, "piecewise_graph": 0, "eager": 0}
-        """Steps so far, by how they were run: one graph, graphs with attention between them, or
-        operation by operation."""
+        self.served = StepCounts()
+        """Steps so far, by how they were run."""
 
     @property
     def draft_pool(self) -> KVPagePool | None:
@@ -107,10 +107,10 @@ class ForwardPass:
     def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
         layers: LayerRunner = self.model
-        served_as = "eager"
-        if self.segments is not None and self.segments.serves(step):
-            layers, served_as = self.segments, self.segments.serves_as
-        self.served[served_as] += 1
+        served_as, size = "eager", step.tokens
+        if self.segments is not None and (captured := self.segments.serves(step)):
+            layers, served_as, size = self.segments, self.segments.serves_as, captured
+        self.served.add(served_as, size)
         return layers.forward(step.batches, self.pools, recurrent)
 
     def all_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:

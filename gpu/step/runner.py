@@ -226,7 +226,6 @@ class ModelRunner(ForwardPass):
     def _replay(self, captured: StepReplay, step: InputBatch, up: Upload,
                 out: LaunchedStep) -> None:
         """Replay the step from graphs; rare parameters are sampled outside them."""
-        self.served["full_graph"] += 1
         captured.lend(step)
         captured.forward()
         packed = captured.packed

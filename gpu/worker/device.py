@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import logging
 import os
 from time import perf_counter
 from typing import NamedTuple
@@ -54,6 +55,7 @@ from actorium.gpu.worker.warmup import (
     warm_up_kernels,
 )
 
+LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
            "M_MMAP_THRESHOLD": (-3, 32 << 20)}
 """glibc's mallopt options: (number, bytes). 32 MiB is the largest threshold it takes."""
@@ -111,7 +113,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     seconds["warm up"] = perf_counter() - start
     graphs = capture_graphs(config, runner, footprint, report, seconds)
     if device.type == "cpu" and not any(graphs):
-        graphs = capture_programs(config, runner, footprint, meter)
+        graphs = capture_programs(config, runner, footprint, meter, report)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
@@ -123,6 +125,8 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
         recurrent=runner.states is not None, load_seconds=seconds,
         drafts=runner.tables.drafts.max_drafts, rank=group.place.rank)
     info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
+    LOG.info("-O%d: passes %s; graphs: %s", info.level, info.passes,
+             info.graphs or f"none ({info.no_graphs or 'none were asked for'})")
     return OpenedDevice(runner, ready, footprint, meter, info)
 
 

@@ -10,7 +10,6 @@ from typing import NamedTuple
 
 import torch
 
-from actorium.actors.config.graph_settings import batch_setting
 from actorium.actors.config.tree import Config
 from actorium.gpu.graphs.capture import Capturer, CudaCapturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
@@ -22,6 +21,8 @@ from actorium.gpu.plan.graph_memory import (
     Graphs,
     GraphShape,
     planned_graphs,
+    program_rows,
+    program_shapes,
     program_sizes,
 )
 from actorium.gpu.plan.memory_plan import as_served, demand_of
@@ -98,7 +99,10 @@ def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, re
     captured = len(graphs.decodes) + len(graphs.tokens)
     footprint.measured["graphs"] = graph_bytes_between(before, read_memory(device), captured)
     runner.graphs, runner.segments = decodes, segments
-    seconds["graphs"] = perf_counter() - start
+    seconds["graphs"] = footprint.capture_seconds = perf_counter() - start
+    LOG.info("graphs: %s, captured in %.2f s, %.1f MiB (planned %.1f)", graphs.summary,
+             footprint.capture_seconds, footprint.measured["graphs"] / 2**20,
+             footprint.planned.get("graphs", 0) / 2**20)
     if device.type == "cuda":
         start = perf_counter()
         warm_up_kernels(runner, max(graphs.tokens, default=1), report)  # as these serve them
@@ -107,12 +111,14 @@ def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, re
 
 
 def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
-                     meter: WorkspaceMeter | None) -> Graphs:
-    """On a CPU: captures a step of one row, and lets the others be captured when they come. Logs
-    why there are none."""
+                     meter: WorkspaceMeter | None, report: ReportPhase) -> Graphs:
+    """On a CPU: captures the sizes that were asked for, the largest first; else a step of one row,
+    and lets the others be captured when they come. Logs why there are none."""
     model = runner.model
     assert isinstance(model, Model)
-    if batch_setting(config.device).word == "off":
+    demand = as_served(model.shape, demand_of(config))[1]
+    rows = program_rows(config, demand.drafts)
+    if not rows:
         return Graphs([], [])
     why = "the kernels are not C's" if not isinstance(model.ops, NativeOps) else (
         "experts are grouped by the host" if model.waits else "")
@@ -121,15 +127,22 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
     if not model.group.replays:
         why = "the ranks' sums are not C's"
     if not why:
-        sizes = program_sizes(model.shape, as_served(model.shape, demand_of(config))[1])
-        programs = DecodePrograms(model, runner.pools, runner.states, sizes)
-        if programs.captures(GraphShape(1, 1)):
+        sizes, asked = program_sizes(model.shape, demand, rows), program_shapes(
+            config, demand.drafts)
+        programs = DecodePrograms(model, runner.pools, runner.states, sizes, asked)
+        start, todo = perf_counter(), asked or [GraphShape(1, 1)]
+        for number, shape in enumerate(todo):
+            report("warming", f"programs {number}/{len(todo)}")
+            if not programs.captures(shape):
+                break
+        if not programs.fault:
+            footprint.capture_seconds = perf_counter() - start
             footprint.planned["graphs"] = sizes.bytes
             footprint.measured["graphs"] = sum(own.nbytes for own in programs.memory)
             if meter is not None:
                 meter.leave_out(programs.memory)
             runner.segments = programs
-            return Graphs([], [], sizes.rows)
+            return Graphs([], [], sizes.rows, asked)
         why = programs.fault
     LOG.debug("decode steps are not captured: %s", why)
     return Graphs([], [])

@@ -37,17 +37,22 @@ class Footprint:
                  step: StepSize = StepSize(0, 0)) -> None:
         """step: the largest that `workspace` was measured at; 0 = none."""
         self.planned, self.measured, self.step = dict(planned), dict(measured), step
+        self.capture_seconds: float | None = None
+        """What it took to capture graphs or programs at the start; None = none were."""
         self.formats: dict[str, int] = {}
         """Bytes of the weights by how they are held, see `bytes_by_format`."""
 
     def gauges(self) -> dict[str, float]:
         """For the heartbeat: `<name>_bytes`, `<name>_bytes_planned`, the tokens and rows of the
-        step that the workspace was measured at, and `weight_format_<words>`, in bytes."""
+        step that the workspace was measured at, `weight_format_<words>`, in bytes, and
+        `graph_capture_seconds`."""
         told = {f"{name}_bytes": count for name, count in self.measured.items()}
         told |= {f"{name}_bytes_planned": count for name, count in self.planned.items()}
         told |= {"workspace_tokens": self.step.tokens, "workspace_rows": self.step.rows}
         told |= {f"weight_format_{name}": count for name, count in self.formats.items()}
-        return {name: float(count) for name, count in told.items()}
+        captured = self.capture_seconds
+        return {**{name: float(count) for name, count in told.items()},
+                **({} if captured is None else {"graph_capture_seconds": captured})}
 
 
 class WorkspaceMeter:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from actorium.actors.config.graph_settings import why_no_graphs
 from actorium.actors.config.tree import Config
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.graphs.decode_graphs import why_eager
@@ -29,7 +30,8 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
         kv_bytes=measured.get("pages", 0), kv_tokens=plan.page_tokens,
         max_model_len=plan.shape.max_model_len, full_length=plan.full_length,
         max_num_seqs=plan.demand.max_num_seqs, state_bytes=measured.get("states", 0),
-        checkpoints=plan.checkpoints, graphs=describe_graphs(graphs),
+        checkpoints=plan.checkpoints, level=config.device.optimization_level,
+        passes=config.device.passes, graphs=describe_graphs(graphs),
         no_graphs=_why_none(config, runner), kernels=_kernels(model.ops),
         attention=str(model.attention), drafts=runner.tables.drafts.max_drafts)
 
@@ -39,7 +41,11 @@ def describe_graphs(graphs: Graphs) -> str:
     rows = sorted({shape.rows for shape in graphs.decodes})
     parts = [f"decodes of {_span(rows)} requests"] * bool(rows)
     parts += [f"steps with prompts of {_span(sorted(graphs.tokens))} tokens"] * bool(graphs.tokens)
-    parts += [f"decodes of up to {graphs.rows} rows, captured as they come"] * bool(graphs.rows)
+    if graphs.programs:
+        asked = sorted({shape.rows for shape in graphs.programs})
+        parts.append(f"decodes of {_span(asked)} requests, programs in C")
+    elif graphs.rows:
+        parts.append(f"decodes of up to {graphs.rows} rows, captured as they come")
     return ", ".join(parts)
 
 
@@ -50,8 +56,8 @@ def _span(sizes: Sequence[int]) -> str:
 
 
 def _why_none(config: Config, runner: ModelRunner) -> str:
-    if config.device.enforce_eager:
-        return "--enforce-eager"
+    if why := why_no_graphs(config.device):
+        return why
     if runner.arrays.device.type != "cuda":
         return "" if runner.segments else "not all of this model's kernels are C's"
     return why_eager(runner.model, runner.arrays.device).decodes

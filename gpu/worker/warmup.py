@@ -136,7 +136,7 @@ def warm_up_kernels(runner: ModelRunner, budget: int, report: ReportPhase) -> No
         _checkpoints(runner)
         runner.states.clear()
     runner.tables.clear()
-    runner.served.update(dict.fromkeys(runner.served, 0))
+    runner.served.clear()
 
 
 def warmup_cases(t: SlotTables, budget: int) -> Iterator[WarmupCase]:

@@ -94,6 +94,9 @@ class Recorded:
     own: list[Tensor] = field(default_factory=list)
     promised: set[int] = field(default_factory=set)
     """Memory that Python holds: it stays until the next step begins."""
+    given_up: dict[int, int] = field(default_factory=dict)
+    """Memory that Python held, and how much had been recorded when it was borrowed: only what is
+    recorded later can use it."""
     read_by: dict[int, int] = field(default_factory=dict)
     """Memory to the number of the last work recorded that takes it."""
 
@@ -134,18 +137,28 @@ class RecordingCapturer:
 
     def borrow(self, tensor: Tensor) -> Tensor:
         """See `graphs.Capturer`."""
+        start = _start(tensor)
         for other in self.recorded:
-            other.promised.discard(_start(tensor))
+            if start in other.promised:
+                other.promised.discard(start)
+                other.given_up[start] = len(self.recorded)
         return tensor
 
     def replayed(self, now: Recorded) -> None:
         """What is in nobody's hands when this is replayed is rubbish: all of it when a step begins,
-        else what was borrowed, and what this and later work does not take."""
+        else what had been borrowed when this was recorded, and what this and later work does not
+        take."""
         self.replays += 1
         at = self.recorded.index(now)
         for other in self.recorded:
             _poison(t for t in other.own if now.first or (
-                _start(t) not in other.promised and other.read_by.get(_start(t), -1) < at))
+                _start(t) not in other.promised and other.given_up.get(_start(t), 0) <= at
+                and other.read_by.get(_start(t), -1) < at))
+
+    def holds(self, tensor: Tensor) -> bool:
+        """Whether this is memory of something recorded that was not borrowed: no later capture can
+        use it, as long as somebody has the tensor."""
+        return any(_start(tensor) in other.promised for other in self.recorded)
 
 
 def tensors_of(out: Any) -> list[Tensor]:

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 from msgspec import Struct
 
 from actorium.actors.config.attention_names import asked_backends
+from actorium.actors.config.graph_settings import why_no_graphs
 from actorium.actors.config.retention import RetentionBound, retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
@@ -25,7 +26,13 @@ from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.checkpoint_reuse import choices
-from actorium.gpu.plan.graph_memory import graphs_estimate, planned_graphs, why_eager
+from actorium.gpu.plan.graph_memory import (
+    graphs_estimate,
+    planned_graphs,
+    program_rows,
+    program_sizes,
+    why_eager,
+)
 from actorium.gpu.plan.memory_plan import (
     Change,
     Demand,
@@ -95,8 +102,9 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     budget, source = _budget(config, options, outside)
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
+    device = config.device
     return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
-                  retention_bounds(config))
+                  retention_bounds(config), device.optimization_level, device.passes)
 
 
 def config_file(model: str) -> Path:
@@ -162,14 +170,17 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     decode = CARDS[attends].decode
     why = why_eager(part.experts is not None and not triton, decode is not None and decode.graphs)
     graphs = planned_graphs(config, demand.drafts, why)
+    off = why.decodes or why_no_graphs(config.device)
+    detail = f"an estimate for {graphs.summary}, on cuda" if any(graphs) else f"none: {off}"
+    if rows := program_rows(config, demand.drafts):
+        programs = program_sizes(part, demand, rows).bytes
+        detail += f"; on a cpu programs of up to {rows} rows take {programs:,}"
     return [own, BytesBeside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
             BytesBeside("workspace", workspace_estimate(part, demand),
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
                     "worker measures it (actorium ps)"),
-            BytesBeside("graphs", graphs_estimate(part, demand, graphs),
-                    f"an estimate for {graphs.summary}, on cuda"
-                    if any(graphs) else f"none: {why.decodes or '--enforce-eager'}")]
+            BytesBeside("graphs", graphs_estimate(part, demand, graphs), detail)]
 
 
 def _budget(config: Config, options: PlanOptions,
@@ -231,6 +242,10 @@ class PlanReport(NamedTuple):
     notes: Sequence[str]
     kept: Sequence[RetentionBound]
     """By actors on the host, of requests that are over."""
+    level: int = 2
+    """Of optimisation."""
+    passes: str = "all"
+    """The setting."""
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -240,7 +255,8 @@ def plan_text(report: PlanReport) -> str:
     plan, d = report.plan, report.plan.demand
     head = (f"{report.model}: {plan.shape.architecture}, {plan.shape.layers} layers, "
             f"tp {plan.shape.tp}, {d.max_num_seqs} requests, pages of {d.page_size} tokens, "
-            + (f"{d.drafts} drafts a step (mtp)" if d.drafts else "no speculation"))
+            + (f"{d.drafts} drafts a step (mtp)" if d.drafts else "no speculation")
+            + f", -O{report.level} (passes {report.passes})")
     parts = [head, "", *_byte_table(report), "", *_tokens(plan), "", *_changes(plan),
              *_reuse(plan), "", *_kept(report.kept)]
     parts += [f"note: {note}" for note in report.notes]
@@ -326,6 +342,7 @@ def plan_json(report: PlanReport) -> dict[str, Any]:
         "max_num_seqs": d.max_num_seqs, "page_size": d.page_size, "drafts": d.drafts,
         "max_model_len": plan.shape.max_model_len, "weights_dtype": plan.shape.dtype,
         "kv_dtype": kv_dtype(plan.shape, d),
+        "optimization_level": report.level, "passes": report.passes,
         "state_dtype": d.state_dtype, "checkpoints": plan.checkpoints,
         "token_capacity": plan.token_capacity, "one_sequence": plan.one_sequence,
         "page_tokens": plan.page_tokens, "arithmetic_limit": plan.arithmetic_limit,

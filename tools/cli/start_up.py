@@ -212,6 +212,7 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
     if w.state_bytes:
         rows.append(("states", f"{_mib(w.state_bytes)} for {w.max_num_seqs} requests at once and "
                      f"{w.checkpoints} checkpoints for reuse of prefixes"))
+    rows.append(("level", f"-O{w.level}: passes {w.passes}"))
     rows.append(("graphs", w.graphs or f"none: {w.no_graphs or 'none were asked for'}"))
     rows.append(("kernels", f"{w.kernels}; attention: {w.attention}"))
     if w.drafts:

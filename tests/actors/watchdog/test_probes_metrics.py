@@ -68,6 +68,8 @@ def actors(**scheduler: float) -> dict[str, Supervised]:
     found["scheduler"].gauges = scheduler
     found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0,
                                 "steps_full_graph": 7.0, "steps_eager": 2.0,
+                                "steps_full_graph_of_8": 5.0, "steps_full_graph_of_16": 2.0,
+                                "graph_capture_seconds": 1.5,
                                 "weight_format_bfloat16": 2.0, "weight_format_int8 (rows)": 3.0}
     return found
 
@@ -151,6 +153,9 @@ def test_steps_by_how_the_worker_ran_them() -> None:
     assert value(made, "actorium:worker_steps_total", mode="full_graph") == 7
     assert ("actorium:worker_steps_total", frozenset({("mode", "piecewise_graph")})) \
         not in values(made)
+    assert value(made, "actorium:worker_steps_by_size_total", mode="full_graph", size="8") == 5
+    assert value(made, "actorium:worker_steps_by_size_total", mode="full_graph", size="16") == 2
+    assert value(made, "actorium:graph_capture_seconds") == 1.5
 
 
 def test_http_requests_of_all_gateways_together() -> None:

@@ -52,6 +52,19 @@ def test_the_stats_lines_optional_parts() -> None:
         "Mean acceptance length: 2.50, Avg draft acceptance rate: 75.0%, Graphs: 96.0% of steps")
 
 
+def test_sizes_that_served_steps() -> None:
+    """Growth alone, also of sizes that turn up in the interval; the three that served most."""
+    line = line_after(before={"steps": 50.0, "steps_program": 30.0, "steps_program_of_1": 30.0},
+                      steps=150.0, steps_program=100.0, steps_program_of_1=35.0,
+                      steps_program_of_2=5.0, steps_program_of_4=20.0, steps_program_of_12=40.0,
+                      steps_eager=30.0, steps_eager_of_2048=30.0)
+    assert line is not None and line.text.endswith(
+        "Graphs: 70.0% of steps (program 12: 40, 4: 20, 2: 5, ...; eager 2048: 30)")
+    assert {name: count for name, count in line.fields.items() if name.startswith("steps_")} == {
+        "steps_program_of_1": 5.0, "steps_program_of_2": 5.0, "steps_program_of_4": 20.0,
+        "steps_program_of_12": 40.0, "steps_eager_of_2048": 30.0}
+
+
 def test_no_work_no_line() -> None:
     assert line_after() is None
     assert line_after(before={"steps": 9.0, "tokens": 70.0}, steps=9.0, tokens=70.0) is None

@@ -63,7 +63,8 @@ def with_programs(runner: ModelRunner, rows: int = 8) -> DecodePrograms:
     t = runner.tables
     demand = Demand(rows, t.page_size, 64, t.drafts.max_drafts)
     programs = DecodePrograms(runner.model, runner.pools, runner.states,
-                              program_sizes(runner.model.shape, demand))
+                              program_sizes(
+                                  runner.model.shape, demand, rows * (demand.drafts + 1)))
     runner.segments = programs
     return programs
 
@@ -102,7 +103,7 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
 def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -> None:
     runner, _ = compare(make(kind, quantization))
     assert runner.segments is not None and runner.segments.replays > 20
-    assert runner.served["full_graph"] == runner.segments.replays
+    assert runner.served["program"] == runner.segments.replays
     assert runner.served["eager"] > 0, "prompts"
 
 
@@ -126,8 +127,32 @@ def test_what_is_not_all_in_c_runs_as_before(make: Callable[..., Any], kind: str
     with caplog.at_level(logging.DEBUG):
         runner, _ = compare(make(kind), 4)
     assert runner.segments is not None and runner.segments.replays == 0
-    assert runner.served["full_graph"] == 0
+    assert runner.served["program"] == 0
     assert "cannot be captured" in caplog.text
+
+
+def test_sizes_that_were_asked_for_alone(tmp_path: Path) -> None:
+    """They are captured at the start, and no other when its step comes; what served is counted by
+    size."""
+    write_checkpoint(tmp_path, "LlamaForCausalLM", seed=5)
+    config = Config(model=ModelConfig(model=str(tmp_path), max_model_len=128, dtype="bfloat16"),
+                    device=DeviceConfig(graph_batch_sizes="1,3"),
+                    memory=MemoryConfig(kv_cache_bytes=1 << 22))
+    said: list[tuple[str, str]] = []
+    opened = open_device(config, 1, lambda *told: said.append(told), {})
+    runner, programs = opened.runner, opened.runner.segments
+    assert isinstance(programs, DecodePrograms) and programs.count == 2
+    assert [own for own in said if own[1].startswith("programs")] == [
+        ("warming", f"programs {i}/2") for i in range(2)]
+    assert opened.info.graphs == "decodes of 1, 3 requests, programs in C"
+    assert opened.footprint.gauges()["graph_capture_seconds"] > 0
+    played(runner, PROMPTS, PARAMS, 5, budget=24)
+    assert programs.count == 2
+    sizes = {key: n for key, n in runner.served.items() if key.startswith("program_of_")}
+    assert set(sizes) == {"program_of_1", "program_of_3"}
+    assert sum(sizes.values()) == runner.served["program"] == programs.replays > 0
+    assert runner.served["eager"] == sum(n for key, n in runner.served.items()
+                                         if key.startswith("eager_of_")) > 0
 
 
 def test_steps_of_other_sizes_run_as_before(make: Callable[..., Any]) -> None:

@@ -61,7 +61,7 @@ def served(path: Path, speculative: str, eager: bool, group: RankGroup
     kept = [layer[16:].clone() for pool in runner.all_pools for layer in pool.layers]
     if runner.states is not None:
         kept += [part[1:].clone() for layer in runner.states.layers for part in layer]
-    return outputs, kept, runner.served["full_graph"]
+    return outputs, kept, runner.served["program"]
 
 
 def write_wide(path: Path, kind: str) -> None:
