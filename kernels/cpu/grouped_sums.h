@@ -1,0 +1,159 @@
+/* Products of codes with quantised inputs: TOKENS tokens by PANELS panels at most, in registers. Sums of
+ * groups are integers, added up in f32 one group after the other. */
+#pragma once
+#include "grouped_input.h"
+
+#define AHEAD 8192 /* bytes of the weight fetched ahead: 3 to 6 % over 4096 at one row */
+
+INLINE float as_float(int32_t bits) {
+    float x;
+    memcpy(&x, &bits, 4);
+    return x;
+}
+
+/* What is under way of nt tokens by np panels. Sums of integers are made in `parts`, which changes
+ * nothing, where there are too few of them to keep the processor busy. */
+struct sums {
+    ints own[TOKENS][PANELS][4];
+    floats all[TOKENS][PANELS];
+};
+
+#ifdef HALVES
+INLINE int parts_of(int np, int nt) { return (void)np, (void)nt, 1; }
+#else
+INLINE int parts_of(int np, int nt) { return np * nt <= 2 ? 4 : np * nt <= 4 ? 2 : 1; }
+#endif
+
+INLINE void begin_group(struct sums *s, const int np, const int nt, const int32_t *starts,
+                        int64_t mins) {
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) {
+            s->own[t][p][0] = all_ints(mins ? 0 : starts[t]);
+#pragma GCC unroll 4
+            for (int i = 1; i < parts_of(np, nt); i++) s->own[t][p][i] = all_ints(0);
+        }
+}
+
+/* from: the scales of this group. */
+INLINE void end_group(struct sums *s, const int bits, const int np, const int nt,
+                      const struct grouped *w, const uint8_t *from, const float *scales,
+                      const int32_t *starts) {
+    const int64_t bytes = scale_bytes(w);
+#pragma GCC unroll 2
+    for (int p = 0; p < np; p++, from += bytes) {
+        floats by = w->group ? load_halves(from) : load_floats(from);
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++) {
+            ints sum = s->own[t][p][0];
+#pragma GCC unroll 4
+            for (int i = 1; i < parts_of(np, nt); i++) sum = add_ints(sum, s->own[t][p][i]);
+            s->all[t][p] = add_product(s->all[t][p], scaled(sum, by), scales[t]);
+        }
+        if (!w->mins) continue;
+        floats low = w->group ? load_halves(from + 2 * OUTS) : load_floats(from + 4 * OUTS);
+        if (SHIFT(bits)) low = add_product(low, by, SHIFT(bits));
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++)
+            s->all[t][p] = add_product(s->all[t][p], low, as_float(starts[t]));
+    }
+}
+
+/* Fetches an eighth of the lines of a block (of np panels), `ahead` bytes behind it: one or two at a
+ * time between products, since many at once would hold up the loads behind them. */
+INLINE void fetch_share(const uint8_t *block, const int lines, const int share, int64_t ahead) {
+    for (int l = lines * share / 8; l < lines * (share + 1) / 8; l++)
+        __builtin_prefetch(block + ahead + l * LINE);
+}
+
+/* 16 columns. ahead: see `fetch_share`; 0: what is read is near. */
+INLINE void multiply_half(struct sums *s, const int bits, const int np, const int nt,
+                          const uint8_t *block, const int half, const int32_t *fours,
+                          int64_t ahead) {
+    ints codes[PANELS][4];
+#pragma GCC unroll 2
+    for (int p = 0; p < np; p++) load_codes(bits, block + p * bits * LINE, half, codes[p]);
+#ifdef HALVES
+    if (ahead)
+        for (int j = 0; j < 4; j++) fetch_share(block, np * bits, 4 * half + j, ahead);
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+        for (int p = 0; p < np; p++)
+            s->own[t][p][0] = dot_half(bits, s->own[t][p][0], codes[p], fours + t, nt);
+#else
+#pragma GCC unroll 4
+    for (int j = 0; j < 4; j++) {
+        if (ahead) fetch_share(block, np * bits, 4 * half + j, ahead);
+#pragma GCC unroll 6
+        for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+            for (int p = 0; p < np; p++) {
+                ints *own = &s->own[t][p][j % parts_of(np, nt)];
+                *own = dot(bits, *own, codes[p][j], fours[j * nt + t]);
+            }
+    }
+#endif
+}
+
+/* out[t][16 * np]: nt tokens by np panels, from `at` on. */
+INLINE void multiply(const int bits, const int np, const int nt, const struct grouped *w,
+                     struct place at, const struct tokens *x, int64_t ahead, float *out) {
+    const int64_t halves = columns_each(w) / 16, mins = w->mins;
+    const int32_t *fours = x->fours, *starts = x->starts;
+    const float *scales = x->scales;
+    int64_t left = halves;
+    struct sums s;
+    begin_group(&s, np, nt, starts, mins);
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) s.all[t][p] = no_floats();
+    for (int64_t k = 0; k < w->ins; k += COLUMNS, at.codes += at.codes_step) {
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; half++, fours += 4 * nt) {
+            multiply_half(&s, bits, np, nt, at.codes, half, fours, ahead);
+            if (--left) continue;
+            left = halves;
+            end_group(&s, bits, np, nt, w, at.scales, scales, starts);
+            at.scales += at.scales_step, scales += nt, starts += nt;
+            begin_group(&s, np, nt, starts, mins); /* behind the last: read, not used */
+        }
+    }
+#pragma GCC unroll 6
+    for (int t = 0; t < nt; t++)
+#pragma GCC unroll 2
+        for (int p = 0; p < np; p++) store_floats(out + (t * np + p) * OUTS, s.all[t][p]);
+}
+
+typedef void product(const struct grouped *w, struct place at, const struct tokens *x,
+                     int64_t ahead, float *out);
+
+/* One function for each width of codes, number of panels and of tokens. */
+#define PRODUCT(B, P, T) \
+    static void product_##B##_##P##_##T(const struct grouped *w, struct place at, \
+                                        const struct tokens *x, int64_t ahead, float *out) { \
+        multiply(B, P, T, w, at, x, ahead, out); \
+    }
+#define NAME(B, P, T) product_##B##_##P##_##T
+#if TOKENS == 6
+#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2) DO(B, P, 3) DO(B, P, 4) DO(B, P, 5) DO(B, P, 6)
+#elif TOKENS == 4
+#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2) DO(B, P, 3) DO(B, P, 4)
+#else
+#define EACH_TOKEN(DO, B, P) DO(B, P, 1) DO(B, P, 2)
+#endif
+#if PANELS == 2
+#define EACH_PRODUCT(DO, B) EACH_TOKEN(DO, B, 1) EACH_TOKEN(DO, B, 2)
+#else
+#define EACH_PRODUCT(DO, B) EACH_TOKEN(DO, B, 1)
+#endif
+EACH_PRODUCT(PRODUCT, 4)
+EACH_PRODUCT(PRODUCT, 5)
+EACH_PRODUCT(PRODUCT, 6)
+EACH_PRODUCT(PRODUCT, 8)
+
+#define LISTED(B, P, T) [P - 1][T - 1] = NAME(B, P, T),
+static product *const products[4][PANELS][TOKENS] = {
+    {EACH_PRODUCT(LISTED, 4)}, {EACH_PRODUCT(LISTED, 5)},
+    {EACH_PRODUCT(LISTED, 6)}, {EACH_PRODUCT(LISTED, 8)}};
