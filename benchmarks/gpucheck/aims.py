@@ -42,6 +42,8 @@ AIMS: Sequence[Aim] = (
     Aim("whole engine, idle share of the device", "ring", ALL, "idle_ratio", None, 0.015),
     Aim("seconds to capture, cache of kernels warm", "profile", ("graph capture",), "seconds",
         None, 3.0, "{:.1f}"),
+    Aim("seconds to capture 58 sizes of steps with prompts", "profile", ("capture of 58 sizes",),
+        "seconds", None, 5.0, "{:.1f}"),
     Aim("paged decode attention, 200 MB and more: share of bandwidth", "paged decode", LARGE,
         "share", 0.85),
     Aim("paged extend, 4,096 causal: TFLOP/s", "paged extend", (shapes.EXTENDS[0].name,), "tflops",

@@ -73,6 +73,8 @@ def _decoding(name: str, least: float, most: float, batches: Iterable[shapes.Bat
 CEILINGS = Group("ceilings", (Row("copy"), Row("bf16 products"), Row("fp8 products"),
                               Row("small launches")), 10, 40, "ceilings")
 CAPTURE = Row("graph capture")
+LADDER = Row("capture of 58 sizes", 60, 0.0, 10)
+"""Of steps with prompts, up to 8,192 tokens: as many as SGLang captures by default."""
 
 
 def _ring(overlap: bool) -> Group:
@@ -94,7 +96,7 @@ def contact() -> list[Group]:
         _tests("tests", first, 20, 90, 3),
         _tests("worker", [Suite("worker", ALONE)], 20, 100),
         _decoding("decode", 40, 200, shapes.DECODED, [CAPTURE]),
-        Group("profile", (*profiled, CAPTURE), 35, 60, "profiled"),
+        Group("profile", (*profiled, CAPTURE, LADDER), 35, 80, "profiled"),
         _ring(True),
         _decoding("decode, fp8 weights", 40, 70, shapes.QUANTIZED, model={"quantization": "fp8"}),
         _decoding("decode, fp8 pages", 40, 70, shapes.QUANTIZED,

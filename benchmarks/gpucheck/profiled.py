@@ -6,17 +6,23 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from functools import partial
+from time import perf_counter
 from typing import Any
 
 import torch
 
+from actorium.actors.config.graph_settings import TOKEN_LADDER
 from actorium.actors.messages import StepResult
+from actorium.gpu.plan.graph_memory import Graphs, graphs_estimate
+from actorium.gpu.plan.memory_plan import Demand
+from actorium.gpu.worker import graph_setup
+from actorium.gpu.worker.device import OpenedDevice
 
 from . import idle, models, shapes
 from .child import Bench
 from .decode import told
 from .machine import Profile
-from .plan import ROOT
+from .plan import LADDER, ROOT
 
 TOP = 30
 PROFILED = 4
@@ -51,6 +57,31 @@ def run(bench: Bench) -> None:
                     key: plain[key] for key in ("step_us", "device_us", "idle_ratio")},
                     **digest(seen, steps), **clocks(seen, driver.results),
                     **counted(own.batch))
+        if LADDER in bench.group.rows:
+            with bench.row(LADDER.name) as go:
+                if go:
+                    bench.record.add(LADDER.name, **ladder(bench, device))
+
+
+def ladder(bench: Bench, device: OpenedDevice) -> dict[str, Any]:
+    """Segments of every size that `--graph-token-counts all` makes up to 8,192 tokens, captured
+    from the largest on: seconds, and bytes beside those that the plan counts."""
+    runner, shape = device.runner, device.runner.model.shape
+    sizes = [size for size in TOKEN_LADDER if size <= (16 if bench.toy else 8192)][::-1]
+    graphs = Graphs([], sizes)
+    with bench.machine.opening():
+        before = graph_setup.read_memory(bench.device)
+        _, segments = graph_setup.graph_runners(runner, graphs,
+                                                graph_setup.CudaCapturer(bench.device))
+        assert segments is not None
+        start = perf_counter()
+        segments.capture(lambda phase, detail: None)
+        after = graph_setup.read_memory(bench.device)  # waits for the device
+        seconds = perf_counter() - start
+    taken = graph_setup.graph_bytes_between(before, after, len(sizes))
+    planned = graphs_estimate(shape, Demand(runner.tables.slots - 1), graphs)
+    return {"seconds": seconds, "graphs": len(sizes), "largest": sizes[0],
+            "graph_mib": taken / 2**20, "planned_mib": planned / 2**20}
 
 
 def digest(seen: Profile, steps: int) -> dict[str, Any]:

@@ -37,7 +37,10 @@ CEILINGS: Sequence[Column] = (
 TESTS: Sequence[Column] = (
     ("selected", "tests", "{}"), ("passed", "passed", "{}"), ("failed", "failed", "{}"),
     ("skipped", "skipped", "{}"), ("seconds", "seconds", "{:.0f}"))
-CAPTURED: Sequence[Column] = (("seconds", "seconds", "{:.2f}"), ("graphs", "graphs", "{}"))
+CAPTURED: Sequence[Column] = (("seconds", "seconds", "{:.2f}"), ("graphs", "graphs", "{}"),
+                              ("largest", "tokens of the largest", "{:,}"),
+                              ("graph_mib", "MiB", "{:,.0f}"),
+                              ("planned_mib", "planned", "{:,.0f}"))
 TITLES = {
     "decode": "Decode, Llama-3.1-8B shape, launch path and device alone",
     "decode, fp8 weights": "The same with --quantization fp8",

@@ -84,7 +84,10 @@ def test_figures_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> Non
         captured = groups[group]["rows"][-1 if group == "profile" else -1]
         assert captured["name"] == "graph capture" or groups[group]["rows"][0]["graphs"]
     for row in groups["profile"]["rows"]:
-        if row["name"] != "graph capture":
+        if row["name"] == "capture of 58 sizes":
+            assert row["seconds"] > 0 and (row["graphs"], row["largest"]) == (4, 16)
+            assert row["planned_mib"] > 0
+        elif row["name"] != "graph capture":
             assert 0 < row["covered_us"] <= row["wall_us"] and row["launches"] > 10
             assert 0 < len(row["top"]) <= 30 and row["top"][0]["share"] > 0
     for name, overlap in (("ring", True), ("ring without overlap", False)):
