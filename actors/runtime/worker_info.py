@@ -40,6 +40,8 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """The setting."""
     graphs: str = ""
     """Sizes of what is captured; empty = nothing is."""
+    capture_seconds: float = 0.0
+    """What it took to capture at the start."""
     no_graphs: str = ""
     """Why not."""
     kernels: str = ""

@@ -137,6 +137,8 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
                 break
         if not programs.fault:
             footprint.capture_seconds = perf_counter() - start
+            LOG.info("programs: %d captured in %.2f s, %.1f MiB for steps of up to %d rows",
+                     programs.count, footprint.capture_seconds, sizes.bytes / 2**20, sizes.rows)
             footprint.planned["graphs"] = sizes.bytes
             footprint.measured["graphs"] = sum(own.nbytes for own in programs.memory)
             if meter is not None:

@@ -32,6 +32,7 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
         max_num_seqs=plan.demand.max_num_seqs, state_bytes=measured.get("states", 0),
         checkpoints=plan.checkpoints, level=config.device.optimization_level,
         passes=config.device.passes, graphs=describe_graphs(graphs),
+        capture_seconds=footprint.capture_seconds or 0.0,
         no_graphs=_why_none(config, runner), kernels=_kernels(model.ops),
         attention=str(model.attention), drafts=runner.tables.drafts.max_drafts)
 

@@ -49,6 +49,12 @@ def test_a_line_a_subject() -> None:
         "--generation-config vllm, --override-generation-config JSON")
 
 
+def test_what_capture_took() -> None:
+    for seconds, told in ((4.16, ", captured in 4.2 s"), (0.01, "")):
+        worker = msgspec.structs.replace(WORKER, capture_seconds=seconds)
+        assert rows(worker=worker)["graphs"] == f"decodes of 1 to 32 requests (9 sizes){told}"
+
+
 def test_a_missing_file_is_reported() -> None:
     worker = msgspec.structs.replace(WORKER, full_length=0, graphs="", no_graphs="a CPU has none",
                                      state_bytes=5 << 20, checkpoints=3, drafts=2)

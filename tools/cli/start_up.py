@@ -167,6 +167,8 @@ def process_start() -> float:
 
 WORKER = "worker-0"
 ASK_SECONDS = 5.0
+TOLD_SECONDS = 0.05
+"""What a capture took is told from there on."""
 TEMPLATE_CHARS = 60
 NEUTRAL = "temperature 1, nothing cut off"
 
@@ -213,7 +215,9 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
         rows.append(("states", f"{_mib(w.state_bytes)} for {w.max_num_seqs} requests at once and "
                      f"{w.checkpoints} checkpoints for reuse of prefixes"))
     rows.append(("level", f"-O{w.level}: passes {w.passes}"))
-    rows.append(("graphs", w.graphs or f"none: {w.no_graphs or 'none were asked for'}"))
+    took = f", captured in {w.capture_seconds:.1f} s" if w.capture_seconds >= TOLD_SECONDS else ""
+    rows.append(("graphs", f"{w.graphs}{took}" if w.graphs
+                 else f"none: {w.no_graphs or 'none were asked for'}"))
     rows.append(("kernels", f"{w.kernels}; attention: {w.attention}"))
     if w.drafts:
         rows.append(("drafts", f"up to {w.drafts} a step, by the model's MTP layer"))
