@@ -73,7 +73,7 @@ class AttentionBackend(ABC):
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0) -> Attend:
         """The last q_len tokens of each of B sequences; with more than one, a window of drafts that
-        is verified: each sees those up to itself, and gets the bits that it would get alone.
+        is verified: each sees those up to itself, and reads nothing behind itself.
 
         pages: i32[B, P], beyond a length and behind a window of any page's number; lens: i32[B],
         with the q_len tokens in them; span >= max(lens), on the host.

@@ -62,7 +62,7 @@ def select_attention(shape: ModelShape, config: Config, device: torch.device, dr
         name, why = choose(part, needs, config.device, device)
         LOG.info("attention of %s: %s (%s)", WORDS[part], name, why)
         made[part] = next((own for own in made.values() if own.name == name),
-                          None) or _make(name, needs)
+                          None) or make_backend(name, needs)
     return StepAttention(made[EXTEND], made[DECODE])
 
 
@@ -105,7 +105,8 @@ def _could(part: str, needs: AttentionNeeds, device: torch.device) -> str:
     return f"{' or '.join(able)} could" if able else "no backend could"
 
 
-def _make(name: str, needs: AttentionNeeds) -> AttentionBackend:
+def make_backend(name: str, needs: AttentionNeeds) -> AttentionBackend:
+    """One of `BACKENDS` that can serve these needs here."""
     if name == "native":
         lib = library()
         assert lib is not None

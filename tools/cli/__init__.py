@@ -25,6 +25,7 @@ COMMANDS = {
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),
     "eval": ("eval", "mmlu | questions | needle | perplexity | demo: what a model gets right, of "
              "an engine or of any server"),
+    "compare": ("compare", "A B [MODEL]: two configurations, or servers, on the same prompts"),
     "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
               "side by side"),
     "pull": ("pull", "NAME: fetch a model, or bring it up to date"),

@@ -85,10 +85,10 @@ async def _over_http(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
     with contextlib.closing(Http(parsed.options.base_url)) as http:
         given = parsed.config.model.model if "model" in parsed.written else ""
-        return await work(HttpModel(http, given or await _first_model(http, headers), headers))
+        return await work(HttpModel(http, given or await first_model(http, headers), headers))
 
 
-async def _first_model(http: Http, headers: str) -> str:
+async def first_model(http: Http, headers: str) -> str:
     """Raises `EngineUnavailable`, `BadConfig`."""
     try:
         listed = msgspec.json.decode(await http.get("/v1/models", headers), type=dict[str, Any])

@@ -92,14 +92,16 @@ class Paged:
         lens = torch.tensor([row.start + row.count for row in self.rows], dtype=torch.int32)
         return tables.to(self.device), lens.to(self.device)
 
-    def wanted(self, cap: float = 0.0) -> Tensor:
-        """f64[N, H, D], on the CPU."""
+    def wanted(self, cap: float = 0.0, scales: Tensor | None = None) -> Tensor:
+        """f64[N, H, D], on the CPU. scales: f32[2 * kv_heads], of the pages."""
         done, first, layer = [], 0, self.layer.cpu()
         for row in self.rows:
             length = row.start + row.count
             q = self.q[first:first + row.count].double().cpu()
-            own = layer[self.index(row.pages.cpu(), length)].to(self.q.dtype)
-            keys, values = own.double().nan_to_num().chunk(2, dim=1)
+            own = layer[self.index(row.pages.cpu(), length)].to(self.q.dtype).double()
+            if scales is not None:
+                own *= scales.double()[:, None]
+            keys, values = own.nan_to_num().chunk(2, dim=1)
             group = self.heads // keys.shape[1]
             score = torch.einsum("qhd,khd->hqk", q, keys.repeat_interleave(group, 1)) * self.scale
             if cap:

@@ -1,0 +1,135 @@
+"""Holds what two models said to the same prompts against each other. Pure.
+
+Three parts of an engine are looked at apart, since attention has a way of its own in each:
+`decode`, the tokens of an answer, one at a time, as far as both answers are the same; `extend`,
+the prompt and the first model's answer, read as one prompt; `cached`, what comes next when the same
+text is sent once more, of which all but the end is in the prefix cache by then.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from actorium.tools.compare.position_distance import (
+    Distance,
+    Likeliest,
+    distance,
+    first_divergence,
+)
+
+PARTS = ("decode", "extend", "cached")
+
+
+class Reading(NamedTuple):
+    """What a model said of tokens that follow one another."""
+
+    tokens: Sequence[str]
+    likeliest: Sequence[Likeliest | None]
+    """At the position of each token; None where it is not told, as of a prompt's first."""
+
+
+class Heard(NamedTuple):
+    """What a model said to one prompt."""
+
+    prompt: str
+    text: str
+    """Of its answer."""
+    decode: Reading
+    extend: Reading
+    cached: Reading
+
+
+class Bars(NamedTuple):
+    """What must hold in each part; None: anything."""
+
+    max_kl: float | None = None
+    """Mean KL in nats."""
+    min_agreement: float | None = None
+    """Share of positions with the same likeliest token."""
+
+
+def compared(one: Sequence[Heard], other: Sequence[Heard], bars: Bars) -> dict[str, Any]:
+    """The comparison, for JSON. Both heard the same prompts, and of the texts of `one`."""
+    prompts = [_prompt(a, b) for a, b in zip(one, other, strict=True)]
+    parts = {name: _summary([own["parts"][name] for own in prompts]) for name in PARTS}
+    faults = [fault for name, own in parts.items() for fault in _faults(name, own, bars)]
+    return {"parts": parts, "equal_answers": sum(own["first_divergence"] is None
+                                                 for own in prompts),
+            "count": len(prompts), "bars": bars._asdict(), "faults": faults, "prompts": prompts}
+
+
+def _prompt(a: Heard, b: Heard) -> dict[str, Any]:
+    split = first_divergence(a.decode.tokens, b.decode.tokens)
+    # At the first token that differs both still stand behind the same ones.
+    common = len(a.decode.tokens) if split is None else split + 1
+    lengths = {"decode": common, "extend": None, "cached": None}
+    return {"prompt": a.prompt, "answers": [a.text, b.text], "first_divergence": split,
+            "tokens": len(a.decode.tokens),
+            "parts": {name: _positions(getattr(a, name), getattr(b, name), length)
+                      for name, length in lengths.items()}}
+
+
+def _positions(a: Reading, b: Reading, length: int | None) -> dict[str, Any]:
+    """A column for each figure. Readings of one text must have the same tokens."""
+    alike = length is not None or list(a.tokens) == list(b.tokens)
+    pairs = [(i, x, y) for i, (x, y) in enumerate(zip(a.likeliest, b.likeliest, strict=False))
+             if x and y and alike and (length is None or i < length)]
+    found = [distance(x, y) for _, x, y in pairs]
+    return {"same_tokens": alike, "position": [i for i, _, _ in pairs],
+            **{field: [getattr(own, field) for own in found] for field in Distance._fields}}
+
+
+def _summary(parts: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    columns = {field: [value for own in parts for value in own[field]]
+               for field in Distance._fields}
+    count = len(columns["kl"])
+    mean = {field: math.fsum(values) / count if count else None
+            for field, values in columns.items()}
+    by_position: dict[int, list[float]] = {}
+    for own in parts:
+        for place, kl in zip(own["position"], own["kl"], strict=True):
+            by_position.setdefault(place, []).append(kl)
+    return {"positions": count, "mean_kl": mean["kl"],
+            "largest_kl": max(columns["kl"], default=None),
+            "largest_difference": max(columns["largest"], default=None),
+            "agreement": mean["same_first"], "overlap": mean["overlap"],
+            "texts_cut_otherwise": sum(not own["same_tokens"] for own in parts),
+            "kl_by_position": [math.fsum(own) / len(own) for _, own in sorted(by_position.items())]}
+
+
+def _faults(name: str, part: Mapping[str, Any], bars: Bars) -> list[str]:
+    """What does not hold. Where nothing could be compared, no bar holds."""
+    if bars == Bars():
+        return []
+    if not part["positions"]:
+        return [f"{name}: nothing could be compared"]
+    found = []
+    if bars.max_kl is not None and not part["mean_kl"] <= bars.max_kl:
+        found.append(f"{name}: mean KL {part['mean_kl']:.3g} nats, {bars.max_kl:g} at most")
+    if bars.min_agreement is not None and not part["agreement"] >= bars.min_agreement:
+        found.append(f"{name}: {100 * part['agreement']:.2f} % of likeliest tokens agree, "
+                     f"{100 * bars.min_agreement:g} % at least")
+    return found
+
+
+def comparison_table(result: Mapping[str, Any]) -> str:
+    """Aligned text."""
+    lines = [f"{'part':<8}{'positions':>10}{'mean KL':>10}{'largest':>10}{'difference':>12}"
+             f"{'agreement':>11}{'overlap':>9}"]
+    lines += ["".join((f"{name:<8}", f"{own['positions']:>10}", *_cells(own)))
+              for name, own in result["parts"].items()]
+    first = [own["first_divergence"] for own in result["prompts"]
+             if own["first_divergence"] is not None]
+    lines.append(f"equal answers: {result['equal_answers']} of {result['count']}"
+                 + (f"; the earliest difference is at token {min(first)}" if first else ""))
+    return "\n".join([*lines, *(f"fails: {fault}" for fault in result["faults"])])
+
+
+def _cells(own: Mapping[str, Any]) -> list[str]:
+    if not own["positions"]:
+        return [f"{'-':>{width}}" for width in (10, 10, 12, 11, 9)]
+    return [f"{own['mean_kl']:>10.2g}", f"{own['largest_kl']:>10.2g}",
+            f"{own['largest_difference']:>12.3g}", f"{100 * own['agreement']:>10.2f}%",
+            f"{100 * own['overlap']:>8.1f}%"]
