@@ -106,8 +106,9 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     footprint.formats = bytes_by_format(model.shape)
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
-    report("warming", "products")
-    model.ops.tune(device)
+    if config.device.optimization_level:
+        report("warming", "products")
+        model.ops.tune(device)
     report("warming", "first steps")
     meter = _warm_up(config, runner, footprint, report, group)
     seconds["warm up"] = perf_counter() - start

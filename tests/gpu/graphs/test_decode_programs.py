@@ -16,6 +16,7 @@ from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
 from helpers_worker import CPU, Output
 
+from actorium.actors.config.sources import from_kwargs
 from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
@@ -129,6 +130,27 @@ def test_what_is_not_all_in_c_runs_as_before(make: Callable[..., Any], kind: str
     assert runner.segments is not None and runner.segments.replays == 0
     assert runner.served["program"] == 0
     assert "cannot be captured" in caplog.text
+
+
+@pytest.mark.parametrize(("level", "passes", "graphs", "tuned"), [
+    (0, "none", "none (-O0)", 0), (1, "all", "none (-O1)", 1),
+    (2, "all", "decodes of up to 64 rows, captured as they come", 1)])
+def test_a_worker_of_each_level(tmp_path: Path, caplog: pytest.LogCaptureFixture,
+                                monkeypatch: pytest.MonkeyPatch, level: int, passes: str,
+                                graphs: str, tuned: int) -> None:
+    """What was chosen stands in one line of its log, and in the report at the start."""
+    write_checkpoint(tmp_path, "LlamaForCausalLM", seed=5)
+    tunes: list[object] = []
+    monkeypatch.setattr(NativeOps, "tune", lambda _, device: tunes.append(device))
+    config = from_kwargs(str(tmp_path), optimization_level=level, dtype="bfloat16",
+                         max_model_len=128, kv_cache_bytes=1 << 22)
+    with caplog.at_level(logging.INFO):
+        opened = open_device(config, 1, lambda *_: None, {})
+    assert f"-O{level}: passes {passes}; graphs: {graphs}" in caplog.text.splitlines()[-1]
+    assert (opened.info.level, opened.info.passes) == (level, passes)
+    assert f"none ({opened.info.no_graphs})" == graphs or opened.info.graphs == graphs
+    assert len(tunes) == tuned
+    assert (opened.runner.segments is not None) == (level == 2)
 
 
 def test_sizes_that_were_asked_for_alone(tmp_path: Path) -> None:
