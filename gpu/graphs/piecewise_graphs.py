@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
+from dataclasses import fields, is_dataclass, replace
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -137,12 +138,18 @@ class PiecewiseGraphRunner:
             segments.append(PieceGraph(work, borrow(p)))
             del p
         # Given up only now: the segments of this size must not use it among themselves.
-        return PiecewiseGraph(segments, self._given_up(step.ropes),
-                              tuple(self._given_up(carried)))
+        return PiecewiseGraph(segments, [self._given_up(own) for own in step.ropes],
+                              tuple(self._given_up(own) for own in carried))
 
-    def _given_up(self, tensors: Sequence[Tensor]) -> list[Tensor]:
-        """The same memory, for the next size as well: what is held would grow with every one."""
-        return [self._capturer.borrow(own) if own.is_contiguous() else own for own in tensors]
+    def _given_up(self, value: Any) -> Any:
+        """The same memory, for the next size as well: what is held would grow with every one.
+        value: a tensor, or what products take (`kernels.inputs`)."""
+        if isinstance(value, Tensor):
+            return self._capturer.borrow(value) if value.is_contiguous() else value
+        if is_dataclass(value) and not isinstance(value, type):
+            return replace(value, **{own.name: self._given_up(getattr(value, own.name))
+                                     for own in fields(value)})
+        return value
 
     def _first(self, size: int) -> tuple[ForwardContext, Tensor, tuple[Any, ...]]:
         model, inputs = self._model, self._inputs

@@ -18,7 +18,7 @@ import pytest
 import torch
 from helpers_deepseek import write_deepseek
 from helpers_fp8 import PROJECTION, SINGLE, exact_fp8, write_twins
-from helpers_graphs import played, told, with_graphs, with_segments
+from helpers_graphs import played, tensors_of, told, with_graphs, with_segments
 from helpers_hybrid import DENSE, MOE, NEXT, SPARSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import (
@@ -224,6 +224,9 @@ def test_steps_are_captured(tmp_path: Path, name: str) -> None:
     _, got = played(runner, PROMPTS, GREEDY, 9)
     assert told(got) == told(want)
     assert graphs.replays and segments.replays
+    # Also what is carried past the last middle in FP8 is given up when its size is captured.
+    kept = tensors_of([list(chain.carried) for chain in segments._chains.values()])
+    assert kept and not any(segments._capturer.holds(t) for t in kept)
 
 
 # --- in Triton, and where a device has no products in FP8 ----------------------------------------
