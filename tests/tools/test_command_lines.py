@@ -354,6 +354,9 @@ def test_torch_compile_says_what_it_is_taken_as() -> None:
         "measured to pay; nothing is compiled by Inductor"]
     assert serve("--enable-torch-compile", "-O1").notes == [
         "--enable-torch-compile changes nothing here: the level is given"]
+    assert serve("-cc.pass_config.fuse_norm_quant=True").notes == [
+        "-cc.pass_config.fuse_norm_quant changes nothing here: nothing is compiled by torch "
+        "(--passes, --graph-batch-sizes, --graph-token-counts)"]
     assert serve("-cc", '{"custom_ops": ["all"], "pass_config": {}}').notes == [
         "-cc custom_ops, -cc pass_config change nothing here: nothing is compiled by torch "
         "(--passes, --graph-batch-sizes, --graph-token-counts)"]

@@ -96,10 +96,11 @@ def _config_keys(word: ForeignWord) -> dict[str, tuple[Any, str]]:
     which was the level."""
     text = word.values[-1]
     if word.key:
+        key = word.key.partition(".")[0]  # -cc.pass_config.fuse_norm_quant
         try:
-            return {word.key: (msgspec.json.decode(text), word.origin)}
+            return {key: (msgspec.json.decode(text), word.origin)}
         except msgspec.DecodeError:
-            return {word.key: (text, word.origin)}
+            return {key: (text, word.origin)}
     found = {"level": int(text)} if text.isdecimal() else json_object(word)
     return {key: (value, f"{word.origin} {key}") for key, value in found.items()}
 
