@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime.roles import GATEWAY, ROLES, WORKER
 from actorium.gpu.attention.attention_backend import AttentionBackend, TorchAttention
 from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.models.registry import Model
@@ -191,8 +192,10 @@ def test_a_server_with_a_fault_beside_an_engine(
             "--json", str(report), "--html", str(tmp_path / "report.html"), "--device", "cpu"]
     with serving(attention_backend="torch", device="cpu", run_dir=str(tmp_path)) as right:
         assert main(["compare", "--attention-backend native", right.url, *argv]) == 0
+    faulty = dict(ROLES) | {"gateway-0": GATEWAY,
+                            WORKER: "helpers_faulty_attention:smoothing_worker"}
     with serving(attention_backend="torch", device="cpu", run_dir=str(tmp_path), fork_server="off",
-                 roles={"worker": "helpers_faulty_attention:smoothing_worker"}) as wrong:
+                 roles=faulty) as wrong:
         assert main(["compare", "--attention-backend torch", wrong.url, *argv]) == 1
     assert "fails: decode: mean KL" in capsys.readouterr().out
     assert json.loads(report.read_text())["faults"]
