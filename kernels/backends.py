@@ -67,4 +67,4 @@ def triton_fault(device: torch.device) -> str:
     from triton import knobs
     if knobs.runtime.interpret:
         return ""
-    return "without a CUDA device they run in Triton's interpreter alone (TRITON_INTERPRET=1)"
+    return "without a CUDA device its kernels run in the interpreter alone (TRITON_INTERPRET=1)"
