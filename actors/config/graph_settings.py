@@ -23,7 +23,7 @@ multiply with it, so padding costs little; from there on a layer of an 8B shape 
 busy longer than its ten launches take. That is arithmetic: `benchmarks/gpu.py` measures steps of 16
 to 512 tokens with segments and without."""
 LEVELS = range(4)
-"""Of optimisation: 0 nothing, 1 passes, 2 and graphs, 3 and what is measured."""
+"""Of optimisation: 0 nothing, 1 passes, 2 and graphs, 3 and what is measured (nothing yet)."""
 
 
 class SizeSetting(NamedTuple):

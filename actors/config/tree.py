@@ -173,7 +173,7 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Directory for the layers' graphs before and after each pass, as Python to read."""
     optimization_level: int = 2
     """0 (every operation by itself: no passes, no graphs) | 1 (passes) | 2 (and graphs, on a cpu
-    programs) | 3 (and of the passes those that are measured to pay). What is set by itself
+    programs) | 3 (for choices that are measured; at present as 2). What is set by itself
     (`passes`, `enforce_eager`, `graph_...`) wins over the level."""
     enforce_eager: bool = False
     """No graphs: every step is launched operation by operation."""

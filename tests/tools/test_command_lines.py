@@ -350,8 +350,8 @@ def test_every_form_of_a_switch(form: str) -> None:
 
 def test_torch_compile_says_what_it_is_taken_as() -> None:
     assert serve("--enable-torch-compile").notes == [
-        "--enable-torch-compile is taken as -O3: the passes over the layers' graphs that are "
-        "measured to pay; nothing is compiled by Inductor"]
+        "--enable-torch-compile is taken as -O3: passes over the layers' graphs, and graphs of "
+        "steps; nothing is compiled by Inductor"]
     assert serve("--enable-torch-compile", "-O1").notes == [
         "--enable-torch-compile changes nothing here: the level is given"]
     assert serve("-cc.pass_config.fuse_norm_quant=True").notes == [

@@ -77,8 +77,8 @@ def _switch(word: ForeignWord, result: Translation) -> None:
             result.notes.append(f"{word.origin} changes nothing here: the level is given")
             return
         result.set("optimization_level", 3, word.origin)
-        result.notes.append(f"{word.origin} is taken as -O3: the passes over the layers' graphs "
-                            "that are measured to pay; nothing is compiled by Inductor")
+        result.notes.append(f"{word.origin} is taken as -O3: passes over the layers' graphs, and "
+                            "graphs of steps; nothing is compiled by Inductor")
     elif word.off or not result.has("graph_token_counts"):
         result.set("graph_token_counts", "off" if word.off else "all", word.origin)
 
