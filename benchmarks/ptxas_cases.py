@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
@@ -141,7 +142,7 @@ def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
     """Few sequences are split, many are not."""
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
-    attend = OPS.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
+    attend = TritonAttention().decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None, scales_of(a))
 
 
@@ -149,7 +150,7 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
     """A chunk that few programs would serve is split."""
     own = [ExtendRow(0, start, count, torch.zeros(2048, dtype=I32)) for _ in range(chunks)]
     q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
-    attend = OPS.extend(own, PAGE, a.window, a.dim**-0.5)
+    attend = TritonAttention().extend(own, PAGE, a.window, a.dim**-0.5)
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None, scales_of(a))
 
 
@@ -204,7 +205,7 @@ def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype 
            sequences: int = 32) -> None:
     """DeepSeek-V3's latents."""
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
-    attend = OPS.latent(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
+    attend = TritonAttention(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
     attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept),
            None, empty(1, dtype=F32) if kept is FP8 else None)
 
