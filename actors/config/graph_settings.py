@@ -23,7 +23,7 @@ multiply with it, so padding costs little; from there on a layer of an 8B shape 
 busy longer than its ten launches take. That is arithmetic: `benchmarks/gpu.py` measures steps of 16
 to 512 tokens with segments and without."""
 LEVELS = range(4)
-"""Of optimisation: 0 nothing, 1 passes, 2 and graphs, 3 and what is measured (nothing yet)."""
+"""Of optimisation: 0 nothing, 1 passes, 2 and graphs, 3 and what is measured."""
 
 
 class SizeSetting(NamedTuple):
@@ -92,8 +92,8 @@ def level_settings(level: int, given: Set[str]) -> dict[str, str]:
     at level 1 gets graphs of these sizes, and of the other kind none.
     """
     found: dict[str, str] = {}
-    if "passes" not in given and level == 0:
-        found["passes"] = "none"
+    if "passes" not in given:
+        found["passes"] = {0: "none", 1: "all", 2: "all"}.get(level, "auto")
     if level < 2 and "enforce_eager" not in given:
         for field, most in (("graph_batch_sizes", "graph_max_batch_size"),
                             ("graph_token_counts", "graph_max_tokens")):

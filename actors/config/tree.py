@@ -166,14 +166,15 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for prompts alone; default: as attention_backend."""
     decode_attention_backend: str = ""
     """The same for decodes, and for the drafts that they verify; default: as attention_backend."""
-    passes: str = "all"
-    """Which operations of a layer are joined: all, none, or names of passes, each taken away by a -
-    before it (all,-norm_quant); docs/passes.md says what each does."""
+    passes: str = "auto"
+    """Which operations of a layer are joined: auto (all, less those that were measured to lose on
+    this machine), all, none, or names of passes, each taken away by a - before it
+    (auto,-norm_quant); docs/passes.md says what each does."""
     dump_passes: str | None = None
     """Directory for the layers' graphs before and after each pass, as Python to read."""
-    optimization_level: int = 2
+    optimization_level: int = 3
     """0 (every operation by itself: no passes, no graphs) | 1 (passes) | 2 (and graphs, on a cpu
-    programs) | 3 (for choices that are measured; at present as 2). What is set by itself
+    programs) | 3 (and of the passes those that are measured to pay). What is set by itself
     (`passes`, `enforce_eager`, `graph_...`) wins over the level."""
     enforce_eager: bool = False
     """No graphs: every step is launched operation by operation."""

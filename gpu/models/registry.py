@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -31,7 +32,7 @@ from actorium.gpu.models.hybrid import HybridLM
 from actorium.gpu.models.llama import CausalLM
 from actorium.gpu.models.mtp import load_drafter
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup, RankPlace
-from actorium.gpu.passes.pass_manager import PassManager
+from actorium.gpu.passes.pass_manager import PassManager, keep_all
 from actorium.gpu.plan.memory_plan import as_served, demand_of
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.weights.fp8_weights import how_served, keeps
@@ -44,6 +45,7 @@ from actorium.kernels.backends import triton_fault
 __all__ = ["MODELS", "Model", "load_model"]
 
 LOG = logging.getLogger("actorium.model")
+ChoosePasses = Callable[[Model, tuple[str, ...]], tuple[str, ...]]
 MODELS: dict[str, type[Model]] = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM",
                      "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM",
@@ -56,13 +58,13 @@ MODELS: dict[str, type[Model]] = {
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               group: RankGroup = LoneRank()) -> Model:
+               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> Model:
     """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
     or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 
-    progress(what, done, of) is called once per shard. Raises `BadModel` with one line that names
-    the file, field or tensor at fault, and `BadConfig` for kernels or an attention backend that
-    cannot run here.
+    progress(what, done, of) is called once per shard. choose: of the passes that are on, those that
+    are used. Raises `BadModel` with one line that names the file, field or tensor at fault, and
+    `BadConfig` for kernels or an attention backend that cannot run here.
     """
     if config.device.kernels == "triton" and (fault := triton_fault(device)):
         raise BadConfig(f"kernels: triton was asked for, but {fault}", "device.kernels")
@@ -92,7 +94,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
-    PassManager(model, parse_passes(config.device.passes),
+    on = choose(model, parse_passes(config.device.passes))
+    PassManager(model, on,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()
     return model
 

@@ -76,6 +76,16 @@ class RankGroup(ABC):
         ranks."""
         return residual + self.all_reduce(x).to(residual.dtype)
 
+    def sums(self, dtype: torch.dtype) -> bool:
+        """Whether what is added to a sum, of this dtype, and the norm of that are made with it:
+        `reduce_add` and `reduce_add_norm`."""
+        return False
+
+    def reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor,
+                        eps: float) -> tuple[Tensor, Tensor]:
+        """(total, normed): `reduce_add`, and RMSNorm of that. weight: [N]. Where it `sums`."""
+        raise TypeError("these ranks sum, and norm, one after the other")
+
     def replay(self, program: Callable[[], None]) -> None:
         """Run what was captured of the group's sums, as all ranks do. Raises `GroupTimeout` as a
         collective does."""

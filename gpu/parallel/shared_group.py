@@ -107,6 +107,9 @@ class SharedMemoryGroup(RankGroup):
             return residual + self.all_reduce(x).to(residual.dtype)
         return self.reduce_add_norm(x, residual, None, 0.0)[0]
 
+    def sums(self, dtype: torch.dtype) -> bool:
+        return dtype is torch.bfloat16
+
     def reduce_add_norm(self, x: Tensor, residual: Tensor | None, weight: Tensor | None,
                         eps: float) -> tuple[Tensor, Tensor]:
         """(total, normed): residual + the sum of x over all ranks, summed in f32 and rounded once,
@@ -157,7 +160,7 @@ class SharedMemoryGroup(RankGroup):
 
     @contextmanager
     def alone(self) -> Iterator[None]:
-        memory, state = mmap.mmap(-1, HEADER + 2 * SLOT), self.state
+        memory, state, at = mmap.mmap(-1, HEADER + 2 * SLOT), self.state, self.at
         own = CallState.from_buffer_copy(state)
         own.base = torch.frombuffer(memory, dtype=torch.uint8).data_ptr()
         own.rank, own.size, own.phase = 0, 1, 0
@@ -166,7 +169,7 @@ class SharedMemoryGroup(RankGroup):
             with super().alone():
                 yield
         finally:
-            self.state, self.at = state, self.met_at
+            self.state, self.at = state, at
 
     def fence(self, missing: int) -> None:
         self.lib.rank_fence(self.met_at, missing)

@@ -32,17 +32,22 @@ class SummedLinear(Linear):
         return self.linear.form
 
     def __call__(self, x: Input) -> Tensor:
-        return self.group.reduce_to(self._part(x), x.dtype)
+        return self.group.reduce_to(self.part(x), x.dtype)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""
-        return self.group.reduce_add(self._part(x), residual)
+        return self.group.reduce_add(self.part(x), residual)
+
+    def sums(self, dtype: torch.dtype) -> bool:
+        """See `Linear`: where the ranks do."""
+        return self.group.sums(dtype)
 
     def wide(self, x: Tensor) -> Tensor:
         """y as f32."""
         return self.group.all_reduce(self.linear.wide(x))
 
-    def _part(self, x: Input) -> Tensor:
+    def part(self, x: Input) -> Tensor:
+        """What this rank adds to the sum, [T, N], of x's dtype or in f32."""
         if self.group.wide and self.linear.widens and not self.linear.form.columns:
             return self.linear.wide(plain(x))
         return self.linear(x)
@@ -56,9 +61,10 @@ class JoinedLinear(SummedLinear):
         super().__init__(linear, group)
         self.columns, self.start = columns, group.place.rank * columns
 
-    def _part(self, x: Input) -> Tensor:
+    def part(self, x: Input) -> Tensor:
+        """See `SummedLinear`."""
         own = plain(x)[:, self.start:self.start + self.columns]
-        return super()._part(F.pad(own, (0, self.columns - own.shape[1])).contiguous())
+        return super().part(F.pad(own, (0, self.columns - own.shape[1])).contiguous())
 
 
 class SplitEmbedding:

@@ -194,6 +194,21 @@ def add_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[T
 
 
 @operation
+def linear_part(x: Tensor, product: Any) -> Tensor:
+    """What a rank adds to a product whose weight's columns the ranks share; see `SummedLinear`."""
+    part: Tensor = product.part(x)
+    return part
+
+
+@operation
+def reduce_add_norm(part: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                    group: Any) -> tuple[Tensor, Tensor]:
+    """residual + the sum of the ranks' parts, and the norm of that."""
+    both: tuple[Tensor, Tensor] = group.reduce_add_norm(part, residual, weight, eps)
+    return both
+
+
+@operation
 def rotate_write(qkv: Tensor, mixer: Any, step: Any) -> Tensor:
     """Norm, rotate and write what a product gave; its queries, which lie in front, are rotated in
     its memory, and that is returned: [T, heads + 2 * kv_heads, D]."""
@@ -275,7 +290,8 @@ METHODS: dict[Callable[..., Any], tuple[str, int]] = {
     linear: ("__call__", 1), linear_add: ("add", 1), gated: ("__call__", 1),
     write_kv: ("write_kv", 2), write_latent: ("write_latent", 1), rotate_write: ("rotate_write", 1),
     attend: ("between", 1), recur: ("between", 1), expand_values: ("expand", 1),
-    route: ("route", 2), route_in_groups: ("route", 1), all_reduce: ("all_reduce", 1)}
+    route: ("route", 2), route_in_groups: ("route", 1), all_reduce: ("all_reduce", 1),
+    linear_part: ("part", 1), reduce_add_norm: ("reduce_add_norm", 4)}
 """Operations that are a method of one of their arguments: its name, and the argument's place."""
 
 

@@ -12,7 +12,7 @@ from torch.fx import Node
 
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.passes import canonical_ops as c
-from actorium.gpu.passes.layer_graph import PartGraph, Target
+from actorium.gpu.passes.layer_graph import PartGraph, Pending, Target, reduces
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Gated
 
@@ -25,8 +25,10 @@ class LayerFacts:
     shape: ModelShape
     index: int
     layer: Any
-    pair: bool
-    """Its input comes as two numbers that are still to be added."""
+    given_as: Pending
+    """How its input comes."""
+    parts: bool
+    """Whether what it gives may be left for the next layer to sum over the ranks."""
     on: frozenset[str]
     """Names of the passes that are on."""
     dtype: torch.dtype
@@ -49,6 +51,33 @@ class LayerFacts:
         s = self.shape
         return bool(s.has_experts(self.index) and s.routing is None and s.experts
                     and s.experts.shared and s.experts.shared_gate)
+
+    def reduced(self, product: Any) -> bool:
+        """Whether the sum of this product over the ranks waits for the norm behind it."""
+        return "reduce_norm" in self.on and reduces(product, self.dtype)
+
+    @property
+    def mixer_reduced(self) -> bool:
+        """Whether that is so of the mixer's."""
+        return (not self.shape.sandwich_norms and self.layer.mlp.form.columns == 0
+                and self.reduced(self.layer.mixer.o))
+
+    @property
+    def mlp_left(self) -> bool:
+        """Whether the sum of the MLP's last product over the ranks is left to the next layer."""
+        return (self.parts and not self.shape.has_experts(self.index)
+                and self.reduced(self.layer.mlp.down))
+
+    @property
+    def mixer_norm_sums(self) -> bool:
+        """Whether the mixer's norm is joined with a sum."""
+        return (self.given_as is Pending.REDUCE
+                or "add_norm" in self.on and self.given_as is Pending.SUM)
+
+    @property
+    def mlp_norm_sums(self) -> bool:
+        """Whether the MLP's norm is."""
+        return self.mixer_reduced or "add_norm" in self.on and not self.mixer_added
 
     def added(self, product: Any) -> bool:
         """Whether this product sums on its way."""

@@ -13,10 +13,39 @@ from actorium.gpu.passes.fusion_pass import (
     users,
     wanted_form,
 )
-from actorium.gpu.passes.layer_graph import PartGraph, is_item
+from actorium.gpu.passes.layer_graph import PartGraph, Pending, is_item
 from actorium.kernels.inputs import InputForm
 
 ACTS = (c.silu_mul, c.gelu_mul)
+
+
+class ReduceNorm(FusionPass):
+    """linear of a product that ranks share, or all_reduce, then add, norm -> reduce_add_norm."""
+
+    name, about, anchors = "reduce_norm", "all-reduce + add + RMSNorm", (c.all_reduce, c.norm)
+
+    def expected(self, facts: LayerFacts) -> int:
+        """The sums over the ranks of the layer before, and of the mixer, where the ranks can add to
+        them, and no product behind the norm takes FP8."""
+        return (facts.given_as is Pending.REDUCE) + facts.mixer_reduced
+
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
+        """See `FusionPass`."""
+        made = []
+        for node in g.nodes(c.norm):
+            total, weight, eps = node.args
+            if not (isinstance(total, Node) and total.target is c.add and users(total)[0] is node
+                    and wanted_form(g, node).columns == 0):
+                continue
+            found = g.rank_part(total, dtype)
+            if found is not None:
+                part, group = found
+                y, residual = total.args
+                own = g.replace(node, c.reduce_add_norm, (part, residual, weight, eps, group))
+                g.share(own, total, normed=1, summed=0)
+                g.erase(total, y)  # type: ignore[arg-type]
+                made.append(own)
+        return made
 
 
 class ProductAdd(FusionPass):
@@ -29,9 +58,9 @@ class ProductAdd(FusionPass):
         an MLP, that adds to what they give, unless it is gated."""
         if facts.shape.sandwich_norms:
             return 0
-        mlp = None if facts.gates_shared else facts.mlp
-        return sum(facts.added(own) for own in (
-            facts.layer.mixer.o, *([] if mlp is None else [mlp.down])))
+        mixer = [] if facts.mixer_reduced else [facts.layer.mixer.o]
+        mlp = [] if facts.mlp is None or facts.gates_shared or facts.mlp_left else [facts.mlp.down]
+        return sum(map(facts.added, mixer + mlp))
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
         """See `FusionPass`."""
@@ -71,7 +100,8 @@ class AddNorm(FusionPass):
 
     def expected(self, facts: LayerFacts) -> int:
         """The sums that no product has made: of the layer before, and of the mixer."""
-        return facts.pair + (not facts.mixer_added)
+        return ((facts.given_as is Pending.SUM)
+                + (not facts.mixer_added and not facts.mixer_reduced))
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
         """See `FusionPass`."""
@@ -81,11 +111,7 @@ class AddNorm(FusionPass):
             if (isinstance(total, Node) and total.target is c.add
                     and users(total)[0] is node):
                 own = g.replace(node, c.add_norm, (*total.args, weight, eps))
-                takers = users(own)
-                normed, summed = g.item(own, 0), g.item(own, 1)
-                for taker in takers:
-                    taker.replace_input_with(own, normed)
-                total.replace_all_uses_with(summed)
+                g.share(own, total, normed=0, summed=1)
                 g.erase(total)
                 made.append(own)
         return made
@@ -255,11 +281,10 @@ class NormProduct(FusionPass):
     def expected(self, facts: LayerFacts) -> int:
         """The mixer and the MLP, where such a product is all that takes the norm, and no sum is
         joined with it."""
-        layer, joins = facts.layer, "add_norm" in facts.on
-        mixer = layer.mixer.form.norms is not None and not (joins and facts.pair)
+        layer = facts.layer
+        mixer = layer.mixer.form.norms is not None and not facts.mixer_norm_sums
         gated = facts.shape.has_experts(facts.index) or facts.gates(layer.mlp.gate_up)
-        mlp = (layer.mlp.form.norms is not None and gated
-               and not (joins and not facts.mixer_added))
+        mlp = layer.mlp.form.norms is not None and gated and not facts.mlp_norm_sums
         return mixer + mlp
 
     def expected_piece(self, form: InputForm) -> int:
@@ -279,6 +304,6 @@ class NormProduct(FusionPass):
 
 
 ALL: tuple[FusionPass, ...] = (
-    ProductAdd(), NormAdd(), AddNorm(), QKRopeKV(), GatedProduct(), GateAdd(), NormQuant(),
-    ActQuant(), NormProduct())
+    ReduceNorm(), ProductAdd(), NormAdd(), AddNorm(), QKRopeKV(), GatedProduct(), GateAdd(),
+    NormQuant(), ActQuant(), NormProduct())
 """In the order of `pass_names.PASSES`."""

@@ -11,6 +11,7 @@ import linecache
 import operator
 import re
 from collections.abc import Callable, Sequence
+from enum import Enum
 from operator import attrgetter
 from types import FunctionType, MethodType
 from typing import Any
@@ -20,11 +21,25 @@ from torch.fx import Graph, Node, Proxy
 from torch.fx.proxy import GraphAppendingTracer
 
 from actorium.gpu.families.model_shape import ExpertShape, ModelShape
+from actorium.gpu.parallel.split_layers import SummedLinear
 from actorium.gpu.passes import canonical_ops as c
 from actorium.kernels.linear import Gated, Linear
 
 Target = Callable[..., Any]
 PLAIN = (bool, int, float, str, type(None), ModelShape, ExpertShape)
+
+
+class Pending(Enum):
+    """What is still to be done to the hidden states that a layer is given, or gives."""
+
+    NOTHING = 0
+    SUM = 1
+    """They come as two numbers, to be added."""
+    REDUCE = 2
+    """The first of the two is a rank's part of a sum over the ranks."""
+
+    def __bool__(self) -> bool:
+        return self is not Pending.NOTHING
 
 
 class TracedPart:
@@ -71,14 +86,18 @@ class PartTracer(GraphAppendingTracer):
 class PartGraph:
     """The graph of one part, and what passes ask of it."""
 
-    def __init__(self, part: Any, name: str, inputs: Sequence[str], pair: bool = False) -> None:
-        """inputs: names of `forward`'s arguments; pair: the first of them comes as two numbers that
-        are still to be added. name: for people, as `layers.3`."""
+    def __init__(self, part: Any, name: str, inputs: Sequence[str],
+                 given_as: Pending = Pending.NOTHING) -> None:
+        """inputs: names of `forward`'s arguments; given_as: how the first of them comes. name: for
+        people, as `layers.3`."""
         self.part, self.name, self.graph = part, name, Graph()
         tracer = PartTracer(self.graph)
         given: list[Any] = [Proxy(self.graph.placeholder(own), tracer) for own in inputs]
-        if pair:
-            given[0] = c.add(given[0][0], given[0][1])
+        if given_as:
+            first, second = given[0][0], given[0][1]
+            if given_as is Pending.REDUCE:  # any group of the layer is that of all its ranks
+                first = c.all_reduce(first, Proxy(tracer.attribute("mixer.o.group"), tracer))
+            given[0] = c.add(first, second)
         out = type(part).forward(TracedPart(part, "", tracer), *given)
         self.graph.output(tracer.create_arg(out))
 
@@ -108,6 +127,15 @@ class PartGraph:
         self.erase(node, *gone)
         return made
 
+    def share(self, node: Node, total: Node, normed: int, summed: int) -> None:
+        """Of a node that gives a norm and the sum before it, give users of the node the one, and
+        users of `total` the other; normed, summed: their places."""
+        takers = list(node.users)
+        first, second = self.item(node, normed), self.item(node, summed)
+        for taker in takers:
+            taker.replace_input_with(node, first)
+        total.replace_all_uses_with(second)
+
     def item(self, node: Node, place: int) -> Node:
         """One of the results of a node that has several, behind it."""
         with self.graph.inserting_after(node):
@@ -127,6 +155,39 @@ class PartGraph:
         self.output.args = (total.args,)
         self.erase(total)
         return True
+
+    def leave_part(self, dtype: torch.dtype) -> bool:
+        """The same of a last sum whose first number is a sum over the ranks: a rank's part of it is
+        returned."""
+        (total,) = self.output.args
+        if not isinstance(total, Node) or total.target is not c.add or len(total.users) > 1:
+            return False
+        found = self.rank_part(total, dtype)
+        if found is None:
+            return False
+        y, residual = total.args
+        assert isinstance(y, Node)
+        self.output.args = ((found[0], residual),)
+        self.erase(total, y)
+        return True
+
+    def rank_part(self, total: Node, dtype: torch.dtype) -> tuple[Node, Node] | None:
+        """(the part, the group) of a sum over ranks that is the first number of this addition and
+        nothing else, where the group makes both at once."""
+        y = total.args[0]
+        if not isinstance(y, Node) or len(y.users) > 1:
+            return None
+        if y.target is c.all_reduce:
+            part, group = y.args
+            assert isinstance(part, Node) and isinstance(group, Node)
+            return (part, group) if self.object(group).sums(dtype) else None
+        if y.target is not c.linear or not reduces(self.object(y.args[1]), dtype):
+            return None
+        product = y.args[1]
+        assert isinstance(product, Node)
+        with self.graph.inserting_before(y):
+            group = self.graph.get_attr(f"{product.target}.group")
+            return self.graph.call_function(c.linear_part, y.args), group
 
     # --- what is made of it -----------------------------------------------------------------------
 
@@ -148,6 +209,11 @@ class PartGraph:
         """The graph as Python, to be read."""
         code = _source(self.graph, "forward")[0].replace(f"{c.__name__.replace('.', '_')}_", "ops.")
         return re.sub(r";  [\w =]+ = None$", "", code, flags=re.MULTILINE)
+
+
+def reduces(product: Any, dtype: torch.dtype) -> bool:
+    """Whether this product is a sum over ranks that is made with what is added to it."""
+    return isinstance(product, SummedLinear) and product.sums(dtype)
 
 
 def is_item(node: Any, place: int) -> bool:

@@ -24,12 +24,24 @@ from actorium.gpu.models.decoder import Decoder, LayerRun
 from actorium.gpu.models.mtp import MtpDrafter
 from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form
 from actorium.gpu.passes.fusions import ALL
-from actorium.gpu.passes.layer_graph import LayerCut, PartGraph, function, lowered
+from actorium.gpu.passes.layer_graph import (
+    LayerCut,
+    PartGraph,
+    Pending,
+    function,
+    lowered,
+    reduces,
+)
 from actorium.gpu.passes.self_check import difference, piece_difference, tolerance
 
 LOG = logging.getLogger("actorium.passes")
 Functions = tuple[FunctionType, ...]
 STREAM, PIECE = ("stream", "step"), ("x",)
+
+
+def keep_all(model: Decoder, on: tuple[str, ...]) -> tuple[str, ...]:
+    """Every pass that is on; see `pass_choice.keep_winners`."""
+    return on
 
 
 @dataclass(slots=True)
@@ -52,8 +64,8 @@ class Rewritten:
     functions: Functions
     """`LayerRun`'s; of a piece, one."""
     matches: dict[str, int]
-    pair: bool
-    """What it returns is still to be added."""
+    given_as: Pending
+    """How what it returns comes."""
 
 
 class PassManager:
@@ -71,20 +83,16 @@ class PassManager:
         """Give the model its `runs` and `end`, and its drafter its own. Raises `BadModel` that
         names the layer and the operations where a pattern is not found as often as it must be."""
         began, model = perf_counter(), self.model
-        model.runs, pair = [], False
         for i, layer in enumerate(model.layers):
             self._pieces(layer.mixer, layer_prefix(i))
-            last = i == len(model.layers) - 1
-            made = self.layer(layer, i, layer_prefix(i).rstrip("."), pair, last)
-            model.runs.append(_bound(made.functions, layer))
-            pair = made.pair
+        model.runs = self.runs(len(model.layers))
         self.report.structures = len(self._known)
         head = model.end_part
         model.end = self.piece(head, "head", head_form(head.product, head.scale))
         drafter = model.drafter
         if isinstance(drafter, MtpDrafter):
             self._pieces(drafter.layer.mixer, "mtp.")
-            made = self.layer(drafter.layer, model.shape.layers, "mtp", False, True)
+            made = self.layer(drafter.layer, model.shape.layers, "mtp", Pending.NOTHING, None)
             drafter.run = _bound(made.functions, drafter.layer)
         self.report.seconds = perf_counter() - began
         LOG.info("passes: %s; %d different layers, off by %.1g, %.0f ms", ", ".join(
@@ -92,18 +100,35 @@ class PassManager:
             self.report.structures, self.report.error, 1e3 * self.report.seconds)
         return self.report
 
-    def layer(self, layer: Any, index: int, name: str, pair: bool, last: bool) -> Rewritten:
-        """A layer's functions; last: nothing takes what it returns but the final norm."""
-        facts = LayerFacts(self.model.shape, index, layer, pair, self.on, self.model.dtype)
+    def runs(self, count: int) -> list[LayerRun]:
+        """The first layers of the model, rewritten; it goes on as it is."""
+        found, given_as, layers = [], Pending.NOTHING, self.model.layers
+        for i, layer in enumerate(layers[:count]):
+            after = layers[i + 1] if i + 1 < len(layers) else None
+            made = self.layer(layer, i, layer_prefix(i).rstrip("."), given_as, after)
+            found.append(_bound(made.functions, layer))
+            given_as = made.given_as
+        return found
+
+    def layer(self, layer: Any, index: int, name: str, given_as: Pending,
+              after: Any) -> Rewritten:
+        """A layer's functions; after: the next one; None: but the final norm nothing takes what it
+        returns."""
+        parts = ("reduce_norm" in self.on and after is not None and after.mixer.form.columns == 0
+                 and reduces(after.mixer.o, self.model.dtype))
+        facts = LayerFacts(self.model.shape, index, layer, given_as, parts, self.on,
+                           self.model.dtype)
         expected = {own.name: own.expected(facts) for own in self.passes}
 
         def traced() -> PartGraph:
-            return PartGraph(layer, name, STREAM, pair)
+            return PartGraph(layer, name, STREAM, given_as)
 
         def apart(plain: Functions, fused: Functions) -> float:
-            return difference(self.model, layer, _bound(plain, layer), _bound(fused, layer), pair)
+            return difference(self.model, layer, _bound(plain, layer), _bound(fused, layer),
+                              bool(given_as))
 
-        return self._made(traced, expected, (pair, last), self._layer_functions, apart)
+        return self._made(traced, expected, (given_as, parts, after is None),
+                          self._layer_functions, apart)
 
     def piece(self, part: Any, name: str, form: Any) -> Callable[..., Any]:
         """The function of a norm and the product behind it."""
@@ -116,7 +141,8 @@ class PassManager:
             return piece_difference(self.model, len(part.norm), *(
                 MethodType(own[0], part) for own in (plain, fused)))
 
-        made = self._made(traced, expected, (True, True), self._piece_function, apart)
+        made = self._made(traced, expected, (Pending.NOTHING, False, True), self._piece_function,
+                          apart)
         return MethodType(made.functions[0], part)
 
     def _pieces(self, mixer: Any, at: str) -> None:
@@ -125,19 +151,23 @@ class PassManager:
             queries.run = self.piece(queries, f"{at}queries", queries.up.form)
 
     def _made(self, traced: Callable[[], PartGraph], expected: dict[str, int],
-              ends: tuple[bool, bool], functions: Callable[[PartGraph], Functions],
+              ends: tuple[Pending, bool, bool], functions: Callable[[PartGraph], Functions],
               apart: Callable[[Functions, Functions], float]) -> Rewritten:
-        """ends: whether it begins with a sum, and whether it ends with none to be left over."""
-        g = traced()
-        key = (g.key(self.model.dtype), ends[0], tuple(expected.values()))
+        """ends: how it is given its input, whether it may leave a sum over the ranks, and whether
+        it must leave no sum."""
+        g, dtype = traced(), self.model.dtype
+        given_as, parts, last = ends
+        key = (g.key(dtype), given_as, parts, tuple(expected.values()))
         made = self._known.get((key, False))
-        if ends[1] and (made is None or made.pair):
+        if last and (made is None or made.given_as):
             made = self._known.get((key, True))
         if made is None:
             plain = functions(g)
+            left = Pending.REDUCE if parts and g.leave_part(dtype) else Pending.NOTHING
             matches = self.rewrite(g, expected)
-            pair = not ends[1] and "add_norm" in self.on and g.leave_sum()
-            made = self._known[key, ends[1]] = Rewritten(functions(g), matches, pair)
+            if not (left or last) and "add_norm" in self.on and g.leave_sum():
+                left = Pending.SUM
+            made = self._known[key, last] = Rewritten(functions(g), matches, left)
             limit = tolerance(self.model)
             # Ranks that load at different speeds cannot wait for each other in a sum yet: each
             # compares what it does itself.
@@ -212,4 +242,5 @@ def _mismatch(g: PartGraph, own: FusionPass, made: Sequence[Node], expected: int
     left = [str(node.format_node()) for node in g.nodes(*own.anchors)]
     shown = "; ".join(left) if left else "none of its operations"
     return (f"{g.name}: the pass {own.name} ({own.about}) found its pattern {len(made)} times, not "
-            f"{expected}: what is left of it: {shown}. --passes all,-{own.name} starts without it.")
+            f"{expected}: what is left of it: {shown}. --passes auto,-{own.name} "
+            "starts without it.")

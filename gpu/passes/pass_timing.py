@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from statistics import median
 from time import perf_counter
 from typing import NamedTuple
@@ -13,7 +14,7 @@ from actorium.gpu.models.decoder import Decoder, LayerRun
 from actorium.gpu.models.forward_context import ForwardContext, GroupContext
 from actorium.gpu.passes.pass_manager import PassManager
 from actorium.gpu.passes.self_check import NOTHING
-from actorium.kernels.inputs import HiddenStream, settled
+from actorium.kernels.inputs import HiddenStream
 
 LAYERS = 4
 """The first ones, which are measured."""
@@ -21,43 +22,64 @@ TURNS = 5
 
 
 class Way(NamedTuple):
-    """A model's layers as some passes made them."""
+    """A model's first layers as some passes made them."""
 
     runs: list[LayerRun]
+    matches: Mapping[str, int]
     error: float
     """See `self_check.difference`."""
 
 
 def way(model: Decoder, on: tuple[str, ...]) -> Way:
-    """The layers with these passes; the model runs them so from now on."""
-    report = PassManager(model, on).install()
-    return Way(model.runs, report.error)
+    """The layers with these passes; the model goes on as it is."""
+    manager = PassManager(model, on)
+    return Way(manager.runs(LAYERS), manager.report.matches, manager.report.error)
 
 
-@torch.inference_mode()
-def microseconds(model: Decoder, ways: list[Way], tokens: int) -> list[float]:
+class LayerTimer:
+    """Runs a model's first layers over steps of one size, on random numbers."""
+
+    def __init__(self, model: Decoder, tokens: int) -> None:
+        s = model.shape
+        self.model = model
+        self.layers = model.layers[:LAYERS]
+        pages = torch.zeros((tokens + 1, *s.kv_row), dtype=model.dtype, device=model.device)
+        at = torch.arange(1, tokens + 1, device=model.device)
+        group = GroupContext(at, [pages] * max(1, s.layers), NOTHING)
+        positions = at.clamp(max=s.max_model_len - 1)
+        self.step = ForwardContext(model.ropes_at(positions), [group] * max(1, len(s.groups)),
+                                   None, [])
+        self.hidden = torch.randn((tokens, s.hidden), device=model.device).to(model.dtype)
+        self.middles = [torch.zeros((tokens, layer.mixer.inner), dtype=model.dtype,
+                                    device=model.device) for layer in self.layers]
+
+    @torch.inference_mode()
+    def seconds(self, own: Way) -> float:
+        """Of all measured layers, once; on a CUDA device of what the host does not delay."""
+        if self.model.device.type == "cuda" and not self.model.waits:
+            from actorium.kernels.triton.skinny_linear import replayed_seconds
+
+            return replayed_seconds(lambda: self._run(own.runs, self.hidden.clone()), 1)
+        hidden = self.hidden.clone()
+        began = perf_counter()
+        self._run(own.runs, hidden)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return perf_counter() - began
+
+    def _run(self, runs: list[LayerRun], hidden: Tensor) -> HiddenStream:
+        stream: HiddenStream = hidden
+        for run, middle in zip(runs, self.middles, strict=True):
+            _, carried = run.enter(stream, self.step)
+            stream = run.leave(middle, carried)
+        return stream
+
+
+def microseconds(model: Decoder, ways: list[Way], tokens: int, turns: int = TURNS) -> list[float]:
     """Of a layer, in each of these ways, for so many tokens: medians of turns."""
-    s = model.shape
-    pages = torch.zeros((tokens + 1, *s.kv_row), dtype=model.dtype, device=model.device)
-    positions = torch.arange(1, tokens + 1, device=model.device).clamp_(max=s.max_model_len - 1)
-    group = GroupContext(positions, [pages] * s.layers, NOTHING)
-    step = ForwardContext(model.ropes_at(positions), [group] * max(1, len(s.groups)), None, [])
-    hidden = torch.randn((tokens, s.hidden), device=model.device).to(model.dtype)
+    timer = LayerTimer(model, tokens)
     found: list[list[float]] = [[] for _ in ways]
-    for _ in range(TURNS + 1):
+    for _ in range(turns + 1):
         for times, own in zip(found, ways, strict=True):
-            times.append(_seconds(model, own, hidden.clone(), step))
-    return [1e6 * median(times[1:]) / min(LAYERS, s.layers) for times in found]
-
-
-def _seconds(model: Decoder, own: Way, hidden: Tensor, step: ForwardContext) -> float:
-    stream: HiddenStream = hidden
-    middles = [torch.zeros((len(hidden), layer.mixer.inner), dtype=model.dtype,
-                           device=model.device) for layer in model.layers[:LAYERS]]
-    began = perf_counter()
-    for run, middle in zip(own.runs, middles, strict=False):
-        _, carried = run.enter(stream, step)
-        stream = run.leave(middle, carried)
-    if settled(stream).is_cuda:
-        torch.cuda.synchronize(model.device)
-    return perf_counter() - began
+            times.append(timer.seconds(own))
+    return [1e6 * median(times[1:]) / len(timer.layers) for times in found]

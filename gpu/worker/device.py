@@ -5,11 +5,13 @@ from __future__ import annotations
 import ctypes
 import logging
 import os
+from functools import partial
 from time import perf_counter
 from typing import NamedTuple
 
 import torch
 
+from actorium.actors.config.pass_names import chooses
 from actorium.actors.config.speculative import parse_acceptance
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
@@ -20,6 +22,8 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankGroup, RankPlace
+from actorium.gpu.passes.pass_choice import keep_winners
+from actorium.gpu.passes.pass_manager import keep_all
 from actorium.gpu.plan.memory_plan import MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
@@ -95,8 +99,11 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
     check_positions(config, shape, physical_bytes())
+    most = config.scheduler.max_num_batched_tokens
     model = load_model(path, config, device,
-                       lambda what, done, of: report("loading", f"{what} {done}/{of}"), group)
+                       lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
+                       partial(keep_winners, most=most) if chooses(config.device.passes)
+                       else keep_all)
     seconds["load"] = perf_counter() - start
     weights = taken(device) - before
     start = perf_counter()

@@ -95,7 +95,7 @@ def _path(cache: Path | None, processor: tuple[str, ...]) -> Path | None:
     if compiler is None or not _torch_threads_are_gomp():
         return None
     try:
-        path = _built(compiler, cache or _default_cache(), (*FLAGS, *processor))
+        path = _built(compiler, cache or cache_folder(), (*FLAGS, *processor))
         ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as e:
         LOG.warning("the C kernels cannot be built, torch's serve, several times as slow: %s", e)
@@ -116,7 +116,8 @@ def _of_thread(thread: int, path: Path | None) -> ctypes.CDLL | None:
     return lib
 
 
-def _default_cache() -> Path:
+def cache_folder() -> Path:
+    """Where this user's builds and measurements of this machine are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or os.path.join(os.path.expanduser("~"), ".cache")
     return Path(base) / "actorium"
 
@@ -125,7 +126,7 @@ def _built(compiler: str, cache: Path, flags: tuple[str, ...]) -> Path:
     """Path of the shared library. Raises OSError or SubprocessError."""
     sources = sorted(SOURCES.glob("*.[ch]"))
     what = (*(s.read_bytes() for s in sources), " ".join(flags).encode(),
-            os.path.realpath(compiler).encode(), _processor().encode())
+            os.path.realpath(compiler).encode(), processor_facts().encode())
     path = cache / f"native-{hashlib.sha256(b'|'.join(what)).hexdigest()[:20]}.so"
     if path.is_file() and path.stat().st_uid == os.getuid():
         return path
@@ -164,8 +165,8 @@ def _compiled(compiler: list[str], sources: list[Path], to: Path) -> Path:
     return to / "native.so"
 
 
-def _processor() -> str:
-    """What `-march=native` depends on."""
+def processor_facts() -> str:
+    """What the processor is and can do: what `-march=native` depends on."""
     with contextlib.suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         return "".join(dict.fromkeys(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from helpers_cli import Cli, cli
 
-from actorium.kernels.cpu.native_library import _default_cache
+from actorium.kernels.cpu.native_library import cache_folder
 
 __all__ = ["cli"]
 
@@ -18,7 +18,7 @@ __all__ = ["cli"]
 def test_the_packaged_model_is_shown_and_why_the_other_is_not(cli: Cli, tmp_path: Path) -> None:
     kept = tmp_path / "cache" / "actorium"  # nothing in it but the C kernels, not to be built anew
     kept.mkdir(parents=True)
-    for built in _default_cache().glob("native-*.so"):
+    for built in cache_folder().glob("native-*.so"):
         shutil.copy(built, kept)
     env = cli.env | {"XDG_CACHE_HOME": str(kept.parent), "PIP_NO_INDEX": "1",
                      "PIP_CONFIG_FILE": "/dev/null", "ACTORIUM_DEVICE": "cpu"}

@@ -119,7 +119,7 @@ def test_the_engines_flags_of_a_pasted_benchmark(line: str) -> None:
     assert config.model.model == DEMO
     pasted = "--cuda-graph-max-bs" in argv
     assert config.device.graph_max_batch_size == (4 if pasted else None)
-    assert config.device.optimization_level == (3 if pasted else 2)
+    assert config.device.optimization_level == 3
 
 
 @pytest.mark.parametrize("flag", ["--tp", "-tp", "--tp-size", "--tensor-parallel-size"])
@@ -259,6 +259,7 @@ def test_contradictions_are_refused_in_one_line(
     (["-O2"], "device.optimization_level", 2), (["-O", "1"], "device.optimization_level", 1),
     (["--optimization-level", "3"], "device.optimization_level", 3),
     (["-O=0"], "device.passes", "none"), (["-O1"], "device.passes", "all"),
+    (["-O3"], "device.passes", "auto"), (["-O3", "--passes", "none"], "device.passes", "none"),
     (["-O0", "--passes", "all"], "device.passes", "all"),
     (["-O1"], "device.graph_batch_sizes", "off"), (["-O0"], "device.graph_token_counts", "off"),
     (["-O1", "--cuda-graph-max-bs", "8"], "device.graph_batch_sizes", "auto"),
@@ -267,12 +268,12 @@ def test_contradictions_are_refused_in_one_line(
     (["-O0", "--enable-piecewise-cuda-graph"], "device.graph_token_counts", "all"),
     (["--enable-torch-compile"], "device.optimization_level", 3),
     (["--enable-torch-compile", "-O1"], "device.optimization_level", 1),
-    (["--disable-torch-compile"], "device.optimization_level", 2),
+    (["--disable-torch-compile"], "device.optimization_level", 3),
     (["-cc", '{"mode": 0, "cudagraph_mode": "NONE"}'], "device.enforce_eager", True),
     (["-cc", '{"mode": 0, "cudagraph_mode": "NONE"}'], "device.passes", "none"),
-    (["--compilation-config", "3"], "device.passes", "all"),
-    (["--compilation-config", '{"level": 3, "custom_ops": ["all"]}'], "device.passes", "all"),
-    (["-cc.mode=VLLM_COMPILE"], "device.passes", "all"),
+    (["--compilation-config", "3"], "device.passes", "auto"),
+    (["--compilation-config", '{"level": 3, "custom_ops": ["all"]}'], "device.passes", "auto"),
+    (["-cc.mode=VLLM_COMPILE"], "device.passes", "auto"),
     (["-cc.cudagraph_mode=FULL_DECODE_ONLY", "--cudagraph-capture-sizes", "1", "4"],
      "device.graph_token_counts", "off"),
     (["-cc.cudagraph_mode=FULL_DECODE_ONLY", "--cudagraph-capture-sizes", "1", "4"],

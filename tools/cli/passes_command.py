@@ -12,8 +12,8 @@ from actorium.tools.cli.flags import NoOptions
 
 ABOUT = """Load a model, and say of each pass how often it matched and how often it must, what the
 rewritten layers differ by from those that were traced, and the microseconds of a layer (the mean of
-the first four, attention itself left out) without the pass and with it, by tokens. --load-format
-dummy needs config.json alone."""
+the first four, attention itself left out) without the pass and with it, by tokens; and which of
+them --passes auto leaves out on this machine. --load-format dummy needs config.json alone."""
 TOKENS = (1, 32, 256, 2048)
 
 
@@ -23,6 +23,7 @@ def run(_command: str, argv: list[str]) -> int:
     import torch
 
     from actorium.gpu.models.registry import load_model
+    from actorium.gpu.passes.pass_choice import remembered_choice, told
     from actorium.gpu.passes.pass_manager import PassManager
     from actorium.gpu.passes.pass_timing import microseconds, way
 
@@ -36,6 +37,8 @@ def run(_command: str, argv: list[str]) -> int:
     report, full = PassManager(model, on).install(), way(model, on)
     print(f"{len(model.layers)} layers, {report.structures} different graphs; rewritten in "
           f"{1e3 * report.seconds:.0f} ms; off by {report.error:.1g}")
+    chosen = remembered_choice(model, on, config.scheduler.max_num_batched_tokens)
+    print(f"--passes auto: {told(chosen)}")
     print("".join(f"{word:>16}" for word in ("pass", "matches", "expected", *(
         f"us at {tokens}" for tokens in TOKENS))))
     for name in PASSES:

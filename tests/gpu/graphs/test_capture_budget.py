@@ -170,7 +170,7 @@ def test_a_worker_captures_in_one_pool_and_tells_of_it(
     assert opened.footprint.planned["graphs"] == planned > (3 + 3) * GRAPH_BYTES
     assert opened.footprint.gauges()["graph_capture_seconds"] > 0
     assert "segments for 3 sizes" in caplog.text and "captured in" in caplog.text
-    assert "-O2: passes all; graphs: decodes of 1, 2, 4 requests" in caplog.text
+    assert "-O3: passes auto; graphs: decodes of 1, 2, 4 requests" in caplog.text
 
 
 def test_more_sizes_cost_the_plan_what_the_driver_keeps() -> None:

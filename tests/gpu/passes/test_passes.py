@@ -35,6 +35,7 @@ GREEDY = Resolved(max_tokens=12, temperature=0.0)
 LLAMA, QWEN3, GEMMA, MOE = (next(raw for raw in CONFIGS if raw["architectures"][0] == name)
                             for name in ("LlamaForCausalLM", "Qwen3ForCausalLM",
                                          "Gemma3ForCausalLM", "Qwen3NextForCausalLM"))
+DEEPSEEK = next(raw for raw in CONFIGS if raw["architectures"] == ["DeepseekV3ForCausalLM"])
 SOME = [raw for place, raw in enumerate(CONFIGS) if place in (0, 3, 5, 6, 8, 10, 15, 16, 17)]
 
 
@@ -58,13 +59,15 @@ def test_the_names_are_those_of_the_passes() -> None:
 
 
 @pytest.mark.parametrize(("text", "on"), [
-    ("all", PASSES), ("none", ()), ("none,add_norm", ("add_norm",)), ("gated_product", PASSES[4:5]),
-    ("-add_norm", PASSES[:2] + PASSES[3:]), (" all , -product_add,-norm_add", PASSES[2:])])
+    ("all", PASSES), ("none", ()), ("none,add_norm", ("add_norm",)),
+    ("gated_product", ("gated_product",)),
+    ("-add_norm", PASSES[:3] + PASSES[4:]), ("auto", PASSES), ("auto,-reduce_norm", PASSES[1:]),
+    (" all , -product_add,-norm_add", PASSES[:1] + PASSES[3:])])
 def test_which_are_on(text: str, on: tuple[str, ...]) -> None:
     assert parse_passes(text) == on
 
 
-@pytest.mark.parametrize("text", ["", "some", "all,-norms", "add_norm,all"])
+@pytest.mark.parametrize("text", ["", "some", "all,-norms", "add_norm,all", "all,auto"])
 def test_unknown_names_are_refused_with_the_list(text: str) -> None:
     with pytest.raises(BadConfig, match="norm_quant, act_quant") as caught:
         parse_passes(text)
@@ -203,6 +206,30 @@ def test_ranks_check_what_each_does_itself(
         assert "model.layers.0: the pass qk_rope_kv" in str(error)
 
 
+@pytest.mark.parametrize(("raw", "matches", "without"), [
+    # The mixer's sum meets the MLP's norm, the MLP's that of the next layer; the last one is added.
+    (LLAMA, {"reduce_norm": 7, "product_add": 1}, {"product_add": 8}),
+    (GEMMA, {"norm_add": 8}, {"norm_add": 8}),
+    (MOE, {"reduce_norm": 7, "gate_add": 3}, {"product_add": 5, "gate_add": 3, "add_norm": 2}),
+    (DEEPSEEK, {"reduce_norm": 7, "product_add": 3}, {"product_add": 8, "add_norm": 2})],
+    ids=["llama", "gemma", "moe", "deepseek"])
+def test_sums_over_ranks_meet_the_norm_behind_them(
+    raw: dict[str, Any], matches: dict[str, int], without: dict[str, int], tmp_path: Path,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **raw}))
+    config = Config(model=ModelConfig(load_format="dummy", dtype="bfloat16", seed=3))
+
+    def body(group: RankGroup) -> list[dict[str, int]]:
+        model = load_model(tmp_path, config, CPU, lambda *_: None, group)
+        return [{name: n for name, n in counts(model, on).items()
+                 if name not in ("qk_rope_kv", "gated_product")}
+                for on in ("all", "all,-reduce_norm")]
+
+    for joined, apart in whole(run_ranks(tmp_path / "a", 2, body)):
+        assert joined == matches
+        assert apart == without
+
+
 def test_layers_share_what_is_made(tmp_path: Path) -> None:
     model = made(tmp_path, LLAMA)
     code = {run.whole.__func__ for run in model.runs}  # type: ignore[attr-defined]
@@ -214,8 +241,8 @@ def test_graphs_are_written_before_and_after_each(tmp_path: Path) -> None:
     made(tmp_path, QWEN3, dump_passes=str(tmp_path / "graphs"))
     at = tmp_path / "graphs" / "model.layers.0"
     assert [path.name for path in sorted(at.iterdir())] == [
-        "0_traced.py", "1_product_add.py", "4_qk_rope_kv.py"]
-    before, after = ((at / name).read_text() for name in ("0_traced.py", "4_qk_rope_kv.py"))
+        "0_traced.py", "2_product_add.py", "5_qk_rope_kv.py"]
+    before, after = ((at / name).read_text() for name in ("0_traced.py", "5_qk_rope_kv.py"))
     assert "ops.write_kv(rope_1" in before and "ops.rotate_write(linear, mixer, step)" in after
     (tmp_path / "file").write_text("")
     with pytest.raises(BadConfig, match="dump_passes: .*file"):
@@ -237,10 +264,14 @@ def test_the_command_tells_what_each_gains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("actorium.tools.cli.passes_command.TOKENS", (2,))
+    monkeypatch.setattr("actorium.gpu.passes.pass_choice.TOKENS", (1,))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made(tmp_path, MOE)
     assert main(["passes", str(tmp_path), "--load-format", "dummy", "--dtype", "float32",
                  "--skip-tokenizer", "--passes", "all,-norm_quant"]) == 0
+    assert len(list((tmp_path / "actorium").glob("passes-*.json"))) <= 1
     lines = {words[0]: words[1:] for line in capsys.readouterr().out.splitlines()
              if (words := line.split())}
     assert lines["gate_add"][:2] == ["3", "3"] and lines["gate_add"][3] == "->"
+    assert lines["--passes"][0] == "auto:"
     assert lines["norm_quant"] == ["off"] and lines["norm_add"] == ["0", "0"]
