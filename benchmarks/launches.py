@@ -223,7 +223,7 @@ CASES = (
 )
 
 
-def settings(path: Path, case: Case) -> Config:
+def settings(path: Path, case: Case, passes: str) -> Config:
     """Of a model directory."""
     return Config(
         model=ModelConfig(model=str(path), load_format="dummy", quantization=case.quantization),
@@ -231,16 +231,18 @@ def settings(path: Path, case: Case) -> Config:
         scheduler=SchedulerConfig(max_num_seqs=case.batch, max_num_batched_tokens=4096),
         speculation=SpeculationConfig(
             speculative=f"mtp:{case.drafts},fixed" if case.drafts else "off"),
-        device=DeviceConfig(device="cpu", threads=1, kernels="triton"))
+        device=DeviceConfig(device="cpu", threads=1, kernels="triton", passes=passes))
 
 
-def count(case: Case, fused: bool = True) -> Tally:
+def count(case: Case, fused: bool = True, passes: str = "all") -> Tally:
     """One step of a batch that decodes, replayed where it can be. fused: whether products of few
-    rows are as if measuring at start had found them faster with their norms and gates inside."""
+    rows are as if measuring at start had found them faster with their norms and gates inside.
+    passes: those that join the layers' operations, see `pass_names`."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "config.json").write_text(json.dumps(case.config | WIDTHS))
         with counted() as counting:
-            runner = open_device(settings(Path(scratch), case), 1, lambda *_: None, {}).runner
+            runner = open_device(settings(Path(scratch), case, passes), 1, lambda *_: None,
+                                 {}).runner
             runner.model.ops.products.assume(  # type: ignore[attr-defined]
                 CONFIGS if fused else ())
             graphs = DecodeGraphRunner(runner, CountingCapturer(counting),
@@ -268,12 +270,12 @@ def _step(runner: ModelRunner, case: Case, counting: Counting) -> Tally:
 
 def table(found: dict[str, Any], before: dict[str, Any]) -> str:
     """For people."""
-    lines = ["| step | launches before | now, products apart | fused | graphs replayed before | now"
-             " |", "|---|---|---|---|---|---|"]
+    lines = ["| step | launches before | now, without passes | with them, products apart | fused | "
+             "graphs replayed before | now |", "|---|---|---|---|---|---|---|"]
     for name, now in found.items():
         was = before.get(name, {"launches": "", "replays": ""})
-        lines.append(f"| {name} | {was['launches']} | {now['apart']} | {now['launches']} | "
-                     f"{was['replays']} | {now['replays']} |")
+        lines.append(f"| {name} | {was['launches']} | {now['unjoined']} | {now['apart']} | "
+                     f"{now['launches']} | {was['replays']} | {now['replays']} |")
     return "\n".join(lines)
 
 
@@ -285,7 +287,9 @@ def main() -> None:
     given = args.parse_args()
     before = json.loads(given.before.read_text())["now"] if given.before else {}
     found = {case.name: count(case).figures() | {
-        "apart": count(case, fused=False).figures()["launches"]} for case in CASES}
+        "apart": count(case, fused=False).figures()["launches"],
+        "unjoined": count(case, fused=False, passes="none").figures()["launches"]}
+        for case in CASES}
     print(table(found, before))
     if given.out:
         given.out.write_text(json.dumps({"before": before, "now": found}, indent=1) + "\n")

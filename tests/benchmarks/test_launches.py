@@ -28,6 +28,16 @@ def test_the_step_of_one_sequence() -> None:
     assert sum(found.launches.values()) <= 200
 
 
+def test_the_step_of_one_sequence_without_passes() -> None:
+    """Of a layer: two norms, four products, q and k turned, k and v joined and written, attention,
+    the gate, two sums."""
+    plain = launches.count(launches.CASES[0], fused=False, passes="none").launches
+    joined = launches.count(launches.CASES[0], fused=False).launches
+    assert plain["_norm"] == joined["_norm"] == 65 and plain["_decode"] == 32
+    assert plain["aten::add"] - joined["aten::add"] == 64 and "_rotate" not in plain
+    assert sum(plain.values()) - sum(joined.values()) == 32 * 9
+
+
 def test_a_step_of_many_sequences() -> None:
     """Norms and gates are in the products of these as well, where that is chosen."""
     many = next(case for case in launches.CASES if case.batch == 64)
