@@ -15,6 +15,7 @@ from actorium.actors.gateway.faces import (
     inference,
     invocations,
     responses,
+    scoring,
     sglang,
     tokens,
 )
@@ -76,6 +77,8 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "count_tokens": anthropic_messages.count_tokens,
         "models": engine_routes.models,
         "model": engine_routes.model,
+        "score": scoring.score,
+        "rerank": scoring.rerank,
         "tokenize": tokens.tokenize,
         "detokenize": tokens.detokenize,
         "generate": GenerateTurn.handle,

@@ -77,6 +77,8 @@ ROUTES: tuple[Route, ...] = (
           errors=ErrorStyle.ANTHROPIC),
     Route("models", GET, ("/v1/models", "/models")),
     Route("model", GET, ("/v1/models/{name:path}", "/models/{name:path}")),
+    Route("score", POST, ("/v1/score", "/score"), generates=True),
+    Route("rerank", POST, ("/v1/rerank", "/rerank", "/v2/rerank"), generates=True),
     Route("tokenize", POST, ("/tokenize", "/v1/tokenize")),
     Route("detokenize", POST, ("/detokenize", "/v1/detokenize")),
     Route("generate", ("POST", "PUT"), ("/generate",), generates=True),

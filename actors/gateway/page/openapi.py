@@ -18,6 +18,7 @@ from actorium.actors.gateway.faces.inference import InferenceAnswer, InferenceBo
 from actorium.actors.gateway.faces.invocations import InvocationBody
 from actorium.actors.gateway.faces.responses_body import InputBody, ResponsesBody
 from actorium.actors.gateway.faces.sampling_fields import UNSUPPORTED
+from actorium.actors.gateway.faces.scoring import RerankBody, ScoreBody
 from actorium.actors.gateway.faces.sglang import AbortBody
 from actorium.actors.gateway.faces.sglang_body import GenerateBody, Unsupported
 from actorium.actors.gateway.faces.tokens import DetokenizeBody, TokenizeBody
@@ -85,6 +86,8 @@ OPERATIONS: dict[str, Operation] = {
     "count_tokens": Operation("Tokens of a conversation", CountTokensBody),
     "models": Operation("The models that are served"),
     "model": Operation("One of them"),
+    "score": Operation("How well texts fit a query", ScoreBody),
+    "rerank": Operation("Documents in the order in which they fit a query", RerankBody),
     "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),
     "detokenize": Operation("Text of token ids", DetokenizeBody),
     "generate": Operation("Complete prompts, as SGLang does", GenerateBody, streams=True),
