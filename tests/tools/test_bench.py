@@ -93,12 +93,13 @@ def test_shapes(tmp_path: Path) -> None:
 def test_a_run_through_the_engine(cli: Cli, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"
     done = cli.run("bench", "offline", "--shape", "TINY", "--null-worker", "--device", "cpu",
-                   "--runs", "2", "--json", str(file))
+                   "--tp", "2", "--runs", "2", "--json", str(file))
     assert done.returncode == 0, done.stderr
     result = json.loads(file.read_text())
     assert [row["work"] for row in result["rows"]] == ["W1", "W2", "W3"]
     assert all(row["latency_s"] > 0 and row["runs"] == 2 for row in result["rows"])
     assert "output tok/s" in done.stdout.decode()
+    assert done.stdout.startswith(b"TINY, 2 ranks, cpu device, ")
     assert cli.entries() == []
 
 

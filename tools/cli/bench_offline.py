@@ -274,12 +274,14 @@ def _measure_workloads(config: Config, chosen: list[workloads.Workload],
 
 def machine(config: Config) -> str:
     """The device and the processor, in words."""
+    ranks = config.device.tensor_parallel_size
+    device = f"{f'{ranks} ranks, ' if ranks > 1 else ''}{config.device.device} device"
     with contextlib.suppress(OSError, StopIteration):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
         model = next(line for line in lines if line.startswith("model name"))
         cpu = model.partition(":")[2].strip()
-        return f"{config.device.device} device, {len(os.sched_getaffinity(0))} cores of {cpu}"
-    return f"{config.device.device} device"
+        return f"{device}, {len(os.sched_getaffinity(0))} cores of {cpu}"
+    return device
 
 
 def _show_progress(text: str) -> None:

@@ -11,10 +11,11 @@ import torch
 from helpers_deepseek import write_deepseek
 from helpers_kinds import write_kind
 from helpers_mamba import write_granite
-from helpers_models import write_checkpoint
+from helpers_models import generated, write_checkpoint
 from helpers_ranks import run_ranks, whole
 from helpers_worker import Output, Ring
 from torch import Tensor
+from transformers import AutoModelForCausalLM
 
 from actorium.actors.config.tree import (
     Config,
@@ -55,6 +56,7 @@ class Served(NamedTuple):
     outputs: list[Output]
     logits: list[Tensor]
     """Of every step, and of those that draft."""
+    preemptions: float
 
 
 def opened_config(path: Path, **model: Any) -> Config:
@@ -63,6 +65,13 @@ def opened_config(path: Path, **model: Any) -> Config:
                   scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
                   device=DeviceConfig(device="cpu", threads=1),
                   speculation=SpeculationConfig(speculative="auto"))
+
+
+def asked() -> list[list[int]]:
+    """The greedy prompts, of which the last is part of another one."""
+    draw = torch.Generator().manual_seed(3)
+    prompts = [torch.randint(2, 190, (n,), generator=draw).tolist() for n in (1, 40, 23)]
+    return [*prompts, prompts[1][:35]]
 
 
 def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
@@ -79,16 +88,15 @@ def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
     for name in ("logits", "head_logits"):  # with and without the final norm
         setattr(runner.model, name, kept(getattr(runner.model, name)))
     run = Ring(runner, budget=48, **ring)
-    draw = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(2, 190, (n,), generator=draw).tolist() for n in (1, 40, 23)]
+    *prompts, part = asked()
     for prompt in prompts:
         run.submit(prompt, GREEDY)
     first = run.run()
-    run.submit(prompts[1][:35], GREEDY)
+    run.submit(part, GREEDY)
     run.submit(prompts[1], Resolved(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
     run.submit(prompts[2], Resolved(max_tokens=9, temperature=1.0, top_k=7, presence_penalty=0.4,
                                     repetition_penalty=1.1), seed=12)
-    return Served(first + run.run(), seen)
+    return Served(first + run.run()[len(first):], seen, run.preemptions)
 
 
 def near(got: list[Tensor], want: list[Tensor]) -> bool:
@@ -114,6 +122,29 @@ def test_ranks_give_what_the_model_alone_gives(tmp_path: Path, name: str, size: 
     assert near(ranks[0].logits, alone.logits)
     assert [out.tokens for out in ranks[0].outputs] == [out.tokens for out in alone.outputs]
     assert [out.cached for out in ranks[0].outputs] == [out.cached for out in alone.outputs]
+    if size == 2:
+        oracle = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32)
+        assert [out.tokens for out in ranks[0].outputs[:4]] == [
+            generated(oracle, prompt, GREEDY.max_tokens) for prompt in asked()]
+
+
+FEW = ("llama-bias-tied", "qwen3.5")
+
+
+@pytest.mark.parametrize("name", [
+    name if name in FEW else pytest.param(name, marks=pytest.mark.slow) for name in CASES])
+def test_preempted_sequences_and_drafts_give_the_same_tokens(tmp_path: Path, name: str) -> None:
+    """Every third step somebody gives up pages and states, to come back by prefix or checkpoint;
+    where there is an MTP layer, each step verifies two drafts."""
+    path = tmp_path / "model"
+    path.mkdir()
+    CASES[name](path)
+    config = opened_config(path)
+    alone = serve(config, LoneRank(), speculative="off")
+    one, other = whole(run_ranks(tmp_path / "group", 2, lambda group: serve(
+        config, group, force_preempt_every=3, speculative="mtp:2,fixed")))
+    assert str(one.outputs) == str(other.outputs) and one.preemptions > 2
+    assert [out.tokens for out in one.outputs] == [out.tokens for out in alone.outputs]
 
 
 @pytest.mark.parametrize("kind", ["llama", "hybrid"])
