@@ -56,7 +56,7 @@ def _teeth(seed: int) -> dict[str, Any]:
 
 ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)},
-    "ranks": lambda seed: kill_rows.ranks(seed, faults=16, streams=100),
+    "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
     "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
     **{f"poison-{actor}": _quarantine(actor) for actor in poison_rows.FAILING},
     "crowd": lambda seed: load_rows.crowd(seed, seconds=10.0, readers=50, vanishing=200),
@@ -66,7 +66,7 @@ ROWS: dict[str, Row] = {
     "reboot": lambda seed: stop_rows.reboot(seed, 5),
     "soak": lambda seed: load_rows.soak(seed, 150.0, 40),
     "model": model_row.model,
-    "model-tp2": lambda seed: model_row.model(seed, faults=model_row.RANK_FAULTS, ranks=2),
+    "model-tp2": lambda seed: model_row.ranks(seed, faults=40),
     "probes": lambda seed: probe_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: probe_rows.starved(seed, 20.0, spinners=30, streams=100),
     "teeth": _teeth}

@@ -26,8 +26,9 @@ AT_ONCE = 32
 KILLS = tuple(f"kill {role}" for role in (
     "worker-0", "scheduler", "worker-0", "worker-0", "scheduler", "worker-0", "scheduler",
     "worker-0"))
-RANK_FAULTS = ("kill worker-1", "stop worker-0", "kill scheduler", "stop worker-1",
-               "kill scheduler", "kill worker-0")
+RANK_FAULTS = tuple(f"{kind} worker-{rank}" for rank in (1, 0) for kind in ("kill", "stop"))
+APART = 10.0
+"""Seconds of work between two deaths of ranks: after less the next delay would be longer."""
 WORDS = ("the", "a", "cat", "king", "river", "said", "went", "once", "little", "and", "his", "old")
 Stream = tuple[list[int], str, str]
 """Tokens, text, finish reason."""
@@ -63,11 +64,15 @@ async def _stream(client: AsyncClient, prompt: str, tokens: int, number: int, ga
     return ids, text, reason
 
 
-async def _strike(made: Rig, faults: Sequence[str], gaps: Gaps, count: list[int], every: int
-                  ) -> int:
-    """Applies the next of `faults` each time `every` more tokens have arrived. Returns the number
-    of those that hit."""
+async def _strike(made: Rig, faults: Sequence[str], gaps: Gaps, count: list[int], every: int,
+                  apart: float) -> int:
+    """Applies the next of `faults` each time `every` more tokens have arrived, and `apart` seconds
+    after the last one was overcome. Returns the number of those that hit."""
     for done, (kind, role) in enumerate(map(str.split, faults)):
+        begun = count[0]
+        while count[0] == begun:
+            await asyncio.sleep(0.01)
+        await asyncio.sleep(apart)
         while count[0] < (done + 1) * every:
             await asyncio.sleep(0.01)
         gaps.fault(f"{kind} {role}", monotonic())
@@ -79,37 +84,58 @@ async def _strike(made: Rig, faults: Sequence[str], gaps: Gaps, count: list[int]
     return len(faults)
 
 
-async def _run(made: Rig, prompts: WordPrompts, faults: Sequence[str]
-               ) -> tuple[list[Stream], Gaps, int]:
-    """Runs all streams through these faults; returns the number of those that hit."""
-    gaps, gate, count = Gaps(), asyncio.Semaphore(AT_ONCE), [0]
+async def _run(made: Rig, prompts: WordPrompts, faults: Sequence[str], at_once: int, apart: float
+               ) -> tuple[list[tuple[int, Stream]], Gaps, int]:
+    """Runs all streams through these faults, again and again until all have hit. Returns streams by
+    number, and the number of faults that hit."""
+    gaps, gate, count = Gaps(), asyncio.Semaphore(at_once), [0]
+    found: list[tuple[int, Stream]] = []
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        async def one(number: int) -> Stream:
-            async with gate:
-                return await _stream(client, prompts.all[number], prompts.tokens[number], number,
-                                     gaps, count)
-        every = sum(prompts.tokens) // (len(faults) + 2)
-        striking = asyncio.create_task(_strike(made, faults, gaps, count, every))
-        streams = await asyncio.gather(*(one(number) for number in range(len(prompts.all))))
+        every = 0 if apart else sum(prompts.tokens) // (len(faults) + 2)
+        striking = asyncio.create_task(_strike(made, faults, gaps, count, every, apart))
+
+        async def one(number: int) -> None:
+            while True:
+                async with gate:
+                    stream = await _stream(client, prompts.all[number], prompts.tokens[number],
+                                           len(found), gaps, count)
+                    found.append((number, stream))
+                if not apart or striking.done():
+                    return
+        await asyncio.gather(*map(one, range(len(prompts.all))))
         hits = await striking
-    return streams, gaps, hits
+    return found, gaps, hits
 
 
-def model(seed: int, streams: int = STREAMS, faults: Sequence[str] = KILLS, ranks: int = 1
-          ) -> dict[str, Any]:
+def ranks(seed: int, faults: int) -> dict[str, Any]:
+    """Runs the row over a worker of two ranks, each of which is killed and stopped in turn, 100
+    streams at once; the scheduler is killed twice in between."""
+    chance = random.Random(seed)
+    several = list(RANK_FAULTS) * -(-faults // len(RANK_FAULTS))
+    chance.shuffle(several)
+    several = several[:faults]
+    for third in (1, 2):
+        several.insert(third * faults // 3, "kill scheduler")
+    return model(seed, faults=several, ranks=2, at_once=STREAMS, apart=APART)
+
+
+def model(seed: int, streams: int = STREAMS, faults: Sequence[str] = KILLS, ranks: int = 1,
+          at_once: int = AT_ONCE, apart: float = 0.0) -> dict[str, Any]:
     """Runs the whole row: so many streams, undisturbed and then through these faults in turn.
-    ranks: of the worker."""
+    ranks: of the worker; apart: seconds between faults, and streams begin anew until all have
+    hit."""
     prompts = WordPrompts(seed, streams)
     worker = ROLES["worker-0"]
     with rig(worker, {f"worker-{rank}": worker for rank in range(ranks)}, null_worker=False,
              skip_tokenizer=False, device="cpu", dtype="float32", tensor_parallel_size=ranks
              ) as made:
-        calm, _, _ = asyncio.run(_run(made, prompts, ()))
-        found, gaps, hits = asyncio.run(_run(made, prompts, faults))
+        calm = dict(asyncio.run(_run(made, prompts, (), at_once, 0.0))[0])
+        found, gaps, hits = asyncio.run(_run(made, prompts, faults, at_once, apart))
     wrong = [*made.left]
     if hits < len(faults):
         wrong.append(f"only {hits} of {len(faults)} faults")
-    for number, (ours, theirs) in enumerate(zip(found, calm, strict=True)):
+    for number, ours in found:
+        theirs = calm[number]
         if ours != theirs:
             same = sum(1 for _ in _common(ours[0], theirs[0]))
             wrong.append(f"stream {number}: equal for {same} of {len(theirs[0])} tokens, then not; "
@@ -117,7 +143,7 @@ def model(seed: int, streams: int = STREAMS, faults: Sequence[str] = KILLS, rank
         elif len(ours[0]) != prompts.tokens[number] or ours[2] != "length":
             wrong.append(f"stream {number}: ends with {ours[2]} after {len(ours[0])} tokens, "
                          "undisturbed, too")
-    return {"streams": streams, "tokens": sum(len(ids) for ids, _, _ in found),
+    return {"streams": len(found), "tokens": sum(len(ids) for _, (ids, _, _) in found),
             "faults": dict(Counter(faults[:hits])), "gaps": gaps.summary(), "wrong": wrong}
 
 

@@ -1,14 +1,15 @@
 """Who kills the worker: found by halves, as in group testing, and convicted only when caught alone.
 
-Pure. When a worker dies, every sequence of the plans it had not answered is a suspect. One half of
-them is put on trial: until it is over nobody else runs. A death splits the group on trial again; a
-group all of whose members got through the steps they need is cleared, and the next one is tried. A
-sequence that was alone in the plans of two deaths in a row is convicted.
+Pure. When a worker dies, every sequence of the plans it had not answered is a suspect. All of them
+are put on trial: until it is over nobody else runs. Most deaths are nobody's fault, and then no
+stream has waited for another one. A death splits the group on trial, one half of which is tried
+next; a group all of whose members got through the steps they need is cleared. A sequence that was
+alone in the plans of two deaths in a row is convicted.
 
 Let n sequences be under suspicion and k of them kill the worker in every step they are in. Groups
 are the nodes of a binary tree of depth ceil(log2 n); each node with a killer below it dies once
-(the leaves twice), the others never: at most 2 + ceil(log2 n) deaths for each killer, and no
-innocent is ever alone in the plans of a death.
+(the leaves twice), and the death that began it comes on top, the others never: at most
+3 + ceil(log2 n) deaths for each killer, and no innocent is ever alone in the plans of a death.
 
 A killer that first lets some steps pass is cleared, and suspected again later: each time it needs
 twice as many steps (up to `MOST_STEPS`), so that its trial lasts long enough in the end.
@@ -71,6 +72,10 @@ class Suspects:
             for sid in caught:
                 self._needed[sid] = min(2 * self._needed[sid], MOST_STEPS) \
                     if sid in self._needed else 1
+            if len(caught) > 1:
+                self._alone = None
+                self._groups.append(caught)
+                return None
         return self._close_in(caught, len(planned) == 1)
 
     def _close_in(self, caught: list[int], alone: bool) -> int | None:

@@ -66,7 +66,7 @@ def test_every_killer_and_nobody_else(world: tuple[int, list[int]]) -> None:
         w.step()
     assert not w.alive and sorted(w.convicted) == sorted(killers)
     assert w.suspects.convictions == len(killers) and w.suspects.trial is None
-    assert w.deaths <= len(killers) * (2 + ceil(log2(count)))
+    assert w.deaths <= len(killers) * (3 + ceil(log2(count)))
 
 
 @settings(max_examples=100, deadline=None)
@@ -80,7 +80,7 @@ def test_with_little_room(world: tuple[int, list[int]], room: int) -> None:
             break
         w.step()
     assert not w.alive and sorted(w.convicted) == sorted(killers)
-    assert w.deaths <= len(killers) * (2 + ceil(log2(count)))
+    assert w.deaths <= len(killers) * (3 + ceil(log2(count)))
 
 
 @settings(max_examples=100, deadline=None)
@@ -121,8 +121,20 @@ def test_a_death_without_plans_suspects_none() -> None:
     assert suspects.died([], [1, 2]) is None and suspects.trial is None
     suspects.died([1, 2, 3], [1, 2, 3])
     before = suspects.trial
-    assert suspects.died([], [1, 2, 3]) is None and suspects.trial == before == {1, 2}
-    assert suspects.circle == 2
+    assert suspects.died([], [1, 2, 3]) is None and suspects.trial == before == {1, 2, 3}
+    assert suspects.circle == 3
+
+
+def test_after_one_death_all_go_on_together_and_halves_are_made_of_who_dies_again() -> None:
+    suspects = Suspects()
+    alive = list(range(1, 101))
+    suspects.died(alive[:80], alive)
+    assert suspects.trial == set(range(1, 81)), "those that were not there wait"
+    suspects.decoded(alive[:80])
+    assert suspects.trial is None, "one step of all of them clears all"
+    for expected in (80, 40, 20):
+        suspects.died(alive[:80], alive)
+        assert suspects.circle == expected
 
 
 def test_alone_twice_but_not_in_a_row() -> None:
@@ -138,6 +150,7 @@ def test_alone_twice_but_not_in_a_row() -> None:
 
 def test_a_cleared_suspect_does_not_isolate_another() -> None:
     suspects = Suspects()
+    suspects.died([1, 2], [1, 2])
     suspects.died([1, 2], [1, 2])
     suspects.decoded([1])
     assert suspects.trial == {2}
