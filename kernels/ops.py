@@ -151,7 +151,7 @@ class Ops(ABC):
 
         qkv: [T, heads + 2 * kv_heads, D]; norm: [heads + kv_heads, D] or None; rope: [T, 2, 1, D];
         pages: [P, 2 * kv_heads, D]; index: i64[T]; scales: f32[2 * kv_heads] of pages in FP8, None
-        = 1.
+        = 1; bf16[P, 2 * kv_heads] beside those in INT8, which are written as well.
         """
 
     # --- recurrent layers ------------------------------------------------------------------------

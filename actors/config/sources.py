@@ -32,7 +32,7 @@ ENV_CONFIG = "ACTORIUM_CONFIG"
 _SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
            "half": "float16", "fp8": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3",
-           "float8_e5m2": "fp8_e5m2"}
+           "float8_e5m2": "fp8_e5m2", "int8_per_token_head": "int8"}
 """Short names of dtypes."""
 Names: TypeAlias = tuple[str, ...]
 """Several texts: in TOML a list, as flags several words, elsewhere (or within a word) with commas

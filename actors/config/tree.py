@@ -81,7 +81,8 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Of the pages: auto (as the weights) | float32 | bfloat16 | float16 | fp8_e4m3 (also fp8: half
     the bytes of bfloat16; keys and values are divided by the checkpoint's k_scale and v_scale, one
     a layer or one a key head, or by 1 where it has none; on cuda from capability 8.9) | fp8_e5m2
-    (of any capability, but coarser)."""
+    (of any capability, but coarser) | int8 (a scale for each token and head, made as it is written:
+    half the bytes and those of the scales, closest to bfloat16)."""
     state_dtype: str = "float32"
     """float32 | bfloat16: recurrent states (GatedDeltaNet, Mamba-2)."""
     checkpoints: int | None = None

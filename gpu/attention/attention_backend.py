@@ -4,9 +4,8 @@ A step is planned once for each group of layers with one window, and what that g
 is called for every layer of the group: so lists of work are made once. Where a step goes on in a
 graph, the same calls are captured. Writing keys and values to pages is not a backend's: all of them
 read the same layout, `[pages * page_size, *ModelShape.kv_row]`. Scales of pages are given with them
-at each call: f32[2 * kv_heads], of a layer in FP8; those of a cache dtype that has one for each
-token would be a row for each token of the pages, and only backends whose cards name that dtype
-would meet them.
+at each call: f32[2 * kv_heads], of a layer in FP8; bf16[pages * page_size, 2 * kv_heads] of one in
+INT8, see `kernels.reference.kv`.
 """
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape
 
 FP8_PAGES = ("fp8_e4m3", "fp8_e5m2")
 """Pages with no scales, or with one for each key head of a layer."""
+INT8_PAGES = "int8"
+"""Pages with a scale for each token and head."""
 EXTEND, DECODE = "extend", "decode"
 
 
@@ -44,8 +46,7 @@ class Capabilities(NamedTuple):
     devices: tuple[str, ...]
     dtypes: tuple[str, ...] = WEIGHT_DTYPES
     cache_dtypes: tuple[str, ...] = (*WEIGHT_DTYPES, *FP8_PAGES)
-    """Of pages whose scales it applies, too. A dtype with a scale for each token and head is
-    another name here: what does not know it is not given it."""
+    """Of pages whose scales it applies, too."""
     most_head_dim: int = 0
     """0 = any."""
     head_dim_step: int = 1
@@ -75,7 +76,8 @@ class BackendCard(NamedTuple):
         return self.extend if name == EXTEND else self.decode
 
 
-_TORCH = Capabilities(("cpu", "cuda"), latents=True)
+_TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
+                      latents=True)
 _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES), most_head_dim=256,
                        graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), latents=True, soft_caps=True, graphs=True)

@@ -15,8 +15,11 @@ from actorium.gpu.families.weight_formats import GroupedShape
 
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 """Names of the dtypes that a model's weights and activations may have."""
-DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1}
+DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
 """Bytes of one element, of weights, states and pages."""
+CODE_SCALE_BYTES = {"int8": 2}
+"""Bytes of the scale that each head of a token has beside its pages, by their dtype; no others have
+any."""
 
 
 @dataclass(frozen=True, slots=True)

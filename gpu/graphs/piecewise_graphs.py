@@ -153,7 +153,7 @@ class PiecewiseGraphRunner:
 
     def _first(self, size: int) -> tuple[ForwardContext, Tensor, tuple[Any, ...]]:
         model, inputs = self._model, self._inputs
-        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NOTHING)
+        groups = [GroupContext(inputs.kv_index(g, size), pool.layers, NOTHING, pool.scales)
                   for g, pool in enumerate(self._pools)]
         step = ForwardContext(model.ropes_at(inputs.positions(size)), groups, None, [])
         hidden = model.embedded(inputs.tokens(size))

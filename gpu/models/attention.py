@@ -37,7 +37,7 @@ class Attention:
     rope: int
     """Its place in `ModelShape.ropes`."""
     kv_scales: Tensor | None = None
-    """Of pages in FP8, f32[2 * kv_heads]; None: all 1."""
+    """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
 
     @property
     def inner(self) -> int:
@@ -76,27 +76,29 @@ class Attention:
 
     def write_kv(self, k: Tensor, v: Tensor, step: ForwardContext) -> None:
         """Keys, rotated, and values go to the pages. k, v: [T, kv_heads, head_dim]."""
-        kv_index, layers, _ = step.groups[self.group]
-        write_kv(layers[self.place], torch.cat((k, v), 1), kv_index, self.kv_scales)
+        group = step.groups[self.group]
+        pages, scales = group.layer(self.place, self.kv_scales)
+        write_kv(pages, torch.cat((k, v), 1), group.kv_index, scales)
 
     def rotate_write(self, qkv: Tensor, step: ForwardContext) -> Tensor:
         """All between the projection and attention at once; qkv: [T, (heads + 2 * kv_heads) *
         head_dim]. Returns the heads of it; behind the queries they are of no more use."""
-        s, (kv_index, layers, _) = self.shape, step.groups[self.group]
+        s, group = self.shape, step.groups[self.group]
+        pages, scales = group.layer(self.place, self.kv_scales)
         qkv = qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope],
-                              layers[self.place], kv_index, self.kv_scales)
+                              pages, group.kv_index, scales)
         return qkv
 
     def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
-        s, (_, layers, plan) = self.shape, step.groups[self.group]
-        q, pages = p[:, :s.heads], layers[self.place]
+        s, group = self.shape, step.groups[self.group]
+        q, (pages, scales) = p[:, :s.heads], group.layer(self.place, self.kv_scales)
         if rows is not None:
-            y = plan.attend_rows(q, pages, rows, self.kv_scales)
+            y = group.plan.attend_rows(q, pages, rows, scales)
         else:
-            y = plan.attend(q, pages, out if out is None else out.view(q.shape), self.kv_scales)
+            y = group.plan.attend(q, pages, out if out is None else out.view(q.shape), scales)
         return y.reshape(-1, s.q_size)
 
 

@@ -226,8 +226,10 @@ class Decoder(ABC):
                 recurrent: RecurrentBatch | None, ropes: list[Tensor]) -> ForwardContext:
         """A step as the layers see it. ropes: see `ropes_at`."""
         s = self.shape
-        groups = [GroupContext(own.kv_index, pool.layers, plan_attention(
-                      own, pool.page_size, group.window, s.attention_scale, self.attention))
+        groups = [GroupContext(
+                      own.kv_index, pool.layers, plan_attention(
+                          own, pool.page_size, group.window, s.attention_scale, self.attention),
+                      pool.scales)
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         if recurrent is None or s.recurrence is None:
             return ForwardContext(ropes, groups, None, [])

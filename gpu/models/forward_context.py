@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -24,6 +25,13 @@ class GroupContext(NamedTuple):
     pages: list[Tensor]
     """Of each layer of the group."""
     plan: AttentionPlan
+    scales: Sequence[Tensor] = ()
+    """Of each layer's pages, where they have some: see `KVPagePool.scales`."""
+
+    def layer(self, place: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The pages of the group's layer at this place, and their scales, see `kv.write_kv`: those
+        beside the pages, or the layer's own, which its checkpoint has."""
+        return self.pages[place], self.scales[place] if self.scales else own
 
 
 @dataclass(slots=True)

@@ -91,23 +91,25 @@ class LatentAttention:
 
     def write_latent(self, first: Tensor, step: ForwardContext) -> None:
         """The latent and the rotated key go to the pages. first: what `down` gave."""
-        m, (kv_index, layers, _) = shape_of(self.shape), step.groups[0]
+        m, group = shape_of(self.shape), step.groups[0]
+        pages, scales = group.layer(self.place, self.kv_scale)
         _, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
         latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
-        write_rows(layers[self.place], latent, apply_rope(key.unsqueeze(1), step.ropes[0]),
-                   kv_index, self.kv_scale)
+        write_rows(pages, latent, apply_rope(key.unsqueeze(1), step.ropes[0]), group.kv_index,
+                   scales)
 
     def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
         """See `Mixer`."""
-        m, (_, layers, plan), rope = shape_of(self.shape), step.groups[0], step.ropes[0]
-        q, pages = p[:, :-m.row], layers[self.place]
+        m, group, rope = shape_of(self.shape), step.groups[0], step.ropes[0]
+        q, plan, (pages, scales) = (p[:, :-m.row], group.plan,
+                                    group.layer(self.place, self.kv_scale))
         if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
             few = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
-            return (plan.few(few, pages, None, self.kv_scale) if plan.few else few).flatten(1)
+            return (plan.few(few, pages, None, scales) if plan.few else few).flatten(1)
         room = None if out is None else out.view(-1, self.shape.heads, m.row)
-        y = plan.attend(self._queries(q, rope), pages, room, self.kv_scale).flatten(1)
+        y = plan.attend(self._queries(q, rope), pages, room, scales).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
     def expand(self, y: Tensor) -> Tensor:

@@ -64,7 +64,7 @@ class MtpDrafter:
             batch = replace(batch, all_rows=False, logit_rows=rows)
         plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention)
         return ForwardContext([rope_rows(m.ropes[0], batch.positions)],
-                    [GroupContext(batch.kv_index, pool.layers, plan)], None, [])
+                    [GroupContext(batch.kv_index, pool.layers, plan, pool.scales)], None, [])
 
 
 def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:

@@ -15,6 +15,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import read_json
 from actorium.gpu.attention.backend_choice import select_attention
+from actorium.gpu.attention.capabilities import FP8_PAGES
 from actorium.gpu.families.architectures import (
     attention_modules,
     model_tensors,
@@ -34,7 +35,7 @@ from actorium.gpu.models.mtp import load_drafter
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup, RankPlace
 from actorium.gpu.passes.pass_manager import PassManager, keep_all
 from actorium.gpu.plan.memory_plan import as_served, demand_of
-from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.kv_scales import CacheScales
 from actorium.gpu.weights.loader import Fp8, Progress, holds, read_tensors
@@ -103,7 +104,7 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
 def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheScales | None:
     """What reads a rank's; None where the KV cache is not in FP8."""
     name = config.memory.kv_cache_dtype
-    if kv_dtype(name, TORCH_DTYPES[shape.dtype]).itemsize > 1:
+    if name not in FP8_PAGES:
         return None
     return CacheScales(attention_modules(shape), shape, name, place)
 

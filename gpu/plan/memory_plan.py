@@ -15,7 +15,7 @@ from typing import NamedTuple
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
+from actorium.gpu.families.model_shape import CODE_SCALE_BYTES, DTYPE_BYTES, ModelShape
 from actorium.gpu.plan.sizes import GroupPages, PageDemand, pool_pages
 
 CHECKPOINT_SHARE = 64
@@ -336,7 +336,9 @@ def token_bytes(shape: ModelShape, demand: Demand) -> int:
 
 
 def _layer_bytes(shape: ModelShape, demand: Demand) -> int:
-    return shape.kv_width * DTYPE_BYTES[kv_dtype(shape, demand)]
+    """Of a token in one layer, with the scales of its heads."""
+    (parts, width), dtype = shape.kv_row, kv_dtype(shape, demand)
+    return parts * (width * DTYPE_BYTES[dtype] + CODE_SCALE_BYTES.get(dtype, 0))
 
 
 def kv_dtype(shape: ModelShape, demand: Demand) -> str:
@@ -394,9 +396,10 @@ def changes(plan: MemoryPlan) -> list[Change]:
         wanted.append((f"{other} states", d._replace(state_dtype=other)))
     if d.drafts:
         wanted.append(("no speculation", d._replace(drafts=0)))
-    fp8 = d._replace(kv_dtype="fp8_e4m3")
-    if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, fp8):
-        wanted.append(("fp8 pages", fp8))
+    for name, dtype in (("fp8 pages", "fp8_e4m3"), ("int8 pages", "int8")):
+        narrow = d._replace(kv_dtype=dtype)
+        if _layer_bytes(plan.shape, d) > _layer_bytes(plan.shape, narrow):
+            wanted.append((name, narrow))
     return [_change(plan, name, demand) for name, demand in wanted]
 
 

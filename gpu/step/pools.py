@@ -12,12 +12,16 @@ from torch import Tensor
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.kernels.linear import HUGE_PAGE, huge
 
+SCALE = torch.bfloat16
+"""The dtype of scales beside pages in INT8."""
+
 
 def page_bytes(shape: ModelShape, page_size: int, dtype: torch.dtype,
                layers: int | None = None) -> int:
-    """Bytes one page takes over so many layers (None: all of them)."""
-    count = shape.layers if layers is None else layers
-    return math.prod(shape.kv_row) * count * page_size * dtype.itemsize
+    """Bytes one page takes over so many layers (None: all of them), with its scales."""
+    count, (parts, width) = shape.layers if layers is None else layers, shape.kv_row
+    scale = SCALE.itemsize if dtype is torch.int8 else 0
+    return parts * (width * dtype.itemsize + scale) * count * page_size
 
 
 class KVPagePool:
@@ -26,6 +30,9 @@ class KVPagePool:
 
     `layers[i]`, of the group's i-th layer: [pages * page_size, *ModelShape.kv_row]. A token's keys
     of all heads lie next to its values, so that one copy writes and one gather reads both.
+
+    Of pages in INT8 `scales[i]`, bf16[pages * page_size, parts of a row], has a scale for each
+    token and head of them, see `kv.write_kv`; of others it is empty.
     """
 
     def __init__(
@@ -36,11 +43,18 @@ class KVPagePool:
         size = (pages * page_size, *shape.kv_row)
         count = shape.layers if layers is None else layers
         self.layers = [zeros(size, dtype, device) for _ in range(count)]
+        self.scales = ([zeros(size[:2], SCALE, device) for _ in range(count)]
+                       if dtype is torch.int8 else [])
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """All that there is of the pages, of every layer."""
+        return [*self.layers, *self.scales]
 
     @property
     def bytes(self) -> int:
         """Bytes of all layers."""
-        return sum(layer.numel() * layer.element_size() for layer in self.layers)
+        return sum(own.nbytes for own in self.tensors)
 
 
 def make_pools(

@@ -8,7 +8,7 @@ from actorium.gpu.families.tensor_specs import TensorSpec
 
 TORCH_DTYPES = {
     "float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16,
-    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2,
+    "fp8_e4m3": torch.float8_e4m3fn, "fp8_e5m2": torch.float8_e5m2, "int8": torch.int8,
 }
 """Those of `model_shape.DTYPE_BYTES`: of weights and states, and, by the names of
 `--kv-cache-dtype`, of pages."""

@@ -132,7 +132,7 @@ def tables_bytes(tables: SlotTables) -> int:
 
 def cache_tensors(runner: ModelRunner) -> list[Tensor]:
     """Every tensor of pages and states."""
-    found = [layer for pool in runner.all_pools for layer in pool.layers]
+    found = [own for pool in runner.all_pools for own in pool.tensors]
     if runner.states is not None:
         found += [part for layer in runner.states.layers for part in layer]
     return found

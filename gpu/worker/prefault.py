@@ -37,8 +37,8 @@ class PagePrefault:
         self._taken = 0
         """Bytes from its start that are taken of every layer."""
         every = [*pools, draft_pool] if draft_pool else pools
-        self._rows = [(layer, pool.page_size) for pool in every for layer in pool.layers
-                      if layer.device.type == "cpu" and layer.numel()]
+        self._rows = [(own, pool.page_size) for pool in every for own in pool.tensors
+                      if own.device.type == "cpu" and own.numel()]
         self._layer = 0
         """The next one of which a piece is taken."""
         self._madvise = ctypes.CDLL(None, use_errno=True).madvise

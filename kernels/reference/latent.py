@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.reference.kv import read_rows, write_kv
+from actorium.kernels.reference.kv import write_kv
 
 FEW = 8
 """Up to so many queries per sequence, heads become rows of one product with the sequence's
@@ -42,20 +42,20 @@ def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor,
     """pages[index] = latent and rope, divided by the scale, in place.
 
     pages: [pages * page_size, 1, rank + rope]; latent: [T, rank]; rope: [T, 1, rope]; index:
-    i64[T], where several rows name the sink the last one wins (it is never read); scales: f32[1],
-    of the whole row, None = 1.
+    i64[T], where several rows name the sink the last one wins (it is never read); scales: of the
+    whole row, f32[1], None = 1; beside pages in INT8 bf16[pages * page_size, 1].
     """
     write_kv(pages, torch.cat((latent.unsqueeze(1), rope), -1), index, scales)
 
 
-def latent_masked(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: float) -> Tensor:
+def latent_masked(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attention of the last tokens of B sequences.
 
-    q: [B, Q, H, D]; kv: a layer's pages, D wide; index: i64[B, S]; mask: bool[B, 1, Q, S]
+    q: [B, Q, H, D]; kv: what was read of the pages, [B, S, 1, D]; mask: bool[B, 1, Q, S]
     -> [B, Q, H, D].
     """
     batch, count, heads, width = q.shape
-    rows = _rows(kv, index, q)
+    rows = kv.squeeze(2)
     if count > FEW:
         return _by_head(q, rows, mask, scale)
     if count > 1:
@@ -66,17 +66,12 @@ def latent_masked(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: flo
     return out.view(q.shape)
 
 
-def latent_causal(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
+def latent_causal(q: Tensor, kv: Tensor, scale: float) -> Tensor:
     """Attention of B whole prompts of one length.
 
-    q: [B, N, H, D]; kv: a layer's pages, D wide; index: i64[B, N] -> [B, N, H, D].
+    q: [B, N, H, D]; kv: [B, N, 1, D] -> [B, N, H, D].
     """
-    return _by_head(q, _rows(kv, index, q), None, scale)
-
-
-def _rows(kv: Tensor, index: Tensor, q: Tensor) -> Tensor:
-    """The latents at index i64[B, S]: [B, S, D]."""
-    return read_rows(kv, index.view(-1), q.dtype).view(*index.shape, -1)
+    return _by_head(q, kv.squeeze(2), None, scale)
 
 
 def _by_head(q: Tensor, rows: Tensor, mask: Tensor | None, scale: float) -> Tensor:

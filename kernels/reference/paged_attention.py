@@ -1,8 +1,9 @@
 """Attention over paged keys and values, in torch.
 
-One layer's pages are `kv`: [pages * page_size, 2 * kv_heads, head_dim], keys first. Reads are by
-token indices (page * page_size + offset), so the kernels do not depend on the page size. Query
-heads share key heads in groups (grouped-query attention, arXiv 2305.13245).
+One layer's pages are [pages * page_size, 2 * kv_heads, head_dim], keys first. Reads are by token
+indices (page * page_size + offset), so the kernels do not depend on the page size. Query heads
+share key heads in groups (grouped-query attention, arXiv 2305.13245). Over pages in INT8 all is
+fp32 until the result is rounded: codes times scales have more digits than bf16.
 """
 
 from __future__ import annotations
@@ -90,33 +91,32 @@ def split_kv(kv: Tensor) -> tuple[Tensor, Tensor]:
     return keys, values
 
 
-def paged_decode(q: Tensor, kv: Tensor, index: Tensor, mask: Tensor, scale: float) -> Tensor:
+def paged_decode(q: Tensor, kv: Tensor, mask: Tensor, scale: float) -> Tensor:
     """Attention of the last tokens of B sequences.
 
-    q: [B, Q, H, D]; kv: a layer's pages; index: i64[B, S]; mask: bool[B, 1, Q, S] -> [B, Q, H, D].
+    q: [B, Q, H, D]; kv: what was read of the pages, [B, S, 2 * kv_heads, D]; mask: bool[B, 1, Q, S]
+    -> [B, Q, H, D].
     """
-    rows = read_rows(kv, index.view(-1), q.dtype)
-    keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
+    keys, values = split_kv(kv)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, attn_mask=mask, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
 
 
-def causal_extend(q: Tensor, kv: Tensor, index: Tensor, scale: float) -> Tensor:
+def causal_extend(q: Tensor, kv: Tensor, scale: float) -> Tensor:
     """Attention of B whole prompts of one length.
 
-    q: [B, N, H, D]; kv: a layer's pages; index: i64[B, N] -> [B, N, H, D].
+    q: [B, N, H, D]; kv: [B, N, 2 * kv_heads, D] -> [B, N, H, D].
     """
-    rows = read_rows(kv, index.view(-1), q.dtype)
-    keys, values = split_kv(rows.view(*index.shape, *kv.shape[1:]))
+    keys, values = split_kv(kv)
     out = F.scaled_dot_product_attention(
         q.transpose(1, 2), keys, values, is_causal=True, scale=scale, enable_gqa=True)
     return out.transpose(1, 2)
 
 
-Masked = Callable[[Tensor, Tensor, Tensor, Tensor, float], Tensor]
+Masked = Callable[[Tensor, Tensor, Tensor, float], Tensor]
 """The type of `paged_decode` and its counterpart for latents."""
-Causal = Callable[[Tensor, Tensor, Tensor, float], Tensor]
+Causal = Callable[[Tensor, Tensor, float], Tensor]
 """The type of `causal_extend` and its counterpart for latents."""
 
 
@@ -140,7 +140,7 @@ def torch_decode(
     index = token_index(pages, lens, page_size, span)
     mask = decode_mask(lens, 1, span, window)
 
-    return _attend(lambda q, layer: masked(q.unsqueeze(1), layer, index, mask, scale))
+    return _attend(index, lambda q, kv: masked(q.unsqueeze(1), kv, mask, scale))
 
 
 def torch_extend(
@@ -185,7 +185,7 @@ def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: 
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
     index = token_index(pages, lens, page_size, count)
 
-    return _attend(lambda q, layer: causal(q.view(-1, count, *q.shape[1:]), layer, index, scale))
+    return _attend(index, lambda q, kv: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
 
 
 def _prefixed(
@@ -197,20 +197,22 @@ def _prefixed(
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
     index = token_index(pages[None], lens, page_size, length)
     mask = extend_mask(start, row.count, window, device)[None, None]
-    return _attend(lambda q, layer: masked(q[None], layer, index, mask, scale))
+    return _attend(index, lambda q, kv: masked(q[None], kv, mask, scale))
 
 
-def _attend(compute: Callable[[Tensor, Tensor], Tensor]) -> Attend:
-    """Returns an `Attend`. compute: (q [N, H, D], a layer's pages) -> as many numbers as q. The
-    scales of keys are multiplied into the queries, those of values into the result."""
+def _attend(index: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Attend:
+    """Returns an `Attend`. index: i64[B, S], the tokens that are read; compute: (q [N, H, D], what
+    was read, [B, S, 2 * kv_heads, D]) -> as many numbers as q. Of FP8 the scales of keys are
+    multiplied into the queries, those of values into the result."""
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
             scales: Tensor | None = None) -> Tensor:
-        if scales is None:
-            done = compute(q, layer).reshape(q.shape)
+        kv = read_rows(layer, index.view(-1), q.dtype, scales).view(*index.shape, *layer.shape[1:])
+        if scales is None or layer.dtype is torch.int8:
+            done = compute(q.to(kv.dtype), kv).reshape(q.shape).to(q.dtype)
         else:
             keys, values = key_and_value_scales(scales)
-            done = compute(scaled_heads(q, keys), layer).reshape(q.shape)
+            done = compute(scaled_heads(q, keys), kv).reshape(q.shape)
             done = scaled_heads(done, values)
         return done if out is None else out.copy_(done)
 

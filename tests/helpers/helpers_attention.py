@@ -12,6 +12,7 @@ from hypothesis import Phase, settings
 from torch import Tensor
 
 from actorium.kernels.backends import triton_fault
+from actorium.kernels.reference.kv import quantise_rows
 
 INTERPRETED = [
     pytest.mark.skipif(bool(triton_fault(torch.device("cpu"))), reason="Triton compiles for CUDA"),
@@ -57,8 +58,9 @@ class Paged:
         self.stranger = int(dealt[-1])
         """A page of no sequence's."""
         tables = dealt[:-1].split(widths)
-        layer = torch.full((self.pages * page_size, 2 * kv_heads, dim), math.nan,
-                           dtype=kv_dtype or dtype)
+        wide = layer = torch.full(
+            (self.pages * page_size, 2 * kv_heads, dim), math.nan,
+            dtype=torch.float32 if kv_dtype is torch.int8 else kv_dtype or dtype)
         self.rows: list[Row] = []
         for (start, count), table in zip(spans, tables, strict=True):
             own = self.index(table, start + count)
@@ -69,6 +71,13 @@ class Paged:
                 table = table.clone()
                 table[:behind] = self.stranger
             self.rows.append(Row(start, count, table.to(device)))
+        self.scales: Tensor | None = None
+        """Beside pages in INT8."""
+        if kv_dtype is torch.int8:
+            layer, scales = quantise_rows(wide)
+            # What nobody owns: any codes, by which NaN is multiplied.
+            layer[scales.isnan()] = torch.arange(dim, dtype=torch.int8) - 64
+            self.scales = scales.to(device)
         self.layer = layer.to(device)
         tokens = sum(count for _, count in spans)
         qkv = torch.randn((tokens, heads + 2 * kv_heads, dim), generator=random)
@@ -93,13 +102,18 @@ class Paged:
         return tables.to(self.device), lens.to(self.device)
 
     def wanted(self, cap: float = 0.0, scales: Tensor | None = None) -> Tensor:
-        """f64[N, H, D], on the CPU. scales: f32[2 * kv_heads], of the pages."""
+        """f64[N, H, D], on the CPU. scales: f32[2 * kv_heads], of the pages; those in INT8 have
+        their own."""
         done, first, layer = [], 0, self.layer.cpu()
         for row in self.rows:
             length = row.start + row.count
             q = self.q[first:first + row.count].double().cpu()
-            own = layer[self.index(row.pages.cpu(), length)].to(self.q.dtype).double()
-            if scales is not None:
+            place = self.index(row.pages.cpu(), length)
+            if self.scales is not None:
+                own = layer[place].double() * self.scales.cpu()[place].double()[..., None]
+            else:
+                own = layer[place].to(self.q.dtype).double()
+            if scales is not None and self.scales is None:
                 own *= scales.double()[:, None]
             keys, values = own.nan_to_num().chunk(2, dim=1)
             group = self.heads // keys.shape[1]

@@ -84,7 +84,7 @@ def test_paged_decode_by_the_formula() -> None:
     q, kv = rand(2, 1, 4, 8).float(), rand(64, 4, 8, seed=1).float()
     index = torch.tensor([[9, 3, 60], [5, 5, 5]])
     mask = torch.tensor([[1, 1, 1], [1, 0, 0]], dtype=torch.bool)[:, None, None]
-    got = paged_decode(q, kv, index, mask, 0.5)
+    got = paged_decode(q, kv[index], mask, 0.5)
     for b, seen in enumerate(([9, 3, 60], [5])):
         for h in range(4):
             weight = (kv[seen, h // 2] @ q[b, 0, h] * 0.5).softmax(0)

@@ -128,6 +128,6 @@ def test_few_queries_round_as_many_do(dtype: torch.dtype) -> None:
     q = torch.randn(2, FEW + 1, 4, 64, dtype=dtype)
     mask = torch.arange(48) <= 39 + torch.arange(FEW + 1)[:, None]
     mask = mask.expand(2, 1, -1, -1)
-    many = latent_masked(q, layer, index, mask, 0.1)
-    few = latent_masked(q[:, :FEW], layer, index, mask[:, :, :FEW], 0.1)
+    many = latent_masked(q, layer[index], mask, 0.1)
+    few = latent_masked(q[:, :FEW], layer[index], mask[:, :, :FEW], 0.1)
     assert (few - many[:, :FEW]).abs().max() <= (1e-6 if dtype is torch.float32 else 2 ** -7)

@@ -53,6 +53,8 @@ ALIASES = [
     ("memory.kv_cache_dtype", "fp8_e4m3", ["--kv-cache-dtype", "fp8"],
      ["--kv-cache-dtype=fp8_e4m3"], ["--kv-cache-dtype", "float8_e4m3fn"]),
     ("memory.kv_cache_dtype", "fp8_e5m2", ["--kv-cache-dtype", "fp8_e5m2"]),
+    ("memory.kv_cache_dtype", "int8", ["--kv-cache-dtype", "int8"],
+     ["--kv-cache-dtype=int8_per_token_head"]),
     ("memory.debug_memory", True, ["--debug-memory"]),
     ("memory.audit_every", 7, ["--audit-every", "7"]),
     ("memory.prefix_cache", False, ["--no-prefix-cache"], ["--enable-prefix-caching", "false"],

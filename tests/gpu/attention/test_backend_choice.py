@@ -92,10 +92,10 @@ def test_cuda_does_not_fall_back_to_torch_unless_asked(monkeypatch: pytest.Monke
 
 
 def test_limits_of_backends_that_are_not_here_yet() -> None:
-    """A cache with scales for each token, a backend for prompts alone, one of few drafts."""
+    """A cache in four bits, a backend for prompts alone, one of few drafts."""
     can = CARDS["torch"].decode
     assert can is not None
-    assert "reads no pages in int8" in unmet(can, NEEDS._replace(cache_dtype="int8"))
+    assert "reads no pages in int4" in unmet(can, NEEDS._replace(cache_dtype="int4"))
     able = can._replace(cache_dtypes=("int8",), query_len=2, page_sizes=(64, 128), windows=False)
     assert not unmet(able, NEEDS._replace(cache_dtype="int8", page_size=64, query_len=2))
     why = unmet(able, NEEDS._replace(query_len=4, windows=True, soft_cap=True))

@@ -68,7 +68,7 @@ def draw_case(data: st.DataObject, name: str, part: str, window: int, cap: bool,
     if capped:
         case.q *= 8
     scaled = cache.startswith("fp8") and data.draw(st.booleans(), "scales")
-    scales = 2.0 ** torch.linspace(-2.3, 1.1, 2 * kv_heads).flip(0) if scaled else None
+    scales = (2.0 ** torch.linspace(-2.3, 1.1, 2 * kv_heads).flip(0) if scaled else case.scales)
     needs = AttentionNeeds("cpu", dtype, cache, dim, size, window > 0, soft_cap=capped > 0)
     return Drawn(case, backend_for(name, part, needs), capped, scales,
                  BOUNDS[dtype] * (2 if scaled else 1))

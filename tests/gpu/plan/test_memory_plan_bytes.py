@@ -96,7 +96,7 @@ def test_tables_take_their_planned_bytes() -> None:
 @pytest.mark.parametrize("demand", [
     Demand(3, 4, 64, checkpoints=0), Demand(2, 16, 32, state_dtype="bfloat16", checkpoints=5),
     Demand(4, 1, 64, kv_dtype="float16"), Demand(3, 16, 64, kv_dtype="fp8_e4m3"),
-    Demand(3, 8, 64, max_total_tokens=200)])
+    Demand(3, 16, 64, kv_dtype="int8"), Demand(3, 8, 64, max_total_tokens=200)])
 def test_the_plan_is_what_torch_allocates(config: dict[str, Any], demand: Demand) -> None:
     shape = shape_of(config)
     plan, own = make_plan(shape, demand, 3 << 20), TORCH_DTYPES[shape.dtype]
@@ -130,7 +130,7 @@ def shapes(draw: st.DrawFn) -> ModelShape:
 
 demands = st.builds(
     Demand, st.integers(1, 40), st.sampled_from([1, 4, 16, 64]), st.integers(1, 600),
-    st.integers(0, 4), st.sampled_from(["auto", "fp8_e4m3"]),
+    st.integers(0, 4), st.sampled_from(["auto", "fp8_e4m3", "int8"]),
     st.sampled_from(["float32", "bfloat16"]), st.integers(0, 20),
     st.none() | st.none() | st.integers(64, 50_000))
 spares = st.integers(0, 1 << 20)
@@ -237,7 +237,7 @@ def test_gpus_share_states_and_heads(tp: int, demand: Demand, spare: int) -> Non
 # --- the worker ----------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("checkpoints", "kv"), [(None, "auto"), (0, "auto"), (7, "auto"),
-                                                 (3, "fp8_e4m3")])
+                                                 (3, "fp8_e4m3"), (3, "int8")])
 def test_the_worker_allocates_what_the_command_prints(
         checkpoints: int | None, kv: str, tmp_path: Path,
         capsys: pytest.CaptureFixture[str]) -> None:

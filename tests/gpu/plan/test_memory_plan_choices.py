@@ -84,6 +84,20 @@ def test_fp8_pages_hold_twice_as_much(capsys: pytest.CaptureFixture[str]) -> Non
     assert half["states"] == whole["states"], "states are not pages"
 
 
+def test_int8_pages_with_their_scales(capsys: pytest.CaptureFixture[str]) -> None:
+    """Two key heads a GPU, of 256 numbers, and 17 layers: a byte a number and two a scale."""
+    whole, half = shown(capsys), shown(capsys, "--kv-cache-dtype", "int8")
+    assert half["kv_dtype"] == "int8"
+    assert half["bytes_per_token"] == 17 * 2 * 2 * (256 + 2)
+    (change,) = (c for c in whole["changes"] if c["name"] == "int8 pages")
+    assert change["token_capacity"] == half["token_capacity"]
+    assert half["token_capacity"] == 677_055 > 1.98 * whole["token_capacity"]
+    none = shown(capsys, "--kv-cache-dtype", "int8", "--checkpoints", "0")
+    assert none["token_capacity"] == 685_839, "two checkpoints take the place of the others"
+    assert sum(line["bytes"] for line in half["bytes"]) == GPU
+    assert half["states"] == whole["states"], "states are not pages"
+
+
 def test_each_of_two_gpus_holds_half_of_everything(capsys: pytest.CaptureFixture[str]) -> None:
     two = shown(capsys, "--checkpoints", "0")
     argv = [{"13.61GiB": "27.22GiB"}.get(word, word) for word in COMMAND]

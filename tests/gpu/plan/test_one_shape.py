@@ -270,7 +270,7 @@ places = st.sampled_from([1, 1, 1, 2, 3, 4]).flatmap(
     lambda size: st.builds(RankPlace, st.integers(0, size - 1), st.just(size)))
 asked = st.builds(Asked, st.sampled_from(["auto", "auto", "none", "fp8", "int8", "int4"]),
                   st.sampled_from([32, 64, 128]), st.sampled_from(["auto", "none", "int4"]),
-                  st.sampled_from(["auto", "fp8_e4m3"]), st.sampled_from(["off", "mtp:2"]),
+                  st.sampled_from(["auto", "fp8_e4m3", "int8"]), st.sampled_from(["off", "mtp:2"]),
                   places)
 
 

@@ -23,7 +23,7 @@ ROW = WIDTH * 2
 def pool(tokens: int, layers: int = 2) -> KVPagePool:
     rows = [zeros((tokens, 4, WIDTH // 4), torch.bfloat16, torch.device("cpu"))
             for _ in range(layers)]
-    return cast(KVPagePool, SimpleNamespace(layers=rows, page_size=PAGE))
+    return cast(KVPagePool, SimpleNamespace(tensors=rows, layers=rows, page_size=PAGE))
 
 
 def appends(*pages: int) -> StepPlan:

@@ -1,0 +1,115 @@
+"""Pages in INT8 with a scale for each token and head: what is written, and the kernels that attend
+over them against the formula in fp64 over the same quantised pages."""
+
+from __future__ import annotations
+
+import math
+from fractions import Fraction
+
+import pytest
+import torch
+from helpers_attention import BF16, FEW, Paged, error
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from actorium.gpu.attention.attention_backend import TorchAttention
+from actorium.kernels.reference.kv import CODES, quantise_rows, read_rows, write_kv
+from actorium.kernels.reference.latent import write_latent
+from actorium.kernels.reference.paged_attention import torch_decode, torch_extend
+
+INF, NAN = math.inf, math.nan
+
+
+def exact(x: Tensor) -> list[Fraction]:
+    return [Fraction(value) for value in x.double().tolist()]
+
+
+# --- what is written -----------------------------------------------------------------------------
+
+@FEW
+@given(st.integers(0, 1000), st.sampled_from([1, 24, 64]), st.integers(-30, 30),
+       st.sampled_from([torch.float32, BF16, torch.float16]))
+def test_a_scale_is_the_least_that_holds_a_row(seed: int, dim: int, power: int,
+                                               dtype: torch.dtype) -> None:
+    """By exact arithmetic: scales are rounded up, codes to nearest, ties to even."""
+    gen = torch.Generator().manual_seed(seed)
+    power = max(power, -12) if dtype is torch.float16 else power
+    rows = (torch.randn(5, dim, generator=gen) * 2.0 ** min(power, 12)).to(dtype)
+    rows[0] = rows[0].sign() * 2.0 ** min(power, 12)
+    codes, scales = quantise_rows(rows)
+    assert codes.dtype is torch.int8 and scales.dtype is BF16 and scales.shape == (5,)
+    lower = (scales.view(torch.int16) - 1).view(BF16)
+    for row, own, scale, less in zip(rows, codes, exact(scales), exact(lower), strict=True):
+        most = max(map(abs, exact(row)))
+        # The quotient is rounded to fp32 first.
+        assert less * CODES < most * (1 + Fraction(1, 2**23))
+        assert scale * CODES >= most * (1 - Fraction(1, 2**23))
+        for value, code in zip(exact(row), own.tolist(), strict=True):
+            assert abs(code) <= CODES and abs(value / scale - code) <= Fraction(1, 2) + 2**-16
+
+
+def test_ties_go_to_even() -> None:
+    codes, scales = quantise_rows(torch.tensor([[127.0, 0.5, 1.5, 2.5, -0.5, -1.5, -2.5, 0.49]]))
+    assert scales.tolist() == [1.0]
+    assert codes.tolist() == [[127, 0, 2, 2, 0, -2, -2, 0]]
+
+
+def test_rows_of_zeros_and_what_is_no_number() -> None:
+    rows = torch.tensor([[0.0, -0.0, 0.0], [1.0, INF, 0.0], [1.0, -3.0, NAN], [1e-45, 0.0, 0.0],
+                         [3e38, -1e38, 0.0]])
+    codes, scales = quantise_rows(rows)
+    assert scales[0] == 0 and not codes[0].any()
+    read = read_rows(codes[:, None], torch.arange(5), torch.float32, scales[:, None])[:, 0]
+    assert read[0].tolist() == [0, 0, 0]
+    assert read[1].isnan().all() and read[2].isnan().all(), "such a token shows"
+    assert read[3].tolist() == [0, 0, 0]
+    assert torch.allclose(read[4], rows[4], rtol=2**-7)
+
+
+def test_write_puts_codes_and_scales_where_the_index_says() -> None:
+    kv = torch.randn(3, 4, 8, dtype=BF16)
+    pages, scales = torch.zeros(9, 4, 8, dtype=torch.int8), torch.zeros(9, 4, dtype=BF16)
+    index = torch.tensor([7, 1, 4])
+    write_kv(pages, kv, index, scales)
+    codes, own = quantise_rows(kv)
+    assert torch.equal(pages[index], codes) and torch.equal(scales[index], own)
+    assert not pages[[0, 2, 3, 5, 6, 8]].any() and not scales[[0, 2, 3, 5, 6, 8]].any()
+    read = read_rows(pages, index, BF16, scales)
+    assert read.dtype is torch.float32 and error(read, kv.double()) < 6e-3
+
+
+def test_a_token_leaves_the_same_whatever_is_beside_it() -> None:
+    kv = torch.randn(6, 2, 32, dtype=BF16)
+    codes, scales = quantise_rows(kv)
+    for at in range(6):
+        alone = quantise_rows(kv[at:at + 1])
+        assert torch.equal(alone[0][0], codes[at]) and torch.equal(alone[1][0], scales[at])
+
+
+# --- the reference -------------------------------------------------------------------------------
+
+@pytest.mark.parametrize(("dtype", "bound"), [(torch.float32, 1e-6), (BF16, 4e-3)])
+@pytest.mark.parametrize("window", [0, 20])
+def test_the_reference_by_the_formula(dtype: torch.dtype, bound: float, window: int) -> None:
+    case = Paged([(40, 3), (17, 3)], 6, 2, 16, 16, window, dtype, torch.int8)
+    tables, lens = case.tables()
+    decode = torch_decode(tables, lens, 43, 3, 16, window, case.scale)
+    assert error(decode(case.q, case.layer, None, case.scales), case.wanted()) < bound
+    chunks = Paged([(0, 20), (0, 20), (30, 9)], 6, 2, 16, 16, window, dtype, torch.int8)
+    out = chunks.poisoned()
+    torch_extend(chunks.rows, 16, window, chunks.scale)(chunks.q, chunks.layer, out, chunks.scales)
+    assert error(out, chunks.wanted()) < bound
+
+
+def test_a_latent_has_a_scale_a_token() -> None:
+    latents = torch.randn(40, 24)
+    pages, scales = torch.zeros(48, 1, 24, dtype=torch.int8), torch.zeros(48, 1, dtype=BF16)
+    write_latent(pages, latents[:, :16], latents[:, None, 16:], torch.arange(40), scales)
+    q, table = torch.randn(1, 3, 24), torch.arange(3, dtype=torch.int32)[None]
+    lens = torch.tensor([40], dtype=torch.int32)
+    attend = TorchAttention(16).decode(table, lens, 40, 1, 16, 0, 0.2)
+    want = attend(q, pages.float() * scales.float()[..., None])
+    assert torch.allclose(attend(q, pages, None, scales), want, rtol=1e-5, atol=1e-6)
+    plain = attend(q, torch.cat((latents, latents[:8])).unsqueeze(1))
+    assert 1e-4 < error(want, plain.double()) < 1e-2
