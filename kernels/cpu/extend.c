@@ -15,7 +15,7 @@
 #include <sys/mman.h>
 
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
-struct weighing { floats16 scale, top[2], sum[2]; };
+struct weighing { floats16 scale[2], top[2], sum[2]; };
 
 /* Pairs of a round's keys that are still scores, to be weights between other work. */
 struct rest { const float *scores; element *weights; int next, end, share; };
@@ -25,8 +25,8 @@ INLINE void weigh(const float *scores, element *weights, int first, int end, str
                   int w) {
     for (int i = first; i < end; i++) {
         const float *from = scores + (w * KEYS + 2 * i) * 16;
-        floats16 x = exp2_lanes(fms_lanes(load_lanes(from), to->scale, to->top[w]));
-        floats16 y = exp2_lanes(fms_lanes(load_lanes(from + 16), to->scale, to->top[w]));
+        floats16 x = exp2_lanes(fms_lanes(load_lanes(from), to->scale[w], to->top[w]));
+        floats16 y = exp2_lanes(fms_lanes(load_lanes(from + 16), to->scale[w], to->top[w]));
         to->sum[w] = add_lanes(to->sum[w], add_lanes(x, y));
         put_weights(weights + w * KEYS * 16 + i * 32, x, y);
     }
@@ -40,7 +40,18 @@ INLINE void weigh_some(struct rest *r, struct weighing *to, int many, int two) {
             weigh(r->scores, r->weights, r->next, r->next + 1, to, w);
 }
 
+#ifdef SAGE
+/* Scores of 32 keys and 16 or 32 columns, less the columns' scale: [2][KEYS][16]. */
+INLINE void score(const factor *keys, const factor *query, float *scores, int dim, int two,
+                  struct rest *rest, struct weighing *to) {
+    if (rest) weigh_some(rest, to, dim / 32 * rest->share, two);
+    if (two) score_two(keys, query, scores, dim);
+    else score_one(keys, query, scores, dim);
+}
+#endif
+
 #ifdef FLOATS
+#ifndef SAGE
 /* Scores of 32 keys and 16 or 32 columns: [2][KEYS][16]. */
 INLINE void score(const float *keys, const float *query, float *scores, int dim, int two,
                   struct rest *rest, struct weighing *to) {
@@ -48,6 +59,7 @@ INLINE void score(const float *keys, const float *query, float *scores, int dim,
     for (int w = 0; w <= two; w++)
         score_32(keys, dim, query + w * dim * 16, scores + w * KEYS * 16);
 }
+#endif
 
 /* Outputs += values x weights of n keys. outputs: [dim / 32][2][32 dims][16]. */
 INLINE void gather(const float *values, const float *weights, float *outputs, int n, int dim,
@@ -59,6 +71,7 @@ INLINE void gather(const float *values, const float *weights, float *outputs, in
 }
 #elif defined(TILES_OF_VECTORS)
 /* As below, but sums stay in registers: one unit of the processor does it all. */
+#ifndef SAGE
 INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, int two,
                   struct rest *rest, struct weighing *to) {
     if (rest) weigh_some(rest, to, dim / 32 * rest->share, two);
@@ -67,6 +80,7 @@ INLINE void score(const bf16 *keys, const bf16 *query, float *scores, int dim, i
             dot_chain(scores + w * KEYS * 16 + k * 256, (const uint8_t *)(keys + k * TILE),
                       4 * TILE, (const uint8_t *)(query + w * dim * 16), 2 * TILE, dim / 32, 1);
 }
+#endif
 
 INLINE void gather(const bf16 *values, const bf16 *weights, float *outputs, int n, int dim, int two,
                    int fresh, struct rest *rest, struct weighing *to) {
@@ -193,7 +207,8 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
     int64_t high = see->high + 1 < end ? see->high + 1 : end;
     int n = keys_of(at, high), turn = 0, before = 0;
     for (int j = 0; j < n; j += 32)
-        score(s->keys + (at - begin + j) * dim, s->query, s->scores + j * 16, dim, two, 0, 0);
+        score(s->keys + (at - begin + j) * KEY_ROOM(dim), s->query, s->scores + j * 16, dim, two,
+              0, 0);
     const element *values = 0;
     element *ready = 0;
     for (; n > 0; turn ^= 1) {
@@ -203,7 +218,7 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
             float *scores = s->scores + w * KEYS * 16;
             best[w] = edge ? largest(scores, n, 1, see->from[w], see->to[w], (int)at)
                            : largest(scores, n, 0, see->from[w], see->to[w], (int)at);
-            best[w] = mul_lanes(best[w], to->scale);
+            best[w] = mul_lanes(best[w], to->scale[w]);
         }
         struct rest rest = {s->scores, s->weights + turn * KEYS * COLS, 0, n / 2,
                             (255 + dim) / dim};
@@ -220,8 +235,8 @@ INLINE void attend(const struct scratch *s, const struct sight *see, int64_t beg
         int64_t next = at + KEYS;
         int more = keys_of(next, high);
         for (int j = 0; j < more; j += 32)
-            score(s->keys + (next - begin + j) * dim, s->query, s->scores + j * 16, dim, two,
-                  &rest, to);
+            score(s->keys + (next - begin + j) * KEY_ROOM(dim), s->query, s->scores + j * 16, dim,
+                  two, &rest, to);
         weigh_some(&rest, to, KEYS, two);
         values = s->values + (at - begin) * dim, ready = rest.weights, before = n;
         at = next, n = more;
@@ -282,13 +297,14 @@ INLINE void task(const struct call *c, const struct row *row, int k, int64_t fir
             float *outputs = s->state + (several ? (at - first) / COLS * size : 0);
             float *kept = outputs + dim * COLS;
             int two = u.n > 16, fresh = u.see.low >= begin;
-            struct weighing state = {.scale = all_lanes(c->scale)};
+            struct weighing state = {0};
+            for (int w = 0; w <= two; w++)
+                state.scale[w] = mul_lanes(all_lanes(c->scale), pack_queries(
+                    u.q + 16 * w, dim, s->query + w * dim * 16));
             for (int w = 0; w < 2; w++) {
                 state.top[w] = fresh ? all_lanes(-3e38f) : load_lanes(kept + w * 16);
                 state.sum[w] = fresh ? no_lanes() : load_lanes(kept + 32 + w * 16);
             }
-            pack_queries(u.q, dim, s->query);
-            if (two) pack_queries(u.q + 16, dim, s->query + dim * 16);
             if (two) attend(s, &u.see, begin, stop, &state, outputs, dim, 1, fresh);
             else attend(s, &u.see, begin, stop, &state, outputs, dim, 0, fresh);
             if (u.see.high < stop) {
@@ -309,10 +325,11 @@ static int take(struct scratch *s, int dim, int64_t columns) {
     static __thread size_t held;
     int64_t span = PACKED / dim / KEYS * KEYS;
     size_t packed = (size_t)span * dim * sizeof(element);
-    size_t query = (size_t)COLS * dim * sizeof(element), scores = COLS * KEYS * sizeof(float);
+    size_t keys = (size_t)span * KEY_ROOM(dim) * sizeof(factor);
+    size_t query = (size_t)COLS * dim * sizeof(factor), scores = COLS * KEYS * sizeof(float);
     size_t weights = 2 * COLS * KEYS * sizeof(element);
     size_t state = (size_t)((columns + COLS - 1) / COLS) * (dim * COLS + 64) * sizeof(float);
-    size_t want = 2 * packed + query + scores + weights + state;
+    size_t want = keys + packed + query + scores + weights + state;
     if (want > held) {
         free(piece);
         held = (want + 0x1fffff) & ~(size_t)0x1fffff;
@@ -320,35 +337,24 @@ static int take(struct scratch *s, int dim, int64_t columns) {
         if (!piece) return held = 0;
         madvise(piece, held, MADV_HUGEPAGE);
     }
-    s->keys = (element *)piece, s->values = (element *)(piece + packed);
-    s->query = (element *)(piece + 2 * packed), s->scores = (float *)(piece + 2 * packed + query);
+    s->keys = (factor *)piece, s->values = (element *)(piece + keys);
+    s->query = (factor *)(piece + keys + packed);
+    s->scores = (float *)(piece + keys + packed + query);
     s->weights = (element *)(s->scores + COLS * KEYS);
     s->state = (float *)(s->weights + 2 * COLS * KEYS);
     return 1;
 }
 
-#ifdef TILES
-int extend_ready(void) { return tiles_permitted(); }
-#else
-int extend_ready(void) { return 1; }
-#endif
-
-/* rows: of n sequences, the address of the page table, the first token in q and out, tokens before
- * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
- * dim]; dim a multiple of 32. A row's work goes out in parts, the last and largest first. */
-void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int64_t *rows, int64_t n,
-                  bf16 *out, int heads, int kv_heads, int dim, int page_bits, int window,
-                  float scale, int threads) {
-    struct call c = {q, pages, out, q_stride, heads, kv_heads, dim, page_bits, window,
-                     0, scale * 1.44269504f};
-    const struct row *row = (const struct row *)rows;
+/* All rows of a call. A row's work goes out in parts, the last and largest first. */
+static void extend_rows(struct call c, const struct row *row, int64_t n, int threads) {
+    int heads = c.heads, kv_heads = c.kv_heads, dim = c.dim;
     int64_t most = 0, pairs = n * kv_heads, total = 0, tokens = 0;
     for (int64_t i = 0; i < n; i++) {
         int64_t columns = row[i].count * (heads / kv_heads);
         most = columns > most ? columns : most, total += row[i].start + row[i].count;
         tokens += row[i].count;
     }
-    c.stream = tokens * heads * dim >= STREAM_FROM && (uintptr_t)out % 64 == 0;
+    c.stream = tokens * heads * dim >= STREAM_FROM && (uintptr_t)c.out % 64 == 0;
     int64_t parts = (most + MAX_COLUMNS - 1) / MAX_COLUMNS;
     if (pairs % threads && pairs < 4 * threads && most > 2 * COLS) parts *= 2 * threads;
     int64_t width = ((most + parts - 1) / parts + COLS - 1) / COLS * COLS;
@@ -371,6 +377,25 @@ void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int6
         tiles_release();
     }
 }
+
+#ifndef SAGE
+#ifdef TILES
+int extend_ready(void) { return tiles_permitted(); }
+#else
+int extend_ready(void) { return 1; }
+#endif
+
+/* rows: of n sequences, the address of the page table, the first token in q and out, tokens before
+ * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
+ * dim]; dim a multiple of 32. */
+void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int64_t *rows, int64_t n,
+                  bf16 *out, int heads, int kv_heads, int dim, int page_bits, int window,
+                  float scale, int threads) {
+    struct call c = {q, pages, out, q_stride, heads, kv_heads, dim, page_bits, window,
+                     0, scale * 1.44269504f};
+    extend_rows(c, (const struct row *)rows, n, threads);
+}
+#endif
 #else
 int extend_ready(void) { return 0; }
 

@@ -13,7 +13,9 @@ INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in
         const bf16 *values = at[i] == zeros ? zeros : at[i] + apart;
         int64_t to = (in + i) * dim;
         for (int d = 0; d < dim; d += 16) {
+#ifndef SAGE
             store_lanes(s->keys + to + d, wide_lanes(at[i] + d));
+#endif
             store_lanes(s->values + to + d, wide_lanes(values + d));
         }
     }
@@ -38,7 +40,8 @@ INLINE void transpose(__m256 r[8]) {
     }
 }
 
-INLINE void pack_queries(const bf16 *const at[16], int dim, float *query) {
+#ifndef SAGE
+INLINE floats16 pack_queries(const bf16 *const at[16], int dim, float *query) {
     for (int d = 0; d < dim; d += 8)
         for (int half = 0; half < 16; half += 8) {
             __m256 r[8];
@@ -46,7 +49,9 @@ INLINE void pack_queries(const bf16 *const at[16], int dim, float *query) {
             transpose(r);
             for (int i = 0; i < 8; i++) _mm256_storeu_ps(query + (d + i) * 16 + half, r[i]);
         }
+    return all_lanes(1);
 }
+#endif
 
 INLINE void put_weights(float *to, floats16 x, floats16 y) {
     store_lanes(to, x);
@@ -90,10 +95,12 @@ INLINE void dot_32(struct dot_rows a, const float *b, int64_t steps, float *sums
 }
 
 /* Functions, not inlined: a call is little beside what they do, and there are several of them. */
+#ifndef SAGE
 static __attribute__((noinline)) void score_32(const float *keys, int dim, const float *query,
                                                float *scores) {
     dot_32((struct dot_rows){keys, dim, 1}, query, dim, scores, 1);
 }
+#endif
 
 static __attribute__((noinline)) void gather_32(const float *values, int dim, const float *weights,
                                                 int n, float *outputs, int fresh) {

@@ -10,6 +10,14 @@ typedef float element;
 #define PACKED (1 << 16)          /* the same: half of it, as second caches are smaller there */
 #endif
 
+#ifdef SAGE
+typedef int8_t factor;            /* what keys and queries are multiplied as */
+#define KEY_ROOM(dim) ((dim) + 8) /* of a packed key: see sage_codes.h */
+#else
+typedef element factor;
+#define KEY_ROOM(dim) (dim)
+#endif
+
 #define COLS 32                   /* queries per round: two tiles */
 #define KEYS 128                  /* keys per round of the online softmax */
 #define MAX_COLUMNS 4096          /* of a task: bounds its sums and outputs to some megabytes */
@@ -24,11 +32,13 @@ struct call {
     int64_t q_stride;
     int heads, kv_heads, dim, page_bits, window, stream; /* stream: see `finish` */
     float scale; /* of scores, in bits */
+    const float *means; /* of keys, [kv_heads, dim]: see sage.c */
 };
 
 /* What a thread works on; all in one aligned piece that grows and stays. */
 struct scratch {
-    element *keys, *values, *query, *weights;
+    factor *keys, *query;
+    element *values, *weights;
     float *scores, *state;
 };
 
@@ -37,6 +47,12 @@ static const bf16 zeros[MAX_DIM] __attribute__((aligned(64)));
 /* Keys and values of 32 tokens of one head, those of `zeros` as zeros, to the place of token `in` of
  * a thread's scratch. */
 INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in, struct scratch *s);
+
+/* Queries of 16 columns; what scores of each column are to be multiplied by. */
+INLINE floats16 pack_queries(const bf16 *const at[16], int dim, factor *query);
+#ifdef SAGE
+#include "sage_codes.h"
+#endif
 
 /* Packs tokens begin..end; those before `low`, and those up to a whole number of tiles after `end`,
  * as zeros: what lies in their places is not read. */
@@ -52,6 +68,10 @@ static void pack(const struct call *c, const struct row *row, int k, int64_t beg
                 : c->pages + (((int64_t)table[p >> c->page_bits] << c->page_bits) + (p & inside))
                     * stride + k * c->dim;
         }
+#ifdef SAGE
+        pack_codes(at, c->means ? c->means + k * c->dim : 0, c->dim,
+                   s->keys + (j - begin) * KEY_ROOM(c->dim));
+#endif
         pack_tokens(at, c->kv_heads * c->dim, c->dim, j - begin, s);
     }
 }

@@ -29,12 +29,13 @@ INLINE void transpose(__m512i r[16]) {
  * [16 dims][32 keys]. */
 INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in,
                         struct scratch *s) {
-    bf16 *keys = s->keys + in * dim;
     bf16 *values = s->values + in / KEYS * KEYS * dim + in % KEYS / 32 * 2 * TILE;
     for (int d = 0; d < dim; d += 32) {
+#ifndef SAGE
+        bf16 *keys = s->keys + in * dim + d * 32;
         for (int i = 0; i < 32; i++)
-            _mm512_store_si512(keys + (d * 2 + (i >> 4) * 32) * 16 + (i & 15) * 32,
-                               _mm512_loadu_si512(at[i] + d));
+            _mm512_store_si512(keys + (i >> 4) * TILE + (i & 15) * 32, _mm512_loadu_si512(at[i] + d));
+#endif
         __m512i lo[16], hi[16];
         for (int i = 0; i < 16; i++) {
             const bf16 *a = at[2 * i], *b = at[2 * i + 1];
@@ -52,15 +53,18 @@ INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in
     }
 }
 
+#ifndef SAGE
 /* Queries of 16 columns into tiles [dim / 32][16 pairs of dims][16 columns]. */
-INLINE void pack_queries(const bf16 *const at[16], int dim, bf16 *query) {
+INLINE floats16 pack_queries(const bf16 *const at[16], int dim, bf16 *query) {
     for (int d = 0; d < dim; d += 32) {
         __m512i r[16];
         for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(at[i] + d);
         transpose(r);
         for (int i = 0; i < 16; i++) _mm512_store_si512(query + d * 16 + i * 32, r[i]);
     }
+    return all_lanes(1);
 }
+#endif
 
 /* Weights of a pair of keys, bf16, side by side. */
 INLINE void put_weights(bf16 *to, floats16 x, floats16 y) {
