@@ -9,6 +9,9 @@ Without a CUDA device Triton's kernels run in its interpreter, which is chosen b
 Threads of OpenMP sleep while they wait: by default they keep a processor busy, which other files,
 tested at the same time, would like to have. It is chosen before torch is imported, for all
 processes that tests start.
+
+Engines have no fork server, but in the tests that are about deaths: it imports torch once more for
+each engine that lives a few seconds.
 """
 
 from __future__ import annotations
@@ -25,6 +28,7 @@ from helpers_interpreter import spare_repetitions
 from hypothesis import settings
 
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ["ACTORIUM_FORK_SERVER"] = "off"
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 

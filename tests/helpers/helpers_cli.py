@@ -29,7 +29,8 @@ class Cli:
         self.run_dir = run_dir
         self.env = {name: value for name, value in os.environ.items()
                     if not name.startswith("ACTORIUM_")} | {"ACTORIUM_RUN_DIR": run_dir,
-                                                            "ACTORIUM_CRASH_REPORTS": "off"}
+                                                            "ACTORIUM_CRASH_REPORTS": "off",
+                                                            "ACTORIUM_FORK_SERVER": "off"}
 
     def argv(self, *words: str) -> list[str]:
         return [sys.executable, "-m", "actorium.tools.cli", *words]

@@ -1,0 +1,55 @@
+"""Of a served engine: a worker that is killed is forked off the process that has its imports."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from helpers_models import write_checkpoint
+from helpers_runtime import processes_naming, short_dir
+
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.roles import WORKER
+
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+IMPORTED = b"libtorch_cpu"
+
+
+def loaded_at(pid: int) -> list[bytes]:
+    """Where a process has torch's library: chosen anew by the system with each start, and handed on
+    by a fork."""
+    try:
+        lines = Path(f"/proc/{pid}/maps").read_bytes().splitlines()
+    except FileNotFoundError:
+        return []
+    return [line for line in lines if IMPORTED in line]
+
+
+def test_a_killed_worker_is_forked_and_says_the_same(tmp_path: Path) -> None:
+    """Not before the fork server has its imports, of which nothing outside can tell the end."""
+    write_checkpoint(tmp_path)
+    with short_dir() as base, Engine(
+            str(tmp_path), device="cpu", dtype="float32", run_dir=str(base), skip_tokenizer=True,
+            kv_cache_bytes=1 << 22, fork_server="on", max_restarts=100,
+            crash_reports=False) as engine:
+        def worker() -> int:
+            return next(own.pid for own in engine.client.status().actors if own.role == WORKER)
+
+        def says() -> Sequence[int]:
+            return engine.client.generate([5, 7, 11], GREEDY).token_ids
+
+        before, first, until = says(), worker(), time.monotonic() + 60
+        while not (servers := [pid for pid in processes_naming(str(base))
+                               if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
+                               and loaded_at(pid)]):
+            assert time.monotonic() < until
+            time.sleep(0.1)
+        assert loaded_at(first) != loaded_at(servers[0])
+        while loaded_at(worker()) != loaded_at(servers[0]):
+            assert time.monotonic() < until
+            os.kill(worker(), signal.SIGKILL)
+            assert says() == before
