@@ -88,7 +88,14 @@ def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
     qkv, norm = empty(64, heads + 2 * kv_heads, dim), empty(heads + kv_heads, dim)
     OPS.rotate_write(qkv, heads, norm if normed else None, 1e-5, empty(64, 2, 1, dim),
                      empty(PAGE * 99, 2 * kv_heads, dim, dtype=pages), torch.zeros(64, dtype=I64),
-                     empty(2 * kv_heads, dtype=F32) if pages is FP8 else None)
+                     scales_of(kv_heads, pages))
+
+
+def scales_of(kv_heads: int, pages: torch.dtype) -> Tensor | None:
+    """As FP8 and INT8 pages have them."""
+    if pages is torch.int8:
+        return empty(PAGE * 99, 2 * kv_heads)
+    return empty(2 * kv_heads, dtype=F32) if pages is FP8 else None
 
 
 def tables() -> None:
@@ -106,6 +113,10 @@ def rows() -> Iterator[Case]:
     yield Case("rotate_write Gemma 3 4B", partial(rotation, 8, 4, 256, True))
     yield Case("rotate_write Llama-3.1-8B, FP8 pages", partial(rotation, 32, 8, 128, False, FP8),
                89)
+    yield Case("rotate_write Llama-3.1-8B, INT8 pages",
+               partial(rotation, 32, 8, 128, False, torch.int8))
+    yield Case("rotate_write Qwen3.5-27B, INT8 pages",
+               partial(rotation, 24, 4, 256, True, torch.int8))
     yield Case("silu_mul 14336", lambda: OPS.silu_mul(empty(64, 2 * 14336)))
     yield Case("gelu_mul 21504", lambda: OPS.gelu_mul(empty(64, 2 * 21504)))
     for of, columns, gate in (("a row", 4096, 14336), ("128 columns", 128, 128)):
@@ -143,7 +154,8 @@ def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
     attend = TritonAttention().decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
-    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None, scales_of(a))
+    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
+           scales_of(a.kv_heads, a.pages))
 
 
 def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
@@ -151,12 +163,8 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
     own = [ExtendRow(0, start, count, torch.zeros(2048, dtype=I32)) for _ in range(chunks)]
     q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
     attend = TritonAttention().extend(own, PAGE, a.window, a.dim**-0.5)
-    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None, scales_of(a))
-
-
-def scales_of(a: Attention) -> Tensor | None:
-    """As FP8 pages have them."""
-    return empty(2 * a.kv_heads, dtype=F32) if a.pages is FP8 else None
+    attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
+           scales_of(a.kv_heads, a.pages))
 
 
 def wide(a: Attention) -> Attention:
@@ -167,6 +175,11 @@ def wide(a: Attention) -> Attention:
 def fp8(a: Attention) -> Attention:
     """Over FP8 pages."""
     return a._replace(pages=FP8)
+
+
+def coded(a: Attention) -> Attention:
+    """Over INT8 pages."""
+    return a._replace(pages=torch.int8)
 
 
 def decodes() -> Iterator[Case]:
@@ -185,6 +198,8 @@ def decodes() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3), ("Qwen3.5-27B", QWEN35)):
         for q_len in (1, 3, 8):
             yield Case(f"decode {name}, FP8 pages, q{q_len}", partial(decode, fp8(a), q_len), 89)
+            yield Case(f"decode {name}, INT8 pages, q{q_len}", partial(decode, coded(a), q_len))
+    yield Case("decode Gemma 3 27B, window, INT8 pages, q1", partial(decode, coded(GEMMA_27B), 1))
 
 
 def extends() -> Iterator[Case]:
@@ -199,6 +214,8 @@ def extends() -> Iterator[Case]:
     yield Case("extend Llama-3.1-8B, few tokens", partial(extend, LLAMA, 16000, 3))
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3.5-27B", QWEN35)):
         yield Case(f"extend {name}, FP8 pages", partial(extend, fp8(a), 0, 2048, 4), 89)
+        yield Case(f"extend {name}, INT8 pages", partial(extend, coded(a), 0, 2048, 4))
+        yield Case(f"extend {name}, INT8 pages, split", partial(extend, coded(a), 16000, 64))
 
 
 def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype = BF16,
@@ -207,7 +224,8 @@ def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype 
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     attend = TritonAttention(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
     attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept),
-           None, empty(1, dtype=F32) if kept is FP8 else None)
+           None, empty(99 * PAGE, 1) if kept is torch.int8 else
+           empty(1, dtype=F32) if kept is FP8 else None)
 
 
 def latents() -> Iterator[Case]:
@@ -218,6 +236,8 @@ def latents() -> Iterator[Case]:
     for heads, q_len in ((128, 1), (16, 2)):
         yield Case(f"latent DeepSeek-V3, {heads} heads, FP8, q{q_len}",
                    partial(latent, heads, q_len, BF16, FP8), 89)
+        yield Case(f"latent DeepSeek-V3, {heads} heads, INT8, q{q_len}",
+                   partial(latent, heads, q_len, BF16, torch.int8))
 
 
 # --- layers with a state --------------------------------------------------------------------------

@@ -80,7 +80,8 @@ _TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES,
                       latents=True)
 _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES), most_head_dim=256,
                        graphs=True)
-_TRITON = Capabilities(("cpu", "cuda"), latents=True, soft_caps=True, graphs=True)
+_TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
+                       latents=True, soft_caps=True, graphs=True)
 
 CARDS = {card.name: card for card in (
     BackendCard("native", "C, built for this CPU",

@@ -51,14 +51,14 @@ def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Returns (codes, scales), i8[..., D] and bf16[...], of rows [..., D] of numbers.
 
     A scale is a row's largest magnitude / 127, rounded up to bf16; a code is x / scale in fp32,
-    rounded to nearest, ties to even. A row of zeros has scale 0; one with a number that is infinite
-    or NaN has such a scale, and all of it is NaN when it is read.
+    rounded to nearest, ties to even. A row of zeros has scale 0; that of one with a number that is
+    infinite or NaN is NaN, and so is all of it when it is read.
     """
     wide = x.float()
     ratio = wide.abs().amax(-1) / CODES
     bits = ratio.view(torch.int32)
     up = ((bits + 0xFFFF) & ~0xFFFF).view(torch.float32)
-    scales = torch.where(ratio.isfinite(), up, ratio)
+    scales = torch.where(ratio.isfinite(), up, torch.nan)
     codes = (wide / scales[..., None]).round().nan_to_num(0.0, 0.0, 0.0)
     return codes.to(torch.int8), scales.to(torch.bfloat16)
 

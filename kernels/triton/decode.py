@@ -111,13 +111,14 @@ def _decode(
     out: tl.tensor, parts: tl.tensor, found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, pages_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor,
     scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, Q_LEN: tl.constexpr, GROUP: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, WIDE: tl.constexpr,
-    PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, EACH: tl.constexpr, MOST: tl.constexpr, JOIN: tl.constexpr,
-    PARTS: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr,
+    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, EACH: tl.constexpr, MOST: tl.constexpr,
+    JOIN: tl.constexpr, PARTS: tl.constexpr,
 ) -> None:
-    """EACH: rows of a part; MOST: parts of a sequence; JOIN, PARTS: of which so many rows, and
-    parts, are merged at a time."""
+    """SCALED: each head has a scale; CODES: each token's has, see `attend_block`. EACH: rows of a
+    part; MOST: parts of a sequence; JOIN, PARTS: of which so many rows, and parts, are merged at a
+    time."""
     tiles = tl.cdiv(Q_LEN * GROUP, ROWS)
     head, tile = tl.program_id(0) // tiles, tl.program_id(0) % tiles
     keys = layer + head * D
@@ -151,14 +152,14 @@ def _decode(
         for block in range(begin, shared):
             acc, top, total = attend_block(
                 acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, False, CAPPED, WIDE, PAGE,
-                D, BLOCK_D, BLOCK_N)
+                kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, False, CAPPED,
+                CODES, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
         if Q_LEN > 1:
             for block in range(shared, end):
                 acc, top, total = attend_block(
                     acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                    kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, True, CAPPED, WIDE,
-                    PAGE, D, BLOCK_D, BLOCK_N)
+                    kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, True, CAPPED,
+                    CODES, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
         if SCALED:
             acc *= value_scale
 
@@ -229,7 +230,9 @@ class Decode:
             q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads,
             self.scale, self.soft_cap or 1.0, q if scales is None else scales, Q_LEN=self.q_len,
             GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,
-            SCALED=scales is not None, WIDE=wide(q.dtype), PAGE=self.page_size, D=dim,
+            SCALED=scales is not None and layer.dtype is not torch.int8,
+            CODES=layer.dtype is torch.int8, WIDE=wide(q.dtype, layer.dtype),
+            PAGE=self.page_size, D=dim,
             BLOCK_D=width, ROWS=shape.rows, BLOCK_N=shape.block, EACH=each, MOST=MOST,
             JOIN=joined[0], PARTS=joined[1], num_warps=shape.warps, num_stages=shape.stages,
             maxnreg=shape.registers)

@@ -43,11 +43,12 @@ class ExtendLaunch(NamedTuple):
     """A thread has at most; None = the compiler may spill some to make room for programs."""
 
 
-def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
-           capability: int = HOPPER.capability) -> ExtendLaunch:
+def config(group: int, dim: int, itemsize: int, longest: int, eight: bool = False,
+           capability: int = HOPPER.capability, codes: bool = False) -> ExtendLaunch:
     """group: query heads of a key head; dim: of a head, padded; itemsize: of q's or the pages'
-    dtype, the wider; longest: tokens of the longest chunk; fp8: whether pages are, which is widened
-    in registers; capability: of the device.
+    dtype, the wider; longest: tokens of the longest chunk; eight: whether pages are of 8 bits,
+    which are widened in registers; capability: of the device; codes: whether pages are in INT8,
+    whose scales take more of them.
 
     128 x 64 tiles: with 8 warps the sums are 64 registers a thread, which leaves room for one
     program on an SM, and so for its queries and two blocks under way (five stages, as in decode) in
@@ -65,7 +66,8 @@ def config(group: int, dim: int, itemsize: int, longest: int, fp8: bool = False,
     if fp32:
         return ExtendLaunch(rows, max(LANES, min(32, 2048 // dim)), 8 if rows >= 32 else 4, 3,
                             registers)
-    block = (64 if capability >= 90 else 32) // (2 if fp8 and dim > 128 else 1)
+    less = 1 if not eight or dim <= 128 else 4 if codes and capability == 90 else 2
+    block = (64 if capability >= 90 else 32) // less
     return ExtendLaunch(rows, block, 8 if rows >= 64 else 4, 5 if dim <= 128 else 3, registers)
 
 
@@ -114,9 +116,9 @@ def _extend(
     found: tl.tensor, splits: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor,
     scale: tl.tensor, cap: tl.tensor, scales: tl.tensor, GROUP: tl.constexpr,
-    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, SPLIT: tl.constexpr,
-    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr,
+    WINDOW: tl.constexpr, CAPPED: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr,
 ) -> None:
     head = tl.program_id(0)
     mine = work + tl.program_id(1) * WORK
@@ -158,19 +160,19 @@ def _extend(
         for block in range(begin, front):
             acc, top, total = attend_block(
                 acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-                kv_stride, kv_heads * D, scale, cap, True, True, False, CAPPED, WIDE, PAGE, D,
-                BLOCK_D, BLOCK_N)
+                kv_stride, kv_heads, scale, cap, scales + head, True, True, False, CAPPED, CODES,
+                WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     edge = tl.minimum(tl.maximum((place + 1) // BLOCK_N, front), end)
     for block in range(front, edge):
         acc, top, total = attend_block(
             acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-            kv_stride, kv_heads * D, scale, cap, False, False, False, CAPPED, WIDE, PAGE, D,
-            BLOCK_D, BLOCK_N)
+            kv_stride, kv_heads, scale, cap, scales + head, False, False, False, CAPPED, CODES,
+            WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     for block in range(edge, end):
         acc, top, total = attend_block(
             acc, top, total, query, keys, table, block * BLOCK_N, lo, hi, row_lo, row_hi,
-            kv_stride, kv_heads * D, scale, cap, True, WINDOW > 0, False, CAPPED, WIDE, PAGE, D,
-            BLOCK_D, BLOCK_N)
+            kv_stride, kv_heads, scale, cap, scales + head, True, WINDOW > 0, False, CAPPED, CODES,
+            WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     if SCALED:
         acc *= tl.load(scales + kv_heads + head)
     put(acc, top, total, out, row.to(tl.int64) * out_stride + of * D, parts, found, slot, live,
@@ -200,7 +202,8 @@ class Extend:
         kv_heads = layer.shape[1] // 2
         group, width = heads // kv_heads, padded(dim)
         shape = config(group, width, max(q.element_size(), layer.element_size()),
-                       self.longest, layer.element_size() == 1, device_limits(q.device).capability)
+                       self.longest, layer.element_size() == 1, device_limits(q.device).capability,
+                       layer.dtype is torch.int8)
         self._plan(shape.rows // group, q.device)
         programs = kv_heads * len(self.work)
         splits = self.splits or splits_of(programs, self.keys, shape,
@@ -210,10 +213,11 @@ class Extend:
             q, layer, self.work, out, parts, found, splits, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, len(q), self.scale, self.soft_cap or 1.0,
             q if scales is None else scales, GROUP=group, WINDOW=self.window,
-            CAPPED=self.soft_cap > 0, SCALED=scales is not None, SPLIT=splits > 1,
-            WIDE=wide(q.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width, ROWS=shape.rows,
-            BLOCK_N=shape.block, WORK=WORK, num_warps=shape.warps, num_stages=shape.stages,
-            maxnreg=shape.registers)
+            CAPPED=self.soft_cap > 0, CODES=layer.dtype is torch.int8,
+            SCALED=scales is not None and layer.dtype is not torch.int8, SPLIT=splits > 1,
+            WIDE=wide(q.dtype, layer.dtype), PAGE=self.page_size, D=dim, BLOCK_D=width,
+            ROWS=shape.rows, BLOCK_N=shape.block, WORK=WORK, num_warps=shape.warps,
+            num_stages=shape.stages, maxnreg=shape.registers)
         return merge(parts, found, out) if splits > 1 else out
 
     def _plan(self, tokens: int, device: torch.device) -> None:

@@ -75,24 +75,33 @@ def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
 def _block(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, q: tl.tensor, turned: tl.tensor,
     layer: tl.tensor, table: tl.tensor, start: tl.tensor, hi: tl.tensor, row_hi: tl.tensor,
-    stride: tl.tensor, scale: tl.tensor, GUARD: tl.constexpr, WIDE: tl.constexpr,
-    PAGE: tl.constexpr, RANK: tl.constexpr, ROPE: tl.constexpr, R_BLOCK: tl.constexpr,
-    P_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
+    stride: tl.tensor, scale: tl.tensor, scales: tl.tensor, GUARD: tl.constexpr,
+    CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, RANK: tl.constexpr,
+    ROPE: tl.constexpr, R_BLOCK: tl.constexpr, P_BLOCK: tl.constexpr, BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
     """Take latents start..start + BLOCK_N into (acc, top, total); see `paged.attend_block`."""
     token = start + tl.arange(0, BLOCK_N)
     live = token < hi
     page = tl.load(table + token // PAGE, mask=live, other=0).to(tl.int64)
-    at = layer + (page * PAGE + token % PAGE) * stride
+    place = page * PAGE + token % PAGE
+    at = layer + place * stride
     latent = load_rows(at, live, RANK, R_BLOCK)
     rope = load_rows(at + RANK, live, ROPE, P_BLOCK)
     score = tl.dot(operand(turned, q, WIDE), tl.trans(operand(rope, q, WIDE)),
                    input_precision="ieee")
     score = tl.dot(operand(q, q, WIDE), tl.trans(operand(latent, q, WIDE)), score,
                    input_precision="ieee") * (scale * LOG2E)
+    if CODES:
+        by = tl.load(scales + place, mask=live, other=0.0)
+        score *= by.to(tl.float32)[None, :]
     seen = token[None, :] < row_hi[:, None]
     score = tl.where(seen, score, -float("inf"))
-    return take(acc, top, total, score, latent, seen, q, GUARD, WIDE)
+    if not CODES:
+        return take(acc, top, total, score, latent, seen, q, GUARD, WIDE)
+    elif q.dtype == tl.float32:
+        return take(acc, top, total, score, latent, seen, q, GUARD, WIDE, by)
+    else:
+        return take(acc, top, total, score, latent, seen, by, GUARD, WIDE, by)
 
 
 @triton.jit(do_not_specialize=["pages_stride"], do_not_specialize_on_alignment=["pages"])
@@ -101,9 +110,9 @@ def _latent(
     out: tl.tensor, parts: tl.tensor, found: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor,
     out_stride: tl.tensor, out_head: tl.tensor, pages_stride: tl.tensor, kv_stride: tl.tensor,
     scale: tl.tensor, scales: tl.tensor, Q_LEN: tl.constexpr, HEADS: tl.constexpr,
-    SCALED: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, RANK: tl.constexpr,
-    ROPE: tl.constexpr, R_BLOCK: tl.constexpr, P_BLOCK: tl.constexpr, ROWS: tl.constexpr,
-    BLOCK_N: tl.constexpr, EACH: tl.constexpr,
+    SCALED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
+    RANK: tl.constexpr, ROPE: tl.constexpr, R_BLOCK: tl.constexpr, P_BLOCK: tl.constexpr,
+    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, EACH: tl.constexpr,
 ) -> None:
     """chunks: i32[B, 2], where the first chunk of each sequence is, and how many it has: for
     `_merge_latent`. EACH: rows of a part."""
@@ -132,13 +141,14 @@ def _latent(
     shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
     for block in range(begin, shared):
         acc, top, total = _block(acc, top, total, query, turned, layer, table, block * BLOCK_N,
-                                 hi, row_hi, kv_stride, scale, False, WIDE, PAGE, RANK, ROPE,
-                                 R_BLOCK, P_BLOCK, BLOCK_N)
+                                 hi, row_hi, kv_stride, scale, scales, False, CODES, WIDE, PAGE,
+                                 RANK, ROPE, R_BLOCK, P_BLOCK, BLOCK_N)
     if Q_LEN > 1:
         for block in range(shared, end):
             acc, top, total = _block(acc, top, total, query, turned, layer, table,
-                                     block * BLOCK_N, hi, row_hi, kv_stride, scale, True, WIDE,
-                                     PAGE, RANK, ROPE, R_BLOCK, P_BLOCK, BLOCK_N)
+                                     block * BLOCK_N, hi, row_hi, kv_stride, scale, scales,
+                                     True, CODES, WIDE, PAGE, RANK, ROPE, R_BLOCK, P_BLOCK,
+                                     BLOCK_N)
     if SCALED:
         acc *= tl.load(scales)
     # Not the numbers from before the blocks, which would take registers throughout.
@@ -232,10 +242,11 @@ class LatentDecode:
             q, layer, self.pages, own.items, self.chunks, out, own.parts, own.found, q.stride(0),
             q.stride(1), out.stride(0), out.stride(1), self.pages.stride(0), layer.stride(0),
             self.scale, q if scales is None else scales, Q_LEN=self.q_len, HEADS=heads,
-            SCALED=scales is not None, WIDE=wide(q.dtype), PAGE=self.page_size, RANK=self.rank,
-            ROPE=width - self.rank, R_BLOCK=padded(self.rank), P_BLOCK=padded(width - self.rank),
-            ROWS=shape.rows, BLOCK_N=shape.block, EACH=each, num_warps=shape.warps,
-            num_stages=shape.stages)
+            SCALED=scales is not None and layer.dtype is not torch.int8,
+            CODES=layer.dtype is torch.int8, WIDE=wide(q.dtype, layer.dtype), PAGE=self.page_size,
+            RANK=self.rank, ROPE=width - self.rank, R_BLOCK=padded(self.rank),
+            P_BLOCK=padded(width - self.rank), ROWS=shape.rows, BLOCK_N=shape.block, EACH=each,
+            num_warps=shape.warps, num_stages=shape.stages)
         if len(own.parts) > 1:
             _merge_latent[(packed, sequences)](
                 self.chunks, own.parts, own.found, out, out.stride(0), out.stride(1),

@@ -26,10 +26,10 @@ def load_rows(
 
 @triton.jit
 def query_for(q: tl.tensor, pages: tl.tensor) -> tl.tensor:
-    """The queries as they meet keys from such pages. 8-bit numbers become fp16 in one instruction
-    for two, exactly, and bf16 only by way of fp32: beside them queries and weights are fp16, where
-    they would be bf16. What fp16 does not reach is cut off."""
-    if pages.dtype.element_ty.primitive_bitwidth == 8 and q.dtype == tl.bfloat16:
+    """The queries as they meet keys from such pages. FP8 becomes fp16 in one instruction for two,
+    exactly, and bf16 only by way of fp32: beside it queries and weights are fp16, where they would
+    be bf16. What fp16 does not reach is cut off."""
+    if pages.dtype.element_ty.is_fp8() and q.dtype == tl.bfloat16:
         q = tl.clamp(q.to(tl.float32), -65504.0, 65504.0, propagate_nan=tl.PropagateNan.ALL)
         q = q.to(tl.float16)
     return q
@@ -45,46 +45,55 @@ def soft_cap(score: tl.tensor, cap: tl.tensor) -> tl.tensor:
 def attend_block(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, q: tl.tensor, keys: tl.tensor,
     table: tl.tensor, start: tl.tensor, lo: tl.tensor, hi: tl.tensor, row_lo: tl.tensor,
-    row_hi: tl.tensor, stride: tl.tensor, to_values: tl.tensor, scale: tl.tensor, cap: tl.tensor,
-    MASKED: tl.constexpr, WINDOW: tl.constexpr, GUARD: tl.constexpr, CAPPED: tl.constexpr,
-    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    row_hi: tl.tensor, stride: tl.tensor, kv_heads: tl.tensor, scale: tl.tensor, cap: tl.tensor,
+    scales: tl.tensor, MASKED: tl.constexpr, WINDOW: tl.constexpr, GUARD: tl.constexpr,
+    CAPPED: tl.constexpr, CODES: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr,
+    D: tl.constexpr, BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
     """Take tokens start..start + BLOCK_N (start: a multiple of BLOCK_N) into (acc, top, total).
 
     acc: f32[M, BLOCK_D]; top, total: f32[M], maximum and sum; q: [M, BLOCK_D]; keys: of the head;
     table: of the sequence; row_lo, row_hi: i32[M], what a row sees; lo, hi: what any of them does,
-    and all that is read; stride: elements from token to token; to_values: from a key to its value.
-    MASKED: some row does not see all of the block. GUARD: a row may stand beside tokens that it
-    does not see and that are not its sequence's: their values may be NaN, and 0 * NaN is NaN.
+    and all that is read; stride: elements from token to token; a key's value is kv_heads heads
+    behind it. MASKED: some row does not see all of the block. GUARD: a row may stand beside tokens
+    that it does not see and that are not its sequence's: their values may be NaN, and 0 * NaN is
+    NaN. CODES: keys and values are integers, of which each token's has a scale: `scales`, of the
+    head's keys, bf16[pages * page_size, 2 * kv_heads]. They are applied to scores and weights, so
+    that products are of the integers themselves, which bf16 holds exactly.
     """
     inside = tl.arange(0, BLOCK_N)
     token = start + inside
     live = (token >= lo) & (token < hi)
     if PAGE % BLOCK_N == 0:
         page = tl.load(table + start // PAGE).to(tl.int64)
-        at = (page * PAGE + start % PAGE + inside) * stride
+        place = page * PAGE + start % PAGE + inside
     else:
         if MASKED:
             page = tl.load(table + token // PAGE, mask=live, other=0).to(tl.int64)
         else:
             page = tl.load(table + token // PAGE).to(tl.int64)
-        at = (page * PAGE + token % PAGE) * stride
+        place = page * PAGE + token % PAGE
     dim = tl.arange(0, BLOCK_D)
-    place = at[:, None] + dim[None, :]
+    at, to_values = (place * stride)[:, None] + dim[None, :], kv_heads * D
     if MASKED:
         here = live[:, None] & (dim < D)[None, :]
-        k = tl.load(keys + place, mask=here, other=0.0)
-        v = tl.load(keys + to_values + place, mask=here, other=0.0)
+        k = tl.load(keys + at, mask=here, other=0.0)
+        v = tl.load(keys + to_values + at, mask=here, other=0.0)
     elif BLOCK_D != D:
         here = (dim < D)[None, :]
-        k = tl.load(keys + place, mask=here, other=0.0)
-        v = tl.load(keys + to_values + place, mask=here, other=0.0)
+        k = tl.load(keys + at, mask=here, other=0.0)
+        v = tl.load(keys + to_values + at, mask=here, other=0.0)
     else:
-        k = tl.load(keys + place)
-        v = tl.load(keys + to_values + place)
+        k = tl.load(keys + at)
+        v = tl.load(keys + to_values + at)
+    own = scales + place * (2 * kv_heads)
     score = tl.dot(operand(q, q, WIDE), tl.trans(operand(k, q, WIDE)),
                    input_precision="ieee") * scale
+    if CODES:
+        if MASKED:
+            score *= tl.load(own, mask=live, other=0.0).to(tl.float32)[None, :]
+        else:
+            score *= tl.load(own).to(tl.float32)[None, :]
     if CAPPED:
         score = soft_cap(score, cap)
     score *= LOG2E
@@ -93,4 +102,15 @@ def attend_block(
         seen = seen & (token[None, :] >= row_lo[:, None])
     if MASKED:
         score = tl.where(seen, score, -float("inf"))
-    return take(acc, top, total, score, v, seen, q, GUARD, WIDE)
+    if CODES:
+        if MASKED:
+            by = tl.load(own + kv_heads, mask=live, other=0.0)
+        else:
+            by = tl.load(own + kv_heads)
+        # Weights times scales are out of fp16's range, not of bf16's.
+        if q.dtype == tl.float32:
+            return take(acc, top, total, score, v, seen, q, GUARD, WIDE, by)
+        else:
+            return take(acc, top, total, score, v, seen, by, GUARD, WIDE, by)
+    else:
+        return take(acc, top, total, score, v, seen, q, GUARD, WIDE)

@@ -10,15 +10,20 @@ LANES = 16
 """The fewest rows, or columns, of a product on the tensor cores."""
 
 
-def wide(dtype: torch.dtype) -> bool:
+def wide(dtype: torch.dtype, pages: torch.dtype | None = None) -> bool:
     """Whether operands of products are widened to fp32 first: Triton's interpreter multiplies the
-    bits of bf16 numbers. They are rounded to their own dtype all the same."""
-    return bool(triton.knobs.runtime.interpret) and dtype is torch.bfloat16
+    bits of bf16 numbers, which weights of codes are, too. They are rounded to their own dtype all
+    the same."""
+    codes = pages is torch.int8 and dtype is not torch.float32
+    return bool(triton.knobs.runtime.interpret) and (dtype is torch.bfloat16 or codes)
 
 
 @triton.jit
 def operand(x: tl.tensor, like: tl.tensor, WIDE: tl.constexpr) -> tl.tensor:
-    """x as the tensor cores take it: rounded to the dtype of `like`."""
+    """x as the tensor cores take it: rounded to the dtype of `like`, which holds codes of 8 bits
+    exactly."""
+    if WIDE and x.dtype == tl.int8:  # which the interpreter does not make bf16
+        x = x.to(tl.float32)
     x = x.to(like.dtype)
     if WIDE:
         x = x.to(tl.float32)

@@ -7,11 +7,15 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.reference.kv import largest
+
+_ROUND = tl.constexpr(12582912.0)
+"""1.5 * 2**23: a small number plus this, less this, is rounded to nearest, and to even."""
 
 
 class RotateConfig(NamedTuple):
@@ -40,12 +44,31 @@ def _narrow(x: tl.tensor, DTYPE: tl.constexpr, MOST: tl.constexpr) -> tl.tensor:
     return x.to(DTYPE)
 
 
+@triton.jit
+def code_scales(a: tl.tensor, b: tl.tensor) -> tl.tensor:
+    """f32[BLOCK, 1], numbers of bf16: the scale of each row, whose halves are a and b, f32 [BLOCK,
+    HALF]; see `kv.quantise_rows`."""
+    most = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
+    bits = tl.div_rn(most, most * 0.0 + 127.0).to(tl.int32, bitcast=True)
+    up = ((bits + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
+    spoilt = tl.max(((a - a != 0.0) | (b - b != 0.0)).to(tl.int32), 1) > 0
+    return tl.where(spoilt, float("nan"), up)[:, None]
+
+
+@triton.jit
+def codes_of(x: tl.tensor, scale: tl.tensor) -> tl.tensor:
+    """i8 of x / scale; 0 where there is no such number."""
+    ratio = tl.where(scale > 0.0, tl.div_rn(x, tl.where(scale > 0.0, scale, 1.0)), 0.0)
+    ratio = tl.where(ratio == ratio, ratio, 0.0)
+    return ((ratio + _ROUND) - _ROUND).to(tl.int8)
+
+
 @triton.jit(do_not_specialize_on_alignment=["index"])
 def _rotate(qkv: tl.tensor, token_stride: tl.tensor, head_stride: tl.tensor, norm: tl.tensor,
             eps: tl.tensor, rope: tl.tensor, rope_stride: tl.tensor, pages: tl.tensor,
             index: tl.tensor, scales: tl.tensor, HEADS: tl.constexpr, KV_HEADS: tl.constexpr,
-            DIM: tl.constexpr, HAS_NORM: tl.constexpr, SCALED: tl.constexpr, MOST: tl.constexpr,
-            BLOCK: tl.constexpr, HALF: tl.constexpr) -> None:
+            DIM: tl.constexpr, HAS_NORM: tl.constexpr, SCALED: tl.constexpr, CODES: tl.constexpr,
+            MOST: tl.constexpr, BLOCK: tl.constexpr, HALF: tl.constexpr) -> None:
     half: tl.constexpr = DIM // 2
     token = tl.program_id(0).to(tl.int64)
     head = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)[:, None]
@@ -80,8 +103,16 @@ def _rotate(qkv: tl.tensor, token_stride: tl.tensor, head_stride: tl.tensor, nor
                             mask=(head >= HEADS) & (head < HEADS + 2 * KV_HEADS), other=1.0)
         inverse = tl.div_rn(1.0, own_scale)
         new_a, new_b = new_a.to(tl.float32) * inverse, new_b.to(tl.float32) * inverse
-    tl.store(to, _narrow(new_a, pages.dtype.element_ty, MOST), mask=kept)
-    tl.store(to + half, _narrow(new_b, pages.dtype.element_ty, MOST), mask=kept)
+    if CODES:
+        new_a, new_b = new_a.to(tl.float32), new_b.to(tl.float32)
+        of_row = code_scales(new_a, new_b)
+        tl.store(scales + page, of_row.to(tl.bfloat16),
+                 mask=(head >= HEADS) & (head < HEADS + 2 * KV_HEADS))
+        tl.store(to, codes_of(new_a, of_row), mask=kept)
+        tl.store(to + half, codes_of(new_b, of_row), mask=kept)
+    else:
+        tl.store(to, _narrow(new_a, pages.dtype.element_ty, MOST), mask=kept)
+        tl.store(to + half, _narrow(new_b, pages.dtype.element_ty, MOST), mask=kept)
 
 
 def rotate_write(
@@ -98,5 +129,6 @@ def rotate_write(
         qkv, qkv.stride(0), qkv.stride(1), qkv if norm is None else norm, eps, rope,
         rope.stride(0), pages, index, qkv if scales is None else scales, HEADS=heads,
         KV_HEADS=(width - heads) // 2, DIM=dim, HAS_NORM=norm is not None,
-        SCALED=scales is not None, MOST=largest(pages.dtype), BLOCK=c.heads,
-        HALF=c.half, num_warps=c.warps)
+        SCALED=scales is not None and pages.dtype is not torch.int8,
+        CODES=pages.dtype is torch.int8, MOST=largest(pages.dtype), BLOCK=c.heads, HALF=c.half,
+        num_warps=c.warps)

@@ -27,12 +27,14 @@ def nothing(ROWS: tl.constexpr, BLOCK_D: tl.constexpr) -> tl.tensor:
 def take(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, score: tl.tensor, value: tl.tensor,
     seen: tl.tensor, like: tl.tensor, GUARD: tl.constexpr, WIDE: tl.constexpr,
+    by: tl.tensor | None = None,
 ) -> tl.tensor:
     """Take a block into (acc, top, total).
 
     score: f32[ROWS, N], times log2(e), -inf where a row does not see a token; value: [N, BLOCK_D];
     seen: i1[ROWS, N]; like: of the dtype of the product's operands. GUARD: tokens that a row does
-    not see may have values that are NaN, and 0 * NaN is NaN.
+    not see may have values that are NaN, and 0 * NaN is NaN. by: [N], what values are codes of is
+    multiplied by, None = 1: then these may be NaN, codes are not.
     """
     new_top = tl.maximum(top, tl.max(score, 1))
     # A row that has seen nothing yet: exp2(-inf - 0) is 0, exp2(-inf + inf) would be NaN.
@@ -42,7 +44,11 @@ def take(
     total = total * shrink + tl.sum(weight, 1)
     acc = acc * shrink[:, None]
     value = operand(value, like, WIDE)
-    if GUARD:
+    if by is not None:
+        weight *= by.to(tl.float32)[None, :]
+        if GUARD:
+            weight = tl.where(seen, weight, 0.0)
+    elif GUARD:
         wide = value.to(tl.float32)
         spoilt = tl.max((wide - wide != 0.0).to(tl.int32), 1) > 0  # NaN or inf
         meets = tl.max((seen & spoilt[None, :]).to(tl.int32), 1) > 0

@@ -8,7 +8,7 @@ from fractions import Fraction
 
 import pytest
 import torch
-from helpers_attention import BF16, FEW, Paged, error
+from helpers_attention import BF16, FEW, INTERPRETED, Paged, error
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
@@ -17,6 +17,7 @@ from actorium.gpu.attention.attention_backend import TorchAttention
 from actorium.kernels.reference.kv import CODES, quantise_rows, read_rows, write_kv
 from actorium.kernels.reference.latent import write_latent
 from actorium.kernels.reference.paged_attention import torch_decode, torch_extend
+from actorium.kernels.reference.torch_ops import TorchOps
 
 INF, NAN = math.inf, math.nan
 
@@ -113,3 +114,119 @@ def test_a_latent_has_a_scale_a_token() -> None:
     assert torch.allclose(attend(q, pages, None, scales), want, rtol=1e-5, atol=1e-6)
     plain = attend(q, torch.cat((latents, latents[:8])).unsqueeze(1))
     assert 1e-4 < error(want, plain.double()) < 1e-2
+
+
+# --- Triton's, in its interpreter ----------------------------------------------------------------
+
+KINDS = [(torch.float32, 2e-6), (BF16, 1e-2), (torch.float16, 1e-2)]
+"""(of queries, error); in bf16, which weights of codes are for fp16, too, the interpreter cuts off
+what should be rounded."""
+
+
+class TestInterpreted:
+    pytestmark = INTERPRETED
+
+    @pytest.mark.parametrize(("dtype", "bound"), KINDS)
+    @pytest.mark.parametrize(("q_len", "window", "splits"), [(1, 0, 1), (1, 0, 3), (3, 0, 2),
+                                                             (3, 30, 1), (8, 30, 2)])
+    def test_decode(self, dtype: torch.dtype, bound: float, q_len: int, window: int,
+                    splits: int) -> None:
+        from actorium.kernels.triton.decode import decode
+
+        case = Paged([(70, q_len), (0, q_len)], 4, 2, 16, 16, window, dtype, torch.int8)
+        tables, lens = case.tables()
+        attend = decode(tables, lens, int(lens.max()), q_len, 16, window, case.scale, 0.0, splits)
+        got = attend(case.q, case.layer, case.poisoned(), case.scales)
+        assert error(got, case.wanted()) < bound
+
+    @pytest.mark.parametrize(("dtype", "bound"), KINDS)
+    @pytest.mark.parametrize(("window", "splits"), [(0, 1), (0, 3), (30, 1)])
+    def test_extend(self, dtype: torch.dtype, bound: float, window: int, splits: int) -> None:
+        from actorium.kernels.triton.extend import extend
+
+        case = Paged([(40, 8), (0, 5)], 4, 2, 16, 16, window, dtype, torch.int8)
+        attend = extend(case.rows, 16, window, case.scale, 0.0, splits)
+        got = attend(case.q, case.layer, case.poisoned(), case.scales)
+        assert error(got, case.wanted()) < bound
+
+    def test_values_out_of_fp16s_range(self) -> None:
+        """Weights times scales, which fp16 would not hold."""
+        from actorium.kernels.triton.decode import decode
+
+        for power in (2.0**-30, 2.0**30):
+            case = Paged([(40, 1)], 4, 2, 16, 16, 0, torch.float16, torch.int8)
+            assert case.scales is not None
+            case.scales[:, 2:] *= power
+            tables, lens = case.tables()
+            case.q = case.q.float()
+            want = case.wanted()
+            got = decode(tables, lens, 41, 1, 16, 0, case.scale)(
+                case.q.half(), case.layer, torch.empty(case.q.shape), case.scales)
+            assert error(got, want) < 1e-2
+
+    def test_a_soft_cap_is_of_whole_scores(self) -> None:
+        from actorium.kernels.triton.decode import decode
+
+        case = Paged([(40, 1)], 4, 2, 16, 16, kv_dtype=torch.int8)
+        case.q *= 30
+        tables, lens = case.tables()
+        got = decode(tables, lens, 41, 1, 16, 0, case.scale, 5.0)(case.q, case.layer, None,
+                                                                  case.scales)
+        assert error(got, case.wanted(5.0)) < 1e-5 < 1e-2 < error(got, case.wanted())
+
+    def test_a_damaged_token_spoils_those_that_see_it(self) -> None:
+        """Its scale is NaN; in a window of drafts the rows before it stay as they are."""
+        from actorium.kernels.triton.decode import decode
+
+        case = Paged([(40, 3)], 4, 2, 16, 16, kv_dtype=torch.int8)
+        tables, lens = case.tables()
+        want, scales = case.wanted(), case.scales
+        assert scales is not None
+        scales[int(tables[0, 41 // 16]) * 16 + 41 % 16] = NAN
+        got = decode(tables, lens, 43, 3, 16, 0, case.scale)(case.q, case.layer, None, scales)
+        assert error(got[:1], want[:1]) < 1e-5 and got[1:].isnan().all()
+
+    @pytest.mark.parametrize("splits", [1, 3])
+    @pytest.mark.parametrize("q_len", [1, 3])
+    def test_latents(self, q_len: int, splits: int) -> None:
+        from test_triton_latent import Case
+
+        from actorium.kernels.triton.latent import LatentDecode
+
+        case = Case([50, 40], q_len, 4, 32, 16, 16)
+        case.layer, scales = quantise_rows(case.layer)
+        attend = LatentDecode(case.pages, case.lens, case.span, q_len, 16, case.scale, 32, splits)
+        got = attend(case.q, case.layer, None, scales)[..., :32]
+        case.layer = case.layer.float() * scales.float()[..., None]
+        want = case.wanted()
+        assert (got.double() - want).norm() < 1e-5 * want.norm()
+
+    @pytest.mark.parametrize("dtype", [BF16, torch.float32, torch.float16])
+    @pytest.mark.parametrize("normed", [True, False])
+    def test_rotate_write(self, dtype: torch.dtype, normed: bool) -> None:
+        """To the bit what the reference writes of the same keys and values."""
+        from actorium.kernels.triton.rope import rotate_write
+
+        heads, kv_heads, dim, tokens = 5, 2, 32, 7
+        gen = torch.Generator().manual_seed(3)
+        qkv = torch.randn(tokens, heads + 2 * kv_heads, dim, generator=gen).to(dtype)
+        qkv[0, heads:, :2], qkv[1, -1, 0] = 5e4, INF
+        qkv[1, heads + kv_heads, 1], qkv[2, -1] = NAN, 0
+        norm = torch.rand(heads + kv_heads, dim, generator=gen).to(dtype) if normed else None
+        # A table of right angles: rotation is exact.
+        rope = torch.zeros(tokens, 2, 1, dim, dtype=dtype)
+        rope[::2, 0], rope[1::2, 1, :, :dim // 2], rope[1::2, 1, :, dim // 2:] = 1, -1, 1
+        index = torch.tensor([4, 0, 9, 2, 7, 1, 5])
+        got, want = torch.zeros(2, 10, 2 * kv_heads, dim, dtype=torch.int8)
+        own, wanted = torch.zeros(2, 10, 2 * kv_heads, dtype=BF16)
+        theirs = qkv.clone()
+        rotate_write(qkv, heads, norm, 1e-6, rope, got, index, own)
+        TorchOps().rotate_write(theirs, heads, norm, 1e-6, rope, want, index, wanted)
+        same = slice(kv_heads, None) if normed else slice(None)  # norms are rounded otherwise
+        assert torch.equal(got[:, same], want[:, same])
+        assert torch.equal(own[:, same].view(torch.int16), wanted[:, same].view(torch.int16)) or (
+            torch.equal(own[:, same].nan_to_num(-1), wanted[:, same].nan_to_num(-1)))
+        assert torch.allclose(own.float(), wanted.float(), rtol=2**-6, equal_nan=True)
+        assert (got.float() - want.float()).abs().max() <= 2
+        assert own.isnan().nonzero().tolist() == [[0, kv_heads], [0, 2 * kv_heads - 1]]
+        assert not got[[3, 6, 8]].any() and not own[[3, 6, 8]].any() and own[9, -1] == 0
