@@ -48,7 +48,7 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
                 part.fill_(RUBBISH)
     own = make_draft_pool(shape, pages, page_size, dtype, device) if mtp else None
     for pool in (*pools, *([own] if own else [])):
-        for pages_of in pool.layers:
+        for pages_of in pool.tensors:
             pages_of.fill_(RUBBISH)
     proposer = make_proposer(getattr(model, "drafter", None), shape, own, tables)
     return ModelRunner(model, pools, tables, states, proposer, propose, force)

@@ -230,3 +230,48 @@ class TestInterpreted:
         assert (got.float() - want.float()).abs().max() <= 2
         assert own.isnan().nonzero().tolist() == [[0, kv_heads], [0, 2 * kv_heads - 1]]
         assert not got[[3, 6, 8]].any() and not own[[3, 6, 8]].any() and own[9, -1] == 0
+
+
+# --- long contexts -------------------------------------------------------------------------------
+
+def long_case() -> Paged:
+    """16,400 tokens that all weigh about as much, and values that do not cancel out: what a sum
+    loses with each addition shows."""
+    case = Paged([(16_384, 2)], 2, 1, 16, 64, kv_dtype=torch.int8)
+    assert case.scales is not None
+    case.q *= 0.05
+    case.layer[:, 1].abs_()
+    case.layer[:, 1] //= 4
+    case.layer[:, 1] += 90
+    return case
+
+
+LONG_BOUND = 2e-6
+"""Of fp32 queries over 16,386 tokens, against fp64 over the same codes and scales."""
+
+
+def test_long_sums_in_torch() -> None:
+    case = long_case()
+    tables, lens = case.tables()
+    want = case.wanted()
+    decode = torch_decode(tables, lens, int(lens[0]), 2, 64, 0, case.scale)
+    assert error(decode(case.q, case.layer, None, case.scales), want) < LONG_BOUND
+    extend = torch_extend(case.rows, 64, 0, case.scale)
+    assert error(extend(case.q, case.layer, None, case.scales), want) < LONG_BOUND
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("splits", [pytest.param(own, marks=INTERPRETED) for own in (1, 0)])
+def test_long_sums_in_triton(splits: int) -> None:
+    from actorium.kernels.triton.decode import decode
+    from actorium.kernels.triton.extend import extend
+
+    case = long_case()
+    tables, lens = case.tables()
+    want = case.wanted()
+    got = decode(tables, lens, int(lens[0]), 2, 64, 0, case.scale, 0.0, splits)(
+        case.q, case.layer, None, case.scales)
+    assert error(got, want) < LONG_BOUND
+    got = extend(case.rows, 64, 0, case.scale, 0.0, splits)(case.q, case.layer, None, case.scales)
+    assert error(got, want) < LONG_BOUND
+
