@@ -4,6 +4,7 @@ give the same tokens."""
 from __future__ import annotations
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,10 @@ LLAMA, QWEN3, GEMMA, MOE = (next(raw for raw in CONFIGS if raw["architectures"][
                             for name in ("LlamaForCausalLM", "Qwen3ForCausalLM",
                                          "Gemma3ForCausalLM", "Qwen3NextForCausalLM"))
 DEEPSEEK = next(raw for raw in CONFIGS if raw["architectures"] == ["DeepseekV3ForCausalLM"])
-SOME = [raw for place, raw in enumerate(CONFIGS) if place in (0, 3, 5, 6, 8, 10, 15, 16, 17)]
+SOME = (0, 3, 5, 6, 8, 10, 15, 16, 17)
+EACH = [pytest.param(raw, id=f"{raw['architectures'][0]}-{place}",
+                     marks=() if place in SOME else pytest.mark.slow)
+        for place, raw in enumerate(CONFIGS)]
 
 
 def made(path: Path, raw: dict[str, Any], dtype: str = "float32", **device: Any) -> Decoder:
@@ -74,7 +78,7 @@ def test_unknown_names_are_refused_with_the_list(text: str) -> None:
     assert "passes" in str(caught.value)
 
 
-@pytest.mark.parametrize("raw", SOME, ids=[raw["architectures"][0] for raw in SOME])
+@pytest.mark.parametrize("raw", EACH)
 def test_the_same_tokens_without_passes(raw: dict[str, Any], tmp_path: Path) -> None:
     fused, plain = made(tmp_path, raw), made(tmp_path, raw, passes="none")
     runner = hybrid_runner if plain.shape.recurrent else make_runner
@@ -228,6 +232,20 @@ def test_sums_over_ranks_meet_the_norm_behind_them(
     for joined, apart in whole(run_ranks(tmp_path / "a", 2, body)):
         assert joined == matches
         assert apart == without
+
+
+def test_a_broken_sum_over_ranks_ends_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps({**SMALL, **LLAMA}))
+    config = Config(model=ModelConfig(load_format="dummy", dtype="bfloat16", seed=3),
+                    device=DeviceConfig(passes="all"))
+    monkeypatch.setattr(Layer, "forward", swapped_sum)
+    for error in run_ranks(tmp_path / "a", 2, lambda group: load_model(
+            tmp_path, config, CPU, lambda *_: None, group)):
+        assert isinstance(error, BadModel)
+        assert re.match(r"model\.layers\.0: the pass reduce_norm .*found its pattern 0 times, "
+                        r"not 1: what is left of it: .*norm", str(error)), error
 
 
 def test_layers_share_what_is_made(tmp_path: Path) -> None:
