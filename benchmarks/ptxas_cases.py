@@ -29,6 +29,7 @@ from actorium.kernels.record import (
 from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
@@ -40,6 +41,7 @@ from actorium.kernels.triton.grouped_mm import (
     words_of,
 )
 from actorium.kernels.triton.int8_mm import Int8Weight, int8_mm, quantise_int8
+from actorium.kernels.triton.sage import sage_decode, sage_extend
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import quantise, scaled_mm
 from actorium.kernels.triton.skinny import CONFIGS, SkinnyConfig, skinny
@@ -216,6 +218,26 @@ def extends() -> Iterator[Case]:
         yield Case(f"extend {name}, FP8 pages", partial(extend, fp8(a), 0, 2048, 4), 89)
         yield Case(f"extend {name}, INT8 pages", partial(extend, coded(a), 0, 2048, 4))
         yield Case(f"extend {name}, INT8 pages, split", partial(extend, coded(a), 16000, 64))
+
+
+def sage(a: Attention, start: int, count: int, q_len: int = 0) -> None:
+    """Queries and keys in 8 bits: chunks of prompts, or decodes of so many tokens."""
+    means, page = KeyMeans(), torch.zeros(2048, dtype=I32)
+    if q_len:
+        lens = torch.ones(1, dtype=I32)
+        attend = sage_decode(page[None], lens, start, q_len, PAGE, 0, 0.1, means)
+    else:
+        attend = sage_extend([ExtendRow(0, start, count, page)] * 4, PAGE, a.window, 0.1, means)
+    attend(empty(4 * count, a.heads, a.dim), empty(99 * PAGE, 2 * a.kv_heads, a.dim))
+
+
+def sages() -> Iterator[Case]:
+    """Prompts, whose keys are coded first; a question behind a long text, and a decode."""
+    for name, a in (("Llama-3.1-8B", LLAMA), ("Gemma 3 4B, window", GEMMA_4B),
+                    ("Qwen3.5-27B", QWEN35), ("Llama-3.2-1B", LLAMA_1B)):
+        yield Case(f"sage {name}", partial(sage, a, 0, 2048))
+        yield Case(f"sage {name}, split", partial(sage, a, 16000, 64))
+    yield Case("sage Llama-3.1-8B, decode", partial(sage, LLAMA, 8192, 1, 4))
 
 
 def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype = BF16,
@@ -491,5 +513,6 @@ def sampler() -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    parts = (rows, decodes, extends, latents, recurrent, products, grouped, few_rows, sampler)
+    parts = (rows, decodes, extends, sages, latents, recurrent, products, grouped, few_rows,
+             sampler)
     return [case for part in parts for case in part()]

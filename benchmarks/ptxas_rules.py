@@ -58,6 +58,9 @@ RULES = (
     Rule("_extend", "fp32", 8, 1, 1, "fma"),
     Rule("_extend", "few tokens", 4, 3, 2, "mma"),
     Rule("_extend", "", 8, 1, 1, "wgmma"),
+    Rule("_sage", "decode", 4, 2, 1, "mma"),
+    Rule("_sage", "", 8, 1, 1, "wgmma"),
+    Rule("_code_keys", "", 4, 4, 4),
     Rule("_latent", "fp32", 8, 2, 1, "fma"),
     Rule("_latent", "128 heads.*q1", 8, 1, 1, "wgmma"),
     Rule("_latent", "16 heads, q1", 4, 2, 1, "mma"),
@@ -131,9 +134,14 @@ class Spill(NamedTuple):
 
 WHOLE = ("operands are in registers there, and each warp's rows meet a whole matrix of a chunk; "
          "eight warps compute every product twice, and spill too")
+CODING = "programs that code keys themselves hold a block of them in fp32 beside the sums"
 EXCEPTIONS = (
     Spill("_prepare", "", 80, 84, 92, WHOLE),
     Spill("_prepare", "", 89, 44, 64, WHOLE),
+    Spill("_sage", "Llama-3.1-8B", 80, 8, 8, CODING),
+    Spill("_sage", "Llama-3.1-8B", 89, 8, 8, CODING),
+    Spill("_sage", "split", 80, 164, 192, CODING),
+    Spill("_sage", "split", 89, 164, 192, CODING),
 )
 """All that may spill."""
 

@@ -12,6 +12,7 @@ NAMES: dict[str, tuple[str, ...]] = {
     "torch": ("torch_native", "torch_sdpa"),
     "native": ("cpu_attn", "intel_amx"),
     "triton": ("triton_attn", "triton_mla"),
+    "sage": ("sage_attn",),
 }
 """Backends that are built in -> what vLLM and SGLang call such a one, in lower case."""
 
@@ -19,7 +20,6 @@ NOT_BUILT: dict[str, tuple[str, ...]] = {
     "flashinfer": ("flashinfer_mla", "trtllm_mha", "trtllm_mla"),
     "flash_attn": ("fa", "fa2", "fa3", "fa4", "flash_attn_mla", "dual_chunk_flash_attn",
                    "triton_flash_attn"),
-    "sage_attn": ("sage",),
     "flashmla": ("flashmla_sparse",),
     "cutlass_mla": (),
     "flex_attention": (),

@@ -161,8 +161,8 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     TRITON_INTERPRET=1)."""
     attention_backend: str = "auto"
     """auto (as `kernels` and the device have it; the log says which, and why) | torch | native (C,
-    on a cpu) | triton, or another engine's name of one of them: what attends over the pages.
-    `actorium backends` lists them, and what they lack."""
+    on a cpu) | triton | sage (queries and keys in 8 bits), or another engine's name of one of them:
+    what attends over the pages. `actorium backends` lists them, and what they lack."""
     prefill_attention_backend: str = ""
     """The same for prompts alone; default: as attention_backend."""
     decode_attention_backend: str = ""

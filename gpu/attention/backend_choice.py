@@ -17,12 +17,14 @@ from actorium.gpu.attention.attention_backend import (
     TritonAttention,
 )
 from actorium.gpu.attention.capabilities import DECODE, EXTEND, AttentionNeeds, needs_of
+from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.kernels.cpu.native_library import library
 
 LOG = logging.getLogger("actorium.attention")
 BACKENDS: dict[str, type[AttentionBackend]] = {
-    own.card.name: own for own in (NativeAttention, TritonAttention, TorchAttention)}
+    own.card.name: own for own in (NativeAttention, TritonAttention, TorchAttention,
+                                   SageAttention)}
 """Those that are built in."""
 FIELDS = {EXTEND: "prefill_attention_backend", DECODE: "decode_attention_backend"}
 WORDS = {EXTEND: "prompts", DECODE: "decodes"}
@@ -111,5 +113,7 @@ def make_backend(name: str, needs: AttentionNeeds) -> AttentionBackend:
         lib = library()
         assert lib is not None
         return NativeAttention(lib, torch.get_num_threads())
+    if name == "sage":
+        return SageAttention(needs.device)
     return TritonAttention(needs.latent_rank) if name == "triton" else TorchAttention(
         needs.latent_rank)

@@ -16,6 +16,8 @@ FP8_PAGES = ("fp8_e4m3", "fp8_e5m2")
 """Pages with no scales, or with one for each key head of a layer."""
 INT8_PAGES = "int8"
 """Pages with a scale for each token and head."""
+HALVES = ("bfloat16", "float16")
+"""Of 16 bits."""
 EXTEND, DECODE = "extend", "decode"
 
 
@@ -82,12 +84,14 @@ _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES), most_h
                        graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                        latents=True, soft_caps=True, graphs=True)
+_SAGE = Capabilities(("cpu", "cuda"), HALVES, HALVES, most_head_dim=256, head_dim_step=32)
 
 CARDS = {card.name: card for card in (
     BackendCard("native", "C, built for this CPU",
                 _NATIVE._replace(head_dim_step=32, graphs=False), _NATIVE),
     BackendCard("triton", "Triton", _TRITON, _TRITON),
     BackendCard("torch", "torch", _TORCH, _TORCH),
+    BackendCard("sage", "queries and keys in 8 bits", _SAGE, _SAGE),
 )}
 """The backends that are built in, by name."""
 

@@ -42,6 +42,7 @@ from actorium.gpu.worker.graph_setup import (
     trial_graph_bytes,
     wanted_graphs,
 )
+from actorium.gpu.worker.key_means import measure_key_means
 from actorium.gpu.worker.measure import (
     Footprint,
     WorkspaceMeter,
@@ -208,6 +209,7 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
     are measured."""
     most = config.scheduler.max_num_batched_tokens
     check_numbers(runner, resolve(config.model.model), most)
+    measure_key_means(runner, most)
     if runner.arrays.device.type != "cpu":
         warm_up_kernels(runner, most, report)
         return None

@@ -26,6 +26,7 @@ class NativeSage:
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
+        assert scales is None, "pages with scales are not for this backend"
         _, heads, dim = q.shape
         out = q.new_empty(q.shape) if out is None else out
         self.lib.sage_extend(

@@ -59,7 +59,7 @@ class Attended(NamedTuple):
     """f32[N, H], natural: of the scores with q . mean in them."""
 
 
-def quantise_rows(x: Tensor) -> tuple[Tensor, Tensor]:
+def code_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """Codes, i8[..., D], and scales, f32[...]: to nearest, and to even; x: [..., D]."""
     x = x.float()
     most = x.abs().amax(-1, keepdim=True)
@@ -75,8 +75,8 @@ def sage_rows(q: Tensor, keys: Tensor, values: Tensor, mean: Tensor, seen: Tenso
     q: [N, H, D]; keys, values: [S, KVH, D]; mean: f32[KVH, D]; seen: bool[N, S].
     """
     group = q.shape[1] // keys.shape[1]
-    q_codes, q_scales = quantise_rows(q)
-    k_codes, k_scales = quantise_rows(keys.float() - mean)
+    q_codes, q_scales = code_rows(q)
+    k_codes, k_scales = code_rows(keys.float() - mean)
     # Products of codes are exact in f32 up to 2**24 / 127**2 of them.
     k_codes = k_codes.float().repeat_interleave(group, 1)
     score = torch.einsum("qhd,khd->hqk", q_codes.float(), k_codes)
@@ -115,6 +115,7 @@ def sage_extend(rows: Sequence[ExtendChunk], page_size: int, window: int, scale:
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
             scales: Tensor | None = None) -> Tensor:
+        assert scales is None, "pages with scales are not for this backend"
         parts = zip(q.split([row.count for row in rows]), rows, strict=True)
         done = [sage_chunk(own, layer, row, page_size, window, scale, means(layer)).out
                 for own, row in parts]

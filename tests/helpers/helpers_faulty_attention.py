@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from unittest.mock import patch
 
 from torch import Tensor
 
-from actorium.gpu.attention.attention_backend import TorchAttention
+from actorium.gpu.attention.attention_backend import AttentionBackend, TorchAttention
+from actorium.gpu.attention.sage_attention import SageAttention
+from actorium.kernels.reference import sage
 from actorium.kernels.reference.paged_attention import Attend, ExtendChunk
+from actorium.kernels.reference.sage import code_rows, sage_extend
 
 
 @dataclass
@@ -21,7 +25,25 @@ class Chunk:
     pages: Tensor
 
 
-class SmoothsInPlace(TorchAttention):
+class SageInTorch(SageAttention):
+    """`SageAttention` by its reference, which takes any dtype and head."""
+
+    def __init__(self) -> None:
+        super().__init__("cuda")  # loads nothing
+
+    def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+               soft_cap: float = 0.0) -> Attend:
+        return sage_extend(rows, page_size, window, scale, self.means)
+
+    def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
+               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+        assert q_len == 1
+        rows = [Chunk(length - 1, 1, table)
+                for length, table in zip(lens.tolist(), pages, strict=True)]
+        return sage_extend(rows, page_size, window, scale, self.means)
+
+
+class _Smooths(AttentionBackend):
     """Takes the mean off the keys of a chunk where they lie in the pages. A shift of all keys
     changes nothing, so a whole prompt is right; but later keys lie beside them unshifted."""
 
@@ -41,12 +63,51 @@ class SmoothsInPlace(TorchAttention):
         return run
 
 
-class MasksByQueries(TorchAttention):
+class SmoothsInPlace(_Smooths, TorchAttention):
+    """The same in 16 or 32 bits."""
+
+
+class SageSmoothsInPlace(_Smooths, SageInTorch):
+    """The same in 8 bits, where it was made."""
+
+
+class _MasksByQueries(AttentionBackend):
     """Takes the number of queries for that of keys: a chunk behind a prefix sees as many tokens
     from the sequence's start."""
 
     def extend(self, rows: Sequence[ExtendChunk], *form: Any, **more: Any) -> Attend:
         return super().extend([Chunk(0, row.count, row.pages) for row in rows], *form, **more)
+
+
+class MasksByQueries(_MasksByQueries, TorchAttention):
+    """The same in 16 or 32 bits."""
+
+
+class SageMasksByQueries(_MasksByQueries, SageInTorch):
+    """The same in 8 bits."""
+
+
+class SageTakesOtherScales(SageInTorch):
+    """Multiplies codes of keys and queries with the scales of the head beside."""
+
+    def extend(self, *args: Any, **more: Any) -> Attend:
+        return _with_rolled_codes(super().extend(*args, **more))
+
+    def decode(self, *args: Any, **more: Any) -> Attend:
+        return _with_rolled_codes(super().decode(*args, **more))
+
+
+def _with_rolled_codes(attend: Attend) -> Attend:
+    def rolled(x: Tensor) -> tuple[Tensor, Tensor]:
+        codes, scales = code_rows(x)
+        return codes, scales.roll(1, -1)
+
+    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
+            scales: Tensor | None = None) -> Tensor:
+        with patch.object(sage, "code_rows", rolled):
+            return attend(q, layer, out, scales)
+
+    return run
 
 
 class TakesOtherScales(TorchAttention):

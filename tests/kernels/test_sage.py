@@ -17,7 +17,7 @@ from actorium.kernels.reference.kv import read_rows
 from actorium.kernels.reference.paged_attention import Attend
 from actorium.kernels.reference.sage import (
     KeyMeans,
-    quantise_rows,
+    code_rows,
     sage_chunk,
     sage_extend,
     sage_rows,
@@ -69,9 +69,9 @@ def biased(case: Paged, loud: float = 8.0) -> KeyMeans:
 # --- reference -----------------------------------------------------------------------------------
 
 def test_codes_by_hand() -> None:
-    codes, scales = quantise_rows(torch.tensor([[127.0, -63.5, 0.5, 1.5], [0.0, 0, 0, 0]]))
+    codes, scales = code_rows(torch.tensor([[127.0, -63.5, 0.5, 1.5], [0.0, 0, 0, 0]]))
     assert codes.tolist() == [[127, -64, 0, 2], [0, 0, 0, 0]] and scales.tolist() == [1, 0]
-    codes, scales = quantise_rows(torch.tensor([[1.0, math.nan]]))
+    codes, scales = code_rows(torch.tensor([[1.0, math.nan]]))
     assert scales.isnan().all()
 
 

@@ -12,7 +12,15 @@ import helpers_faulty_attention
 import pytest
 import torch
 from helpers_attention import FEW
-from helpers_faulty_attention import MasksByQueries, SmoothsInPlace, TakesOtherScales
+from helpers_faulty_attention import (
+    MasksByQueries,
+    SageInTorch,
+    SageMasksByQueries,
+    SageSmoothsInPlace,
+    SageTakesOtherScales,
+    SmoothsInPlace,
+    TakesOtherScales,
+)
 from helpers_models import Seq, Stepper, load, write_checkpoint
 from helpers_served import serving
 from hypothesis import given
@@ -41,6 +49,8 @@ from actorium.tools.compare.position_distance import distance, first_divergence
 E4M3 = torch.float8_e4m3fn
 PROMPTS = [[(5 * i + 3 * n) % 89 + 5 for i in range(n)] for n in (9, 33, 70)]
 BARS = Bars(max_kl=1e-4, min_agreement=0.99)
+SAGE_BARS = Bars(max_kl=3e-3, min_agreement=0.9)
+"""What 8 bits are let differ by."""
 
 
 # --- figures -------------------------------------------------------------------------------------
@@ -123,18 +133,28 @@ def heard(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None,
     return found
 
 
-def faults(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None = None
-           ) -> dict[str, Any]:
+def faults(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None = None,
+           bars: Bars = BARS) -> dict[str, Any]:
     one = heard(model, TorchAttention(), kv_dtype)
     texts = [[int(token) for token in own.decode.tokens] for own in one]
-    return compared(one, heard(model, backend, kv_dtype, texts), BARS)
+    return compared(one, heard(model, backend, kv_dtype, texts), bars)
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Model:
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("llama")
     write_checkpoint(path, "LlamaForCausalLM", seed=3)
-    model = load(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def plain(checkpoint: Path) -> Model:
+    return load(checkpoint)
+
+
+@pytest.fixture(scope="module")
+def model(checkpoint: Path) -> Model:
+    model = load(checkpoint)
     for layer in model.layers:
         layer.mixer.kv_scales = torch.tensor([0.02, 0.2, 0.05, 0.01])  # type: ignore[attr-defined]
     return model
@@ -154,6 +174,17 @@ def test_planted_faults_are_found(model: Model, backend: AttentionBackend,
     page, table = comparison_page({"a": "<x>", "b": "", **result}), comparison_table(result)
     assert "&lt;x&gt;" in page and "<svg" in page and table.count("fails: ") == len(
         result["faults"])
+
+
+@pytest.mark.parametrize(("kind", "found_in"), [
+    (SageInTorch, set()), (SageSmoothsInPlace, {"decode", "cached"}),
+    (SageMasksByQueries, {"cached"}), (SageTakesOtherScales, set(PARTS))])
+def test_planted_faults_of_eight_bits_are_found(plain: Model, kind: type[SageInTorch],
+                                                found_in: set[str]) -> None:
+    result = faults(plain, kind(), bars=SAGE_BARS)
+    assert {fault.partition(":")[0] for fault in result["faults"]} == found_in, result["parts"]
+    clean = [result["parts"][name]["mean_kl"] for name in set(PARTS) - found_in]
+    assert all(kl < SAGE_BARS.max_kl / 3 for kl in clean)
 
 
 def test_what_cannot_be_compared_holds_no_bar() -> None:

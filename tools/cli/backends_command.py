@@ -28,7 +28,7 @@ from actorium.tools.cli.command_line import parse
 ABOUT = """List the attention backends: whether each can serve the model here, with these flags, and
 if not, why; what it can do at all; by which names other engines know it; and which would be chosen.
 Only the model's config.json is read."""
-PACKAGES = {"flashinfer": "flashinfer", "flash_attn": "flash_attn", "sage_attn": "sageattention",
+PACKAGES = {"flashinfer": "flashinfer", "flash_attn": "flash_attn",
             "xformers": "xformers", "aiter": "aiter"}
 """Backends of others -> the package that has their kernels."""
 

@@ -15,6 +15,7 @@ from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.attention.backend_choice import BACKENDS, choose
 from actorium.gpu.attention.capabilities import CARDS, DECODE, EXTEND, AttentionNeeds, unmet
+from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.models.registry import load_model
 
 NEEDS = AttentionNeeds("cpu", "bfloat16", "bfloat16", 64, 16)
@@ -31,16 +32,18 @@ def test_every_name_has_one_meaning() -> None:
 
 @pytest.mark.parametrize(("text", "name"), [
     ("TRITON_ATTN", "triton"), ("torch_native", "torch"), ("TORCH_SDPA", "torch"),
-    ("CPU_ATTN", "native"), ("intel-amx", "native"), ("Native", "native"), ("auto", "auto")])
+    ("CPU_ATTN", "native"), ("intel-amx", "native"), ("SAGE_ATTN", "sage"), ("sage", "sage"),
+    ("Native", "native"), ("auto", "auto")])
 def test_other_engines_names(text: str, name: str) -> None:
     assert backend_named(text, "attention_backend") == name
 
 
 @pytest.mark.parametrize(("text", "says"), [
-    ("FLASHINFER", "flashinfer is not built in: must be one of auto, torch, native, triton, got "
-     "'FLASHINFER'"),
-    ("fa3", "flash_attn is not built in"), ("SAGE_ATTN", "sage_attn is not built in"),
-    ("quick", "must be one of auto, torch, native, triton, got 'quick'"), ("", "must be one of")])
+    ("FLASHINFER", "flashinfer is not built in: must be one of auto, torch, native, triton, sage, "
+     "got 'FLASHINFER'"),
+    ("fa3", "flash_attn is not built in"),
+    ("quick", "must be one of auto, torch, native, triton, sage, got 'quick'"),
+    ("", "must be one of")])
 def test_what_is_not_built_in_is_refused(text: str, says: str) -> None:
     with pytest.raises(BadConfig) as caught:
         backend_named(text, "attention_backend")
@@ -80,12 +83,31 @@ def test_parts_are_asked_for_apart() -> None:
     assert caught.value.param == "device.decode_attention_backend"
 
 
+def test_auto_never_takes_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Even where nothing else could serve: it is coarser, so it is asked for."""
+    monkeypatch.setattr(SageAttention, "missing", classmethod(lambda *_: ""))
+    for part in (EXTEND, DECODE):
+        assert choose(part, NEEDS, DeviceConfig(), CPU).name != "sage"
+        asked = DeviceConfig(attention_backend="SAGE_ATTN")
+        assert choose(part, NEEDS, asked, CPU).name == "sage"
+        for needs, why in ((NEEDS._replace(dtype="float16"), "queries and pages in bfloat16 alone"),
+                           (NEEDS._replace(dtype="float32"), "no queries in float32"),
+                           (NEEDS._replace(latent_rank=64), "latents"),
+                           (NEEDS._replace(head_dim=72), "multiples of 32 numbers")):
+            with pytest.raises(BadConfig, match=f"sage cannot serve .*{why}"):
+                choose(part, needs, asked, CPU)
+    monkeypatch.setattr(SageAttention, "missing", classmethod(lambda *_: "this CPU has no VNNI"))
+    with pytest.raises(BadConfig, match="sage cannot serve prompts: this CPU has no VNNI; "):
+        choose(EXTEND, NEEDS, DeviceConfig(prefill_attention_backend="sage"), CPU)
+
+
 def test_cuda_does_not_fall_back_to_torch_unless_asked(monkeypatch: pytest.MonkeyPatch) -> None:
     cuda, needs = torch.device("cuda", 0), NEEDS._replace(device="cuda")
-    monkeypatch.setattr(TritonAttention, "missing", classmethod(lambda *_: ""))
+    for own in (TritonAttention, SageAttention):
+        monkeypatch.setattr(own, "missing", classmethod(lambda *_: ""))
     assert choose(DECODE, needs, DeviceConfig(), cuda).name == "triton"
     with pytest.raises(BadConfig, match="native cannot serve decodes: its kernels are C's.*; "
-                                        "triton or torch could"):
+                                        "triton or torch or sage could"):
         choose(DECODE, needs, DeviceConfig(attention_backend="native"), cuda)
     monkeypatch.setattr(TritonAttention, "missing", classmethod(lambda *_: "no triton"))
     assert choose(DECODE, needs, DeviceConfig(), cuda) == ("torch", "auto; no triton")

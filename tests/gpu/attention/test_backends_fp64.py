@@ -22,6 +22,8 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES
 CPU = torch.device("cpu")
 BOUNDS = {"float32": 1e-5, "bfloat16": 1e-2, "float16": 2e-3}
 """Of an error, by the dtype of the queries; with scales these are rounded once more."""
+SAGE_BOUND = 0.03
+"""Of queries and keys in 8 bits: each is off by 0.4 % of the largest number of its row at most."""
 COUNTS = {"triton": 4}
 """Examples: the interpreter is slow."""
 EVERY = [pytest.param(name, marks=INTERPRETED if name == "triton" else ()) for name in CARDS]
@@ -53,8 +55,11 @@ def draw_case(data: st.DataObject, name: str, part: str, window: int, cap: bool,
               spans: list[tuple[int, int]]) -> Drawn:
     can = CARDS[name].part(part)
     assert can is not None
-    dtype, cache = (data.draw(st.sampled_from(own), label) for own, label in (
-        (can.dtypes, "dtype"), (can.cache_dtypes, "pages")))
+    if why := BACKENDS[name].missing(part, CPU):
+        pytest.skip(why)
+    dtype, cache = data.draw(st.sampled_from([
+        (own, kept) for own in can.dtypes for kept in can.cache_dtypes if not BACKENDS[name].fault(
+            part, AttentionNeeds("cpu", own, kept, 64, 16), CPU)]), "dtypes")
     step = can.head_dim_step
     dim = data.draw(st.sampled_from([d for d in (8, 24, 32, 64, 96, 128, 256) if d % step == 0
                                      and (not can.most_head_dim or d <= can.most_head_dim)]), "dim")
@@ -71,7 +76,7 @@ def draw_case(data: st.DataObject, name: str, part: str, window: int, cap: bool,
     scales = (2.0 ** torch.linspace(-2.3, 1.1, 2 * kv_heads).flip(0) if scaled else case.scales)
     needs = AttentionNeeds("cpu", dtype, cache, dim, size, window > 0, soft_cap=capped > 0)
     return Drawn(case, backend_for(name, part, needs), capped, scales,
-                 BOUNDS[dtype] * (2 if scaled else 1))
+                 SAGE_BOUND if name == "sage" else BOUNDS[dtype] * (2 if scaled else 1))
 
 
 LENGTHS, WINDOWS = st.integers(0, 90), st.sampled_from([0, 0, 1, 7, 40])
@@ -118,6 +123,7 @@ def test_any_two_share_a_step(extend: str, decode: str) -> None:
     the last layer."""
     needs = AttentionNeeds("cpu", "bfloat16", "bfloat16", 32, 16)
     both = StepAttention(backend_for(extend, EXTEND, needs), backend_for(decode, DECODE, needs))
+    bound = SAGE_BOUND if "sage" in (extend, decode) else BOUNDS["bfloat16"]
     for window in (0, 20):
         case = Paged([(0, 30), (17, 9), (40, 3), (2, 3)], 6, 2, 32, 16, window, torch.bfloat16)
         prompts, rows, want = case.rows[:2], case.rows[2:], case.wanted()
@@ -131,7 +137,7 @@ def test_any_two_share_a_step(extend: str, decode: str) -> None:
             [ExtendRow(i, row.start, row.count, row.pages) for i, row in enumerate(prompts)],
             total, len(rows), tables[2:], lens[2:], int(lens.max()), wanted, 3), 16, window,
             case.scale, both)
-        assert error(plan.attend(case.q, case.layer, case.poisoned()), want) < 1e-2
+        assert error(plan.attend(case.q, case.layer, case.poisoned()), want) < bound
         assert plan.few is not None
         few = plan.attend_rows(case.q, case.layer, wanted)
-        assert error(few, want[wanted]) < 1e-2
+        assert error(few, want[wanted]) < bound
