@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 from helpers_delivery import ACTORS, World, script
+from helpers_examples import examples
 from helpers_text import write_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -74,7 +75,7 @@ def happen(world: World, event: tuple[Any, ...]) -> None:
                     queue[at], queue[at + 1] = queue[at + 1], queue[at]
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(events=st.lists(EVENTS, max_size=60))
 def test_every_fault_leaves_every_stream_whole(
         model: Path, undisturbed: dict[tuple[str, int], Any], events: list[Any]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+from helpers_examples import examples
 from helpers_text import byte_fallback, byte_level
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -54,7 +55,7 @@ def test_the_decoder_determines_the_kind(makers: dict[str, TokenDecoder], tmp_pa
     assert isinstance(maker(word, tmp_path / "w.json"), WindowedDecoder)
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(ids=st.lists(st.integers(0, LEVEL.get_vocab_size() + 3), max_size=30), skip=st.booleans())
 @example(ids=[0xE2, 0x82], skip=True)
 @example(ids=[0xF0, 0x9F, 0x98, 0x80, 0xFF, 0xC3], skip=True)
@@ -65,7 +66,7 @@ def test_random_ids_byte_level(makers: dict[str, TokenDecoder], ids: list[int],
     assert got == LEVEL.decode(ids, skip_special_tokens=skip)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(text=st.text(max_size=40))
 @example(text="\U0001f468‍\U0001f469‍\U0001f467 día € ~ é\u0301")
 def test_any_text(makers: dict[str, TokenDecoder], text: str) -> None:
@@ -121,7 +122,7 @@ PIECES = st.integers(257, FALLBACK.get_vocab_size() + 2)
 CHAR = st.characters().map(lambda c: [b + 1 for b in c.encode("utf-8", "replace")])
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(120), deadline=None)
 @given(parts=st.lists(CHAR | PIECES.map(lambda i: [i]) | BYTES.map(lambda i: [i]), max_size=20),
        skip=st.booleans())
 @example(parts=[[257], [257]], skip=True)
@@ -162,7 +163,7 @@ def test_the_prompt_is_context(makers: dict[str, TokenDecoder]) -> None:
     assert pieces(fallback, [hi], prompt=euro) == [" hi", ""]
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(text=st.text(min_size=1, max_size=30), cut=st.integers(0, 30))
 def test_prompt_and_completion_join_up(makers: dict[str, TokenDecoder], text: str,
                                        cut: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from helpers_examples import examples
 from helpers_text import feed_all
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -22,7 +23,7 @@ def reference(text: str, stops: list[str], include: bool) -> tuple[str, str] | N
     return None
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 @given(text=ABC, stops=STOPS, include=st.booleans(), cuts=st.lists(st.integers(0, 24), max_size=8))
 @example(text="abab", stops=["bab"], include=False, cuts=[1, 2, 3])
 def test_every_cut_gives_the_same(text: str, stops: list[str], include: bool,
@@ -35,7 +36,7 @@ def test_every_cut_gives_the_same(text: str, stops: list[str], include: bool,
         assert found == (text if expected is None else expected)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(80), deadline=None)
 @given(pieces=st.lists(st.text(alphabet="ab", max_size=4), max_size=12), stops=STOPS)
 def test_held_back_is_exactly_what_could_begin_a_stop(pieces: list[str],
                                                       stops: list[str]) -> None:

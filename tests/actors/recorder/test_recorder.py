@@ -117,7 +117,7 @@ KINDS: dict[str, Callable[[], tuple[Config, dict[str, Any]]]] = {
 def test_the_same_plans_come_out_again(tmp_path: Path, kind: str, seed: int) -> None:
     settings, more = KINDS[kind]()
     ring = Taped(tmp_path, with_recorder(settings), **more)
-    busy_day(ring, random.Random(seed), 60)
+    busy_day(ring, random.Random(seed), 40)
     again = assert_replays(tmp_path, ring.sent)
     assert [bare(plan) for plan in again] == [bare(plan) for plan in ring.sent]
     assert sum(a.cached_len for plan in again for a in plan.admit) > 0, "prefixes were shared"

@@ -11,6 +11,7 @@ import helpers_scheduler
 import msgspec
 import numpy as np
 import pytest
+from helpers_examples import examples
 from helpers_scheduler import Ring, assert_whole, gauges
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -284,7 +285,7 @@ def test_a_prompt_alone_is_not_cut() -> None:
     assert [prompt for _, prompt, _ in ring.steps if prompt] == [2000] * 3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=examples(10), deadline=None)
 @given(target=st.sampled_from([0.001, 1.0, 40.0, 90.0]), streams=st.integers(1, 40),
        lengths=st.lists(st.integers(1, 900), min_size=1, max_size=6), noise=st.floats(0, 0.5),
        seed=st.integers(0, 99), cost=st.sampled_from([memory_bound, by_the_row, roofline]))

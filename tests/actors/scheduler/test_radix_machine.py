@@ -8,8 +8,9 @@ and with a single full group also the order in which the policy lets pages go.
 from __future__ import annotations
 
 import numpy as np
+import pytest
+from helpers_examples import walk, walks
 from helpers_radix import key, lists
-from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
@@ -216,6 +217,6 @@ class TreeMachine(RuleBasedStateMachine):
         assert self.tree.cached == self.tree.evictable == [0] * len(self.windows)
 
 
-TestTreeMachine = TreeMachine.TestCase
-TestTreeMachine.settings = settings(stateful_step_count=50, deadline=None,
-                                    suppress_health_check=list(HealthCheck))
+@pytest.mark.parametrize("number", walks(6))
+def test_any_use_of_the_tree(number: int) -> None:
+    walk(TreeMachine, number, 50)

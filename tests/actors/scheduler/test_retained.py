@@ -18,7 +18,7 @@ from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog, joined_rows
 from actorium.actors.scheduler.request_state import RequestState, new_request_state
 
-LIMIT, MANY = 1 << 19, 400
+LIMIT, MANY = 1 << 17, 100
 
 
 def logprobs(draw: random.Random, count: int, k: int, start: int = 0) -> RowLogprobs:

@@ -143,7 +143,7 @@ def test_admission_is_first_come_first_served() -> None:
     assert_whole(ring)
 
 
-@pytest.mark.parametrize("context", [40, 1500])
+@pytest.mark.parametrize("context", [pytest.param(40, marks=pytest.mark.slow), 1500])
 def test_a_steady_plan_of_256_is_under_2_kb_whatever_the_context(context: int) -> None:
     ring = Ring(config(seqs=256, pool_tokens=256 * 2048, chunk=1 << 20))
     ring.worker._memory = None

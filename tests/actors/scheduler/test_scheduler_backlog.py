@@ -18,7 +18,7 @@ from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
 from actorium.tools.null.null_worker import VOCAB, next_token
 
-STREAMS, TOKENS, SEED = 8, 4000, 70
+STREAMS, TOKENS, SEED = 8, 2000, 70
 PROMPT = [1, 2, 3]
 
 

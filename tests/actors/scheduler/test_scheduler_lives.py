@@ -6,16 +6,11 @@ import time
 from collections import Counter
 
 import pytest
+from helpers_examples import examples
 from helpers_lives import Lives
-from hypothesis import settings
 
-QUICK, BATTERY = 100, 5000
+SCHEDULES = examples(35, 5000)
 MOVES = 250
-
-
-def schedules() -> int:
-    """So many in the profile that was chosen."""
-    return BATTERY if settings.default.max_examples >= BATTERY else QUICK  # type: ignore[union-attr]
 
 
 def live(seed: int) -> Lives:
@@ -30,7 +25,7 @@ def test_schedules() -> None:
     deaths: Counter[str] = Counter()
     ends: Counter[str] = Counter()
     tokens, start = 0, time.monotonic()
-    for seed in range(schedules()):
+    for seed in range(SCHEDULES):
         try:
             lives = live(seed)
         except Exception as error:
@@ -39,9 +34,9 @@ def test_schedules() -> None:
         ends.update(told.reason or "" for told in lives.received.values())
         ends.update(told.error or "" for told in lives.received.values())
         tokens += sum(len(told.tokens) for told in lives.received.values())
-    print(f"{schedules()} schedules, {tokens} tokens, deaths {dict(deaths)}, ends {dict(ends)}, "
+    print(f"{SCHEDULES} schedules, {tokens} tokens, deaths {dict(deaths)}, ends {dict(ends)}, "
           f"{time.monotonic() - start:.1f} s")
-    assert min(deaths.values()) > schedules(), "every actor dies more than once a schedule"
+    assert min(deaths.values()) > SCHEDULES, "every actor dies more than once a schedule"
     assert min(ends[r] for r in ("length", "stop", "abort", "deadline", "quarantined")) > 0
 
 

@@ -74,7 +74,8 @@ def test_the_same_tokens_as_without(drafts: int, acceptance: tuple[float, ...]) 
 
 
 @pytest.mark.usefixtures("wandering")
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", [
+    *range(12), *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(12, 40))])
 def test_every_mixture(seed: int) -> None:
     """Small pools, preemptions, checkpoints, windows, policies, aborts, k changing all the time."""
     dice = random.Random(seed)
@@ -232,11 +233,11 @@ def test_a_steady_plan_is_small() -> None:
     for _ in range(256):
         ring.submit(64, max_tokens=200)
     ring.wake()
-    for _ in range(60):
+    for _ in range(35):
         ring.work()
         ring.deliver()
     steady = ring.sent[10:]
-    assert all(len(plan.decode) == 1024 for plan in steady) and len(steady) >= 50
+    assert all(len(plan.decode) == 1024 for plan in steady) and len(steady) >= 25
     assert max(len(msgspec.msgpack.encode(plan)) for plan in steady) < 2000
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from math import ceil, log2
 
+from helpers_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -55,7 +56,7 @@ def worlds(draw: st.DrawFn) -> tuple[int, list[int]]:
     return count, killers
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(worlds())
 def test_every_killer_and_nobody_else(world: tuple[int, list[int]]) -> None:
     count, killers = world
@@ -69,7 +70,7 @@ def test_every_killer_and_nobody_else(world: tuple[int, list[int]]) -> None:
     assert w.deaths <= len(killers) * (3 + ceil(log2(count)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(worlds(), st.integers(1, 9))
 def test_with_little_room(world: tuple[int, list[int]], room: int) -> None:
     """Not all of a group fit in at once."""
@@ -83,7 +84,7 @@ def test_with_little_room(world: tuple[int, list[int]], room: int) -> None:
     assert w.deaths <= len(killers) * (3 + ceil(log2(count)))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(worlds(), st.data())
 def test_killers_that_let_some_steps_pass(world: tuple[int, list[int]],
                                           data: st.DataObject) -> None:
@@ -97,7 +98,7 @@ def test_killers_that_let_some_steps_pass(world: tuple[int, list[int]],
     assert not w.alive and sorted(w.convicted) == sorted(killers)
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), st.sets(st.integers(1, 30))), max_size=40))
 def test_deaths_that_nobody_is_to_blame_for(deaths: list[tuple[int, set[int]]]) -> None:
     """Two deaths, a decode step of everybody in between: nobody is convicted; and all are cleared
