@@ -146,6 +146,8 @@ class Launcher:
 
     def _start(self) -> None:
         runtime = validate(self.config).runtime
+        if missing := sorted(roles_of(self.config).keys() - self.roles.keys()):
+            raise BadConfig(f"roles: without {', '.join(missing)} no engine gets ready", "roles")
         for observer in self._observers:
             observer.before_start(self.config)
         self._run_dir = RunDir(runtime.name, runtime.run_dir)

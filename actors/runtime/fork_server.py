@@ -26,6 +26,7 @@ import socket
 import sys
 import threading
 import traceback
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import NoReturn
@@ -47,7 +48,8 @@ REQUEST_BYTES = 65536
 
 
 def main(argv: list[str]) -> int:
-    """Serve until the launcher closes its end; returns the exit code of the process."""
+    """Serve until the launcher closes its end, be it while it is to be answered; returns the exit
+    code of the process."""
     parent, fd, settle = int(argv[0]), int(argv[1]), float(argv[2])
     die_with_parent(parent)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -58,13 +60,15 @@ def main(argv: list[str]) -> int:
         return EXIT_FAULT
     gc.collect()
     gc.freeze()  # a collection in a forked actor would copy the pages of all these objects
-    control.send(READY)
-    while True:
-        data, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, 1)
-        if not data:
-            return 0
-        control.send(b"%d" % _fork(json.loads(data), fds[0], control))
-        os.close(fds[0])
+    with suppress(BrokenPipeError, ConnectionResetError):
+        control.send(READY)
+        while True:
+            data, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES, 1)
+            if not data:
+                break
+            control.send(b"%d" % _fork(json.loads(data), fds[0], control))
+            os.close(fds[0])
+    return 0
 
 
 def _imported(run_dir: Path, target: str) -> bool:

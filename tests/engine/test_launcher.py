@@ -88,15 +88,6 @@ def test_start_ready_stop_and_nothing_left(base: Path) -> None:
         assert os.listdir(base) == []
 
 
-def test_ctrl_c_stops_as_well(base: Path) -> None:
-    with launch(base) as launcher:
-        assert launcher.started()
-        status(launcher.dir, wait=True)
-        launcher.process.send_signal(signal.SIGINT)
-        assert launcher.finish() == (0, "")
-        assert os.listdir(base) == []
-
-
 def test_no_orphan_survives_a_sigkill_of_the_launcher(base: Path) -> None:
     with launch(base) as launcher:
         assert launcher.started()
@@ -229,11 +220,11 @@ def test_waiting_clients_learn_of_a_failed_start(base: Path) -> None:
 
 
 def test_a_start_that_takes_too_long_fails(base: Path) -> None:
-    with launch(base, roles(slow="helpers_runtime:build_never"), start_timeout=1.5) as launcher:
+    with launch(base, roles(slow="helpers_runtime:build_never"), start_timeout=1.2) as launcher:
         assert launcher.started()
         code, error = launcher.finish()
         assert code == 1
-        assert "start_timeout: not ready after 1.5 s: " in error
+        assert "start_timeout: not ready after 1.2 s: " in error
         assert "slow is " in error  # others, too, on a busy machine
 
 
@@ -256,8 +247,10 @@ def test_two_engines_of_one_name(base: Path) -> None:
         with launch(base, name="other") as other:
             assert other.started()
             assert running_engines(str(base)) == ["other", "t"]
-            other.process.terminate()
-            other.finish()
+            status(other.dir, wait=True)
+            other.process.send_signal(signal.SIGINT)  # Ctrl-C stops as well
+            assert other.finish() == (0, "")
+            assert not other.dir.exists()
         first.process.terminate()
         assert first.finish()[0] == 0
 
@@ -322,7 +315,13 @@ class TestEngine:
         with pytest.raises(EngineFailed, match="scheduler .* KeyError: 'broken on purpose'"):
             self.start(base, roles=roles(scheduler="helpers_runtime:build_broken"))
         with pytest.raises(EngineFailed, match="start_timeout"):
-            self.start(base, roles=roles(slow="helpers_runtime:build_never"), start_timeout=1.0)
+            self.start(base, roles=roles(slow="helpers_runtime:build_never"), start_timeout=0.7)
+        assert os.listdir(base) == []
+
+    def test_missing_roles_are_refused_by_name(self, base: Path) -> None:
+        few = {role: target for role, target in roles().items() if role[0] != "w"}
+        with pytest.raises(BadConfig, match=r"^roles: without watchdog, worker-0 no engine"):
+            self.start(base, roles=few)
         assert os.listdir(base) == []
 
     def test_unknown_and_wrong_configuration(self, base: Path) -> None:

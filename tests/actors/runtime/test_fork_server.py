@@ -121,9 +121,23 @@ def test_a_server_that_hangs_costs_its_patience_and_forks_nobody(base: Path, run
         until(lambda: "ready" if starts.answers() else "")
         os.kill(server, signal.SIGSTOP)
         assert starts.fork(words(run_dir)) is None
-        assert processes_naming(str(run_dir)) == [server_of(run_dir)] != [server]
+        # The next one names the directory as soon as it has begun.
+        assert until(lambda: processes_naming(str(run_dir))) == [server_of(run_dir)] != [server]
     finally:
         starts.after_end()
+
+
+def test_a_launcher_that_ends_during_the_imports_is_no_fault(run_dir: Path) -> None:
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    argv = [sys.executable, "-P", "-m", "actorium.actors.runtime.fork_server", str(os.getpid()),
+            str(theirs.fileno()), "0", str(run_dir), "helpers_fork:preload_until_told"]
+    with (theirs, subprocess.Popen(argv, pass_fds=[theirs.fileno()], env=child_env(),
+                                   stdin=subprocess.PIPE, stdout=subprocess.PIPE,
+                                   stderr=subprocess.PIPE) as server):
+        theirs.close()
+        assert server.stdout is not None and server.stdout.readline() == b"preloading\n"
+        ours.close()
+        assert server.communicate(timeout=60)[1] == b"" and server.returncode == 0
 
 
 def test_who_is_not_let_begin_ends(run_dir: Path) -> None:
