@@ -85,17 +85,17 @@ def test_a_stream_is_checked_token_by_token() -> None:
 # --- rows ----------------------------------------------------------------------------------------
 
 def test_every_stream_goes_on_through_every_fault() -> None:
-    row = kills(seed=1, seconds=22.0, streams=40, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
+    row = kills(seed=1, seconds=11.0, streams=40, rounds=1, stops=1, pairs=PAIRS[:1], full=1)
     sound(row)
-    assert row["complete"] > 100 and row["ghost_messages"] > 0
+    assert row["complete"] > 20 and row["ghost_messages"] > 0
     assert all(row["struck"][role] for role in ROLES)
     assert row["gaps"]["all"]["p99"] < 5.0  # the machine may be busy; figures are `make chaos`'s
 
 
 def test_poison_is_found_and_other_requests_complete() -> None:
-    row = poison_rows.poison(seed=1, requests=40, poisoned=2, latest=60.0)
+    row = poison_rows.poison(seed=1, requests=12, poisoned=2, latest=60.0)
     sound(row)
-    assert (row["quarantined"], row["complete"]) == (2, 38)
+    assert (row["quarantined"], row["complete"]) == (2, 10)
 
 
 @pytest.mark.slow

@@ -22,7 +22,7 @@ from actorium.actors.launcher.engine import Engine
 from actorium.actors.messages import ActorStatus
 from actorium.actors.params import SamplingParams
 
-STREAMS, TOKENS = 20, 3000
+STREAMS, TOKENS = 20, 1000
 LONG = 100_000
 """Tokens of streams that end before they are whole, on the fastest machine too."""
 KILLS = ("detokenizer", "tokenizer", "detokenizer", "tokenizer")
@@ -103,7 +103,7 @@ def gauge(client: Client, name: str) -> float:
 
 def test_a_client_that_does_not_read_gets_its_deltas_merged(
         engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    count = 8_000
+    count = 3_000
     params = SamplingParams(max_tokens=count, seed=1, ignore_eos=True)
     monkeypatch.setattr(client_link, "HWM", 10)
     with Client(engine.name, engine.config.runtime.run_dir) as slow, engine.client as other:

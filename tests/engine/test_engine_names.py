@@ -53,7 +53,7 @@ def test_it_is_fetched_served_and_shown_by_that_name(hub: FakeHub, cli: Cli) -> 
             body = {"model": name, "prompt": "Once", "max_tokens": 2}
             assert answer(f"{url}/v1/completions", body)["model"] == "org/demo"
     hub.asked.clear()
-    done = cli.run("generate", "org/demo", "--device", "cpu", "--prompt", "Once",
+    done = cli.run("generate", "org/demo", "--null-worker", "--prompt", "Once",
                    "--max-tokens", "2")
     assert done.returncode == 0, done.stderr
     assert hub.asked == []
@@ -61,7 +61,7 @@ def test_it_is_fetched_served_and_shown_by_that_name(hub: FakeHub, cli: Cli) -> 
 
 def test_from_python(hub: FakeHub) -> None:
     hub.add("org/demo", demo_files())
-    with Engine("org/demo", device="cpu") as engine:
+    with Engine("org/demo", null_worker=True) as engine:
         info = engine.client.server_info()
         assert info["model"] == "org/demo"
         assert "models--org--demo" in info["model_path"]

@@ -136,14 +136,14 @@ def test_however_it_is_computed(alone: list[list[Completion]], settings: dict[st
 @pytest.mark.parametrize("role", [
     "scheduler", pytest.param("worker-0", marks=pytest.mark.slow),
     pytest.param("detokenizer", marks=pytest.mark.slow)])
-def test_streams_complete_whichever_actor_dies(alone: list[list[Completion]], role: str) -> None:
-    with engine(**PLAIN) as running:
-        pids = {actor.role: actor.pid for actor in running.client.status().actors}
-        results = running.client.run(requests())
-        done = dict([next(results)])
-        os.kill(pids[role], signal.SIGKILL)
-        done |= dict(results)
-        assert told([done[number] for number in range(len(done))]) == told(alone)  # type: ignore
+def test_streams_complete_whichever_actor_dies(
+        plain: Engine, alone: list[list[Completion]], role: str) -> None:
+    pids = {actor.role: actor.pid for actor in plain.client.status().actors}
+    results = plain.client.run(requests())
+    done = dict([next(results)])
+    os.kill(pids[role], signal.SIGKILL)
+    done |= dict(results)
+    assert told([done[number] for number in range(len(done))]) == told(alone)  # type: ignore
 
 
 def test_a_cache_salt_keeps_prefixes_apart(plain: Engine) -> None:

@@ -17,7 +17,7 @@ from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client, Completion, Request
 from actorium.tools.evaluation.demo_scores import evaluate
 
-COUNT, PAGE = 90, 16
+COUNT, PAGE = 60, 16
 LARGE, TINY = 65_536, 640
 """Tokens of the pool: everything fits; about three sequences do."""
 REQUESTS = mixed(COUNT, seed=3, logprobs=2)
@@ -60,7 +60,7 @@ def test_the_cache_changes_no_token(cached: Engine, reference: Ran) -> None:
     mine = run_in(cached.client, REQUESTS)
     assert mine.tokens == reference.tokens
     prompts = sum(c.usage.prompt_tokens for c in mine.completions)
-    assert mine.cached == mine.gauges["cache_hit_tokens"] > 0.2 * prompts
+    assert mine.cached == mine.gauges["cache_hit_tokens"] > 0.1 * prompts
     assert mine.gauges["evicted_pages"] == mine.gauges["preemptions"] == 0
     assert all(c.usage.cached_tokens % PAGE == 0 for c in mine.completions)
 

@@ -24,11 +24,11 @@ pytestmark = pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file()
                                 reason="the demo model is not there")
 __all__ = ["cli"]
 PROMPTS = [[17, 5, 9] * 4, list(range(40, 75)), [3], [88, 12] * 30]
-GREEDY = SamplingParams(max_tokens=24, temperature=0.0, ignore_eos=True)
-SEEDED = SamplingParams(max_tokens=24, temperature=0.9, seed=5, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=12, temperature=0.0, ignore_eos=True)
+SEEDED = SamplingParams(max_tokens=12, temperature=0.9, seed=5, ignore_eos=True)
 
 
-SCHEMA = SamplingParams(max_tokens=24, temperature=0.9, seed=6, structured=Structured(
+SCHEMA = SamplingParams(max_tokens=12, temperature=0.9, seed=6, structured=Structured(
     json_schema='{"type": "object", "properties": {"a": {"type": "integer"}}}'))
 
 
@@ -68,7 +68,7 @@ def test_in_bfloat16_and_through_a_hang() -> None:
     """There a batch of another make-up rounds otherwise, so tokens are counted alone."""
     found = outputs(2, "bfloat16", [("worker-0", signal.SIGSTOP)])
     greedy, seeded, schema, after = found
-    assert {len(tokens) for step in (greedy, seeded, after) for tokens in step} == {24}
+    assert {len(tokens) for step in (greedy, seeded, after) for tokens in step} == {12}
     assert all(schema)
 
 

@@ -79,11 +79,13 @@ def _push(context: zmq.Context[zmq.Socket[bytes]], run_dir: Path, role: str,
 
 CLIENTS = 4
 SETTLE = 2.0
-"""The least seconds after a fault before stale messages are sent."""
-CALM = 3.0
+"""The most seconds for which stale messages wait for streams to flow again."""
+LATELY = 0.5
+"""Seconds within which a stream that flows has received something."""
+CALM = 2.0
 """Seconds left for recovery after the last fault."""
 HUNG = 8.0
-"""Seconds within which a stopped actor must have been killed."""
+"""Seconds within which a stopped actor must have been killed, and a dead one be back."""
 TOKENS = (20, 120)
 RANKS = ("worker-0", "worker-1")
 APART = 15.0
@@ -113,6 +115,9 @@ class FaultPlayer:
         await asyncio.sleep(CALM)
 
     async def _strike(self, fault: Fault) -> None:
+        until = monotonic() + HUNG
+        while not actors(self._rig.run_dir).keys() >= {*fault.roles} and monotonic() < until:
+            await asyncio.sleep(0.05)  # a busy machine has not brought back all of them yet
         at = monotonic()
         self._traffic.gaps.fault(fault.name, at)
         victims = strike(fault, self._rig.run_dir)
@@ -132,23 +137,26 @@ class FaultPlayer:
         self.wrong += [f"{fault.name}: {pid} still lives" for pid in alive]
         old = next((victim for victim in victims if victim.role == "scheduler"), None)
         if old is not None:
-            await asyncio.sleep(max(0.0, at + SETTLE - monotonic()))
+            # What the dead one has sent is read by then, so that who flows has heard the next one.
+            dead = monotonic()
+            while monotonic() < dead + SETTLE and not self._flows(dead + LATELY):
+                await asyncio.sleep(0.05)
             await self._send_stale_messages(old)
 
     async def _send_stale_messages(self, old: RunningActor) -> None:
         """Sends as the dead scheduler once the next one has been heard from."""
         now = actors(self._rig.run_dir).get("scheduler")
-        if now is None or now.epoch <= old.epoch or not self._flows():
+        if now is None or now.epoch <= old.epoch or not self._flows(monotonic() - LATELY):
             return
         last = self._traffic.tally.requests * 21 // 20 + CLIENTS
         sids = range(max(last - AROUND, 1), last)
         self.ghosts += await asyncio.to_thread(send_stale_messages, self._rig.run_dir, old.epoch,
                                                sids, 20)
 
-    def _flows(self) -> bool:
-        """Returns true if most streams have received something lately."""
-        now, live = monotonic(), list(self._traffic.live.values())
-        return sum(now - want.last < 0.5 for want in live) * 2 > len(live)
+    def _flows(self, since: float) -> bool:
+        """Returns true if most streams have received something since then."""
+        live = list(self._traffic.live.values())
+        return sum(want.last > since for want in live) * 2 > len(live)
 
 
 async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int
