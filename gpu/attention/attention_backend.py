@@ -106,7 +106,7 @@ class TorchAttention(AttentionBackend):
 
 
 class NativeAttention(AttentionBackend):
-    """C's kernels: bf16 on a CPU, over pages in bf16 or FP8."""
+    """C's kernels: bf16 on a CPU, over pages in bf16, FP8 or INT8."""
 
     card = CARDS["native"]
 

@@ -80,8 +80,8 @@ class BackendCard(NamedTuple):
 
 _TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                       latents=True)
-_NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES), most_head_dim=256,
-                       graphs=True)
+_NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES, INT8_PAGES),
+                       most_head_dim=256, graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                        latents=True, soft_caps=True, graphs=True)
 _SAGE = Capabilities(("cpu", "cuda"), HALVES, HALVES, most_head_dim=256, head_dim_step=32)
@@ -101,7 +101,7 @@ def unmet(can: Capabilities | None, needs: AttentionNeeds) -> str:
 
     >>> unmet(CARDS["native"].decode, AttentionNeeds("cpu", "float32", "float32", 64, 16))
     'it takes no queries in float32 (bfloat16), it reads no pages in float32 (bfloat16, fp8_e4m3, \
-fp8_e5m2)'
+fp8_e5m2, int8)'
     """
     if can is None:
         return "it has no such part"

@@ -1,7 +1,7 @@
 """Attention over paged keys and values, in C: the `Attend`s of steps on the CPU.
 
-Pages are bf16. Those in FP8 are made bf16 when they are read, some megabytes at a time; their
-scales go into the queries and the results.
+Pages are bf16, or codes in int8 with a scale for each head of a token. Those in FP8 are made bf16
+when they are read, some megabytes at a time; their scales go into the queries and the results.
 """
 
 from __future__ import annotations
@@ -16,6 +16,8 @@ from torch import Tensor
 from actorium.kernels.reference.kv import key_and_value_scales, scaled_heads
 from actorium.kernels.reference.paged_attention import ExtendChunk, seen_pages
 
+READ = (torch.bfloat16, torch.int8)
+"""Pages that the kernels read as they are."""
 WIDENED = 1 << 25
 """Elements of pages in FP8 that a decode makes bf16 at a time, unless one sequence has more."""
 
@@ -37,17 +39,19 @@ class NativeDecode:
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         out = q.new_empty(q.shape) if out is None else out
-        if layer.dtype is torch.bfloat16:
-            self._run(q, layer, self.pages, self.lens, out)
+        if layer.dtype in READ:
+            self._run(q, layer, self.pages, self.lens, out, scales)
             return out
         return scaled(q, out, scales, lambda x: self._widened(x, layer, out))
 
-    def _run(self, q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, out: Tensor) -> None:
+    def _run(self, q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, out: Tensor,
+             scales: Tensor | None = None) -> None:
         rows, heads, dim = q.shape
         self.lib.paged_decode(
-            q.data_ptr(), q.stride(0), layer.data_ptr(), pages.data_ptr(), pages.stride(0),
-            lens.data_ptr(), out.data_ptr(), rows, self.q_len, heads, layer.shape[1] // 2, dim,
-            self.page_size.bit_length() - 1, self.window, self.scale, self.threads)
+            q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
+            pages.data_ptr(), pages.stride(0), lens.data_ptr(), out.data_ptr(), rows, self.q_len,
+            heads, layer.shape[1] // 2, dim, self.page_size.bit_length() - 1,
+            self.window, self.scale, self.threads)
 
     def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
         """Over pages in FP8, of some sequences at a time."""
@@ -88,17 +92,18 @@ class NativeExtend:
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
         out = q.new_empty(q.shape) if out is None else out
-        if layer.dtype is torch.bfloat16:
-            self._run(q, layer, self.chunks, out)
+        if layer.dtype in READ:
+            self._run(q, layer, self.chunks, out, scales)
             return out
         return scaled(q, out, scales, lambda x: self._widened(x, layer, out))
 
-    def _run(self, q: Tensor, layer: Tensor, chunks: Tensor, out: Tensor) -> None:
+    def _run(self, q: Tensor, layer: Tensor, chunks: Tensor, out: Tensor,
+             scales: Tensor | None = None) -> None:
         _, heads, dim = q.shape
         self.lib.paged_extend(
-            q.data_ptr(), q.stride(0), layer.data_ptr(), chunks.data_ptr(), len(chunks),
-            out.data_ptr(), heads, layer.shape[1] // 2, dim, self.page_size.bit_length() - 1,
-            self.window, self.scale, self.threads)
+            q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
+            chunks.data_ptr(), len(chunks), out.data_ptr(), heads, layer.shape[1] // 2, dim,
+            self.page_size.bit_length() - 1, self.window, self.scale, self.threads)
 
     def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
         """Over pages in FP8, chunk by chunk."""
@@ -110,6 +115,15 @@ class NativeExtend:
             table = torch.arange(len(own), dtype=torch.int32)
             self._run(q, wide, torch.tensor([[table.data_ptr(), first, start - behind * size,
                                               count]]), out)
+
+
+def address_of(layer: Tensor, scales: Tensor | None) -> int:
+    """Where the kernels find the scales of these pages, bf16[tokens, 2 * kv_heads]; 0: pages are
+    bf16."""
+    if layer.dtype is not torch.int8:
+        return 0
+    assert scales is not None and scales.dtype is torch.bfloat16 and scales.is_contiguous()
+    return scales.data_ptr()
 
 
 def scaled(q: Tensor, out: Tensor, scales: Tensor | None,

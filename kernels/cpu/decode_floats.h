@@ -24,8 +24,8 @@ INLINE __m128 sums_4(const __m256 r[4]) {
 }
 
 /* Scores of all queries with the round's tokens, times scale, when asked for the first. */
-INLINE void score_round(const bf16 *q, const struct round *r, int64_t head, int dim, int h_asked,
-                        const int heads, float scale, floats16 scores[][2]) {
+INLINE void score_round(struct query q, const struct round *r, int64_t head, int dim, int h_asked,
+                        const int heads, floats16 scores[][2]) {
     if (h_asked) return;
     float found[2][ROUND];
     for (int t = 0; t < ROUND; t += AT_ONCE) {
@@ -35,7 +35,7 @@ INLINE void score_round(const bf16 *q, const struct round *r, int64_t head, int 
         for (int d = 0; d < dim; d += 16) {
             struct both query[2];
 #pragma GCC unroll 2
-            for (int h = 0; h < heads; h++) query[h] = load_both(q + h * dim + d);
+            for (int h = 0; h < heads; h++) query[h] = load_both(q.at + h * dim + d);
 #pragma GCC unroll 4
             for (int i = 0; i < AT_ONCE; i++) {
                 struct both key = load_both(r->at[t + i] + head + d);
@@ -52,14 +52,15 @@ INLINE void score_round(const bf16 *q, const struct round *r, int64_t head, int 
 #pragma GCC unroll 2
     for (int h = 0; h < heads; h++)
         for (int i = 0; i < 2; i++)
-            scores[h][i] = mul_lanes(load_lanes(found[h] + 16 * i), all_lanes(scale));
+            scores[h][i] = mul_lanes(load_lanes(found[h] + 16 * i), all_lanes(q.scale));
 }
 
 struct weights { float of[2][ROUND]; };
 
-INLINE void put_weights(struct weights *w, int h, floats16 x, floats16 y) {
-    store_lanes(w->of[h], x);
-    store_lanes(w->of[h] + 16, y);
+INLINE void put_weights(struct weights *w, int h, const floats16 x[2], const struct round *r) {
+    (void)r;
+    store_lanes(w->of[h], x[0]);
+    store_lanes(w->of[h] + 16, x[1]);
 }
 
 /* outputs += weights x values, of `heads` queries; outputs: [heads][dim / 16][8 even, 8 odd]. */

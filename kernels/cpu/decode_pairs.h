@@ -38,18 +38,21 @@ INLINE __m512 score(const bf16 *q, const bf16 *const at[16], int64_t head, int d
 }
 
 /* Scores of query h with the round's tokens, times scale. */
-INLINE void score_round(const bf16 *q, const struct round *r, int64_t head, int dim, int h,
-                        int heads, float scale, floats16 scores[][2]) {
+INLINE void score_round(struct query q, const struct round *r, int64_t head, int dim, int h,
+                        int heads, floats16 scores[][2]) {
     (void)heads;
-    scores[h][0] = score(q + h * dim, r->at, head, dim, scale);
-    scores[h][1] = r->count > 16 ? score(q + h * dim, r->at + 16, head, dim, scale) : no_lanes();
+    q.at += h * dim;
+    scores[h][0] = score(q.at, r->at, head, dim, q.scale);
+    scores[h][1] = r->count > 16 ? score(q.at, r->at + 16, head, dim, q.scale) : no_lanes();
 }
 
 /* A first part of each weight and the rest: memory is what takes time here, and the weights stay as
  * good as in fp32. */
 struct weights { int32_t of[HEADS][2][ROUND / 2] __attribute__((aligned(64))); };
 
-INLINE void put_weights(struct weights *w, int h, floats16 x, floats16 y) {
+INLINE void put_weights(struct weights *w, int h, const floats16 of[2], const struct round *r) {
+    floats16 x = of[0], y = of[1];
+    (void)r;
     __m512i upper = _mm512_set1_epi32((int)0xffff0000);
     __m512 u = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(x), upper));
     __m512 v = _mm512_castsi512_ps(_mm512_and_si512(_mm512_castps_si512(y), upper));

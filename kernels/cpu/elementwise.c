@@ -149,6 +149,7 @@ INLINE void turn_row(bf16 *row, bf16 *keys, const bf16 *w, const bf16 *turns, in
                      int kv_heads, int dim, float eps, int stream) {
     bf16 *values = keys + kv_heads * dim;
     const bf16 *from = row + (heads + kv_heads) * dim;
+    size_t bytes = keys == row + heads * dim ? 0 : (size_t)kv_heads * dim * sizeof(bf16);
 #ifdef FLOATS16
     if (stream) {
         if (dim == 128) turn_heads(row, keys, w, turns, heads, kv_heads, 128, eps, 1);
@@ -158,7 +159,7 @@ INLINE void turn_row(bf16 *row, bf16 *keys, const bf16 *w, const bf16 *turns, in
                         _mm256_loadu_si256((const __m256i *)(from + i + 16)));
         return;
     }
-    memcpy(values, from, (size_t)kv_heads * dim * sizeof(bf16));
+    memcpy(values, from, bytes);
     if (dim == 128) {
         turn_heads(row, keys, w, turns, heads, kv_heads, 128, eps, 0);
         return;
@@ -168,19 +169,47 @@ INLINE void turn_row(bf16 *row, bf16 *keys, const bf16 *w, const bf16 *turns, in
         return;
     }
 #else
-    memcpy(values, from, (size_t)kv_heads * dim * sizeof(bf16));
+    memcpy(values, from, bytes);
 #endif
     for (int h = 0; h < heads + kv_heads; h++)
         turn(row + h * dim, w ? w + h * dim : 0, turns, dim, eps);
-    memcpy(keys, row + heads * dim, (size_t)kv_heads * dim * sizeof(bf16));
+    memcpy(keys, row + heads * dim, bytes);
 }
 
-void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, bf16 *pages, const int64_t *index,
-                  int64_t rows, int heads, int kv_heads, int dim, float eps, int threads) {
+/* A head as codes in int8 and its scale: |x|'s largest / 127 rounded up to bf16, so that no code is
+ * beyond 127. Of zeros all is 0; with infinities or NaN the scale is NaN. */
+INLINE void quantise(const bf16 *x, int8_t *codes, bf16 *scale, int dim) {
+    uint16_t most = 0; /* as bits: infinities and NaN are above all numbers */
+    for (int i = 0; i < dim; i++) {
+        uint16_t size = x[i] & 0x7fff;
+        most = size > most ? size : most;
+    }
+    float step = wide(most) / 127;
+    uint32_t bits;
+    memcpy(&bits, &step, 4);
+    *scale = most < 0x7f80 ? (bf16)((bits + 0xffff) >> 16) : 0x7fc0;
+    if (!most || most >= 0x7f80) {
+        memset(codes, 0, (size_t)dim);
+        return;
+    }
+    step = wide(*scale);
+    for (int i = 0; i < dim; i++) codes[i] = (int8_t)(int)rintf(wide(x[i]) / step);
+}
+
+/* scales: 0: pages are bf16; otherwise pages are codes in int8, and each head of a token has a scale:
+ * bf16 [tokens, 2 * kv_heads]. Keys, normed and rotated, are bf16 before they become codes. */
+void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, void *pages, bf16 *scales,
+                  const int64_t *index, int64_t rows, int heads, int kv_heads, int dim, float eps,
+                  int threads) {
     int64_t width = (int64_t)(heads + 2 * kv_heads) * dim, kv = (int64_t)2 * kv_heads * dim;
     int stream = (dim == 128 || dim == 64) && rows * kv >= STREAM_FROM && (uintptr_t)pages % 64 == 0;
 #pragma omp parallel for num_threads(threads) if (rows * width > 16384)
-    for (int64_t t = 0; t < rows; t++)
-        turn_row(qkv + t * width, pages + index[t] * kv, w, turns + t * 2 * dim, heads, kv_heads,
-                 dim, eps, stream);
+    for (int64_t t = 0; t < rows; t++) {
+        bf16 *row = qkv + t * width, *own = row + heads * dim;
+        bf16 *to = scales ? own : (bf16 *)pages + index[t] * kv;
+        turn_row(row, to, w, turns + t * 2 * dim, heads, kv_heads, dim, eps, stream && !scales);
+        for (int h = 0; scales && h < 2 * kv_heads; h++)
+            quantise(own + h * dim, (int8_t *)pages + index[t] * kv + h * dim,
+                     scales + index[t] * 2 * kv_heads + h, dim);
+    }
 }

@@ -385,13 +385,14 @@ int extend_ready(void) { return tiles_permitted(); }
 int extend_ready(void) { return 1; }
 #endif
 
-/* rows: of n sequences, the address of the page table, the first token in q and out, tokens before
+/* pages: bf16, or codes in int8 where there are scales, bf16 [tokens, 2 * kv_heads].
+ * rows: of n sequences, the address of the page table, the first token in q and out, tokens before
  * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
  * dim]; dim a multiple of 32. */
-void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int64_t *rows, int64_t n,
-                  bf16 *out, int heads, int kv_heads, int dim, int page_bits, int window,
-                  float scale, int threads) {
-    struct call c = {q, pages, out, q_stride, heads, kv_heads, dim, page_bits, window,
+void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
+                  const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
+                  int page_bits, int window, float scale, int threads) {
+    struct call c = {q, pages, scales, out, q_stride, heads, kv_heads, dim, page_bits, window,
                      0, scale * 1.44269504f};
     extend_rows(c, (const struct row *)rows, n, threads);
 }
@@ -399,7 +400,7 @@ void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int6
 #else
 int extend_ready(void) { return 0; }
 
-void paged_extend(const bf16 *q, int64_t q_stride, const bf16 *pages, const int64_t *rows, int64_t n,
-                  bf16 *out, int heads, int kv_heads, int dim, int page_bits, int window,
-                  float scale, int threads) {}
+void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
+                  const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
+                  int page_bits, int window, float scale, int threads) {}
 #endif

@@ -27,7 +27,9 @@ typedef element factor;
 struct row { int64_t table, first, start, count; };
 
 struct call {
-    const bf16 *q, *pages;
+    const bf16 *q;
+    const void *pages;
+    const bf16 *scales; /* of codes; 0: pages are bf16 */
     bf16 *out;
     int64_t q_stride;
     int heads, kv_heads, dim, page_bits, window, stream; /* stream: see `finish` */
@@ -54,24 +56,44 @@ INLINE floats16 pack_queries(const bf16 *const at[16], int dim, factor *query);
 #include "sage_codes.h"
 #endif
 
+/* Codes of keys and values of 32 tokens as bf16, but for `zeros`; scales: of each token's. */
+static void widen(const bf16 *at[32], const bf16 *const scales[32], int kv_heads, int dim,
+                  bf16 wider[32][2 * MAX_DIM]) {
+    for (int i = 0; i < 32; i++) {
+        if (at[i] == zeros) continue;
+        const int8_t *codes = (const int8_t *)at[i];
+        for (int both = 0; both < 2; both++) {
+            float step = wide(scales[i][both * kv_heads]);
+            for (int d = 0; d < dim; d++)
+                wider[i][both * dim + d] = narrow(codes[both * kv_heads * dim + d] * step);
+        }
+        at[i] = wider[i];
+    }
+}
+
 /* Packs tokens begin..end; those before `low`, and those up to a whole number of tiles after `end`,
  * as zeros: what lies in their places is not read. */
 static void pack(const struct call *c, const struct row *row, int k, int64_t begin, int64_t end,
                  int64_t low, struct scratch *s) {
-    int64_t stride = (int64_t)2 * c->kv_heads * c->dim, inside = (1 << c->page_bits) - 1;
+    const int64_t size = c->scales ? 1 : sizeof(bf16), inside = (1 << c->page_bits) - 1;
+    const int64_t stride = 2 * c->kv_heads * c->dim * size;
+    const char *pages = (const char *)c->pages + k * c->dim * size;
     const int32_t *table = (const int32_t *)row->table;
+    bf16 wider[32][2 * MAX_DIM] __attribute__((aligned(64)));
     for (int64_t j = begin; j < end; j += 32) {
-        const bf16 *at[32];
+        const bf16 *at[32], *scales[32];
         for (int i = 0; i < 32; i++) {
-            int64_t p = j + i;
-            at[i] = p < low || p >= end ? zeros
-                : c->pages + (((int64_t)table[p >> c->page_bits] << c->page_bits) + (p & inside))
-                    * stride + k * c->dim;
+            int64_t p = j + i, token = 0;
+            if (p >= low && p < end)
+                token = ((int64_t)table[p >> c->page_bits] << c->page_bits) + (p & inside);
+            at[i] = p < low || p >= end ? zeros : (const bf16 *)(pages + token * stride);
+            scales[i] = c->scales ? c->scales + token * 2 * c->kv_heads + k : 0;
         }
+        if (c->scales) widen(at, scales, c->kv_heads, c->dim, wider);
 #ifdef SAGE
         pack_codes(at, c->means ? c->means + k * c->dim : 0, c->dim,
                    s->keys + (j - begin) * KEY_ROOM(c->dim));
 #endif
-        pack_tokens(at, c->kv_heads * c->dim, c->dim, j - begin, s);
+        pack_tokens(at, c->scales ? c->dim : c->kv_heads * c->dim, c->dim, j - begin, s);
     }
 }

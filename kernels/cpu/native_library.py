@@ -37,10 +37,10 @@ SIGNATURES = {
     "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
-    "rotate_write": _POINTER * 5 + [c_int64, c_int, c_int, c_int, c_float, c_int],
-    "paged_decode": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64]
+    "rotate_write": _POINTER * 6 + [c_int64, c_int, c_int, c_int, c_float, c_int],
+    "paged_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p, c_void_p, c_int64]
                     + [c_int] * 6 + [c_float, c_int],
-    "paged_extend": [c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p] + [c_int] * 5
+    "paged_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
                     + [c_float, c_int],
     "sage_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
                    + [c_float, c_int],

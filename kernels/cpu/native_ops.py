@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.block_rows import BlockRows
+from actorium.kernels.cpu.attention_native import address_of
 from actorium.kernels.cpu.grouped_native import (
     GroupedMemory,
     NativeGrouped,
@@ -114,12 +115,13 @@ class NativeOps(TorchOps):
             return super().rotate_write(qkv, heads, norm, eps, rope, pages, index, scales)
         rows, width, dim = qkv.shape
         to, at = pages, index
-        if pages.dtype.itemsize == 1:
+        fp8 = pages.dtype.itemsize == 1 and pages.dtype is not torch.int8
+        if fp8:
             to = qkv.new_empty((rows, width - heads, dim))
             at = torch.arange(rows)
         self.lib.rotate_write(
             qkv.data_ptr(), 0 if norm is None else norm.data_ptr(), rope.data_ptr(),
-            to.data_ptr(), at.data_ptr(), rows, heads, (width - heads) // 2, dim, eps,
-            self.threads)
-        if to is not pages:
+            to.data_ptr(), address_of(to, scales), at.data_ptr(), rows, heads,
+            (width - heads) // 2, dim, eps, self.threads)
+        if fp8:
             write_kv(pages, to, index, scales)

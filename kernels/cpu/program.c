@@ -112,21 +112,21 @@ static void run_gelu(const union slot *a, int phase, int64_t task, int64_t tasks
 
 static int64_t rotate_tasks(const union slot *a, int phase) {
     (void)phase;
-    return by_rows(L(5), I(10));
+    return by_rows(L(6), I(11));
 }
 
 static void run_rotate(const union slot *a, int phase, int64_t task, int64_t tasks) {
-    struct rows r = rows_of(L(5), task, tasks);
-    int heads = I(6), kv_heads = I(7), dim = I(8);
+    struct rows r = rows_of(L(6), task, tasks);
+    int heads = I(7), kv_heads = I(8), dim = I(9);
     (void)phase;
     rotate_write((bf16 *)P(0) + r.from * (heads + 2 * kv_heads) * dim, P(1),
-                 (bf16 *)P(2) + r.from * 2 * dim, P(3), (int64_t *)P(4) + r.from, r.count, heads,
-                 kv_heads, dim, F(9), 1);
+                 (bf16 *)P(2) + r.from * 2 * dim, P(3), P(4), (int64_t *)P(5) + r.from, r.count,
+                 heads, kv_heads, dim, F(10), 1);
 }
 
 static struct paged_decode decode_of(const union slot *a) {
-    return (struct paged_decode){P(0), L(1), P(2), P(3), L(4), P(5), P(6), L(7), I(8), I(9), I(10),
-                                 I(11), I(12), I(13), F(14), I(15)};
+    return (struct paged_decode){P(0), L(1), P(2), P(3), P(4), L(5), P(6), P(7), L(8), I(9), I(10),
+                                 I(11), I(12), I(13), I(14), F(15), I(16)};
 }
 
 static int64_t decode_tasks(const union slot *a, int phase) {

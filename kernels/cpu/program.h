@@ -8,8 +8,9 @@ struct packed;
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
 void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void gelu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
-void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, bf16 *pages, const int64_t *index,
-                  int64_t rows, int heads, int kv_heads, int dim, float eps, int threads);
+void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, void *pages, bf16 *scales,
+                  const int64_t *index, int64_t rows, int heads, int kv_heads, int dim, float eps,
+                  int threads);
 void linear(const bf16 *x, const bf16 *w, const bf16 *bias, const bf16 *add, bf16 *y, int64_t rows,
             int outs, int ins, int threads);
 
@@ -17,7 +18,8 @@ void linear(const bf16 *x, const bf16 *w, const bf16 *bias, const bf16 *add, bf1
 struct paged_decode {
     const bf16 *q;
     int64_t q_stride;
-    const bf16 *pages;
+    const void *pages;  /* bf16, or codes in int8 where there are scales */
+    const bf16 *scales; /* [tokens, 2 * kv_heads], or 0 */
     const int32_t *tables;
     int64_t table_stride;
     const int32_t *lens;
@@ -27,6 +29,12 @@ struct paged_decode {
     float scale;
     int threads;
 };
+
+/* The token at a place of a sequence, in pages. */
+INLINE int64_t token_of(const struct paged_decode *d, const int32_t *table, int place) {
+    return ((int64_t)table[place >> d->page_bits] << d->page_bits)
+           + (place & ((1 << d->page_bits) - 1));
+}
 
 int64_t paged_decode_tasks(const struct paged_decode *d);
 void paged_decode_task(const struct paged_decode *d, int64_t task);

@@ -45,19 +45,20 @@ ORDER, COUNTS = torch.tensor([1, 0]), torch.zeros(256, dtype=torch.int64)
 pytestmark = pytest.mark.skipif(LIB is None, reason="no compiler")
 
 
-def native_model(path: Path, kind: str, quantization: str) -> Any:
+def native_model(path: Path, kind: str, quantization: str, pages: str) -> Any:
     write_kind(path, kind)
     config = Config(model=ModelConfig(max_model_len=128, dtype="bfloat16",
                                       quantization=quantization),
+                    memory=MemoryConfig(kv_cache_dtype=pages),
                     speculation=SpeculationConfig(
                         speculative="auto" if kind == "hybrid" else "off"))
     return load_model(path, config, CPU, lambda *_: None)
 
 
 @pytest.fixture(scope="module")
-def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str, str], Any]:
-    return functools.cache(lambda kind, quantization="auto": native_model(
-        tmp_path_factory.mktemp(kind), kind, quantization))
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Any]:
+    return functools.cache(lambda kind, quantization="auto", pages="auto": native_model(
+        tmp_path_factory.mktemp(kind), kind, quantization, pages))
 
 
 def with_programs(runner: ModelRunner, rows: int = 8) -> DecodePrograms:
@@ -72,7 +73,7 @@ def with_programs(runner: ModelRunner, rows: int = 8) -> DecodePrograms:
 
 def kept(runner: ModelRunner) -> list[torch.Tensor]:
     """All that steps leave: pages and states, as bytes."""
-    found = [layer for pool in runner.all_pools for layer in pool.layers]
+    found = [own for pool in runner.all_pools for own in pool.tensors]
     if runner.states is not None:
         found += [part for layer in runner.states.layers for part in layer]
     return [own.view(torch.uint8) for own in found]
@@ -92,7 +93,7 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
     assert programs is not None
     assert runs[0][1] == runs[1][1]
     size = runner.tables.page_size
-    pages = len([layer for pool in runner.all_pools for layer in pool.layers])
+    pages = len([own for pool in runner.all_pools for own in pool.tensors])
     for i, (one, other) in enumerate(zip(runs[0][2], runs[1][2], strict=True)):
         sink = size if i < pages else 1
         assert torch.equal(one[sink:], other[sink:])
@@ -108,10 +109,20 @@ def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -
     assert runner.served["eager"] > 0, "prompts"
 
 
+@pytest.mark.parametrize("kind", ["llama", "windows"])
+def test_pages_in_int8(make: Callable[..., Any], kind: str) -> None:
+    runner, _ = compare(make(kind, "auto", "int8"), sizes={"kv_dtype": torch.int8})
+    assert all(pool.scales for pool in runner.all_pools)
+    assert runner.segments is not None and runner.segments.replays > 20
+
+
+@pytest.mark.parametrize("pages", ["auto", "int8"])
 @pytest.mark.parametrize("drafts", [0, 2])
-def test_recurrent_layers_and_windows(make: Callable[..., Any], drafts: int) -> None:
+def test_recurrent_layers_and_windows(make: Callable[..., Any], drafts: int, pages: str) -> None:
     speculative = f"mtp:{drafts},fixed" if drafts else "auto"
-    runner, _ = compare(make("hybrid"), drafts=drafts, speculative=speculative)
+    sizes = {"kv_dtype": torch.int8} if pages == "int8" else {}
+    runner, _ = compare(make("hybrid", "auto", pages), drafts=drafts, speculative=speculative,
+                        sizes=sizes)
     assert runner.segments is not None and runner.segments.replays > 10
 
 
