@@ -75,7 +75,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model")
     parser.add_argument("texts", nargs="+", type=Path)
-    parser.add_argument("--dtypes", default="auto,float32,fp8_e4m3,fp8_e5m2")
+    parser.add_argument("--dtypes", default="auto,float32,fp8_e4m3,fp8_e5m2,int8")
     parser.add_argument("--tokens", type=int, default=512)
     parser.add_argument("--answer", type=int, default=48)
     parser.add_argument("--json", type=Path)

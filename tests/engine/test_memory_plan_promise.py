@@ -34,7 +34,8 @@ def model() -> Iterator[str]:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture(scope="module", params=["auto", "fp8"])
+@pytest.fixture(scope="module",
+                params=["auto", "fp8", pytest.param("int8", marks=pytest.mark.slow)])
 def kv_cache_dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
