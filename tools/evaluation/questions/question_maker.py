@@ -12,6 +12,7 @@ import json
 import random
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from operator import attrgetter
 from typing import NamedTuple
 
 from actorium.tools.evaluation.multiple_choice import ChoiceQuestion
@@ -93,15 +94,17 @@ def _arithmetic(rng: random.Random) -> Iterator[Draft]:
     kinds: tuple[Callable[[random.Random], Draft], ...] = (
         _small_sum, _tens, _difference, _product, _sequence)
     for kind in kinds:
-        yield from _distinct(kind, rng)
+        yield from _distinct(kind, rng, attrgetter("question"))
 
 
-def _distinct(kind: Callable[[random.Random], Draft], rng: random.Random) -> Iterator[Draft]:
+def _distinct(kind: Callable[[random.Random], Draft], rng: random.Random,
+              key: Callable[[Draft], str]) -> Iterator[Draft]:
+    """`EACH` of a kind, no two with the same key."""
     seen: set[str] = set()
     while len(seen) < EACH:
         draft = kind(rng)
-        if draft.question not in seen:
-            seen.add(draft.question)
+        if key(draft) not in seen:
+            seen.add(key(draft))
             yield draft
 
 
@@ -148,16 +151,7 @@ def _reading(rng: random.Random) -> Iterator[Draft]:
     kinds: tuple[Callable[[random.Random], Draft], ...] = (
         _colours, _places, _meals, _jobs, _counts)
     for kind in kinds:
-        yield from _distinct_texts(kind, rng)
-
-
-def _distinct_texts(kind: Callable[[random.Random], Draft], rng: random.Random) -> Iterator[Draft]:
-    seen: set[str] = set()
-    while len(seen) < EACH:
-        draft = kind(rng)
-        if draft.context not in seen:
-            seen.add(draft.context)
-            yield draft
+        yield from _distinct(kind, rng, attrgetter("context"))
 
 
 def _stated(subject: str, sentences: Sequence[str], question: str, stem: str,
