@@ -30,6 +30,12 @@ class Served(NamedTuple):
     url: str
     client: openai.OpenAI
 
+    @property
+    def where(self) -> tuple[str, int]:
+        """Host and port."""
+        host, _, port = self.url.removeprefix("http://").rpartition(":")
+        return host, int(port)
+
 
 @contextmanager
 def served_to_openai() -> Iterator[Served]:

@@ -7,20 +7,18 @@ import socket
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from helpers_gateway import Served, served_to_openai
+from helpers_gateway import Served
 
 PROMPT = [{"role": "user", "content": "Tell me a story about a fox."}]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with served_to_openai() as found:
-        yield found
+def served(packaged: Served) -> Served:
+    return packaged
 
 
 def test_a_chat_completion_equals_the_sdks(served: Served) -> None:

@@ -55,9 +55,9 @@ def test_a_file_of_keys_that_cannot_be_read(cli: Cli) -> None:
 
 
 def test_a_stop_finishes_answers_and_refuses_new_requests(cli: Cli) -> None:
-    body = json.dumps({"prompt": "Once", "max_tokens": 1500, "ignore_eos": True,
+    body = json.dumps({"prompt": [5, 6, 7], "max_tokens": 4000, "ignore_eos": True,
                        "stream": True}).encode()
-    with cli.serve("--name", "web", "--port", "0", "--device", "cpu") as process:
+    with cli.serve("--name", "web", "--port", "0", *NULL) as process:
         rows = {row["role"]: row for row in cli.actors()}
         url = rows["gateway-0"]["detail"].removeprefix("HTTP at ") + "/v1/completions"
         with urllib.request.urlopen(url, body, timeout=60) as answer:

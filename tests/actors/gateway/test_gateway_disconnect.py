@@ -6,11 +6,10 @@ import asyncio
 import json
 import socket
 import time
-from collections.abc import Iterator
 from typing import Any
 
 import pytest
-from helpers_served import Served, serving
+from helpers_gateway import Served
 
 from actorium import Client
 from actorium.actors.gateway.http.request_task import AnswerSender, until_disconnected
@@ -27,16 +26,16 @@ BODIES: dict[str, dict[str, Any]] = {
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    # Slow enough for requests to be under way when their callers go, and for most of them to wait.
-    with serving(max_num_seqs=4, max_num_queued_reqs=2000) as one:
-        yield one
+def served(packaged: Served) -> Served:
+    """Slow enough for requests to be under way when their callers go, and for most of them to wait.
+    """
+    return packaged
 
 
 def begin(served: Served, path: str, headers: str = "", **more: Any) -> socket.socket:
     """Send a request, and do not wait for anything."""
     body = json.dumps(BODIES[path] | more).encode()
-    connection = socket.create_connection((served.host, served.port))
+    connection = socket.create_connection(served.where)
     connection.sendall(f"POST {path} HTTP/1.1\r\nhost: localhost\r\n"
                        f"content-type: application/json\r\n{headers}content-length: {len(body)}"
                        "\r\n\r\n".encode() + body)

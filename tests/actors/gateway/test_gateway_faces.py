@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import httpx2 as httpx
 import openai
 import pytest
-from helpers_gateway import Served, served_to_openai
+from helpers_gateway import Served
 from pydantic import BaseModel
 
 from actorium.actors.params import SamplingParams
@@ -21,9 +20,8 @@ STREAM: dict[str, Any] = {"stream": True, "stream_options": {
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with served_to_openai() as found:
-        yield found
+def served(packaged: Served) -> Served:
+    return packaged
 
 
 def check_running(usages: list[Any], told: list[bool]) -> None:

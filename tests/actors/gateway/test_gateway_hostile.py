@@ -44,11 +44,26 @@ def ask(served: Served, one: Hostile) -> tuple[int, bytes, float]:
         connection.close()
 
 
+DEAR = ("regex ((a{100}){100}){100}", "regex (a{1000}){1000}")
+"""Compiled for seconds before they are too large."""
+
+
+@pytest.mark.slow
+def test_expressions_that_are_compiled_for_seconds_are_refused(served: Served) -> None:
+    dear = [one for one in hostile() if one.name in DEAR]
+    assert len(dear) == len(DEAR)
+    for one in dear:
+        status, _, took = ask(served, one)
+        assert status == 400 and took < COMPILING, one.name
+
+
 def test_hostile_bodies_are_refused_at_once_and_delay_no_other(served: Served) -> None:
     before = {one.role: one.pid for one in served.engine.client.status().actors}
     beside = Beside(served)
     wrong, seconds = [], []
     for one in hostile():
+        if one.name in DEAR:
+            continue
         status, body, took = ask(served, one)
         seconds.append((took, one.name))
         patience = COMPILING if one.name.startswith("regex") else PATIENCE

@@ -8,16 +8,15 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from helpers_served import Served, serving
+from helpers_gateway import Served
 
 TURNS = [{"role": "user", "content": "Tell me a story."}]
 CHAT = {"messages": TURNS, "max_tokens": 7, "temperature": 0}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving() as found:
-        yield found
+def served(packaged: Served) -> Served:
+    return packaged
 
 
 @pytest.fixture(scope="module")

@@ -26,7 +26,7 @@ from actorium.actors.runtime.rundir import engine_dir
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True,
         "stream_options": {"resumable": True}}
-SHORT = LONG | {"max_tokens": 600}
+SHORT = LONG | {"max_tokens": 300}
 
 
 class Answer(NamedTuple):

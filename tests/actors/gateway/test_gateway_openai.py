@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
 from typing import Any
 
 import openai
 import pytest
-from helpers_gateway import Served, served_to_openai
+from helpers_gateway import Served
 
 USER: list[Any] = [{"role": "user", "content": "Tell me a story about a fox."}]
 BEGUN: list[Any] = [*USER, {"role": "assistant", "content": "Once upon a time, a fox"}]
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with served_to_openai() as found:
-        yield found
+def served(packaged: Served) -> Served:
+    return packaged
 
 
 def chat(served: Served, **body: Any) -> Any:

@@ -24,7 +24,7 @@ BODY: dict[str, Any] = {"messages": [{"role": "user", "content": "Tell me a stor
                         "max_tokens": 60, "temperature": 0, "stream": True,
                         "stream_options": {"include_usage": True, "resumable": True}}
 LONG = BODY | {"max_tokens": 3000, "ignore_eos": True}
-MANY = LONG | {"max_tokens": 700}
+MANY = LONG | {"max_tokens": 350}
 
 
 @pytest.fixture(scope="module")
@@ -82,7 +82,7 @@ def test_a_request_under_a_key_is_done_once(served: Served) -> None:
 
 
 def test_a_second_request_under_a_key_joins_the_first(served: Served) -> None:
-    body = LONG | {"temperature": 1.0, "max_tokens": 400}
+    body = LONG | {"temperature": 1.0, "max_tokens": 200}
     found: list[list[Event]] = [[], []]
 
     def run(number: int) -> None:
@@ -98,7 +98,7 @@ def test_a_second_request_under_a_key_joins_the_first(served: Served) -> None:
 
 
 def test_a_broken_stream_under_a_key_goes_on(served: Served) -> None:
-    body = LONG | {"temperature": 1.0, "max_tokens": 500, "n": 2}
+    body = LONG | {"temperature": 1.0, "max_tokens": 250, "n": 2}
     with open_(served, body, Idempotency_Key="go") as answer:
         begun = read(answer, 40)
     with open_(served, body, Idempotency_Key="go", Last_Event_ID=begun[-1].id) as answer:
@@ -111,13 +111,13 @@ def test_a_broken_stream_under_a_key_goes_on(served: Served) -> None:
                       for events_ in (begun + rest, whole))
         assert mine == all_
     usage = [json.loads(events_[-1].data)["usage"] for events_ in (rest, whole)]
-    assert usage[0] == usage[1] and usage[0]["completion_tokens"] == 1000
+    assert usage[0] == usage[1] and usage[0]["completion_tokens"] == 500
     code, error = refused(lambda: open_(served, body | {"seed": 2}, Last_Event_ID=begun[-1].id))
     assert (code, error["param"]) == (400, "Last-Event-ID")
 
 
 SEVERAL: dict[str, Any] = {
-    "prompt": ["Once upon a time", [5, 6, 7], "The cat"], "n": 2, "max_tokens": 300,
+    "prompt": ["Once upon a time", [5, 6, 7], "The cat"], "n": 2, "max_tokens": 120,
     "temperature": 0, "ignore_eos": True, "stream": True, "echo": True,
     "stream_options": {"include_usage": True, "continuous_usage_stats": True,
                        "resumable": True}}
@@ -144,7 +144,7 @@ def test_a_stream_of_several_prompts_goes_on(served: Served) -> None:
     assert texts(begun + rest) == texts(whole) and all(texts(whole))
     assert len(texts(begun)[0]) < len(texts(whole)[0])
     used = [json.loads(one[-1].data)["usage"] for one in (rest, whole)]
-    assert used[0] == used[1] and used[0]["completion_tokens"] == 6 * 300
+    assert used[0] == used[1] and used[0]["completion_tokens"] == 6 * 120
     counted = {json.loads(one.data)["usage"]["prompt_tokens"] for one in rest}
     assert counted == {used[0]["prompt_tokens"]}
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import httpx2 as httpx
 import pytest
-from helpers_served import Served, serving
+from helpers_gateway import Served
 
 from actorium.actors.params import SamplingParams
 
@@ -19,9 +19,8 @@ GREEDY = {"temperature": 0, "max_new_tokens": 8}
 
 
 @pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with serving(max_num_seqs=8) as found:
-        yield found
+def served(packaged: Served) -> Served:
+    return packaged
 
 
 @pytest.fixture(scope="module")

@@ -25,7 +25,7 @@ MOOD = 'A calm "mood" of the engine.'
 def served() -> Iterator[Served]:
     template = load(DEMO_MODEL, None)
     assert template is not None
-    with serving(chat_template="{{ mood }}" + template.source,
+    with serving(null_worker=True, chat_template="{{ mood }}" + template.source,
                  default_chat_template_kwargs={"mood": MOOD}) as found:
         yield found
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -11,7 +11,7 @@ from typing import Any
 import httpx2 as httpx
 import openai
 import pytest
-from helpers_gateway import Scripted, ScriptedStream, Served, served_to_openai
+from helpers_gateway import Scripted, ScriptedStream, Served
 
 from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, GatewayConfig
@@ -290,14 +290,8 @@ def test_the_background_is_aborted_by_its_id_as_others_are() -> None:
     asyncio.run(work())
 
 
-@pytest.fixture(scope="module")
-def served() -> Iterator[Served]:
-    with served_to_openai() as found:
-        yield found
-
-
-def test_over_a_whole_engine(served: Served) -> None:
-    client = served.client
+def test_over_a_whole_engine(packaged: Served) -> None:
+    client = packaged.client
     first = client.responses.create(model="demo", input="Tell me a story.", max_output_tokens=9,
                                     temperature=0, tool_choice="auto")
     second = client.responses.create(model="demo", input="Go on.", max_output_tokens=9,
@@ -315,8 +309,8 @@ def test_over_a_whole_engine(served: Served) -> None:
     assert client.responses.input_tokens.count(model="demo", input="Hi").input_tokens < 20
 
 
-def test_the_background_over_a_whole_engine(served: Served) -> None:
-    client = served.client
+def test_the_background_over_a_whole_engine(packaged: Served) -> None:
+    client = packaged.client
     long = client.responses.create(model="demo", input="Tell me a story.", background=True,
                                    max_output_tokens=2000, extra_body={"ignore_eos": True})
     assert client.responses.cancel(long.id).status == "cancelled"

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from helpers_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -126,7 +127,7 @@ FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": 
 
 
 @pytest.mark.parametrize("kind", MACHINES)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(parts=st.lists(st.sampled_from(FRAGMENTS), max_size=14),
        places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_whatever_comes_cuttings_agree(kind: str, parts: list[str], places: list[int]) -> None:
@@ -134,7 +135,7 @@ def test_whatever_comes_cuttings_agree(kind: str, parts: list[str], places: list
     assert in_parts(MACHINES[kind](), cut(text, places)) == parse_all(MACHINES[kind](), text)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(arguments=st.dictionaries(st.text(max_size=5), st.recursive(
     st.none() | st.booleans() | st.integers() | st.text(max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=3), inner,
