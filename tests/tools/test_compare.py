@@ -22,6 +22,7 @@ from helpers_faulty_attention import (
     TakesOtherScales,
 )
 from helpers_models import Seq, Stepper, load, write_checkpoint
+from helpers_runtime import short_dir
 from helpers_served import serving
 from hypothesis import given
 from hypothesis import strategies as st
@@ -215,17 +216,23 @@ def test_wrong_words(argv: list[str], says: str) -> None:
 def test_a_server_with_a_fault_beside_an_engine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setenv("ACTORIUM_RUN_DIR", str(tmp_path))
+    with short_dir() as run_dir:  # whose sockets' names must be short
+        monkeypatch.setenv("ACTORIUM_RUN_DIR", str(run_dir))
+        compared_with_a_server(tmp_path, monkeypatch, capsys)
+
+
+def compared_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                           capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setenv("PYTHONPATH", str(Path(helpers_faulty_attention.__file__).parent))
     prompts, report = tmp_path / "prompts.txt", tmp_path / "report.json"
     prompts.write_text('Once upon a time there was a dragon\n{"prompt": "12 + 30 ="}\n')
     argv = ["--prompts", str(prompts), "--answer-tokens", "24", "--max-kl", "0.01",
             "--json", str(report), "--html", str(tmp_path / "report.html"), "--device", "cpu"]
-    with serving(attention_backend="torch", device="cpu", run_dir=str(tmp_path)) as right:
+    with serving(attention_backend="torch", device="cpu") as right:
         assert main(["compare", "--attention-backend native", right.url, *argv]) == 0
     faulty = dict(ROLES) | {"gateway-0": GATEWAY,
                             WORKER: "helpers_faulty_attention:smoothing_worker"}
-    with serving(attention_backend="torch", device="cpu", run_dir=str(tmp_path), fork_server="off",
+    with serving(attention_backend="torch", device="cpu", fork_server="off",
                  roles=faulty) as wrong:
         assert main(["compare", "--attention-backend torch", wrong.url, *argv]) == 1
     assert "fails: decode: mean KL" in capsys.readouterr().out

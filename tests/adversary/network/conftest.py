@@ -13,7 +13,7 @@ from actorium.actors.runtime.rundir import engine_dir
 from actorium.actors.watchdog import probe_server
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served() -> Iterator[Served]:
     with serving(null_worker=True, max_num_seqs=64, body_timeout=RECEIVE, send_timeout=SEND,
                  max_body_bytes=BYTES, max_connections=MAX_PEERS, probe_port=0, resume_grace=0,
@@ -23,7 +23,7 @@ def served() -> Iterator[Served]:
         yield found
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def probe_port(served: Served) -> int:
     run_dir = engine_dir(served.engine.name)
     assert isinstance(run_dir, Path)

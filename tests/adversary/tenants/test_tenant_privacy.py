@@ -121,7 +121,7 @@ class Streaming:
     """A long completion of ann's under a name, in a thread."""
 
     def __init__(self, served: Served, name: str, path: str = "/v1/completions",
-                 tokens: int = 3000) -> None:
+                 tokens: int = 2000) -> None:
         body: dict[str, Any] = {"prompt": CANARY, "max_tokens": tokens, "ignore_eos": True,
                                 "stream": True}
         if path == "/generate":
