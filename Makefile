@@ -65,7 +65,8 @@ battery: $(VENV)/.ready-test
 	$(BIN)/python -m pytest --hypothesis-profile=battery --timeout=3600 tests/actors/scheduler/test_scheduler_machine.py \
 		tests/actors/scheduler/test_radix_machine.py tests/actors/scheduler/test_scheduler_lives.py \
 		tests/actors/scheduler/test_suspects.py tests/actors/scheduler/test_prefill_pacing.py \
-		tests/actors/client/test_delivery.py tests/actors/detokenizer tests/actors/models/test_gguf_hostile.py
+		tests/actors/client/test_delivery.py tests/actors/detokenizer tests/actors/models/test_gguf_hostile.py \
+		tests/actors/ledger/test_ledger_compaction.py tests/actors/gateway/test_tool_parsers.py
 	$(BIN)/python -m pytest --timeout=3600 -m slow tests --ignore tests/conformance
 
 # Real processes under faults. What the engines say of them goes to build/chaos.log.

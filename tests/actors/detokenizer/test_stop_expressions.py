@@ -7,6 +7,7 @@ import re
 from time import thread_time
 
 import pytest
+from helpers_examples import examples
 from helpers_speed import slowness
 from helpers_text import feed_all
 from hypothesis import example, given, settings
@@ -45,7 +46,7 @@ def _begins(expression: str, text: str, at: int) -> bool:
     return at == 0 or (expression.startswith("(?m)") and text[at - 1] == "\n")
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(160), deadline=None)
 @given(text=TEXTS, stops=st.lists(st.sampled_from(["ba", "c", "dd1"]), max_size=1),
        expressions=st.lists(st.sampled_from(EXPRESSIONS), min_size=1, max_size=3),
        include=st.booleans(), cuts=st.lists(st.integers(0, 30), max_size=8))

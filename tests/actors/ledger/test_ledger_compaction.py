@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_examples import examples
 from helpers_ledger import admission, batch, fill, ints, row, submit
 from helpers_speed import slowness
 from hypothesis import given, settings
@@ -51,7 +52,7 @@ def test_compaction_drops_finished_requests(tmp_path: Path) -> None:
     again.close()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.integers(0, 12))
 def test_compaction_may_be_cut_short_anywhere(stop: int) -> None:
     """After any number of its file operations the directory says the same as before."""
@@ -131,7 +132,7 @@ class Writing:
             yield list(entry_records(self.expected.entries[key]))
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(25), deadline=None)
 @given(st.lists(st.one_of(
     st.just(("admit",)), st.just(("compact",)), st.just(("compact",)),
     st.tuples(st.just("say"), st.integers(2, 9), st.integers(1, 4), st.booleans())),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from functools import cache
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -75,9 +76,14 @@ def pair(vocabulary: GrammarVocabulary, number: int, draw: random.Random, drafts
     return one, other, next_ones
 
 
-@pytest.mark.parametrize("size", SIZES)
-@pytest.mark.parametrize("drafts", ["none", "all", "some"])
-@pytest.mark.parametrize("batch", [1, 2, 7, 64])
+QUICK = {(2_048, "all", 64), (2_048, "some", 1), (49_152, "none", 2), (49_152, "some", 64),
+         (151_936, "none", 64), (151_936, "all", 7), (151_936, "some", 2)}
+"""Of all mixtures: each value, each size with several drafts."""
+
+
+@pytest.mark.parametrize(("size", "drafts", "batch"), [
+    pytest.param(*case, marks=() if case in QUICK else pytest.mark.slow)
+    for case in product(SIZES, ("none", "all", "some"), (1, 2, 7, 64))])
 def test_a_batch_has_the_masks_of_each_alone(vocabulary_of: Any, size: int, drafts: str,
                                              batch: int) -> None:
     vocabulary, draw = vocabulary_of(size), random.Random(f"{size} {drafts} {batch}")
