@@ -11,7 +11,8 @@ import argparse
 import ast
 import json
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,18 +31,28 @@ def module_of(path: Path) -> str:
     return ".".join(parts).removesuffix(".__init__")
 
 
-def imports(path: Path) -> Iterator[str]:
+@cache
+def nodes(path: Path) -> list[ast.AST]:
+    """All nodes of a file's syntax tree. It is read once: every question here is about the files
+    as they are when the process begins."""
+    return list(ast.walk(ast.parse(path.read_text(), str(path))))
+
+
+@cache
+def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file names in an import, wherever in the file, made absolute."""
     package = ["actorium", *path.relative_to(ROOT).with_suffix("").parts[:-1]]
-    for node in ast.walk(ast.parse(path.read_text(), str(path))):
+    found: list[str] = []
+    for node in nodes(path):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
             base = package[:len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module
+            found.append(module)
             if module.startswith("actorium"):
-                yield from (f"{module}.{alias.name}" for alias in node.names)
+                found += (f"{module}.{alias.name}" for alias in node.names)
+    return tuple(found)
 
 
 def needs(*packages: str) -> dict[str, set[str]]:
@@ -84,7 +95,7 @@ def class_names() -> dict[str, list[str]]:
     found = defaultdict(set)
     for package in PACKAGES:
         for path in files(package):
-            for node in ast.walk(ast.parse(path.read_text(), str(path))):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef):
                     found[node.name].add(str(path.relative_to(ROOT)))
     return {name: sorted(where) for name, where in sorted(found.items()) if len(where) > 1}

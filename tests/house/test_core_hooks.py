@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 import ast
-from pathlib import Path
+from functools import cache
 
 import pytest
 
 from actorium.actors.core import Core
+from actorium.tools.code_facts import ROOT, files, nodes
 
-ROOT = Path(__file__).resolve().parents[2]
 HOOKS = {name for name in vars(Core) if name.startswith("on_")}
 
 
+@cache
 def cores() -> list[tuple[str, ast.ClassDef]]:
     found = []
     for package in ("actors", "gpu", "tools"):
-        for path in sorted((ROOT / package).rglob("*.py")):
-            for node in ast.walk(ast.parse(path.read_text())):
+        for path in files(package):
+            for node in nodes(path):
                 if isinstance(node, ast.ClassDef) and any(
                         isinstance(base, ast.Name) and base.id in ("Core", "CoreObserver")
                         for base in node.bases):

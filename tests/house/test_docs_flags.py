@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from functools import cache
 from importlib import import_module
 from pathlib import Path
 
@@ -36,6 +37,7 @@ def options() -> Iterator[type[Struct]]:
                 yield found
 
 
+@cache
 def known_flags(foreign: bool) -> set[str]:
     """Every word that some command takes, or a script of this repository. foreign: also those of
     other engines' flags which change nothing, or are refused."""
