@@ -2,13 +2,20 @@
 
 It replaces the operations of `triton.language` before a kernel begins and puts them back
 afterwards. Each call of a function by a kernel does the same, which finds them replaced already
-and takes two fifths of all its time. And each operation makes a table of all dtypes to look into.
+and takes two fifths of all its time. Each operation makes a table of all dtypes to look into, and
+each of its results has its type and its shape made anew. And each sum or product of integers is
+computed a second time in 64 bits, to see whether it overflows: at the sizes of tests no place in
+memory can, and what overflows on purpose, as hashes do, does so on a device, too.
 """
 
 from __future__ import annotations
 
 import functools
+from dataclasses import replace
 from typing import Any
+
+TENSOR = {"handle", "shape", "numel", "type", "dtype"}
+"""What one of the interpreter's tensors holds, in the versions that are known here."""
 
 
 def spare_repetitions() -> None:
@@ -48,6 +55,10 @@ def spare_repetitions() -> None:
 
     interpreter._patch_lang = patch_lang
     interpreter._get_np_dtype = _by_name(interpreter._get_np_dtype)
+    builder = interpreter.interpreter_builder
+    builder.options = replace(builder.options, sanitize_overflow=False)
+    if set(vars(language.core.tensor(None, language.core.int32))) == TENSOR:
+        _keep_types(language.core)
 
 
 def _by_name(own: Any) -> Any:
@@ -61,3 +72,29 @@ def _by_name(own: Any) -> Any:
         return found
 
     return dtype_of
+
+
+def _keep_types(core: Any) -> None:
+    """Make the type of blocks of a shape, and what tensors hold of that shape, once."""
+    types: dict[tuple[Any, ...], dict[str, Any]] = {}
+    shapes: dict[tuple[int, ...], tuple[Any, Any]] = {}
+    begin_type, begin_tensor = core.block_type.__init__, core.tensor.__init__
+
+    def begun_type(self: Any, element_ty: Any, shape: Any) -> None:
+        key = (element_ty.name, getattr(element_ty, "address_space", 0),
+               getattr(element_ty, "const", False), *(getattr(n, "value", n) for n in shape))
+        if (found := types.get(key)) is None:
+            begin_type(self, element_ty, shape)
+            found = types[key] = dict(vars(self))
+        vars(self).update(found)
+
+    def begun_tensor(self: Any, handle: Any, type: Any) -> None:
+        key = tuple(type.shape) if type.is_block() else ()
+        if (found := shapes.get(key)) is None:
+            begin_tensor(self, handle, type)
+            found = shapes[key] = self.shape, self.numel
+        self.handle, self.type, self.dtype = handle, type, type.scalar
+        self.shape, self.numel = found
+
+    core.block_type.__init__ = begun_type
+    core.tensor.__init__ = begun_tensor
