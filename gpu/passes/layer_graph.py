@@ -1,6 +1,6 @@
 """A part of a model as a graph: traced from its `forward`, rewritten by passes, then functions.
 
-Graphs are `torch.fx`'s, made of proxies and printed as Python by its code generator; nothing is
+Graphs are `torch.fx`'s, made of proxies; what becomes of them is printed as Python, and nothing is
 compiled. What belongs to a part (its weights, its mixer) appears as an attribute of `self`, so that
 parts whose graphs are equal share one function, bound to each of them.
 """
@@ -10,11 +10,12 @@ from __future__ import annotations
 import linecache
 import operator
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import Enum
+from math import isfinite
 from operator import attrgetter
 from types import FunctionType, MethodType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch.fx import Graph, Node, Proxy
@@ -207,7 +208,8 @@ class PartGraph:
 
     def readable(self) -> str:
         """The graph as Python, to be read."""
-        code = _source(self.graph, "forward")[0].replace(f"{c.__name__.replace('.', '_')}_", "ops.")
+        code = self.graph.python_code("self").src.strip() + "\n"
+        code = code.replace(f"{c.__name__.replace('.', '_')}_", "ops.")
         return re.sub(r";  [\w =]+ = None$", "", code, flags=re.MULTILINE)
 
 
@@ -253,81 +255,118 @@ def lowered(g: PartGraph, ops: Any) -> Graph:
     return graph
 
 
-class LayerCut:
-    """A lowered graph of a layer, cut at its middle."""
+class Line(NamedTuple):
+    """A line of a function."""
+
+    name: str
+    """What it is of, "" for nobody."""
+    text: str
+    reads: tuple[str, ...]
+
+
+class Lines:
+    """A lowered graph as lines of Python, of which functions of `self` and inputs are made. Each of
+    its nodes is written once, whatever number of functions it is in."""
 
     def __init__(self, graph: Graph) -> None:
         self.nodes = list(graph.nodes)
-        self.place = next(at for at, node in enumerate(self.nodes) if node.meta.get("middle"))
-        self.middle, self.output = self.nodes[self.place], self.nodes[-1]
-        before = set(self.nodes[:self.place])
-        behind = [own for node in self.nodes[self.place + 1:] for own in node.all_input_nodes]
-        self.carried = [node for node in self.nodes if node in before and node in behind
-                        and node.op != "get_attr" and node.name != "step"]
-        """What is made before the middle and used behind it."""
+        self.objects: dict[str, Any] = {}
+        """What is neither a node nor a number, by the name that lines have for it."""
+        self.inputs = [node.name for node in self.nodes if node.op == "placeholder"]
+        self.lines = {node: Line(node.name, self._text(node),
+                                 tuple(own.name for own in node.all_input_nodes))
+                      for node in self.nodes if node.op != "placeholder"}
 
-    def whole(self, rows: bool) -> Graph:
-        """(stream, step) -> stream; rows: (stream, step, rows) -> those rows of it."""
-        graph = Graph()
-        copies: dict[Node, Node] = {}
-        for node in self.nodes[:self.place]:
-            copies[node] = graph.node_copy(node, lambda own: copies[own])
-        chosen = None
-        if rows:
-            with graph.inserting_after(copies[self.nodes[1]]):
-                chosen = graph.placeholder("rows")
-        self._copy(graph, copies, [self.middle])
-        if chosen is not None:
-            copies[self.middle].args = (*copies[self.middle].args, chosen)
-            for node in self.carried:
-                copies[node] = graph.call_method("index_select", (copies[node], 0, chosen))
-        self._copy(graph, copies, self.nodes[self.place + 1:])
-        return graph
+    def whole(self, name: str) -> str:
+        """The graph as one function."""
+        return _function(name, self.inputs, list(self.lines.values()))
 
-    def enter(self) -> Graph:
-        """(stream, step) -> (what the middle takes, what is carried past it)."""
-        graph = Graph()
-        copies: dict[Node, Node] = {}
-        self._copy(graph, copies, self.nodes[:self.place])
-        p = self.middle.args[1]
-        assert isinstance(p, Node)
-        graph.output((copies[p], tuple(copies[node] for node in self.carried)))
-        return graph
+    def layer(self) -> dict[str, str]:
+        """`LayerRun`'s functions, by name: a layer's graph as a whole, for some rows of what it
+        gives, and cut at its middle."""
+        place = next(at for at, node in enumerate(self.nodes) if node.meta.get("middle"))
+        middle = self.nodes[place]
+        before, behind = self.nodes[:place], self.nodes[place + 1:]
+        read = {own for node in behind for own in node.all_input_nodes}
+        used = [node for node in before if node in read and node.name != "step"]
+        carried = [node.name for node in used if node.op != "get_attr"]
+        first, last = ([self.lines[node] for node in part if node in self.lines]
+                       for part in (before, behind))
+        whole = self.lines[middle]
+        some = Line(whole.name, f"{whole.text[:-1]}, rows)", (*whole.reads, "rows"))
+        chosen = [Line(own, f"{own} = {own}.index_select(0, rows)", (own, "rows"))
+                  for own in carried]
+        taken = str(middle.args[1])
+        given = [Line(own, f"{own} = carried[{at}]", ("carried",))
+                 for at, own in enumerate(carried)]
+        # What is read of the layer before the middle is read again behind it.
+        again = [self.lines[node] for node in used if node.op == "get_attr"]
+        out = Line("", f"return ({taken}, ({''.join(f'{own}, ' for own in carried)}))",
+                   (taken, *carried))
+        return {
+            "whole": _function("whole", self.inputs, [*first, whole, *last]),
+            "few": _function("few", [*self.inputs, "rows"], [*first, some, *chosen, *last]),
+            "enter": _function("enter", self.inputs, [*first, out]),
+            "leave": _function("leave", [middle.name, "carried"], [*given, *again, *last])}
 
-    def leave(self) -> Graph:
-        """(y, carried) -> stream; y: what the middle gave."""
-        graph = Graph()
-        copies: dict[Node, Node] = {}
-        y, carried = graph.placeholder("y"), graph.placeholder("carried")
-        for place, node in enumerate(self.carried):
-            copies[node] = graph.call_function(operator.getitem, (carried, place))
-        copies[self.middle] = y
-        self._copy(graph, copies, self.nodes[self.place + 1:])
-        return graph
+    def compiled(self, sources: Mapping[str, str], file: str) -> tuple[FunctionType, ...]:
+        """The functions of these names. file: where tracebacks say they are; they show its
+        lines."""
+        source = "\n".join(sources.values())
+        linecache.cache[file] = (len(source), None, source.splitlines(True), file)
+        found = dict(self.objects)
+        exec(compile(source, file, "exec"), found)
+        return tuple(found[name] for name in sources)
 
-    def _copy(self, graph: Graph, copies: dict[Node, Node], nodes: Sequence[Node]) -> None:
-        def copied(own: Node) -> Node:
-            if own not in copies:  # an attribute that is read on the other side
-                copies[own] = graph.node_copy(own, copied)
-            return copies[own]
+    def _text(self, node: Node) -> str:
+        args = [self._argument(own) for own in node.args]
+        if node.op == "output":
+            return f"return {args[0]}"
+        if node.op == "get_attr":
+            made = f"self.{node.target}"
+        elif node.op == "call_method":
+            made = f"{args[0]}.{node.target}({', '.join(args[1:])})"
+        elif node.target is operator.getitem:
+            made = f"{args[0]}[{args[1]}]"
+        else:
+            assert callable(node.target)
+            made = f"{self._object(node.target)}({', '.join(args)})"
+        return f"{node.name} = {made}"
 
-        for node in nodes:
-            if node.op != "get_attr" or node not in copies:
-                copies[node] = graph.node_copy(node, copied)
+    def _argument(self, own: Any) -> str:
+        if isinstance(own, Node):
+            return own.name
+        if isinstance(own, tuple | list):
+            parts = "".join(f"{self._argument(part)}, " for part in own)
+            if isinstance(own, list):
+                return f"[{parts}]"
+            # Nodes may be in a named tuple, too.
+            return f"({parts})" if type(own) is tuple else f"{self._object(type(own))}({parts})"
+        if own is None or type(own) in (bool, int, str) or type(own) is float and isfinite(own):
+            return repr(own)
+        return self._object(own)
+
+    def _object(self, own: Any) -> str:
+        """Its name, which no node has."""
+        for name, other in self.objects.items():
+            if other is own:
+                return name
+        word = re.sub(r"\W", "", getattr(own, "__name__", type(own).__name__))
+        name = f"{word}__{len(self.objects)}"
+        self.objects[name] = own
+        return name
 
 
-def _source(graph: Graph, name: str) -> tuple[str, dict[str, Any]]:
-    made = graph.python_code("self")
-    return made.src.strip().replace("def forward(", f"def {name}(", 1) + "\n", made.globals
+def _function(name: str, inputs: Sequence[str], lines: Sequence[Line]) -> str:
+    """Its source. Behind the last line that reads something it is let go, so that its memory is
+    free for what comes."""
+    held: set[str] = set()
+    text: list[str] = []
+    for line in reversed(lines):
+        gone = [own for own in dict.fromkeys((*line.reads, line.name))
+                if own and own not in held and not line.text.startswith("return ")]
+        held.update(line.reads)
+        text.append(f"    {line.text}" + "".join(f";  {own} = None" for own in gone))
+    head = f"def {name}({', '.join(('self', *inputs))}):"
+    return "\n".join((head, *reversed(text))) + "\n"
 
-
-def function(graph: Graph, name: str, file: str) -> FunctionType:
-    """The graph as a function of `self` and its inputs. file: where tracebacks say it is; they show
-    its lines."""
-    graph.lint()
-    source, found = _source(graph, name)
-    linecache.cache[file] = (len(source), None, source.splitlines(True), file)
-    exec(compile(source, file, "exec"), found)
-    made = found[name]
-    assert isinstance(made, FunctionType)
-    return made

@@ -25,10 +25,9 @@ from actorium.gpu.models.mtp import MtpDrafter
 from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.layer_graph import (
-    LayerCut,
+    Lines,
     PartGraph,
     Pending,
-    function,
     lowered,
     reduces,
 )
@@ -205,7 +204,8 @@ class PassManager:
         for number, own in enumerate(self.passes, 1):
             made = own.apply(g, self.model.dtype)
             g.prune()
-            g.graph.lint()
+            if made:
+                g.graph.lint()
             if len(made) != expected[own.name]:
                 raise BadModel(_mismatch(g, own, made, expected[own.name]), "model")
             matches[own.name] = len(made)
@@ -214,13 +214,14 @@ class PassManager:
         return matches
 
     def _layer_functions(self, g: PartGraph) -> Functions:
-        cut, number = LayerCut(lowered(g, self.model.ops)), len(self._known)
-        graphs = (cut.whole(rows=False), cut.whole(rows=True), cut.enter(), cut.leave())
-        return tuple(function(graph, name, f"<{g.name} {number}: {name}>")
-                     for graph, name in zip(graphs, LayerRun._fields, strict=True))
+        lines = Lines(lowered(g, self.model.ops))
+        sources = lines.layer()
+        return lines.compiled({name: sources[name] for name in LayerRun._fields},
+                              f"<{g.name} {len(self._known)}>")
 
     def _piece_function(self, g: PartGraph) -> Functions:
-        return (function(lowered(g, self.model.ops), "run", f"<{g.name} {len(self._known)}>"),)
+        lines = Lines(lowered(g, self.model.ops))
+        return lines.compiled({"run": lines.whole("run")}, f"<{g.name} {len(self._known)}>")
 
     def _write(self, g: PartGraph, number: int, what: str) -> None:
         if self.dump is None:

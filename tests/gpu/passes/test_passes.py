@@ -4,6 +4,7 @@ give the same tokens."""
 from __future__ import annotations
 
 import json
+import operator
 import re
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ from helpers_hybrid import hybrid_runner
 from helpers_models import CPU
 from helpers_ranks import run_ranks, whole
 from helpers_worker import complete, make_runner
+from torch.fx import Graph
 
 from actorium.actors.config.pass_names import PASSES, parse_passes
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
@@ -28,7 +30,9 @@ from actorium.gpu.models.sandwich_layer import SandwichLayer
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.passes.fusions import ALL
+from actorium.gpu.passes.layer_graph import Lines
 from actorium.gpu.passes.pass_manager import PassManager
+from actorium.kernels.inputs import InputForm
 from actorium.tools.cli import main
 
 PROMPTS = [[5, 9, 31, 7, 100, 8, 3], [11] * 20, [1, 2]]
@@ -293,3 +297,21 @@ def test_the_command_tells_what_each_gains(
     assert lines["gate_add"][:2] == ["3", "3"] and lines["gate_add"][3] == "->"
     assert lines["--passes"][0] == "auto:"
     assert lines["norm_quant"] == ["off"] and lines["norm_add"] == ["0", "0"]
+
+
+def test_functions_hold_named_tuples_and_let_go_of_what_is_read_for_the_last_time() -> None:
+    """Where a graph has one as an argument, the function is given one of the same kind."""
+    class Own:
+        scale = 3.0
+
+    graph = Graph()
+    x = graph.placeholder("x")
+    form = InputForm(columns=8)
+    y = graph.call_function(operator.mul, (x, graph.get_attr("scale")))
+    graph.output((y, graph.call_function(lambda own, many: (own, many), (form, [1, (2, None)]))))
+    lines = Lines(graph)
+    source = lines.whole("run")
+    (run,) = lines.compiled({"run": source}, "<test>")
+    product, (found, many) = run(Own(), 2.0)
+    assert product == 6.0 and type(found) is InputForm and found == form and many == [1, (2, None)]
+    assert "mul = mul__0(x, scale);  x = None;  scale = None" in source
