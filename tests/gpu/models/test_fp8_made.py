@@ -5,25 +5,18 @@ from __future__ import annotations
 import inspect
 import json
 import math
-import subprocess
-import sys
 from collections import Counter
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from helpers_deepseek import write_deepseek
 from helpers_fp8 import PROJECTION, SINGLE, exact_fp8, write_twins
 from helpers_graphs import played, tensors_of, told, with_graphs, with_segments
-from helpers_hybrid import DENSE, MOE, NEXT, SPARSE, write_hybrid
-from helpers_mamba import write_granite
+from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
 from helpers_models import (
     CPU,
-    Seq,
     Stepper,
     generate,
     generated,
@@ -31,6 +24,8 @@ from helpers_models import (
     oracle_logits,
     write_checkpoint,
 )
+from helpers_peak import peak_of
+from helpers_quantised import PROMPT, WRITERS, logits, off, told_of
 from helpers_speculation import Work, make_runner, tokens_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -59,17 +54,6 @@ pytest.importorskip("triton")
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
 from actorium.kernels.triton.triton_ops import TritonOps
 
-PROMPT = [5, 9, 30, 2, 77, 140, 8, 8, 61, 17, 120, 4]
-WRITERS: dict[str, Callable[..., Any]] = {
-    "llama": partial(write_checkpoint, architecture="LlamaForCausalLM", mlp_bias=True),
-    "qwen3": write_checkpoint,
-    "gemma3": partial(write_checkpoint, architecture="Gemma3ForCausalLM", sliding_window=9),
-    "hybrid": partial(write_hybrid, architecture=DENSE),
-    "next": partial(write_hybrid, architecture=NEXT),
-    "moe": partial(write_hybrid, architecture=MOE),
-    "granite": write_granite,
-    "deepseek": write_deepseek,
-}
 GREEDY = [Resolved(max_tokens=8, temperature=0.0)] * 3
 PROMPTS = [PROMPT, [7, 3, 3], list(range(40, 75))]
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
@@ -88,23 +72,6 @@ def calm(path: Path) -> Path:
     save_file({name: t * 0.4 if PROJECTION.search(name) else t for name, t in tensors.items()},
               path / SINGLE, {"format": "pt"})
     return path
-
-
-def told_of(model: Model) -> Tensor:
-    """Log-probabilities of the tokens of a prompt."""
-    params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    (out,) = Work([PROMPTS[2]], [params]).plain(model)
-    return torch.tensor([float(one) for one in np.frombuffer(
-        b"".join(part.chosen for part in out.prompt_logprobs), np.float32)])
-
-
-def logits(model: Model) -> Tensor:
-    return Stepper(model, pages=8).step([(Seq(list(PROMPT)), len(PROMPT))], every_row=True)
-
-
-def off(got: Tensor, want: Tensor) -> float:
-    """Share of the wanted numbers' size that the found ones are off."""
-    return float((got - want).norm() / want.norm())
 
 
 # --- against the model as it was, and against plain torch ----------------------------------------
@@ -360,21 +327,9 @@ def test_dummy_weights(tmp_path: Path, name: str) -> None:
 
 # --- memory --------------------------------------------------------------------------------------
 
-PEAK = """
-import sys
-from pathlib import Path
-import torch
-from actorium.actors.config.tree import Config, ModelConfig
-from actorium.gpu.models.registry import load_model
-
-def held(name):
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return 1024 * int(next(line for line in lines if line.startswith(name)).split()[1])
-
-before = held("VmRSS:")
-load_model(Path(sys.argv[1]), Config(model=ModelConfig(quantization="fp8")), torch.device("cpu"),
-           lambda *_: None)
-print(held("VmHWM:") - before)
+LOAD = """
+model = load_model(Path(sys.argv[1]), Config(model=ModelConfig(quantization="fp8")),
+                   torch.device("cpu"), lambda *_: None)
 """
 MEDIUM: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "vocab_size": 500,
@@ -395,7 +350,6 @@ def test_loading_never_holds_what_was_read(tmp_path: Path) -> None:
         placed |= dict.fromkeys(own, f"{i}.safetensors")
     (tmp_path / INDEX).write_text(json.dumps({"weight_map": placed}))
     (tmp_path / "config.json").write_text(json.dumps(MEDIUM))
-    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True,
-                          text=True, check=True)
+    planned, peak = peak_of(LOAD, str(tmp_path))
     whole = sum(file.stat().st_size for file in tmp_path.glob("*.safetensors"))
-    assert 0.5 * whole < int(done.stdout) < whole, "of bytes that the checkpoint has"
+    assert 0.5 * whole < planned < peak < whole, "of bytes that the checkpoint has"

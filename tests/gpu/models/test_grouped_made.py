@@ -4,19 +4,16 @@ all families."""
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
-from helpers_deepseek import write_deepseek
 from helpers_grouped import write_twin
-from helpers_hybrid import DENSE, MOE, NEXT, SPARSE, write_hybrid
-from helpers_mamba import write_granite
-from helpers_models import CPU, Seq, Stepper, load, oracle_logits, write_checkpoint
+from helpers_hybrid import DENSE, SPARSE, write_hybrid
+from helpers_models import CPU, load, oracle_logits, write_checkpoint
+from helpers_quantised import PROMPT, WRITERS, logits, told_of
 from helpers_speculation import Work, tokens_of
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -31,18 +28,7 @@ from actorium.kernels.grouped_rows import GroupedLinear
 from actorium.kernels.linear import SideBySide
 from actorium.tools.cli import main
 
-PROMPT = [5, 9, 30, 2, 77, 140, 8, 8, 61, 17, 120, 4]
-WRITERS: dict[str, Callable[..., Any]] = {
-    "llama": partial(write_checkpoint, architecture="LlamaForCausalLM", mlp_bias=True),
-    "tied": partial(write_checkpoint, tie_word_embeddings=True),
-    "qwen3": write_checkpoint,
-    "gemma3": partial(write_checkpoint, architecture="Gemma3ForCausalLM", sliding_window=9),
-    "hybrid": partial(write_hybrid, architecture=DENSE),
-    "next": partial(write_hybrid, architecture=NEXT),
-    "moe": partial(write_hybrid, architecture=MOE),
-    "granite": write_granite,
-    "deepseek": write_deepseek,
-}
+FAMILIES = {**WRITERS, "tied": partial(write_checkpoint, tie_word_embeddings=True)}
 BITS = {"int8": 8, "int4": 4}
 
 
@@ -53,23 +39,11 @@ def made(path: Path, quantization: str, kernels: str = "torch", **model: Any) ->
     return load_model(path, config, CPU, lambda *_: None)
 
 
-def told_of(model: Model) -> Tensor:
-    """Log-probabilities of the tokens of a prompt."""
-    params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    (out,) = Work([list(range(40, 75))], [params]).plain(model)
-    return torch.tensor([float(one) for one in np.frombuffer(
-        b"".join(part.chosen for part in out.prompt_logprobs), np.float32)])
-
-
-def logits(model: Model) -> Tensor:
-    return Stepper(model, pages=8).step([(Seq(list(PROMPT)), len(PROMPT))], every_row=True)
-
-
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("quantization", BITS)
 def test_as_a_checkpoint_of_what_the_codes_stand_for(tmp_path: Path, name: str,
                                                      quantization: str) -> None:
-    WRITERS[name](tmp_path / "plain")
+    FAMILIES[name](tmp_path / "plain")
     write_twin(tmp_path / "plain", tmp_path / "twin", made_format(BITS[quantization], None),
                made_format(8, None))
     got = told_of(made(tmp_path / "plain", quantization))
@@ -82,7 +56,7 @@ def test_as_a_checkpoint_of_what_the_codes_stand_for(tmp_path: Path, name: str,
 @pytest.mark.parametrize("quantization", BITS)
 def test_as_transformers_with_dequantised_weights(tmp_path: Path, name: str,
                                                   quantization: str) -> None:
-    WRITERS[name](tmp_path / "plain")
+    FAMILIES[name](tmp_path / "plain")
     write_twin(tmp_path / "plain", tmp_path / "twin", made_format(BITS[quantization], None),
                made_format(8, None))
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32)
@@ -112,7 +86,7 @@ def test_layers_that_are_not_quantised(tmp_path: Path) -> None:
 @pytest.mark.parametrize("quantization", BITS)
 def test_dummy_weights_are_those_of_the_seed_quantised(tmp_path: Path, name: str,
                                                        quantization: str) -> None:
-    WRITERS[name](tmp_path, dtype=torch.bfloat16) if name != "moe" else WRITERS[name](tmp_path)
+    FAMILIES[name](tmp_path, dtype=torch.bfloat16) if name != "moe" else FAMILIES[name](tmp_path)
     got = made(tmp_path, quantization, load_format="dummy")
     plain = load(tmp_path, load_format="dummy")
     o, want = got.layers[0].mixer.o, plain.layers[0].mixer.o
@@ -122,11 +96,11 @@ def test_dummy_weights_are_those_of_the_seed_quantised(tmp_path: Path, name: str
     assert torch.equal(plain.layers[0].mixer_norm, got.layers[0].mixer_norm)
 
 
-@pytest.mark.parametrize("name", WRITERS)
+@pytest.mark.parametrize("name", FAMILIES)
 @pytest.mark.parametrize("quantization", BITS)
 def test_in_c_near_the_reference(tmp_path: Path, name: str, quantization: str) -> None:
     """In bfloat16 on a CPU products are of integers, and inputs in 8 bits, too."""
-    WRITERS[name](tmp_path)
+    FAMILIES[name](tmp_path)
     got, want = (told_of(made(tmp_path, quantization, kernels, dtype="bfloat16"))
                  for kernels in ("auto", "torch"))
     assert float((got - want).abs().mean()) < 0.1 * float(want.std())

@@ -9,17 +9,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from helpers_deepseek import write_deepseek
 from helpers_fp8 import SINGLE
 from helpers_hybrid import NEXT, write_hybrid
-from helpers_models import CPU, Seq, Stepper, generated, load, oracle_logits, write_checkpoint
+from helpers_models import CPU, generated, load, oracle_logits, write_checkpoint
+from helpers_quantised import PROMPT, logits, off, told_of
 from helpers_speculation import Work
 from helpers_stored import Kind, stored, tensors_of, write_stored, write_twin
 from safetensors.torch import load_file, save_file
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
@@ -33,7 +32,6 @@ from actorium.kernels.grouped_rows import GroupedLinear
 from actorium.kernels.linear import Reordered
 from actorium.tools.cli import main
 
-PROMPT = [5, 9, 30, 2, 77, 140, 8, 8, 61, 17, 120, 4]
 WRITERS: dict[str, Callable[..., Any]] = {
     "llama": partial(write_checkpoint, architecture="LlamaForCausalLM", mlp_bias=True),
     "mistral": partial(write_checkpoint, architecture="MistralForCausalLM"),
@@ -60,21 +58,14 @@ def served(path: Path, quantization: str = "auto", kernels: str = "torch", **mod
     return load_model(path, config, CPU, lambda *_: None)
 
 
-def logits(model: Model) -> Tensor:
-    return Stepper(model, pages=8).step([(Seq(list(PROMPT)), len(PROMPT))], every_row=True)
-
-
 def greedy(model: Model, count: int) -> list[int]:
     (out,) = Work([list(PROMPT)], [Resolved(max_tokens=count, temperature=0.0)]).plain(model)
     return [int(token) for token in out.tokens]
 
 
-def off(got: Tensor, want: Tensor) -> float:
-    return float((got - want).norm() / want.norm())
-
-
-@pytest.mark.parametrize("family", WRITERS)
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "family"), [
+    pytest.param(kind, family, marks=[pytest.mark.slow] * ((i - j) % 2))
+    for i, kind in enumerate(KINDS) for j, family in enumerate(WRITERS)])
 def test_as_transformers_with_dequantised_weights(tmp_path: Path, family: str, kind: str) -> None:
     WRITERS[family](tmp_path / "plain")
     write_stored(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", KINDS[kind])
@@ -100,14 +91,6 @@ def test_mixtures_whose_experts_lie_apart(tmp_path: Path, family: str, kind: str
     write_stored(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", KINDS[kind])
     own, twin, plain = (told_of(served(tmp_path / name)) for name in ("own", "twin", "plain"))
     assert float((own - twin).abs().max()) < 1e-4 < float((plain - twin).abs().mean())
-
-
-def told_of(model: Model) -> Tensor:
-    """Log-probabilities of the tokens of a prompt."""
-    params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
-    (out,) = Work([list(range(40, 75))], [params]).plain(model)
-    return torch.tensor([float(one) for one in np.frombuffer(
-        b"".join(part.chosen for part in out.prompt_logprobs), np.float32)])
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import torch
 from helpers_gguf import write_model
+from helpers_peak import LIBRARIES, peak_of
 
 from actorium.actors.models.gguf_config import GgufPart, checkpoint_tensors
 from actorium.actors.models.gguf_file import read_gguf
@@ -105,42 +104,19 @@ def test_a_cut_tensor_of_a_short_file_names_it(tmp_path: Path) -> None:
         found.read()
 
 
-PEAK = """
-import sys, threading, time
-from pathlib import Path
-import torch
-from actorium.actors.config.tree import Config, ModelConfig
+HALF_A_MODEL = """
 from actorium.actors.models.model_dir import resolve
-from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_types import LoneRank, RankPlace
-from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.kernels.cpu.native_library import library
 
 class Half(LoneRank):  # nobody sums at load
     def __init__(self):
         super().__init__()
         self.place = RankPlace(1, 2)
 
-def held():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    own = dict(line.split(":", 1) for line in lines)
-    return 1024 * sum(int(own[name].split()[0]) for name in ("RssAnon", "RssFile"))
-
-def watch():
-    while not done:
-        seen.append(held())
-        time.sleep(0.001)
-
-library()
-torch.ones(64, 64).bfloat16() @ torch.ones(64, 64).bfloat16()
 path = resolve(sys.argv[1])
-done, seen, before = [], [], held()
-threading.Thread(target=watch, daemon=True).start()
 config = Config(model=ModelConfig(model=sys.argv[1], dtype="bfloat16"))
-model = load_model(path, config, torch.device("cpu"), lambda *_: None, Half())
-done.append(True)
-print(weight_bytes(model.shape), max(seen) - before)
 """
+LOAD = "model = load_model(path, config, torch.device('cpu'), lambda *_: None, Half())"
 
 
 @pytest.mark.slow
@@ -152,8 +128,5 @@ def test_loading_holds_the_rank_s_weights_once(tmp_path: Path) -> None:
     write_model(path, "LlamaForCausalLM", "Q8_0", 5, vocab_size=32_000, hidden_size=1024,
                 intermediate_size=3072, num_hidden_layers=2, head_dim=64, num_attention_heads=16,
                 num_key_value_heads=4, tie_word_embeddings=False)
-    done = subprocess.run(
-        [sys.executable, "-c", PEAK, str(path)], capture_output=True, text=True, check=True,
-        env={**os.environ, "MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"})
-    planned, peak = map(int, done.stdout.split())
-    assert 0.5 * planned < peak < planned + (24 << 20)
+    planned, peak = peak_of(LOAD, str(path), before=HALF_A_MODEL)
+    assert 0.5 * planned < peak < planned + LIBRARIES

@@ -3,58 +3,24 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from helpers_peak import LIBRARIES, peak_of
 from helpers_stored import Kind, stored, tensors_of
 from safetensors.torch import save_file
 
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.kernels.cpu.native_library import library
 
-PEAK = """
-import sys, threading, time
-from pathlib import Path
-import torch
-from actorium.actors.config.tree import Config
-from actorium.gpu.models.registry import load_model
-from actorium.gpu.passes.pass_manager import PassManager
-from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.kernels.cpu.native_library import library
-
-def held():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    own = dict(line.split(":", 1) for line in lines)
-    return 1024 * sum(int(own[name].split()[0]) for name in ("RssAnon", "RssFile"))
-
-def watch():
-    while not done:
-        seen.append(held())
-        time.sleep(0.001)
-
-library()
-torch.ones(64, 64).bfloat16() @ torch.ones(64, 64).bfloat16()
-done, seen, before = [], [], held()
-threading.Thread(target=watch, daemon=True).start()
-model = load_model(Path(sys.argv[1]), Config(), torch.device("cpu"), lambda *_: None)
-done.append(True)
-print(weight_bytes(model.shape), max(seen) - before)
-"""
 CONFIG: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "dtype": "bfloat16", "vocab_size": 32000,
-    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 12, "head_dim": 64,
+    "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6, "head_dim": 64,
     "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 512,
     "tie_word_embeddings": True}
-LIBRARIES = 24 << 20
-"""Bytes that code takes when it is first run."""
-RETURNED = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""For glibc: blocks that are freed go back to the system. What it keeps of them by itself depends
-on how threads meet, 0 to 100 MB here, and would hide what the loader holds."""
+LOAD = "model = load_model(Path(sys.argv[1]), Config(), torch.device('cpu'), lambda *_: None)"
 
 
 def write(path: Path, kind: Kind | None) -> None:
@@ -84,7 +50,5 @@ def test_loading_holds_the_weights_once(kind: Kind | None, tmp_path: Path) -> No
     if lib is None or not lib.linear_ready():
         pytest.skip("weights in bfloat16 stay as the file has them here")
     write(tmp_path, kind)
-    done = subprocess.run([sys.executable, "-c", PEAK, str(tmp_path)], capture_output=True,
-                          text=True, check=True, env={**os.environ, **RETURNED})
-    planned, peak = map(int, done.stdout.split())
+    planned, peak = peak_of(LOAD, str(tmp_path))
     assert 0.5 * planned < peak < planned + LIBRARIES
