@@ -63,8 +63,10 @@ def test_held_to_the_byte_and_widened_again(form: RowFormat, width: int) -> None
     close(widened(own, BF16, ids), want[ids], 2**-7)
 
 
-@pytest.mark.parametrize("width", [32, 96, 160, 192, 576])
-@pytest.mark.parametrize("form", [FORMS[0], FORMS[4], FORMS[6], FORMS[8], FORMS[3]], ids=str)
+@pytest.mark.parametrize(("form", "width"), [
+    pytest.param(form, width, marks=[pytest.mark.slow] * ((i + j) % 2), id=f"{form}-{width}")
+    for i, form in enumerate([FORMS[0], FORMS[4], FORMS[6], FORMS[8], FORMS[3]])
+    for j, width in enumerate([32, 96, 160, 192, 576])])
 def test_columns_beyond_whole_blocks(form: RowFormat, width: int) -> None:
     from actorium.kernels.triton.grouped_mm import TritonGrouped, reference
 

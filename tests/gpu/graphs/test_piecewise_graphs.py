@@ -91,9 +91,11 @@ def sizes_of(runner: ModelRunner) -> list[int]:
 
 # --- the same tokens -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("name", ["attention", "windows", "hybrid", "mamba", "latent",
-                                  "sparse"])
+@pytest.mark.parametrize(("name", "kind"), [
+    pytest.param(name, kind, marks=[pytest.mark.slow] * (
+        kind == "greedy" and name not in ("windows", "hybrid")))
+    for name in ("attention", "windows", "hybrid", "mamba", "latent", "sparse")
+    for kind in KINDS])
 def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name: str,
                                                 kind: str) -> None:
     """Prompts and decodes mixed, chunks, cached prefixes, odd numbers of tokens."""

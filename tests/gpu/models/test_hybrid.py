@@ -83,7 +83,7 @@ def test_greedy_equals_generate(case: Case) -> None:
     case.check_against_generate()
 
 
-@pytest.mark.parametrize("chunk", [7, 64, 513])
+@pytest.mark.parametrize("chunk", [7, pytest.param(64, marks=pytest.mark.slow), 513])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
     case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
@@ -92,7 +92,7 @@ def test_preemption(case: Case) -> None:
     case.check_preemption()
 
 
-@pytest.mark.parametrize("chunk", [40, 64, 513])
+@pytest.mark.parametrize("chunk", [40, pytest.param(64, marks=pytest.mark.slow), 513])
 def test_a_prefix_through_a_checkpoint(recurrent: Case, chunk: int) -> None:
     """One of the checkpoints is used twice."""
     others = recurrent.check_a_prefix(chunk, ((193, 192), (190, 160), (49, 48)))

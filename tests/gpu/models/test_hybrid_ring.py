@@ -13,12 +13,13 @@ import pytest
 import torch
 from helpers_hybrid import DENSE, NEXT, SPARSE, hybrid_runner, write_hybrid
 from helpers_models import load, oracle_logits
-from helpers_parity import ATOL, NEW, tokens
+from helpers_parity import ATOL, tokens
 from helpers_worker import Output, Ring
 from torch import Tensor
 
 from actorium.actors.params import Resolved
 
+NEW = 32
 TAIL = ["full_attention", "linear_attention", "linear_attention"]
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "dense": (DENSE, {"linear_num_key_heads": 1, "linear_num_value_heads": 3}),

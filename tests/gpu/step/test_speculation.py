@@ -45,6 +45,10 @@ MIXED = [
 ]
 SAMPLED = Work([PROMPTS[i % 5] for i in range(len(MIXED))], MIXED)
 
+FEW = (("attention", 1, HostArrays), ("hybrid", 2, HostArrays), ("attention", 2, DeviceArrays),
+       ("hybrid", 4, DeviceArrays), ("attention", 16, HostArrays), ("hybrid", 16, HostArrays))
+"""Both models with both kinds of tables, with few drafts and with many."""
+
 Right = Callable[[int, int], bool]
 Undrafted = Callable[[Work, Any], list[Output]]
 PATTERNS: dict[str, Right] = {
@@ -120,8 +124,10 @@ def test_more_is_accepted_in_fewer_steps(plain: Any, undrafted: Undrafted) -> No
         assert seq.emitted == [1, *steps]
 
 
-@pytest.mark.parametrize("drafts", [1, 2, 3])
-@pytest.mark.parametrize("name", ["attention", "hybrid"])
+@pytest.mark.parametrize(("name", "drafts"), [
+    ("attention", 1), ("hybrid", 2), ("attention", 3), *(
+        pytest.param(*rarer, marks=pytest.mark.slow)
+        for rarer in (("hybrid", 1), ("attention", 2), ("hybrid", 3)))])
 def test_every_mixture(make: Callable[[str], Any], name: str, drafts: int) -> None:
     """Each of 128 sequences has another set of right drafts."""
     model, bits = make(name), 7
@@ -133,7 +139,8 @@ def test_every_mixture(make: Callable[[str], Any], name: str, drafts: int) -> No
     assert tokens_of(got) == tokens_of(want)
 
 
-@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("seed", [0, *(pytest.param(seed, marks=pytest.mark.slow)
+                                      for seed in (1, 2))])
 def test_drafts_that_change_from_step_to_step(model: Any, seed: int, undrafted: Undrafted) -> None:
     rng = random.Random(seed)
     want = undrafted(WHOLE, model)
@@ -142,10 +149,11 @@ def test_drafts_that_change_from_step_to_step(model: Any, seed: int, undrafted: 
     assert tokens_of(got) == tokens_of(want)
 
 
-@pytest.mark.parametrize("name", ["attention", "hybrid"])
-@pytest.mark.parametrize(("drafts", "arrays"),
-                         [(1, HostArrays), (2, HostArrays), (2, DeviceArrays), (4, DeviceArrays),
-                                               (16, HostArrays)])
+@pytest.mark.parametrize(("name", "drafts", "arrays"), [
+    pytest.param(name, drafts, arrays, marks=[pytest.mark.slow] * (
+        (name, drafts, arrays) not in FEW))
+    for name in ("attention", "hybrid") for drafts, arrays in (
+        (1, HostArrays), (2, HostArrays), (2, DeviceArrays), (4, DeviceArrays), (16, HostArrays))])
 def test_every_parameter_of_sampling(make: Callable[[str], Any], name: str, drafts: int,
                                      arrays: Any, undrafted: Undrafted) -> None:
     """With a seed; ends inside of windows; log-probabilities of what is emitted."""
@@ -219,19 +227,19 @@ def test_the_models_length_ends_a_window(model: Any) -> None:
 
 # --- the model's own drafts ----------------------------------------------------------------------
 
-@pytest.mark.parametrize(("name", "arrays"), [
-    ("hybrid", DeviceArrays), ("deepseek", HostArrays),
-    *(pytest.param(*rarer, marks=pytest.mark.slow)
-      for rarer in (("hybrid", HostArrays), ("deepseek", DeviceArrays)))])
-def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, arrays: Any,
-                                    undrafted: Undrafted) -> None:
+@pytest.mark.parametrize(("name", "drafts", "arrays"), [
+    pytest.param(name, drafts, arrays, marks=[pytest.mark.slow] * ((name, drafts, arrays) not in (
+        ("hybrid", 3, DeviceArrays), ("deepseek", 1, DeviceArrays), ("deepseek", 3, HostArrays))))
+    for name in ("hybrid", "deepseek") for drafts in (1, 3) for arrays in (HostArrays, DeviceArrays)
+])
+def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, drafts: int,
+                                    arrays: Any, undrafted: Undrafted) -> None:
     model = make(name)
     want = undrafted(SAMPLED, model)
-    for drafts in (1, 3):
-        runner = make_runner(model, drafts, slots=6, mtp=True, arrays=arrays)
-        ring = SAMPLED.ring(runner, budget=40, speculative=f"mtp:{drafts},fixed",
-                            force_preempt_every=11)
-        assert tokens_of(ring.run()) == tokens_of(want)
+    runner = make_runner(model, drafts, slots=6, mtp=True, arrays=arrays)
+    ring = SAMPLED.ring(runner, budget=40, speculative=f"mtp:{drafts},fixed",
+                        force_preempt_every=11)
+    assert tokens_of(ring.run()) == tokens_of(want)
 
 
 @pytest.mark.parametrize("name", ["hybrid", "deepseek"])
