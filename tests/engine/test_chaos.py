@@ -130,10 +130,12 @@ def test_streams_outlive_the_whole_engine() -> None:
     assert row["complete"] == row["requests"] > 0
 
 
+@pytest.mark.slow
 def test_a_stopped_engine_finishes_its_streams() -> None:
     sound(stop_rows.stops(seed=1, times=1))
 
 
+@pytest.mark.slow
 def test_a_killed_launcher_leaves_nothing() -> None:
     sound(stop_rows.orphans(times=1))
 
@@ -147,6 +149,7 @@ def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
     assert row["faults"] == {"kill worker-0": 1, "kill scheduler": 1} and row["tokens"] > 1200
 
 
+@pytest.mark.slow
 def test_probes_report_a_hang_and_its_end() -> None:
     """A stopped worker is unready, killed and replaced; figures are `make chaos`'s."""
     row = probe_rows.probes(seed=1, stops=1, streams=40, times=10)

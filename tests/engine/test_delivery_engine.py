@@ -8,7 +8,6 @@ import signal
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 from helpers_keys import free_ports, key_dir
@@ -137,29 +136,26 @@ def test_requests_of_a_client_that_vanished_are_aborted_soon(engine: Engine) -> 
         assert gauge(other, "tokens") < tokens + 8 * (LONG - 1000)
 
 
-@pytest.mark.parametrize("wire", ["ipc", "tcp"])
-def test_requests_that_only_wait_are_aborted_with_their_client(model: Path, wire: str) -> None:
-    """Nothing that is told them fails, for there is nothing to tell."""
+def test_requests_that_only_wait_are_aborted_with_their_client(model: Path) -> None:
+    """Nothing that is told them fails, for there is nothing to tell; by ipc and by tcp."""
     long = SamplingParams(max_tokens=LONG, ignore_eos=True)
     with short_dir() as base:
-        tcp: dict[str, Any] = {} if wire == "ipc" else {
-            "listen": f"tcp://127.0.0.1:{free_ports()}", "keys_dir": str(key_dir(base, "ann"))}
+        target, keys = f"tcp://127.0.0.1:{free_ports()}", str(key_dir(base, "ann"))
         with Engine(model, null_worker=True, device="cpu", run_dir=str(base), max_num_seqs=8,
-                    drain_timeout=0.5, **tcp) as engine:
+                    drain_timeout=0.5, listen=target, keys_dir=keys) as engine:
             running = [engine.client.stream("x", long) for _ in range(8)]
             for stream in running:
                 next(stream)
-            gone = (Client(tcp["listen"], key=base / "ann.key") if tcp
-                    else Client(engine.name, str(base)))
-            waiting = [gone.stream("x", long) for _ in range(8)]
-            while gauge(engine.client, "waiting") < len(waiting):
-                time.sleep(0.01)
-            session = gone._session  # as when its process is killed: nothing is sent
-            link, session.link = session.link, None
-            assert link is not None
-            link.close()
-            begin = time.monotonic()
-            while gauge(engine.client, "waiting"):
-                time.sleep(0.01)
-            assert time.monotonic() - begin < 10.0  # 0.5 to 1 s; the gauge itself is 0.25 s old
-            assert gauge(engine.client, "running") == len(running), "none was over to make room"
+            for gone in (Client(engine.name, str(base)), Client(target, key=base / "ann.key")):
+                waiting = [gone.stream("x", long) for _ in range(8)]
+                while gauge(engine.client, "waiting") < len(waiting):
+                    time.sleep(0.01)
+                session = gone._session  # as when its process is killed: nothing is sent
+                link, session.link = session.link, None
+                assert link is not None
+                link.close()
+                begin = time.monotonic()
+                while gauge(engine.client, "waiting"):
+                    time.sleep(0.01)
+                assert time.monotonic() - begin < 10.0  # 0.5 to 1 s; the gauge itself is 0.25 s old
+                assert gauge(engine.client, "running") == len(running), "none has made room"

@@ -35,7 +35,8 @@ def model() -> Iterator[str]:
 
 
 @pytest.fixture(scope="module",
-                params=["auto", "fp8", pytest.param("int8", marks=pytest.mark.slow)])
+                params=["auto", *(pytest.param(other, marks=pytest.mark.slow)
+                                  for other in ("fp8", "int8"))])
 def kv_cache_dtype(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 

@@ -59,6 +59,7 @@ def test_windows_through_all_processes(base: str, tmp_path: Path) -> None:
         assert [list(c.token_ids) for c in got] == want * 2
 
 
+@pytest.mark.slow
 def test_truncated_weights_reach_the_caller(base: str, tmp_path: Path,
                                             model: tuple[Path, list[list[int]]]) -> None:
     for file in model[0].iterdir():

@@ -195,6 +195,7 @@ def test_a_long_computation_within_its_budget_is_left_alone(base: Path) -> None:
 
 # --- a real engine ---
 
+@pytest.mark.slow
 def test_streams_go_on_when_the_worker_is_killed(base: Path) -> None:
     """Null worker: the tokens of a stream are those of an undisturbed one."""
     params = SamplingParams(max_tokens=1500, ignore_eos=True, seed=11)
@@ -268,8 +269,9 @@ def undisturbed(demo: Engine) -> list[Told]:
 
 
 @pytest.mark.parametrize(("victim", "number"), [
-    ("worker-0", signal.SIGKILL), ("scheduler", signal.SIGKILL), ("detokenizer", signal.SIGKILL),
+    ("worker-0", signal.SIGKILL),
     *(pytest.param(*rarer, marks=pytest.mark.slow) for rarer in (
+        ("scheduler", signal.SIGKILL), ("detokenizer", signal.SIGKILL),
         ("tokenizer", signal.SIGKILL), ("watchdog", signal.SIGKILL),
         ("worker-0", signal.SIGSTOP), ("scheduler", signal.SIGSTOP)))])
 def test_streams_of_a_model_are_what_they_are_undisturbed(
