@@ -4,6 +4,7 @@ its ranks allocate that to the byte, and requests fill it."""
 from __future__ import annotations
 
 import json
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,10 +41,11 @@ def scaled(path: Path) -> Path:
     return path
 
 
-def planned(path: Path, capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
+def planned(path: Path, capsys: pytest.CaptureFixture[str], pages: str = "auto"
+            ) -> dict[str, Any]:
     assert main(["plan", str(path), "--memory", str(BUDGET), "--tp", "2", "--max-num-seqs",
                  str(REQUESTS), "--max-num-batched-tokens", str(STEP), "--speculative", "mtp:2",
-                 "--json"]) == 0
+                 "--kv-cache-dtype", pages, "--json"]) == 0
     found: dict[str, Any] = json.loads(capsys.readouterr().out)
     return found
 
@@ -58,7 +60,7 @@ class Rank(NamedTuple):
     """What one rank allocated, and gave."""
 
     pools: list[list[int]]
-    """Bytes of each layer."""
+    """Bytes of each layer, with its scales."""
     states: int
     tokens: list[list[int]]
     preemptions: float
@@ -66,10 +68,10 @@ class Rank(NamedTuple):
     """The most tokens that sequences had at once."""
 
 
-def filled(path: Path, capacity: int, group: RankGroup) -> Rank:
+def filled(path: Path, capacity: int, pages: str, group: RankGroup) -> Rank:
     config = Config(
         model=ModelConfig(model=str(path), load_format="dummy"),
-        memory=MemoryConfig(kv_cache_bytes=BUDGET),
+        memory=MemoryConfig(kv_cache_bytes=BUDGET, kv_cache_dtype=pages),
         scheduler=SchedulerConfig(max_num_seqs=REQUESTS, max_num_batched_tokens=STEP),
         device=DeviceConfig(device="cpu", threads=2),
         speculation=SpeculationConfig(speculative="mtp:2"))
@@ -84,23 +86,30 @@ def filled(path: Path, capacity: int, group: RankGroup) -> Rank:
     tokens = [out.tokens for out in ring.run()]
     assert runner.states is not None
     held = [part for layer in runner.states.layers for part in layer]
-    return Rank([[layer.nbytes for layer in pool.layers] for pool in runner.all_pools],
+    every = [zip_longest(pool.layers, pool.scales) for pool in runner.all_pools]
+    return Rank([[sum(own.nbytes for own in layer if own is not None) for layer in pool]
+                 for pool in every],
                 sum(part.nbytes for part in held), tokens, ring.preemptions, live)
 
 
-def test_the_real_one_promises_what_documents_say(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(("flags", "tokens"), [
+    ([], 340_927), (["--kv-cache-dtype", "int8"], 677_055),
+    (["--kv-cache-dtype", "int8", "--checkpoints", "0"], 685_839)])
+def test_the_real_one_promises_what_documents_say(flags: list[str], tokens: int,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(REAL.parent), "--memory", "13.61GiB", "--tp", "2", "--max-num-seqs",
-                 "32", "--speculative", "mtp:2", "--json"]) == 0
-    assert json.loads(capsys.readouterr().out)["token_capacity"] == 340_927
+                 "32", "--speculative", "mtp:2", *flags, "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["token_capacity"] == tokens
 
 
-def test_two_ranks_allocate_and_serve_what_is_planned(tmp_path: Path,
+@pytest.mark.parametrize("pages", ["auto", "int8"])
+def test_two_ranks_allocate_and_serve_what_is_planned(pages: str, tmp_path: Path,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     path = scaled(tmp_path / "model")
-    plan = planned(path, capsys)
+    plan = planned(path, capsys, pages)
     capacity = plan["token_capacity"]
     one, other = whole(run_ranks(tmp_path / "group", 2, lambda group: filled(
-        path, capacity, group)))
+        path, capacity, pages, group)))
     assert one == other
     assert [sum(own) for own in one.pools] == [pool["bytes"] for pool in plan["pools"]]
     assert [len(own) for own in one.pools] == [pool["layers"] for pool in plan["pools"]] == [2, 1]
