@@ -87,8 +87,8 @@ def opened(bench: Bench, kind: dict[str, Any], batch: int, speculative: str = "o
         with bench.machine.opening():
             device = open_device(config, 1, lambda phase, detail: None, seconds)
         for pool in device.runner.pools:
-            for layer in pool.layers:
-                _fill(layer)
+            for own in pool.tensors:
+                _fill(own)
         yield device, seconds
 
 

@@ -19,7 +19,13 @@ from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
 from helpers_worker import CPU, Ring
 
-from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
+from actorium.actors.config.tree import (
+    Config,
+    DeviceConfig,
+    MemoryConfig,
+    ModelConfig,
+    SpeculationConfig,
+)
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.step_gauges import STEP_MODES
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
@@ -41,7 +47,7 @@ from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
-         "fp8 experts", "made")
+         "fp8 experts", "made", "int8 pages")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -80,7 +86,8 @@ def model_of(path: Path, kind: str) -> Any:
         write_twins(source, path, path.with_name("twin"), block=True)
     drafts = "auto" if kind in DRAFTS else "off"
     quantization = "fp8" if kind == "made" else "auto"
-    config = Config(model=ModelConfig(model=str(path), quantization=quantization),
+    pages = MemoryConfig(kv_cache_dtype="int8" if kind == "int8 pages" else "auto")
+    config = Config(model=ModelConfig(model=str(path), quantization=quantization), memory=pages,
                     device=DeviceConfig(kernels="triton"),
                     speculation=SpeculationConfig(speculative=drafts))
     # as no CUDA weight can be packed
@@ -94,10 +101,10 @@ def model_of(path: Path, kind: str) -> Any:
     return model
 
 
-def runner_of(model: Any, drafts: int) -> ModelRunner:
+def runner_of(model: Any, drafts: int, pages: torch.dtype | None = None) -> ModelRunner:
     """On Triton's kernels, with transport as on a device."""
     runner = make_runner(model, drafts, slots=17, page_size=16, pages=3000, mtp=drafts > 0,
-                         checkpoints=8 if model.shape.state else 0,
+                         checkpoints=8 if model.shape.state else 0, kv_dtype=pages,
                          arrays=DeviceArrays(CPU, model.ops.apply_plan))
     runner.tables.sampling = model.ops.sampling
     return runner
@@ -149,7 +156,7 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
                                                             tmp_path: Path) -> None:
     model = model_of(tmp_path, kind)
     drafts = DRAFTS.get(kind, 0)
-    runner = runner_of(model, drafts)
+    runner = runner_of(model, drafts, torch.int8 if kind == "int8 pages" else None)
     warm, met = Forms(), Forms()
     with warm.recording():
         warm_up_kernels(runner, BUDGET, lambda *_: None)
