@@ -100,8 +100,8 @@ def unmet(can: Capabilities | None, needs: AttentionNeeds) -> str:
     """Why what can do this does not serve these needs, all reasons in one line; empty if it does.
 
     >>> unmet(CARDS["native"].decode, AttentionNeeds("cpu", "float32", "float32", 64, 16))
-    'it takes no queries in float32 (bfloat16), it reads no pages in float32 (bfloat16, fp8_e4m3, \
-fp8_e5m2, int8)'
+    'it takes no queries in float32 (bfloat16), it reads no pages in float32 (--kv-cache-dtype \
+bfloat16, fp8_e4m3, fp8_e5m2, int8)'
     """
     if can is None:
         return "it has no such part"
@@ -110,7 +110,8 @@ fp8_e5m2, int8)'
         (needs.dtype in can.dtypes,
          f"it takes no queries in {needs.dtype} ({', '.join(can.dtypes)})"),
         (needs.cache_dtype in can.cache_dtypes,
-         f"it reads no pages in {needs.cache_dtype} ({', '.join(can.cache_dtypes)})"),
+         f"it reads no pages in {needs.cache_dtype} (--kv-cache-dtype "
+         f"{', '.join(can.cache_dtypes)})"),
         (not needs.latent_rank or can.latents, "it does not attend to latents (MLA)"),
         (not can.most_head_dim or needs.head_dim <= can.most_head_dim,
          f"its heads are of {can.most_head_dim} numbers at most, the model's of {needs.head_dim}"),

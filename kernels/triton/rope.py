@@ -14,6 +14,7 @@ from torch import Tensor
 
 from actorium.kernels.reference.kv import largest
 
+_TOP = tl.constexpr(127.0)
 _ROUND = tl.constexpr(12582912.0)
 """1.5 * 2**23: a small number plus this, less this, is rounded to nearest, and to even."""
 
@@ -49,7 +50,7 @@ def code_scales(a: tl.tensor, b: tl.tensor) -> tl.tensor:
     """f32[BLOCK, 1], numbers of bf16: the scale of each row, whose halves are a and b, f32 [BLOCK,
     HALF]; see `kv.quantise_rows`."""
     most = tl.maximum(tl.max(tl.abs(a), 1), tl.max(tl.abs(b), 1))
-    bits = tl.div_rn(most, most * 0.0 + 127.0).to(tl.int32, bitcast=True)
+    bits = tl.div_rn(most, tl.full(most.shape, _TOP, tl.float32)).to(tl.int32, bitcast=True)
     up = ((bits + 0xFFFF) & -0x10000).to(tl.float32, bitcast=True)
     spoilt = tl.max(((a - a != 0.0) | (b - b != 0.0)).to(tl.int32), 1) > 0
     return tl.where(spoilt, float("nan"), up)[:, None]

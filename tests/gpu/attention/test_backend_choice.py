@@ -121,9 +121,9 @@ def test_limits_of_backends_that_are_not_here_yet() -> None:
     able = can._replace(cache_dtypes=("int8",), query_len=2, page_sizes=(64, 128), windows=False)
     assert not unmet(able, NEEDS._replace(cache_dtype="int8", page_size=64, query_len=2))
     why = unmet(able, NEEDS._replace(query_len=4, windows=True, soft_cap=True))
-    assert why == ("it reads no pages in bfloat16 (int8), its pages are of 64 or 128 tokens, not "
-                   "16, it has no sliding windows, it verifies 1 drafts at most, not 3, it does "
-                   "not cap scores")
+    assert why == ("it reads no pages in bfloat16 (--kv-cache-dtype int8), its pages are of 64 or "
+                   "128 tokens, not 16, it has no sliding windows, it verifies 1 drafts at most, "
+                   "not 3, it does not cap scores")
     assert unmet(None, NEEDS)
 
 

@@ -162,4 +162,4 @@ def test_cards_say_who_reads_them() -> None:
     lacks = CARDS["triton"].decode
     assert lacks is not None
     why = unmet(lacks._replace(cache_dtypes=("bfloat16",)), needs)
-    assert why == "it reads no pages in int8 (bfloat16)"
+    assert why == "it reads no pages in int8 (--kv-cache-dtype bfloat16)"
