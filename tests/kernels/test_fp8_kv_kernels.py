@@ -13,6 +13,7 @@ import torch
 from helpers_attention import BF16, INTERPRETED, Paged, error
 from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
+from helpers_pairs import pairs
 from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
@@ -155,9 +156,8 @@ def test_rotate_write_in_c(native: NativeOps, scaled: bool) -> None:
 class TestInterpreted:
     pytestmark = INTERPRETED
 
-    @pytest.mark.parametrize(("dtype", "kv_dtype", "bound"), KINDS)
-    @pytest.mark.parametrize(("q_len", "window", "splits"), [(1, 0, 1), (1, 0, 3), (3, 0, 2),
-                                                             (3, 30, 1), (8, 30, 2)])
+    @pytest.mark.parametrize(("dtype", "kv_dtype", "bound", "q_len", "window", "splits"), pairs(
+        KINDS, [(1, 0, 1), (1, 0, 3), (3, 0, 2), (3, 30, 1), (8, 30, 2)]))
     def test_decode(self, dtype: torch.dtype, kv_dtype: torch.dtype, bound: float, q_len: int,
                     window: int, splits: int) -> None:
         from actorium.kernels.triton.decode import decode
@@ -169,8 +169,8 @@ class TestInterpreted:
         assert error(got, wanted(case, scales)) < bound
         assert error(attend(case.q, case.layer), wanted(case, torch.ones(4))) < bound
 
-    @pytest.mark.parametrize(("dtype", "kv_dtype", "bound"), KINDS)
-    @pytest.mark.parametrize(("window", "splits"), [(0, 1), (0, 3), (30, 1)])
+    @pytest.mark.parametrize(("dtype", "kv_dtype", "bound", "window", "splits"), pairs(
+        KINDS, [(0, 1), (0, 3), (30, 1)]))
     def test_extend(self, dtype: torch.dtype, kv_dtype: torch.dtype, bound: float, window: int,
                     splits: int) -> None:
         from actorium.kernels.triton.extend import extend

@@ -29,6 +29,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from helpers_compile import alone
+from helpers_pairs import pairs
 from torch import Tensor
 
 pytest.importorskip("triton")
@@ -201,9 +202,8 @@ def _long_and_short(case: Case) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("dtypes", DTYPES)
-@pytest.mark.parametrize("change", [_forgets_nothing, _forgets_all_at_times, _forgets_all,
-                                    _same_keys, _long_and_short])
+@pytest.mark.parametrize(("change", "dtypes"), pairs(
+    [_forgets_nothing, _forgets_all_at_times, _forgets_all, _same_keys, _long_and_short], DTYPES))
 def test_at_the_edges(change: Callable[[Case], None], dtypes: str) -> None:
     dtype, state_dtype, of_out, of_states = DTYPES[dtypes]
     case = Case([ExtendRun(1, 100, ((70, 4),))], Heads(1, 1, 16, 16), dtype, state_dtype)

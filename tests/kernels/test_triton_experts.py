@@ -11,6 +11,7 @@ from helpers_compile import compiled
 from helpers_deepseek import write_deepseek
 from helpers_fp8 import exact_fp8
 from helpers_hybrid import MOE, SPARSE, write_hybrid
+from helpers_pairs import pairs
 from helpers_speculation import Work, tokens_of
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
@@ -126,10 +127,8 @@ def check_fp8(layer: Layer, kind: str, most: float) -> None:
 
 
 @interpreted
-@pytest.mark.parametrize("kind", ["blocks", "rows", "whole"])
-@pytest.mark.parametrize(("rows", "experts", "width", "inner"), [
-    (5, 4, 256, 128), (1, 3, 130, 70), pytest.param(40, 2, 128, 192, marks=pytest.mark.slow),
-    (110, 2, 32, 16)])
+@pytest.mark.parametrize(("rows", "experts", "width", "inner", "kind"), pairs(
+    [(5, 4, 256, 128), (1, 3, 130, 70), (110, 2, 32, 16)], ["blocks", "rows", "whole"]))
 def test_in_fp8(kind: str, rows: int, experts: int, width: int, inner: int,
                 monkeypatch: pytest.MonkeyPatch) -> None:
     exact_fp8(monkeypatch)

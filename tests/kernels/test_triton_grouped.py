@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from helpers_pairs import pairs
 from torch import Tensor
 
 from actorium.gpu.families.weight_formats import WeightFormat
@@ -63,10 +64,8 @@ def test_held_to_the_byte_and_widened_again(form: RowFormat, width: int) -> None
     close(widened(own, BF16, ids), want[ids], 2**-7)
 
 
-@pytest.mark.parametrize(("form", "width"), [
-    pytest.param(form, width, marks=[pytest.mark.slow] * ((i + j) % 2), id=f"{form}-{width}")
-    for i, form in enumerate([FORMS[0], FORMS[4], FORMS[6], FORMS[8], FORMS[3]])
-    for j, width in enumerate([32, 96, 160, 192, 576])])
+@pytest.mark.parametrize(("form", "width"), pairs(
+    [FORMS[0], FORMS[4], FORMS[6], FORMS[8], FORMS[3]], [32, 96, 160, 192, 576]))
 def test_columns_beyond_whole_blocks(form: RowFormat, width: int) -> None:
     from actorium.kernels.triton.grouped_mm import TritonGrouped, reference
 
@@ -165,8 +164,8 @@ def test_inputs_are_quantised_as_the_reference_does(dtype: torch.dtype) -> None:
     assert torch.equal(quantise_int8(apart)[0], want)
 
 
-@pytest.mark.parametrize("form", ROWS8, ids=str)
-@pytest.mark.parametrize(("count", "width"), [(1, 256), (5, 96), (70, 128), (0, 32)])
+@pytest.mark.parametrize(("form", "count", "width"), pairs(
+    ROWS8, [(1, 256), (5, 96), (70, 128), (0, 32)]))
 def test_products_of_integers(form: RowFormat, count: int, width: int) -> None:
     from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
 

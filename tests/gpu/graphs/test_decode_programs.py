@@ -13,6 +13,7 @@ import torch
 from helpers_graphs import played, told
 from helpers_kinds import write_kind
 from helpers_models import write_checkpoint
+from helpers_pairs import pairs
 from helpers_speculation import make_runner
 from helpers_worker import CPU, Output
 
@@ -100,8 +101,8 @@ def compare(model: Any, number: int = 10, drafts: int = 0,
     return runner, out
 
 
-@pytest.mark.parametrize("quantization", ["auto", "int4", "int8"])
-@pytest.mark.parametrize("kind", ["llama", "attention", "windows"])
+@pytest.mark.parametrize(("kind", "quantization"), pairs(
+    ["llama", "attention", "windows"], ["auto", "int4", "int8"]))
 def test_the_same_bits(make: Callable[..., Any], kind: str, quantization: str) -> None:
     runner, _ = compare(make(kind, quantization))
     assert runner.segments is not None and runner.segments.replays > 20

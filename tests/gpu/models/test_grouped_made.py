@@ -13,6 +13,7 @@ import torch
 from helpers_grouped import write_twin
 from helpers_hybrid import DENSE, SPARSE, write_hybrid
 from helpers_models import CPU, load, oracle_logits, write_checkpoint
+from helpers_pairs import pairs
 from helpers_quantised import PROMPT, WRITERS, logits, told_of
 from helpers_speculation import Work, tokens_of
 from torch import Tensor
@@ -39,8 +40,7 @@ def made(path: Path, quantization: str, kernels: str = "torch", **model: Any) ->
     return load_model(path, config, CPU, lambda *_: None)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize(("name", "quantization"), pairs(FAMILIES, BITS))
 def test_as_a_checkpoint_of_what_the_codes_stand_for(tmp_path: Path, name: str,
                                                      quantization: str) -> None:
     FAMILIES[name](tmp_path / "plain")
@@ -96,8 +96,7 @@ def test_dummy_weights_are_those_of_the_seed_quantised(tmp_path: Path, name: str
     assert torch.equal(plain.layers[0].mixer_norm, got.layers[0].mixer_norm)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("quantization", BITS)
+@pytest.mark.parametrize(("name", "quantization"), pairs(FAMILIES, reversed(BITS)))
 def test_in_c_near_the_reference(tmp_path: Path, name: str, quantization: str) -> None:
     """In bfloat16 on a CPU products are of integers, and inputs in 8 bits, too."""
     FAMILIES[name](tmp_path)

@@ -15,6 +15,7 @@ from helpers_deepseek import write_deepseek
 from helpers_fp8 import SINGLE
 from helpers_hybrid import NEXT, write_hybrid
 from helpers_models import CPU, generated, load, oracle_logits, write_checkpoint
+from helpers_pairs import pairs
 from helpers_quantised import PROMPT, logits, off, told_of
 from helpers_speculation import Work
 from helpers_stored import Kind, stored, tensors_of, write_stored, write_twin
@@ -63,9 +64,7 @@ def greedy(model: Model, count: int) -> list[int]:
     return [int(token) for token in out.tokens]
 
 
-@pytest.mark.parametrize(("kind", "family"), [
-    pytest.param(kind, family, marks=[pytest.mark.slow] * ((i - j) % 2))
-    for i, kind in enumerate(KINDS) for j, family in enumerate(WRITERS)])
+@pytest.mark.parametrize(("kind", "family"), pairs(KINDS, WRITERS))
 def test_as_transformers_with_dequantised_weights(tmp_path: Path, family: str, kind: str) -> None:
     WRITERS[family](tmp_path / "plain")
     write_stored(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", KINDS[kind])
