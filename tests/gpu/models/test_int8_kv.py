@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_kinds import write_kind
-from helpers_models import CPU, Seq, Stepper
+from helpers_models import CPU, Seq, Stepper, write_checkpoint
 from helpers_speculation import RUBBISH, Work, make_runner, tokens_of
 from helpers_worker import Ring
 from test_fp8_kv import FAMILIES, GREEDY, Make, load, off
@@ -33,7 +33,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     @functools.cache
     def made(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
-        write_kind(path, name)
+        if name == "in c":
+            write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32)
+        else:
+            write_kind(path, name)
         return path
 
     return made
@@ -79,7 +82,7 @@ def test_pages_read_are_those_that_were_meant(make: Make, name: str) -> None:
     assert off(got, want) < 1e-4
 
 
-@pytest.mark.parametrize("name", ["llama", "windows", "deepseek"])
+@pytest.mark.parametrize("name", ["llama", "windows", "deepseek", "in c"])
 def test_a_prefix_that_is_there_gives_the_same_bits(make: Make, name: str) -> None:
     """What a token leaves depends on it alone: pages that another sequence wrote are those that it
     would have written, codes and scales."""
@@ -87,14 +90,15 @@ def test_a_prefix_that_is_there_gives_the_same_bits(make: Make, name: str) -> No
     first, alone = Seq(list(IDS)), Seq(list(IDS))
     for seq in (first, alone):
         stepper.step([(seq, 48)])
-    want = stepper.step([(alone, 12)], every_row=True)
+    want = [stepper.step([(alone, 12)], every_row=True), stepper.step([], [alone])]
     reuses = Seq(list(IDS), 48, list(first.pages))
-    assert torch.equal(stepper.step([(reuses, 12)], every_row=True), want)
+    got = [stepper.step([(reuses, 12)], every_row=True), stepper.step([], [reuses])]
+    assert all(map(torch.equal, got, want))
     for g, pool in enumerate(stepper.pools):
         at = [torch.tensor(stepper._table(seq, g))[:, None] * 16 + torch.arange(16)
               for seq in (alone, reuses)]
         for own in pool.tensors:
-            ours, theirs = (own[place.flatten()[:60]] for place in at)
+            ours, theirs = (own[place.flatten()[:61]] for place in at)
             assert torch.equal(ours, theirs) and ours.any()
 
 
@@ -117,7 +121,7 @@ def test_cached_prefixes_and_preemptions_change_no_token(make: Make, name: str) 
     assert [own.tokens for own in done] == want and done[1].cached + done[2].cached > 32
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, "in c"])
 @pytest.mark.parametrize("drafts", [1, 3])
 def test_speculation_changes_nothing(make: Make, name: str, drafts: int) -> None:
     """Windows of drafts, right ones and wrong ones: the tokens are those of one by one."""
