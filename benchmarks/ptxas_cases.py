@@ -228,7 +228,8 @@ def sage(a: Attention, start: int, count: int, q_len: int = 0) -> None:
         attend = sage_decode(page[None], lens, start, q_len, PAGE, 0, 0.1, means)
     else:
         attend = sage_extend([ExtendRow(0, start, count, page)] * 4, PAGE, a.window, 0.1, means)
-    attend(empty(4 * count, a.heads, a.dim), empty(99 * PAGE, 2 * a.kv_heads, a.dim))
+    attend(empty(4 * count, a.heads, a.dim), empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages),
+           None, scales_of(a.kv_heads, a.pages))
 
 
 def sages() -> Iterator[Case]:
@@ -238,6 +239,9 @@ def sages() -> Iterator[Case]:
         yield Case(f"sage {name}", partial(sage, a, 0, 2048))
         yield Case(f"sage {name}, split", partial(sage, a, 16000, 64))
     yield Case("sage Llama-3.1-8B, decode", partial(sage, LLAMA, 8192, 1, 4))
+    for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3.5-27B", QWEN35)):
+        yield Case(f"sage {name}, INT8 pages", partial(sage, coded(a), 0, 2048))
+    yield Case("sage Llama-3.1-8B, INT8 pages, decode", partial(sage, coded(LLAMA), 8192, 1, 4))
 
 
 def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype = BF16,

@@ -84,7 +84,8 @@ _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES, INT8_PA
                        most_head_dim=256, graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                        latents=True, soft_caps=True, graphs=True)
-_SAGE = Capabilities(("cpu", "cuda"), HALVES, HALVES, most_head_dim=256, head_dim_step=32)
+_SAGE = Capabilities(("cpu", "cuda"), HALVES, (*HALVES, INT8_PAGES), most_head_dim=256,
+                     head_dim_step=32)
 
 CARDS = {card.name: card for card in (
     BackendCard("native", "C, built for this CPU",

@@ -2,7 +2,7 @@
 
 A token of a decode, or of a window of drafts, is a chunk like any other to it: the same mean comes
 off the same keys, and it attends as it would as part of a prompt. It gains nothing over 16 bits,
-since keys are coded anew at each step.
+since keys are coded anew at each step, unless pages hold their codes.
 """
 
 from __future__ import annotations
@@ -55,8 +55,8 @@ class SageAttention(AttentionBackend):
     def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
         if why := super().fault(part, needs, device):
             return why
-        if device.type == "cpu" and (needs.dtype, needs.cache_dtype) != ("bfloat16",) * 2:
-            return "on a CPU it takes queries and pages in bfloat16 alone"
+        if device.type == "cpu" and "float16" in (needs.dtype, needs.cache_dtype):
+            return "on a CPU it takes nothing in float16"
         return ""
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,

@@ -36,14 +36,15 @@ def measured_tokens(vocab: int, count: int) -> np.ndarray:
 
 @torch.inference_mode()
 def measure_key_means(runner: ModelRunner, most: int) -> None:
-    """Tells the model's backends of means, where they want some; nothing else is left behind. No
-    page may be in use, and the tables must be empty. most: tokens of a step."""
+    """Tells the model's backends of means, where they want some: over pages that hold codes they
+    do not. Nothing else is left behind. No page may be in use, and the tables must be empty. most:
+    tokens of a step."""
     model, t = runner.model, runner.tables
     assert isinstance(model, Model)
     told = {id(own): own for own in model.attention if isinstance(own, SageAttention)}
     room = min(pool.pages for pool in runner.pools) - 1
     count = min(TOKENS, most, t.max_len - 1, room * t.page_size)
-    if not told or count < 1:
+    if not told or count < 1 or runner.pools[0].layers[0].dtype is torch.int8:
         return
     table = np.arange(1, 1 + -(-count // t.page_size), dtype=np.int32)
     ids, asked = measured_tokens(t.vocab, count), model.attention

@@ -89,11 +89,12 @@ static void pack(const struct call *c, const struct row *row, int k, int64_t beg
             at[i] = p < low || p >= end ? zeros : (const bf16 *)(pages + token * stride);
             scales[i] = c->scales ? c->scales + token * 2 * c->kv_heads + k : 0;
         }
-        if (c->scales) widen(at, scales, c->kv_heads, c->dim, wider);
 #ifdef SAGE
-        pack_codes(at, c->means ? c->means + k * c->dim : 0, c->dim,
-                   s->keys + (j - begin) * KEY_ROOM(c->dim));
+        factor *keys = s->keys + (j - begin) * KEY_ROOM(c->dim);
+        if (c->scales) take_codes(at, scales, c->dim, keys);
+        else pack_codes(at, c->means ? c->means + k * c->dim : 0, c->dim, keys);
 #endif
+        if (c->scales) widen(at, scales, c->kv_heads, c->dim, wider);
         pack_tokens(at, c->scales ? c->dim : c->kv_heads * c->dim, c->dim, j - begin, s);
     }
 }

@@ -42,7 +42,7 @@ SIGNATURES = {
                     + [c_int] * 6 + [c_float, c_int],
     "paged_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
                     + [c_float, c_int],
-    "sage_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
+    "sage_extend": [c_void_p, c_int64] + _POINTER * 4 + [c_int64, c_void_p] + [c_int] * 5
                    + [c_float, c_int],
     "widen_pages": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int],
     "delta_step": [c_void_p, c_int64, c_int64] + _POINTER * 9 + [c_float, c_int],

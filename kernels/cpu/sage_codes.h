@@ -106,6 +106,18 @@ static void pack_codes(const bf16 *const at[32], const float *mean, int dim, int
     }
 }
 
+/* The same of codes that lie in the pages, with their scales. */
+static void take_codes(const bf16 *const at[32], const bf16 *const scales[32], int dim, int8_t *to) {
+    int32_t *begin = (int32_t *)(to + 32 * dim);
+    float *steps = (float *)(begin + 32);
+    for (int i = 0; i < 32; i++) {
+        const int8_t *codes = (const int8_t *)at[i];
+        int32_t sum = 0;
+        for (int d = 0; d < dim; d++) to[i * dim + d] = codes[d], sum += codes[d];
+        begin[i] = -128 * sum, steps[i] = wide(*scales[i]);
+    }
+}
+
 /* Into [dim / 4][16 columns][4]. */
 INLINE floats16 pack_queries(const bf16 *const at[16], int dim, int8_t *query) {
     int8_t codes[4][MAX_DIM];

@@ -5,7 +5,7 @@ weights and values stay as they are. There the mean is that of the keys at hand,
 time. Here it is fixed for a layer and key head (`KeyMeans`), and scales are those of single tokens.
 So what a key is quantised to follows from it alone, not from what else is in the step or where a
 chunk begins, and pages hold the keys as they are: any backend reads them, and may have written
-them.
+them. Keys that pages hold in 8 bits are codes already, and no mean comes off them.
 
 The same mean off all keys takes the same off all scores of a query, q . mean, which a softmax does
 not see. Its normaliser does: `log_sum_exp` is that of whole scores.
@@ -68,19 +68,21 @@ def code_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return codes, (most / LEVELS).squeeze(-1)
 
 
-def sage_rows(q: Tensor, keys: Tensor, values: Tensor, mean: Tensor, seen: Tensor, scale: float
-              ) -> Attended:
+def sage_rows(q: Tensor, keys: tuple[Tensor, Tensor], values: Tensor, mean: Tensor, seen: Tensor,
+              scale: float) -> Attended:
     """Attention of N tokens of a sequence.
 
-    q: [N, H, D]; keys, values: [S, KVH, D]; mean: f32[KVH, D]; seen: bool[N, S].
+    q: [N, H, D]; keys: codes i8[S, KVH, D] and their scales [S, KVH]; values: [S, KVH, D]; mean:
+    f32[KVH, D], what was taken off the keys; seen: bool[N, S].
     """
-    group = q.shape[1] // keys.shape[1]
+    k_codes, k_scales = keys
+    group = q.shape[1] // k_codes.shape[1]
     q_codes, q_scales = code_rows(q)
-    k_codes, k_scales = code_rows(keys.float() - mean)
     # Products of codes are exact in f32 up to 2**24 / 127**2 of them.
     k_codes = k_codes.float().repeat_interleave(group, 1)
     score = torch.einsum("qhd,khd->hqk", q_codes.float(), k_codes)
-    score *= k_scales.repeat_interleave(group, 1).T[:, None] * (q_scales.T * scale)[..., None]
+    by = k_scales.float().repeat_interleave(group, 1).T[:, None]
+    score *= by * (q_scales.T * scale)[..., None]
     score.masked_fill_(~seen, -math.inf)
     shift = torch.einsum("qhd,hd->qh", q.float(), mean.repeat_interleave(group, 0)) * scale
     weights = score.softmax(-1).to(values.dtype)
@@ -90,14 +92,15 @@ def sage_rows(q: Tensor, keys: Tensor, values: Tensor, mean: Tensor, seen: Tenso
 
 
 def sage_chunk(q: Tensor, layer: Tensor, row: ExtendChunk, page_size: int, window: int,
-               scale: float, mean: Tensor) -> Attended:
-    """Attention of a chunk, whose queries are q [N, H, D], over a layer's pages."""
+               scale: float, mean: Tensor, scales: Tensor | None = None) -> Attended:
+    """Attention of a chunk, whose queries are q [N, H, D], over a layer's pages; scales: of pages
+    in INT8, see `kv.write_kv`."""
     behind = max(0, row.start + 1 - window) // page_size if window else 0
     start, pages = row.start - behind * page_size, row.pages[behind:]
     length, device = start + row.count, row.pages.device
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
     index = token_index(pages[None], lens, page_size, length)[0]
-    keys, values = read_rows(layer, index, q.dtype).chunk(2, dim=1)
+    keys, values = read_rows(layer, index, q.dtype, scales).chunk(2, dim=1)
     at = torch.arange(start, length, device=device)[:, None]
     place = torch.arange(length, device=device)
     seen = place <= at
@@ -106,7 +109,10 @@ def sage_chunk(q: Tensor, layer: Tensor, row: ExtendChunk, page_size: int, windo
         # What no row sees may be another sequence's, and 0 times its NaN is NaN.
         unseen = ~seen.any(0)[:, None, None]
         keys, values = keys.masked_fill(unseen, 0), values.masked_fill(unseen, 0)
-    return sage_rows(q, keys, values, mean, seen, scale)
+    if scales is None:
+        return sage_rows(q, code_rows(keys.float() - mean), values, mean, seen, scale)
+    codes, own = (x.index_select(0, index).chunk(2, dim=1)[0] for x in (layer, scales))
+    return sage_rows(q, (codes, own), values, torch.zeros_like(mean), seen, scale)
 
 
 def sage_extend(rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
@@ -115,9 +121,8 @@ def sage_extend(rows: Sequence[ExtendChunk], page_size: int, window: int, scale:
 
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
             scales: Tensor | None = None) -> Tensor:
-        assert scales is None, "pages with scales are not for this backend"
         parts = zip(q.split([row.count for row in rows]), rows, strict=True)
-        done = [sage_chunk(own, layer, row, page_size, window, scale, means(layer)).out
+        done = [sage_chunk(own, layer, row, page_size, window, scale, means(layer), scales).out
                 for own, row in parts]
         return torch.cat(done, out=out) if done else q.new_empty(q.shape)
 

@@ -3,7 +3,7 @@
 A block of queries is coded where it is used; keys, which many blocks meet, beforehand and once, as
 long as there are not many more of them than of queries: what that takes is then no more than the
 step's own queries took. Behind a long prefix, and in decodes, a program codes the keys it reads. A
-token's codes are the same either way.
+token's codes are the same either way. Those that pages hold in 8 bits are codes already.
 
 Nothing here has run on a device yet: it is held to the reference in the interpreter, and compiled.
 """
@@ -92,21 +92,28 @@ def sage_block(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, q: tl.tensor, by: tl.tensor, like: tl.tensor,
     keys: tl.tensor, mean: tl.tensor, coded: tl.tensor, scales: tl.tensor, table: tl.tensor,
     start: tl.tensor, lo: tl.tensor, hi: tl.tensor, row_lo: tl.tensor, row_hi: tl.tensor,
-    stride: tl.tensor, to_values: tl.tensor, READY: tl.constexpr, MASKED: tl.constexpr,
-    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    BLOCK_N: tl.constexpr,
+    stride: tl.tensor, kv_heads: tl.tensor, READY: tl.constexpr, CODES: tl.constexpr,
+    MASKED: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, BLOCK_N: tl.constexpr,
 ) -> tl.tensor:
     """Take tokens start..start + BLOCK_N into (acc, top, total), see `paged.attend_block`.
 
     q: i8[M, BLOCK_D]; by: f32[M], their scales times that of scores and log2(e); like: of the
     values' dtype in products; READY: keys are coded, those of the sequence from `coded` on and
-    their scales from `scales` on; mean: f32[BLOCK_D], of others.
+    their scales from `scales` on; CODES: pages hold codes, with those of the head's keys from
+    `scales` on, see `paged.attend_block`; mean: f32[BLOCK_D], of other keys.
     """
     token = start + tl.arange(0, BLOCK_N)
     live = (token >= lo) & (token < hi)
-    place = place_of(table, token, live, PAGE) * stride
-    value = load_rows(keys + to_values + place, live, D, BLOCK_D)
-    if READY:
+    at = place_of(table, token, live, PAGE)
+    place, v_by = at * stride, None
+    value = load_rows(keys + kv_heads * D + place, live, D, BLOCK_D)
+    if CODES:
+        k = load_rows(keys + place, live, D, BLOCK_D)
+        own = scales + at * (2 * kv_heads)
+        k_by = tl.load(own, mask=live, other=0.0).to(tl.float32)
+        v_by = tl.load(own + kv_heads, mask=live, other=0.0)
+    elif READY:
         k = load_rows(coded + token.to(tl.int64) * D, live, D, BLOCK_D)
         k_by = tl.load(scales + token, mask=live, other=0.0)
     else:
@@ -116,7 +123,7 @@ def sage_block(
     seen = (token[None, :] < row_hi[:, None]) & (token[None, :] >= row_lo[:, None])
     if MASKED:
         score = tl.where(seen, score, -float("inf"))
-    return take(acc, top, total, score, value, seen, like, False, WIDE)
+    return take(acc, top, total, score, value, seen, like, False, WIDE, v_by)
 
 
 @triton.jit(do_not_specialize=["splits", "count", "tokens"])
@@ -125,9 +132,9 @@ def _sage(
     k_scales: tl.tensor, out: tl.tensor, parts: tl.tensor, found: tl.tensor, splits: tl.tensor,
     tokens: tl.tensor, q_stride: tl.tensor, q_head: tl.tensor, out_stride: tl.tensor,
     kv_stride: tl.tensor, kv_heads: tl.tensor, count: tl.tensor, scale: tl.tensor,
-    GROUP: tl.constexpr, WINDOW: tl.constexpr, READY: tl.constexpr, SPLIT: tl.constexpr,
-    WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
-    ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr,
+    GROUP: tl.constexpr, WINDOW: tl.constexpr, READY: tl.constexpr, CODES: tl.constexpr,
+    SPLIT: tl.constexpr, WIDE: tl.constexpr, PAGE: tl.constexpr, D: tl.constexpr,
+    BLOCK_D: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, WORK: tl.constexpr,
 ) -> None:
     head, mine = tl.program_id(0), work + tl.program_id(1) * WORK
     table, first, place = table_at(mine), tl.load(mine + 2), tl.load(mine + 3)
@@ -150,25 +157,28 @@ def _sage(
     mean = tl.load(means + head * D + dim, mask=dim < D, other=0.0)
     codes, by = code_rows(query.to(tl.float32))
     by *= scale * LOG2E
-    # What the mean takes off a row's scores, for its sum; wider heads have no registers for it.
-    shift = tl.sum(query.to(tl.float32) * mean[None, :], 1) * (scale * LOG2E)
-    head_codes = coded + (head.to(tl.int64) * tokens + base) * D
-    head_scales = k_scales + head.to(tl.int64) * tokens + base
+    head_codes, head_scales = coded, k_scales + head
+    shift = tl.zeros((ROWS,), tl.float32)
+    if not CODES:  # what the mean takes off a row's scores, for its sum
+        shift = tl.sum(query.to(tl.float32) * mean[None, :], 1) * (scale * LOG2E)
+    if READY:
+        head_codes = coded + (head.to(tl.int64) * tokens + base) * D
+        head_scales = k_scales + head.to(tl.int64) * tokens + base
     acc, top, total = nothing(ROWS, BLOCK_D)
-    # All rows see blocks from `whole` to `edge` whole, without a window.
+    # All rows see blocks up to `edge` whole, without a window.
     edge = tl.maximum(tl.minimum((place + 1) // BLOCK_N, end), begin)
     if WINDOW:
         edge = begin
     for block in range(begin, edge):
         acc, top, total = sage_block(
             acc, top, total, codes, by, query, layer + head * D, mean, head_codes, head_scales,
-            table, block * BLOCK_N, lo, hi, row_lo, row_hi, kv_stride, kv_heads * D, READY, False,
-            WIDE, PAGE, D, BLOCK_D, BLOCK_N)
+            table, block * BLOCK_N, lo, hi, row_lo, row_hi, kv_stride, kv_heads, READY, CODES,
+            False, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     for block in range(edge, end):
         acc, top, total = sage_block(
             acc, top, total, codes, by, query, layer + head * D, mean, head_codes, head_scales,
-            table, block * BLOCK_N, lo, hi, row_lo, row_hi, kv_stride, kv_heads * D, READY, True,
-            WIDE, PAGE, D, BLOCK_D, BLOCK_N)
+            table, block * BLOCK_N, lo, hi, row_lo, row_hi, kv_stride, kv_heads, READY, CODES,
+            True, WIDE, PAGE, D, BLOCK_D, BLOCK_N)
     put(acc, top + shift, total, out, row.to(tl.int64) * out_stride + of * D, parts, found, slot,
         live, SPLIT, D, BLOCK_D)
 
@@ -183,11 +193,12 @@ class SageBlocks:
         self.work, self.keys, self.coding, self.total = work, keys, coding, total
 
     def run(self, q: Tensor, layer: Tensor, out: Tensor, shape: ExtendLaunch, page_size: int,
-            window: int, scale: float, mean: Tensor, splits: int = 0) -> Tensor:
+            window: int, scale: float, mean: Tensor, scales: Tensor | None, splits: int = 0
+            ) -> Tensor:
         """Attends, see `Attend`."""
-        kv_heads, (_, heads, dim) = layer.shape[1] // 2, q.shape
-        codes, k_scales, width = q, q, padded(dim)
-        if self.coding is not None:
+        kv_heads, (_, heads, dim), coded = layer.shape[1] // 2, q.shape, scales is not None
+        codes, k_scales, width = q, q if scales is None else scales, padded(dim)
+        if self.coding is not None and not coded:
             codes = torch.empty((kv_heads, self.total, dim), dtype=torch.int8, device=q.device)
             k_scales = torch.empty((kv_heads, self.total), dtype=torch.float32, device=q.device)
             _code_keys[(kv_heads, len(self.coding))](
@@ -199,10 +210,10 @@ class SageBlocks:
         _sage[(kv_heads, len(self.work), splits)](
             q, layer, self.work, mean, codes, k_scales, out, parts, found, splits, self.total,
             q.stride(0), q.stride(1), out.stride(0), layer.stride(0), kv_heads, len(q), scale,
-            GROUP=heads // kv_heads, WINDOW=window, READY=self.coding is not None,
-            SPLIT=splits > 1, WIDE=wide(q.dtype), PAGE=page_size, D=dim, BLOCK_D=width,
-            ROWS=shape.rows, BLOCK_N=shape.block, WORK=WORK + 1, num_warps=shape.warps,
-            num_stages=shape.stages)
+            GROUP=heads // kv_heads, WINDOW=window, CODES=coded,
+            READY=self.coding is not None and not coded, SPLIT=splits > 1,
+            WIDE=wide(q.dtype, layer.dtype), PAGE=page_size, D=dim, BLOCK_D=width, ROWS=shape.rows,
+            BLOCK_N=shape.block, WORK=WORK + 1, num_warps=shape.warps, num_stages=shape.stages)
         return merge(parts, found, out) if splits > 1 else out
 
 
@@ -221,7 +232,6 @@ class SageExtend:
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
-        assert scales is None, "pages with scales are not for this backend"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
             return out
@@ -232,7 +242,7 @@ class SageExtend:
         if tokens not in self.blocks:
             self.blocks[tokens] = planned(self.rows, tokens, self.window, self.ready, q.device)
         return self.blocks[tokens].run(q, layer, out, shape, self.page_size, self.window,
-                                       self.scale, self.means(layer), self.splits)
+                                       self.scale, self.means(layer), scales, self.splits)
 
 
 def lengths_of(rows: Sequence[ExtendChunk], window: int
@@ -293,14 +303,13 @@ class SageDecode:
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
         """See `Attend`."""
-        assert scales is None, "pages with scales are not for this backend"
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
             return out
         shape = config(q.shape[1] // (layer.shape[1] // 2), padded(q.shape[2]), 2, 1, False,
                        device_limits(q.device).capability)
         return self.blocks.run(q, layer, out, shape, self.page_size, self.window, self.scale,
-                               self.means(layer), self.splits)
+                               self.means(layer), scales, self.splits)
 
 
 def sage_extend(rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,

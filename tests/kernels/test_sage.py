@@ -105,7 +105,7 @@ def test_the_normaliser_is_that_of_whole_scores(loud: float) -> None:
     want = score.masked_fill(hidden[:, None], -math.inf).logsumexp(-1)
     assert (found.log_sum_exp - want).abs().max() < 0.03
     if loud:
-        unshifted = sage_rows(case.q, keys.float() - means(case.layer),
+        unshifted = sage_rows(case.q, code_rows(keys.float() - means(case.layer)),
                               torch.zeros(50, 2, 64), torch.zeros(2, 64), ~hidden, case.scale)
         assert (unshifted.log_sum_exp - want).abs().max() > 1
 
@@ -123,6 +123,20 @@ def test_equals_the_reference(kernel: NativeRun, page_size: int, heads: int, kv_
         assert kernel(case, means)(case.q, case.layer, out) is out
         assert error(out, reference(case, means).double()) < NEAR
         assert error(out, case.wanted()) < BOUND
+
+
+@pytest.mark.parametrize("window", [0, 33])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim"), [(9, 3, 64), (4, 2, 128), (2, 1, 32)])
+def test_pages_that_hold_codes(kernel: NativeRun, heads: int, kv_heads: int, dim: int,
+                               window: int) -> None:
+    """They are multiplied as they are: what is lost is what queries lose."""
+    case = Paged(MIXED, heads, kv_heads, dim, 16, window, dtype=BF16, kv_dtype=torch.int8)
+    means = biased(case, 0.0)
+    want = sage_extend(case.rows, 16, window, case.scale, means)(
+        case.q, case.layer, None, case.scales)
+    got = kernel(case, means)(case.q, case.layer, case.poisoned(), case.scales)
+    assert error(got, want.double()) < NEAR
+    assert error(got, case.wanted()) < BOUND
 
 
 @pytest.mark.parametrize("window", [1, 33, 200, 5000])

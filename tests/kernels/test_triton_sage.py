@@ -44,6 +44,18 @@ def test_equals_the_reference(spans: list[tuple[int, int]], window: int, dim: in
         assert error(out, wanted(case, means).double()) < 1e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_pages_that_hold_codes(dtype: torch.dtype) -> None:
+    case = Paged([(0, 20), (40, 17)], 4, 2, 32, 16, dtype=dtype, kv_dtype=torch.int8)
+    means, bound = told(case), 1e-5 if dtype is torch.float32 else 6e-3
+    want = reference(case.rows, 16, 0, case.scale, means)(case.q, case.layer, None, case.scales)
+    for splits in (1, 2):
+        attend = SageExtend(case.rows, 16, 0, case.scale, means, splits)
+        assert error(attend(case.q, case.layer, case.poisoned(), case.scales), want.double()
+                     ) < bound
+    assert error(want, case.wanted()) < 0.02
+
+
 def test_codes_are_the_same_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit: a token must not depend on how long the prefix is beside the step's prompts."""
     case = Paged([(20, 20)], 4, 2, 32, 16, dtype=torch.bfloat16)

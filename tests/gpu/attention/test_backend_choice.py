@@ -90,7 +90,7 @@ def test_auto_never_takes_eight_bits(monkeypatch: pytest.MonkeyPatch) -> None:
         assert choose(part, NEEDS, DeviceConfig(), CPU).name != "sage"
         asked = DeviceConfig(attention_backend="SAGE_ATTN")
         assert choose(part, NEEDS, asked, CPU).name == "sage"
-        for needs, why in ((NEEDS._replace(dtype="float16"), "queries and pages in bfloat16 alone"),
+        for needs, why in ((NEEDS._replace(dtype="float16"), "it takes nothing in float16"),
                            (NEEDS._replace(dtype="float32"), "no queries in float32"),
                            (NEEDS._replace(latent_rank=64), "latents"),
                            (NEEDS._replace(head_dim=72), "multiples of 32 numbers")):
