@@ -198,20 +198,25 @@ class SageBlocks:
         """Attends, see `Attend`."""
         kv_heads, (_, heads, dim), coded = layer.shape[1] // 2, q.shape, scales is not None
         codes, k_scales, width = q, q if scales is None else scales, padded(dim)
-        if self.coding is not None and not coded:
+        coding = None if coded else self.coding
+        ready = coding is not None
+        if coding is not None:
             codes = torch.empty((kv_heads, self.total, dim), dtype=torch.int8, device=q.device)
             k_scales = torch.empty((kv_heads, self.total), dtype=torch.float32, device=q.device)
-            _code_keys[(kv_heads, len(self.coding))](
-                layer, self.coding, mean, codes, k_scales, self.total, layer.stride(0),
+            _code_keys[(kv_heads, len(coding))](
+                layer, coding, mean, codes, k_scales, self.total, layer.stride(0),
                 PAGE=page_size, D=dim, BLOCK_D=width, CODED=CODED, num_warps=4)
-        splits = splits or splits_of(kv_heads * len(self.work), self.keys, shape,
-                                     device_limits(q.device).processors)
+        if not splits:
+            splits = 1 if ready else splits_of(kv_heads * len(self.work), self.keys, shape,
+                                               device_limits(q.device).processors)
+            # Keys are coded first, or shared out: two forms to be compiled for, not four.
+            splits = splits if ready or coded else max(2, splits)
         parts, found = parts_of(splits, q, out)
         _sage[(kv_heads, len(self.work), splits)](
             q, layer, self.work, mean, codes, k_scales, out, parts, found, splits, self.total,
             q.stride(0), q.stride(1), out.stride(0), layer.stride(0), kv_heads, len(q), scale,
             GROUP=heads // kv_heads, WINDOW=window, CODES=coded,
-            READY=self.coding is not None and not coded, SPLIT=splits > 1,
+            READY=ready, SPLIT=splits > 1,
             WIDE=wide(q.dtype, layer.dtype), PAGE=page_size, D=dim, BLOCK_D=width, ROWS=shape.rows,
             BLOCK_N=shape.block, WORK=WORK + 1, num_warps=shape.warps, num_stages=shape.stages)
         return merge(parts, found, out) if splits > 1 else out

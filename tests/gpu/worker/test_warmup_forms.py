@@ -47,7 +47,7 @@ from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
-         "fp8 experts", "made", "int8 pages")
+         "fp8 experts", "made", "int8 pages", "sage")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -88,11 +88,14 @@ def model_of(path: Path, kind: str) -> Any:
     quantization = "fp8" if kind == "made" else "auto"
     pages = MemoryConfig(kv_cache_dtype="int8" if kind == "int8 pages" else "auto")
     config = Config(model=ModelConfig(model=str(path), quantization=quantization), memory=pages,
-                    device=DeviceConfig(kernels="triton"),
+                    device=DeviceConfig(kernels="triton", prefill_attention_backend="sage"
+                                        if kind == "sage" else ""),
                     speculation=SpeculationConfig(speculative=drafts))
     # as no CUDA weight can be packed
     with patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False):
         model = load_model(path, config, CPU, lambda *_: None)
+    if kind == "sage":
+        model.attention.extend.lib = None  # type: ignore[attr-defined]  # as on CUDA
     if kind == "skinny":  # as if each had been the fastest for its number of rows
         best = [(rows, configs_of(rows)[at % 2 if rows < 128 else 0])
                 for at, rows in enumerate(BUCKETS)]
@@ -168,7 +171,7 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
         cached = sum(requests.serve(runner, 24 // len(ways), way) for way in ways)
     assert met.launches > 500 and cached > 0
     assert met.beyond(warm) == []
-    assert {"extend._extend", "latent._latent"} & met.names()
+    assert {"extend._extend", "latent._latent", "sage._sage"} & met.names()
     assert {"commit._commit", "penalties._penalise", "logprobs._join"} < met.names()
     assert kind != "skinny" or sum(name == "skinny._skinny" for name, _ in met.found) > 3
     if captured:
