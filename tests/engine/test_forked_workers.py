@@ -13,10 +13,21 @@ from helpers_runtime import processes_naming, short_dir
 
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.process import process_activity
 from actorium.actors.runtime.roles import WORKER
 
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 IMPORTED = b"libtorch_cpu"
+
+
+def rests(pid: int) -> bool:
+    """Whether all its threads sleep for a while: what imports has no reason to."""
+    for _ in range(10):
+        time.sleep(0.02)
+        activity = process_activity(pid)
+        if activity is None or activity.runnable:
+            return False
+    return True
 
 
 def loaded_at(pid: int) -> list[bytes]:
@@ -30,7 +41,7 @@ def loaded_at(pid: int) -> list[bytes]:
 
 
 def test_a_killed_worker_is_forked_and_says_the_same(tmp_path: Path) -> None:
-    """Not before the fork server has its imports, of which nothing outside can tell the end."""
+    """Once the server has its imports, of which nothing outside can tell the end."""
     write_checkpoint(tmp_path)
     with short_dir() as base, Engine(
             str(tmp_path), device="cpu", dtype="float32", run_dir=str(base), skip_tokenizer=True,
@@ -45,7 +56,7 @@ def test_a_killed_worker_is_forked_and_says_the_same(tmp_path: Path) -> None:
         before, first, until = says(), worker(), time.monotonic() + 60
         while not (servers := [pid for pid in processes_naming(str(base))
                                if b"fork_server" in Path(f"/proc/{pid}/cmdline").read_bytes()
-                               and loaded_at(pid)]):
+                               and loaded_at(pid) and rests(pid)]):
             assert time.monotonic() < until
             time.sleep(0.1)
         assert loaded_at(first) != loaded_at(servers[0])

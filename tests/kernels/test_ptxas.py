@@ -93,7 +93,7 @@ def test_faults_are_named(change: dict[str, Any], said: list[str]) -> None:
 def test_a_spill_that_is_known_may_not_grow() -> None:
     own = GOOD._replace(kernel="_prepare", programs=2)
     for known in rules.EXCEPTIONS:
-        case, most = "delta_extend Qwen3.5-27B", (known.stored, known.loaded)
+        case, most = f"delta_extend {known.case or 'Qwen3.5-27B'}", (known.stored, known.loaded)
         for capability, spills, said in (
                 (known.capability, most, False), (known.capability, (most[0] + 4, most[1]), True),
                 (known.capability, (most[0], most[1] + 4), True), (90, most, True)):

@@ -134,6 +134,7 @@ def test_a_device_is_warm_before_its_graphs_are_captured_and_again_with_them(
     kinds = [SimpleNamespace(capture=lambda say, name=name: done.append(name))
              for name in ("decodes", "segments")]
     monkeypatch.setattr(device, "check_numbers", lambda *_: done.append("numbers"))
+    monkeypatch.setattr(device, "measure_key_means", lambda *_: None)
     for module in (device, graph_setup):
         monkeypatch.setattr(module, "warm_up_kernels", lambda own, budget, say: done.append(
             (budget, own.graphs is kinds[0], own.segments is kinds[1])))
