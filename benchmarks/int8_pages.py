@@ -59,14 +59,14 @@ class Chunk(NamedTuple):
 
 
 class Layers:
-    """The same keys and values in both kinds of pages."""
+    """The same keys and values in both kinds of pages, in every layer."""
 
     def __init__(self, lib: ctypes.CDLL, threads: int, heads: Heads, batch: int,
                  context: int) -> None:
         each = -(-context // PAGE)
         tokens = batch * each * PAGE
         size = tokens * 2 * heads.kv_heads * heads.dim
-        self.count = max(2, min(MOST_LAYERS, COLD_BYTES // size))
+        self.count = max(1, min(MOST_LAYERS, COLD_BYTES // size))
         self.tables = torch.randperm(batch * each).to(torch.int32).view(batch, each)
         self.wide = torch.empty((self.count, tokens, 2 * heads.kv_heads, heads.dim),
                                 dtype=torch.bfloat16)
@@ -75,11 +75,11 @@ class Layers:
         ops, index = NativeOps(lib, threads), torch.arange(tokens)
         still = torch.zeros(tokens, 2, 1, heads.dim, dtype=torch.bfloat16)
         still[:, 0] = 1  # rotates nothing
-        for layer in range(self.count):
-            kv = torch.randn(self.wide.shape[1:]).to(torch.bfloat16)
-            ops.rotate_write(kv.clone(), 0, None, 0.0, still, self.wide[layer], index)
-            ops.rotate_write(kv, 0, None, 0.0, still, self.codes[layer], index,
-                             self.scales[layer])
+        kv = torch.randn(self.wide.shape[1:]).to(torch.bfloat16)
+        self.wide.copy_(kv)
+        ops.rotate_write(kv, 0, None, 0.0, still, self.codes[0], index, self.scales[0])
+        self.codes.copy_(self.codes[0].clone())
+        self.scales.copy_(self.scales[0].clone())
 
     def calls(self, attend: Callable[..., Tensor], q: Tensor) -> dict[str, Callable[[int], Tensor]]:
         """Attention of a layer over each kind of pages."""

@@ -34,10 +34,14 @@ INLINE void fetch_scales(const struct paged_decode *d, int64_t token, int head) 
 }
 
 INLINE void take_scales(struct round *r, int head, int kv_heads) {
-    for (int s = 0; s < ROUND; s++) {
-        const bf16 *from = r->scales[s] + head;
-        r->keys[s] = s < r->count ? wide(from[0]) : 0;
-        r->values[s] = s < r->count ? wide(from[kv_heads]) : 0;
+    bf16 keys[ROUND] = {0}, values[ROUND] = {0};
+    for (int s = 0; s < r->count; s++) {
+        keys[s] = r->scales[s][head];
+        values[s] = r->scales[s][kv_heads + head];
+    }
+    for (int s = 0; s < ROUND; s += 16) {
+        store_lanes(r->keys + s, wide_lanes(keys + s));
+        store_lanes(r->values + s, wide_lanes(values + s));
     }
 }
 
