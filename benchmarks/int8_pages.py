@@ -37,6 +37,8 @@ CHUNK = 512
 COLD_BYTES = 96 << 20
 """Of the layers' pages in int8, together."""
 MOST_LAYERS = 30
+FEW_LAYERS = 4
+"""Of prompts, whose time is not memory's."""
 
 
 class Heads(NamedTuple):
@@ -61,12 +63,12 @@ class Chunk(NamedTuple):
 class Layers:
     """The same keys and values in both kinds of pages, in every layer."""
 
-    def __init__(self, lib: ctypes.CDLL, threads: int, heads: Heads, batch: int,
-                 context: int) -> None:
+    def __init__(self, lib: ctypes.CDLL, threads: int, heads: Heads, batch: int, context: int,
+                 most: int = MOST_LAYERS) -> None:
         each = -(-context // PAGE)
         tokens = batch * each * PAGE
         size = tokens * 2 * heads.kv_heads * heads.dim
-        self.count = max(1, min(MOST_LAYERS, COLD_BYTES // size))
+        self.count = max(1, min(most, COLD_BYTES // size))
         self.tables = torch.randperm(batch * each).to(torch.int32).view(batch, each)
         self.wide = torch.empty((self.count, tokens, 2 * heads.kv_heads, heads.dim),
                                 dtype=torch.bfloat16)
@@ -131,7 +133,7 @@ def decode_case(lib: ctypes.CDLL, threads: int, heads: Heads, batch: int, contex
 def extend_case(lib: ctypes.CDLL, threads: int, heads: Heads, context: int,
                 seconds: float) -> dict[str, Any]:
     """Attention of one layer, of a chunk behind so many tokens."""
-    layers = Layers(lib, threads, heads, 1, context + CHUNK)
+    layers = Layers(lib, threads, heads, 1, context + CHUNK, FEW_LAYERS)
     q = torch.randn(CHUNK, heads.heads, heads.dim).to(torch.bfloat16)
     rows = [Chunk(context, CHUNK, layers.tables[0])]
     attend = NativeAttention(lib, threads).extend(rows, PAGE, 0, heads.dim**-0.5)
