@@ -135,13 +135,16 @@ class Spill(NamedTuple):
 WHOLE = ("operands are in registers there, and each warp's rows meet a whole matrix of a chunk; "
          "eight warps compute every product twice, and spill too")
 CODING = "programs that code keys themselves hold a block of them in fp32 beside the sums"
+WIDENED = "codes of values 256 wide become bf16 beside the sums"
 EXCEPTIONS = (
     Spill("_prepare", "", 80, 84, 92, WHOLE),
     Spill("_prepare", "", 89, 44, 64, WHOLE),
     Spill("_sage", "Llama-3.1-8B", 80, 8, 8, CODING),
     Spill("_sage", "Llama-3.1-8B", 89, 8, 8, CODING),
-    Spill("_sage", "split", 80, 164, 192, CODING),
-    Spill("_sage", "split", 89, 164, 192, CODING),
+    Spill("_sage", "split", 80, 172, 192, CODING),
+    Spill("_sage", "Qwen3.5-27B, INT8 pages", 80, 24, 24, WIDENED),
+    Spill("_sage", "split", 89, 172, 192, CODING),
+    Spill("_sage", "Qwen3.5-27B, INT8 pages", 89, 24, 24, WIDENED),
 )
 """All that may spill."""
 
