@@ -61,9 +61,10 @@ def command_line(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
 
 
-def server_of(run_dir: Path) -> int:
-    (pid,) = (pid for pid in processes_naming(str(run_dir))
-              if "actorium.actors.runtime.fork_server" in command_line(pid))
+def server_of(run_dir: Path, *forked: int) -> int:
+    """forked: actors, which bear the server's name until they begin."""
+    (pid,) = (pid for pid in processes_naming(str(run_dir)) if pid not in forked
+              and "actorium.actors.runtime.fork_server" in command_line(pid))
     return pid
 
 
@@ -102,7 +103,7 @@ def test_others_start_from_scratch(starts: ForkedStarts, run_dir: Path, base: Pa
 
 def test_a_server_that_has_died_is_replaced(starts: ForkedStarts, run_dir: Path) -> None:
     actor = until(lambda: starts.fork(words(run_dir)))
-    server = server_of(run_dir)
+    server = server_of(run_dir, actor.pid)
     os.kill(server, signal.SIGKILL)
     assert starts.fork(words(run_dir, "worker-1")) is None
     assert actor.pid in processes_naming(str(run_dir)), "its death is not the actors'"
@@ -186,6 +187,6 @@ def test_all_end_with_the_launcher(run_dir: Path) -> None:
         assert launcher.stdout is not None
         actor = int(launcher.stdout.readline())
         until((run_dir / "worker-0.inbox").exists)
-        pids = [actor, server_of(run_dir)]
+        pids = [actor, server_of(run_dir, actor)]
         launcher.kill()
         assert wait_dead(pids) == []
