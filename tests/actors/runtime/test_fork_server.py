@@ -61,10 +61,14 @@ def command_line(pid: int) -> list[str]:
     return Path(f"/proc/{pid}/cmdline").read_bytes().rstrip(b"\0").decode().split("\0")
 
 
-def server_of(run_dir: Path, *forked: int) -> int:
-    """forked: actors, which bear the server's name until they begin."""
-    (pid,) = (pid for pid in processes_naming(str(run_dir)) if pid not in forked
-              and "actorium.actors.runtime.fork_server" in command_line(pid))
+def server_of(run_dir: Path, *others: int) -> int:
+    """The fork server, which bears its name some moments after its start; others: former ones, and
+    actors, which bear it until they begin."""
+    def found() -> list[int]:
+        return [pid for pid in processes_naming(str(run_dir)) if pid not in others
+                and "actorium.actors.runtime.fork_server" in command_line(pid)]
+
+    (pid,) = until(found)
     return pid
 
 
@@ -95,10 +99,11 @@ def test_a_forked_actor_is_a_child_of_the_launcher_and_looks_like_any_other(
 
 def test_others_start_from_scratch(starts: ForkedStarts, run_dir: Path, base: Path) -> None:
     assert starts.fork([*words(run_dir)[:-1], "helpers_runtime:other"]) is None
+    server = server_of(run_dir)
     off = ForkedStarts()
     off.on_up(Config(recovery=RecoveryConfig(fork_server="off")), run_dir, {"worker-0": BUILT})
     assert off.fork(words(run_dir)) is None
-    assert len(processes_naming(str(run_dir))) == 1, "the first one's server"
+    assert processes_naming(str(run_dir)) == [server], "the first one's server"
 
 
 def test_a_server_that_has_died_is_replaced(starts: ForkedStarts, run_dir: Path) -> None:
@@ -122,8 +127,8 @@ def test_a_server_that_hangs_costs_its_patience_and_forks_nobody(base: Path, run
         until(lambda: "ready" if starts.answers() else "")
         os.kill(server, signal.SIGSTOP)
         assert starts.fork(words(run_dir)) is None
-        # The next one names the directory as soon as it has begun.
-        assert until(lambda: processes_naming(str(run_dir))) == [server_of(run_dir)] != [server]
+        second = server_of(run_dir, server)
+        assert processes_naming(str(run_dir)) == [second]
     finally:
         starts.after_end()
 
