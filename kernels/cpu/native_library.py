@@ -19,7 +19,7 @@ import shutil
 import subprocess
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
-from ctypes import c_float, c_int, c_int64, c_void_p
+from ctypes import c_double, c_float, c_int, c_int64, c_void_p
 from pathlib import Path
 from threading import get_ident
 
@@ -27,6 +27,9 @@ SOURCES = Path(__file__).parent
 FLAGS = ("-O3", "-fopenmp", "-shared", "-fPIC", "-fno-math-errno", "-fassociative-math",
          "-fno-signed-zeros", "-fno-trapping-math")
 THIS_PROCESSOR = ("-march=native",)
+SLOW_PAIRS = "-DSLOW_PAIRS"
+PAIRS_PAY = 1.2
+"""Of `pair_rate`: what widening to floats costs is not in it."""
 VERSION = 1
 BUILD_SECONDS = 300.0
 """For a source: some take 10 seconds of a quiet core."""
@@ -139,12 +142,24 @@ def _built(compiler: str, cache: Path, flags: tuple[str, ...]) -> Path:
         if path.is_file():
             return path
         with tempfile.TemporaryDirectory(dir=cache) as scratch:
+            if ({*THIS_PROCESSOR} <= {*flags}
+                    and _pair_rate([compiler, *flags], Path(scratch)) < PAIRS_PAY):
+                flags = (*flags, SLOW_PAIRS)
             whole = _compiled([compiler, *flags], [s for s in sources if s.suffix == ".c"],
                               Path(scratch))
             os.replace(whole, path)  # whole or not at all
     finally:
         os.close(lock)
     return path
+
+
+def _pair_rate(compiler: list[str], to: Path) -> float:
+    """What `pair_rate.c` measures. Raises OSError or SubprocessError."""
+    probe = ctypes.CDLL(str(_compiled(compiler, [SOURCES / "pair_rate.c"], to))).pair_rate
+    probe.restype = c_double
+    rate: float = probe()
+    LOG.info("products of pairs of bf16: %.2f times as fast as of floats", rate)
+    return rate
 
 
 def _compiled(compiler: list[str], sources: list[Path], to: Path) -> Path:

@@ -5,7 +5,8 @@
  * consecutive k side by side. Sums are brought by `TILE_SUMS`, operands by `TILE_LOAD`; memory an
  * operand came from stays as it is until the products with it are done.
  *
- * `TILES` is defined where there are any. -DVECTOR_TILES prefers vectors to AMX. */
+ * `TILES` is defined where there are any. -DVECTOR_TILES prefers vectors to AMX, -DSLOW_PAIRS floats
+ * to AVX512-BF16 (`pair_rate.c`). */
 #pragma once
 #include <stdint.h>
 
@@ -14,7 +15,7 @@
 #if defined(__AMX_BF16__) && !defined(VECTOR_TILES)
 #define TILES
 #include "tiles_amx.h"
-#elif defined(__AVX512BF16__)
+#elif defined(__AVX512BF16__) && !defined(SLOW_PAIRS)
 #define TILES
 #define TILES_OF_VECTORS
 #include "tiles_vector.h"

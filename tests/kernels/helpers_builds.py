@@ -7,11 +7,12 @@ from pathlib import Path
 
 import pytest
 
-from actorium.kernels.cpu.native_library import THIS_PROCESSOR, library
+from actorium.kernels.cpu.native_library import SLOW_PAIRS, THIS_PROCESSOR, library
 
 BUILDS = {"this": THIS_PROCESSOR, "avx2": ("-march=haswell",), "avx_vnni": ("-march=alderlake",),
-          "avx512": ("-march=skylake-avx512",)}
-NEEDED = {"this": "", "avx2": "avx2", "avx_vnni": "avx_vnni", "avx512": "avx512vl"}
+          "avx512": ("-march=skylake-avx512",), "slow_pairs": (*THIS_PROCESSOR, SLOW_PAIRS)}
+NEEDED = {"this": "", "avx2": "avx2", "avx_vnni": "avx_vnni", "avx512": "avx512vl",
+          "slow_pairs": "avx512_bf16"}
 """Flags that a processor must have to run it."""
 EACH_BUILD = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("this", "avx2")))
               for name in BUILDS]

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import shutil
 import stat
 import subprocess
 import sys
@@ -28,6 +29,7 @@ def stub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (folder / "stub.c").write_text("".join([
         f"int actorium_version(void) {{ return {native.VERSION}; }}\n",
         *(f"void {name}(void) {{}}\n" for name in native.SIGNATURES)]))
+    (folder / "pair_rate.c").write_text("double pair_rate(void) { return 2.0; }\n")
     monkeypatch.setattr(native, "SOURCES", folder)
     return folder
 
@@ -74,6 +76,25 @@ def test_another_source_is_another_library(stub: Path, tmp_path: Path) -> None:
         source.write("void one_more(void) {}\n")
     assert fresh(cache) is not None
     assert len(list(cache.iterdir())) == 2
+
+
+@pytest.mark.parametrize(("rate", "slow"), [(0.5, 1), (2.0, 0)])
+def test_it_is_built_after_what_the_processor_is_fast_at(
+    rate: float, slow: int, stub: Path, tmp_path: Path
+) -> None:
+    (stub / "pair_rate.c").write_text(f"double pair_rate(void) {{ return {rate}; }}\n")
+    with (stub / "stub.c").open("a") as source:
+        source.write("#ifdef SLOW_PAIRS\n#define SLOW 1\n#else\n#define SLOW 0\n#endif\n"
+                     "int slow_pairs(void) { return SLOW; }\n")
+    found = fresh(tmp_path / "cache")
+    assert found is not None and found.slow_pairs() == slow
+
+
+@pytest.mark.skipif(native.library() is None, reason="no C compiler, or torch with another OpenMP")
+def test_what_is_measured_is_a_rate(tmp_path: Path) -> None:
+    compiler = shutil.which("cc") or "gcc"
+    rate = native._pair_rate([compiler, *native.FLAGS, *native.THIS_PROCESSOR], tmp_path)
+    assert 0.1 < rate < 5
 
 
 def test_a_library_of_another_version_is_not_used(stub: Path, tmp_path: Path) -> None:
