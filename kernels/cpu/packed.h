@@ -39,7 +39,7 @@ struct packed {
 INLINE int place_k(uint32_t at) { return at / BLOCK * STEP + at % 512 / 32 * 2 + at % 2; }
 INLINE int place_column(uint32_t at) { return at / 512 % 2 * 16 + at % 32 / 2; }
 
-#ifdef TILES
+#if defined(TILES) || defined(FLOATS16_512)
 INLINE __m512i code_table(const struct packed *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)w->table));
 }
@@ -58,6 +58,9 @@ INLINE void decode_group(const uint8_t *from, __m512i table, __m512i to[4]) {
     to[3] = _mm512_unpackhi_epi8(low1, high1);
 }
 
+#endif
+
+#ifdef TILES
 /* One block to plain tiles; exceptions are the caller's. */
 INLINE void decode_block(const uint8_t *from, __m512i table, bf16 *to) {
     for (int g = 0; g < 8; g++) {

@@ -66,6 +66,29 @@ INLINE void multiply_arranged(int n, const int32_t *x, const float *w, int64_t b
     else multiply_some(n, (struct dot_rows){(const float *)x, 1, GROUP}, w, blocks, sums, fresh);
 }
 
+#ifdef FLOATS16_512
+/* Pairs of k of 16 columns, as a tile row has them, to the rows of both. */
+INLINE void widen_pairs(__m512i pairs, float *to) {
+    __m512i upper = _mm512_and_si512(pairs, _mm512_set1_epi32((int)0xffff0000));
+    _mm512_storeu_ps(to, _mm512_castsi512_ps(_mm512_slli_epi32(pairs, 16)));
+    _mm512_storeu_ps(to + PANEL, _mm512_castsi512_ps(upper));
+}
+
+/* A block to [32 k][32 columns]; exceptions are the caller's. */
+INLINE void widen_coded(const uint8_t *from, __m512i table, float *to) {
+    for (int g = 0; g < 8; g++) {
+        __m512i v[4];
+        decode_group(from + 192 * g, table, v);
+        for (int i = 0; i < 4; i++)
+            widen_pairs(v[i], to + (g % 4 * 4 + i) * 2 * PANEL + g / 4 * 16);
+    }
+}
+
+INLINE void widen_plain(const uint8_t *from, float *to) {
+    for (int i = 0; i < BLOCK / 32; i++)
+        widen_pairs(_mm512_loadu_si512(from + 64 * i), to + i % 16 * 2 * PANEL + i / 16 * 16);
+}
+#else
 /* Pairs of k of 8 columns, as half a tile row has them, to the rows of both. */
 INLINE void widen_pairs(__m256i pairs, float *to) {
     __m256i upper = _mm256_and_si256(pairs, _mm256_set1_epi32((int)0xffff0000));
@@ -99,6 +122,11 @@ INLINE void widen_plain(const uint8_t *from, float *to) {
                     to + i % 32 / 2 * 2 * PANEL + i / 32 * 16 + i % 2 * 8);
 }
 
+INLINE __m256i code_table(const struct packed *w) {
+    return _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)w->table));
+}
+#endif
+
 /* Blocks [first, first + count) of a panel, [k][32 columns]; `next`: the panel's exceptions still to
  * come. */
 static const float *decoded_run(const struct packed *w, int64_t panel, int64_t first, int64_t count,
@@ -110,8 +138,7 @@ static const float *decoded_run(const struct packed *w, int64_t panel, int64_t f
         return to;
     }
     const struct exception *end = w->exceptions + w->starts[panel + 1];
-    __m256i table = _mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *)w->table));
-    for (int64_t b = 0; b < count; b++) widen_coded(from + b * CODED_BYTES, table, to + b * BLOCK);
+    for (int64_t b = 0; b < count; b++) widen_coded(from + b * CODED_BYTES, code_table(w), to + b * BLOCK);
     for (; *next < end && (*next)->at < (first + count) * BLOCK; (*next)++)
         to[(place_k((*next)->at) - first * STEP) * PANEL + place_column((*next)->at)]
             = wide((*next)->value);
