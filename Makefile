@@ -46,11 +46,11 @@ setup: $(VENV)/.ready-test
 demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
 
-# Three files at a time, on two cores: many tests wait for processes. In the order of
+# Four files at a time, on two cores: many tests wait for processes. In the order of
 # tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.
 # RERUNS=1 for a machine that others use.
 test: $(VENV)/.ready-test
-	$(BIN)/python -m pytest tests --ignore tests/conformance -n 3 --dist loadfile \
+	$(BIN)/python -m pytest tests --ignore tests/conformance -n 4 --dist loadfile \
 		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
 
 # The libraries that a request meets, at both ends of the ranges that pyproject.toml promises.
