@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parent.parent
 CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARIES = ("llguidance", "starlette", "uvicorn", "httptools", "uvloop", "msgspec", "pyzmq",
              "tokenizers", "transformers", "jinja2", "rich", "prometheus_client", "safetensors",
-             "huggingface_hub")
+             "huggingface_hub", "pillow")
 """Those that a request, a command line or a model's files meet."""
 TESTS = ("cli", "client*", "crash", "delivery*", "detokenizer*", "engine_cli", "gateway*",
          "grammar*", "hub_download", "keys", "loader", "mailbox", "masking", "models_dir",

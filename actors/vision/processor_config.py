@@ -1,0 +1,258 @@
+"""How a checkpoint wants its images and videos: `preprocessor_config.json` and its like.
+
+Read as transformers 5 reads them: the nested `processor_config.json` first, then a video's own
+`video_preprocessor_config.json`, then `preprocessor_config.json`. Of Qwen2-VL, Qwen2.5-VL and
+Qwen3-VL, whose image processor is one and whose video processors are two. No Pillow, no numpy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.errors import BadModel, InvalidRequest, shown
+
+CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)
+CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
+QWEN2, QWEN3 = "qwen2_vl", "qwen3_vl"
+NESTED = "processor_config.json"
+VIDEO_FILE = "video_preprocessor_config.json"
+IMAGE_FILE = "preprocessor_config.json"
+KWARGS = "mm_processor_kwargs"
+LARGEST = 1 << 31
+"""Largest count of pixels or frames that any field may name."""
+
+
+class ImageProcessing(Struct, frozen=True, kw_only=True):
+    """What is done to each image. The defaults are those of transformers' Qwen2VLImageProcessor."""
+
+    patch_size: int = 14
+    """Pixels of a patch's side."""
+    temporal_patch_size: int = 2
+    """Frames of a patch."""
+    merge_size: int = 2
+    """Patches of a side that the tower merges into one token."""
+    min_pixels: int = 56 * 56
+    max_pixels: int = 28 * 28 * 1280
+    """Bounds of an image's pixels once it is resized."""
+    resample: int = 3
+    """Pillow's filter: 0 nearest, 1 Lanczos, 2 bilinear, 3 bicubic, 4 box, 5 Hamming."""
+    rescale_factor: float = 1 / 255
+    image_mean: tuple[float, float, float] = CLIP_MEAN
+    image_std: tuple[float, float, float] = CLIP_STD
+    do_rescale: bool = True
+    do_normalize: bool = True
+
+    @property
+    def factor(self) -> int:
+        """Pixels of a token's side: sizes are multiples of it."""
+        return self.patch_size * self.merge_size
+
+
+class VideoProcessing(ImageProcessing, frozen=True, kw_only=True):
+    """What is done to each video. The defaults are those of Qwen2VLVideoProcessor, but for `fps`,
+    which is that of qwen-vl-utils, since transformers leaves sampling to it."""
+
+    family: str = QWEN2
+    """qwen2_vl: the bounds hold for each frame; qwen3_vl: for all frames together."""
+    min_pixels: int = 128 * 28 * 28
+    max_pixels: int = 28 * 28 * 768
+    fps: float = 2.0
+    """Frames a second that are sampled."""
+    num_frames: int | None = None
+    """Frames that are sampled, instead of `fps`."""
+    min_frames: int = 4
+    max_frames: int = 768
+    cap_pixels_per_frame: bool = False
+    """Share a bound of all frames among them, as qwen-vl-utils does."""
+    max_video_tokens: int = 128_000
+    """Of that bound: tokens of all frames (qwen2_vl), or of each (qwen3_vl)."""
+
+
+class MediaProcessing(Struct, frozen=True):
+    """Both of a checkpoint."""
+
+    image: ImageProcessing
+    video: VideoProcessing
+
+
+P = TypeVar("P", bound=ImageProcessing)
+
+_IMAGE_TYPES = ("Qwen2VLImageProcessor", "Qwen2VLImageProcessorFast", "Qwen2VLImageProcessorPil")
+_VIDEO_TYPES = {"Qwen2VLVideoProcessor": QWEN2, "Qwen3VLVideoProcessor": QWEN3}
+_QWEN3_VIDEO = {"patch_size": 16, "image_mean": (0.5,) * 3, "image_std": (0.5,) * 3,
+                "min_pixels": 128 * 32 * 32, "max_pixels": 32 * 32 * 768, "max_video_tokens": 768}
+"""The defaults of Qwen3VLVideoProcessor where they are others."""
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "patch_size": (1, 128), "temporal_patch_size": (1, 16), "merge_size": (1, 16),
+    "min_pixels": (1, LARGEST), "max_pixels": (1, LARGEST), "resample": (0, 5),
+    "rescale_factor": (1e-6, 1.0), "fps": (1e-3, 1000.0), "num_frames": (1, LARGEST),
+    "min_frames": (1, LARGEST), "max_frames": (1, LARGEST), "max_video_tokens": (1, LARGEST)}
+_MUST_BE_TRUE = ("do_resize", "do_convert_rgb")
+_REQUEST_IMAGE = ("min_pixels", "max_pixels")
+_REQUEST_VIDEO = ("fps", "num_frames", "min_frames", "max_frames", "cap_pixels_per_frame")
+
+
+def read_processing(folder: Path) -> MediaProcessing:
+    """Reads a checkpoint's directory. Raises `BadModel` that names the file and the field."""
+    nested = _read(folder, NESTED) or {}
+    image_at, video_at = f"{NESTED}: image_processor", f"{NESTED}: video_processor"
+    image, video = nested.get("image_processor"), nested.get("video_processor")
+    if image is None:
+        image_at, image = IMAGE_FILE, _read(folder, IMAGE_FILE)
+    if video is None:
+        video_at, video = VIDEO_FILE, _read(folder, VIDEO_FILE)
+    if image is None:
+        raise BadModel(f"{IMAGE_FILE}: the checkpoint has none, so that its images cannot be "
+                       f"prepared", IMAGE_FILE)
+    if video is None:
+        video_at, video = image_at, image
+    return MediaProcessing(_image(image, image_at), _video(video, video_at, nested))
+
+
+def _read(folder: Path, name: str) -> dict[str, Any] | None:
+    try:
+        return msgspec.json.decode((folder / name).read_bytes(), type=dict[str, Any])
+    except FileNotFoundError:
+        return None
+    except (OSError, msgspec.MsgspecError, RecursionError, UnicodeDecodeError) as error:
+        raise BadModel(f"{name}: cannot be read: {error}", name) from None
+
+
+def _image(config: dict[str, Any], where: str) -> ImageProcessing:
+    """Raises `BadModel`."""
+    kind = config.get("image_processor_type", _IMAGE_TYPES[0])
+    if kind not in _IMAGE_TYPES:
+        raise BadModel(f"{where}: image_processor_type: {shown(kind)} is not supported; "
+                       f"{_IMAGE_TYPES[0]} is", "image_processor_type")
+    return _built(ImageProcessing, config, {}, where)
+
+
+def _video(config: dict[str, Any], where: str, nested: dict[str, Any]) -> VideoProcessing:
+    """Raises `BadModel`."""
+    kind = config.get("video_processor_type")
+    if kind is None:
+        owner = str(config.get("processor_class") or nested.get("processor_class") or "")
+        kind = f"Qwen{3 if owner.startswith('Qwen3') else 2}VLVideoProcessor"
+    family = _VIDEO_TYPES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        raise BadModel(f"{where}: video_processor_type: {shown(kind)} is not supported; "
+                       f"{' and '.join(_VIDEO_TYPES)} are", "video_processor_type")
+    defaults = {"family": family} | (_QWEN3_VIDEO if family == QWEN3 else {})
+    return _built(VideoProcessing, config, defaults, where)
+
+
+def _built(kind: type[P], config: dict[str, Any], defaults: dict[str, Any], where: str) -> P:
+    """The fields of a file over defaults. Raises `BadModel`."""
+    values = dict(defaults)
+    for name in _MUST_BE_TRUE:
+        if config.get(name) not in (None, True):
+            raise BadModel(f"{where}: {name}: only true is supported", name)
+    try:
+        values |= _sizes(config)
+        for name in kind.__struct_fields__:
+            if name != "family" and name not in _REQUEST_IMAGE and config.get(name) is not None:
+                values[name] = config[name]
+        return _checked(kind, values)
+    except ValueError as error:
+        field, _, what = str(error).partition(": ")
+        raise BadModel(f"{where}: {field}: {what}", field) from None
+
+
+def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
+    """min_pixels and max_pixels, which `size` names in two ways, and which win over it. Raises
+    `ValueError`."""
+    size = config.get("size")
+    if size is not None and not isinstance(size, dict):
+        raise ValueError(f"size: must be an object with shortest_edge and longest_edge (in "
+                         f"pixels of the whole image), got {shown(size)}")
+    found: dict[str, Any] = {}
+    for name, edge in zip(_REQUEST_IMAGE, ("shortest_edge", "longest_edge"), strict=True):
+        for value in ((size or {}).get(name), (size or {}).get(edge), config.get(name)):
+            if value is not None and value is not config.get(name) and type(value) is not int:
+                raise ValueError(f"size: {edge} must be a whole number, got {shown(value)}")
+            if value is not None:
+                found[name] = value
+    return found
+
+
+def _checked(kind: type[P], values: Mapping[str, Any]) -> P:
+    """Raises `ValueError`: "field: what is wrong"."""
+    for name, value in values.items():
+        low, high = _BOUNDS.get(name, (-math.inf, math.inf))
+        numeric = isinstance(value, int | float) and not isinstance(value, bool)
+        if name in _BOUNDS and not (numeric and low <= value <= high):
+            raise ValueError(f"{name}: must be a number between {low:g} and {high:g}, "
+                             f"got {shown(value)}")
+        if name in ("image_mean", "image_std") and not _is_triple(value, name == "image_std"):
+            raise ValueError(f"{name}: must be three numbers, got {shown(value)}")
+    try:
+        made = msgspec.convert(dict(values), kind)
+    except msgspec.ValidationError as error:
+        text, _, path = str(error).partition(" - at `$.")
+        raise ValueError(f"{path.rstrip('`') or 'config'}: {text}") from None
+    if made.min_pixels > made.max_pixels:
+        raise ValueError(f"min_pixels: {made.min_pixels} is above max_pixels, {made.max_pixels}")
+    if isinstance(made, VideoProcessing) and made.min_frames > made.max_frames:
+        raise ValueError(f"min_frames: {made.min_frames} is above max_frames, {made.max_frames}")
+    return made
+
+
+def _is_triple(value: Any, positive: bool) -> bool:
+    return isinstance(value, list | tuple) and len(value) == 3 and all(
+        isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < 1e3
+        and (one > 1e-6 or not positive) for one in value)
+
+
+def with_kwargs(processing: MediaProcessing, kwargs: Mapping[str, Any], max_pixels: int,
+                max_frames: int, param: str = KWARGS) -> MediaProcessing:
+    """The processing of one request.
+
+    `size` (shortest_edge, longest_edge) holds for images and videos, as a flat keyword of
+    transformers' processors does; min_pixels and max_pixels for images, and for each frame of a
+    Qwen2-VL video (Qwen3-VL's video processor does not know them); fps, num_frames, min_frames,
+    max_frames and cap_pixels_per_frame for videos. No bound may be raised above `max_pixels` and
+    `max_frames`, or above what the checkpoint itself has, where that is more. Raises
+    `InvalidRequest` that names the field below `param`.
+    """
+    known = ("size", *_REQUEST_IMAGE, *_REQUEST_VIDEO)
+    for name in kwargs:
+        if name not in known:
+            raise InvalidRequest(f"{param}.{shown(name)[1:-1]}: is not known; known are "
+                                 f"{', '.join(known)}", f"{param}.{shown(name)[1:-1]}")
+    if kwargs.get("fps") is not None and kwargs.get("num_frames") is not None:
+        raise InvalidRequest(f"{param}.num_frames: not together with fps", f"{param}.num_frames")
+    try:
+        both = _sizes({"size": kwargs.get("size")})
+        own = _sizes(kwargs)
+        sampling = {name: kwargs[name] for name in _REQUEST_VIDEO if kwargs.get(name) is not None}
+        if "fps" in sampling:
+            sampling["num_frames"] = None
+        if "max_frames" in sampling:  # a maximum that is lowered alone lowers the minimum
+            sampling.setdefault("min_frames", min(processing.video.min_frames,
+                                                  sampling["max_frames"]))
+        image = _replaced(processing.image, own, max_pixels, max_frames)
+        sizes = own if processing.video.family == QWEN2 else both
+        video = _replaced(processing.video, sizes | sampling, max_pixels, max_frames)
+    except ValueError as error:
+        field = str(error).partition(": ")[0]
+        raise InvalidRequest(f"{param}.{error}", f"{param}.{field}") from None
+    return MediaProcessing(image, video)
+
+
+def _replaced(old: P, values: dict[str, Any], max_pixels: int, max_frames: int) -> P:
+    """Raises `ValueError`."""
+    plain = {name: value for name, value in values.items() if value is not None}
+    made = _checked(type(old), {name: getattr(old, name) for name in old.__struct_fields__
+                                if name not in values and getattr(old, name) is not None} | plain)
+    for name, most in (("min_pixels", max_pixels), ("max_pixels", max_pixels),
+                       ("num_frames", max_frames), ("max_frames", max_frames)):
+        most = max(most, getattr(old, name, None) or 0)
+        if name in plain and plain[name] > most:
+            raise ValueError(f"{name}: must not be above {most}, got {plain[name]}")
+    return made
