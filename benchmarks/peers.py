@@ -111,7 +111,7 @@ def serving(words: list[str], port: int, log: Path) -> Iterator[str]:
                                   start_new_session=True)
         try:
             url, until = f"http://127.0.0.1:{port}", time.monotonic() + READY_SECONDS
-            while not _answers(f"{url}/v1/models"):
+            while not _answers(f"{url}/health"):
                 if server.poll() is not None or time.monotonic() > until:
                     raise RuntimeError(f"{shlex.join(words)}:\n{log.read_text()[-2000:]}")
                 time.sleep(0.25)

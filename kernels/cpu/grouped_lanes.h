@@ -225,7 +225,9 @@ static __attribute__((noinline)) void load_codes(int bits, const uint8_t *block,
 }
 #endif
 
-/* What codes are less than they should be where they are multiplied. */
+/* What codes are less than they should be where they are multiplied. WIDENS: nothing, so that codes
+ * of fewer bits may be multiplied as if they had 8. */
 #ifndef SHIFT
 #define SHIFT(bits) 0
+#define WIDENS
 #endif

@@ -87,25 +87,37 @@ static void finish(const struct grouped_job *j, float *sums, int count, int64_t 
 }
 #endif
 
-/* Tokens [from, to) of a segment by two panels, or the last one. */
-static void multiply_panels(const struct segment *s, int64_t from, int64_t to, int64_t panel) {
+/* Tokens [from, to) of a segment by two panels, or the last one. fetched: their codes were fetched
+ * while the panels before them were multiplied; more: those of the next ones are to be. */
+static void multiply_panels(const struct segment *s, int64_t from, int64_t to, int64_t panel,
+                            int fetched, int more) {
     const struct grouped_job *j = s->job;
     const struct grouped *w = j->w;
-    int64_t np = panels_of(w) - panel < 2 ? 1 : 2;
+    int64_t np = panels_of(w) - panel < 2 ? 1 : 2, lines = np * w->bits;
+    struct place at[2] = {place_of(w, panel), place_of(w, panel + np - 1)};
+    int opened = OPENS(w, to - from), kind = opened || w->bits == 8 ? 3 : (int)w->bits - 4;
+    uint8_t open[opened ? np * OUTS * w->ins : 1] __attribute__((aligned(LINE)));
+    struct fetch fetch = {fetched ? 0 : AHEAD, 0, lines * LINE, (lines + QUARTERS - 1) / QUARTERS};
+    if (more) fetch.next = at[0].codes + w->ins / COLUMNS * lines * LINE;
+    if (opened) {
+        open_panels(w, panel, np, fetch.ahead, open);
+        fetch.ahead = 0;
+        for (int p = 0; p < np; p++) at[p].codes = open + p * 8 * LINE, at[p].codes_step = np * 8 * LINE;
+    }
     for (int64_t t = from; t < to; t += TOKENS) {
         float sums[TOKENS * 2 * OUTS] __attribute__((aligned(64)));
         struct tokens x = tokens_at(w, s->scratch, t, s->rows);
-        int64_t ahead = t == from ? AHEAD : 0;
-        int kind = w->bits == 8 ? 3 : (int)w->bits - 4;
         if (np <= PANELS) {
-            products[kind][np - 1][x.count - 1](w, place_of(w, panel), &x, ahead, sums);
+            products[kind][np - 1][x.count - 1](w, at[0], &x, fetch, sums);
         } else {
             float apart[2][TOKENS * OUTS];
             for (int p = 0; p < 2; p++)
-                products[kind][0][x.count - 1](w, place_of(w, panel + p), &x, ahead, apart[p]);
+                products[kind][0][x.count - 1](w, at[p], &x, fetch, apart[p]);
             for (int i = 0; i < 2 * x.count; i++)
                 memcpy(sums + i * OUTS, apart[i % 2] + i / 2 * OUTS, OUTS * sizeof(float));
         }
+        fetch.ahead = 0;
+        fetch.next = more && t < from + (QUARTERS - 1) * TOKENS ? fetch.next + fetch.lines * LINE : 0;
         if (j->to)
             for (int i = 0; i < x.count; i++)
                 finish(j, sums + i * np * OUTS, 1, np, j->to[s->first + t + i], panel);
@@ -127,8 +139,10 @@ static void quantise_block(const struct segment *s, int64_t t) {
 static void multiply_unit(const struct segment *s, int64_t u) {
     int64_t pairs = (panels_of(s->job->w) + 1) / 2, run = u % s->runs, from = u / s->runs * s->own;
     int64_t to = from + s->own < s->rows ? from + s->own : s->rows;
-    for (int64_t pair = pairs * run / s->runs; pair < pairs * (run + 1) / s->runs; pair++)
-        multiply_panels(s, from, to, 2 * pair);
+    int64_t first = pairs * run / s->runs, end = pairs * (run + 1) / s->runs;
+    int many = to - from > (QUARTERS - 1) * TOKENS;
+    for (int64_t pair = first; pair < end; pair++)
+        multiply_panels(s, from, to, 2 * pair, many && pair > first, many && pair + 1 < end);
 }
 
 /* How a segment is cut, of so many that are multiplied together. */

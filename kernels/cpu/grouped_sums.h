@@ -96,9 +96,19 @@ INLINE void multiply_half(struct sums *s, const int bits, const int np, const in
 #endif
 }
 
+#define QUARTERS 4 /* times TOKENS tokens: while so many are multiplied the next panels are fetched */
+
+/* What is fetched meanwhile: `ahead` bytes behind each block, see `fetch_share`, if any; of each step
+ * of `next`, if any, so many lines. */
+struct fetch {
+    int64_t ahead;
+    const uint8_t *next;
+    int64_t step, lines;
+};
+
 /* out[t][16 * np]: nt tokens by np panels, from `at` on. */
 INLINE void multiply(const int bits, const int np, const int nt, const struct grouped *w,
-                     struct place at, const struct tokens *x, int64_t ahead, float *out) {
+                     struct place at, const struct tokens *x, struct fetch fetch, float *out) {
     const int64_t halves = columns_each(w) / 16, mins = w->mins;
     const int32_t *fours = x->fours, *starts = x->starts;
     const float *scales = x->scales;
@@ -110,9 +120,13 @@ INLINE void multiply(const int bits, const int np, const int nt, const struct gr
 #pragma GCC unroll 2
         for (int p = 0; p < np; p++) s.all[t][p] = no_floats();
     for (int64_t k = 0; k < w->ins; k += COLUMNS, at.codes += at.codes_step) {
+        if (fetch.next) {
+            for (int64_t l = 0; l < fetch.lines; l++) __builtin_prefetch(fetch.next + l * LINE);
+            fetch.next += fetch.step;
+        }
 #pragma GCC unroll 2
         for (int half = 0; half < 2; half++, fours += 4 * nt) {
-            multiply_half(&s, bits, np, nt, at.codes, half, fours, ahead);
+            multiply_half(&s, bits, np, nt, at.codes, half, fours, fetch.ahead);
             if (--left) continue;
             left = halves;
             end_group(&s, bits, np, nt, w, at.scales, scales, starts);
@@ -127,13 +141,14 @@ INLINE void multiply(const int bits, const int np, const int nt, const struct gr
 }
 
 typedef void product(const struct grouped *w, struct place at, const struct tokens *x,
-                     int64_t ahead, float *out);
+                     struct fetch fetch, float *out);
 
 /* One function for each width of codes, number of panels and of tokens. */
 #define PRODUCT(B, P, T) \
     static void product_##B##_##P##_##T(const struct grouped *w, struct place at, \
-                                        const struct tokens *x, int64_t ahead, float *out) { \
-        multiply(B, P, T, w, at, x, ahead, out); \
+                                        const struct tokens *x, struct fetch fetch, \
+                                        float *out) { \
+        multiply(B, P, T, w, at, x, fetch, out); \
     }
 #define NAME(B, P, T) product_##B##_##P##_##T
 #if TOKENS == 6
@@ -157,3 +172,39 @@ EACH_PRODUCT(PRODUCT, 8)
 static product *const products[4][PANELS][TOKENS] = {
     {EACH_PRODUCT(LISTED, 4)}, {EACH_PRODUCT(LISTED, 5)},
     {EACH_PRODUCT(LISTED, 6)}, {EACH_PRODUCT(LISTED, 8)}};
+
+#ifndef WIDENS
+#define OPENS(w, rows) 0
+INLINE void open_panels(const struct grouped *w, int64_t panel, int64_t np, int64_t ahead,
+                        uint8_t *to) {
+    (void)w, (void)panel, (void)np, (void)ahead, (void)to;
+}
+#else
+#define OPENS(w, rows) ((w)->bits < 8 && (rows) > 2 * TOKENS && (w)->ins <= OPEN_COLUMNS)
+#define OPEN_COLUMNS 12288 /* two panels of as many are 384 KB */
+
+/* The codes of np panels as bytes, block by block: of the first panel, of the second. */
+INLINE void open_blocks(const int bits, const struct grouped *w, struct place at, int64_t np,
+                        int64_t ahead, uint8_t *to) {
+    for (int64_t k = 0; k < w->ins; k += COLUMNS, at.codes += at.codes_step)
+        for (const uint8_t *block = at.codes; block < at.codes + np * bits * LINE;
+             block += bits * LINE)
+            for (int half = 0; half < 2; half++, to += 4 * LINE) {
+                ints codes[4];
+                load_codes(bits, block, half, codes);
+                memcpy(to, codes, sizeof codes);
+                if (!ahead) continue;
+                for (int j = 0; j < 4; j++) fetch_share(block, bits, 4 * half + j, ahead);
+            }
+}
+
+/* Panels of w as products of 8 bits read them, for many tokens: else their codes would be taken apart
+ * for each TOKENS of them again. */
+static void open_panels(const struct grouped *w, int64_t panel, int64_t np, int64_t ahead,
+                        uint8_t *to) {
+    struct place at = place_of(w, panel);
+    if (w->bits == 4) open_blocks(4, w, at, np, ahead, to);
+    else if (w->bits == 5) open_blocks(5, w, at, np, ahead, to);
+    else open_blocks(6, w, at, np, ahead, to);
+}
+#endif
