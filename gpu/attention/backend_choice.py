@@ -19,6 +19,7 @@ from actorium.gpu.attention.attention_backend import (
 from actorium.gpu.attention.capabilities import DECODE, EXTEND, AttentionNeeds, needs_of
 from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.cpu.native_library import library
 
 LOG = logging.getLogger("actorium.attention")
@@ -35,6 +36,8 @@ class StepAttention(NamedTuple):
 
     extend: AttentionBackend
     decode: AttentionBackend
+    pages: torch.dtype | None = None
+    """Of the pages that it reads; None: as the model computes."""
 
     def __str__(self) -> str:
         if self.extend.name == self.decode.name:
@@ -65,7 +68,8 @@ def select_attention(shape: ModelShape, config: Config, device: torch.device, dr
         LOG.info("attention of %s: %s (%s)", WORDS[part], name, why)
         made[part] = next((own for own in made.values() if own.name == name),
                           None) or make_backend(name, needs)
-    return StepAttention(made[EXTEND], made[DECODE])
+    return StepAttention(made[EXTEND], made[DECODE],
+                         TORCH_DTYPES.get(config.memory.kv_cache_dtype))
 
 
 def choose(part: str, needs: AttentionNeeds, asked: DeviceConfig, device: torch.device) -> Choice:

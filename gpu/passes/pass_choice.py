@@ -34,6 +34,7 @@ from actorium import __version__
 from actorium.actors.config.pass_names import PASSES
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.passes.pass_timing import LAYERS, LayerTimer, way
+from actorium.gpu.passes.self_check import page_dtype
 from actorium.kernels.cpu.native_library import cache_folder, processor_facts
 
 FORMAT = 1
@@ -127,7 +128,8 @@ def choice_key(model: Decoder, on: Sequence[str], most: int) -> dict[str, str]:
         "threads": str(torch.get_num_threads()) if cpu else "", "ranks": str(
             model.group.place.size),
         "shape": repr(replace(model.shape, max_model_len=0)),
-        "passes": ",".join(on), "tokens": ",".join(map(str, _sizes(most)))}
+        "pages": str(page_dtype(model)), "passes": ",".join(on),
+        "tokens": ",".join(map(str, _sizes(most)))}
 
 
 def _digest(text: str) -> str:

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.models.decoder import Decoder, LayerRun
-from actorium.gpu.models.forward_context import ForwardContext, GroupContext
 from actorium.gpu.passes.pass_manager import PassManager
-from actorium.gpu.passes.self_check import NOTHING
+from actorium.gpu.passes.self_check import bare_step, page_dtype
 from actorium.kernels.inputs import HiddenStream
 
 LAYERS = 4
@@ -43,12 +42,7 @@ class LayerTimer:
         s = model.shape
         self.model = model
         self.layers = model.layers[:LAYERS]
-        pages = torch.zeros((tokens + 1, *s.kv_row), dtype=model.dtype, device=model.device)
-        at = torch.arange(1, tokens + 1, device=model.device)
-        group = GroupContext(at, [pages] * max(1, s.layers), NOTHING)
-        positions = at.clamp(max=s.max_model_len - 1)
-        self.step = ForwardContext(model.ropes_at(positions), [group] * max(1, len(s.groups)),
-                                   None, [])
+        self.step = bare_step(model, tokens, page_dtype(model))
         self.hidden = torch.randn((tokens, s.hidden), device=model.device).to(model.dtype)
         self.middles = [torch.zeros((tokens, layer.mixer.inner), dtype=model.dtype,
                                     device=model.device) for layer in self.layers]

@@ -12,7 +12,9 @@ from torch import Tensor
 from actorium.gpu.attention.attention_plan import AttentionPlan
 from actorium.gpu.models.decoder import Decoder, LayerRun
 from actorium.gpu.models.forward_context import ForwardContext, GroupContext
+from actorium.gpu.step.pools import KVPagePool
 from actorium.kernels.inputs import HiddenStream, settled
+from actorium.kernels.reference.kv import read_rows
 
 ROWS = 3
 """Of the random input."""
@@ -20,6 +22,9 @@ TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of a difference, see `_apart`: joined operations leave out roundings, of 2**-9 in bfloat16."""
 FP8_TOLERANCE = 6e-2
 """The same where products take FP8: an input that is rounded otherwise is off by 2**-4."""
+PAGE_TOLERANCE = {torch.int8: 2e-2, torch.float8_e4m3fn: FP8_TOLERANCE,
+                  torch.float8_e5m2: FP8_TOLERANCE}
+"""Of what is kept in pages of 8 bits: a number next to a tie becomes another code."""
 NOTHING = AttentionPlan(0, None, None, None)
 
 
@@ -32,7 +37,10 @@ def tolerance(model: Decoder) -> float:
 @torch.inference_mode()
 def difference(model: Decoder, layer: Any, plain: LayerRun, fused: LayerRun, pair: bool) -> float:
     """The largest difference between two ways to run a layer: of what goes into its middle, what is
-    in its pages, what it returns. pair: it is given two numbers to add."""
+    in its pages, what it returns. pair: it is given two numbers to add.
+
+    Where the worker's pages are of another dtype, what is in such pages counts as well: as a
+    tolerance of the model, where it is that of the pages."""
     generator = torch.Generator().manual_seed(1)
 
     def drawn(*size: int) -> Tensor:
@@ -41,9 +49,16 @@ def difference(model: Decoder, layer: Any, plain: LayerRun, fused: LayerRun, pai
     size = (ROWS, model.shape.hidden)
     stream: HiddenStream = (drawn(*size), drawn(*size)) if pair else drawn(*size)
     y = drawn(ROWS, layer.mixer.inner)
-    (first, pages), (second, others) = (
-        _run(model, own, _copied(stream), y.clone()) for own in (plain, fused))
-    return max(map(_apart, [*first, pages], [*second, others]))
+
+    def both(pages: torch.dtype) -> list[float]:
+        one, other = (_run(model, own, _copied(stream), y.clone(), pages) for own in (plain, fused))
+        return [_apart(a, b) for a, b in zip(one, other, strict=True)]
+
+    found, kept = max(both(model.dtype)), page_dtype(model)
+    if kept is model.dtype:
+        return found
+    *_, in_pages = both(kept)
+    return max(found, in_pages * tolerance(model) / (TOLERANCE | PAGE_TOLERANCE)[kept])
 
 
 @torch.inference_mode()
@@ -55,15 +70,32 @@ def piece_difference(model: Decoder, width: int, plain: Callable[[Tensor], Tenso
     return _apart(plain(x), fused(x))
 
 
-def _run(model: Decoder, run: LayerRun, stream: HiddenStream,
-         y: Tensor) -> tuple[list[Tensor], Tensor]:
-    s = model.shape
-    pages = torch.zeros((ROWS + 1, *s.kv_row), dtype=model.dtype, device=model.device)
-    positions = torch.arange(1, ROWS + 1, device=model.device)
-    group = GroupContext(positions, [pages] * max(1, s.layers), NOTHING)
-    step = ForwardContext(model.ropes_at(positions), [group] * max(1, len(s.groups)), None, [])
+def page_dtype(model: Decoder) -> torch.dtype:
+    """Of the worker's pages."""
+    return model.attention.pages or model.dtype
+
+
+def bare_step(model: Decoder, tokens: int, pages: torch.dtype) -> ForwardContext:
+    """A step of so many tokens, one behind the other, that all layers leave in the same pages of
+    this dtype; what meets over them is left out."""
+    s, at = model.shape, torch.arange(1, tokens + 1, device=model.device)
+    pool = KVPagePool(s, tokens + 1, 1, pages, model.device, 1)
+    count = max(1, s.layers)
+    group = GroupContext(at, pool.layers * count, NOTHING, pool.scales * count)
+    return ForwardContext(model.ropes_at(at.clamp(max=s.max_model_len - 1)),
+                          [group] * max(1, len(s.groups)), None, [])
+
+
+def _run(model: Decoder, run: LayerRun, stream: HiddenStream, y: Tensor,
+         dtype: torch.dtype) -> list[Tensor]:
+    """What goes into the middle, what the layer returns, what is in pages of this dtype."""
+    step = bare_step(model, ROWS, dtype)
     p, carried = run.enter(stream, step)
-    return [p.flatten(1), settled(run.leave(y, carried))], pages
+    out = settled(run.leave(y, carried))
+    group = step.groups[0]
+    kept = read_rows(group.pages[0], torch.arange(ROWS + 1, device=model.device), torch.float32,
+                     *group.scales[:1])
+    return [p.flatten(1), out, kept]
 
 
 def _copied(stream: HiddenStream) -> HiddenStream:

@@ -48,7 +48,7 @@ def measure_key_means(runner: ModelRunner, most: int) -> None:
         return
     table = np.arange(1, 1 + -(-count // t.page_size), dtype=np.int32)
     ids, asked = measured_tokens(t.vocab, count), model.attention
-    model.attention = StepAttention(*[TorchAttention()] * 2)
+    model.attention = StepAttention(TorchAttention(), TorchAttention(), model.attention.pages)
     try:
         runner.run(StepPlan(0, 0, admit=[Admit(
             1, ids.tobytes(), count, 0, np.tile(table, t.groups).tobytes(),

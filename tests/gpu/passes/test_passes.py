@@ -19,7 +19,7 @@ from helpers_worker import complete, make_runner
 from torch.fx import Graph
 
 from actorium.actors.config.pass_names import PASSES, parse_passes
-from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
+from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import Resolved
 from actorium.gpu.models.attention import Attention
@@ -32,7 +32,9 @@ from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.layer_graph import Lines
 from actorium.gpu.passes.pass_manager import PassManager
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.inputs import InputForm
+from actorium.kernels.reference.kv import raw
 from actorium.tools.cli import main
 
 PROMPTS = [[5, 9, 31, 7, 100, 8, 3], [11] * 20, [1, 2]]
@@ -47,12 +49,13 @@ EACH = [pytest.param(raw, id=f"{raw['architectures'][0]}-{place}",
         for place, raw in enumerate(CONFIGS)]
 
 
-def made(path: Path, raw: dict[str, Any], dtype: str = "float32", **device: Any) -> Decoder:
+def made(path: Path, raw: dict[str, Any], dtype: str = "float32",
+         memory: MemoryConfig = MemoryConfig(), **device: Any) -> Decoder:
     """A model of random weights."""
     whole = raw if "text_config" in raw else {**SMALL, **raw}
     (path / "config.json").write_text(json.dumps(whole))
     config = Config(model=ModelConfig(load_format="dummy", dtype=dtype, seed=3),
-                    device=DeviceConfig(**device))
+                    memory=memory, device=DeviceConfig(**device))
     return load_model(path, config, CPU, lambda *_: None)
 
 
@@ -188,6 +191,31 @@ def test_a_wrong_fusion_is_caught_by_the_check(
                                        r"%rotate_write.*results differ by"):
         PassManager(model, PASSES).install()
     PassManager(model, parse_passes("all,-qk_rope_kv")).install()
+
+
+@pytest.mark.parametrize("kept", ["int8", "fp8_e4m3", "fp8_e5m2"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_pages_of_8_bits_are_checked_as_they_are_kept(
+    kept: str, dtype: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A fault in the write of such pages alone ends the start: values that lie where keys do."""
+    memory = MemoryConfig(kv_cache_dtype=kept)
+    model = made(tmp_path, QWEN3, dtype, memory)
+    report = PassManager(model, PASSES).install()
+    assert report.matches["qk_rope_kv"] == 4 and report.error < 0.02
+    whole, bad = type(model.ops).rotate_write, TORCH_DTYPES[kept]
+
+    def swapped(own: Any, qkv: Any, heads: int, norm: Any, eps: float, turns: Any, pages: Any,
+                index: Any, scales: Any = None) -> None:
+        whole(own, qkv, heads, norm, eps, turns, pages, index, scales)
+        if pages.dtype is bad:
+            raw(pages)[index] = raw(pages)[index].flip(1)
+
+    monkeypatch.setattr(type(model.ops), "rotate_write", swapped)
+    with pytest.raises(BadModel, match=r"^model\.layers\.0: the pass qk_rope_kv .* made "
+                                       r"%rotate_write.*results differ by"):
+        made(tmp_path, QWEN3, dtype, memory)
+    made(tmp_path, QWEN3, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
