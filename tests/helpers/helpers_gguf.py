@@ -63,13 +63,14 @@ def unpaired(weight: Tensor, heads: int) -> Tensor:
 
 
 def write_model(path: Path, architecture: str, kind: str, seed: int = 0, more: Write | None = None,
-                embedding: str | None = None, **options: Any) -> Any:
+                embedding: str | None = None, tensors_each: int = 0, **options: Any) -> Any:
     """A tiny random model as a GGUF file, its matrices in this type; returns the transformers model
     of what the file is worth. embedding: type of the embedding and the head; more: writes metadata
-    beside that of the architecture."""
+    beside that of the architecture; tensors_each: of a file, of several that the package makes
+    (PATH-00001-of-00007.gguf, ...)."""
     model = tiny_model(architecture, seed, **options)
     at, config = ARCHITECTURES[architecture], model.config
-    writer = gguf.GGUFWriter(str(path), at)
+    writer = gguf.GGUFWriter(str(path), at, split_max_tensors=tensors_each)
     describe(writer, config, at)
     if more is not None:
         more(writer)

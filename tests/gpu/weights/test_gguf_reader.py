@@ -123,6 +123,22 @@ def test_every_type_is_served(kind: str, tmp_path: Path) -> None:
     assert shape.grouped is not None and shape.grouped.source == "gguf"
 
 
+@pytest.mark.parametrize("kind", ["BF16", "Q4_0"])
+def test_a_model_in_several_files(kind: str, tmp_path: Path) -> None:
+    """As the package splits it: a file's parts say what the whole does, by the name of any of them,
+    codes side by side in one weight out of two files too."""
+    write_model(tmp_path / "whole.gguf", "Qwen3ForCausalLM", kind, 3, **OPTIONS["Qwen3ForCausalLM"])
+    write_model(tmp_path / "m.gguf", "Qwen3ForCausalLM", kind, 3, tensors_each=3,
+                **OPTIONS["Qwen3ForCausalLM"])
+    parts = sorted(tmp_path.glob("m-*-of-*.gguf"))
+    assert len(parts) > 5
+    ids = list(range(2, 60))
+    want, *found = (Stepper(load(resolve(str(path)), dtype="bfloat16")).step(
+        [(Seq(ids), len(ids))], every_row=True)
+        for path in (tmp_path / "whole.gguf", parts[0], parts[-1]))
+    assert all(torch.equal(own, want) for own in found)
+
+
 @pytest.mark.parametrize("kind", FORMATS)
 def test_products_in_codes_are_near_those_of_what_they_are_worth(kind: str,
                                                                  tmp_path: Path) -> None:
