@@ -27,6 +27,7 @@ from actorium.gpu.families.qwen_hybrid_config import (
     qwen_hybrid_layer,
     qwen_mtp,
 )
+from actorium.gpu.families.qwen_vl_config import qwen3_vl, qwen3_vl_moe, qwen25_vl
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
@@ -59,9 +60,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
     **{name: Architecture(qwen_hybrid, qwen_hybrid_layer, qwen_mtp) for name in HYBRIDS},
     "GraniteMoeHybridForCausalLM": Architecture(granite, granite_layer),
+    "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
+    "Qwen3VLForConditionalGeneration": Architecture(qwen3_vl, causal_layer),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, qwen_hybrid_layer),
 }
-"""By the name in a config. Of those with images (ConditionalGeneration) the text part alone is
-served."""
+"""By the name in a config. Of those with images (ConditionalGeneration) requests are served for
+text alone."""
 
 
 def shape_from_config(

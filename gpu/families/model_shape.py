@@ -11,6 +11,7 @@ from typing import NamedTuple
 
 from actorium.actors.errors import BadConfig
 from actorium.gpu.families.fp8_config import Fp8Shape
+from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import GroupedShape
 
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
@@ -39,6 +40,9 @@ class RopeShape:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    axes: tuple[int, ...] = ()
+    """Which of a token's positions turns each pair: 0 that in time, 1 in height, 2 in width. Of
+    text all three are one; (): so are they of everything."""
 
 
 class StateShape(NamedTuple):
@@ -270,6 +274,8 @@ class ModelShape:
     """Which weights are in FP8 in memory; None: none."""
     grouped: GroupedShape | None = None
     """Which weights are in 4 to 8 bits in memory; None: none."""
+    vision: VisionShape | None = None
+    """Of the tower for images, which every GPU has whole; None: there is none."""
     tp: int = 1
     """GPUs that share the layers; sizes of heads, MLPs and vocabulary are those of one of them."""
     whole_vocab_size: int = 0

@@ -68,8 +68,10 @@ HYBRIDS = {
     "Qwen3_5MoeForCausalLM": _SPARSE_FAMILY,
     "Qwen3_5MoeForConditionalGeneration": _SPARSE_FAMILY,
     "Qwen3MoeForCausalLM": QwenFamily(False, False, None, _MOE),
+    "Qwen3VLMoeForConditionalGeneration": QwenFamily(False, False, True, {}),
 }
-"""The architectures read here. Of those with images the text part alone is served."""
+"""The architectures read here. Of those with images the text part alone is served, but for
+Qwen3-VL, whose reader is `qwen_vl_config`."""
 
 
 def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

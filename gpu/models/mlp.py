@@ -22,11 +22,24 @@ from actorium.kernels.scaled_linear import has_products, is_packed
 
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
-    """How Qwen3.5 checkpoints stack all experts of a layer."""
-    return [Fused(f"{at}experts.gate_up_proj", (s.number, 2 * s.size, hidden),
-                  partial(cut_experts, f"{at}experts.", ("gate_proj", "up_proj"))),
-            Fused(f"{at}experts.down_proj", (s.number, hidden, s.size),
-                  partial(cut_experts, f"{at}experts.", ("down_proj",)))]
+    """How Qwen3.5 checkpoints stack all experts of a layer, and those of Qwen3-VL, which have each
+    turned on its side."""
+    return [_stacked(f"{at}experts.", "gate_up_proj", ("gate_proj", "up_proj"),
+                     (s.number, 2 * s.size, hidden)),
+            _stacked(f"{at}experts.", "down_proj", ("down_proj",), (s.number, hidden, s.size))]
+
+
+def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int]) -> Fused:
+    number, rows, columns = shape
+    return Fused(f"{at}{name}", shape, partial(_cut_either, at, parts, rows),
+                 (number, columns, rows))
+
+
+def _cut_either(at: str, names: tuple[str, ...], rows: int,
+                stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """`cut_experts`, also of [E, columns, rows], where there are not as many of both."""
+    upright = stacked if stacked.shape[1] == rows else stacked.transpose(1, 2).contiguous()
+    return cut_experts(at, names, upright)
 
 
 def cut_experts(at: str, names: tuple[str, ...],

@@ -50,7 +50,8 @@ ChoosePasses = Callable[[Model, tuple[str, ...]], tuple[str, ...]]
 MODELS: dict[str, type[Model]] = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM",
                      "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM",
-                     "Gemma3ForConditionalGeneration"), CausalLM),
+                     "Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
+                     "Qwen3VLForConditionalGeneration"), CausalLM),
     "DeepseekV3ForCausalLM": DeepseekLM,
     **dict.fromkeys(HYBRIDS, HybridLM),
     "GraniteMoeHybridForCausalLM": GraniteLM,

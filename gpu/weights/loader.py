@@ -51,8 +51,9 @@ MAX_SHARDS, MAX_NAME = 10_000, 200
 """Files of a checkpoint, and characters of their names."""
 SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
-          ("language_model.lm_head.", "lm_head."))
-"""Where checkpoints of text and images have their language model, and what it is called alone."""
+          ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."))
+"""Where checkpoints of text and images have their language model, and what it is called alone; and
+the tower."""
 
 
 class Fp8(NamedTuple):
@@ -75,6 +76,8 @@ class Fused(NamedTuple):
     shape: tuple[int, ...]
     cut: Callable[[Tensor], Iterable[tuple[str, Tensor]]]
     """The wanted tensors in it, by name."""
+    other: tuple[int, ...] = ()
+    """Another shape in which some have it, and `cut` takes it; (): none."""
 
 
 def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
@@ -227,7 +230,8 @@ class TensorIntake:
         self.static += scaled and name.endswith(INPUT_SCALES)
         if name not in self.shapes:
             return False
-        if tuple(shape) != self.shapes[name]:
+        other = self.cuts[name].other if name in self.cuts else ()
+        if tuple(shape) not in (self.shapes[name], other):
             raise BadModel(f"{file}: tensor {name} has shape {shown(list(shape))}, "
                            f"the config asks for {shown(list(self.shapes[name]))}")
         if not dtype.is_floating_point:

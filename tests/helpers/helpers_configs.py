@@ -25,6 +25,11 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rop
           "first_k_dense_replace": 1}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
          "shared_intermediate_size": 56, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
+SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3]}
+VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
+          "out_hidden_size": 64}
+TOWER_25 = {**VISION, "window_size": 16, "fullatt_block_indexes": [1], "tokens_per_second": 2}
+TOWER_3 = {**VISION, "num_position_embeddings": 25, "deepstack_visual_indexes": [0, 2]}
 CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["LlamaForCausalLM"], "attention_bias": True, "mlp_bias": True},
     {"architectures": ["LlamaForCausalLM"], "tie_word_embeddings": True, "dtype": "float32"},
@@ -56,6 +61,12 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "q_lora_rank": None,
      "attention_bias": True, "first_k_dense_replace": 0, "dtype": "float32"},
     {"architectures": ["DeepseekV3ForCausalLM"], **LATENT, "attention_bias": True},
+    {"architectures": ["Qwen2_5_VLForConditionalGeneration"], "vision_config": TOWER_25,
+     "rope_scaling": {**SECTIONS, "type": "mrope"}},
+    {"architectures": ["Qwen3VLForConditionalGeneration"], "vision_config": TOWER_3,
+     "tie_word_embeddings": True, "text_config": {**SMALL, "rope_parameters": SECTIONS}},
+    {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "vision_config": TOWER_3,
+     "text_config": {**SMALL, **EXPERTS, "mlp_only_layers": [1], "rope_parameters": SECTIONS}},
 ]
 
 

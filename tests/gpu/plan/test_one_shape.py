@@ -229,9 +229,9 @@ def raws(draw: st.DrawFn) -> dict[str, Any]:
     if nested is not None or draw(st.integers(0, 9)) == 0:
         outer = draw(st.sets(st.sampled_from(["dtype", "tie_word_embeddings",
                                               "quantization_config"])))
-        inner = {name: value for name, value in whole.items()
-                 if name != "architectures" and name not in outer}
-        whole = {name: whole[name] for name in {"architectures", *outer} & set(whole)}
+        outer |= {"architectures", "vision_config"}
+        inner = {name: value for name, value in whole.items() if name not in outer}
+        whole = {name: whole[name] for name in outer & set(whole)}
         whole["text_config"] = inner
     return whole
 
