@@ -15,6 +15,7 @@ from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import FINAL_NORM, layer_prefix
+from actorium.gpu.models.drafter import Drafter
 from actorium.gpu.models.forward_context import ForwardContext, GroupContext, StatePlan
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.outer_weights import Head, embedding_and_head
@@ -96,31 +97,6 @@ class LayerRun(NamedTuple):
     """Up to the middle: what that takes, and what is carried past it."""
     leave: Callable[[Tensor, tuple[Any, ...]], HiddenStream]
     """On from there; of what is carried, the rows that the middle gave."""
-
-
-class Drafter(Protocol):
-    """The MTP layer of a model, chained for more than one draft."""
-
-    @property
-    def waits(self) -> bool:
-        """See `Mlp`."""
-
-    def forward(
-        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
-        rows: Tensor | None = None,
-    ) -> Tensor:
-        """[R, hidden], after the layer's norm, of `rows` (i64[R] of the T rows; None = all); keys
-        and values of all T rows are written.
-
-        hidden: [T, hidden], of each row after the model's final norm, or what this gave for it,
-        further on in a chain. tokens: i64[T], the token after each row's. batch: positions,
-        kv_index, extends and decodes as for a layer of full attention whose pages are `pool`'s;
-        its tokens and logit_rows are not read.
-        """
-
-    def logits(self, hidden: Tensor) -> Tensor:
-        """What `forward` gave, [R, hidden] -> [R, vocab], by the model's head: see
-        `Decoder.head_logits`."""
 
 
 class Decoder(ABC):
