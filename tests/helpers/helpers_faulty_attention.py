@@ -1,19 +1,27 @@
-"""Attention backends with the faults that quantised backends of others have had."""
+"""Attention backends with the faults that quantised backends of others have had.
+
+Each fault is a mixin over any backend, the reference or the kernels in C or Triton: the kernels are
+those that are shipped, and are handed pages, lengths or scales as the fault would have them.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from unittest.mock import patch
 
+import torch
 from torch import Tensor
 
-from actorium.gpu.attention.attention_backend import AttentionBackend, TorchAttention
+from actorium.gpu.attention.attention_backend import (
+    AttentionBackend,
+    NativeAttention,
+    TorchAttention,
+)
 from actorium.gpu.attention.sage_attention import SageAttention
-from actorium.kernels.reference import sage
+from actorium.kernels.reference.kv import quantise_rows, raw
 from actorium.kernels.reference.paged_attention import Attend, ExtendChunk
-from actorium.kernels.reference.sage import code_rows, sage_extend
+from actorium.kernels.reference.sage import sage_extend
 
 
 @dataclass
@@ -43,95 +51,128 @@ class SageInTorch(SageAttention):
         return sage_extend(rows, page_size, window, scale, self.means)
 
 
-class _Smooths(AttentionBackend):
+class OfExtends(AttentionBackend):
+    """A fault of extends alone, also where a backend decodes by its extends."""
+
+    decoding = False
+
+    def decode(self, *args: Any, **more: Any) -> Attend:
+        self.decoding = True
+        try:
+            return super().decode(*args, **more)
+        finally:
+            self.decoding = False
+
+
+class SmoothsInPlace(OfExtends):
     """Takes the mean off the keys of a chunk where they lie in the pages. A shift of all keys
     changes nothing, so a whole prompt is right; but later keys lie beside them unshifted."""
+
+    def shift(self, keys: Tensor) -> Tensor:
+        """What comes off keys [N, KVH, D]: [KVH, D]."""
+        return keys.mean(0)
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, *form: Any, **more: Any
                ) -> Attend:
         attend = super().extend(rows, page_size, *form, **more)
+        if self.decoding:
+            return attend
 
         def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
                 scales: Tensor | None = None) -> Tensor:
             for row in rows:
                 place = row.start + row.pages.new_tensor(range(row.count)).long()
                 index = row.pages.long()[place // page_size] * page_size + place % page_size
-                keys = layer[index, :layer.shape[1] // 2]
-                layer[index, :layer.shape[1] // 2] = keys - keys.mean(0)
+                self._smooth(layer, index, scales)
             return attend(q, layer, out, scales)
 
         return run
 
+    def _smooth(self, layer: Tensor, index: Tensor, scales: Tensor | None) -> None:
+        heads = layer.shape[1] // 2
+        keys = layer[index, :heads].float()
+        if layer.dtype is not torch.int8:  # those in FP8 in their own units
+            raw(layer)[index, :heads] = raw((keys - self.shift(keys)).to(layer.dtype))
+            return
+        assert scales is not None
+        keys *= scales[index, :heads, None].float()
+        layer[index, :heads], scales[index, :heads] = quantise_rows(keys - self.shift(keys))
 
-class SmoothsInPlace(_Smooths, TorchAttention):
-    """The same in 16 or 32 bits."""
+
+class SmoothsPromptsAlone(SmoothsInPlace):
+    """A fixed mean comes off the keys of prompts, as they are kept, and not off those of decodes:
+    all that is read as prompts is right."""
+
+    def shift(self, keys: Tensor) -> Tensor:
+        return keys.new_full(keys.shape[1:], 0.5)
 
 
-class SageSmoothsInPlace(_Smooths, SageInTorch):
-    """The same in 8 bits, where it was made."""
-
-
-class _MasksByQueries(AttentionBackend):
+class MasksByQueries(OfExtends):
     """Takes the number of queries for that of keys: a chunk behind a prefix sees as many tokens
     from the sequence's start."""
 
     def extend(self, rows: Sequence[ExtendChunk], *form: Any, **more: Any) -> Attend:
-        return super().extend([Chunk(0, row.count, row.pages) for row in rows], *form, **more)
+        if not self.decoding:
+            rows = [Chunk(0, row.count, row.pages) for row in rows]
+        return super().extend(rows, *form, **more)
 
 
-class MasksByQueries(_MasksByQueries, TorchAttention):
-    """The same in 16 or 32 bits."""
-
-
-class SageMasksByQueries(_MasksByQueries, SageInTorch):
-    """The same in 8 bits."""
-
-
-class SageTakesOtherScales(SageInTorch):
-    """Multiplies codes of keys and queries with the scales of the head beside."""
+class TakesOtherScales(AttentionBackend):
+    """Multiplies with the scales of the head beside. A backend that makes scales of its own, of
+    pages that have none, is handed keys that are as large as those of the head beside: their codes
+    stay, the scales are the others."""
 
     def extend(self, *args: Any, **more: Any) -> Attend:
-        return _with_rolled_codes(super().extend(*args, **more))
+        return _with_other_scales(super().extend(*args, **more))
 
     def decode(self, *args: Any, **more: Any) -> Attend:
-        return _with_rolled_codes(super().decode(*args, **more))
+        return _with_other_scales(super().decode(*args, **more))
 
 
-def _with_rolled_codes(attend: Attend) -> Attend:
-    def rolled(x: Tensor) -> tuple[Tensor, Tensor]:
-        codes, scales = code_rows(x)
-        return codes, scales.roll(1, -1)
-
+def _with_other_scales(attend: Attend) -> Attend:
     def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
             scales: Tensor | None = None) -> Tensor:
-        with patch.object(sage, "code_rows", rolled):
-            return attend(q, layer, out, scales)
+        if scales is not None:
+            return attend(q, layer, out, scales.roll(1, -1))
+        keys, values = layer.chunk(2, 1)
+        largest = keys.float().abs().amax(-1, keepdim=True)
+        keys = (keys * (largest.roll(1, 1) / largest)).nan_to_num().to(layer.dtype)
+        return attend(q, torch.cat((keys, values), 1), out, None)
 
     return run
 
 
-class TakesOtherScales(TorchAttention):
-    """Reads the scales of the head beside."""
-
-    def extend(self, *args: Any, **more: Any) -> Attend:
-        return _rolled(super().extend(*args, **more))
-
-    def decode(self, *args: Any, **more: Any) -> Attend:
-        return _rolled(super().decode(*args, **more))
+FAULTS = (SmoothsInPlace, SmoothsPromptsAlone, MasksByQueries, TakesOtherScales)
 
 
-def _rolled(attend: Attend) -> Attend:
-    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-            scales: Tensor | None = None) -> Tensor:
-        return attend(q, layer, out, None if scales is None else scales.roll(1))
+def with_fault(fault: type[AttentionBackend] | None, backend: type[AttentionBackend]
+               ) -> type[AttentionBackend]:
+    """This backend, with this fault."""
+    return backend if fault is None else type(
+        f"{fault.__name__}{backend.__name__}", (fault, backend), {})
 
-    return run
 
-
-def smoothing_worker(ctx: Any) -> Any:
-    """A worker whose torch backend smooths in place."""
+def faulty_worker(ctx: Any, fault: type[AttentionBackend]) -> Any:
+    """A worker whose own backends, but `triton`, have this fault."""
     from actorium.gpu.attention import backend_choice
     from actorium.gpu.worker.core import build
 
-    backend_choice.TorchAttention = SmoothsInPlace  # type: ignore[misc]
+    for backend in (TorchAttention, NativeAttention, SageAttention):
+        setattr(backend_choice, backend.__name__, with_fault(fault, backend))
     return build(ctx)
+
+
+def smoothing_worker(ctx: Any) -> Any:
+    return faulty_worker(ctx, SmoothsInPlace)
+
+
+def half_smoothing_worker(ctx: Any) -> Any:
+    return faulty_worker(ctx, SmoothsPromptsAlone)
+
+
+def masking_worker(ctx: Any) -> Any:
+    return faulty_worker(ctx, MasksByQueries)
+
+
+def scaling_worker(ctx: Any) -> Any:
+    return faulty_worker(ctx, TakesOtherScales)

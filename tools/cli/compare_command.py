@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import json
 import shlex
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -78,9 +78,9 @@ def run(_command: str, argv: list[str]) -> int:
     prompts = _prompts(options.prompts)
     heard: list[list[Heard]] = []
     for side, parsed in zip(sides, asked, strict=True):
-        with _served(side, parsed) as url:
+        with served_side(side, parsed) as url:
             texts = [one.text for one in heard[0]] if heard else None
-            heard.append(asyncio.run(_listen(url, parsed, prompts, texts)))
+            heard.append(asyncio.run(heard_from(url, parsed, prompts, texts)))
     bars = Bars(options.max_kl, options.min_agreement)
     result = {"a": sides[0], "b": sides[1], "common": shlex.join(common),
               **compared(heard[0], heard[1], bars)}
@@ -119,7 +119,7 @@ def _prompts(file: str | None) -> list[str]:
 
 
 @contextlib.contextmanager
-def _served(side: str, parsed: Parsed[Any]) -> Iterator[str]:
+def served_side(side: str, parsed: Parsed[Any]) -> Iterator[str]:
     """Where the side answers: its own engine on a port of this machine's loopback, or the server
     that it names."""
     if _is_url(side):
@@ -133,8 +133,9 @@ def _served(side: str, parsed: Parsed[Any]) -> Iterator[str]:
         yield f"http://{found.host}:{found.port}"
 
 
-async def _listen(url: str, parsed: Parsed[Any], prompts: list[str], texts: list[str] | None
-                  ) -> list[Heard]:
+async def heard_from(url: str, parsed: Parsed[Any], prompts: Sequence[str],
+                     texts: list[str] | None) -> list[Heard]:
+    """What the model there says to these prompts; texts: see `Listener.hear`."""
     key, options = parsed.config.gateway.api_key, parsed.options
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
     with contextlib.closing(Http(url)) as http:

@@ -1,0 +1,156 @@
+"""Faults that attention backends of others have had, planted in each kind of kernels, and what
+finds them: `actorium compare`, and on the demo model `actorium eval`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import helpers_faulty_attention
+import pytest
+import torch
+from helpers_attention import INTERPRETED
+from helpers_faults import PROMPTS, beside_torch
+from helpers_faulty_attention import (
+    MasksByQueries,
+    SageInTorch,
+    SmoothsInPlace,
+    SmoothsPromptsAlone,
+    TakesOtherScales,
+    with_fault,
+)
+from helpers_models import CPU, load, write_checkpoint
+from helpers_runtime import short_dir
+from helpers_served import serving
+
+from actorium.actors.runtime.roles import GATEWAY, ROLES, WORKER
+from actorium.gpu.attention.attention_backend import (
+    AttentionBackend,
+    NativeAttention,
+    TorchAttention,
+    TritonAttention,
+)
+from actorium.gpu.attention.capabilities import EXTEND
+from actorium.gpu.attention.sage_attention import SageAttention
+from actorium.gpu.models.registry import Model
+from actorium.kernels.cpu.native_library import library
+from actorium.tools.cli import main
+from actorium.tools.compare.comparison import PARTS, Bars, comparison_table
+from actorium.tools.compare.comparison_page import comparison_page
+
+E4M3, INT8 = torch.float8_e4m3fn, torch.int8
+SCALES = torch.tensor([0.02, 0.2, 0.05, 0.01])
+"""Of pages in FP8."""
+BARS = Bars(max_kl=2e-3)
+FAULTS = [
+    pytest.param(None, set(), id="none"),
+    pytest.param(SmoothsInPlace, {"decode", "cached"}, id="smooths in place"),
+    pytest.param(SmoothsPromptsAlone, {"decode"}, id="smooths prompts alone"),
+    pytest.param(MasksByQueries, {"cached"}, id="masks by queries"),
+    pytest.param(TakesOtherScales, set(PARTS), id="other scales")]
+"""And the parts in which `compare` finds them, and in no other."""
+Make = Callable[[torch.dtype], Model]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """A model of this dtype."""
+    made: dict[torch.dtype, Model] = {}
+
+    def model(dtype: torch.dtype) -> Model:
+        if dtype not in made:
+            path = tmp_path_factory.mktemp("llama")
+            dim = 32 if dtype is torch.bfloat16 else 16
+            write_checkpoint(path, "LlamaForCausalLM", seed=3, dtype=dtype, head_dim=dim)
+            made[dtype] = load(path)
+        return made[dtype]
+
+    return model
+
+
+def backend_with(fault: type[AttentionBackend] | None, name: str) -> AttentionBackend:
+    if name == "native":
+        if why := NativeAttention.missing(EXTEND, CPU):
+            pytest.skip(why)
+        return with_fault(fault, NativeAttention)(library(), 2)
+    if name == "sage in C":
+        if why := SageAttention.missing(EXTEND, CPU):
+            pytest.skip(why)
+        return with_fault(fault, SageAttention)("cpu")
+    if name == "sage in Triton":
+        return with_fault(fault, SageAttention)("cuda")
+    return with_fault(fault, {"torch": TorchAttention, "sage in torch": SageInTorch,
+                              "triton": TritonAttention}[name])()
+
+
+TRITON = [pytest.mark.slow, *INTERPRETED]
+
+
+@pytest.mark.parametrize(("fault", "found_in"), FAULTS)
+@pytest.mark.parametrize(("name", "kv_dtype"), [
+    ("torch", None), ("sage in torch", None), ("native", None), ("native", INT8),
+    ("sage in C", None), ("sage in C", INT8),
+    pytest.param("torch", INT8, marks=pytest.mark.slow),
+    pytest.param("sage in torch", INT8, marks=pytest.mark.slow),
+    pytest.param("triton", None, marks=TRITON), pytest.param("triton", INT8, marks=TRITON),
+    pytest.param("sage in Triton", None, marks=TRITON),
+    pytest.param("sage in Triton", INT8, marks=TRITON)])
+def test_planted_faults_are_found(make: Make, name: str, kv_dtype: torch.dtype | None,
+                                  fault: type[AttentionBackend] | None,
+                                  found_in: set[str]) -> None:
+    """In the parts that they spoil; the others stay far within the bars."""
+    model = make(torch.bfloat16 if name in ("native", "sage in C") else torch.float32)
+    for layer in model.layers:
+        layer.mixer.kv_scales = None  # type: ignore[attr-defined]
+    prompts, new = (PROMPTS[1:], 6) if "riton" in name else (PROMPTS, 12)
+    result = beside_torch(model, backend_with(fault, name), kv_dtype, BARS, prompts, new)
+    assert {fault.partition(":")[0] for fault in result["faults"]} == found_in, result["parts"]
+    clean = [result["parts"][part]["mean_kl"] for part in set(PARTS) - found_in]
+    exact = name in ("torch", "triton") and kv_dtype is None
+    assert all(kl < (1e-6 if exact else BARS.max_kl / 4) for kl in clean)
+    if exact:
+        assert (result["equal_answers"] == len(prompts)) is ("decode" not in found_in)
+    page, table = comparison_page({"a": "<x>", "b": "", **result}), comparison_table(result)
+    assert "&lt;x&gt;" in page and "<svg" in page and table.count("fails: ") == len(
+        result["faults"])
+
+
+@pytest.mark.parametrize("name", ["torch", "native"])
+@pytest.mark.parametrize(("fault", "found_in"), [FAULTS[0], FAULTS[3], FAULTS[4]])
+def test_they_are_found_over_pages_in_fp8(make: Make, name: str,
+                                          fault: type[AttentionBackend] | None,
+                                          found_in: set[str]) -> None:
+    model = make(torch.bfloat16 if name == "native" else torch.float32)
+    for layer in model.layers:
+        layer.mixer.kv_scales = SCALES  # type: ignore[attr-defined]
+    result = beside_torch(model, backend_with(fault, name), E4M3, BARS)
+    assert {fault.partition(":")[0] for fault in result["faults"]} == found_in, result["parts"]
+
+
+@pytest.mark.slow
+def test_a_server_with_a_fault_beside_an_engine(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with short_dir() as run_dir:  # whose sockets' names must be short
+        monkeypatch.setenv("ACTORIUM_RUN_DIR", str(run_dir))
+        compared_with_a_server(tmp_path, monkeypatch, capsys)
+
+
+def compared_with_a_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                           capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("PYTHONPATH", str(Path(helpers_faulty_attention.__file__).parent))
+    prompts, report = tmp_path / "prompts.txt", tmp_path / "report.json"
+    prompts.write_text('Once upon a time there was a dragon\n{"prompt": "12 + 30 ="}\n')
+    argv = ["--prompts", str(prompts), "--answer-tokens", "24", "--max-kl", "0.01",
+            "--json", str(report), "--html", str(tmp_path / "report.html"), "--device", "cpu"]
+    with serving(attention_backend="torch", device="cpu") as right:
+        assert main(["compare", "--attention-backend native", right.url, *argv]) == 0
+    faulty = dict(ROLES) | {"gateway-0": GATEWAY,
+                            WORKER: "helpers_faulty_attention:smoothing_worker"}
+    with serving(attention_backend="torch", device="cpu", fork_server="off",
+                 roles=faulty) as wrong:
+        assert main(["compare", "--attention-backend torch", wrong.url, *argv]) == 1
+    assert "fails: decode: mean KL" in capsys.readouterr().out
+    assert json.loads(report.read_text())["faults"]
+    assert (tmp_path / "report.html").read_text().startswith("<!doctype html>")
