@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorium.actors.errors import BadConfig
+from actorium.tools.cli import compare_command
 from actorium.tools.cli.compare_command import run
 from actorium.tools.compare.comparison import (
     PARTS,
@@ -20,6 +21,7 @@ from actorium.tools.compare.comparison import (
     Reading,
     compared,
 )
+from actorium.tools.compare.default_prompts import PROMPTS
 from actorium.tools.compare.listener import TOP, likeliest
 from actorium.tools.compare.position_distance import distance, first_divergence
 
@@ -91,3 +93,24 @@ def test_what_cannot_be_compared_holds_no_bar() -> None:
 def test_wrong_words(argv: list[str], says: str) -> None:
     with pytest.raises(BadConfig, match=says):
         run("compare", argv)
+
+
+def test_who_tells_no_ids_is_held_against_texts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As llama.cpp's server, which knows no `return_tokens_as_token_ids`: the other side is asked
+    anew, without."""
+    asked: list[tuple[str, bool, list[str] | None]] = []
+
+    async def heard_from(url: str, _: object, prompts: list[str], texts: list[str] | None,
+                         by_id: bool) -> list[Heard]:
+        asked.append((url, by_id, texts))
+        token = "token_id:7" if by_id and url.endswith("ids") else " a"
+        own = Reading([token], [{token: -0.1}])
+        return [Heard(prompt, " a", own, own, own) for prompt in prompts]
+
+    monkeypatch.setattr(compare_command, "heard_from", heard_from)
+    texts = [" a"] * len(PROMPTS)
+    for sides in (("http://ids", "http://words"), ("http://words", "http://ids")):
+        asked.clear()
+        assert run("compare", [*sides, "--max-kl", "0"]) == 0
+        assert asked == [(sides[0], True, None), (sides[1], True, texts),
+                         ("http://ids", False, texts)]

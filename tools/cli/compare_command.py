@@ -23,7 +23,7 @@ from actorium.tools.cli.eval_model import EvalModelOptions, first_model, progres
 from actorium.tools.compare.comparison import Bars, Heard, compared, comparison_table
 from actorium.tools.compare.comparison_page import comparison_page
 from actorium.tools.compare.default_prompts import PROMPTS
-from actorium.tools.compare.listener import Listener
+from actorium.tools.compare.listener import Listener, names_ids
 
 ABOUT = """Ask two ways to serve a model for greedy answers to the same prompts, and compare tokens
 and log-probabilities, position by position. A and B: flags in quotes, which come on top of those
@@ -76,14 +76,17 @@ def run(_command: str, argv: list[str]) -> int:
     options = asked[0].options
     options.check()
     prompts = _prompts(options.prompts)
-    heard: list[list[Heard]] = []
-    for side, parsed in zip(sides, asked, strict=True):
-        with served_side(side, parsed) as url:
-            texts = [one.text for one in heard[0]] if heard else None
-            heard.append(asyncio.run(heard_from(url, parsed, prompts, texts)))
+    one, other = zip(sides, asked, strict=True)
+    first = _heard_of(*one, prompts, None)
+    texts = [own.text for own in first]
+    second = _heard_of(*other, prompts, texts)
+    if names_ids(first) and not names_ids(second):
+        first = _heard_of(*one, prompts, texts, by_id=False)
+    elif names_ids(second) and not names_ids(first):
+        second = _heard_of(*other, prompts, texts, by_id=False)
     bars = Bars(options.max_kl, options.min_agreement)
     result = {"a": sides[0], "b": sides[1], "common": shlex.join(common),
-              **compared(heard[0], heard[1], bars)}
+              **compared(first, second, bars)}
     print(comparison_table(result))
     write_reports(options, result, comparison_page)
     return 1 if result["faults"] else 0
@@ -133,12 +136,18 @@ def served_side(side: str, parsed: Parsed[Any]) -> Iterator[str]:
         yield f"http://{found.host}:{found.port}"
 
 
+def _heard_of(side: str, parsed: Parsed[Any], prompts: list[str], texts: list[str] | None,
+              by_id: bool = True) -> list[Heard]:
+    with served_side(side, parsed) as url:
+        return asyncio.run(heard_from(url, parsed, prompts, texts, by_id))
+
+
 async def heard_from(url: str, parsed: Parsed[Any], prompts: Sequence[str],
-                     texts: list[str] | None) -> list[Heard]:
+                     texts: list[str] | None, by_id: bool = True) -> list[Heard]:
     """What the model there says to these prompts; texts: see `Listener.hear`."""
     key, options = parsed.config.gateway.api_key, parsed.options
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
     with contextlib.closing(Http(url)) as http:
-        model = Listener(http, await first_model(http, headers), headers)
+        model = Listener(http, await first_model(http, headers), headers, by_id)
         return await model.hear(prompts, texts, options.answer_tokens, options.parallel,
                                 progress(len(prompts)))

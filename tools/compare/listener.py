@@ -8,15 +8,24 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actorium.actors.errors import BadConfig
+from actorium.tools.bench.http_client import Http
 from actorium.tools.compare.comparison import Heard, Reading
 from actorium.tools.evaluation.http_model import COMPLETIONS, HttpModel
 
 TOP = 20
 """Likeliest tokens of a position; what most servers tell at most."""
+ID = "token_id:"
+"""What ids are told with."""
 
 
 class Listener(HttpModel):
     """A model that is asked for its likeliest tokens."""
+
+    def __init__(self, http: Http, name: str, headers: str = "", by_id: bool = True) -> None:
+        """by_id: tokens are to be told by id, where the server can: different ones may have the
+        same text, as pieces of characters do. Other arguments: see `HttpModel`."""
+        super().__init__(http, name, headers)
+        self._form = {"return_tokens_as_token_ids": True} if by_id else {}
 
     async def hear(self, prompts: Sequence[str], texts: Sequence[str] | None, max_tokens: int,
                    parallel: int, say: Callable[[int], None]) -> list[Heard]:
@@ -43,9 +52,8 @@ class Listener(HttpModel):
         return Heard(prompt, own, decode, extend, cached)
 
     async def _read(self, prompt: str, max_tokens: int, echo: bool) -> tuple[str, Reading]:
-        # By id: different tokens may have the same text, as pieces of characters do.
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
-                                "logprobs": TOP, "echo": echo, "return_tokens_as_token_ids": True}
+                                "logprobs": TOP, "echo": echo, **self._form}
         choice, _ = await self._ask(COMPLETIONS, body)
         columns = choice.get("logprobs") or {}
         tokens, tops = columns.get("tokens"), columns.get("top_logprobs")
@@ -54,6 +62,12 @@ class Listener(HttpModel):
                             f"{' of a prompt (echo)' if echo else ''}", "base_url")
         return str(choice.get("text") or ""), Reading(tokens, [
             None if own is None else likeliest(own, TOP) for own in tops])
+
+
+def names_ids(heard: Sequence[Heard]) -> bool:
+    """Whether a server told tokens by their ids, as it was asked; one that knows only texts is to
+    be held against texts."""
+    return all(token.startswith(ID) for own in heard for token in own.decode.tokens)
 
 
 def likeliest(told: Mapping[str, float], count: int) -> dict[str, float]:

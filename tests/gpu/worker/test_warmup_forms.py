@@ -47,7 +47,7 @@ from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
-         "fp8 experts", "made", "int8 pages", "sage")
+         "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages", "sage alone, int8 pages")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -86,15 +86,17 @@ def model_of(path: Path, kind: str) -> Any:
         write_twins(source, path, path.with_name("twin"), block=True)
     drafts = "auto" if kind in DRAFTS else "off"
     quantization = "fp8" if kind == "made" else "auto"
-    pages = MemoryConfig(kv_cache_dtype="int8" if kind == "int8 pages" else "auto")
+    pages = MemoryConfig(kv_cache_dtype="int8" if kind.endswith("int8 pages") else "auto")
+    sage, alone = kind.startswith("sage"), kind.startswith("sage alone")
     config = Config(model=ModelConfig(model=str(path), quantization=quantization), memory=pages,
-                    device=DeviceConfig(kernels="triton", prefill_attention_backend="sage"
-                                        if kind == "sage" else ""),
+                    device=DeviceConfig(kernels="triton",
+                                        prefill_attention_backend="sage" if sage else "",
+                                        decode_attention_backend="sage" if alone else ""),
                     speculation=SpeculationConfig(speculative=drafts))
     # as no CUDA weight can be packed
     with patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False):
         model = load_model(path, config, CPU, lambda *_: None)
-    if kind == "sage":
+    if sage:
         model.attention.extend.lib = None  # type: ignore[attr-defined]  # as on CUDA
     if kind == "skinny":  # as if each had been the fastest for its number of rows
         best = [(rows, configs_of(rows)[at % 2 if rows < 128 else 0])
@@ -159,7 +161,7 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
                                                             tmp_path: Path) -> None:
     model = model_of(tmp_path, kind)
     drafts = DRAFTS.get(kind, 0)
-    runner = runner_of(model, drafts, torch.int8 if kind == "int8 pages" else None)
+    runner = runner_of(model, drafts, torch.int8 if kind.endswith("int8 pages") else None)
     warm, met = Forms(), Forms()
     with warm.recording():
         warm_up_kernels(runner, BUDGET, lambda *_: None)
