@@ -207,6 +207,8 @@ class Case:
     params: Resolved = GREEDY
     drafts: int = 0
     quantization: str = "auto"
+    group: int | None = None
+    """Columns of such a weight that share a scale; 0: a row's."""
 
 
 CASES = (
@@ -216,6 +218,7 @@ CASES = (
     Case("Llama-3.1-8B, 64 top_p", LLAMA, 64, TOP_P),
     Case("Llama-3.1-8B, 256 greedy", LLAMA, 256),
     Case("Llama-3.1-8B in FP8, 1 greedy", LLAMA, 1, quantization="fp8"),
+    Case("Llama-3.1-8B in INT8, a scale a row, 1 greedy", LLAMA, 1, quantization="int8", group=0),
     Case("Qwen3.5-9B, 1 greedy, 2 drafts", HYBRID, 1, GREEDY, 2),
     Case("Qwen3.5-9B, 32 top_p, 2 drafts", HYBRID, 32, TOP_P, 2),
     Case("Qwen3-30B-A3B, 1 greedy", MOE, 1),
@@ -226,7 +229,8 @@ CASES = (
 def settings(path: Path, case: Case, passes: str) -> Config:
     """Of a model directory."""
     return Config(
-        model=ModelConfig(model=str(path), load_format="dummy", quantization=case.quantization),
+        model=ModelConfig(model=str(path), load_format="dummy", quantization=case.quantization,
+                          quantization_group=case.group),
         memory=MemoryConfig(kv_cache_bytes=512 << 20, prefix_cache=False),
         scheduler=SchedulerConfig(max_num_seqs=case.batch, max_num_batched_tokens=4096),
         speculation=SpeculationConfig(

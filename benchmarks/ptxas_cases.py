@@ -77,11 +77,11 @@ def norms(width: int) -> None:
     OPS.rms_norm_add(x, x[0], 1e-5, x)
 
 
-def norms_fp8(width: int, columns: int) -> None:
+def norms_quant(width: int, columns: int, int8: bool = False) -> None:
     """What quantises its result for the next product, in one launch."""
-    x, form = empty(64, width), InputForm(columns, plain=False)
-    OPS.rms_norm_fp8(x, x[0], 1e-5, form)
-    OPS.add_rms_norm_fp8(x, x, x[0], 1e-5, form)
+    x, form = empty(64, width), InputForm(columns, plain=False, int8=int8)
+    OPS.rms_norm_quant(x, x[0], 1e-5, form)
+    OPS.add_rms_norm_quant(x, x, x[0], 1e-5, form)
 
 
 def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
@@ -122,9 +122,15 @@ def rows() -> Iterator[Case]:
     yield Case("silu_mul 14336", lambda: OPS.silu_mul(empty(64, 2 * 14336)))
     yield Case("gelu_mul 21504", lambda: OPS.gelu_mul(empty(64, 2 * 21504)))
     for of, columns, gate in (("a row", 4096, 14336), ("128 columns", 128, 128)):
-        yield Case(f"norm_fp8 4096, a scale for {of}", partial(norms_fp8, 4096, columns), 89)
+        yield Case(f"norm_fp8 4096, a scale for {of}", partial(norms_quant, 4096, columns), 89)
         yield Case(f"silu_mul_fp8 14336, a scale for {of}",
-                   partial(OPS.silu_mul_fp8, empty(64, 2 * 14336), gate), 89)
+                   partial(OPS.silu_mul_quant, empty(64, 2 * 14336),
+                           InputForm(gate, plain=False)), 89)
+    for width in (4096, 8192):
+        yield Case(f"norm_int8 {width}", partial(norms_quant, width, width, True))
+    for width in (3072, 14336):
+        yield Case(f"silu_mul_int8 {width}", partial(
+            OPS.silu_mul_quant, empty(64, 2 * width), InputForm(width, plain=False, int8=True)))
     yield Case("gated_norm Qwen3.5-27B", lambda: OPS.gated_norm(
         empty(64, 48, 128, dtype=F32), empty(128, dtype=F32), empty(64, 48, 128), 1e-6))
     yield Case("norm_gated Granite 4", lambda: OPS.norm_gated(

@@ -23,7 +23,7 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import Input, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Linear
 
 ROWS = torch.int8
@@ -187,6 +187,11 @@ def quantise_input(x: Tensor, columns: int) -> tuple[Tensor, Tensor]:
 def input_group(form: RowFormat, columns: int) -> int:
     """Columns of an input that share a scale, for products with a weight in this format."""
     return max(form.group, 32) if form.group else columns
+
+
+def to_int8(x: Tensor, form: InputForm) -> Quantised:
+    """What products take that want their input in this form; form.columns > 0, of K a divisor."""
+    return Quantised(*quantise_input(x, form.columns), x.dtype, x if form.plain else None)
 
 
 def grouped_mm(x: Tensor, own: Grouped) -> Tensor:

@@ -52,7 +52,7 @@ class Linear:
         """Whether `add` sums on its way, to this dtype; else the next norm had better do it."""
         return True
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32."""
         return self(x).float()
 
@@ -121,23 +121,21 @@ class OnePassLinear(Linear, ABC):
     """N"""
 
     @abstractmethod
-    def run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
+    def run(self, x: Input, residual: int, y: Tensor, kind: int) -> Tensor:
         """Fills y as `cpu/job.h` has it; residual: address or 0."""
 
     def __call__(self, x: Input) -> Tensor:
-        x = plain(x)
-        return self.run(x, 0, x.new_empty((x.shape[0], self.outs)), OUT_BF16)
+        return self.run(x, 0, torch.empty((len(x), self.outs), dtype=x.dtype), OUT_BF16)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in one pass over y."""
-        x, residual = plain(x), residual.contiguous()
-        y = x.new_empty((x.shape[0], self.outs))
+        residual = residual.contiguous()
+        y = torch.empty((len(x), self.outs), dtype=x.dtype)
         return self.run(x, residual.data_ptr(), y, OUT_BF16)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded to bf16 in between."""
-        y = x.new_empty((x.shape[0], self.outs), dtype=torch.float32)
-        return self.run(x, 0, y, OUT_FLOAT)
+        return self.run(x, 0, torch.empty((len(x), self.outs)), OUT_FLOAT)
 
 
 class TileLinear(OnePassLinear):
@@ -192,9 +190,9 @@ class TileLinear(OnePassLinear):
         self.lib.linear_rows(self.packed_at, ids.data_ptr(), len(ids), y.data_ptr(), self.threads)
         return y.to(dtype)
 
-    def run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
+    def run(self, x: Input, residual: int, y: Tensor, kind: int) -> Tensor:
         """Fills y as `cpu/job.h` has it; residual: address or 0."""
-        x = x.contiguous()
+        x = plain(x).contiguous()
         if not len(x):
             return y
         self.call(self.packed_at, x.data_ptr(), self.bias_at, residual, y.data_ptr(), x.shape[0],
@@ -236,7 +234,7 @@ class Reordered(Linear):
         """See `Linear`."""
         return self.linear.sums(dtype)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32."""
         return self.linear.wide(self._ordered(x))
 
@@ -250,13 +248,12 @@ class Gated:
     fuses = False
     """Whether a call does more than `halves` and the gate in turn."""
     quantises = True
-    """Whether a call gives its result in FP8 where that is asked for."""
+    """Whether a call gives its result in 8 bits where that is asked for."""
 
     def __init__(self, linear: Linear, gate: Callable[[Tensor], Tensor],
-                 gate_fp8: Callable[[Tensor, int], Quantised]) -> None:
-        """gate: of [T, N], gate's columns first; gate_fp8: the same in FP8, so many columns to a
-        scale."""
-        self.linear, self.gate, self.gate_fp8 = linear, gate, gate_fp8
+                 gate_quant: Callable[[Tensor, InputForm], Quantised]) -> None:
+        """gate: of [T, N], gate's columns first; gate_quant: the same in 8 bits, in this form."""
+        self.linear, self.gate, self.gate_quant = linear, gate, gate_quant
 
     @property
     def form(self) -> InputForm:
@@ -270,7 +267,7 @@ class Gated:
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
         """x: [T, K] -> [T, N / 2], in the form in which it is taken next, or as it is."""
         y = self.linear(x)
-        return self.gate(y) if form.plain else self.gate_fp8(y, form.columns)
+        return self.gate(y) if form.plain else self.gate_quant(y, form)
 
 
 class TileGated(Gated):

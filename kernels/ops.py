@@ -23,7 +23,7 @@ from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
 from actorium.kernels.reference.ssd import SSDInputs
 from actorium.kernels.sampling_ops import SamplingOps
-from actorium.kernels.scaled_linear import to_fp8
+from actorium.kernels.scaled_linear import to_form
 
 
 class Ops(ABC):
@@ -56,8 +56,8 @@ class Ops(ABC):
 
     def gated_by(self, linear: Linear, activation: str) -> Gated:
         """The same of any product that gives gate and then up."""
-        gates = ((self.gelu_mul, self.gelu_mul_fp8) if activation == "gelu"
-                 else (self.silu_mul, self.silu_mul_fp8))
+        gates = ((self.gelu_mul, self.gelu_mul_quant) if activation == "gelu"
+                 else (self.silu_mul, self.silu_mul_quant))
         return Gated(linear, *gates)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
@@ -90,15 +90,15 @@ class Ops(ABC):
         total = x + residual
         return self.rms_norm(total, weight, eps), total
 
-    def rms_norm_fp8(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
-        """The norm of x, rounded to its dtype, then quantised to FP8 in this form. x: [T, K]."""
-        return to_fp8(self.rms_norm(x, weight, eps), form)
+    def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
+        """The norm of x, rounded to its dtype, then quantised to 8 bits in this form. x: [T, K]."""
+        return to_form(self.rms_norm(x, weight, eps), form)
 
-    def add_rms_norm_fp8(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
-                         form: InputForm) -> tuple[Quantised, Tensor]:
-        """`add_rms_norm`, its norm quantised like that of `rms_norm_fp8`. x, residual: [T, K]."""
+    def add_rms_norm_quant(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                           form: InputForm) -> tuple[Quantised, Tensor]:
+        """`add_rms_norm`, its norm quantised like that of `rms_norm_quant`. x, residual: [T, K]."""
         normed, total = self.add_rms_norm(x, residual, weight, eps)
-        return to_fp8(normed, form), total
+        return to_form(normed, form), total
 
     def norm_for(self, x: Tensor, weight: Tensor, eps: float, product: Linear | Gated) -> Input:
         """The norm of x as the only product that takes it had better be given it: see
@@ -130,14 +130,14 @@ class Ops(ABC):
         """x * sigmoid(gate). x: [T, N]; gate: like x, perhaps overwritten."""
         return x * gate.sigmoid_()
 
-    def silu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
-        """`silu_mul`, rounded to its dtype, then quantised to FP8: so many columns of the result
-        share a scale. gate_up: [T, 2 * I] -> [T, I]."""
-        return to_fp8(self.silu_mul(gate_up), InputForm(columns, plain=False))
+    def silu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
+        """`silu_mul`, rounded to its dtype, then quantised to 8 bits in this form; not `plain`.
+        gate_up: [T, 2 * I] -> [T, I]."""
+        return to_form(self.silu_mul(gate_up), form)
 
-    def gelu_mul_fp8(self, gate_up: Tensor, columns: int) -> Quantised:
+    def gelu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
         """The same of `gelu_mul`."""
-        return to_fp8(self.gelu_mul(gate_up), InputForm(columns, plain=False))
+        return to_form(self.gelu_mul(gate_up), form)
 
     # --- before attention -------------------------------------------------------------------------
 

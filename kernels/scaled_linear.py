@@ -13,6 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from actorium.kernels.grouped_rows import to_int8
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Linear
 
@@ -189,7 +190,7 @@ class ScaledLinear(Linear):
         """See `Linear`."""
         return not self.by_row
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded in between."""
         return self.run(x, torch.float32)
 
@@ -199,7 +200,8 @@ class ScaledLinear(Linear):
 
     def quantised(self, x: Input) -> tuple[Tensor, Tensor]:
         """(e4m3[T, K], f32[T, ceil(K / columns)]): see `quantise`."""
-        if isinstance(x, Quantised) and x.scales.shape[1] == -(-x.shape[1] // self.columns):
+        if (isinstance(x, Quantised) and x.q.dtype is FP8
+                and x.scales.shape[1] == -(-x.shape[1] // self.columns)):
             return x.q, x.scales
         return self.quantise(plain(x))
 
@@ -233,3 +235,8 @@ class DequantisedLinear(ScaledLinear):
 def to_fp8(x: Tensor, form: InputForm) -> Quantised:
     """What products take that want their input in this form; form.columns > 0."""
     return Quantised(*quantise(x, form.columns), x.dtype, x if form.plain else None)
+
+
+def to_form(x: Tensor, form: InputForm) -> Quantised:
+    """The same in FP8, or in INT8: as the form says."""
+    return to_int8(x, form) if form.int8 else to_fp8(x, form)

@@ -42,14 +42,15 @@ class SummedLinear(Linear):
         """See `Linear`: where the ranks do."""
         return self.group.sums(dtype)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32."""
         return self.group.all_reduce(self.linear.wide(x))
 
     def part(self, x: Input) -> Tensor:
         """What this rank adds to the sum, [T, N], of x's dtype or in f32."""
-        if self.group.wide and self.linear.widens and not self.linear.form.columns:
-            return self.linear.wide(plain(x))
+        form = self.linear.form
+        if self.group.wide and self.linear.widens and (form.int8 or not form.columns):
+            return self.linear.wide(x)
         return self.linear(x)
 
 
@@ -104,7 +105,7 @@ class SplitHead(Linear):
         """residual + y."""
         return residual + self(x)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32."""
         return self._gathered(self.linear.wide(x))
 

@@ -20,7 +20,7 @@ from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference import activation
 from actorium.kernels.reference.norm import add_rms_norm, rms_norm, rms_norm_add
 from actorium.kernels.reference.rope import apply_rope
-from actorium.kernels.scaled_linear import to_fp8
+from actorium.kernels.scaled_linear import to_form
 
 Meaning = TypeVar("Meaning", bound=Callable[..., Any])
 
@@ -229,29 +229,29 @@ def gate_add(out: Tensor, y: Tensor, gate: Tensor) -> Tensor:
 
 
 @operation
-def norm_fp8(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
-    """The norm, in FP8."""
-    return to_fp8(rms_norm(x, weight, eps), form)
+def norm_quant(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
+    """The norm, in FP8 or INT8."""
+    return to_form(rms_norm(x, weight, eps), form)
 
 
 @operation
-def add_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
-                 form: InputForm) -> tuple[Quantised, Tensor]:
-    """`add_norm`, the norm in FP8."""
+def add_norm_quant(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                   form: InputForm) -> tuple[Quantised, Tensor]:
+    """`add_norm`, the norm in FP8 or INT8."""
     normed, total = add_rms_norm(x, residual, weight, eps)
-    return to_fp8(normed, form), total
+    return to_form(normed, form), total
 
 
 @operation
-def silu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """`silu_mul`, in FP8."""
-    return to_fp8(activation.silu_mul(gate_up), InputForm(columns, plain=False))
+def silu_mul_quant(gate_up: Tensor, form: InputForm) -> Quantised:
+    """`silu_mul`, in FP8 or INT8."""
+    return to_form(activation.silu_mul(gate_up), form)
 
 
 @operation
-def gelu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """`gelu_mul`, in FP8."""
-    return to_fp8(activation.gelu_mul(gate_up), InputForm(columns, plain=False))
+def gelu_mul_quant(gate_up: Tensor, form: InputForm) -> Quantised:
+    """`gelu_mul`, in FP8 or INT8."""
+    return to_form(activation.gelu_mul(gate_up), form)
 
 
 @operation
@@ -278,9 +278,10 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What runs each operation; ops: an `Ops`."""
     return {
         norm: ops.rms_norm, norm_add: ops.rms_norm_add, add_norm: ops.add_rms_norm,
-        norm_fp8: ops.rms_norm_fp8, add_norm_fp8: ops.add_rms_norm_fp8, norm_for: ops.norm_for,
-        silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul, silu_mul_fp8: ops.silu_mul_fp8,
-        gelu_mul_fp8: ops.gelu_mul_fp8, sigmoid_mul: ops.sigmoid_mul,
+        norm_quant: ops.rms_norm_quant, add_norm_quant: ops.add_rms_norm_quant,
+        norm_for: ops.norm_for, silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul,
+        silu_mul_quant: ops.silu_mul_quant, gelu_mul_quant: ops.gelu_mul_quant,
+        sigmoid_mul: ops.sigmoid_mul,
         **{own: meaning(own) for own in (split, head_norm, rope, sigmoid_scale, shared_gate,
                                          gate_add, logits)},
         add: operator.add}

@@ -59,7 +59,7 @@ class LayerFacts:
     @property
     def mixer_reduced(self) -> bool:
         """Whether that is so of the mixer's."""
-        return (not self.shape.sandwich_norms and self.layer.mlp.form.columns == 0
+        return (not self.shape.sandwich_norms and not takes_fp8(self.layer.mlp.form)
                 and self.reduced(self.layer.mixer.o))
 
     @property
@@ -135,8 +135,13 @@ def wanted_form(g: PartGraph, node: Node) -> InputForm:
     return reduce(InputForm.also, others, first)
 
 
+def takes_fp8(form: InputForm) -> bool:
+    """Whether a product of this form takes FP8."""
+    return form.columns > 0 and not form.int8
+
+
 def head_form(product: Any, scale: Any) -> InputForm:
-    """In which form a head is best given its input: it does not take FP8."""
+    """In which form a head is best given its input: it does not take 8 bits."""
     return InputForm(norms=product.form.norms) if scale == 1 else InputForm()
 
 

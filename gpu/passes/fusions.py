@@ -10,6 +10,7 @@ from actorium.gpu.passes.fusion_pass import (
     FusionPass,
     LayerFacts,
     only_user,
+    takes_fp8,
     users,
     wanted_form,
 )
@@ -26,7 +27,7 @@ class ReduceNorm(FusionPass):
 
     def expected(self, facts: LayerFacts) -> int:
         """The sums over the ranks of the layer before, and of the mixer, where the ranks can add to
-        them, and no product behind the norm takes FP8."""
+        them, and no product behind the norm takes FP8: one that takes INT8 quantises by itself."""
         return (facts.given_as is Pending.REDUCE) + facts.mixer_reduced
 
     def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
@@ -35,7 +36,7 @@ class ReduceNorm(FusionPass):
         for node in g.nodes(c.norm):
             total, weight, eps = node.args
             if not (isinstance(total, Node) and total.target is c.add and users(total)[0] is node
-                    and wanted_form(g, node).columns == 0):
+                    and not takes_fp8(wanted_form(g, node))):
                 continue
             found = g.rank_part(total, dtype)
             if found is not None:
@@ -222,13 +223,16 @@ class GateAdd(FusionPass):
 
 
 class NormQuant(FusionPass):
-    """norm, or add_norm, before products that take FP8 -> norm_fp8, add_norm_fp8."""
+    """norm, or add_norm, before products that take 8 bits -> norm_quant, add_norm_quant."""
 
-    name, about, anchors = "norm_quant", "RMSNorm (and add) + quantise to FP8", (c.norm, c.add_norm)
+    name, anchors = "norm_quant", (c.norm, c.add_norm)
+    about = "RMSNorm (and add) + quantise to FP8 or INT8"
 
     def expected(self, facts: LayerFacts) -> int:
-        """The mixer and the MLP, where their products take FP8."""
-        return sum(own.form.columns > 0 for own in (facts.layer.mixer, facts.layer.mlp))
+        """The mixer and the MLP, where their products take 8 bits, and no sum over the ranks is
+        joined with the norm."""
+        mixer = facts.layer.mixer.form.columns > 0 and facts.given_as is not Pending.REDUCE
+        return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced)
 
     def expected_piece(self, form: InputForm) -> int:
         """See `FusionPass`."""
@@ -242,18 +246,19 @@ class NormQuant(FusionPass):
             normed = next(own for own in users(node) if is_item(own, 0)) if adds else node
             form = wanted_form(g, normed)._replace(norms=None)
             if form.columns:
-                target = c.add_norm_fp8 if adds else c.norm_fp8
+                target = c.add_norm_quant if adds else c.norm_quant
                 made.append(g.replace(node, target, (*node.args, form)))
         return made
 
 
 class ActQuant(FusionPass):
-    """silu_mul or gelu_mul, or the product with its gate, before a product that takes FP8."""
+    """silu_mul or gelu_mul, or the product with its gate, before a product that takes 8 bits."""
 
-    name, about, anchors = "act_quant", "silu*mul or gelu*mul + quantise to FP8", (*ACTS, c.gated)
+    name, anchors = "act_quant", (*ACTS, c.gated)
+    about = "silu*mul or gelu*mul + quantise to FP8 or INT8"
 
     def expected(self, facts: LayerFacts) -> int:
-        """The MLP for all tokens, where its last product takes FP8 alone."""
+        """The MLP for all tokens, where its last product takes 8 bits alone."""
         mlp = facts.mlp
         return int(mlp is not None and not mlp.down.form.plain
                    and (mlp.gate_up.quantises or not facts.gates(mlp.gate_up)))
@@ -266,8 +271,8 @@ class ActQuant(FusionPass):
             if form.plain:
                 continue
             if node.target is not c.gated:
-                fp8 = c.silu_mul_fp8 if node.target is c.silu_mul else c.gelu_mul_fp8
-                made.append(g.replace(node, fp8, (*node.args, form.columns)))
+                target = c.silu_mul_quant if node.target is c.silu_mul else c.gelu_mul_quant
+                made.append(g.replace(node, target, (*node.args, form)))
             elif g.object(node.args[1]).quantises:
                 made.append(g.replace(node, c.gated, (*node.args, form)))
         return made

@@ -226,7 +226,7 @@ def is_item(node: Any, place: int) -> bool:
 
 def _capability(own: Any, dtype: torch.dtype) -> tuple[Any, ...]:
     """What passes look at in what belongs to a part."""
-    forms = [None if form is None else (form.columns, form.plain, form.norms is None)
+    forms = [None if form is None else (form.columns, form.plain, form.int8, form.norms is None)
              for form in (getattr(one, "form", None)
                           for one in (own, getattr(own, "experts", None)))]
     return (type(own), *forms, isinstance(own, Linear) and own.sums(dtype))

@@ -22,7 +22,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.families.tensor_specs import layer_prefix
 from actorium.gpu.models.decoder import Decoder, LayerRun
 from actorium.gpu.models.mtp import MtpDrafter
-from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form
+from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form, takes_fp8
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.layer_graph import (
     Lines,
@@ -113,7 +113,7 @@ class PassManager:
               after: Any) -> Rewritten:
         """A layer's functions; after: the next one; None: but the final norm nothing takes what it
         returns."""
-        parts = ("reduce_norm" in self.on and after is not None and after.mixer.form.columns == 0
+        parts = ("reduce_norm" in self.on and after is not None and not takes_fp8(after.mixer.form)
                  and reduces(after.mixer.o, self.model.dtype))
         facts = LayerFacts(self.model.shape, index, layer, given_as, parts, self.on,
                            self.model.dtype)

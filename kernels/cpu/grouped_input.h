@@ -1,5 +1,6 @@
 /* Inputs of products with codes: bf16 to 8 bits, each token and group of columns by its own largest
- * number, TOKENS side by side as the products read them. */
+ * number, TOKENS side by side as the products read them. A token that was quantised before, for all
+ * products that take it (quantised_rows.c), is brought into that order: the codes are the same. */
 #pragma once
 #include "grouped_lanes.h"
 
@@ -52,6 +53,10 @@ INLINE int64_t columns_shared(const struct grouped *w) {
     return columns_each(w) < COLUMNS ? COLUMNS : columns_each(w);
 }
 
+/* The scale of a group with this largest number, and what its columns are times. */
+INLINE float scale_of(float largest) { return largest < TINY ? 0 : largest / 127; }
+INLINE float inverse_of(float largest) { return largest < TINY ? 0 : 127 / largest; }
+
 /* Scales of a token, `apart` numbers from group to group, and what its columns are times. */
 static void scale_token(const struct grouped *w, const bf16 *x, float *inverses, float *to,
                         int64_t apart) {
@@ -60,23 +65,44 @@ static void scale_token(const struct grouped *w, const bf16 *x, float *inverses,
     for (int64_t s = 0; s < count; s++) inverses[s] = wide(largest_of(x + s * shared, shared));
     for (int64_t s = 0; s < count; s++) {
         float largest = inverses[s];
-        worth[s] = largest < TINY ? 0 : largest / 127 * factor;
-        inverses[s] = largest < TINY ? 0 : 127 / largest;
+        worth[s] = scale_of(largest) * factor;
+        inverses[s] = inverse_of(largest);
     }
     for (int64_t s = 0; s < count; s++)
         for (int64_t i = 0; i < repeat; i++, to += apart) *to = worth[s];
 }
 
 #ifdef VNNI
+/* How 16 columns of so many tokens are put side by side. */
+struct order { __m512i from[2]; __mmask16 some[2]; };
+
+INLINE struct order order_of(const int count) {
+    int32_t from[32] = {0};
+    for (int i = 0; i < 4 * count; i++) from[i] = i % count * 4 + i / count;
+    const int more = 4 * count - 16;
+    return (struct order){{_mm512_loadu_si512(from), _mm512_loadu_si512(from + 16)},
+                          {more < 0 ? (__mmask16)((1 << 4 * count) - 1) : 0xffff,
+                           more > 0 ? (__mmask16)((1 << more) - 1) : 0}};
+}
+
+INLINE void put_columns(const __m128i q[8], const struct order *order, int32_t *to) {
+    __m512i all[2];
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++)
+        all[h] = _mm512_inserti64x4(
+            _mm512_castsi256_si512(_mm256_set_m128i(q[4 * h + 1], q[4 * h])),
+            _mm256_set_m128i(q[4 * h + 3], q[4 * h + 2]), 1);
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; h++)
+        if (order->some[h])
+            _mm512_mask_storeu_epi32(to + 16 * h, order->some[h],
+                                     _mm512_permutex2var_epi32(all[0], order->from[h], all[1]));
+}
+
 /* Columns [k, k + n) of each token, with their inverses. */
 INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64_t k, int64_t n,
                              const float *inverses[TOKENS], int32_t *to) {
-    int32_t from[32] = {0};
-    for (int i = 0; i < 4 * count; i++) from[i] = i % count * 4 + i / count;
-    const __m512i order[2] = {_mm512_loadu_si512(from), _mm512_loadu_si512(from + 16)};
-    const int more = 4 * count - 16;
-    const __mmask16 some[2] = {more < 0 ? (__mmask16)((1 << 4 * count) - 1) : 0xffff,
-                               more > 0 ? (__mmask16)((1 << more) - 1) : 0};
+    const struct order order = order_of(count);
     __m512 times[TOKENS];
 #pragma GCC unroll 6
     for (int t = 0; t < count; t++) times[t] = _mm512_set1_ps(*inverses[t]);
@@ -91,17 +117,21 @@ INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64
             __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(bits), times[t]);
             q[t] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
         }
-        __m512i all[2];
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++)
-            all[h] = _mm512_inserti64x4(
-                _mm512_castsi256_si512(_mm256_set_m128i(q[4 * h + 1], q[4 * h])),
-                _mm256_set_m128i(q[4 * h + 3], q[4 * h + 2]), 1);
-#pragma GCC unroll 2
-        for (int h = 0; h < 2; h++)
-            if (some[h])
-                _mm512_mask_storeu_epi32(to + 16 * h, some[h],
-                                         _mm512_permutex2var_epi32(all[0], order[h], all[1]));
+        put_columns(q, &order, to);
+    }
+}
+
+/* Codes of so many tokens, side by side. */
+INLINE void arrange_columns(const int8_t *const codes[TOKENS], const int count, int64_t ins,
+                            int32_t *to) {
+    const struct order order = order_of(count);
+    for (int64_t k = 0; k < ins; k += 16, to += 4 * count) {
+        __m128i q[8];
+#pragma GCC unroll 8
+        for (int t = 0; t < 8; t++)
+            q[t] = t < count ? _mm_loadu_si128((const __m128i *)(codes[t] + k))
+                             : _mm_setzero_si128();
+        put_columns(q, &order, to);
     }
 }
 
@@ -138,6 +168,12 @@ INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64
             for (int i = 0; i < 4; i++) memcpy(to + (c / 4 + i) * count + t, q + 4 * i, 4);
         }
     }
+}
+
+INLINE void arrange_columns(const int8_t *const codes[TOKENS], const int count, int64_t ins,
+                            int32_t *to) {
+    for (int64_t k = 0; k < ins; k += 4, to += count)
+        for (int t = 0; t < count; t++) memcpy(to + t, codes[t] + k, 4);
 }
 
 INLINE void sum_groups(const struct grouped *w, const struct tokens *x) {
@@ -177,4 +213,36 @@ static void quantise_tokens(const struct grouped *w, const bf16 *const x[TOKENS]
     else if (to->count == TOKENS) quantise_all(w, x, TOKENS, to, inverses);
     else quantise_all(w, x, to->count, to, inverses);
     sum_groups(w, to);
+}
+
+/* The same of tokens that are codes already. codes, scales: their rows, of `columns_shared`. */
+static void arrange_tokens(const struct grouped *w, const int8_t *const codes[TOKENS],
+                           const float *const scales[TOKENS], const struct tokens *to) {
+    const float factor = w->group ? (float)w->factor : 1;
+    const int64_t groups = groups_of(w), repeat = columns_shared(w) / columns_each(w);
+    for (int t = 0; t < to->count; t++)
+        for (int64_t g = 0; g < groups; g++)
+            to->scales[g * to->count + t] = scales[t][g / repeat] * factor;
+    if (to->count == 1) memcpy(to->fours, codes[0], (size_t)w->ins);
+    else if (to->count == TOKENS) arrange_columns(codes, TOKENS, w->ins, to->fours);
+    else arrange_columns(codes, to->count, w->ins, to->fours);
+    sum_groups(w, to);
+}
+
+/* A row of bf16 as codes, and the scale of each `shared` columns of it. */
+INLINE void quantise_row(const bf16 *x, int64_t ins, int64_t shared, int8_t *codes,
+                         float *scales) {
+    float inverses[MAX_SHARED];
+    int64_t count = ins / shared;
+    for (int64_t s = 0; s < count; s++) inverses[s] = wide(largest_of(x + s * shared, shared));
+    for (int64_t s = 0; s < count; s++) {
+        scales[s] = scale_of(inverses[s]);
+        inverses[s] = inverse_of(inverses[s]);
+    }
+    const bf16 *const rows[TOKENS] = {x};
+    for (int64_t s = 0; s < count; s++) {
+        const float *own[TOKENS] = {inverses + s};
+        quantise_columns(rows, 1, s * shared, shared, own,
+                         (int32_t *)(codes + s * shared));
+    }
 }

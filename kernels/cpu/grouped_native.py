@@ -15,8 +15,14 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.block_rows import BlockRows
-from actorium.kernels.grouped_rows import RowFormat, columns_of, is_grouped, row_format
-from actorium.kernels.inputs import Input, InputForm, plain
+from actorium.kernels.grouped_rows import (
+    RowFormat,
+    columns_of,
+    input_group,
+    is_grouped,
+    row_format,
+)
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import (
     HUGE_PAGE,
     OUT_SILU,
@@ -119,6 +125,7 @@ class NativeGrouped(OnePassLinear):
             self.held.data_ptr(), self.held.data_ptr() + codes, self.outs, self.ins, form.bits,
             form.group, form.mins, form.zero, 1.0)
         self.layout_at = ctypes.addressof(self.layout)
+        self.form = InputForm(input_group(form, self.ins), plain=False, int8=True)
         if isinstance(rows, BlockRows):
             self._pack_blocks(rows, memory)
         else:
@@ -156,14 +163,20 @@ class NativeGrouped(OnePassLinear):
                               y.dtype is torch.float32, self.threads)
         return y.to(dtype)
 
-    def run(self, x: Tensor, residual: int, y: Tensor, kind: int) -> Tensor:
-        """Fills y as `cpu/job.h` has it. x: bf16[T, K]; residual: address or 0."""
-        x = x.contiguous()
+    def run(self, x: Input, residual: int, y: Tensor, kind: int) -> Tensor:
+        """Fills y as `cpu/job.h` has it. x: bf16[T, K], or in INT8; residual: address or 0."""
         if not len(x):
             return y
-        self.lib.grouped_linear(
-            self.layout_at, x.data_ptr(), self.bias_at, residual, y.data_ptr(), x.shape[0], kind,
-            self.scratch.data_ptr(), self.scratch.numel(), self.threads)
+        behind = (self.bias_at, residual, y.data_ptr(), len(x), kind, self.scratch.data_ptr(),
+                  self.scratch.numel(), self.threads)
+        if (isinstance(x, Quantised) and x.q.dtype is torch.int8
+                and x.scales.shape[1] * self.form.columns == self.ins):
+            codes, scales = x.q.contiguous(), x.scales.contiguous()
+            self.lib.grouped_linear_int8(self.layout_at, codes.data_ptr(), scales.data_ptr(),
+                                         *behind)
+        else:
+            x = plain(x).contiguous()
+            self.lib.grouped_linear(self.layout_at, x.data_ptr(), *behind)
         return y
 
 
@@ -181,16 +194,15 @@ class NativeGroupedGated(Gated):
     @property
     def form(self) -> InputForm:
         """See `Linear`."""
-        return InputForm()
+        return self.product.form
 
     def halves(self, x: Input) -> Tensor:
         """See `Gated`."""
         return one_behind_the_other(self.product(x))
 
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Tensor:
-        """x: bf16[T, K] -> bf16[T, N / 2], whatever the form."""
-        x = plain(x)
-        y = x.new_empty((x.shape[0], self.product.half))
+        """x: bf16[T, K], or in INT8 -> bf16[T, N / 2], whatever the form."""
+        y = torch.empty((len(x), self.product.half), dtype=x.dtype)
         return self.product.run(x, 0, y, OUT_SILU)
 
 

@@ -1,5 +1,5 @@
-/* Products with weights in 4 to 8 bits (grouped.h): inputs are quantised to 8 bits on the way, each
- * token and group of columns by its own largest number; codes are multiplied as integers, and the
+/* Products with weights in 4 to 8 bits (grouped.h): inputs are quantised to 8 bits on the way, unless
+ * they are already, each token and group of columns by its own largest number; codes are multiplied as integers, and the
  * sums of groups added up in f32, one group after the other.
  *
  * So a token's result does not depend on what other tokens there are: tokens are multiplied up to
@@ -22,6 +22,8 @@ struct grouped_job {
     const int64_t *from, *to; /* of each row, that of x and that of y, `each` rows of y to one of x; 0:
                                  the same */
     int64_t each;
+    const int8_t *codes; /* [rows, ins] in place of x, and their scales; or 0 */
+    const float *scales;
 };
 
 /* Rows of one weight that are multiplied in one sweep. */
@@ -128,6 +130,17 @@ static void multiply_panels(const struct segment *s, int64_t from, int64_t to, i
 static void quantise_block(const struct segment *s, int64_t t) {
     const struct grouped_job *j = s->job;
     struct tokens to = tokens_at(j->w, s->scratch, t, s->rows);
+    if (j->codes) {
+        const int8_t *codes[TOKENS];
+        const float *scales[TOKENS];
+        int64_t groups = j->w->ins / columns_shared(j->w), row = s->first + t;
+        for (int i = 0; i < to.count; i++) {
+            codes[i] = j->codes + (row + i) * j->w->ins;
+            scales[i] = j->scales + (row + i) * groups;
+        }
+        arrange_tokens(j->w, codes, scales, &to);
+        return;
+    }
     const bf16 *rows[TOKENS];
     for (int i = 0; i < to.count; i++) {
         int64_t row = s->first + t + i;
@@ -222,7 +235,8 @@ static void put(struct batch *b, struct grouped_job *j, int64_t first, int64_t e
 static struct segment whole_call(const struct grouped_call *c, struct grouped_job *j) {
     int alone = c->w->outs * c->w->ins * c->rows <= 65536;
     *j = (struct grouped_job){c->w, {.outs = c->w->outs},
-                              {0, c->x, c->bias, c->add, c->y, c->rows, c->kind, 0}, 0, 0, 1};
+                              {0, c->x, c->bias, c->add, c->y, c->rows, c->kind, 0}, 0, 0, 1,
+                              c->codes, c->scales};
     j->out.w = &j->shape;
     struct segment s = {j, c->scratch, 0, c->rows, 0, 0, 0, 0};
     cut(&s, 1, alone ? 1 : c->threads);
@@ -242,15 +256,31 @@ void grouped_linear_task(const struct grouped_call *c, int phase, int64_t task) 
     else quantise_block(&s, task * TOKENS);
 }
 
+static void multiply_all(struct grouped_job *j, uint8_t *scratch, int64_t scratch_bytes,
+                         int threads) {
+    int64_t rows = j->out.rows;
+    struct batch b;
+    j->out.w = &j->shape;
+    begin(&b, scratch, scratch_bytes, j->w->outs * j->w->ins * rows <= 65536 ? 1 : threads);
+    put(&b, j, 0, rows);
+    flush(&b);
+}
+
 /* y = x w^T (+ bias) (+ add). scratch: at least TOKENS times `token_bytes`, and a line. */
 void grouped_linear(const struct grouped *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
                     int64_t rows, int kind, uint8_t *scratch, int64_t scratch_bytes, int threads) {
-    struct grouped_job j = {w, {.outs = w->outs}, {0, x, bias, add, y, rows, kind, 0}, 0, 0, 1};
-    struct batch b;
-    j.out.w = &j.shape;
-    begin(&b, scratch, scratch_bytes, w->outs * w->ins * rows <= 65536 ? 1 : threads);
-    put(&b, &j, 0, rows);
-    flush(&b);
+    struct grouped_job j = {w, {.outs = w->outs}, {0, x, bias, add, y, rows, kind, 0}, 0, 0, 1,
+                            0, 0};
+    multiply_all(&j, scratch, scratch_bytes, threads);
+}
+
+/* The same of an input in codes [rows, ins], with scales [rows, ins / columns_shared(w)]. */
+void grouped_linear_int8(const struct grouped *w, const int8_t *codes, const float *scales,
+                         const bf16 *bias, const bf16 *add, void *y, int64_t rows, int kind,
+                         uint8_t *scratch, int64_t scratch_bytes, int threads) {
+    struct grouped_job j = {w, {.outs = w->outs}, {0, 0, bias, add, y, rows, kind, 0}, 0, 0, 1,
+                            codes, scales};
+    multiply_all(&j, scratch, scratch_bytes, threads);
 }
 
 /* Experts gated by SiLU, of which each row chose `chosen`: y[place] = down(silu(gate) * up), place for
@@ -270,7 +300,7 @@ void grouped_experts(const struct grouped *const *gate_up, const struct grouped 
             const struct grouped *w = second ? down[e] : gate_up[e];
             struct grouped_job *j = jobs + e;
             *j = (struct grouped_job){w, {.outs = w->outs}, {0}, second ? 0 : order,
-                                      second ? order : 0, chosen};
+                                      second ? order : 0, chosen, 0, 0};
             j->out = (struct job){&j->shape, second ? inner : x, 0, 0, second ? y : inner,
                                   starts[experts], second ? OUT_BF16 : OUT_SILU, 0};
             put(&b, j, starts[e], starts[e + 1]);

@@ -40,6 +40,8 @@ SIGNATURES = {
     "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
+    "rms_norm_int8": _POINTER * 5 + [c_int64, c_int, c_int, c_float, c_int],
+    "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,
     "rotate_write": _POINTER * 6 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p, c_void_p, c_int64]
                     + [c_int] * 6 + [c_float, c_int],
@@ -64,6 +66,7 @@ SIGNATURES = {
     "gguf_numbers": [c_int, c_void_p] + [c_int64] * 3 + [c_void_p, c_int, c_int],
     "gguf_pack": _POINTER * 2 + [c_int64] * 2 + _POINTER * 2 + [c_int],
     "grouped_linear": _POINTER * 5 + [c_int64, c_int, c_void_p, c_int64, c_int],
+    "grouped_linear_int8": _POINTER * 6 + [c_int64, c_int, c_void_p, c_int64, c_int],
     "grouped_experts": _POINTER * 2 + [c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 3
                        + [c_int64, c_int],
     "add_rows": _POINTER * 3 + [c_int64],

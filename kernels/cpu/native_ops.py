@@ -18,6 +18,7 @@ from actorium.kernels.cpu.grouped_native import (
     can_group,
     one_call,
 )
+from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
     Gated,
     Linear,
@@ -90,6 +91,30 @@ class NativeOps(TorchOps):
                           eps, self.threads)
         return y
 
+    def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
+        if not form.int8:
+            return super().rms_norm_quant(x, weight, eps, form)
+        made = _room(x, x.shape[1], form)
+        self.lib.rms_norm_int8(
+            x.data_ptr(), weight.data_ptr(), 0 if made.plain is None else made.plain.data_ptr(),
+            made.q.data_ptr(), made.scales.data_ptr(), *x.shape, form.columns, eps, self.threads)
+        return made
+
+    def silu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
+        return (self._gate_quant(gate_up, form, 0) if form.int8
+                else super().silu_mul_quant(gate_up, form))
+
+    def gelu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
+        return (self._gate_quant(gate_up, form, 1) if form.int8
+                else super().gelu_mul_quant(gate_up, form))
+
+    def _gate_quant(self, gate_up: Tensor, form: InputForm, gelu: int) -> Quantised:
+        made = _room(gate_up, gate_up.shape[1] // 2, form)
+        self.lib.gate_mul_int8(
+            gate_up.data_ptr(), made.q.data_ptr(), made.scales.data_ptr(), *made.q.shape,
+            form.columns, gelu, self.threads)
+        return made
+
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return self._gate(self.lib.silu_mul, gate_up)
 
@@ -125,3 +150,11 @@ class NativeOps(TorchOps):
             (width - heads) // 2, dim, eps, self.threads)
         if fp8:
             write_kv(pages, to, index, scales)
+
+
+def _room(x: Tensor, width: int, form: InputForm) -> Quantised:
+    """For rows of so many columns in INT8, made of the rows of x."""
+    rows = len(x)
+    return Quantised(torch.empty((rows, width), dtype=torch.int8),
+                     torch.empty((rows, width // form.columns)), x.dtype,
+                     torch.empty_like(x) if form.plain else None)

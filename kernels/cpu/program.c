@@ -93,6 +93,32 @@ static void run_norm(const union slot *a, int phase, int64_t task, int64_t tasks
     rms_norm((bf16 *)P(0) + at, P(1), (bf16 *)P(2) + at, r.count, I(4), F(5), 1);
 }
 
+static int64_t norm_int8_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(5), I(9));
+}
+
+static void run_norm_int8(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(5), task, tasks);
+    int64_t at = r.from * I(6);
+    (void)phase;
+    rms_norm_int8((bf16 *)P(0) + at, P(1), P(2) ? (bf16 *)P(2) + at : 0, (int8_t *)P(3) + at,
+                  (float *)P(4) + at / I(7), r.count, I(6), I(7), F(8), 1);
+}
+
+static int64_t gate_int8_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return by_rows(L(3), I(7));
+}
+
+static void run_gate_int8(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct rows r = rows_of(L(3), task, tasks);
+    int64_t at = r.from * I(4);
+    (void)phase;
+    gate_mul_int8((bf16 *)P(0) + 2 * at, (int8_t *)P(1) + at, (float *)P(2) + at / I(5), r.count,
+                  I(4), I(5), I(6), 1);
+}
+
 static int64_t gate_tasks(const union slot *a, int phase) {
     (void)phase;
     return by_rows(L(2), I(4));
@@ -152,7 +178,23 @@ static void run_packed(const union slot *a, int phase, int64_t task, int64_t tas
 }
 
 static struct grouped_call grouped_of(const union slot *a) {
-    return (struct grouped_call){P(0), P(1), P(2), P(3), P(4), L(5), I(6), P(7), L(8), I(9)};
+    return (struct grouped_call){P(0), P(1), P(2), P(3), P(4), L(5), I(6), P(7), L(8), I(9), 0, 0};
+}
+
+static struct grouped_call quantised_of(const union slot *a) {
+    return (struct grouped_call){P(0), 0, P(3), P(4), P(5), L(6), I(7), P(8), L(9), I(10),
+                                 P(1), P(2)};
+}
+
+static int64_t quantised_tasks(const union slot *a, int phase) {
+    struct grouped_call c = quantised_of(a);
+    return grouped_linear_tasks(&c, phase);
+}
+
+static void run_quantised(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    struct grouped_call c = quantised_of(a);
+    (void)tasks;
+    grouped_linear_task(&c, phase, task);
 }
 
 static int64_t grouped_tasks(const union slot *a, int phase) {
@@ -235,6 +277,9 @@ static const struct kind kinds[] = {
     {"paged_decode", 1, decode_tasks, run_decode},
     {"linear_packed", 1, packed_tasks, run_packed},
     {"grouped_linear", 2, grouped_tasks, run_grouped},
+    {"grouped_linear_int8", 2, quantised_tasks, run_quantised},
+    {"rms_norm_int8", 1, norm_int8_tasks, run_norm_int8},
+    {"gate_mul_int8", 1, gate_int8_tasks, run_gate_int8},
     {"add_rows", 1, one_task, run_add},
     {"sigmoid_mul", 1, one_task, run_sigmoid},
     {"copy_rows", 1, one_task, run_copy},

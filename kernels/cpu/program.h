@@ -8,6 +8,10 @@ struct packed;
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
 void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void gelu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
+void rms_norm_int8(const bf16 *x, const bf16 *w, bf16 *y, int8_t *codes, float *scales, int64_t rows,
+                   int dim, int shared, float eps, int threads);
+void gate_mul_int8(const bf16 *gate_up, int8_t *codes, float *scales, int64_t rows, int dim,
+                   int shared, int gelu, int threads);
 void rotate_write(bf16 *qkv, const bf16 *w, const bf16 *turns, void *pages, bf16 *scales,
                   const int64_t *index, int64_t rows, int heads, int kv_heads, int dim, float eps,
                   int threads);
@@ -44,7 +48,7 @@ int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads);
 void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
                         void *y, int64_t rows, int kind, int64_t task, int64_t tasks);
 
-/* Arguments of `grouped_linear`. */
+/* Arguments of `grouped_linear`, or of `grouped_linear_int8`. */
 struct grouped_call {
     const struct grouped *w;
     const bf16 *x, *bias, *add;
@@ -54,6 +58,8 @@ struct grouped_call {
     uint8_t *scratch;
     int64_t scratch_bytes;
     int threads;
+    const int8_t *codes; /* in place of x, or 0 */
+    const float *scales;
 };
 
 /* Phase 0 quantises the input, phase 1 multiplies. All rows have room in scratch. */

@@ -1,4 +1,4 @@
-"""`activation`, and what it gives quantised in the same pass: see `TorchOps.silu_mul_fp8`.
+"""`activation`, and what it gives quantised in the same pass: see `Ops.silu_mul_quant`.
 
 What is gated is rounded to its own dtype before it is quantised, so that the bits are those of both
 done one after the other. As in vLLM's `silu_and_mul_quant`.
@@ -22,12 +22,12 @@ are in a cache by then."""
 
 
 @triton.jit
-def _gated(at: tl.tensor, live: tl.tensor, WIDTH: tl.constexpr, GELU: tl.constexpr) -> tl.tensor:
+def gated(at: tl.tensor, live: tl.tensor, WIDTH: tl.constexpr, GELU: tl.constexpr) -> tl.tensor:
     """f32: rounded to the dtype of what is at `at`."""
     gate = tl.load(at, mask=live, other=0).to(tl.float32)
     up = tl.load(at + WIDTH, mask=live, other=0).to(tl.float32)
-    gated = (gelu(gate) if GELU else silu(gate)) * up
-    return gated.to(at.dtype.element_ty).to(tl.float32)
+    both = (gelu(gate) if GELU else silu(gate)) * up
+    return both.to(at.dtype.element_ty).to(tl.float32)
 
 
 @triton.jit
@@ -38,21 +38,21 @@ def _gate_rows(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl
     at = gate_up + row * stride + column
     if BLOCK >= WIDTH:
         live = column < WIDTH
-        gated = _gated(at, live, WIDTH, GELU)
-        own = scale_of(tl.max(tl.reshape(tl.abs(gated), (1, BLOCK)), axis=1))
-        tl.store(out + row * WIDTH + column, to_fp8(gated, tl.broadcast_to(own, (BLOCK,))),
+        wide = gated(at, live, WIDTH, GELU)
+        own = scale_of(tl.max(tl.reshape(tl.abs(wide), (1, BLOCK)), axis=1))
+        tl.store(out + row * WIDTH + column, to_fp8(wide, tl.broadcast_to(own, (BLOCK,))),
                  mask=live)
     else:
         most = tl.zeros((BLOCK,), tl.float32)
         for start in range(0, WIDTH, BLOCK):
-            most = tl.maximum(most, tl.abs(_gated(at + start, start + column < WIDTH, WIDTH,
+            most = tl.maximum(most, tl.abs(gated(at + start, start + column < WIDTH, WIDTH,
                                                   GELU)))
         own = scale_of(tl.max(tl.reshape(most, (1, BLOCK)), axis=1))
         each = tl.broadcast_to(own, (BLOCK,))
         for start in range(0, WIDTH, BLOCK):
             live = start + column < WIDTH
-            gated = _gated(at + start, live, WIDTH, GELU)
-            tl.store(out + row * WIDTH + start + column, to_fp8(gated, each), mask=live)
+            wide = gated(at + start, live, WIDTH, GELU)
+            tl.store(out + row * WIDTH + start + column, to_fp8(wide, each), mask=live)
     tl.store(scales + row + tl.arange(0, 1), own)
 
 
@@ -64,21 +64,21 @@ def _gate_groups(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: 
     group = tl.program_id(1) * GROUPS + tl.arange(0, GROUPS)
     column = group[:, None] * COLUMNS + tl.arange(0, COLUMNS)[None, :]
     live = column < WIDTH
-    gated = _gated(gate_up + row * stride + column, live, WIDTH, GELU)
-    own = scale_of(tl.max(tl.abs(gated), axis=1))
+    wide = gated(gate_up + row * stride + column, live, WIDTH, GELU)
+    own = scale_of(tl.max(tl.abs(wide), axis=1))
     tl.store(scales + row * count + group, own, mask=group < count)
     each = tl.broadcast_to(own[:, None], (GROUPS, COLUMNS))
-    tl.store(out + row * WIDTH + column, to_fp8(gated, each), mask=live)
+    tl.store(out + row * WIDTH + column, to_fp8(wide, each), mask=live)
 
 
 def silu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """See `kernels.ops.Ops.silu_mul_fp8`; columns: COLUMNS, or all. Rows may lie apart; their
+    """See `kernels.ops.Ops.silu_mul_quant`; columns: COLUMNS, or all. Rows may lie apart; their
     numbers may not."""
     return _launch(gate_up, columns, False)
 
 
 def gelu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """See `kernels.ops.Ops.gelu_mul_fp8`."""
+    """See `kernels.ops.Ops.gelu_mul_quant`."""
     return _launch(gate_up, columns, True)
 
 

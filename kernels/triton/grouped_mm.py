@@ -424,9 +424,9 @@ class TritonGrouped(Linear):
             return residual + self.run(x)
         return grouped_linear(x.contiguous(), self.own, self.bias, residual=residual)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded in between but where there are many rows."""
-        return self.run(x, dtype=torch.float32)
+        return self.run(plain(x), dtype=torch.float32)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """See `RowLookup`."""
@@ -457,7 +457,7 @@ class TritonGroupedGated(Gated):
 
     def __init__(self, linear: TritonGrouped, activation: str, gated: Gated) -> None:
         """activation: silu or gelu; gated: the same in launches of its own."""
-        super().__init__(linear, gated.gate, gated.gate_fp8)
+        super().__init__(linear, gated.gate, gated.gate_quant)
         self.activation = activation
 
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:

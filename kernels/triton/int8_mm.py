@@ -15,7 +15,7 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.grouped_rows import columns_of, is_grouped, row_format, unpack_rows
-from actorium.kernels.inputs import Input, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Linear
 
 PANEL = 16
@@ -97,6 +97,25 @@ def has_row_scales(weight: Tensor) -> bool:
 
 
 @triton.jit
+def inverse_of(largest: tl.tensor) -> tl.tensor:
+    """What a row with this largest number, f32[1], is times."""
+    top = tl.full((1,), _TOP, tl.float32)
+    return tl.div_rn(top, tl.where(largest > 0, largest, 1.0))
+
+
+@triton.jit
+def int8_scale(largest: tl.tensor) -> tl.tensor:
+    """Its scale, f32[1]."""
+    return tl.div_rn(largest, tl.full((1,), _TOP, tl.float32))
+
+
+@triton.jit
+def to_int8(x: tl.tensor, inverse: tl.tensor) -> tl.tensor:
+    """f32 to integers in i32, to nearest, and to even."""
+    return ((x * inverse + _ROUND) - _ROUND).to(tl.int32)
+
+
+@triton.jit
 def _quantise_int8(x: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl.tensor,
                    sums: tl.tensor, width: tl.tensor, CHUNK: tl.constexpr) -> None:
     row = tl.program_id(0).to(tl.int64)
@@ -106,14 +125,13 @@ def _quantise_int8(x: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl.t
         wide = tl.load(x + row * stride + start + column, mask=start + column < width, other=0)
         most = tl.maximum(most, tl.abs(wide.to(tl.float32)))
     largest = tl.max(tl.reshape(most, (1, CHUNK)), axis=1)
-    top = tl.full((1,), _TOP, tl.float32)
-    tl.store(scales + row + tl.arange(0, 1), tl.div_rn(largest, top))
-    inverse = tl.broadcast_to(tl.div_rn(top, tl.where(largest > 0, largest, 1.0)), (CHUNK,))
+    tl.store(scales + row + tl.arange(0, 1), int8_scale(largest))
+    inverse = tl.broadcast_to(inverse_of(largest), (CHUNK,))
     total = tl.zeros((CHUNK,), tl.int32)
     for start in range(0, width, CHUNK):  # the row is in a cache by now
         live = start + column < width
         wide = tl.load(x + row * stride + start + column, mask=live, other=0).to(tl.float32)
-        code = ((wide * inverse + _ROUND) - _ROUND).to(tl.int32)
+        code = to_int8(wide, inverse)
         total += code
         tl.store(out + row * width + start + column, code.to(tl.int8), mask=live)
     tl.store(sums + row + tl.arange(0, 1), tl.sum(tl.reshape(total, (1, CHUNK)), axis=1))
@@ -194,19 +212,29 @@ class TritonInt8(Linear):
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: [N, ...], see `has_row_scales`; not kept. bias: [N]."""
         self.own, self.bias = Int8Weight(rows), bias
+        self.form = InputForm(self.own.ins, plain=False, int8=True)
 
     def __call__(self, x: Input) -> Tensor:
-        x = plain(x)
-        return int8_mm(*quantise_int8(x), self.own, x.dtype, self.bias)
+        return int8_mm(*self.quantised(x), self.own, x.dtype, self.bias)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in the residual's memory where that is contiguous."""
         residual = residual.contiguous()
-        return int8_mm(*quantise_int8(plain(x)), self.own, residual.dtype, self.bias, residual)
+        return int8_mm(*self.quantised(x), self.own, residual.dtype, self.bias, residual)
 
-    def wide(self, x: Tensor) -> Tensor:
+    def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded in between."""
-        return int8_mm(*quantise_int8(x), self.own, torch.float32, self.bias)
+        return int8_mm(*self.quantised(x), self.own, torch.float32, self.bias)
+
+    def quantised(self, x: Input) -> tuple[Tensor, Tensor, Tensor]:
+        """What `quantise_int8` gives, by it or by what made x."""
+        if isinstance(x, Quantised) and x.sums is not None:
+            return x.q, x.scales, x.sums
+        return self.quantise(plain(x))
+
+    def quantise(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """See `quantise_int8`."""
+        return quantise_int8(x)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """See `RowLookup`."""

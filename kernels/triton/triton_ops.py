@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.grouped_rows import is_grouped
-from actorium.kernels.inputs import Input, plain
+from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
 from actorium.kernels.record import SamplingTables
 from actorium.kernels.reference.experts import Experts
@@ -17,6 +17,7 @@ from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.scaled_linear import DequantisedLinear, ScaledLinear, has_products, is_packed
 from actorium.kernels.triton.activation import gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
+from actorium.kernels.triton.activation_int8 import gelu_mul_int8, silu_mul_int8
 from actorium.kernels.triton.apply_plan import apply_plan
 from actorium.kernels.triton.causal_conv import conv_extend
 from actorium.kernels.triton.commit import commit, commit_likeliest
@@ -32,6 +33,7 @@ from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
 from actorium.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_add
 from actorium.kernels.triton.norm_fp8 import add_rms_norm_fp8, rms_norm_fp8
+from actorium.kernels.triton.norm_int8 import add_rms_norm_int8, rms_norm_int8
 from actorium.kernels.triton.penalties import adjust
 from actorium.kernels.triton.rope import rotate_write
 from actorium.kernels.triton.scaled_experts import ScaledExperts
@@ -86,14 +88,10 @@ class TritonOps(TorchOps):
     rms_norm = staticmethod(rms_norm)
     rms_norm_add = staticmethod(rms_norm_add)
     add_rms_norm = staticmethod(add_rms_norm)
-    rms_norm_fp8 = staticmethod(rms_norm_fp8)
-    add_rms_norm_fp8 = staticmethod(add_rms_norm_fp8)
     gated_norm = staticmethod(gated_norm)
     norm_gated = staticmethod(norm_gated)
     silu_mul = staticmethod(silu_mul)
     gelu_mul = staticmethod(gelu_mul)
-    silu_mul_fp8 = staticmethod(silu_mul_fp8)
-    gelu_mul_fp8 = staticmethod(gelu_mul_fp8)
     rotate_write = staticmethod(rotate_write)
     conv_extend = staticmethod(conv_extend)
     delta_extend = staticmethod(delta_extend)
@@ -109,6 +107,20 @@ class TritonOps(TorchOps):
     def tune(self, device: torch.device) -> None:
         if device.type == "cuda":
             self.products.tune(replayed_seconds)
+
+    def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
+        return (rms_norm_int8 if form.int8 else rms_norm_fp8)(x, weight, eps, form)
+
+    def add_rms_norm_quant(self, x: Tensor, residual: Tensor, weight: Tensor, eps: float,
+                           form: InputForm) -> tuple[Quantised, Tensor]:
+        return (add_rms_norm_int8 if form.int8 else add_rms_norm_fp8)(x, residual, weight, eps,
+                                                                      form)
+
+    def silu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
+        return silu_mul_int8(gate_up) if form.int8 else silu_mul_fp8(gate_up, form.columns)
+
+    def gelu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
+        return gelu_mul_int8(gate_up) if form.int8 else gelu_mul_fp8(gate_up, form.columns)
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
         if is_packed(weight):
@@ -132,9 +144,9 @@ class TritonOps(TorchOps):
             return super().gated(weight, bias, activation)
         if activation == "gelu":
             return SkinnyGated(SkinnyLinear(weight, bias, self.products, "gelu"), self.gelu_mul,
-                               self.gelu_mul_fp8)
+                               self.gelu_mul_quant)
         return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
-                           self.silu_mul_fp8)
+                           self.silu_mul_quant)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)

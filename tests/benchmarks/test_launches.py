@@ -55,6 +55,16 @@ def test_a_step_in_fp8() -> None:
     assert found.launches["_gate_rows"] == 32 and sum(found.launches.values()) <= 328
 
 
+def test_a_step_in_int8() -> None:
+    """The same: without the passes that quantise each product does so by itself."""
+    case = replace(launches.CASES[0], quantization="int8", group=0)
+    found = launches.count(case).launches
+    apart = launches.count(case, passes="all,-norm_quant,-act_quant").launches
+    assert found["_norm_int8"] == 64 and found["_gate_int8"] == 32
+    assert apart["_quantise_int8"] - found["_quantise_int8"] == 96
+    assert sum(apart.values()) - sum(found.values()) == 96
+
+
 def test_the_file_promises_no_less_than_there_is() -> None:
     told, case = json.loads(FILE.read_text()), launches.CASES[0]
     assert launches.count(case).figures()["launches"] <= told["now"][case.name]["launches"]

@@ -54,10 +54,10 @@ def test_norms_as_their_parts(width: int, columns: int, dtype: torch.dtype) -> N
     weight, residual = numbers(5, width, dtype)[0] + 1, numbers(5, width, dtype) * 0.3
     for keep in (False, True):
         form = InputForm(columns, keep)
-        want = TorchOps.rms_norm_fp8(ops, x, weight, EPS, form)
-        same(ops.rms_norm_fp8(x, weight, EPS, form), want)
-        summed, total = ops.add_rms_norm_fp8(x, residual, weight, EPS, form)
-        want, sums = TorchOps.add_rms_norm_fp8(ops, x, residual, weight, EPS, form)
+        want = TorchOps.rms_norm_quant(ops, x, weight, EPS, form)
+        same(ops.rms_norm_quant(x, weight, EPS, form), want)
+        summed, total = ops.add_rms_norm_quant(x, residual, weight, EPS, form)
+        want, sums = TorchOps.add_rms_norm_quant(ops, x, residual, weight, EPS, form)
         assert torch.equal(total, sums)
         same(summed, want)
 
@@ -67,7 +67,7 @@ def test_norms_as_the_reference(columns: int) -> None:
     ops, reference, x = TritonOps(), TorchOps(), numbers(7, 300, torch.float32)
     form, more = InputForm(columns, True), x.flip(0)
     (one, two), (alone, whole) = (
-        (each.rms_norm_fp8(x, x[0], EPS, form), each.add_rms_norm_fp8(x, more, x[0], EPS, form))
+        (each.rms_norm_quant(x, x[0], EPS, form), each.add_rms_norm_quant(x, more, x[0], EPS, form))
         for each in (ops, reference))
     assert torch.equal(two[1], whole[1])
     for got, want in ((one, alone), (two[0], whole[0])):
@@ -81,21 +81,21 @@ def test_norms_as_the_reference(columns: int) -> None:
     (48, 48), (96, 96), (1000, 1000), (1000, 128), (2500, 128), (9000, 9000)])
 @pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
 def test_activations_as_their_parts(width: int, columns: int, name: str) -> None:
-    ops = TritonOps()
+    ops, form = TritonOps(), InputForm(columns, plain=False)
     for dtype in (torch.bfloat16, torch.float32):
         both = numbers(4, 2 * width, dtype)
-        want = getattr(TorchOps, f"{name}_fp8")(ops, both, columns)
-        same(getattr(ops, f"{name}_fp8")(both, columns), want)
+        want = getattr(TorchOps, f"{name}_quant")(ops, both, form)
+        same(getattr(ops, f"{name}_quant")(both, form), want)
         wide = numbers(4, 2 * width + 7, dtype)[:, :2 * width]
-        same(getattr(ops, f"{name}_fp8")(wide, columns),
-             getattr(ops, f"{name}_fp8")(wide.contiguous(), columns))
+        same(getattr(ops, f"{name}_quant")(wide, form),
+             getattr(ops, f"{name}_quant")(wide.contiguous(), form))
 
 
 def test_no_rows() -> None:
     ops, x = TritonOps(), torch.empty(0, 256, dtype=torch.bfloat16, device=DEVICE)
-    got = ops.rms_norm_fp8(x, torch.ones_like(x[:1].sum(0)), EPS, InputForm(128, True))
+    got = ops.rms_norm_quant(x, torch.ones_like(x[:1].sum(0)), EPS, InputForm(128, True))
     assert got.scales.shape == (0, 2) and len(plain(got)) == 0
-    assert ops.silu_mul_fp8(x, 128).scales.shape == (0, 1)
+    assert ops.silu_mul_quant(x, InputForm(128, plain=False)).scales.shape == (0, 1)
 
 
 def test_forms_of_several_products() -> None:
@@ -107,12 +107,12 @@ def test_forms_of_several_products() -> None:
 
 def test_rows_of_an_input() -> None:
     ops, x = TorchOps(), numbers(6, 256, torch.float32)
-    whole = ops.rms_norm_fp8(x, x[1], EPS, InputForm(128, True))
+    whole = ops.rms_norm_quant(x, x[1], EPS, InputForm(128, True))
     picked = whole.index_select(0, torch.tensor([4, 1], device=DEVICE))
     for got, rows in ((whole[1:3], [1, 2]), (picked, [4, 1])):
-        same(got, ops.rms_norm_fp8(x[rows], x[1], EPS, InputForm(128, True)))
-    alone = ops.rms_norm_fp8(x, x[1], EPS, InputForm(128, False))
-    with pytest.raises(ValueError, match="only its FP8 was kept"):
+        same(got, ops.rms_norm_quant(x[rows], x[1], EPS, InputForm(128, True)))
+    alone = ops.rms_norm_quant(x, x[1], EPS, InputForm(128, False))
+    with pytest.raises(ValueError, match="only its 8 bits were kept"):
         plain(alone)
 
 
@@ -124,11 +124,11 @@ from actorium.kernels.triton.triton_ops import TritonOps
 
 BF16, ops = torch.bfloat16, TritonOps()
 x = torch.empty(3, 8192, dtype=BF16)
-ops.add_rms_norm_fp8(x, x, x[0], 1e-5, InputForm(8192, True))
-ops.silu_mul_fp8(torch.empty(3, 2 * 14336, dtype=BF16), 14336)
+ops.add_rms_norm_quant(x, x, x[0], 1e-5, InputForm(8192, True))
+ops.silu_mul_quant(torch.empty(3, 2 * 14336, dtype=BF16), InputForm(14336, False))
 x = torch.empty(3, 7168, dtype=BF16)
-ops.add_rms_norm_fp8(x, x, x[0], 1e-5, InputForm(128, True))
-ops.gelu_mul_fp8(torch.empty(3, 4096, dtype=BF16), 128)
+ops.add_rms_norm_quant(x, x, x[0], 1e-5, InputForm(128, True))
+ops.gelu_mul_quant(torch.empty(3, 4096, dtype=BF16), InputForm(128, False))
 for kernel in hopper.kernels:
     found = facts(kernel, 90)
     assert found.spills == (0, 0), found

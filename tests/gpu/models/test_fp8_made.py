@@ -222,7 +222,7 @@ def test_norms_and_gates_quantise_on_their_way(tmp_path: Path, block: bool,
     calls: Counter[str] = Counter()
     for owner, name in ((TritonScaledLinear, "quantise"), (TritonOps, "rms_norm"),
                         *((TritonOps, name) for name in (
-                            "rms_norm_fp8", "add_rms_norm_fp8", "silu_mul", "silu_mul_fp8"))):
+                            "rms_norm_quant", "add_rms_norm_quant", "silu_mul", "silu_mul_quant"))):
         plain = inspect.getattr_static(owner, name)
         fixed = isinstance(plain, staticmethod)
 
@@ -234,8 +234,8 @@ def test_norms_and_gates_quantise_on_their_way(tmp_path: Path, block: bool,
     model = made(tmp_path / ("fp8" if block else "made"), "triton")
     calls.clear()  # those of the layers' check at the start
     got = logits(model)
-    normed = {"rms_norm_fp8": 4} if block else {"rms_norm_fp8": 1, "add_rms_norm_fp8": 3}
-    assert calls == {"quantise": 2, "silu_mul_fp8": 2, "rms_norm": 1, **normed}
+    normed = {"rms_norm_quant": 4} if block else {"rms_norm_quant": 1, "add_rms_norm_quant": 3}
+    assert calls == {"quantise": 2, "silu_mul_quant": 2, "rms_norm": 1, **normed}
     assert got.isfinite().all()
 
 
