@@ -12,6 +12,8 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.config.media_settings import MediaConfig
+
 MADE_BITS = {"int8": 8, "int4": 4}
 """Values of `quantization` for which weights are made when they are read, and their bits."""
 
@@ -352,6 +354,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     recovery: RecoveryConfig = RecoveryConfig()
     probes: ProbeConfig = ProbeConfig()
     gateway: GatewayConfig = GatewayConfig()
+    media: MediaConfig = MediaConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
 

@@ -9,6 +9,7 @@ import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
+from actorium.actors.config.media_settings import media_rules
 from actorium.actors.config.pass_names import parse_passes
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import (
@@ -43,7 +44,7 @@ def validate(config: Config) -> Config:
     wrong value."""
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
-                            *_process_rules(config)):
+                            *_process_rules(config), *media_rules(config.media)):
         if not ok:
             section, field = where.split(".")
             value = getattr(getattr(config, section), field)

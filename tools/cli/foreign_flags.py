@@ -42,9 +42,8 @@ ACCEPTED = (
           "fast-image-processor keep-mm-feature-on-device mm-enable-dp-encoder "
           "interleave-mm-strings multimodal",
           "mm-attention-backend mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-kwargs "
-          "mm-processor-cache-gb mm-processor-cache-type limit-mm-per-prompt "
-          "limit-mm-data-per-request media-io-kwargs allowed-local-media-path video-pruning-rate "
-          "mm-process-config", "allowed-media-domains"),
+          "mm-processor-cache-gb mm-processor-cache-type media-io-kwargs video-pruning-rate "
+          "mm-process-config"),
     Group("nothing is compiled by torch: graphs are captured as --graph-batch-sizes and "
           "--graph-token-counts say",
           "torch-compile-debug-mode cuda-graph-padding profile-cuda-graph cudagraph-gc",
