@@ -58,6 +58,10 @@ _ONE = tl.constexpr(0x3F800000)
 """1.0 in f32."""
 
 
+SMALL_SHARED = (86, 89, 120)
+"""Compute capabilities whose multiprocessors have 100 KiB of shared memory (others 164 and more)."""
+
+
 class GroupedTile(NamedTuple):
     """Launch of a product."""
 
@@ -73,11 +77,13 @@ def tile(rows: int, outs: int, capability: int = HOPPER.capability) -> GroupedTi
     """Each warp widens 16 rows of the weight for all rows of x that the program has. Few rows: many
     small programs, each with several blocks of the weight under way; from some rows on, and where
     there are programs enough, larger ones, which read x less often. After sm_90 operands of wide
-    products are not in registers: there each warp has its own."""
+    products are not in registers: there each warp has its own. Where programs share 100 KiB each
+    has fewer blocks under way, so that as many programs fit."""
+    fewer = 2 if capability in SMALL_SHARED else 0
     if rows <= 4 or rows <= 16 and outs <= 32 * 132:
-        return GroupedTile(16, 16, 1, 6)
+        return GroupedTile(16, 16, 1, 6 - fewer)
     if rows <= 32:
-        return GroupedTile(16 if rows <= 16 else 32, 32, 2, 5)
+        return GroupedTile(16 if rows <= 16 else 32, 32, 2, 5 - fewer)
     return GroupedTile(64, 64, 4, 4) if capability <= 90 else GroupedTile(64, 32, 2, 4)
 
 
