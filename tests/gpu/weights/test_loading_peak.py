@@ -20,13 +20,18 @@ CONFIG: dict[str, Any] = {
     "hidden_size": 1024, "intermediate_size": 3072, "num_hidden_layers": 6, "head_dim": 64,
     "num_attention_heads": 16, "num_key_value_heads": 4, "max_position_embeddings": 512,
     "tie_word_embeddings": True}
+TINY = {"vocab_size": 256, "hidden_size": 256, "intermediate_size": 512, "num_hidden_layers": 1,
+        "num_attention_heads": 4}
 LOAD = "model = load_model(Path(sys.argv[1]), Config(), torch.device('cpu'), lambda *_: None)"
+ONCE_BEFORE = "load_model(Path(sys.argv[2]), Config(), torch.device('cpu'), lambda *_: None)"
+"""Of `TINY`: the pages of code that loading such weights runs are there already."""
 
 
-def write(path: Path, kind: Kind | None) -> None:
+def write(path: Path, kind: Kind | None, **options: Any) -> None:
     """A checkpoint whose layers hold the same numbers; kind: of the weights of projections."""
     tensors, made = {}, {}
-    for spec in model_tensors(shape_from_config(CONFIG, path)):
+    config = CONFIG | options
+    for spec in model_tensors(shape_from_config(config, path)):
         weight = torch.randn(spec.shape, generator=torch.Generator().manual_seed(1)) * 0.02
         if kind is None or spec.projection is None:
             tensors[spec.name] = weight.bfloat16()
@@ -35,7 +40,8 @@ def write(path: Path, kind: Kind | None) -> None:
             made[spec.shape] = tensors_of(stored(weight, kind), kind)
         tensors |= {f"{spec.module}.{end}": own.clone() for end, own in made[spec.shape].items()}
     save_file(tensors, path / "model.safetensors")
-    config = CONFIG if kind is None else {**CONFIG, "quantization_config": kind.config}
+    if kind is not None:
+        config["quantization_config"] = kind.config
     (path / "config.json").write_text(json.dumps(config))
 
 
@@ -50,5 +56,7 @@ def test_loading_holds_the_weights_once(kind: Kind | None, tmp_path: Path) -> No
     if lib is None or not lib.linear_ready():
         pytest.skip("weights in bfloat16 stay as the file has them here")
     write(tmp_path, kind)
-    planned, peak = peak_of(LOAD, str(tmp_path))
+    (tmp_path / "tiny").mkdir()
+    write(tmp_path / "tiny", kind, **TINY)
+    planned, peak = peak_of(LOAD, str(tmp_path), str(tmp_path / "tiny"), before=ONCE_BEFORE)
     assert 0.5 * planned < peak < planned + LIBRARIES
