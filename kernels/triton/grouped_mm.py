@@ -59,7 +59,7 @@ _ONE = tl.constexpr(0x3F800000)
 
 
 SMALL_SHARED = (86, 89, 120)
-"""Compute capabilities whose multiprocessors have 100 KiB of shared memory (others 164 and more)."""
+"""Compute capabilities whose multiprocessors have 100 KiB of shared memory, others 164 and more."""
 
 
 class GroupedTile(NamedTuple):
