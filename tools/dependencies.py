@@ -24,7 +24,7 @@ LIBRARIES = ("llguidance", "starlette", "uvicorn", "httptools", "uvloop", "msgsp
 TESTS = ("cli", "client*", "crash", "delivery*", "detokenizer*", "engine_cli", "gateway*",
          "grammar*", "hub_download", "keys", "loader", "mailbox", "masking", "models_dir",
          "openapi", "parity", "probes*", "settings", "structured*", "tcp", "tokenizer*",
-         "tool_parsers", "batch_neighbours")
+         "tool_parsers", "batch_neighbours", "media_hostile", "media_fetching")
 """Of `test_<name>.py`, wherever in `tests/`."""
 _RANGE = re.compile(r"(?P<name>[\w-]+)\s*>=\s*(?P<low>[\w.]+)\s*,\s*<\s*(?P<high>[\w.]+)")
 HEADER = """\
