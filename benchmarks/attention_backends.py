@@ -113,10 +113,11 @@ def _processor() -> str:
 
 # --- all pairs -----------------------------------------------------------------------------------
 
-def pairs(model: str, out: Path) -> None:
-    """Every backend over every dtype that it reads, against every other."""
+def pairs(model: str, out: Path, names: Sequence[str]) -> None:
+    """Each of these cases against every other."""
     heard: dict[str, list[Heard]] = {}
-    for name, flags in CASES.items():
+    for name in names:
+        flags = CASES[name]
         parsed = parse("pairs", [*([model] if model else []), *flags.split(), "--device", "cpu"],
                        CompareOptions)
         texts = [own.text for own in next(iter(heard.values()))] if heard else None
@@ -124,7 +125,6 @@ def pairs(model: str, out: Path) -> None:
             heard[name] = asyncio.run(heard_from(url, parsed, PROMPTS, texts))
         print(f"{name}: heard", flush=True)
     rows = []
-    names = list(heard)
     for i, a in enumerate(names):
         for b in names[i + 1:]:
             rows.append({"a": a, "b": b, **pair_row(heard[a], heard[b], bars_of(a, b))})
@@ -340,12 +340,13 @@ def main() -> None:
     parser.add_argument("model", help='"": the demo model')
     parser.add_argument("--json", type=Path, required=True)
     parser.add_argument("--png", type=Path)
+    parser.add_argument("--cases", help="of pairs, with \"; \" between them; default: all")
     parser.add_argument("--count", type=int)
     parser.add_argument("--lengths", default="512,1024,2048")
     parser.add_argument("--trials", type=int, default=3)
     given = parser.parse_args()
     if given.part == "pairs":
-        pairs(given.model, given.json)
+        pairs(given.model, given.json, given.cases.split("; ") if given.cases else list(CASES))
     elif given.part == "scores":
         scores(given.model, given.json, given.count)
     elif given.part == "windows":

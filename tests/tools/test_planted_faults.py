@@ -24,6 +24,8 @@ from helpers_models import CPU, load, write_checkpoint
 from helpers_runtime import short_dir
 from helpers_served import serving
 
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import GATEWAY, ROLES, WORKER
 from actorium.gpu.attention.attention_backend import (
     AttentionBackend,
@@ -38,11 +40,14 @@ from actorium.kernels.cpu.native_library import library
 from actorium.tools.cli import main
 from actorium.tools.compare.comparison import PARTS, Bars, comparison_table
 from actorium.tools.compare.comparison_page import comparison_page
+from actorium.tools.evaluation.demo_scores import evaluate
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8
 SCALES = torch.tensor([0.02, 0.2, 0.05, 0.01])
 """Of pages in FP8."""
 BARS = Bars(max_kl=2e-3)
+SHARP = Bars(max_kl=2e-4)
+"""Where both round alike."""
 FAULTS = [
     pytest.param(None, set(), id="none"),
     pytest.param(SmoothsInPlace, {"decode", "cached"}, id="smooths in place"),
@@ -103,12 +108,12 @@ def test_planted_faults_are_found(make: Make, name: str, kv_dtype: torch.dtype |
     model = make(torch.bfloat16 if name in ("native", "sage in C") else torch.float32)
     for layer in model.layers:
         layer.mixer.kv_scales = None  # type: ignore[attr-defined]
-    prompts, new = (PROMPTS[1:], 6) if "riton" in name else (PROMPTS, 12)
-    result = beside_torch(model, backend_with(fault, name), kv_dtype, BARS, prompts, new)
+    exact = name in ("torch", "triton") and kv_dtype is None
+    prompts, bars = PROMPTS[1:] if "riton" in name else PROMPTS, SHARP if exact else BARS
+    result = beside_torch(model, backend_with(fault, name), kv_dtype, bars, prompts)
     assert {fault.partition(":")[0] for fault in result["faults"]} == found_in, result["parts"]
     clean = [result["parts"][part]["mean_kl"] for part in set(PARTS) - found_in]
-    exact = name in ("torch", "triton") and kv_dtype is None
-    assert all(kl < (1e-6 if exact else BARS.max_kl / 4) for kl in clean)
+    assert all(kl < (1e-6 if exact else bars.max_kl / 3) for kl in clean)
     if exact:
         assert (result["equal_answers"] == len(prompts)) is ("decode" not in found_in)
     page, table = comparison_page({"a": "<x>", "b": "", **result}), comparison_table(result)
@@ -126,6 +131,28 @@ def test_they_are_found_over_pages_in_fp8(make: Make, name: str,
         layer.mixer.kv_scales = SCALES  # type: ignore[attr-defined]
     result = beside_torch(model, backend_with(fault, name), E4M3, BARS)
     assert {fault.partition(":")[0] for fault in result["faults"]} == found_in, result["parts"]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("worker", "found"), [
+    ("", False), ("smoothing", True), ("half_smoothing", False), ("masking", True),
+    ("scaling", True)])
+def test_what_questions_find_on_a_trained_model(worker: str, found: bool,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """C's kernels over pages in INT8. A small mean that comes off prompts alone goes unnoticed by
+    whoever counts right answers, but not by whoever compares; a mask that is wrong behind a prefix
+    alone is found where prompts are read in chunks."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(helpers_faulty_attention.__file__).parent))
+    roles = dict(ROLES) | {"gateway-0": GATEWAY}
+    if worker:
+        roles[WORKER] = f"helpers_faulty_attention:{worker}_worker"
+    with Engine("", attention_backend="native", kv_cache_dtype="int8", device="cpu",
+                fork_server="off", roles=roles,
+                max_num_batched_tokens=32 if worker == "masking" else 2048) as engine:
+        result = evaluate(engine.client, 3, SamplingParams(temperature=0.0, max_tokens=48))
+    short = [task for task in result.tasks if task.task != "story"]
+    share = sum(task.right for task in short) / sum(task.count for task in short)
+    assert share <= 0.9 if found else share == 1, result.tasks
 
 
 @pytest.mark.slow
