@@ -11,6 +11,7 @@ from collections.abc import Sequence
 ALIASES: dict[str, tuple[str, ...]] = {
     "model": ("model-path", "hf-repo"),
     "max_model_len": ("context-length", "ctx-size"),
+    "language_model_only": ("language-only",),
     "skip_tokenizer": ("skip-tokenizer-init",),
     "served_model_name": ("alias",),
     "default_chat_template_kwargs": ("chat-template-kwargs",),

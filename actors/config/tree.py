@@ -51,6 +51,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """auto | safetensors | dummy (random weights: config.json alone is needed)."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
+    language_model_only: bool = False
+    """Of a checkpoint of text and images, leave out the tower for images: its weights take no
+    memory."""
     skip_tokenizer: bool = False
     """Serve by token ids alone; no tokenizer files are needed."""
     chat_template: str | None = None

@@ -36,6 +36,7 @@ from actorium.gpu.families.tensor_specs import (
     mtp_tensors,
     outer_tensors,
 )
+from actorium.gpu.families.vision_tensors import vision_tensors
 
 
 class Architecture(NamedTuple):
@@ -71,12 +72,14 @@ text alone."""
 def shape_from_config(
     raw: dict[str, Any], where: Path, dtype: str = "auto", max_model_len: int | None = None,
     quantization: str = "auto", group: int | None = None, head: str = "auto",
+    text_only: bool = False,
 ) -> ModelShape:
     """`ModelShape` of a parsed `config.json`.
 
     dtype: of the weights, "auto" = the checkpoint's. max_model_len: None = the model's own limit.
-    quantization, group, head: see `ModelConfig`. Raises `BadModel` naming the file and the field
-    that is missing or wrong, and `BadConfig` for a max_model_len beyond the limit.
+    quantization, group, head: see `ModelConfig`. text_only: without what images take. Raises
+    `BadModel` naming the file and the field that is missing or wrong, and `BadConfig` for a
+    max_model_len beyond the limit.
     """
     name = _architecture(raw, where)
     if name not in ARCHITECTURES:
@@ -84,7 +87,8 @@ def shape_from_config(
                        f"supported: {', '.join(ARCHITECTURES)}")
     fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
     shape = ARCHITECTURES[name].read(raw, where, dtype)
-    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len))
+    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
+                    vision=None if text_only else shape.vision)
     kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
     if kept is not None and quantization == "auto":
         return replace(shape, grouped=kept)
@@ -105,7 +109,7 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     where, model = path / "config.json", config.model
     return shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
                              model.quantization, model.quantization_group,
-                             model.quantization_head)
+                             model.quantization_head, model.language_model_only)
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:
@@ -119,7 +123,8 @@ def _architecture(raw: dict[str, Any], where: Path) -> str:
 # --- tensors -------------------------------------------------------------------------------------
 
 def model_tensors(s: ModelShape) -> list[TensorSpec]:
-    """Every tensor that the model reads from its checkpoint; those of the layer that drafts last.
+    """Every tensor that the model reads from its checkpoint; those of the layer that drafts last,
+    but for those of the tower for images.
 
     s: of one GPU of several, its parts of them. What is not divided (norms, routers, gates of
     experts, projections to latents) every GPU has whole.
@@ -130,7 +135,7 @@ def model_tensors(s: ModelShape) -> list[TensorSpec]:
         specs += kind.layer(s, i, layer_prefix(i))
     if names is not None:
         specs += [*kind.layer(s, s.layers, names.layer), *mtp_tensors(names, s)]
-    return specs
+    return specs if s.vision is None else [*specs, *vision_tensors(s.vision)]
 
 
 def mtp_names(s: ModelShape) -> MtpNames | None:

@@ -84,7 +84,7 @@ class StaticInputs:
         attends to nothing: rows that are alike want the same experts, whose weights are read."""
         first = batches[0]
         count = len(first.tokens)
-        torch.stack((first.tokens, first.positions, *(own.kv_index for own in batches)),
+        torch.stack((first.tokens, first.turned_to, *(own.kv_index for own in batches)),
                     out=self._numbers[:, :count])
         if count < size:
             self._numbers[:, count:size].zero_()

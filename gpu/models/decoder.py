@@ -23,14 +23,16 @@ from actorium.gpu.models.rotary import rope_tables
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
 from actorium.gpu.passes.canonical_ops import add, logits, norm, unmade
 from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.image_rows import deepened, placed
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
+from actorium.gpu.vision.tower import VisionTower
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.backends import select_ops
 from actorium.kernels.inputs import HiddenStream, InputForm, settled
-from actorium.kernels.reference.rope import rope_rows
+from actorium.kernels.reference.rope import axis_rows, rope_rows
 
 
 class Mixer(Protocol):
@@ -148,6 +150,8 @@ class Decoder(ABC):
         self.end: Callable[[Tensor], Tensor] = unmade
         self.drafter: Drafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
+        self.vision: VisionTower | None = None
+        """Likewise, of a model that takes images."""
 
     @property
     def waits(self) -> bool:
@@ -165,8 +169,8 @@ class Decoder(ABC):
         `all_rows`, all T of them.
         """
         batch = batches[0]
-        return self.run_layers(self.embedded(batch.tokens), batches, pools, recurrent,
-                               self.ropes_at(batch.positions))
+        return self.run_layers(placed(batch.images, self.embedded(batch.tokens)), batches, pools,
+                               recurrent, self.ropes_at(batch.turned_to))
 
     def run_layers(self, hidden: HiddenStream, batches: Sequence[ForwardBatch],
                    pools: Sequence[KVPagePool], recurrent: RecurrentBatch | None,
@@ -177,8 +181,8 @@ class Decoder(ABC):
         *others, last = self.runs
         stream = [hidden]
         del hidden  # no other name: what a layer is given goes as soon as it has used it
-        for run in others:
-            stream.append(run.whole(stream.pop(), step))
+        for i, run in enumerate(others):
+            stream.append(deepened(batch.images, i, run.whole(stream.pop(), step)))
         if batch.all_rows:
             return settled(last.whole(stream.pop(), step))
         return settled(last.few(stream.pop(), step, batch.logit_rows))
@@ -195,7 +199,11 @@ class Decoder(ABC):
         return self.embed.rows(tokens, self.dtype)
 
     def ropes_at(self, positions: Tensor) -> list[Tensor]:
-        """Returns the rope rows of a step: [T, 2, 1, head_dim] each. positions: i64[T]."""
+        """Returns the rope rows of a step: [T, 2, 1, head_dim] each. positions: i64[T]; or
+        i64[3, T], of time, height and width."""
+        if positions.dim() > 1:
+            return [axis_rows(table, positions, rope.axes)
+                    for table, rope in zip(self.ropes, self.shape.ropes, strict=True)]
         return [rope_rows(table, positions) for table in self.ropes]
 
     def step_of(self, batches: Sequence[ForwardBatch], pools: Sequence[KVPagePool],

@@ -35,6 +35,7 @@ from actorium.gpu.models.mtp import load_drafter
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup, RankPlace
 from actorium.gpu.passes.pass_manager import PassManager, keep_all
 from actorium.gpu.plan.memory_plan import as_served, demand_of
+from actorium.gpu.vision.tower import VisionTower
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.kv_scales import CacheScales
@@ -96,6 +97,7 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
+    model.vision = VisionTower(shape.vision, tensors) if shape.vision else None
     on = choose(model, parse_passes(config.device.passes))
     PassManager(model, on,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()

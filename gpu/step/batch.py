@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
+from actorium.gpu.step.image_rows import ImageRows
 from actorium.kernels.ragged import ExtendRun
 
 
@@ -58,6 +59,16 @@ class ForwardBatch:
     """Rows of each decode: the last token and the drafts that follow on it."""
     all_rows: bool = False
     """The model gives every row, not only `logit_rows`: a drafter reads them all."""
+    rope_positions: Tensor | None = None
+    """i64[T], or i64[3, T] of time, height and width, each below the model's longest length: where
+    rope turns the rows to, where that is not `positions`; see `gpu/vision/prompt_images.py`."""
+    images: ImageRows | None = None
+    """What rows have of images; None where none has. Read of the first group's batch."""
+
+    @property
+    def turned_to(self) -> Tensor:
+        """Where rope turns the rows to."""
+        return self.positions if self.rope_positions is None else self.rope_positions
 
 
 @dataclass(slots=True)

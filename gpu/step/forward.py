@@ -108,7 +108,8 @@ class ForwardPass:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
         layers: LayerRunner = self.model
         served_as, size = "eager", step.tokens
-        if self.segments is not None and (captured := self.segments.serves(step)):
+        as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
+        if self.segments is not None and as_text and (captured := self.segments.serves(step)):
             layers, served_as, size = self.segments, self.segments.serves_as, captured
         self.served.add(served_as, size)
         return layers.forward(step.batches, self.pools, recurrent)

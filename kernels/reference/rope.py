@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
@@ -14,15 +16,32 @@ def rope_rows(table: Tensor, positions: Tensor) -> Tensor:
     return table.index_select(0, positions)
 
 
+def axis_rows(table: Tensor, positions: Tensor, axes: Sequence[int]) -> Tensor:
+    """The same of tokens with several positions: each pair is turned by that of its axis.
+
+    positions: i64[A, T]; axes: D/2 numbers below A.
+    """
+    of = torch.tensor([*axes, *axes], device=table.device)
+    rows = rope_rows(table, positions[0])
+    for axis in range(1, len(positions)):
+        rows = torch.where(of == axis, rope_rows(table, positions[axis]), rows)
+    return rows
+
+
 def rope_table(inv_freq: Tensor, scale: float, length: int, dtype: torch.dtype) -> Tensor:
     """[length, 2, 1, D]: cos twice over, then sin with its first half negated.
 
     inv_freq: f32[D/2]; scale multiplies both (yarn's attention factor).
     """
-    angle = torch.outer(torch.arange(length, device=inv_freq.device).float(), inv_freq)
-    cos, sin = angle.cos() * scale, angle.sin() * scale
+    angles = torch.outer(torch.arange(length, device=inv_freq.device).float(), inv_freq)
+    return turned_by(angles, scale).to(dtype)
+
+
+def turned_by(angles: Tensor, scale: float = 1.0) -> Tensor:
+    """The same of any angles: f32[N, D/2] -> f32[N, 2, 1, D]."""
+    cos, sin = angles.cos() * scale, angles.sin() * scale
     both = torch.stack((torch.cat((cos, cos), -1), torch.cat((-sin, sin), -1)), 1)
-    return both.unsqueeze(2).to(dtype)
+    return both.unsqueeze(2)
 
 
 def apply_rope(x: Tensor, rows: Tensor) -> Tensor:

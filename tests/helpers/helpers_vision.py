@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,3 +48,9 @@ def write_vl(path: Path, kind: str, **options: Any) -> Any:
     model = vl_model(kind, **options)
     model.save_pretrained(str(path))
     return model
+
+
+def pixels_of(grids: Sequence[Sequence[int]], seed: int = 3, width: int = 96) -> torch.Tensor:
+    """Random patches for these grids; width: 3 * 2 * 4 * 4, as the towers of `helpers_configs`."""
+    count = sum(t * h * w for t, h, w in grids)
+    return torch.randn(count, width, generator=torch.Generator().manual_seed(seed))

@@ -38,7 +38,7 @@ ACCEPTED = (
           "dsa-prefill-backend dsa-decode-backend speculative-attention-mode flash-attn "
           "triton-attention-num-kv-splits speculative-moe-runner-backend"),
     Group("text alone is served, no images and no audio",
-          "language-model-only language-only mm-embeds skip-mm-profiling chunked-mm-input "
+          "mm-embeds skip-mm-profiling chunked-mm-input "
           "fast-image-processor keep-mm-feature-on-device mm-enable-dp-encoder "
           "interleave-mm-strings multimodal",
           "mm-attention-backend mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-kwargs "

@@ -96,7 +96,8 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     other = otherwise_quantized(raw) and config.model.quantization != "fp8"
     shape = shape_from_config(unquantized(raw) if other else raw, where, config.model.dtype,
                               config.model.max_model_len, config.model.quantization,
-                              config.model.quantization_group, config.model.quantization_head)
+                              config.model.quantization_group, config.model.quantization_head,
+                              config.model.language_model_only)
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
     outside = _outside(part, demand, config, _weights(options, part, raw, where))
     budget, source = _budget(config, options, outside)

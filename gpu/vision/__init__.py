@@ -1,0 +1,1 @@
+"""Images: a tower makes rows of their patches, and a decoder takes the rows for embeddings."""
