@@ -53,7 +53,7 @@ def places(grid: Grid, merge: int) -> I64:
     return at.transpose(0, 1, 3, 2, 4).reshape(2, -1).T.astype(np.int64)
 
 
-class Segments(NamedTuple):
+class PatchSegments(NamedTuple):
     """Patches that attend to one another, and to no others."""
 
     order: I64
@@ -69,13 +69,13 @@ class Segments(NamedTuple):
                 for n in np.unique(self.lengths)]
 
 
-def frame_segments(grids: Sequence[Grid]) -> Segments:
+def frame_segments(grids: Sequence[Grid]) -> PatchSegments:
     """Each frame is one."""
     lengths = np.repeat([g.rows * g.columns for g in grids], [g.frames for g in grids])
-    return Segments(np.arange(lengths.sum()), lengths.astype(np.int64))
+    return PatchSegments(np.arange(lengths.sum()), lengths.astype(np.int64))
 
 
-def window_segments(grids: Sequence[Grid], shape: VisionShape) -> Segments:
+def window_segments(grids: Sequence[Grid], shape: VisionShape) -> PatchSegments:
     """Each window is one; those at a frame's lower and right edge may be smaller."""
     order, lengths, start = [], [], 0
     for grid in grids:
@@ -87,7 +87,7 @@ def window_segments(grids: Sequence[Grid], shape: VisionShape) -> Segments:
             order.append(by_window + start)
             lengths.append(counts)
             start += len(number)
-    return Segments(np.concatenate(order), np.concatenate(lengths).astype(np.int64))
+    return PatchSegments(np.concatenate(order), np.concatenate(lengths).astype(np.int64))
 
 
 def learned_positions(grid: Grid, shape: VisionShape) -> tuple[I64, F32]:
