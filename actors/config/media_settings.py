@@ -35,6 +35,8 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Frames that may be sampled of one video."""
     max_video_seconds: float = 3600.0
     """Length of one video."""
+    media_cache_bytes: int = 256 << 20
+    """Decoded images and videos that are kept for requests that have them again."""
     media_cpu_seconds: float = 30.0
     """Processor time in which one item must be decoded."""
 
@@ -72,6 +74,7 @@ def media_rules(m: MediaConfig) -> list[tuple[str, bool, str]]:
         ("media.max_video_frames", 2 <= m.max_video_frames <= 100_000,
          "must be between 2 and 100000"),
         ("media.max_video_seconds", m.max_video_seconds > 0, "must be above 0 seconds"),
+        ("media.media_cache_bytes", m.media_cache_bytes >= 0, "must not be negative"),
         ("media.media_cpu_seconds", 0.05 <= m.media_cpu_seconds <= 55,
          "must be between 0.05 and 55 seconds"),
     ]

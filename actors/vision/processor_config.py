@@ -209,16 +209,17 @@ def _is_triple(value: Any, positive: bool) -> bool:
         and (one > 1e-6 or not positive) for one in value)
 
 
-def with_kwargs(processing: MediaProcessing, kwargs: Mapping[str, Any], max_pixels: int,
-                max_frames: int, param: str = KWARGS) -> MediaProcessing:
+def with_kwargs(processing: MediaProcessing, kwargs: Mapping[str, Any], max_pixels: int = 0,
+                max_frames: int = 0, param: str = KWARGS) -> MediaProcessing:
     """The processing of one request.
 
     `size` (shortest_edge, longest_edge) holds for images and videos, as a flat keyword of
     transformers' processors does; min_pixels and max_pixels for images, and for each frame of a
     Qwen2-VL video (Qwen3-VL's video processor does not know them); fps, num_frames, min_frames,
-    max_frames and cap_pixels_per_frame for videos. No bound may be raised above `max_pixels` and
-    `max_frames`, or above what the checkpoint itself has, where that is more. Raises
-    `InvalidRequest` that names the field below `param`.
+    max_frames and cap_pixels_per_frame for videos. No bound may be raised above what the
+    checkpoint itself has, or above `max_pixels` and `max_frames` where these are more: pixels of
+    the smallest image are a request's to choose by min_pixels. Raises `InvalidRequest` that names
+    the field below `param`.
     """
     known = ("size", *_REQUEST_IMAGE, *_REQUEST_VIDEO)
     for name in kwargs:
@@ -252,7 +253,10 @@ def _replaced(old: P, values: dict[str, Any], max_pixels: int, max_frames: int) 
                                 if name not in values and getattr(old, name) is not None} | plain)
     for name, most in (("min_pixels", max_pixels), ("max_pixels", max_pixels),
                        ("num_frames", max_frames), ("max_frames", max_frames)):
-        most = max(most, getattr(old, name, None) or 0)
+        own = old.max_pixels if name == "min_pixels" else getattr(old, name, None) or 0
+        if name == "num_frames" and isinstance(old, VideoProcessing):
+            own = max(own, old.max_frames)
+        most = max(most, own)
         if name in plain and plain[name] > most:
             raise ValueError(f"{name}: must not be above {most}, got {plain[name]}")
     return made

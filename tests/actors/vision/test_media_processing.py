@@ -292,6 +292,12 @@ def test_keywords_of_a_request_change_its_own_processing() -> None:
     assert found.video.num_frames == 9
     found = with_kwargs(three, {"size": {"shortest_edge": 5, "longest_edge": 200_000}}, 10**6, 768)
     assert found.image.max_pixels == found.video.max_pixels == 200_000
+    found = with_kwargs(PLAIN, {"min_pixels": 28 * 28 * 768, "num_frames": 768})
+    assert found.image.min_pixels == 28 * 28 * 768 and found.video.num_frames == 768
+    for wrong in ({"min_pixels": 28 * 28 * 1281, "max_pixels": 28 * 28 * 1281},
+                  {"num_frames": 769}):
+        with pytest.raises(InvalidRequest, match="must not be above"):
+            with_kwargs(PLAIN, wrong)
     assert with_kwargs(PLAIN, {}, 1, 1) == PLAIN, "what the checkpoint has is not cut"
     assert with_kwargs(PLAIN, {"max_pixels": None}, 1, 1) == PLAIN
 
