@@ -2,13 +2,13 @@
 one, on a layer of the size that real models have; and how often each pass matches.
 
     python benchmarks/passes.py [--out benchmarks/results/passes.json] [--tokens 1,32,256,2048]
-        [--only NAME] [--seconds 120]
+        [--only NAME] [--seconds 120] [--quantization int8]
 
 A model here is the first layers of a family at the size of one of its checkpoints, with random
-weights in bfloat16 and a small vocabulary: one layer of each kind that it has. Attention over the
-pages and the recurrences themselves, which no pass changes, are left out. All ways are run by
-turns, and the least of many turns counts: other processes can only add. `--seconds` is shared out
-among the cases.
+weights in bfloat16, or as `--quantization` makes them, and a small vocabulary: one layer of each
+kind that it has. Attention over the pages and the recurrences themselves, which no pass changes,
+are left out. All ways are run by turns, and the least of many turns counts: other processes can
+only add. `--seconds` is shared out among the cases.
 """
 
 from __future__ import annotations
@@ -59,11 +59,12 @@ FEWEST, MOST = 3, 200
 """Turns of a case."""
 
 
-def model_of(raw: dict[str, Any], threads: int) -> Model:
+def model_of(raw: dict[str, Any], threads: int, quantization: str = "auto") -> Model:
     """Random weights of this config on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHARED | raw))
-        config = Config(model=ModelConfig(load_format="dummy", dtype="bfloat16"),
+        config = Config(model=ModelConfig(load_format="dummy", dtype="bfloat16",
+                                          quantization=quantization),
                         device=DeviceConfig(device="cpu", threads=threads))
         return load_model(Path(folder), config, torch.device("cpu"), lambda *_: None)
 
@@ -81,10 +82,11 @@ def least(model: Model, ways: Sequence[Way], tokens: int, seconds: float) -> lis
     return [1e6 * min(times[1:]) / len(timer.layers) for times in found]
 
 
-def measure(name: str, tokens: Sequence[int], seconds: float, threads: int) -> dict[str, Any]:
+def measure(name: str, tokens: Sequence[int], seconds: float, threads: int,
+            quantization: str = "auto") -> dict[str, Any]:
     """One case, as `results/passes.json` has it."""
     checkpoint, raw = CASES[name]
-    model = model_of(raw, threads)
+    model = model_of(raw, threads, quantization)
     report = PassManager(model, PASSES).install()
     matched = [own for own in PASSES if report.matches[own]]
     ways = [way(model, ()), way(model, PASSES),
@@ -138,18 +140,20 @@ def main() -> None:
     args.add_argument("--only", choices=sorted(CASES))
     args.add_argument("--seconds", type=float, default=120.0, help="of all timing together")
     args.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
+    args.add_argument("--quantization", default="auto", help="as of `actorium serve`")
     given = args.parse_args()
     torch.set_num_threads(given.threads)
     tokens = [int(n) for n in given.tokens.split(",")]
     names = [given.only] if given.only else list(CASES)
     loads = [os.getloadavg()[0]]
-    found = {name: measure(name, tokens, given.seconds / len(names), given.threads)
-             for name in names}
+    found = {name: measure(name, tokens, given.seconds / len(names), given.threads,
+                           given.quantization) for name in names}
     loads.append(os.getloadavg()[0])
     print(f"{table(found, tokens)}\n\n{table_by_pass(found, tokens)}")
     if given.out:
         given.out.write_text(json.dumps({
-            "threads": given.threads, "torch": str(torch.__version__),
+            "threads": given.threads, "quantization": given.quantization,
+            "torch": str(torch.__version__),
             "load": [round(load, 1) for load in loads], "tokens": tokens, "families": found,
         }, indent=1) + "\n")
 

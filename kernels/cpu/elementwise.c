@@ -21,25 +21,26 @@ INLINE float inverse_rms(const bf16 *x, int n, float eps) {
     return 1.0f / sqrtf(sum / n + eps);
 }
 
+void norm_row(const bf16 *in, const bf16 *w, bf16 *out, int dim, float eps, int more) {
+#ifdef FLOATS16
+    for (int i = 0; i < dim && more; i += 32)
+        _mm_prefetch((const char *)(in + dim + i), _MM_HINT_T0);
+#endif
+    float r = inverse_rms(in, dim, eps);
+#ifdef FLOATS16
+    for (int i = 0; i < dim; i += 16) {
+        floats16 v = mul_lanes(wide_some(in + i, dim - i), all_lanes(r));
+        narrow_some(out + i, mul_lanes(v, wide_some(w + i, dim - i)), dim - i);
+    }
+#else
+    for (int i = 0; i < dim; i++) out[i] = narrow(wide(in[i]) * r * wide(w[i]));
+#endif
+}
+
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads) {
 #pragma omp parallel for num_threads(threads) if (rows * dim > 32768)
-    for (int64_t t = 0; t < rows; t++) {
-        const bf16 *in = x + t * dim;
-        bf16 *out = y + t * dim;
-#ifdef FLOATS16
-        for (int i = 0; i < dim && t + 1 < rows; i += 32)
-            _mm_prefetch((const char *)(in + dim + i), _MM_HINT_T0);
-#endif
-        float r = inverse_rms(in, dim, eps);
-#ifdef FLOATS16
-        for (int i = 0; i < dim; i += 16) {
-            floats16 v = mul_lanes(wide_some(in + i, dim - i), all_lanes(r));
-            narrow_some(out + i, mul_lanes(v, wide_some(w + i, dim - i)), dim - i);
-        }
-#else
-        for (int i = 0; i < dim; i++) out[i] = narrow(wide(in[i]) * r * wide(w[i]));
-#endif
-    }
+    for (int64_t t = 0; t < rows; t++)
+        norm_row(x + t * dim, w, y + t * dim, dim, eps, t + 1 < rows);
 }
 
 INLINE float sigmoid(float x) {
@@ -66,6 +67,11 @@ INLINE void gate_mul(const bf16 *gate, bf16 *out, int dim, int gelu) {
         out[i] = narrow(g * s * wide(gate[dim + i]));
     }
 #endif
+}
+
+void gate_row(const bf16 *gate_up, bf16 *y, int dim, int gelu) {
+    if (gelu) gate_mul(gate_up, y, dim, 1);
+    else gate_mul(gate_up, y, dim, 0);
 }
 
 void silu_mul(const bf16 *gate_up, bf16 *y, int64_t rows, int dim, int threads) {

@@ -99,6 +99,18 @@ INLINE void put_columns(const __m128i q[8], const struct order *order, int32_t *
                                      _mm512_permutex2var_epi32(all[0], order->from[h], all[1]));
 }
 
+/* 16 columns of a token. */
+INLINE __m128i sixteen_codes(const bf16 *x, __m512 times) {
+    __m256i some16 = _mm256_loadu_si256((const __m256i *)x);
+    __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(some16), 16);
+    __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(bits), times);
+    return _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
+}
+
+INLINE void codes_of(const bf16 *x, float times, int8_t *to) {
+    _mm_storeu_si128((__m128i *)to, sixteen_codes(x, _mm512_set1_ps(times)));
+}
+
 /* Columns [k, k + n) of each token, with their inverses. */
 INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64_t k, int64_t n,
                              const float *inverses[TOKENS], int32_t *to) {
@@ -109,14 +121,8 @@ INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64
     for (int64_t end = k + n; k < end; k += 16, to += 4 * count) {
         __m128i q[8];
 #pragma GCC unroll 8
-        for (int t = 0; t < 8; t++) {
-            q[t] = _mm_setzero_si128();
-            if (t >= count) continue;
-            __m256i some16 = _mm256_loadu_si256((const __m256i *)(x[t] + k));
-            __m512i bits = _mm512_slli_epi32(_mm512_cvtepu16_epi32(some16), 16);
-            __m512 v = _mm512_mul_ps(_mm512_castsi512_ps(bits), times[t]);
-            q[t] = _mm512_cvtepi32_epi8(_mm512_cvtps_epi32(v));
-        }
+        for (int t = 0; t < 8; t++)
+            q[t] = t < count ? sixteen_codes(x[t] + k, times[t]) : _mm_setzero_si128();
         put_columns(q, &order, to);
     }
 }
@@ -157,6 +163,10 @@ INLINE void sum_groups(const struct grouped *w, const struct tokens *x) {
     }
 }
 #else
+INLINE void codes_of(const bf16 *x, float times, int8_t *to) {
+    for (int i = 0; i < 16; i++) to[i] = (int8_t)(int32_t)rintf(wide(x[i]) * times);
+}
+
 INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64_t k, int64_t n,
                              const float *inverses[TOKENS], int32_t *to) {
     for (int t = 0; t < count; t++) {
@@ -164,7 +174,7 @@ INLINE void quantise_columns(const bf16 *const x[TOKENS], const int count, int64
         const float times = *inverses[t];
         for (int64_t c = 0; c < n; c += 16) {
             int8_t q[16];
-            for (int i = 0; i < 16; i++) q[i] = (int8_t)(int32_t)rintf(wide(own[c + i]) * times);
+            codes_of(own + c, times, q);
             for (int i = 0; i < 4; i++) memcpy(to + (c / 4 + i) * count + t, q + 4 * i, 4);
         }
     }
@@ -219,10 +229,11 @@ static void quantise_tokens(const struct grouped *w, const bf16 *const x[TOKENS]
 static void arrange_tokens(const struct grouped *w, const int8_t *const codes[TOKENS],
                            const float *const scales[TOKENS], const struct tokens *to) {
     const float factor = w->group ? (float)w->factor : 1;
-    const int64_t groups = groups_of(w), repeat = columns_shared(w) / columns_each(w);
-    for (int t = 0; t < to->count; t++)
-        for (int64_t g = 0; g < groups; g++)
-            to->scales[g * to->count + t] = scales[t][g / repeat] * factor;
+    const int64_t shared = columns_shared(w), repeat = shared / columns_each(w);
+    float *at = to->scales;
+    for (int64_t s = 0; s < w->ins / shared; s++)
+        for (int64_t i = 0; i < repeat; i++)
+            for (int t = 0; t < to->count; t++) *at++ = scales[t][s] * factor;
     if (to->count == 1) memcpy(to->fours, codes[0], (size_t)w->ins);
     else if (to->count == TOKENS) arrange_columns(codes, TOKENS, w->ins, to->fours);
     else arrange_columns(codes, to->count, w->ins, to->fours);
@@ -239,10 +250,7 @@ INLINE void quantise_row(const bf16 *x, int64_t ins, int64_t shared, int8_t *cod
         scales[s] = scale_of(inverses[s]);
         inverses[s] = inverse_of(inverses[s]);
     }
-    const bf16 *const rows[TOKENS] = {x};
-    for (int64_t s = 0; s < count; s++) {
-        const float *own[TOKENS] = {inverses + s};
-        quantise_columns(rows, 1, s * shared, shared, own,
-                         (int32_t *)(codes + s * shared));
-    }
+    for (int64_t s = 0; s < count; s++)
+        for (int64_t k = s * shared; k < (s + 1) * shared; k += 16)
+            codes_of(x + k, inverses[s], codes + k);
 }

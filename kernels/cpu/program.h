@@ -5,6 +5,9 @@
 struct grouped;
 struct packed;
 
+/* A row; more: another one lies behind it, and is fetched meanwhile. */
+void norm_row(const bf16 *in, const bf16 *w, bf16 *out, int dim, float eps, int more);
+void gate_row(const bf16 *gate_up, bf16 *y, int dim, int gelu);
 void rms_norm(const bf16 *x, const bf16 *w, bf16 *y, int64_t rows, int dim, float eps, int threads);
 void silu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);
 void gelu_mul(const bf16 *gate_up, bf16 *out, int64_t rows, int dim, int threads);

@@ -4,22 +4,16 @@
 #include "grouped_input.h"
 #include "program.h"
 
-#define FEW 4 /* rows that are normed together, so that the next one is fetched meanwhile */
-
 /* y: the norm itself, for products that take it as it is, or 0. dim: a multiple of `shared`, that of
  * 32. */
 void rms_norm_int8(const bf16 *x, const bf16 *w, bf16 *y, int8_t *codes, float *scales, int64_t rows,
                    int dim, int shared, float eps, int threads) {
     const int64_t groups = dim / shared;
 #pragma omp parallel for num_threads(threads) if (rows * dim > 32768)
-    for (int64_t t = 0; t < rows; t += FEW) {
-        bf16 own[y ? 1 : (int64_t)FEW * dim];
-        int64_t count = rows - t < FEW ? rows - t : FEW;
-        bf16 *normed = y ? y + t * dim : own;
-        rms_norm(x + t * dim, w, normed, count, dim, eps, 1);
-        for (int64_t i = 0; i < count; i++)
-            quantise_row(normed + i * dim, dim, shared, codes + (t + i) * dim,
-                         scales + (t + i) * groups);
+    for (int64_t t = 0; t < rows; t++) {
+        bf16 own[y ? 1 : dim], *normed = y ? y + t * dim : own;
+        norm_row(x + t * dim, w, normed, dim, eps, t + 1 < rows);
+        quantise_row(normed, dim, shared, codes + t * dim, scales + t * groups);
     }
 }
 
@@ -30,8 +24,7 @@ void gate_mul_int8(const bf16 *gate_up, int8_t *codes, float *scales, int64_t ro
 #pragma omp parallel for num_threads(threads) if (rows * dim > 16384)
     for (int64_t t = 0; t < rows; t++) {
         bf16 gated[dim];
-        if (gelu) gelu_mul(gate_up + t * 2 * dim, gated, 1, dim, 1);
-        else silu_mul(gate_up + t * 2 * dim, gated, 1, dim, 1);
+        gate_row(gate_up + t * 2 * dim, gated, dim, gelu);
         quantise_row(gated, dim, shared, codes + t * dim, scales + t * groups);
     }
 }
