@@ -4,9 +4,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import math
 import random
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +21,8 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.http_client import Http
 from actorium.tools.cli import main
+from actorium.tools.compare.comparison import Reading
+from actorium.tools.compare.listener import Listener
 from actorium.tools.evaluation import http_model
 from actorium.tools.evaluation.http_model import HttpModel, letter_values
 from actorium.tools.evaluation.needle_test import CASES, found_in, units_for
@@ -66,6 +70,22 @@ class Teller(Scripted):
     def reply(self, choice: dict[str, Any]) -> list[bytes]:
         return plain(json.dumps({"choices": [choice], "usage": {
             "prompt_tokens": 5, "completion_tokens": 1}}).encode())
+
+
+class Shifted(Teller):
+    """Answers as llama.cpp's Python server does of SmolLM2, which has no beginning-of-text token:
+    without the token made, and what follows a token stands in its own place."""
+
+    def echo(self, prompt: str) -> dict[str, Any]:
+        words = re.split("( )", prompt)
+        tops = [None, *({f"behind {i}": -0.5, word: -9.0} for i, word in enumerate(words) if i)]
+        return {"text": f"{prompt}!", "logprobs": {
+            "tokens": words, "top_logprobs": tops, "token_logprobs": [None, *[-9.0] * len(words)]}}
+
+    def reply(self, choice: dict[str, Any]) -> list[bytes]:
+        tokens = (choice.get("logprobs") or {}).get("tokens") or []
+        return plain(json.dumps({"choices": [choice], "usage": {
+            "prompt_tokens": len(tokens), "completion_tokens": 1}}).encode())
 
 
 def questions(tmp_path: Path) -> Path:
@@ -118,7 +138,8 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize(("server", "method", "message"), [
     (Teller(most=0), "logits", "POST /v1/completions: 400"),
-    (Teller(echoes=False), "cloze", "--method: the server at")])
+    (Teller(echoes=False), "cloze", "--method: the server at"),
+    (Shifted(), "cloze", "once more behind itself")])
 def test_what_a_server_does_not_tell_is_named(
         tmp_path: Path, server: Teller, method: str, message: str,
         capsys: pytest.CaptureFixture[str]) -> None:
@@ -130,6 +151,32 @@ def test_what_a_server_does_not_tell_is_named(
         assert result["errors"] == 4 and message in result["items"][0]["error"]
     else:
         assert code == 2 and message in capsys.readouterr().err
+
+
+def test_a_text_that_ends_at_once_is_no_answer(tmp_path: Path) -> None:
+    """Of the end of a text llama.cpp's Python server tells no alternatives."""
+    class Ends(Teller):
+        def answer(self, path: str, body: dict[str, Any]) -> list[bytes]:
+            if path != "/v1/completions":
+                return super().answer(path, body)
+            return self.reply({"text": "", "logprobs": {"tokens": [], "top_logprobs": []}})
+
+    with Ends().running() as url:
+        assert main(["eval", "mmlu", "--data", str(questions(tmp_path)), "--base-url", url,
+                     "--json", str(tmp_path / "r.json")]) == 0
+    result = json.loads((tmp_path / "r.json").read_text())
+    assert (result["unanswered"], result["errors"], result["right"]) == (4, 0, 0)
+
+
+def test_what_is_told_a_token_too_early_is_compared_where_it_belongs() -> None:
+    async def read(url: str) -> Reading:
+        with contextlib.closing(Http(url)) as http:
+            return (await Listener(http, "org/served")._read("a b", 1, True))[1]
+
+    with Shifted().running() as url:
+        reading = asyncio.run(read(url))
+    assert reading.tokens == ["a", " ", "b", "!"] and reading.likeliest[:2] == [None, None]
+    assert reading.likeliest[2:] == [{"behind 1": -0.5, " ": -9.0}, {"behind 2": -0.5, "b": -9.0}]
 
 
 def test_a_token_across_the_border_is_one_of_the_continuation() -> None:

@@ -1,5 +1,5 @@
 """Asks a server what a comparison needs of it: `/v1/completions` with `logprobs` and `echo`, as
-vLLM, SGLang and this engine have it."""
+vLLM, SGLang, llama.cpp's Python server (`--logits_all true`) and this engine have it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.http_client import Http
 from actorium.tools.compare.comparison import Heard, Reading
-from actorium.tools.evaluation.http_model import COMPLETIONS, HttpModel
+from actorium.tools.evaluation.http_model import COMPLETIONS, HttpModel, is_a_token_behind
 
 TOP = 20
 """Likeliest tokens of a position; what most servers tell at most."""
@@ -54,12 +54,14 @@ class Listener(HttpModel):
     async def _read(self, prompt: str, max_tokens: int, echo: bool) -> tuple[str, Reading]:
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
                                 "logprobs": TOP, "echo": echo, **self._form}
-        choice, _ = await self._ask(COMPLETIONS, body)
+        choice, usage = await self._ask(COMPLETIONS, body)
         columns = choice.get("logprobs") or {}
         tokens, tops = columns.get("tokens"), columns.get("top_logprobs")
         if not tokens or not tops:
             raise BadConfig(f"the server at {self._http.url} tells no log-probabilities"
                             f"{' of a prompt (echo)' if echo else ''}", "base_url")
+        if echo and is_a_token_behind(tokens, prompt, usage):
+            tokens, tops = [*tokens, str(choice.get("text"))[len(prompt):]], [None, *tops]
         return str(choice.get("text") or ""), Reading(tokens, [
             None if own is None else likeliest(own, TOP) for own in tops])
 

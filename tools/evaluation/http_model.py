@@ -10,7 +10,7 @@ but servers count a beginning-of-text token and halves of characters differently
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -58,7 +58,10 @@ class HttpModel:
         if isinstance(prompt, str):
             choice, _ = await self._ask(COMPLETIONS, {"prompt": prompt, "logprobs": count, **more})
             logprobs = choice.get("logprobs") or {}
-            found = (logprobs.get("top_logprobs") or [None])[0]
+            told = logprobs.get("top_logprobs")
+            if told == []:  # the text ended at once, of which llama.cpp's server tells nothing
+                return {}
+            found = (told or [None])[0]
         else:
             choice, _ = await self._ask(CHAT, {"messages": prompt, "logprobs": True,
                                                "top_logprobs": count, **more})
@@ -86,6 +89,11 @@ class HttpModel:
         columns = choice.get("logprobs") or {}
         values, tokens = columns.get("token_logprobs"), columns.get("tokens")
         made = int(usage.get("completion_tokens", 1))
+        if is_a_token_behind(tokens or [], prompt, usage):
+            raise BadConfig(f"--method: the server at {self._http.url} tells of each token of a "
+                            "prompt how likely it is once more behind itself, as llama.cpp's does "
+                            "of models without a token for the beginning of a text: use --method "
+                            "logits or generate", "method")
         if not values or not tokens or len(values) <= made:
             raise BadConfig(f"--method: the server at {self._http.url} tells no log-probabilities "
                             "of a prompt (echo): use --method logits or generate", "method")
@@ -143,6 +151,15 @@ class HttpModel:
             return msgspec.json.decode(data, type=dict[str, Any])
         except msgspec.MsgspecError as error:
             raise EngineUnavailable(f"POST {path}: not JSON: {error}") from None
+
+
+def is_a_token_behind(tokens: Sequence[str], prompt: str | list[int], usage: Mapping[str, Any]
+                      ) -> bool:
+    """Whether an echo lacks the tokens that were made. llama.cpp's Python server puts what follows
+    each token in the token's own place, unless it has taken a beginning-of-text token off the
+    prompt, and so has none for the last."""
+    expected = int(usage.get("prompt_tokens", 0)) + int(usage.get("completion_tokens", 0))
+    return isinstance(prompt, str) and "".join(tokens) == prompt and len(tokens) < expected
 
 
 def letter_values(told: dict[str, float], letters: str) -> list[float | None]:
