@@ -33,6 +33,9 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """The longer side over the shorter."""
     max_video_frames: int = 768
     """Frames that may be sampled of one video."""
+    max_video_pixels: int = 128 << 20
+    """Pixels of all sampled frames of one video together, once they are resized: some 85,000 tokens
+    of Qwen2.5-VL. Fewer frames or smaller ones (`mm_processor_kwargs`) make a longer video fit."""
     max_video_seconds: float = 3600.0
     """Length of one video."""
     media_cache_bytes: int = 256 << 20
@@ -73,6 +76,8 @@ def media_rules(m: MediaConfig) -> list[tuple[str, bool, str]]:
         ("media.max_media_ratio", 1 <= m.max_media_ratio <= 200, "must be between 1 and 200"),
         ("media.max_video_frames", 2 <= m.max_video_frames <= 100_000,
          "must be between 2 and 100000"),
+        ("media.max_video_pixels", 1 <= m.max_video_pixels <= 320 << 20,
+         "must be between 1 and 320 Mi: what the process that decodes can hold"),
         ("media.max_video_seconds", m.max_video_seconds > 0, "must be above 0 seconds"),
         ("media.media_cache_bytes", m.media_cache_bytes >= 0, "must not be negative"),
         ("media.media_cpu_seconds", 0.05 <= m.media_cpu_seconds <= 55,

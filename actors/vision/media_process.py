@@ -97,12 +97,14 @@ def decoded(job: MediaJob, limits: MediaConfig) -> DecodedMedia:
                                  job.param)
         images = [decode_image(data, limits, f"{job.param}[{at}]")
                   for at, data in enumerate(job.data)]
-        frames = resize_frames(images, job.video, job.param)
+        frames = resize_frames(images, limits, job.video, job.param)
         total, fps = len(frames), job.video.fps
         indices = list(range(total))
-    pixels = b"".join(frame.tobytes() for frame in frames)
-    return DecodedMedia((len(frames), frames[0].height, frames[0].width), pixels, indices, total,
-                        fps)
+    shape = (len(frames), frames[0].height, frames[0].width)
+    pixels = bytearray()
+    while frames:  # each goes as its bytes come, so that memory does not hold both of all
+        pixels += frames.pop(0).tobytes()
+    return DecodedMedia(shape, bytes(pixels), indices, total, fps)
 
 
 def main() -> None:

@@ -58,12 +58,13 @@ def decode_video(data: bytes, limits: MediaConfig, p: VideoProcessing, param: st
         return _container(data, kind, limits, p, param)
 
 
-def resize_frames(images: Sequence[Image], p: VideoProcessing, param: str) -> list[Image]:
+def resize_frames(images: Sequence[Image], limits: MediaConfig, p: VideoProcessing,
+                  param: str) -> list[Image]:
     """Frames that are given as images, all of which are taken. Raises `InvalidRequest`."""
     sizes = {image.size for image in images}
     if len(sizes) != 1:
         raise InvalidRequest(f"{param}: frames of a video must be of one size", param)
-    return _resized(len(images), p, param, *sizes.pop())(images)
+    return _resized(len(images), limits, p, param, *sizes.pop())(images)
 
 
 def _sampled(header: VideoHeader, limits: MediaConfig, p: VideoProcessing, param: str) -> list[int]:
@@ -82,12 +83,18 @@ def _sampled(header: VideoHeader, limits: MediaConfig, p: VideoProcessing, param
     return indices
 
 
-def _resized(count: int, p: VideoProcessing, param: str, width: int,
+def _resized(count: int, limits: MediaConfig, p: VideoProcessing, param: str, width: int,
              height: int) -> Callable[[Sequence[Image]], list[Image]]:
+    """What resizes the `count` frames of a video. Raises `InvalidRequest` where they are too much,
+    before any is decoded."""
     try:
         high, wide = frame_size(count, height, width, p)
     except ValueError as error:
         raise InvalidRequest(f"{param}: {error}", param) from None
+    if count * high * wide > limits.max_video_pixels:
+        raise InvalidRequest(f"{param}: would be {count} frames of {wide} x {high} pixels; "
+                             f"{limits.max_video_pixels} pixels are allowed (--max-video-pixels): "
+                             "lower mm_processor_kwargs.max_frames or size", param)
     return lambda images: [in_rgb(image).resize((wide, high), p.resample) for image in images]
 
 
@@ -105,7 +112,7 @@ def _animation(data: bytes, kind: str, limits: MediaConfig, p: VideoProcessing,
         fps = 1000 * total / milliseconds if milliseconds > 0 else None
         header = VideoHeader(total, fps, *image.size)
     indices = _sampled(header, limits, p, param)
-    resize = _resized(len(indices), p, param, header.width, header.height)
+    resize = _resized(len(indices), limits, p, param, header.width, header.height)
     with opened(data, kind, limits, param) as image:
         frames: list[Image] = []
         for index in indices:
@@ -130,7 +137,7 @@ def _container(data: bytes, kind: str, limits: MediaConfig, p: VideoProcessing,
         total = sum(1 for packet in container.demux(stream) if packet.size)
     header = VideoHeader(total, float(rate) if rate else None, *size)
     indices = _sampled(header, limits, p, param)
-    resize = _resized(len(indices), p, param, *size)
+    resize = _resized(len(indices), limits, p, param, *size)
     frames: list[Image] = []
     with av.open(io.BytesIO(data), format=DEMUXERS[kind]) as container:
         for index, frame in enumerate(container.decode(_video_stream(container, param))):

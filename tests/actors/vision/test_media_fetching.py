@@ -331,7 +331,8 @@ def test_files_below_the_folder_alone_are_read(tmp_path: Path) -> None:
     ("media_timeout", 0.0), ("media_redirects", -1), ("limit_mm_per_prompt", {"audio": 1}),
     ("limit_mm_per_prompt", {"image": 1.5}), ("max_media_bytes", 0), ("max_media_pixels", 1 << 40),
     ("max_media_ratio", 500.0), ("max_video_frames", 1), ("max_video_seconds", 0.0),
-    ("media_cpu_seconds", 60.0), ("media_cache_bytes", -1)])
+    ("media_cpu_seconds", 60.0), ("media_cache_bytes", -1),
+    ("max_video_pixels", 1 << 30)])
 def test_wrong_settings_are_named(field: str, value: Any) -> None:
     wrong = [name for name, ok, _ in media_rules(MediaConfig(**{field: value})) if not ok]
     assert wrong == [f"media.{field}"]

@@ -183,6 +183,8 @@ def test_frames_may_come_as_images(decoder: MediaDecoder) -> None:
 
 @pytest.mark.parametrize("limits, data, words", [
     ({"max_video_seconds": 1.5}, animation(random.Random(7), "GIF", 20), "lasts"),
+    ({"max_video_pixels": 4000}, animation(random.Random(7), "WEBP", 20),
+     "would be 4 frames of .* x .* pixels; 4000 pixels are allowed"),
     ({"max_video_frames": 3}, animation(random.Random(7), "WEBP", 20), "frames would be sampled"),
     ({}, saved(noise(random.Random(1)), "JPEG"), "is JPEG; videos are read from MP4"),
     ({}, saved(noise(random.Random(1)), "GIF"), "has 1 frames, and needs 2"),
