@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import struct
+import weakref
 from collections.abc import Iterator
 from typing import Any
 
@@ -52,6 +53,9 @@ class Link:
         self._connections: dict[str, int] = {}
         self._decode: dict[str, Any] = {}
         self._poller = zmq.Poller()
+        self._finalizer = weakref.finalize(self, _close, self._context, self._sockets,
+                                           self._monitors)
+        self._finalizer.atexit = False
 
     def connect(self, *fronts: str) -> list[int]:
         """Connect to fronts that are not connected yet; returns the new sockets' file descriptors.
@@ -134,12 +138,19 @@ class Link:
     def close(self) -> None:
         """Close the sockets; what was sent gets `LINGER_MS` to leave."""
         self._target.on_close()
-        for socket in self._sockets.values():
-            with contextlib.suppress(zmq.ZMQError):
-                socket.disable_monitor()
-                socket.close()
-        for monitor in self._monitors.values():
-            monitor.close(0)
-        self._sockets.clear()
-        self._monitors.clear()
-        self._context.term()
+        self._finalizer()
+
+
+def _close(context: zmq.Context[Any], sockets: dict[str, zmq.Socket[Any]],
+           monitors: dict[str, zmq.Socket[Any]]) -> None:
+    """Also called where a link is garbage that nobody closed: sockets that are collected together
+    with their context would have it wait for them for ever."""
+    for socket in sockets.values():
+        with contextlib.suppress(zmq.ZMQError):
+            socket.disable_monitor()
+            socket.close()
+    for monitor in monitors.values():
+        monitor.close(0)
+    sockets.clear()
+    monitors.clear()
+    context.term()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import itertools
 import math
 import subprocess
@@ -306,6 +307,18 @@ def test_a_disconnected_client_gets_an_error(client: Client, engine: FakeEngine,
     engine.detokenizer.on_client_gone(identity, 0.0)
     with pytest.raises(ActoriumError, match="given up"):
         list(stream)
+
+
+def test_a_client_that_nobody_closes_is_collected(engine: FakeEngine) -> None:
+    """Also as a part of a cycle, whose sockets and context are collected together."""
+    own: list[Any] = [Client(engine.name, engine.base)]
+    own[0].tokenize("abc")
+    own.append(own)
+    del own
+    collecting = threading.Thread(target=gc.collect, daemon=True)
+    collecting.start()
+    collecting.join(20)
+    assert not collecting.is_alive()
 
 
 def test_the_client_imports_nothing_heavy() -> None:
