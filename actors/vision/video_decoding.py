@@ -130,16 +130,16 @@ def _container(data: bytes, kind: str, limits: MediaConfig, p: VideoProcessing,
         raise InvalidRequest(f"{param}: {kind} needs PyAV, which this engine lacks: pip install "
                              "'actorium[video]'; animated GIF and WebP are read without",
                              param) from None
-    with av.open(io.BytesIO(data), format=DEMUXERS[kind]) as container:
+    with av.open(io.BytesIO(data), "r", format=DEMUXERS[kind]) as container:
         stream = _video_stream(container, param)
         size = stream.codec_context.width, stream.codec_context.height
         rate = stream.average_rate
-        total = sum(1 for packet in container.demux(stream) if packet.size)
+        total = sum(packet.size > 0 for packet in container.demux(stream))
     header = VideoHeader(total, float(rate) if rate else None, *size)
     indices = _sampled(header, limits, p, param)
     resize = _resized(len(indices), limits, p, param, *size)
     frames: list[Image] = []
-    with av.open(io.BytesIO(data), format=DEMUXERS[kind]) as container:
+    with av.open(io.BytesIO(data), "r", format=DEMUXERS[kind]) as container:
         for index, frame in enumerate(container.decode(_video_stream(container, param))):
             if (frame.width, frame.height) != size:
                 raise InvalidRequest(f"{param}: its frames change their size", param)
