@@ -17,13 +17,9 @@ from pathlib import Path
 from typing import Any
 
 QUICK = re.compile("|".join((
-    "norm 4096", "norm_fp8.* 128", "rotate.*FP8", "silu", "gated_norm", "apply_plan", "fill q3",
-    "decode Llama-3.1-8B, q1$", "decode Qwen3.5-27B, FP8 pages, q3", "extend Llama-3.1-8B, split",
-    "extend Qwen3.5-27B, FP8", "sage Llama-3.1-8B, split", "latent.* 128 heads, q1$",
-    "delta Qwen3.5-27B, q1$", "ssd_step.*4$",
-    "conv_extend Q", "experts Qwen3-30B-A3B, 4096", "scaled_experts.* 1 row", "scaled_mm D.* 512",
-    "grouped 4 bits, groups of 128, 1 rows", "widened 4 bits, groups of 128",
-    "choose 151936, truncated", "adjust", "commit q3")))
+    "norm 4096", "rotate.*FP8", "fill q3", "decode Llama-3.1-8B, q1$", "extend Llama-3.1-8B, split",
+    "latent.* 128 heads, q1$", "delta Qwen3.5-27B, q1$", "scaled_experts.* 1 row",
+    "scaled_mm D.* 512", "choose 151936, truncated")))
 """Cases of the test that every change runs."""
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -81,6 +82,12 @@ def starts(base: Path, run_dir: Path) -> Iterator[ForkedStarts]:
     assert processes_naming(str(run_dir)) == []
 
 
+def heeds(pid: int, number: signal.Signals) -> bool:
+    """The process has a handler of its own for the signal."""
+    caught = re.search(r"^SigCgt:\s*(\w+)", Path(f"/proc/{pid}/status").read_text(), re.MULTILINE)
+    return caught is not None and bool(int(caught[1], 16) >> number - 1 & 1)
+
+
 def test_a_forked_actor_is_a_child_of_the_launcher_and_looks_like_any_other(
         starts: ForkedStarts, run_dir: Path) -> None:
     found = [until(lambda: starts.fork(words(run_dir))),
@@ -92,6 +99,7 @@ def test_a_forked_actor_is_a_child_of_the_launcher_and_looks_like_any_other(
         stat = Path(f"/proc/{actor.pid}/stat").read_text().rpartition(")")[2].split()
         assert (int(stat[1]), int(stat[2])) == (os.getpid(), actor.pid), "parent, process group"
         assert int(stat[16]) == os.nice(0), "imports alone give way"
+    until(lambda: heeds(found[0].pid, signal.SIGTERM))
     os.kill(found[0].pid, signal.SIGTERM)
     os.kill(found[1].pid, signal.SIGKILL)
     assert [actor.wait() for actor in found] == [0, -signal.SIGKILL]
@@ -175,6 +183,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.launcher.forked_starts import ForkedStarts
 from actorium.actors.runtime.roles import PRELOADS
 import os
+import re
 PRELOADS["helpers_runtime:build"] = "helpers_fork:preload"
 starts = ForkedStarts(settle=0.0, patience=20.0)
 starts.on_up(Config(), Path(sys.argv[1]), {"worker-0": "helpers_runtime:build"})

@@ -107,6 +107,7 @@ def test_sums_over_ranks_keep_the_norm_behind_them(tmp_path: Path) -> None:
         assert found == {"reduce_norm": 7, "norm_quant": 1, "act_quant": 0}
 
 
+@pytest.mark.slow
 @interpreted
 def test_in_triton(tmp_path: Path) -> None:
     """A scale a row: norms and gates quantise; of weights in groups inputs stay as they are."""
