@@ -208,7 +208,7 @@ def test_every_request_has_one_answer_and_nothing_is_left(steps: Sequence[tuple[
 
 def test_a_file_that_ends_its_process_fails_its_own_request_alone() -> None:
     """Of two requests that are decoded by one process, the first takes too long."""
-    limits = MediaConfig(media_cpu_seconds=0.05)
+    limits = MediaConfig(media_cpu_seconds=0.25)  # the first takes twice, the second a fifth
     own, decoder = MediaCore(limits), MediaDecoder(limits)
     slow = png(6000, 6000, color=0, data=zlib.compress(bytes(6000 * 6001), 1))
     own.on_message(request("bad", slow), 0.0)

@@ -98,7 +98,9 @@ def test_a_wrong_code_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_sums_over_ranks_keep_the_norm_behind_them(tmp_path: Path) -> None:
     """The first norm of all quantises; the others are made with the ranks' sums."""
     def body(group: RankGroup) -> dict[str, int]:
-        model = made(tmp_path, QWEN3, ranks=group)
+        own = tmp_path / f"rank-{group.place.rank}"
+        own.mkdir()
+        model = made(own, QWEN3, ranks=group)
         report = PassManager(model, PASSES).install()
         assert counts(model, "all,-reduce_norm") == {"norm_quant": 8, "act_quant": 0}
         return {name: report.matches[name] for name in ("reduce_norm", *QUANT)}
