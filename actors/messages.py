@@ -320,6 +320,28 @@ class TokenRules(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
     """Token sequences that must not occur in a completion."""
 
 
+class MediaItem(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """An image or a video of a prompt. Its patches lie in shared memory, under its key."""
+
+    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    """Equal only where patches and grid are."""
+    video: bool
+    frames: Count
+    """Of patches, as rows and columns are."""
+    rows: Count
+    columns: Count
+    start: Count
+    """Index in the prompt of its first placeholder."""
+    end: Count
+    """Index behind its last one; between those of a video there may be text."""
+    seconds: float = 0.0
+    """Of a video: how long a frame of patches lasts."""
+
+
+Media = Annotated[list[MediaItem], Meta(max_length=1024)]
+"""In the order of the prompt."""
+
+
 class Submit(Message):
     """A checked request: token ids and resolved parameters."""
 
@@ -342,6 +364,7 @@ class Submit(Message):
     rules: TokenRules | None = None
     """With `params.masked`."""
     cache_salt: Salt = ""
+    media: Media = []
 
 
 class Flush(Message):
@@ -482,6 +505,7 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     checkpoint: Count = 0
     """The checkpoint of the recurrent state after cached_len tokens; 0 = the state starts empty
     (then cached_len is 0)."""
+    media: Media = []
 
 
 class RowMask(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):

@@ -17,7 +17,8 @@ WINGS = (
     "actors.scheduler.draft_policy", "actors.scheduler.prefill_pacing",
     "actors.scheduler.queue_policies",
     "actors.scheduler.recovery", "actors.scheduler.request_metrics",
-    "actors.watchdog.metrics", "actors.watchdog.probe_routes", "actors.watchdog.probe_server",
+    "actors.vision", "actors.watchdog.hangs", "actors.watchdog.metrics",
+    "actors.watchdog.probe_routes", "actors.watchdog.probe_server",
     "gpu.graphs", "gpu.plan", "gpu.step.speculation", "gpu.worker.compilations",
     "gpu.worker.tracing", "gpu.worker.warmup", "kernels.triton", "tools",
 )
