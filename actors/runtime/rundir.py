@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
+from actorium.actors.runtime.media_folder import is_media_folder, remove_media_folder
 from actorium.actors.runtime.security import private_paths as private
 from actorium.actors.runtime.security.private_paths import UnsafePath
 
@@ -170,6 +171,8 @@ class RunDir:
                 entry.rmdir()
             elif _is_group(entry):
                 remove_group(entry)
+            elif is_media_folder(entry):
+                remove_media_folder(entry)
             elif entry.name != "lock" and _is_ours(entry):
                 entry.unlink(missing_ok=True)
 
@@ -217,5 +220,5 @@ def _is_group(entry: Path) -> bool:
 def _is_ours(entry: Path) -> bool:
     if entry.name == LEDGER and entry.is_dir() and not entry.is_symlink():
         return all(f.name == "lock" or f.suffix == ".seg" for f in entry.iterdir())
-    return (entry.name in OUR_FILES or _is_group(entry) or entry.name.endswith(OUR_SUFFIXES)
-            or RANK_FILE.fullmatch(entry.name) is not None)
+    return (entry.name in OUR_FILES or _is_group(entry) or is_media_folder(entry)
+            or entry.name.endswith(OUR_SUFFIXES) or RANK_FILE.fullmatch(entry.name) is not None)

@@ -11,9 +11,10 @@ from helpers_speed import seconds_of_process, slowness
 from actorium.tools.code_facts import PACKAGES, ROOT, circles, files, imports, needs
 
 HEAVY = {"torch", "triton", "transformers"}
-GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models"}
+GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models",
+               "vision.patch_store"}
 """`models` finds a model's directory and reads its files: tokenizer and worker must agree on
-them."""
+them; `vision.patch_store` is where images come from."""
 
 
 def offenders(package: str, forbidden: set[str]) -> list[str]:
