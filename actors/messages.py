@@ -481,6 +481,13 @@ class StepResult(Message):
     late_us: Count = 0
     """Part of busy_us in which the device may have idled, at most, because the host was still
     queueing the step when the device reached it."""
+    encoded: list[bytes] = []
+    """Keys of `StepPlan.encode` that are made, as far as they can be kept."""
+    encode_us: Count = 0
+    """Part of busy_us that went into images and videos."""
+    failed: list[tuple[Slot, Short, Short]] = []
+    """Extends whose images cannot be had: (slot, an `errors.CODES` name, why). What was computed of
+    them means nothing."""
 
 
 ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult
@@ -555,6 +562,10 @@ class StepPlan(Message):
     masks_follow: bool = False
     """The masks come as `Masks` of this step instead, after the result of the step before, for
     which the forward pass then need not wait."""
+    encode: Media = []
+    """Images and videos to be made ahead of the extends that need them, in this order."""
+    encode_us: Count = 0
+    """Microseconds that this may take; 0 = as long as it takes."""
 
 
 class Masks(Message):

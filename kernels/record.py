@@ -8,9 +8,9 @@ from torch import Tensor
 
 # Columns of the parameter record, which gpu/step/tables.py fills: i32, from TEMPERATURE on float32
 # bits.
-(LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, TEMPERATURE, TOP_P, MIN_P, REPETITION,
- PRESENCE, FREQUENCY) = range(12)
-WIDTH = 12
+(LIMIT, MIN_LEN, SEED_LOW, SEED_HIGH, TOP_K, COUNT_ROW, ROPE_DELTA, TEMPERATURE, TOP_P, MIN_P,
+ REPETITION, PRESENCE, FREQUENCY) = range(13)
+WIDTH = 13
 
 
 class SamplingTables(NamedTuple):
@@ -70,7 +70,7 @@ class WindowRows(NamedTuple):
     tokens: Tensor
     """i64[T]: the last token, then drafts."""
     positions: Tensor
-    """i64[T], below the model's length."""
+    """i64[T], below the model's length: where rope turns them to, by the slot's `ROPE_DELTA`."""
     kv: Tensor
     """i64[groups, T]: where keys and values go; 0, in the sink page, for a sequence that has ended,
     and for drafts behind a sequence's limit."""

@@ -42,6 +42,13 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Decoded images and videos that are kept for requests that have them again."""
     media_cpu_seconds: float = 30.0
     """Processor time in which one item must be decoded."""
+    encoder_cache_bytes: int = 256 << 20
+    """On each device, what the vision tower has made of images and videos, kept for chunks of
+    prompts to come and for prompts that have them again; the memory plan counts it. Where it is too
+    little, the tower runs again."""
+    max_encoder_tokens: int = 16384
+    """Tokens of the largest image, or frame of a video, that the tower is run over: its temporaries
+    are planned for so many. A larger one is refused."""
 
 
 MOST_ITEMS = {"image": 16, "video": 2}
@@ -80,6 +87,9 @@ def media_rules(m: MediaConfig) -> list[tuple[str, bool, str]]:
          "must be between 1 and 320 Mi: what the process that decodes can hold"),
         ("media.max_video_seconds", m.max_video_seconds > 0, "must be above 0 seconds"),
         ("media.media_cache_bytes", m.media_cache_bytes >= 0, "must not be negative"),
+        ("media.encoder_cache_bytes", m.encoder_cache_bytes >= 0, "must not be negative"),
+        ("media.max_encoder_tokens", 1 <= m.max_encoder_tokens <= 1 << 20,
+         "must be between 1 and 1 Mi"),
         ("media.media_cpu_seconds", 0.05 <= m.media_cpu_seconds <= 55,
          "must be between 0.05 and 55 seconds"),
     ]

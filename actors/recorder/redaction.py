@@ -134,7 +134,9 @@ class Redactor:
             self._redact_rows(plans.popleft()[1], result, out)
         return StepResult(result.epoch, result.step, result.counts, out.tobytes(), result.finish,
                           busy_us=result.busy_us, idle_us=result.idle_us,
-                          drafts=bytes(len(result.drafts)), late_us=result.late_us)
+                          drafts=bytes(len(result.drafts)), late_us=result.late_us,
+                          encoded=result.encoded, encode_us=result.encode_us,
+                          failed=[(slot, code, "") for slot, code, _ in result.failed])
 
     def _redact_rows(self, rows: Longs, result: StepResult, out: Ints) -> None:
         tokens = np.frombuffer(result.tokens, np.int32)

@@ -224,12 +224,18 @@ class SchedulerCore(Core):
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
+        for slot, code, why in result.failed:
+            if failed := self.state.sequences.get(record.extends.get(slot, 0)):
+                self._fail_request(failed.request, Rejection(code, why))
+        for confirmed in record.media:
+            self.state.confirm(*confirmed)
+        self._planner.pacing.encoded(result.encoded)
         outcome = apply_result(self.state, record, result)
         self.masks.on_result(self.state, record, result)
         if self._planner.drafting.max_drafts:
             self._planner.on_result(record, outcome.verified, result.busy_us)
         if (pacing := self._planner.pacing).active and (record.extends or not result.step % 4):
-            pacing.measured(record, result.busy_us, result.idle_us)  # of decodes alone a sample
+            pacing.measured(record, result.busy_us - result.encode_us, result.idle_us)  # a sample
         self._totals["tokens"] += outcome.tokens
         self._totals["busy_us"] += result.busy_us
         self._totals["idle_us"] += result.idle_us

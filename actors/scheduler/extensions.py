@@ -6,13 +6,14 @@ no metrics, no structured output, no drafts. `scheduler_actor.build` puts the re
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from actorium.actors.core import Send
 from actorium.actors.messages import (
     Masks,
+    MediaItem,
     Ready,
     Recall,
     SequenceEvent,
@@ -178,8 +179,11 @@ class PrefillAllowance:
     """Tokens by which chunks were cut."""
     spent = False
     """Whether not even a page of a fresh prompt fits any more."""
+    encode: list[MediaItem] = []
+    encode_us = 0
+    """See `StepPlan`."""
 
-    def take(self, start: int, wanted: int) -> int:
+    def take(self, start: int, wanted: int, media: Sequence[MediaItem] = ()) -> int:
         """Takes the chunk of a prompt that begins at position `start`: `wanted` tokens, or as many
         as fit. Returns its length."""
         return wanted
@@ -202,6 +206,9 @@ class PrefillPacer:
     def predict(self, decoded: int, prompt: int, attended: float) -> int:
         """Microseconds of a step; attended: as `PlanRecord.attended`."""
         return 0
+
+    def encoded(self, keys: Iterable[bytes]) -> None:
+        """The worker has made what these items need."""
 
     def planned(self, deferred: int) -> None:
         """A plan was made that leaves so many prompt tokens to later ones."""

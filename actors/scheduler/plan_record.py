@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 from actorium.actors.scheduler.cache.page_allocator import Ints
@@ -30,6 +31,8 @@ class PlanRecord(NamedTuple):
     """Positions that the extends' tokens attend to, summed over these."""
     predicted_us: int = 0
     """Microseconds that a step with extends is expected to take; 0 = nobody has an opinion."""
+    media: Sequence[tuple[int, int, int]] = ()
+    """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
 
     @property
     def decodes(self) -> int:

@@ -105,13 +105,16 @@ class Planner:
                             {s.slot: s.sid for s, _ in extends},
                             computed, self._state.table.window,
                             self.drafting.next(len(slots)) if self.drafting.max_drafts else 0,
-                            draft.attended, predicted)
+                            draft.attended, predicted,
+                            [(s.slot, int(self._state.table.order[s.slot]), s.computed)
+                             for s, _ in extends if s.request.submit.media])
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
-            checkpoints=_column(draft.checkpoints), drafts=record.drafts), record
+            checkpoints=_column(draft.checkpoints), drafts=record.drafts,
+            encode=draft.allowance.encode, encode_us=draft.allowance.encode_us), record
 
     def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
         """Returns the sequences whose prompt this plan completes; they decode from the next on."""
@@ -186,7 +189,7 @@ class Planner:
         if chunk > 0 and draft.rows and self.pacing.active:
             if draft.allowance is UNBOUNDED:
                 draft.allowance = self._allowance(draft)
-            chunk = draft.allowance.take(sequence.computed, chunk)
+            chunk = draft.allowance.take(sequence.computed, chunk, sequence.request.submit.media)
         if chunk <= 0:
             return
         table.free_behind_windows(np.array([slot]), np.array([sequence.computed]), kv_cache)

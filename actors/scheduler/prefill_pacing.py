@@ -27,14 +27,17 @@ machine. What a plain fit lacks, and what is done about it:
 
 Prompts do not starve: whatever the target, they get `SHARE` of the decodes' time and at least what
 is left of a page in each step. Steps without decodes are not bounded.
+
+A prompt with images waits beside streams until the worker has made what its next one needs, in
+slices of `encode_us`: half of what prompts may take, and what they leave of the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 
-from actorium.actors.messages import Ready
+from actorium.actors.messages import MediaItem, Ready
 from actorium.actors.scheduler.extensions import PrefillAllowance, PrefillPacer
 from actorium.actors.scheduler.plan_record import PlanRecord
 
@@ -74,6 +77,13 @@ MEMORY = 32
 """Steps with prompts over which the errors of predictions are averaged."""
 MARGIN, MAX_MARGIN = 2.0, 0.3
 """How many mean errors the aim is below the target, and the most of it, as a part of the target."""
+
+ENCODE_SHARE = 0.5
+"""Of what prompts may take of a step, for images that prompts wait for."""
+AHEAD = 8
+"""Images and videos that a plan wants ahead, at the most."""
+REMEMBERED = 1024
+"""Of those that are made and that no prompt has passed yet."""
 
 
 class StepTimeModel:
@@ -188,14 +198,39 @@ class TimedAllowance(PrefillAllowance):
     deferred: int = 0
     first: bool = True
     """No chunk was taken yet: the first one goes to the next page boundary at least."""
+    reserved_us: float = 0.0
+    """For images and videos alone."""
+    made: dict[bytes, None] = field(default_factory=dict)
+    """Keys of those that the worker has made; who passes one takes it off."""
+    encode: list[MediaItem] = field(default_factory=list)
+
+    @property
+    def encode_us(self) -> int:  # type: ignore[override]
+        return max(int(self.reserved_us + max(self.spare_us, 0.0)), 1) if self.encode else 0
 
     @property
     def spent(self) -> bool:  # type: ignore[override]
         page = self.page_size
         return not self.first and (self.tokens < page or self.spare_us < self._time(0, page))
 
-    def take(self, start: int, wanted: int) -> int:
-        """A chunk that is cut ends at a page boundary."""
+    def take(self, start: int, wanted: int, media: Sequence[MediaItem] = ()) -> int:
+        """A chunk that is cut ends at a page boundary, or before an item that is not made yet."""
+        if media and not (wanted := self._before_missing(start, wanted, media)):
+            return 0
+        fit = self._taken(start, wanted)
+        for item in media:
+            if start < item.end <= start + fit:
+                self.made.pop(item.key, None)
+        return fit
+
+    def _before_missing(self, start: int, wanted: int, media: Sequence[MediaItem]) -> int:
+        missing = [item for item in media if item.end > start and item.key not in self.made]
+        if not missing or missing[0].start >= start + wanted:
+            return wanted
+        self.encode += missing[:AHEAD - len(self.encode)]
+        return max(missing[0].start - start, 0)
+
+    def _taken(self, start: int, wanted: int) -> int:
         fit, page = min(wanted, self.tokens), self.page_size
         if self._time(start, fit) > self.spare_us:
             fit = self._fitting(start, fit)
@@ -233,6 +268,10 @@ class MeasuredPrefillPacer(PrefillPacer):
         self._fixed, self._page_size = target_us, page_size
         self._untimed = False
         """The worker measures no times."""
+        self._made: dict[bytes, None] = {}
+        """See `TimedAllowance`."""
+        self._given: TimedAllowance | None = None
+        """The last allowance."""
         self._reach = 0
         """Prompt tokens of the largest step measured."""
         self._error = 0.1
@@ -262,10 +301,19 @@ class MeasuredPrefillPacer(PrefillPacer):
         aim = self._target * (1 - min(MARGIN * self._error, MAX_MARGIN))
         _, _, mixed, token, position = model.coefficients
         guessing = any(record.prompt_tokens > reach for record in unresolved)
-        return TimedAllowance(
+        spare = max(aim - beside, SHARE * beside) - mixed
+        reserved = ENCODE_SHARE * max(spare, 0.0) if self._given and self._given.encode else 0.0
+        self._given = TimedAllowance(
             page_size=self._page_size, tokens=int(reach if guessing else REACH * reach),
-            spare_us=max(aim - beside, SHARE * beside) - mixed,
-            us_per_token=token * SCALES[3], us_per_position=position * SCALES[4])
+            spare_us=spare - reserved, us_per_token=token * SCALES[3],
+            us_per_position=position * SCALES[4], reserved_us=reserved, made=self._made)
+        return self._given
+
+    def encoded(self, keys: Iterable[bytes]) -> None:
+        """The worker has made what these items need."""
+        self._made.update(dict.fromkeys(keys))
+        while len(self._made) > REMEMBERED:
+            del self._made[next(iter(self._made))]
 
     def predict(self, decoded: int, prompt: int, attended: float) -> int:
         """Microseconds that the step of a plan will take."""

@@ -54,6 +54,8 @@ class SequenceState:
     """Tokens of this admission: prompt and whatever had been emitted before it."""
     computed: int = 0
     """How many of them the plans so far extend over."""
+    shareable: int = 0
+    """How many of them may enter the prefix cache, as far as images go."""
     cached_len: int = 0
     """Tokens found in the prefix cache at the first admission."""
     preempted: bool = False

@@ -12,6 +12,7 @@ import numpy as np
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.preemption_policy import (
@@ -86,7 +87,7 @@ class SchedulerState:
         self.reserve = AdmissionReserve(growth=max(growth, page_size))
         self.slots_to_release.clear()
         for sequence in self.sequences.values():
-            sequence.match_version = -1
+            sequence.key, sequence.match_version = None, -1
 
     # --- coming and going ------------------------------------------------------------------------
 
@@ -159,7 +160,10 @@ class SchedulerState:
 
     def _key(self, sequence: SequenceState) -> PrefixKey:
         if sequence.key is None:
-            sequence.key = PrefixKey(sequence.salt, tokens_of(sequence).tobytes())
+            data = tokens_of(sequence).tobytes()
+            if media := sequence.request.submit.media:
+                data = media_key(data, media, self.kv_cache.page_size)
+            sequence.key = PrefixKey(sequence.salt, data)
         return sequence.key
 
     def _cache(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:
@@ -168,12 +172,20 @@ class SchedulerState:
         kv_cache = self.kv_cache
         if kv_cache.tree is None:
             return
-        full = computed // kv_cache.page_size
+        full = min(computed, sequence.shareable) // kv_cache.page_size
         if full:
             key = self._key(sequence)
             part = PrefixKey(key.salt, key.data[:full * kv_cache.page_size * 4])
             sequence.lock = kv_cache.cache_pages(part, [own[:full] for own in pages], sequence.lock,
                                                  sequence.priority)
+
+    def confirm(self, slot: int, admission: int, computed: int) -> None:
+        """So many tokens of what entered a slot with this admission, images among them, are
+        computed as they should be: whole pages of them may be shared."""
+        sequence = self.table.sequences[slot]
+        if sequence is not None and self.table.order[slot] == admission:
+            sequence.shareable = shareable(sequence.request.submit.media, computed)
+            self._cache(sequence, self.table.pages_of(slot), sequence.computed)
 
     def chunk_planned(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
         """Caches the full pages of a planned chunk. They may be shared from now on, even within the
@@ -261,6 +273,7 @@ class SchedulerState:
         self.queue.admit(sequence)
         sequence.match, sequence.match_version = None, -1
         sequence.total, sequence.computed = length, cached
+        sequence.shareable = shareable(sequence.request.submit.media, cached)
         if not sequence.preempted:
             self._first_admission(sequence, cached)
         tokens = tokens_of(sequence)
@@ -268,7 +281,8 @@ class SchedulerState:
         self.prefilling.append(sequence)
         return Admit(slot=sequence.slot, tokens=tokens.tobytes(), prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
-                     params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint)
+                     params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
+                     media=sequence.request.submit.media)
 
     def _first_admission(self, sequence: SequenceState, cached: int) -> None:
         sequence.cached_len = cached

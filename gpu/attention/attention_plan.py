@@ -78,16 +78,22 @@ def _few(
         ends.append((ends[-1] if ends else 0) + row.count)
         tables.append(row.pages)
     wanted: list[Tensor] = []
+    lens: list[int] = []
+    held = [] if batch.decode_kv_lens is None else batch.decode_kv_lens.tolist()
     for at in batch.logit_rows.tolist():
         if at < batch.extend_tokens:
-            wanted.append(tables[bisect_right(ends, at)])
+            i = bisect_right(ends, at)
+            wanted.append(tables[i])
+            lens.append(batch.extends[i].start + batch.extends[i].count - ends[i] + at + 1)
         else:
             assert batch.decode_pages is not None
-            wanted.append(batch.decode_pages[(at - batch.extend_tokens) // batch.decode_q_len])
+            i, place = divmod(at - batch.extend_tokens, batch.decode_q_len)
+            wanted.append(batch.decode_pages[i])
+            lens.append(held[i] - batch.decode_q_len + place + 1)
     if not wanted:
         return None
-    lens = (batch.positions.index_select(0, batch.logit_rows) + 1).to(torch.int32)
-    span = int(lens.max())
+    span = max(lens)
     pages = torch.nn.utils.rnn.pad_sequence(
         [table[:-(-span // page_size)] for table in wanted], batch_first=True)
-    return backend.decode(pages, lens, span, 1, page_size, window, scale)
+    return backend.decode(pages, torch.tensor(lens, dtype=torch.int32), span, 1, page_size, window,
+                          scale)

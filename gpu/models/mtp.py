@@ -18,7 +18,6 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.kernels.inputs import settled
 from actorium.kernels.linear import Linear
-from actorium.kernels.reference.rope import rope_rows
 
 
 @dataclass(slots=True)
@@ -63,7 +62,7 @@ class MtpDrafter:
         if batch.extends and rows is not None:  # only then does the plan look at them
             batch = replace(batch, all_rows=False, logit_rows=rows)
         plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention)
-        return ForwardContext([rope_rows(m.ropes[0], batch.positions)],
+        return ForwardContext(m.ropes_at(batch.turned_to)[:1],
                     [GroupContext(batch.kv_index, pool.layers, plan, pool.scales)], None, [])
 
 

@@ -45,6 +45,10 @@ class Demand(NamedTuple):
     """Cap of the page pools."""
     auto: bool = False
     """`drafts` holds only where the model has an MTP layer; else nothing is drafted."""
+    encoder_cache: int = 0
+    """Bytes of what a vision tower has made (media.encoder_cache_bytes)."""
+    encoder_tokens: int = 0
+    """Of the largest image or frame (media.max_encoder_tokens)."""
 
 
 class Pool(NamedTuple):
@@ -243,7 +247,8 @@ def demand_of(config: Config) -> Demand:
     speculation = parse_speculative(config.speculation.speculative)
     return Demand(scheduler.max_num_seqs, memory.page_size, scheduler.max_num_batched_tokens,
                   speculation.drafts, memory.kv_cache_dtype, memory.state_dtype,
-                  memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto)
+                  memory.checkpoints if reuse else 0, memory.max_total_tokens, speculation.auto,
+                  config.media.encoder_cache_bytes, config.media.max_encoder_tokens)
 
 
 def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memory") -> MemoryPlan:

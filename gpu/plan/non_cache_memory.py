@@ -6,6 +6,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.plan.encoder_memory import encoder_cache_bytes, encoder_work_bytes
 from actorium.gpu.plan.graph_memory import Graphs, graphs_estimate
 from actorium.gpu.plan.memory_plan import Demand, MemoryPlan
 from actorium.gpu.plan.weight_bytes import table_bytes, weight_bytes, workspace_bytes
@@ -44,4 +45,7 @@ def planned_bytes(plan: MemoryPlan, graphs: Graphs = Graphs([], [])) -> dict[str
     told = {"weights": weight_bytes(shape),
             "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
             "workspace": workspace_estimate(shape, demand)}
+    if shape.vision is not None:
+        told |= {"encoder_cache": encoder_cache_bytes(shape, demand),
+                 "encoder_workspace": encoder_work_bytes(shape, demand)}
     return {**told, "graphs": graphs_estimate(shape, demand, graphs)} if any(graphs) else told

@@ -16,7 +16,7 @@ from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format, s
 from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 from actorium.gpu.plan.sizes import page_table_width
 
-RECORD_BYTES = 8 + 4 + 1 + 12 * 4 + 4
+RECORD_BYTES = 8 + 4 + 1 + 13 * 4 + 4
 """A slot's last token, length, end, parameters and first end-of-sequence id
 (`gpu/step/tables.py`)."""
 INDEX = "model.safetensors.index.json"

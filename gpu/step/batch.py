@@ -39,7 +39,8 @@ class ForwardBatch:
     tokens: Tensor
     """i64[T]"""
     positions: Tensor
-    """i64[T]"""
+    """i64[T]: where rope turns the rows to, unless `rope_positions` says: the numbers of their
+    tokens, of decodes with their slot's `ROPE_DELTA`."""
     kv_index: Tensor
     """i64[T]: page * page_size + offset where each token's K and V go; the sink page 0 for rows
     that must write nothing."""
@@ -61,7 +62,7 @@ class ForwardBatch:
     """The model gives every row, not only `logit_rows`: a drafter reads them all."""
     rope_positions: Tensor | None = None
     """i64[T], or i64[3, T] of time, height and width, each below the model's longest length: where
-    rope turns the rows to, where that is not `positions`; see `gpu/vision/prompt_images.py`."""
+    rope turns the rows of a step whose prompts have images; see `gpu/vision/prompt_images.py`."""
     images: ImageRows | None = None
     """What rows have of images; None where none has. Read of the first group's batch."""
 

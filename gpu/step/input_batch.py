@@ -234,8 +234,8 @@ def _single_rows(t: SlotTables, decode_d: Array, bound: int) -> _DecodePart:
     for table in t.pages:
         kv.append(where(ended, 0, table[decode_d, index] * size + offset))
         pages.append(table[decode_d, :width])
-    return _DecodePart(t.last_token[decode_d], position, kv, pages, where(ended, 1, length), bound,
-                       length, decode_d)
+    return _DecodePart(t.last_token[decode_d], t.turned(decode_d, position), kv, pages,
+                       where(ended, 1, length), bound, length, decode_d)
 
 
 def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _DecodePart:
@@ -252,7 +252,8 @@ def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _De
         pages.append(table[decode_d, :width])
     tokens = xp.concatenate((t.last_token[of], t.drafts.tokens[decode_d, :drafts]), 1)
     # Drafts beyond the model's length are never accepted: any position serves them.
-    position = xp.where(at < t.max_len, at, t.max_len - 1)
+    position = t.turned(decode_d, at)
+    position = xp.where(position < t.max_len, position, t.max_len - 1)
     return _DecodePart(tokens.reshape(-1), position.reshape(-1), kv, pages,
                        xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),
                        decode_d[t.row_numbers[:len(decode_d) * q_len] // q_len])

@@ -26,6 +26,7 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
 from actorium.gpu.step.staging import Download, Upload
 from actorium.gpu.step.states import StatePool
+from actorium.gpu.step.step_images import MediaReport
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.kernels.reference.logprobs import Logprobs, join
 
@@ -100,6 +101,7 @@ class LaunchedStep:
     prompt_values: Download | None = None
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
+    media: MediaReport = MediaReport()
     learn: Callable[[I32], None] | None = None
     """Called with the number of tokens each sequence emitted, where the host cannot know it."""
 
@@ -124,7 +126,8 @@ class LaunchedStep:
         return StepResult(
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             _row_logprobs(self.ranked, self.ranked_values, counts),
-            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us)
+            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
+            *self.media)
 
 
 class ModelRunner(ForwardPass):
@@ -176,10 +179,15 @@ class ModelRunner(ForwardPass):
         up.send()
         if self.states is not None and plan.admit:
             self.states.admit(plan.admit)
+        if (images := self.tables.images) is not None:
+            out.media = images.prepare(plan, step.extends.rows if step.extends else (),
+                                       self.tables.sequences)
         if not step.tokens:
             return out
         if captured is None:
             fill_batch(self.tables, step, up)
+            if images is not None:
+                images.place(step.batches)
             self._run(plan, step, up, out)
         else:
             self._replay(captured, step, up, out)

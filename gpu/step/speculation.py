@@ -93,9 +93,10 @@ class MTPProposer:
         for i in range(1, drafts):
             at = length - 2 + i
             index = table[slots, at // t.page_size] * t.page_size + at % t.page_size
-            where = arrays.xp.where
+            where, turned = arrays.xp.where, t.turned(slots, at)
             batch = ForwardBatch(
-                arrays.tensor(token), arrays.tensor(long(where(at < t.max_len, at, t.max_len - 1))),
+                arrays.tensor(token),
+                arrays.tensor(long(where(turned < t.max_len, turned, t.max_len - 1))),
                 arrays.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows),
                 pages, arrays.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
             out = self._drafter.forward(arrays.tensor(token), out, batch, self.pool, None)
@@ -123,7 +124,9 @@ def make_proposer(drafter: Drafter | None, shape: ModelShape, pool: KVPagePool |
 def _extends_alone(batch: ForwardBatch) -> ForwardBatch:
     """The step without its decodes; no row is wanted."""
     n = batch.extend_tokens
+    turned = batch.rope_positions
     return replace(batch, tokens=batch.tokens[:n], positions=batch.positions[:n],
+                   rope_positions=None if turned is None else turned[..., :n],
                    kv_index=batch.kv_index[:n], decode_rows=0, decode_pages=None,
                    decode_kv_lens=None, max_kv_len=0, all_rows=False,
                    logit_rows=torch.zeros(0, dtype=torch.int64, device=batch.tokens.device))

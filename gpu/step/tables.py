@@ -17,11 +17,13 @@ from actorium.actors.messages import Admit
 from actorium.actors.params import Resolved
 from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
+from actorium.gpu.step.step_images import SlotImages, StepImages
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import (
     COUNT_ROW,
     LIMIT,
     MIN_LEN,
+    ROPE_DELTA,
     SEED_HIGH,
     SEED_LOW,
     TEMPERATURE,
@@ -56,6 +58,8 @@ class SlotRequest:
     """Tokens whose K and V are in the pages, or will be when the launched steps have run."""
     prompt_len: int
     params: Resolved
+    images: SlotImages | None = None
+    """None where its prompt has none."""
 
 
 class SlotTables:
@@ -72,6 +76,8 @@ class SlotTables:
         self.pages_per_seq = pages_per_seq = pages_per_seq + -(-drafts // page_size)
         """Drafts may lie behind the end of the longest sequence."""
         self.drafts = DraftTables(arrays, slots, drafts)
+        self.images: StepImages | None = None
+        """Of all slots; None where the model takes none."""
         self.last_token = arrays.full((slots,), 0, "int64")
         self.seq_len = arrays.full((slots,), 1, "int32")
         """Tokens of the sequence, the last one (not yet in the pages) included; >= 1."""
@@ -115,6 +121,13 @@ class SlotTables:
         """What each step changes of the tables."""
         return DecodeState(self.last_token, self.seq_len, self.ended, self.drafts.accepted)
 
+    def turned(self, slots: Array, at: Array) -> Array:
+        """Where rope turns tokens at these places to: i32[n], or [n, more], of n slots."""
+        if self.images is None:
+            return at
+        delta = self.record[slots, ROPE_DELTA]
+        return at + (delta if at.ndim == 1 else delta[:, None])
+
     def reset(self) -> None:
         """Forget every slot."""
         for slot in list(self.sequences):
@@ -157,12 +170,13 @@ class SlotTables:
             tokens = np.frombuffer(a.tokens, np.int32)
             self._check(a, tokens)
             self._forget(a.slot)
+            images = self.images.admit(a) if self.images and a.media else None
             self.sequences[a.slot] = SlotRequest(tokens, len(tokens), a.cached_len, a.prompt_len,
-                                                 a.params)
+                                                 a.params, images)
             self.host_len[a.slot] = self.host_low[a.slot] = len(tokens)
             self.host_min[a.slot] = min(a.prompt_len + a.params.min_tokens, self.max_len)
             self.flags[a.slot] = _flags(a.params)
-            self._fill_record(records[i], a)
+            self._fill_record(records[i], a, images.delta if images else 0)
             if self.flags[a.slot] & PENALISES:
                 records[i, COUNT_ROW] = row = self._count_row(a.slot)
                 counted[row] = self._token_counts(a, tokens)
@@ -190,9 +204,10 @@ class SlotTables:
         if int(tokens.min()) < 0 or int(tokens.max()) >= self.vocab:
             raise ValueError(f"admit: slot {a.slot}: a token id is not below {self.vocab}")
 
-    def _fill_record(self, row: I32, a: Admit) -> None:
+    def _fill_record(self, row: I32, a: Admit, delta: int) -> None:
         p = a.params
-        row[LIMIT] = min(a.prompt_len + p.max_tokens, self.max_len)
+        row[ROPE_DELTA] = delta
+        row[LIMIT] = min(a.prompt_len + p.max_tokens, self.max_len - max(delta, 0))
         row[MIN_LEN] = min(a.prompt_len + p.min_tokens, self.max_len)
         words = np.array([a.seed], np.uint64).view(np.int32)
         row[SEED_LOW], row[SEED_HIGH] = words[0], words[1]

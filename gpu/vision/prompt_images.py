@@ -3,7 +3,7 @@ within an image as well."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -16,52 +16,57 @@ from actorium.gpu.vision.mrope_positions import RopePositions
 from actorium.gpu.vision.tower import VisionRows
 
 
-class PromptImages(NamedTuple):
-    """The images and videos of one sequence's prompt."""
+class ChunkImages(NamedTuple):
+    """What a chunk of a prompt has of its images."""
 
-    positions: RopePositions
-    """On the host."""
-    rows: VisionRows
-    """Of all media in the order of the prompt, on the device, as many as `positions.places`."""
-
-
-def add_images(batch: ForwardBatch, prompts: Mapping[int, PromptImages],
-               decodes: Sequence[int] = ()) -> None:
-    """Give a step what it takes of its sequences' images: `rope_positions` and `images`. Of the
-    batches of all groups, the first is read.
-
-    prompts: of the slots of `batch.extends` that have any. decodes: `RopePositions.delta` of each
-    decode row's sequence, 0 of those without images; (): of all 0.
-    """
-    axes = np.broadcast_to(batch.positions.cpu().numpy(), (3, len(batch.tokens))).copy()
-    start, places, found = 0, [], []
-    for row in batch.extends:
-        if own := prompts.get(row.slot):
-            axes[:, start:start + row.count] = _axes(own.positions, row.start, row.count)
-            low, high = np.searchsorted(own.positions.places, (row.start, row.start + row.count))
-            places.append(own.positions.places[low:high] - row.start + start)
-            found.append(VisionRows(own.rows.embeddings[low:high],
-                                    tuple(deep[low:high] for deep in own.rows.deep)))
-        start += row.count
-    if len(decodes):
-        axes[:, batch.extend_tokens:] += np.repeat(np.array(decodes, np.int64), batch.decode_q_len)
-    plain = (axes == axes[0]).all()  # as text: every path of a step can serve it
-    batch.rope_positions = torch.from_numpy(axes[0] if plain else axes).to(batch.positions.device)
-    batch.images = _joined(places, found, batch.tokens.device)
+    axes: I64
+    """[3, count]: positions of its tokens."""
+    places: I64
+    """[rows]: which of its tokens are an image's, in order."""
+    rows: VisionRows | None
+    """Of those, on the device; None where there are none."""
 
 
-def _axes(positions: RopePositions, start: int, count: int) -> I64:
-    """[3, count]; behind the prompt as in text."""
+def chunk_images(positions: RopePositions, start: int, count: int,
+                 rows: Callable[[int, int], VisionRows]) -> ChunkImages:
+    """Of the tokens from `start` on, some of which may lie behind the prompt. rows(low, high): of
+    the tokens `positions.places[low:high]`, at least one."""
     known = positions.axes[:, start:start + count]
     behind = np.arange(start + known.shape[1], start + count) + positions.delta
-    return np.concatenate((known, np.broadcast_to(behind, (3, len(behind)))), 1)
+    axes = np.concatenate((known, np.broadcast_to(behind, (3, len(behind)))), 1)
+    low, high = np.searchsorted(positions.places, (start, start + count)).tolist()
+    return ChunkImages(axes, positions.places[low:high] - start,
+                       rows(low, high) if low < high else None)
+
+
+def add_images(batches: Sequence[ForwardBatch], chunks: Mapping[int, ChunkImages]) -> None:
+    """Give a step what it takes of its sequences' images: `rope_positions` and `images`. chunks: by
+    the slots of the extends that have any."""
+    first = batches[0]
+    axes, start = np.empty((3, first.extend_tokens), np.int64), 0
+    places: list[I64] = []
+    found: list[VisionRows] = []
+    for row in first.extends:
+        part, own = axes[:, start:start + row.count], chunks.get(row.slot)
+        part[:] = np.arange(row.start, row.start + row.count) if own is None else own.axes
+        if own is not None and own.rows is not None:
+            places.append(own.places + start)
+            found.append(own.rows)
+        start += row.count
+    plain = bool((axes == axes[0]).all())  # as text: every path of a step can serve it
+    decodes = first.positions[first.extend_tokens:]
+    turned = torch.cat((
+        torch.from_numpy(axes[0] if plain else axes).to(decodes.device),
+        decodes if plain else decodes.expand(3, -1)), -1)
+    for batch in batches:
+        batch.rope_positions = turned
+    first.images = _joined(places, found, decodes.device)
 
 
 def _joined(places: Sequence[I64], found: Sequence[VisionRows],
             device: torch.device) -> ImageRows | None:
-    at = np.concatenate(places) if places else np.zeros(0, np.int64)
-    if not len(at):
+    if not found:
         return None
     deep = zip(*(rows.deep for rows in found), strict=True)
-    return ImageRows(torch.from_numpy(at).to(device),
+    return ImageRows(torch.from_numpy(np.concatenate(places)).to(device),
                      torch.cat([rows.embeddings for rows in found]), tuple(map(torch.cat, deep)))

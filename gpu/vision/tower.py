@@ -55,7 +55,7 @@ class _Attention:
     out: Product
 
     def __call__(self, x: Tensor, turn: Tensor, segments: Sequence[Tensor]) -> Tensor:
-        """x: [P, hidden]; turn: see `_turns`; segments: i64[n, length] each, which hold every patch
+        """x: [P, hidden]; turn: see `turns`; segments: i64[n, length] each, which hold every patch
         once."""
         q, k, v = self.qkv(x).view(len(x), 3, self.heads, -1).unbind(1)
         q, k, y = _turned(q, turn), _turned(k, turn), torch.empty_like(v)
@@ -133,23 +133,23 @@ class VisionTower:
         other, in the order that `grids` describes; on any device. Raises `ValueError` where they do
         not fit the grids.
         """
-        s = self.shape
-        for grid in grids:
-            check_grid(grid, s)
-        want = (sum(grid.patches for grid in grids), s.pixels)
-        if not grids or tuple(pixels.shape) != want:
-            raise ValueError(f"pixels: {tuple(pixels.shape)}: {len(grids)} grids ask for {want}")
+        run = TowerRun(self, pixels, grids)
+        while not run.done:
+            run.advance()
+        return run.rows()
+
+    def entered(self, pixels: Tensor, grids: Sequence[Grid]) -> Tensor:
+        """[P, hidden]: what goes into the first block."""
         x = self.embed(pixels.to(self.device, self.dtype))
-        if self.positions is not None:
-            x = x + self._learned(grids, self.positions)
-        turn, whole = self._turns(grids), self._segments(frame_segments(grids).by_length())
-        windows = (self._segments(window_segments(grids, s).by_length()) if s.window else whole)
-        deep = []
-        for i, block in enumerate(self.blocks):
-            x = block(x, turn, windows if s.window and i not in s.full else whole)
-            if i in s.deepstack:
-                deep.append(self.deep[s.deepstack.index(i)](x))
-        return VisionRows(self.merger(x), tuple(deep))
+        return x if self.positions is None else x + self._learned(grids, self.positions)
+
+    def segments(self, grids: Sequence[Grid]) -> tuple[list[Tensor], list[Tensor]]:
+        """i64[n, length] each: the patches that attend to one another, in blocks with windows and
+        in the others."""
+        whole = self._segments(frame_segments(grids).by_length())
+        if not self.shape.window:
+            return whole, whole
+        return self._segments(window_segments(grids, self.shape).by_length()), whole
 
     def _learned(self, grids: Sequence[Grid], table: Tensor) -> Tensor:
         """[P, hidden]: learned positions, stretched over each frame."""
@@ -161,7 +161,7 @@ class VisionTower:
             parts.append(own.to(self.dtype).repeat(grid.frames, 1))
         return torch.cat(parts)
 
-    def _turns(self, grids: Sequence[Grid]) -> Tensor:
+    def turns(self, grids: Sequence[Grid]) -> Tensor:
         """f32[P, 2, 1, head_dim], as `rope_rows`: half of each head's pairs are turned by the
         patch's row, the others by its column, with the same frequencies."""
         s = self.shape
@@ -173,6 +173,43 @@ class VisionTower:
 
     def _segments(self, found: Sequence[I64]) -> list[Tensor]:
         return [torch.from_numpy(each).to(self.device) for each in found]
+
+
+class TowerRun:
+    """Images and videos on their way through a tower, a block at a time."""
+
+    def __init__(self, tower: VisionTower, pixels: Tensor, grids: Sequence[Grid]) -> None:
+        """See `VisionTower.forward`."""
+        s = tower.shape
+        for grid in grids:
+            check_grid(grid, s)
+        want = (sum(grid.patches for grid in grids), s.pixels)
+        if not grids or tuple(pixels.shape) != want:
+            raise ValueError(f"pixels: {tuple(pixels.shape)}: {len(grids)} grids ask for {want}")
+        self._tower, self._block = tower, 0
+        self._x, self._turn = tower.entered(pixels, grids), tower.turns(grids)
+        self._windows, self._whole = tower.segments(grids)
+        self._deep: list[Tensor] = []
+
+    @property
+    def done(self) -> bool:
+        """Whether all blocks are behind."""
+        return self._block == len(self._tower.blocks)
+
+    @torch.inference_mode()
+    def advance(self) -> None:
+        """The next block."""
+        tower, s, i = self._tower, self._tower.shape, self._block
+        segments = self._whole if i in s.full else self._windows
+        self._x = tower.blocks[i](self._x, self._turn, segments)
+        if i in s.deepstack:
+            self._deep.append(tower.deep[s.deepstack.index(i)](self._x))
+        self._block += 1
+
+    @torch.inference_mode()
+    def rows(self) -> VisionRows:
+        """What came out, once it is done."""
+        return VisionRows(self._tower.merger(self._x), tuple(self._deep))
 
 
 class _Weights:

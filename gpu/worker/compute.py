@@ -206,6 +206,8 @@ class ComputeThread:
         self.memory = opened.footprint.gauges()
         with contextlib.suppress(OSError):  # a full disk must not keep the engine from serving
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
+        if (images := opened.runner.tables.images) is not None:
+            images.open(self._ctx.run_dir)
         self._ready = opened.ready
         self.compilations.watch()
         self.results.append(opened.ready)

@@ -24,6 +24,7 @@ from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankGroup, RankPlace
 from actorium.gpu.passes.pass_choice import keep_winners
 from actorium.gpu.passes.pass_manager import keep_all
+from actorium.gpu.plan.encoder_memory import encoder_work_bytes
 from actorium.gpu.plan.memory_plan import MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
@@ -34,6 +35,7 @@ from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import device_arrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.worker.graph_setup import (
     ReportPhase,
@@ -233,6 +235,7 @@ def _allocate(config: Config, model: Model, device: torch.device
     tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, size), size,
                         shape.vocabulary, shape.max_model_len, len(shape.groups),
                         max_drafts(config, shape), model.ops.sampling)
+    tables.images = make_images(model.vision, shape, demand_of(config), model.group)
     sinks = make_pools(shape, [1] * len(shape.groups), size, dtype, device)
     runner = ModelRunner(model, sinks, tables, make_states(config, shape, slots, 0, device),
                          force=parse_acceptance(config.speculation.force_acceptance))
@@ -242,7 +245,8 @@ def _allocate(config: Config, model: Model, device: torch.device
     graphs, demand = wanted_graphs(config, runner), demand_of(config)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
-        budget = _cuda_budget(config, runner, device, workspace + trial_graph_bytes(runner, graphs))
+        beside = trial_graph_bytes(runner, graphs) + encoder_work_bytes(shape, demand)
+        budget = _cuda_budget(config, runner, device, workspace + beside)
         budget = int(model.group.agreed(budget))  # all ranks have the same pages
         plan = make_plan(shape, demand, budget, "memory_fraction")
     else:

@@ -117,10 +117,13 @@ def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize],
 # --- bytes ---------------------------------------------------------------------------------------
 
 def held_bytes(runner: ModelRunner) -> dict[str, int]:
-    """Bytes that the runner's tables, states and pages were allocated with."""
-    return {"tables": tables_bytes(runner.tables),
+    """Bytes that the runner's tables, states and pages were allocated with, and what is kept of
+    images."""
+    told = {"tables": tables_bytes(runner.tables),
             "states": runner.states.bytes if runner.states else 0,
             "pages": sum(pool.bytes for pool in runner.all_pools)}
+    images = runner.tables.images
+    return told if images is None else {**told, "encoder_cache": images.kept.nbytes}
 
 
 def tables_bytes(tables: SlotTables) -> int:
@@ -131,8 +134,10 @@ def tables_bytes(tables: SlotTables) -> int:
 
 
 def cache_tensors(runner: ModelRunner) -> list[Tensor]:
-    """Every tensor of pages and states."""
+    """Every tensor of pages and states, and of what is kept of images."""
     found = [own for pool in runner.all_pools for own in pool.tensors]
+    if runner.tables.images is not None:
+        found.append(runner.tables.images.kept)
     if runner.states is not None:
         found += [part for layer in runner.states.layers for part in layer]
     return found

@@ -8,10 +8,10 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import LIMIT, DecodeState, WindowRows, WindowSizes
+from actorium.kernels.record import LIMIT, ROPE_DELTA, DecodeState, WindowRows, WindowSizes
 from actorium.kernels.triton.sampling_keys import field
 
-_LIMIT = tl.constexpr(LIMIT)
+_LIMIT, _ROPE_DELTA = tl.constexpr(LIMIT), tl.constexpr(ROPE_DELTA)
 BLOCK = 512
 """Numbers of a page table that a program copies: 16 bytes for each of its threads."""
 
@@ -49,7 +49,8 @@ def _fill(slots: tensor, last_token: tensor, seq_len: tensor, ended: tensor, dra
             index = tl.where(sink, 0, page.to(tl.int64) * PAGE + position % PAGE)
             tl.store(kv + group * (count * q_len) + row, index, mask=live)
         tl.store(tokens + row, token, mask=live)
-        tl.store(positions + row, tl.minimum(position, max_len - 1).to(tl.int64), mask=live)
+        turned = tl.minimum(position + field(record, slot, _ROPE_DELTA), max_len - 1)
+        tl.store(positions + row, turned.to(tl.int64), mask=live)
         tl.store(sampled + row, position + 1, mask=live)
         tl.store(row_slots + row, slot.to(tl.int32) + place * 0, mask=live)
         tl.store(lens + sequence, tl.where(gone, q_len, length + q_len - 1))

@@ -13,9 +13,10 @@ from helpers_worker import CPU
 
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.staging import DeviceArrays
+from actorium.gpu.step.step_images import StepImages
 from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.backends import select_sampling
-from actorium.kernels.record import LIMIT
+from actorium.kernels.record import LIMIT, ROPE_DELTA
 from actorium.kernels.reference.torch_ops import TorchSampling
 from actorium.kernels.sampling_ops import SamplingOps
 
@@ -29,23 +30,34 @@ i32, i64 = (lambda *s: torch.zeros(s, dtype=torch.int32)), (lambda *s: torch.zer
     s, dtype=torch.int64))
 progress = DecodeState(i64(9), i32(9), torch.zeros(9, dtype=torch.bool), i64(9))
 for most, q_len in ((0, 1), (2, 3)):
-    fill(i32(4), progress, i64(9, most), i32(9, 12), i32(2, 9, 512),
+    fill(i32(4), progress, i64(9, most), i32(9, 13), i32(2, 9, 512),
          WindowSizes(q_len, 16, 512, 8192), WindowRows(
              i64(4 * q_len), i64(4 * q_len), i64(2, 4 * q_len), i32(2, 4, 512), i32(4),
              i32(4 * q_len), i32(4 * q_len)))
 """
 
 
+class TakesImages(StepImages):
+    """Of tables of which some slots have images."""
+
+    kept = torch.zeros(0)
+    open = admit = prepare = place = None  # type: ignore[assignment]
+
+
 def tables(ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
-           size: int) -> SlotTables:
-    """Of 11 slots, some of whose sequences have ended, or are at their limit or the model's."""
+           size: int, images: bool) -> SlotTables:
+    """Of 11 slots, some of whose sequences have ended, or are at their limit or the model's, or
+    have images."""
     t = SlotTables(DeviceArrays(CPU), 11, pages, size, 100, pages * size - 3, groups, most, ops)
     rng = np.random.default_rng(seed)
     length = rng.integers(1, t.max_len + 1, 11).astype(np.int32)
     length[3:5] = t.max_len
     limit = np.minimum(length + rng.integers(0, 4, 11), t.max_len)
+    delta = np.maximum(rng.integers(-9, 2, 11), 1 - length) * (rng.random(11) < 0.6) * images
+    t.images = TakesImages() if images else None
     for array, values in ((t.last_token, rng.integers(0, 100, 11)), (t.seq_len, length),
                           (t.ended, rng.random(11) < 0.3), (t.record[:, LIMIT], limit),
+                          (t.record[:, ROPE_DELTA], delta),
                           (t.drafts.tokens, rng.integers(0, 100, (11, most))),
                           (t.page_tables, rng.integers(1, 1 << 20, t.page_tables.shape))):
         array.copy_(torch.from_numpy(np.asarray(values)))
@@ -53,9 +65,9 @@ def tables(ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
 
 
 def filled(ops: SamplingOps, seed: int, groups: int, q_len: int, pages: int, size: int,
-           keep: bool = False) -> InputBatch:
+           keep: bool = False, images: bool = False) -> InputBatch:
     most = max(q_len - 1, seed % 2 * 3)
-    t = tables(ops, seed, groups, most, pages, size)
+    t = tables(ops, seed, groups, most, pages, size, images)
     slots = np.random.default_rng(seed).permutation(11)[:7].astype(np.int32)
     step = decode_batch(t, slots, q_len, t.max_len - seed % 2)
     kept = tuple(torch.full((7 * q_len,), -7, dtype=torch.int32) for _ in range(2))
@@ -71,7 +83,7 @@ def filled(ops: SamplingOps, seed: int, groups: int, q_len: int, pages: int, siz
 def test_rows_are_those_of_torch(groups: int, q_len: int, pages: int, size: int,
                                  keep: bool) -> None:
     for seed in range(3):
-        want, got = (filled(ops, seed, groups, q_len, pages, size, keep)
+        want, got = (filled(ops, seed, groups, q_len, pages, size, keep, seed == 2)
                      for ops in (TorchSampling(), select_sampling(CPU, "triton")))
         for name in ("positions", "row_slots_d", "slots_d"):
             assert getattr(got, name).equal(getattr(want, name)), name

@@ -26,6 +26,11 @@ from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.checkpoint_reuse import choices
+from actorium.gpu.plan.encoder_memory import (
+    encoder_cache_bytes,
+    encoder_rows,
+    encoder_work_bytes,
+)
 from actorium.gpu.plan.graph_memory import (
     graphs_estimate,
     planned_graphs,
@@ -176,12 +181,19 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     if rows := program_rows(config, demand.drafts):
         programs = program_sizes(part, demand, rows).bytes
         detail += f"; on a cpu programs of up to {rows} rows take {programs:,}"
-    return [own, BytesBeside("resident tables", tables_estimate(part, demand),
+    found = [own, BytesBeside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
             BytesBeside("workspace", workspace_estimate(part, demand),
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
                     "worker measures it (actorium ps)"),
             BytesBeside("graphs", graphs_estimate(part, demand, graphs), detail)]
+    if part.vision is None:
+        return found
+    return [*found, BytesBeside("encoder cache", encoder_cache_bytes(part, demand),
+                                f"{encoder_rows(part, demand):,} tokens of images and videos"),
+            BytesBeside("encoder workspace", encoder_work_bytes(part, demand),
+                        f"an estimate for an image, or a frame of a video, of "
+                        f"{demand.encoder_tokens:,} tokens")]
 
 
 def _budget(config: Config, options: PlanOptions,

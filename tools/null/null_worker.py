@@ -231,7 +231,8 @@ class NullWorker(Core):
             if self._cost is not None else 0
         return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
                           counts=counts.astype(np.uint8).tobytes(), finish=finish.tobytes(),
-                          busy_us=busy, drafts=self._draft_masked(rows))
+                          busy_us=busy, drafts=self._draft_masked(rows),
+                          encoded=[item.key for item in plan.encode])
 
     def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
                   counts: Ints) -> None:

@@ -4,7 +4,7 @@ that cut through images, beside other sequences, and greedy tokens behind them."
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
@@ -17,8 +17,8 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.registry import Model
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.vision.grids import Grid, output_rows
-from actorium.gpu.vision.mrope_positions import Medium, rope_positions
-from actorium.gpu.vision.prompt_images import PromptImages, add_images
+from actorium.gpu.vision.mrope_positions import Medium, RopePositions, rope_positions
+from actorium.gpu.vision.prompt_images import add_images, chunk_images
 from actorium.gpu.vision.tower import VisionRows
 
 NEW = 6
@@ -58,6 +58,17 @@ def inputs(ids: list[int], media: list[Medium], kind: str) -> dict[str, Any]:
     return found
 
 
+class PromptImages(NamedTuple):
+    """The images and videos of one sequence's prompt."""
+
+    positions: RopePositions
+    rows: VisionRows
+
+    def between(self, low: int, high: int) -> VisionRows:
+        return VisionRows(self.rows.embeddings[low:high],
+                          tuple(deep[low:high] for deep in self.rows.deep))
+
+
 def prompt_images(model: Model, ids: list[int], media: list[Medium],
                   given: dict[str, Any]) -> PromptImages:
     """The tower's rows of the same pixels, in the order of the prompt."""
@@ -88,8 +99,13 @@ class ImageStepper(Stepper):
                group: int) -> ForwardBatch:
         batch = super()._batch(rows, extends, q_len, every_row, group)
         own = [self.images.get(id(seq)) for seq, _ in rows]
-        add_images(batch, {i + 1: each for i, each in enumerate(own[:extends]) if each},
-                   [each.positions.delta if each else 0 for each in own[extends:]])
+        deltas = [each.positions.delta if each else 0 for each in own[extends:]]
+        batch.positions[batch.extend_tokens:] += torch.tensor(
+            deltas, dtype=torch.int64).repeat_interleave(q_len)
+        add_images([batch], {
+            i + 1: chunk_images(each.positions, seq.done, count, each.between)
+            for i, (each, (seq, count)) in enumerate(zip(own[:extends], rows, strict=False))
+            if each})
         return batch
 
 
@@ -189,4 +205,3 @@ def test_only_what_is_of_an_image_takes_the_long_way(tmp_path: Path) -> None:
     seq.done = 20
     decode = stepper._batch([(seq, 1)], 0, 1, False, 0)
     assert decode.images is None and decode.turned_to.tolist() == [20 + delta]
-    assert decode.positions.tolist() == [20]
