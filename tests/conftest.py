@@ -16,9 +16,13 @@ each engine that lives a few seconds.
 
 from __future__ import annotations
 
+import gc
+import importlib
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
@@ -63,7 +67,24 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
+def pytest_collection(session: pytest.Session) -> None:
+    """Of several workers each begins with files of its own: rewriting a file's assertions takes
+    half of the time of collecting it, and is kept on the disk for those who come to it later."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    tests, count = Path(__file__).parent, worker["workercount"]
+    files = sorted(file for file in tests.rglob("test_*.py") if "conformance" not in file.parts)
+    for file in files[int(worker["workerid"].removeprefix("gw"))::count]:
+        sys.path.insert(0, str(file.parent))
+        with suppress(Exception, pytest.skip.Exception):  # collecting it says so
+            importlib.import_module(file.stem)
+        sys.path.remove(str(file.parent))
+
+
 def pytest_collection_finish() -> None:
+    gc.collect()
+    gc.freeze()  # ten thousand tests, and torch: nobody throws them away
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
         spare_repetitions()
 

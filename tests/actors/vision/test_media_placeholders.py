@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import random
 import types
+from importlib import import_module
 from typing import Any
 
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
-from transformers.models.qwen2_5_vl.processing_qwen2_5_vl import Qwen2_5_VLProcessor
-from transformers.models.qwen3_vl.processing_qwen3_vl import Qwen3VLProcessor
-from transformers.video_utils import VideoMetadata
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.vision.placeholders import (
@@ -45,10 +42,14 @@ def tokenizer() -> Tokenizer:
     return found
 
 
-def processor(kind: type[Any], tokenizer: Tokenizer) -> Any:
+def processor(family: str, tokenizer: Tokenizer) -> Any:
     """One of transformers' own, but for its image and video processors, which want torchvision."""
-    made = kind.__new__(kind)
-    made.tokenizer = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    name, kind = {QWEN2: ("qwen2_5_vl", "Qwen2_5_VLProcessor"),
+                  QWEN3: ("qwen3_vl", "Qwen3VLProcessor")}[family]
+    own = getattr(import_module(f"transformers.models.{name}.processing_{name}"), kind)
+    made = own.__new__(own)
+    made.tokenizer = import_module("transformers").PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer)
     made.image_token, made.video_token = PADS[IMAGE], PADS[VIDEO]
     made.vision_start_token, made.vision_end_token = START, END
     made.image_processor = made.video_processor = types.SimpleNamespace(
@@ -56,7 +57,12 @@ def processor(kind: type[Any], tokenizer: Tokenizer) -> Any:
     return made
 
 
-def theirs(own: Any, text: str, media: list[MediaGrid], metadata: list[VideoMetadata]) -> list[int]:
+def video_metadata(**facts: Any) -> Any:
+    """transformers', which is imported by the tests alone: that takes two seconds."""
+    return import_module("transformers.video_utils").VideoMetadata(**facts)
+
+
+def theirs(own: Any, text: str, media: list[MediaGrid], metadata: list[Any]) -> list[int]:
     """As ProcessorMixin.__call__ goes on once pixels are processed."""
     images = {"image_grid_thw": np.array([m.grid for m in media if m.kind == IMAGE])}
     videos = {"video_grid_thw": np.array([m.grid for m in media if m.kind == VIDEO]),
@@ -68,7 +74,7 @@ def theirs(own: Any, text: str, media: list[MediaGrid], metadata: list[VideoMeta
     return own.tokenizer(expanded)["input_ids"][0]
 
 
-def drawn(rng: random.Random, marks: bool) -> tuple[str, list[MediaGrid], list[VideoMetadata]]:
+def drawn(rng: random.Random, marks: bool) -> tuple[str, list[MediaGrid], list[Any]]:
     """A rendering; without marks videos are bare pads."""
     text, media, metadata = "", [], []
     for _ in range(rng.randint(1, 5)):
@@ -80,18 +86,16 @@ def drawn(rng: random.Random, marks: bool) -> tuple[str, list[MediaGrid], list[V
             continue
         indices = sorted(rng.sample(range(900), rng.randint(1, 7)))
         fps = rng.choice([24.0, 29.97, 8.0])
-        metadata.append(VideoMetadata(total_num_frames=900, fps=fps, frames_indices=list(indices)))
+        metadata.append(video_metadata(total_num_frames=900, fps=fps, frames_indices=indices))
         times = patch_times(indices, fps, 2)
         media.append(MediaGrid(VIDEO, (len(times), height, width), 2, times))
         text += ONE_VIDEO if marks else PADS[VIDEO]
     return text + rng.choice(WORDS), media, metadata
 
 
-@pytest.mark.parametrize("family, kind, marks", [(QWEN2, Qwen2_5_VLProcessor, True),
-                                                 (QWEN3, Qwen3VLProcessor, False)])
-def test_ids_are_those_of_the_processor(tokenizer: Tokenizer, family: str, kind: type[Any],
-                                        marks: bool) -> None:
-    rng, own = random.Random(family), processor(kind, tokenizer)
+@pytest.mark.parametrize("family, marks", [(QWEN2, True), (QWEN3, False)])
+def test_ids_are_those_of_the_processor(tokenizer: Tokenizer, family: str, marks: bool) -> None:
+    rng, own = random.Random(family), processor(family, tokenizer)
     pads = [tokenizer.token_to_id(pad) for pad in PADS.values()]
     for _ in range(40):
         text, media, metadata = drawn(rng, marks)
@@ -107,7 +111,7 @@ def test_ids_are_those_of_the_processor(tokenizer: Tokenizer, family: str, kind:
 def test_marks_around_a_video_of_qwen3_are_replaced_with_it(tokenizer: Tokenizer) -> None:
     """transformers 4.57 and vLLM replace start, pad and end together; 5.23 replaces the pad alone,
     so that its ids have a start and an end too many, and else the same."""
-    rng, own = random.Random(1), processor(Qwen3VLProcessor, tokenizer)
+    rng, own = random.Random(1), processor(QWEN3, tokenizer)
     for _ in range(20):
         text, media, metadata = drawn(rng, marks=True)
         bare = text.replace(ONE_VIDEO, PADS[VIDEO])
@@ -126,7 +130,7 @@ def test_the_tokenizer_merges_timestamps_with_what_stands_before(tokenizer: Toke
 
 def test_seconds_between_patches_are_those_of_the_processor() -> None:
     taken = list(range(0, 300, 15))
-    metadata = VideoMetadata(total_num_frames=300, fps=30.0, frames_indices=taken)
+    metadata = video_metadata(total_num_frames=300, fps=30.0, frames_indices=taken)
     assert seconds_per_patch(taken, 300, 30.0, 2) == 2 / metadata.sampled_fps == 1.0
 
 
