@@ -10,7 +10,7 @@ import pytest
 from helpers_benchmarks import benchmark
 
 prefix = benchmark("prefix")
-CONVERSATIONS = 60
+CONVERSATIONS = 40
 
 
 @pytest.fixture(scope="module")
