@@ -6,8 +6,9 @@ The whole scheduler serves a worker without a model whose steps take what a form
 of noise, so that figures are the same on a busy machine as on an idle one, and differ by the target
 alone. `benchmarks/serve.py --vary target-itl` measures real models.
 
-Machines: of the order of two cores with AMX at Qwen3-0.6B's shape (README), and one for a model a
-quarter as large; neither is a measurement. Loads: 32 streams of 128 tokens in and 64 out, all the
+Machines: of the order of two cores with AMX at Qwen3-0.6B's shape (README), one for a model a quarter
+as large, and that shape with weights of 4 bits on slow cores, where rows of a decode cost more than
+its weights; none is a measurement. Loads: 32 streams of 128 tokens in and 64 out, all the
 time; 16 of 1,500 in; and requests of 128 in that come at random.
 """
 
@@ -61,7 +62,8 @@ class Load(NamedTuple):
     rate: float = 0.0
 
 
-MACHINES = {"0.6B": Machine(33_000, 700, 8_000, 560), "135M": Machine(6_000, 700, 3_000, 300)}
+MACHINES = {"0.6B": Machine(33_000, 700, 8_000, 560), "135M": Machine(6_000, 700, 3_000, 300),
+            "0.6B, slow": Machine(28_000, 3_100, 8_000, 2_200)}
 LOADS = {"32 streams, 128 in": Load(300, 128, 64, 32),
          "16 streams, 1,500 in": Load(80, 1500, 64, 16),
          "at random, 128 in": Load(200, 128, 64, 0, 0.5)}
@@ -171,7 +173,7 @@ def main() -> None:
             for target in options.targets.split(";"):
                 found = run(None if target == "default" else float(target), speeds, load)
                 rows.append({"machine": machine, "load": name, "target_itl": target, **found})
-                print(f"{machine:<5} {name:<21} {target:>8} ms: {found['tokens_per_s']:>7} "
+                print(f"{machine:<10} {name:<21} {target:>8} ms: {found['tokens_per_s']:>7} "
                       f"tokens/s, gap p50 {found['itl_p50_ms']:>6} p99 {found['itl_p99_ms']:>7} "
                       f"max {found['itl_max_ms']:>7}, first p50 {found['ttft_p50_ms']:>8} p99 "
                       f"{found['ttft_p99_ms']:>8} ms", flush=True)

@@ -117,7 +117,7 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Milliseconds between two tokens of a running stream: prompts' chunks beside decodes are cut
     to what a step's measured time leaves of it, and wait longer for their own first token; they get
     a fifth of the time at least. 0 = off. Default: on cpu three times a step without prompts, at
-    least 75 (where most requests wait for their first token five times, 150); on cuda, and for
+    least 75 (where most requests wait for their first token eight times, 150); on cuda, and for
     `generate`, `eval` and `bench offline`, off."""
     max_num_queued_reqs: int = 4096
     """Requests that may wait; more are refused with `queue_full`."""
