@@ -22,7 +22,6 @@ from actorium.actors.scheduler.extensions import PrefillPacer
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.prefill_pacing import (
     CROWDED_FACTOR,
-    CROWDED_US,
     FACTOR,
     LEAST_US,
     REACH,
