@@ -6,9 +6,9 @@ The whole scheduler serves a worker without a model whose steps take what a form
 of noise, so that figures are the same on a busy machine as on an idle one, and differ by the target
 alone. `benchmarks/serve.py --vary target-itl` measures real models.
 
-Machines: of the order of two cores with AMX at Qwen3-0.6B's shape (README), one for a model a quarter
-as large, and that shape with weights of 4 bits on slow cores, where rows of a decode cost more than
-its weights; none is a measurement. Loads: 32 streams of 128 tokens in and 64 out, all the
+Machines: of the order of two cores with AMX at Qwen3-0.6B's shape (README), one for a model a
+quarter as large, and that shape with weights of 4 bits on slow cores, where rows of a decode cost
+more than its weights; none is a measurement. Loads: 32 streams of 128 tokens in and 64 out, all the
 time; 16 of 1,500 in; and requests of 128 in that come at random.
 """
 
