@@ -13,6 +13,8 @@ if TYPE_CHECKING:
     from actorium.actors.client.async_client import AsyncClient as AsyncClient
     from actorium.actors.client.client import Client as Client
     from actorium.actors.client.client import Completion as Completion
+    from actorium.actors.client.media import Image as Image
+    from actorium.actors.client.media import Video as Video
     from actorium.actors.errors import ActoriumError as ActoriumError
     from actorium.actors.launcher.engine import Engine as Engine
     from actorium.actors.params import SamplingParams as SamplingParams
@@ -23,12 +25,14 @@ _WHERE = {
     "AsyncClient": "actorium.actors.client.async_client",
     "Completion": "actorium.actors.client.client",
     "Engine": "actorium.actors.launcher.engine",
+    "Image": "actorium.actors.client.media",
+    "Video": "actorium.actors.client.media",
     "SamplingParams": "actorium.actors.params",
     "Structured": "actorium.actors.params",
 }
 _ERRORS = ("ActoriumError", "InvalidRequest", "ContextOverflow", "QueueFull", "DeadlineExceeded",
            "Aborted", "Quarantined", "UnknownRequest", "EngineUnavailable", "EngineFailed",
-           "BadModel", "BadConfig")
+           "BadModel", "BadConfig", "MediaGone")
 _WHERE |= dict.fromkeys(_ERRORS, "actorium.actors.errors")
 
 __all__ = ["__version__", *sorted(_WHERE)]

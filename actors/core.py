@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 from actorium.actors.config.tree import Config
+from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES
 
 CLIENT = "client"
 LEDGER = "ledger"
@@ -76,6 +77,8 @@ class Core:
     """Closed union of the messages that the core accepts from actors."""
     front: Any = None
     """Closed union of the messages that it accepts from clients; None = it has no front."""
+    front_bytes = MAX_CLIENT_MESSAGE_BYTES
+    """Bytes of the largest of them."""
     journal: RequestJournal | None = None
     """The requests in progress, for the next incarnation and for heartbeats."""
     ledger: Any = None
@@ -154,7 +157,7 @@ class CoreObserver(Core):
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.inbox, self.front = core.inbox, core.front
+        self.inbox, self.front, self.front_bytes = core.inbox, core.front, core.front_bytes
         self.journal, self.ledger = core.journal, core.ledger
 
     @property

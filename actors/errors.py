@@ -87,6 +87,12 @@ class UnknownRequest(ActoriumError):
     code = "unknown_request"
 
 
+class MediaGone(InvalidRequest):
+    """An image or a video of the request is not held any more: it has to be loaded again."""
+
+    code = "media_gone"
+
+
 class EngineUnavailable(ActoriumError):
     """No engine of that name, or it is stopping, or it died."""
 
@@ -114,8 +120,8 @@ class BadConfig(ActoriumError):
 CODES: dict[str, type[ActoriumError]] = {
     cls.code: cls
     for cls in (ActoriumError, InvalidRequest, ContextOverflow, QueueFull, DeadlineExceeded,
-                Aborted, Quarantined, UnknownRequest, EngineUnavailable, EngineFailed, BadModel,
-                BadConfig)
+                Aborted, Quarantined, UnknownRequest, MediaGone, EngineUnavailable, EngineFailed,
+                BadModel, BadConfig)
 }
 
 

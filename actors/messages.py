@@ -14,7 +14,7 @@ All messages are in one file, because the protocol is best read in one place.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Raw, Struct
 
@@ -83,6 +83,9 @@ NO_ARGS, NO_TOOLS = Raw(b"\x80"), Raw(b"\x90")
 """An empty map and an empty array of msgpack."""
 Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """Number of last tokens of a prompt that are kept; -1 = as many as fit the context."""
+MediaKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
+"""Names an image or a video that the media actor has (`vision/media_messages.py`)."""
+MediaKeys = Annotated[list[MediaKey], Meta(max_length=1024)]
 
 
 class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -94,11 +97,18 @@ class ToolCall(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=Tr
     id: str = ""
 
 
+class TurnPart(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """A part of a turn: text, or where an image or a video stands."""
+
+    type: Literal["text", "image", "video"]
+    text: str = ""
+
+
 class ChatMessage(Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     """One turn of a conversation."""
 
     role: Annotated[str, Meta(min_length=1, max_length=64)]
-    content: str
+    content: str | Annotated[list[TurnPart], Meta(max_length=MAX_TURNS)]
     name: str | None = None
     """Name of the speaker; in a tool's turn, of the tool."""
     tool_calls: list[ToolCall] = []
@@ -138,6 +148,8 @@ class Generate(Message):
     """The model continues the last turn, which is left open; not with `add_generation_prompt`."""
     truncate_prompt_tokens: Truncation | None = None
     cache_salt: Salt = ""
+    media: MediaKeys = []
+    """The images and videos of messages or text, in their order there."""
 
 
 class Abort(Message):
@@ -176,6 +188,7 @@ class Tokenize(Message):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     truncate_prompt_tokens: Truncation | None = None
+    media: MediaKeys = []
 
 
 class Detokenize(Message):
@@ -323,7 +336,7 @@ class TokenRules(Struct, frozen=True, array_like=True, forbid_unknown_fields=Tru
 class MediaItem(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """An image or a video of a prompt. Its patches lie in shared memory, under its key."""
 
-    key: Annotated[bytes, Meta(min_length=32, max_length=32)]
+    key: MediaKey
     """Equal only where patches and grid are."""
     video: bool
     frames: Count

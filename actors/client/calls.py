@@ -10,7 +10,9 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actorium.actors.client.core import WINDOW, RequestBatch
+from actorium.actors.client.core import WINDOW
+from actorium.actors.client.media import is_loaded, load_media
+from actorium.actors.client.media_batch import MediaBatch
 from actorium.actors.client.pending import TOKENIZER, WATCHDOG, PendingRequest, RequestProgress
 from actorium.actors.client.requests import (
     Completion,
@@ -29,6 +31,7 @@ from actorium.actors.errors import (
     EngineFailed,
     EngineUnavailable,
     InvalidRequest,
+    MediaGone,
 )
 from actorium.actors.gauges import memory_of, speculation_of
 from actorium.actors.messages import (
@@ -59,6 +62,8 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         self._request = request
         self._pending: PendingRequest | None = None
         self._signal = self._session.signal()
+        self._again = False
+        """It has been sent again, with media loaded anew."""
 
     @property
     def rid(self) -> str:
@@ -100,12 +105,28 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         if self._pending is None:
             session = self._session
             await session.ready()
+            request = self._request
+            if not is_loaded(request):
+                request = await load_media(session, request)
             if self._pending is None:  # else another task that waits for the stream has sent it
-                pending, frame = session.core.submit(self._request, monotonic(), streaming=True)
-                pending.notify = self._signal.set
-                self._pending = pending
-                session.send(TOKENIZER, frame)
+                self._submit(request)
+        assert self._pending is not None
         return self._pending
+
+    def _submit(self, request: Request) -> None:
+        session = self._session
+        pending, frame = session.core.submit(request, monotonic(), streaming=True)
+        pending.notify = self._signal.set
+        self._pending = pending
+        session.send(TOKENIZER, frame)
+
+    async def _reloaded(self, pending: PendingRequest) -> bool:
+        """Whether the request was sent again because its images or videos were gone: once."""
+        if not isinstance(pending.error, MediaGone) or self._again or is_loaded(self._request):
+            return False
+        self._again = True
+        self._submit(await load_media(self._session, self._request))
+        return True
 
     async def _wait(self, until: Callable[[], bool]) -> None:
         try:
@@ -120,6 +141,8 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
             await self._wait(lambda: bool(pending.deltas) or pending.done)
         if pending.deltas:
             return pending.deltas.popleft()
+        if await self._reloaded(pending):
+            return await self.__anext__()
         if pending.error is not None:
             error, pending.error = pending.error, None
             raise error
@@ -190,18 +213,29 @@ class ClientCalls:
         iterator aborts what is left.
         """
         session = self._session
-        batch, signal = RequestBatch(session.core, requests, window), session.signal()
+        batch, signal = MediaBatch(session.core, requests, window), session.signal()
         batch.notify = signal.set
         await session.ready()
         try:
             while not batch.done:
                 for frame in batch.submit(monotonic()):
                     session.send(TOKENIZER, frame)
-                await signal.wait(batch.settled)
+                if batch.unloaded:
+                    await self._load_next(batch)
+                else:
+                    await signal.wait(batch.settled)
                 while batch.ready:
                     yield batch.ready.popleft()
         finally:
             session.abort(batch.cancel())
+
+    async def _load_next(self, batch: MediaBatch) -> None:
+        number, request = batch.unloaded[0]
+        try:
+            result: Request | ActoriumError = await load_media(self._session, request)
+        except ActoriumError as error:
+            result = error
+        batch.loaded(number, result)
 
     def stream(self, prompt: Prompt, params: SamplingParams | None = None,
                timeout: float | None = None, priority: int = 0,
@@ -222,13 +256,16 @@ class ClientCalls:
                    chat_template: str | None = None, add_generation_prompt: bool = True,
                    continue_final_message: bool = False,
                    truncate_prompt_tokens: int | None = None,
-                   cache_salt: str | None = None) -> Any:
+                   cache_salt: str | None = None,
+                   mm_processor_kwargs: dict[str, Any] | None = None) -> Any:
         """Answer a conversation: `generate` of the model's chat template over `messages`.
 
-        `messages` are `{"role": ..., "content": ...}`; what follows `priority` is as in `Request`.
+        `messages` are `{"role": ..., "content": ...}`, with contents of text, or lists of texts,
+        `Image` and `Video`; what follows `priority` is as in `Request`.
         Returns a `Completion` (a list for n > 1), or with `stream` what `stream` returns.
         """
         request = Request(messages=messages, params=params, timeout=timeout,
+                          mm_processor_kwargs=mm_processor_kwargs or {},
                           template_args=template_args or {}, priority=priority,
                           chat_template=chat_template, cache_salt=cache_salt,
                           add_generation_prompt=add_generation_prompt,
@@ -264,15 +301,20 @@ class ClientCalls:
                             tools: list[dict[str, Any]] | None = None,
                             timeout: float | None = None, chat_template: str | None = None,
                             add_generation_prompt: bool = True,
-                            continue_final_message: bool = False) -> list[int]:
-        """Token ids of the prompt that the chat template makes of `messages`, as `chat` does."""
-        turns, template = check_messages(messages), check_template(chat_template)
+                            continue_final_message: bool = False, media: Sequence[Any] = (),
+                            mm_processor_kwargs: dict[str, Any] | None = None) -> list[int]:
+        """Token ids of the prompt that the chat template makes of `messages`, as `chat` does.
+        media: as of `Request`."""
+        loaded = await load_media(self._session, Request(
+            messages=messages, media=list(media), timeout=timeout,
+            mm_processor_kwargs=mm_processor_kwargs or {}))
+        turns, template = check_messages(loaded.messages), check_template(chat_template)
         args = encode_raw(template_args or {}, dict, "template_args")
         shown = encode_raw(tools or [], list, "tools")
         answer = await self._session.call(TOKENIZER, lambda rid: Tokenize(
             rid, "", False, turns, args, shown, chat_template=template,
             add_generation_prompt=add_generation_prompt,
-            continue_final_message=continue_final_message), timeout)
+            continue_final_message=continue_final_message, media=loaded.media), timeout)
         return array("i", answer.tokens).tolist()
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,

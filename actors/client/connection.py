@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 import zmq
 
-from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, WATCHDOG
+from actorium.actors.client.pending import DETOKENIZER, MEDIA, TOKENIZER, WATCHDOG
 from actorium.actors.client.target import CONNECTED, EngineTarget
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.messages import (
@@ -21,6 +21,7 @@ from actorium.actors.messages import (
     FromTokenizerFront,
     FromWatchdogFront,
 )
+from actorium.actors.vision.media_messages import FromMediaFront
 
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""
@@ -32,6 +33,7 @@ ANSWERS: dict[str, Any] = {
     TOKENIZER: FromTokenizerFront,
     DETOKENIZER: FromDetokenizerFront,
     WATCHDOG: FromWatchdogFront,
+    MEDIA: FromMediaFront,
 }
 
 

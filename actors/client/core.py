@@ -11,9 +11,10 @@ from typing import Any
 
 from actorium.actors.client.pending import (
     DETOKENIZER,
+    MEDIA,
     SILENCE,
     TOKENIZER,
-    WATCHDOG,
+    UNHURRIED,
     PendingCall,
     PendingRequest,
     do_nothing,
@@ -107,8 +108,8 @@ class ClientCore:
         """Register a call with the message that `question` makes of a rid; its `frame` is to be
         sent to `front`. Raises `InvalidRequest`."""
         rid = self.new_rid()
-        due = math.inf if front == WATCHDOG else now + SILENCE
-        call = PendingCall(rid, front, encode(question(rid), "text"), deadline, due)
+        due = math.inf if front in UNHURRIED else now + SILENCE
+        call = PendingCall(rid, front, encode(question(rid), "text", front == MEDIA), deadline, due)
         self._add(call)
         return call
 
@@ -219,7 +220,7 @@ class ClientCore:
         """Another engine goes on with the ledger of the one before: (front, frame) to send first.
         """
         self._detokenizer_epoch, self.attached = 0, False
-        for front in (TOKENIZER, WATCHDOG):
+        for front in (TOKENIZER, *UNHURRIED):
             self.reconnected(front, now)
         self._resume_streams(now)
         return self.reconnected(DETOKENIZER, now)

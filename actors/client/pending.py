@@ -21,6 +21,9 @@ from actorium.actors.messages import Delta, TokenLogprob, Usage
 
 TOKENIZER, DETOKENIZER = "tokenizer.front", "detokenizer.front"
 WATCHDOG = "watchdog.front"
+MEDIA = "media.front"
+UNHURRIED = (WATCHDOG, MEDIA)
+"""Fronts that are asked again where their connection broke, and not for their silence."""
 RESEND, RESEND_MAX = 1.0, 8.0
 """Seconds after which a request that was accepted, but is not in the ledger, is sent again; doubles
 each time."""

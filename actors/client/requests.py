@@ -51,6 +51,10 @@ class Request(Struct, frozen=True, kw_only=True):
     prompt: str | list[int] | None = None
     messages: list[Any] | None = None
     """Turns of a conversation: `{"role": ..., "content": ...}` or `ChatMessage`."""
+    media: list[Any] = []
+    """Of the prompt, beside those in contents: `MediaUpload`, or keys (`client/media.py`)."""
+    mm_processor_kwargs: dict[str, Any] = {}
+    """What becomes of images and videos (docs/media.md)."""
     tools: list[dict[str, Any]] = []
     """What the model may call, as OpenAI describes it, for the chat template."""
     params: SamplingParams | None = None
@@ -158,7 +162,8 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        continue_final_message=request.continue_final_message,
                        truncate_prompt_tokens=check_truncation(request.truncate_prompt_tokens),
                        cache_salt=check_salt(request.cache_salt),
-                       linger=0.0 if request.linger is None else request.linger.seconds)
+                       linger=0.0 if request.linger is None else request.linger.seconds,
+                       media=request.media)
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
 
@@ -177,8 +182,9 @@ def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
         raise InvalidRequest(f"{field}: cannot be sent: {error}", field) from None
 
 
-def encode(message: Any, field: str) -> bytes:
-    """The frame of a message to the engine. Raises `InvalidRequest` naming `field`."""
+def encode(message: Any, field: str, large: bool = False) -> bytes:
+    """The frame of a message to the engine. large: its front has another bound. Raises
+    `InvalidRequest` naming `field`."""
     try:
         frame = _encode(message)
         if isinstance(message, Generate):
@@ -187,7 +193,7 @@ def encode(message: Any, field: str) -> bytes:
         raise InvalidRequest(f"{field}: cannot be sent: {error}", field) from None
     except msgspec.MsgspecError as error:
         raise InvalidRequest(f"{field}: {error}", field) from None
-    if len(frame) > MAX_CLIENT_MESSAGE_BYTES:
+    if len(frame) > MAX_CLIENT_MESSAGE_BYTES and not large:
         raise InvalidRequest(f"{field}: {len(frame)} bytes exceed the limit of "
                              f"{MAX_CLIENT_MESSAGE_BYTES} for one message", field)
     return frame

@@ -95,7 +95,7 @@ class ClientSession:
             await self._attach()
 
     async def _attach(self) -> None:
-        self._connect(TOKENIZER, DETOKENIZER)
+        self.connect(TOKENIZER, DETOKENIZER)
         if self._attaching is None:
             self._attaching = self.signal()
             self.send(DETOKENIZER, encode(Attach(), "client"))
@@ -113,7 +113,7 @@ class ClientSession:
         call = self.core.call(question, math.inf if timeout is None else now + timeout, front, now)
         call.notify = signal.set
         try:
-            self._connect(front)
+            self.connect(front)
             self.send(front, call.frame)
             await signal.wait(lambda: call.done)
         finally:
@@ -138,10 +138,11 @@ class ClientSession:
         """Send what may be sent again later: not at all where the engine takes no messages."""
         for front, frame in frames:
             with suppress(EngineUnavailable):
-                self._connect(front)
+                self.connect(front)
                 self.send(front, frame)
 
-    def _connect(self, *fronts: str) -> None:
+    def connect(self, *fronts: str) -> None:
+        """Connect to fronts that are not connected yet. Raises `EngineUnavailable`."""
         if self.link is None:
             self.target.check_running()
             self.target.remember()
@@ -236,7 +237,7 @@ class ClientSession:
             self.drop(self.target.gone_error())
         elif self.target.may_run():
             try:
-                self._connect(TOKENIZER, DETOKENIZER)
+                self.connect(TOKENIZER, DETOKENIZER)
             except EngineUnavailable as error:
                 if self.link is not None:
                     self.drop(error)

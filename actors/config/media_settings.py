@@ -9,8 +9,8 @@ from msgspec import Struct
 
 
 class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Images and videos: where they may come from, and how large one may be (docs/media.md). No
-    model that takes them is served yet."""
+    """Images and videos: where they may come from, how large one may be, and what is kept of them
+    (docs/media.md)."""
 
     allowed_media_domains: tuple[str, ...] = ()
     """Hosts that http(s) URLs may name: `images.example` (that host alone), `*.example` (hosts
@@ -38,8 +38,9 @@ class MediaConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     of Qwen2.5-VL. Fewer frames or smaller ones (`mm_processor_kwargs`) make a longer video fit."""
     max_video_seconds: float = 3600.0
     """Length of one video."""
-    media_cache_bytes: int = 256 << 20
-    """Decoded images and videos that are kept for requests that have them again."""
+    media_cache_bytes: int = 1 << 30
+    """Patches of images and videos, in shared memory where that has room: of all unfinished
+    requests, and of earlier ones for requests that have the same ones again."""
     media_cpu_seconds: float = 30.0
     """Processor time in which one item must be decoded."""
     encoder_cache_bytes: int = 256 << 20

@@ -330,8 +330,9 @@ class RuntimeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Lines on the work, every `log_interval` seconds and of HTTP requests, go to stderr, too;
     `actorium serve` always has it so."""
     listen: str | None = None
-    """tcp://HOST:PORT: also serve clients of other machines, at PORT and the next two, encrypted,
-    and only those whose keys are let in (`actorium keys`); default: this machine's user alone."""
+    """tcp://HOST:PORT: also serve clients of other machines, at PORT and the next two (three where
+    the model takes images), encrypted, and only those whose keys are let in (`actorium keys`);
+    default: this machine's user alone."""
     keys_dir: str | None = None
     """Where keys lie; default $XDG_CONFIG_HOME/actorium/keys, else ~/.config/actorium/keys."""
     recorder_bytes: int = 16 << 20

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 
 from actorium.actors.config.tree import Config
+from actorium.actors.models.media_models import takes_media
 
 ROLES: Mapping[str, str] = {
     "worker-0": "actorium.gpu.worker.core:build",
@@ -27,15 +28,17 @@ WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""
 GATEWAY = "actorium.actors.gateway.actor:build"
+MEDIA = "actorium.actors.vision.media_actor:build"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
-REFUSING = ("tokenizer", "gateway")
+REFUSING = ("tokenizer", "gateway", "media")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""
 DRAINING = (*REFUSING, "detokenizer")
 """Roles (by prefix) that are told at once that the engine stops; the others when it is their turn.
 The detokenizer gives up clients that are gone."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
-STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer"), ("gateway",), ("watchdog",))
+STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media"), ("gateway",),
+              ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 
@@ -44,6 +47,8 @@ def roles_of(config: Config) -> dict[str, str]:
     worker = NULL_WORKER if config.device.null_worker else ROLES[WORKER]
     roles = dict.fromkeys(worker_roles(config), worker) | {
         role: built for role, built in ROLES.items() if role != WORKER}
+    if takes_media(config):
+        roles["media"] = MEDIA
     if config.gateway.port is not None:
         roles |= {f"gateway-{i}": GATEWAY for i in range(config.gateway.gateways)}
     return roles

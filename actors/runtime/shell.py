@@ -159,7 +159,7 @@ class Shell:
         self.loop.add_reader(self.inbox.fd, self.wake)
         if core.front is not None:
             self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
-                               hwm=min(self._hwm, CLIENT_HWM))
+                               hwm=min(self._hwm, CLIENT_HWM), limit=core.front_bytes)
             self.loop.add_reader(self.front.fd, self.wake)
             self._gate = self._extensions.open_gate(self.ctx, self.context, self.front)
             if self._gate is not None:

@@ -47,6 +47,7 @@ from actorium.actors.scheduler.admission_checks import (
     max_sequence_tokens,
 )
 from actorium.actors.scheduler.extensions import SchedulerExtensions
+from actorium.actors.scheduler.media_use import MEDIA
 from actorium.actors.scheduler.outgoing import DETOKENIZER, OutgoingMessages
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.planner import Planner
@@ -87,7 +88,8 @@ class SchedulerCore(Core):
         self.state = SchedulerState(self._config, context.config.memory, own.guard,
                                     own.queue)
         self.state.keep_history = own.history.keep_history
-        self.state.on_finished = own.metrics.request_ended
+        self._media = own.media
+        self.state.on_finished = own.media.before(own.metrics.request_ended)
         self._planner = Planner(self.state, context.epoch, self._config.max_num_batched_tokens,
                                 self._config.force_preempt_every)
         self._depth = 2 if self._config.overlap else 1
@@ -134,7 +136,7 @@ class SchedulerCore(Core):
         elif isinstance(message, Recall):
             with self._guard.of_key(message.client, message.rid):
                 self._outgoing.answer_recall(self.state, message, now)
-        elif isinstance(message, Hello):
+        elif isinstance(message, Hello) and not self._media.started(message.role):
             self._outgoing.resend_all(self.state, now)
 
     def on_wake(self, now: float) -> Sequence[Send]:
@@ -165,7 +167,7 @@ class SchedulerCore(Core):
         if self.state.finished_requests:
             self._guard.finished(self.state.finished_requests)
             self._history.finished(self.state.finished_requests, now)
-        return self._outgoing.pop(self.state.table)
+        return [*self._media.pop(), *self._outgoing.pop(self.state.table)]
 
     def _plan(self, now: float) -> None:
         """Makes as many plans as may be in flight."""
@@ -275,6 +277,7 @@ class SchedulerCore(Core):
         self.state.add_request(request)
         self._deadlines.add(request, len(self.state.requests))
         self._history.admitted(request)
+        self._media.queued(request)
         self._outgoing.to_detokenizer(opens)
         if self._worker is not None:
             self._cap(request, self._worker)
@@ -377,6 +380,7 @@ class SchedulerCore(Core):
             if request.live:
                 self.state.add_request(request)
                 self._history.restored(request)
+                self._media.queued(request)
                 self._deadlines.add(request, len(self.state.requests))
             else:
                 self._history.finished([request], now)
@@ -420,11 +424,12 @@ class SchedulerCore(Core):
         """The detokenizer does not read: messages to it are dropped until it does. (A worker that
         does not read is a fault: it has two plans at the most.)"""
         self._missed += role == DETOKENIZER
-        return role == DETOKENIZER
+        return role in (DETOKENIZER, MEDIA)
 
     def on_peer_back(self, role: str, now: float) -> None:
         """The detokenizer reads again: every request is reported to it anew."""
-        self._outgoing.resend_all(self.state, now)
+        if not self._media.started(role):
+            self._outgoing.resend_all(self.state, now)
 
     # --- stopping, health ------------------------------------------------------------------------
 

@@ -23,6 +23,7 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 from actorium.actors.scheduler.admission_checks import Rejection
+from actorium.actors.scheduler.media_use import MediaUse
 from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.request_guard import RequestGuard
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
@@ -263,6 +264,7 @@ class SchedulerExtensions:
     queue: WaitingQueue = field(default_factory=WaitingQueue)
     trials: WorkerTrials = field(default_factory=WorkerTrials)
     auditor: StateAuditor = field(default_factory=StateAuditor)
+    media: MediaUse = field(default_factory=MediaUse)
     new_draft_policy: Callable[[int], DraftPolicy] = lambda drafts: DraftPolicy()
     """(drafts that the worker can make) -> the policy."""
     new_prefill_pacer: Callable[[Ready], PrefillPacer] = lambda worker: PrefillPacer()

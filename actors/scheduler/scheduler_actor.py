@@ -8,11 +8,14 @@ from time import monotonic
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.core import Context, Core
 from actorium.actors.ledger.committer import open_ledger
+from actorium.actors.models.media_models import takes_media
 from actorium.actors.recorder.recorder import Recorder
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
 from actorium.actors.scheduler.extensions import SchedulerExtensions
+from actorium.actors.scheduler.media_holds import MediaHolds
+from actorium.actors.scheduler.media_use import MediaUse
 from actorium.actors.scheduler.prefill_pacing import new_pacer
 from actorium.actors.scheduler.queue_policies import new_queue
 from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
@@ -56,6 +59,7 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
         metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
         masks=StructuredOutputManager(load), trials=SuspectTrials(),
         auditor=PeriodicAuditor(config.memory),
+        media=MediaHolds(context.epoch) if takes_media(config) else MediaUse(),
         new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
         new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker)))
     if prior is not None:

@@ -309,7 +309,7 @@ def vocabulary(context: Context) -> Load:
     needed."""
     if context.config.model.skip_tokenizer:
         return no_vocabulary
-    from actorium.actors.tokenizer.text_model import vocabulary_of
+    from actorium.actors.structured.model_vocabulary import vocabulary_of
 
     loading = VocabularyLoader(partial(vocabulary_of, context.config))
     if context.epoch <= 1:

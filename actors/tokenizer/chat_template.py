@@ -73,7 +73,10 @@ def _strftime_now(layout: str) -> str:
 
 def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
     """Returns a message as templates expect it, without the fields that it lacks."""
-    turn: dict[str, Any] = {"role": message.role, "content": message.content}
+    content = message.content if isinstance(message.content, str) else [
+        {"type": "text", "text": part.text} if part.type == "text" else {"type": part.type}
+        for part in message.content]
+    turn: dict[str, Any] = {"role": message.role, "content": content}
     for name in ("name", "tool_call_id", "reasoning_content"):
         if (value := getattr(message, name)) is not None:
             turn[name] = value
@@ -135,7 +138,7 @@ class ChatTemplate:
             if opens:
                 raise InvalidRequest("continue_final_message: not with add_generation_prompt, "
                                      "which begins another turn", "continue_final_message")
-            turns[-1]["content"] += _MARK
+            turns[-1]["content"] = _marked(turns[-1]["content"])
         variables = {"tools": tools or None, "documents": None, **self.special, **args,
                      "add_generation_prompt": opens, TICK: Ticks(ticks), "messages": turns}
         text = self._text(variables, ticks)
@@ -162,6 +165,13 @@ class ChatTemplate:
                 raise TemplateError(f"more than {MAX_CHARS} characters")
             parts.append(part)
         return "".join(parts)
+
+
+def _marked(content: Any) -> Any:
+    """The content of a turn with the mark behind its last text."""
+    if isinstance(content, str):
+        return content + _MARK
+    return [*content, {"type": "text", "text": _MARK}]
 
 
 def _left_open(text: str) -> str:

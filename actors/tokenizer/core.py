@@ -9,7 +9,6 @@ until then.
 
 from __future__ import annotations
 
-from array import array
 from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
@@ -44,6 +43,7 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, name_of, o
 from actorium.actors.runtime.offload import THREADS, Offload, OffloadJob
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
+from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt
 from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder, PromptRequest
 from actorium.actors.tokenizer.text_model import TextModel
 
@@ -138,7 +138,7 @@ class TokenizerCore(Core):
             self._announced = True
             return []
         if self._model is None:
-            self._model = TextModel(self._config)
+            self._model = TextModel(self._config, self._ctx.run_dir)
             self._prompts = PromptEncoder(self._model)
         if self._parked:
             self._unpark(self._model)
@@ -214,9 +214,9 @@ class TokenizerCore(Core):
         if isinstance(message, Generate):
             self._generate(entry, model)
         elif isinstance(message, Tokenize):
-            ids = self._ids(entry)
-            if ids is not None:
-                self._reply(client, Tokenized(message.rid, ids.tobytes()))
+            prompt = self._prompt(entry)
+            if prompt is not None:
+                self._reply(client, Tokenized(message.rid, prompt.ids.tobytes()))
         elif isinstance(message, Detokenize):
             text = prompts.text(message) if entry.job is None else entry.job.result()
             self._reply(client, Detokenized(message.rid, text))
@@ -293,14 +293,13 @@ class TokenizerCore(Core):
                 or (entry.job is not None and not entry.job.done)
             (self._parked if waits else self._pending).append(entry)
 
-    def _ids(self, entry: PendingMessage) -> array[int] | None:
-        """Returns the prompt's ids; None if it takes longer than estimated and moves to a thread.
-        """
+    def _prompt(self, entry: PendingMessage) -> EncodedPrompt | None:
+        """Returns the prompt; None if it takes longer than estimated and moves to a thread."""
         prompts = self._prompts
         assert prompts is not None
         if entry.job is not None:
-            ids: array[int] = entry.job.result()
-            return ids
+            prompt: EncodedPrompt = entry.job.result()
+            return prompt
         try:
             return prompts.encode_now(entry.message)
         except RenderBudgetExceeded:
@@ -331,9 +330,10 @@ class TokenizerCore(Core):
         if self._draining and known is None:
             raise EngineUnavailable("the engine is stopping")
         self._check(message)
-        ids = self._ids(entry)
-        if ids is None:
+        prompt = self._prompt(entry)
+        if prompt is None:
             return
+        ids = prompt.ids
         resolved = defaults.resolve(message.params, model.facts, len(ids))
         wanted, seed = message.params.structured, message.params.seed
         grammar = "" if wanted is None else for_choices(model.grammars.grammar(wanted),
@@ -345,7 +345,8 @@ class TokenizerCore(Core):
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority, grammar=grammar, linger=message.linger,
-            rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt)))
+            rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt,
+            media=prompt.media)))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
 

@@ -7,7 +7,6 @@ would delay all other requests, so it is encoded on a thread, its template in a 
 from __future__ import annotations
 
 import threading
-from array import array
 from collections.abc import Callable
 from typing import TypeAlias
 
@@ -15,6 +14,7 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import PromptEnding, RenderBudgetExceeded
+from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt, chars_of, encoded, of_tokens
 from actorium.actors.tokenizer.template_renderer import (
     TemplateRenderer,
     unpacked_args,
@@ -51,27 +51,27 @@ class PromptEncoder:
             return SHORT_CHARS + 1
         return self._chars(message)
 
-    def encode_now(self, message: PromptRequest) -> array[int]:
-        """Returns the prompt's ids, checked. Raises `RenderBudgetExceeded` where it takes longer
+    def encode_now(self, message: PromptRequest) -> EncodedPrompt:
+        """Returns the prompt, checked. Raises `RenderBudgetExceeded` where it takes longer
         than estimated."""
-        return self._ids(message, self._rendered_here)
+        return self._prompt(message, self._rendered_here)
 
-    def encode_slow(self, message: PromptRequest) -> array[int]:
+    def encode_slow(self, message: PromptRequest) -> EncodedPrompt:
         """Returns the same as `encode_now` without its time limit."""
-        return self._ids(message, self._rendered)
+        return self._prompt(message, self._rendered)
 
-    def _ids(self, message: PromptRequest, render: Callable[[PromptRequest], str]) -> array[int]:
+    def _prompt(self, message: PromptRequest,
+                render: Callable[[PromptRequest], str]) -> EncodedPrompt:
         _check_options(message)
         if isinstance(message, Generate):
             return self._checked(message, render)
         if message.messages is None:
-            ids = self._model.encode(message.text, message.add_special_tokens, "text")
+            found = encoded(self._model, message, message.text, message.add_special_tokens, "text")
         else:
-            ids = self._model.encode(render(message), False, "messages")
-        keep = self._keep(message, 1)
-        return ids if keep is None else ids[-keep:]
+            found = encoded(self._model, message, render(message), False, "messages")
+        return found.last(self._keep(message, 1))
 
-    def _checked(self, message: Generate, render: Callable[[PromptRequest], str]) -> array[int]:
+    def _checked(self, message: Generate, render: Callable[[PromptRequest], str]) -> EncodedPrompt:
         model = self._model
         given = [name for name in ("text", "tokens", "messages")
                  if getattr(message, name) is not None]
@@ -80,16 +80,16 @@ class PromptEncoder:
                                  f"got {' and '.join(given) or 'none'}", "prompt")
         keep = self._keep(message, message.params.max_tokens or 1)
         limit = model.facts.max_model_len if keep is None else None
+        field = given[0] if given[0] == "messages" else "prompt"
         if message.tokens is not None:
-            ids = model.ids(message.tokens, "prompt", check=False)
+            found = of_tokens(model, message, message.tokens)
         elif message.text is not None:
-            ids = model.encode(message.text, True, "prompt", limit)
+            found = encoded(model, message, message.text, True, field, limit)
         else:
-            ids = model.encode(render(message), False, "messages", limit)
-        if keep is not None:
-            ids = ids[-keep:]
-        defaults.check_prompt(ids, model.facts, given[0] if given[0] == "messages" else "prompt")
-        return ids
+            found = encoded(model, message, render(message), False, field, limit)
+        found = found.last(keep)
+        defaults.check_prompt(found.ids, model.facts, field)
+        return found
 
     def _keep(self, message: PromptRequest, room: int) -> int | None:
         """Returns how many of the last tokens make up the prompt; None = all. room: tokens that
@@ -124,7 +124,7 @@ class PromptEncoder:
     def _chars(self, message: PromptRequest) -> int:
         """Estimates how many characters a template has to process."""
         return len(message.template_args) + len(message.tools) + sum(
-            len(turn.content) + len(turn.reasoning_content or "")
+            chars_of(turn.content) + len(turn.reasoning_content or "")
             + sum([len(call.arguments) for call in turn.tool_calls])
             for turn in message.messages or ())
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from array import array
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 from tokenizers import Tokenizer
@@ -23,9 +23,7 @@ from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
-
-if TYPE_CHECKING:
-    from actorium.actors.structured.grammar import GrammarVocabulary
+from actorium.actors.vision.prompt_media import open_prompt_media
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 
@@ -36,7 +34,8 @@ SLACK = 64
 class TextModel:
     """Everything the tokenizer actor reads of a model directory. Raises `BadModel`/`BadConfig`."""
 
-    def __init__(self, config: Config) -> None:
+    def __init__(self, config: Config, run_dir: Path | None = None) -> None:
+        """run_dir: where prepared images and videos are found."""
         self._config = config
         self.path = models.resolve(config.model.model)
         self._json = models.read_config(self.path)
@@ -62,6 +61,7 @@ class TextModel:
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))
         self.grammars = GrammarValidator(self.path, self.facts)
+        self.media = open_prompt_media(config, self.path, self._tokenizer, run_dir)
 
     def _with_tokenizer_eos(self, eos: tuple[int, ...], size: int) -> tuple[int, ...]:
         """Returns the model's end ids and the tokenizer's eos_token (fine-tunes often name it there
@@ -175,6 +175,7 @@ class TextModel:
             "eos_ids": list(self.facts.eos_ids),
             "has_tokenizer": self._tokenizer is not None,
             "has_chat_template": self._template is not None,
+            "media": None if self.media is None else self.media.info(),
             "chat_template": self._template.source if self._template is not None else None,
             "generation_defaults": self.facts.generation,
             "limits": {
@@ -209,17 +210,3 @@ def _checked_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
     except (msgspec.ValidationError, ValueError) as error:
         raise BadModel(f"model: {path / 'generation_config.json'}: {error}", "model") from None
     return kept
-
-
-def vocabulary_of(config: Config) -> GrammarVocabulary:
-    """Returns the model's grammar vocabulary, the same for tokenizer and scheduler: a grammar that
-    passes in one compiles in the other. Takes more than a second where there are many tokens.
-    Raises `InvalidRequest`, `BadModel`."""
-    from actorium.actors.structured.grammar import GrammarVocabulary
-
-    if config.model.skip_tokenizer:
-        raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
-                             "structured")
-    model = TextModel(config)
-    return GrammarVocabulary(model.path / "tokenizer.json", model.facts.vocab_size,
-                             model.facts.eos_ids)

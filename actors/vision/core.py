@@ -1,92 +1,173 @@
-"""The media actor's logic: requests' images and videos, decoded once each.
+"""The media actor's logic: clients' images and videos, prepared once each, and how long they stay.
 
-A job is named by the SHA-256 of an item's bytes and of what becomes of them, so that requests
-with the same image share one, while it runs and afterwards, within a cache of bounded bytes. A
-request fails by its own items alone: by the first error, at its deadline, or because too many wait.
-Jobs that nobody waits for any more are stopped. Decoding is done elsewhere (`DecodeMedia` to the
-role DECODER, answered by `DecodedItem`), in processes that a file may end.
+An item is fetched where it is a URL, decoded, and stored as a file of patches under a key
+(`patch_store`). A job is named by the SHA-256 of an item's bytes and of what becomes of them, so
+that equal items share one, while it runs and afterwards. What is stored is bounded in bytes; the
+least recently used goes first, but nothing that an unfinished request names, as the scheduler says,
+and nothing whose key has just been given away. An item fails by itself alone: by its own fault, at
+its deadline, or because there is no room. Jobs that nobody waits for any more are stopped.
+
+Fetching, decoding and removing are done elsewhere (FETCHER, DECODER, STORE), in tasks and processes
+that a file may end.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.config.media_settings import MOST_ITEMS, MediaConfig, item_limit
-from actorium.actors.core import Core, Health, Send
-from actorium.actors.errors import ActoriumError, DeadlineExceeded, InvalidRequest, QueueFull
-from actorium.actors.vision.media_input import MediaInput
-from actorium.actors.vision.placeholders import IMAGE
-from actorium.actors.vision.processor_config import MediaProcessing
-from actorium.actors.vision.vision_messages import (
+from actorium.actors.config.media_settings import MediaConfig
+from actorium.actors.core import CLIENT, Core, Health, Send
+from actorium.actors.errors import (
+    ActoriumError,
+    DeadlineExceeded,
+    EngineUnavailable,
+    InvalidRequest,
+    QueueFull,
+)
+from actorium.actors.messages import Hello, Rejected
+from actorium.actors.vision.media_messages import (
+    MAX_MEDIA_MESSAGE,
     CancelMedia,
-    DecodedItem,
+    HoldMedia,
+    LoadMedia,
+    MediaLoaded,
+    ToMedia,
+    ToMediaFront,
+)
+from actorium.actors.vision.patch_store import MediaFacts
+from actorium.actors.vision.placeholders import IMAGE, VIDEO
+from actorium.actors.vision.processor_config import KWARGS, MediaProcessing, with_kwargs
+from actorium.actors.vision.vision_messages import (
     DecodeMedia,
-    LoadRequest,
-    MediaFailed,
-    MediaReady,
+    FetchedMedia,
+    FetchMedia,
     MediaSource,
+    RemoveItem,
     StopDecoding,
+    StoredItem,
 )
 
-DECODER, ASKER = "decoder", "tokenizer"
-WAITING_REQUESTS = 256
-"""Requests whose media are not ready; more are refused, since their files lie in memory."""
+FETCHER, DECODER, STORE, SCHEDULER = "fetcher", "decoder", "store", "scheduler"
+WAITING_ITEMS = 1024
+WAITING_BYTES = 512 << 20
+"""Items that are not ready, and bytes of their files: more are refused, since these lie in memory.
+"""
+GRACE = 60.0
+"""Seconds for which an item is kept whose key was given away and which no request has named since.
+"""
+WORKING_BUDGET = 60.0
+"""Seconds one burst may take: hashing what a burst can bring takes less than one."""
+
+Asker = tuple[bytes, str]
+"""(client, rid)"""
 
 
 class _Waiting(Struct, eq=False):
-    """A request that is not answered yet."""
+    """An item that is not answered yet."""
 
-    request: LoadRequest
-    jobs: tuple[bytes, ...]
-    """Of its items, in order; equal where items are."""
-    found: dict[bytes, MediaInput]
-    """Held here, whatever the cache lets go meanwhile."""
+    message: LoadMedia
+    processing: MediaProcessing
+    number: int
+    deadline: float
+    size: int
+    """Bytes of its files."""
+    job: bytes = b""
+    """Empty while it is fetched."""
 
 
 class _DecodingJob(Struct, eq=False):
     """An item that is decoded, or waits for it."""
 
     message: DecodeMedia
-    waiters: set[str]
+    waiters: set[Asker]
     running: bool = False
     stopped: bool = False
     """Its decoder has been told to stop; it answers all the same."""
 
 
+class _Item(Struct, eq=False):
+    """What lies in the patch folder."""
+
+    facts: MediaFacts
+    jobs: set[bytes]
+    """Whose result it is."""
+    promised: int = 0
+    """How often its key was given away and not named by a request since."""
+    fresh_until: float = 0.0
+    in_use: bool = False
+    """Unfinished requests name it."""
+
+
 class MediaCore(Core):
     """See the module. `decoders`: jobs that may run at once."""
 
-    inbox = LoadRequest | CancelMedia | DecodedItem
+    inbox: Any = ToMedia
+    front: Any = ToMediaFront
+    front_bytes = MAX_MEDIA_MESSAGE
 
-    def __init__(self, limits: MediaConfig, decoders: int = 1) -> None:
-        self._limits, self._decoders = limits, decoders
-        self._requests: dict[str, _Waiting] = {}
+    def __init__(self, limits: MediaConfig, processing: MediaProcessing, decoders: int = 1,
+                 epoch: int = 0, found: Iterable[tuple[bytes, MediaFacts]] = (),
+                 now: float = 0.0) -> None:
+        """found: what an earlier life of the actor has left in the patch folder. It may be in use
+        until the scheduler says what is."""
+        self._limits, self._processing, self._decoders = limits, processing, decoders
+        self._waiting: dict[Asker, _Waiting] = {}
+        self._fetching: dict[int, Asker] = {}
+        self._waiting_bytes = self._number = 0
         self._jobs: dict[bytes, _DecodingJob] = {}
         self._queue: deque[bytes] = deque()
         self._running = 0
-        self._cache: OrderedDict[bytes, MediaInput] = OrderedDict()
-        self._cached_bytes = 0
-        self._out: list[Send] = []
-        self._answered = self._hits = 0
+        self._items: OrderedDict[bytes, _Item] = OrderedDict(
+            (key, _Item(facts, set(), 1, now + GRACE, True)) for key, facts in found)
+        self._bytes = sum(item.facts.bytes for item in self._items.values())
+        self._key_of: dict[bytes, bytes] = {}
+        """Job -> its item."""
+        self._scheduler_epoch = 0
+        self._hello = Send(SCHEDULER, Hello("media", epoch))
+        self._out = [self._hello]
+        self._answered = self._hits = self._refused = self._evicted = 0
         self._draining = False
 
-    def on_message(self, message: LoadRequest | CancelMedia | DecodedItem, now: float) -> None:
-        if isinstance(message, LoadRequest):
-            self._load(message, now)
-        elif isinstance(message, CancelMedia):
-            self._forget(message.rid)
+    # --- Core ---------------------------------------------------------------------------------
+
+    def on_message(self, message: HoldMedia | FetchedMedia | StoredItem, now: float) -> None:
+        if isinstance(message, HoldMedia):
+            self._hold(message)
+        elif isinstance(message, FetchedMedia):
+            self._fetched(message, now)
         else:
-            self._decoded(message)
+            self._stored(message, now)
+
+    def on_client(self, client: bytes, message: LoadMedia | CancelMedia, now: float) -> None:
+        if isinstance(message, LoadMedia):
+            self._load((client, message.rid), message, now)
+        else:
+            self._forget((client, message.rid))
+
+    def on_bad_client(self, client: bytes, error_text: str) -> None:
+        self._out.append(Send(CLIENT, Rejected("-", InvalidRequest.code, error_text), client))
+
+    def on_client_gone(self, client: bytes, now: float) -> None:
+        for asker in [asker for asker in self._waiting if asker[0] == client]:
+            self._forget(asker)
+
+    def on_peer_stuck(self, role: str, now: float) -> bool:
+        """A scheduler that does not read is said `Hello` when it does."""
+        return True
+
+    def on_peer_back(self, role: str, now: float) -> None:
+        self._out.append(self._hello)
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        for rid in [rid for rid, waiting in self._requests.items()
-                    if waiting.request.deadline <= now]:
-            self._fail(rid, DeadlineExceeded("its images and videos were not ready in time"))
+        for asker in [asker for asker, one in self._waiting.items() if one.deadline <= now]:
+            param = self._waiting[asker].message.param
+            self._fail(asker, DeadlineExceeded(f"{param}: was not ready in time", param))
         while self._queue and self._running < self._decoders:
             job = self._jobs[self._queue.popleft()]
             job.running = True
@@ -96,119 +177,202 @@ class MediaCore(Core):
         return out
 
     def next_timer(self) -> float | None:
-        return min((one.request.deadline for one in self._requests.values()), default=None)
+        return min((one.deadline for one in self._waiting.values()), default=None)
 
     def drain(self, now: float) -> None:
         self._draining = True
 
     @property
     def done(self) -> bool:
-        return not self._requests
+        return not self._waiting
 
     def health(self) -> Health:
-        return Health("serve", self._answered, self._limits.media_cpu_seconds, {
-            "media_waiting": len(self._requests), "media_running": self._running,
-            "media_cached_bytes": self._cached_bytes, "media_cache_hits": self._hits})
+        return Health("draining" if self._draining else "ready", self._answered, WORKING_BUDGET, {
+            "media_waiting": len(self._waiting), "media_items": len(self._items),
+            "media_bytes": self._bytes, "media_loaded": self._answered - self._refused,
+            "media_refused": self._refused, "media_hits": self._hits,
+            "media_evicted": self._evicted})
 
-    def _load(self, request: LoadRequest, now: float) -> None:
-        if request.rid in self._requests:  # it was sent twice: answered once
+    def holds(self, key: bytes) -> bool:
+        """Whether an item is held now."""
+        return key in self._items
+
+    # --- an item comes ------------------------------------------------------------------------
+
+    def _load(self, asker: Asker, message: LoadMedia, now: float) -> None:
+        if asker in self._waiting:  # it was sent twice: answered once
             return
-        if fault := self._fault(request):
-            self._refuse(request.rid, fault)
+        size = sum(map(len, message.files)) + sum(map(len, message.urls))
+        try:
+            processing = self._checked(message, size)
+        except ActoriumError as error:
+            self._refuse(asker, error)
             return
-        jobs = tuple(job_of(source, request.processing) for source in request.sources)
-        found = {job: self._cache[job] for job in jobs if job in self._cache}
-        self._hits += len(found)
-        waiting = self._requests[request.rid] = _Waiting(request, jobs, found)
-        for job, source in zip(jobs, request.sources, strict=True):
-            if job in found:
-                self._cache.move_to_end(job)
-            else:
-                self._want(job, source, request)
-        self._finish(waiting)
+        timeout = message.timeout or self._limits.media_timeout + 2 * self._limits.media_cpu_seconds
+        self._number += 1
+        waiting = _Waiting(message, processing, self._number, now + timeout, size)
+        self._waiting[asker] = waiting
+        self._waiting_bytes += size
+        if message.urls:
+            self._fetching[waiting.number] = asker
+            self._out.append(Send(FETCHER, FetchMedia(waiting.number, tuple(message.urls),
+                                                      message.param)))
+        else:
+            self._want(asker, waiting, tuple(message.files), now)
 
-    def _fault(self, request: LoadRequest) -> ActoriumError | None:
-        if self._draining or len(self._requests) >= WAITING_REQUESTS:
-            return QueueFull("too many requests wait for their images and videos")
-        for kind in MOST_ITEMS:
-            found = [source for source in request.sources if source.kind == kind]
-            most = item_limit(self._limits, kind)
-            if len(found) > most:
-                return InvalidRequest(f"{found[most].param}: {len(found)} {kind}s; {most} are "
-                                      "allowed (--limit-mm-per-prompt)", found[most].param)
-        return None
+    def _checked(self, message: LoadMedia, size: int) -> MediaProcessing:
+        """What becomes of the item. Raises `ActoriumError`."""
+        param = message.param
+        if self._draining:
+            raise EngineUnavailable("the engine is stopping")
+        if (len(self._waiting) >= WAITING_ITEMS
+                or (self._waiting and self._waiting_bytes + size > WAITING_BYTES)):
+            raise QueueFull(f"{param}: too many images and videos are being prepared", param)
+        if bool(message.urls) == bool(message.files):
+            raise InvalidRequest(f"{param}: must be a URL or the bytes of a file", param)
+        if len(message.urls) + len(message.files) > 1 and not message.video:
+            raise InvalidRequest(f"{param}: an image is one file", param)
+        try:
+            kwargs = msgspec.msgpack.decode(message.options, type=dict[str, Any])
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+            raise InvalidRequest(f"{KWARGS}: {error}", KWARGS) from None
+        return with_kwargs(self._processing, kwargs) if kwargs else self._processing
 
-    def _want(self, name: bytes, source: MediaSource, request: LoadRequest) -> None:
+    def _fetched(self, answer: FetchedMedia, now: float) -> None:
+        asker = self._fetching.pop(answer.number, None)
+        if asker is None:
+            return
+        waiting = self._waiting[asker]
+        if answer.error:
+            self._fail(asker, InvalidRequest(answer.error, waiting.message.param))
+            return
+        size = sum(map(len, answer.files))
+        self._waiting_bytes += size - waiting.size
+        waiting.size = size
+        self._want(asker, waiting, answer.files, now)
+
+    def _want(self, asker: Asker, waiting: _Waiting, files: tuple[bytes, ...], now: float) -> None:
+        source = MediaSource(VIDEO if waiting.message.video else IMAGE, files)
+        name = waiting.job = job_of(source, waiting.processing)
+        key = self._key_of.get(name)
+        if key is not None:
+            self._hits += 1
+            self._answer(asker, key, now)
+            return
         job = self._jobs.get(name)
         if job is None:
-            message = DecodeMedia(name, msgspec.structs.replace(source, param=""),
-                                  request.processing)
-            job = self._jobs[name] = _DecodingJob(message, set())
+            job = self._jobs[name] = _DecodingJob(DecodeMedia(name, source, waiting.processing),
+                                                  set())
             self._queue.append(name)
-        job.waiters.add(request.rid)
+        job.waiters.add(asker)
 
-    def _decoded(self, answer: DecodedItem) -> None:
+    # --- it is ready --------------------------------------------------------------------------
+
+    def _stored(self, answer: StoredItem, now: float) -> None:
         job = self._jobs.get(answer.job)
         if job is None or not job.running:
             return
         self._running -= 1
-        if answer.item is None and job.stopped and job.waiters:  # wanted again since
+        if answer.facts is None and job.stopped and job.waiters:  # wanted again since
             job.running = job.stopped = False
             self._queue.append(answer.job)
             return
         del self._jobs[answer.job]
-        if answer.item is not None:
-            self._keep(answer.job, answer.item)
-        for rid in sorted(job.waiters):
-            waiting = self._requests[rid]
-            if answer.item is not None:
-                waiting.found[answer.job] = answer.item
-                self._finish(waiting)
+        room = answer.facts is not None and self._keep(answer.job, answer.key, answer.facts, now)
+        for asker in sorted(job.waiters):
+            param = self._waiting[asker].message.param
+            if room:
+                self._answer(asker, answer.key, now)
+            elif answer.facts is not None or answer.full:
+                self._fail(asker, QueueFull(f"{param}: no room for its patches beside those of "
+                                            "running requests (--media-cache-bytes)", param))
             else:
-                param = waiting.request.sources[waiting.jobs.index(answer.job)].param
-                self._fail(rid, InvalidRequest(f"{param}{answer.error}", param))
+                self._fail(asker, InvalidRequest(f"{param}{answer.error}", param))
 
-    def _finish(self, waiting: _Waiting) -> None:
-        """Answers a request all of whose items are there."""
-        if waiting.found.keys() >= set(waiting.jobs):
-            rid = waiting.request.rid
-            self._forget(rid)
-            self._answered += 1
-            items = tuple(waiting.found[job] for job in waiting.jobs)
-            self._out.append(Send(ASKER, MediaReady(rid, items)))
+    def _keep(self, job: bytes, key: bytes, facts: MediaFacts, now: float) -> bool:
+        """Whether a new item can be held; others go for it."""
+        item = self._items.get(key)
+        if item is None:
+            item = self._items[key] = _Item(facts, set(), fresh_until=now + GRACE, promised=1)
+            self._bytes += facts.bytes
+            while self._bytes > self._limits.media_cache_bytes:
+                victim = next((name for name, one in self._items.items() if not (
+                    one.in_use or (one.promised and now < one.fresh_until))), key)
+                self._remove(victim)
+                if victim == key:
+                    return False
+                self._evicted += 1
+            item.promised = 0
+        item.jobs.add(job)
+        self._key_of[job] = key
+        return True
 
-    def _fail(self, rid: str, fault: ActoriumError) -> None:
-        self._forget(rid)
-        self._refuse(rid, fault)
+    def _remove(self, key: bytes) -> None:
+        item = self._items.pop(key)
+        self._bytes -= item.facts.bytes
+        for job in item.jobs:
+            self._key_of.pop(job, None)
+        self._out.append(Send(STORE, RemoveItem(key)))
 
-    def _refuse(self, rid: str, fault: ActoriumError) -> None:
+    def _answer(self, asker: Asker, key: bytes, now: float) -> None:
+        item = self._items[key]
+        item.promised += 1
+        item.fresh_until = now + GRACE
+        self._items.move_to_end(key)
+        self._forget(asker)
         self._answered += 1
-        self._out.append(Send(ASKER, MediaFailed(rid, fault.code, fault.message, fault.param)))
+        client, rid = asker
+        self._out.append(Send(CLIENT, MediaLoaded(rid, key, item.facts.tokens), client))
 
-    def _forget(self, rid: str) -> None:
-        """Ends a request; jobs that it alone waited for are stopped."""
-        waiting = self._requests.pop(rid, None)
-        for name in set(waiting.jobs) if waiting is not None else ():
-            job = self._jobs.get(name)
-            if job is None:
-                continue
-            job.waiters.discard(rid)
-            if job.waiters or job.stopped:
-                continue
-            if job.running:
-                job.stopped = True
-                self._out.append(Send(DECODER, StopDecoding(name)))
-            else:
-                del self._jobs[name]
-                self._queue.remove(name)
+    # --- it fails, or is not wanted any more ---------------------------------------------------
 
-    def _keep(self, name: bytes, item: MediaInput) -> None:
-        """Caches an item; the least recently used go."""
-        self._cache[name] = item
-        self._cached_bytes += item.rows.nbytes
-        while self._cached_bytes > self._limits.media_cache_bytes:
-            _, old = self._cache.popitem(last=False)
-            self._cached_bytes -= old.rows.nbytes
+    def _fail(self, asker: Asker, fault: ActoriumError) -> None:
+        self._forget(asker)
+        self._refuse(asker, fault)
+
+    def _refuse(self, asker: Asker, fault: ActoriumError) -> None:
+        self._answered += 1
+        self._refused += 1
+        client, rid = asker
+        self._out.append(Send(CLIENT, Rejected(rid, fault.code, fault.message[:4096], fault.param),
+                              client))
+
+    def _forget(self, asker: Asker) -> None:
+        """Ends an item's wait; a job that it alone waited for is stopped."""
+        waiting = self._waiting.pop(asker, None)
+        if waiting is None:
+            return
+        self._waiting_bytes -= waiting.size
+        self._fetching.pop(waiting.number, None)
+        job = self._jobs.get(waiting.job)
+        if job is None:
+            return
+        job.waiters.discard(asker)
+        if job.waiters or job.stopped:
+            return
+        if job.running:
+            job.stopped = True
+            self._out.append(Send(DECODER, StopDecoding(waiting.job)))
+        else:
+            del self._jobs[waiting.job]
+            self._queue.remove(waiting.job)
+
+    # --- what is in use -----------------------------------------------------------------------
+
+    def _hold(self, message: HoldMedia) -> None:
+        if message.epoch < self._scheduler_epoch:
+            return
+        self._scheduler_epoch = message.epoch
+        if message.reset:
+            for item in self._items.values():
+                item.in_use = False
+        for key in message.held:
+            if (held := self._items.get(key)) is not None:
+                held.in_use, held.promised = True, max(0, held.promised - 1)
+                self._items.move_to_end(key)
+        for key in message.free:
+            if (freed := self._items.get(key)) is not None:
+                freed.in_use = False
 
 
 def job_of(source: MediaSource, processing: MediaProcessing) -> bytes:

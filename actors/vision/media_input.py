@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import msgspec
 import numpy as np
 
+from actorium.actors.errors import InvalidRequest
 from actorium.actors.vision.media_process import DecodedMedia, MediaDecoder, MediaJob
 from actorium.actors.vision.patches import patchify
 from actorium.actors.vision.placeholders import (
@@ -40,14 +41,20 @@ class MediaInput(NamedTuple):
 
 
 def load_media(decoder: MediaDecoder, data: Sequence[bytes], kind: str,
-               processing: MediaProcessing, param: str) -> MediaInput:
+               processing: MediaProcessing, param: str, most: int = 1 << 62) -> MediaInput:
     """Decodes an item in the decoder's process and makes its rows here. Waits.
 
     data: the bytes of one file; or those of several images, which are the frames of a video, so
-    many a second as `processing.video.fps`. kind: image | video. Raises `InvalidRequest` that names
-    `param`."""
+    many a second as `processing.video.fps`. kind: image | video. most: bytes of its rows. Raises
+    `InvalidRequest` that names `param`."""
     image, video = ((processing.image, None) if kind == IMAGE else (None, processing.video))
-    return prepared(decoder.decode(MediaJob(list(data), param, image, video)), kind, processing)
+    found = decoder.decode(MediaJob(list(data), param, image, video))
+    own = processing.image if image is not None else processing.video
+    frames = -(-found.shape[0] // own.temporal_patch_size) * own.temporal_patch_size
+    if (size := 12 * frames * found.shape[1] * found.shape[2]) > most:
+        raise InvalidRequest(f"{param}: its patches take {size} bytes; {most} are held in all "
+                             "(--media-cache-bytes)", param)
+    return prepared(found, kind, processing)
 
 
 def prepared(found: DecodedMedia, kind: str, processing: MediaProcessing) -> MediaInput:

@@ -249,6 +249,10 @@ def with_kwargs(processing: MediaProcessing, kwargs: Mapping[str, Any], max_pixe
 def _replaced(old: P, values: dict[str, Any], max_pixels: int, max_frames: int) -> P:
     """Raises `ValueError`."""
     plain = {name: value for name, value in values.items() if value is not None}
+    if isinstance(lowered := plain.get("max_pixels"), int) and lowered >= 1:
+        # A maximum that is lowered alone lowers the minimum.
+        plain.setdefault("min_pixels", min(old.min_pixels, lowered))
+        values = {**values, "min_pixels": plain["min_pixels"]}
     made = _checked(type(old), {name: getattr(old, name) for name in old.__struct_fields__
                                 if name not in values and getattr(old, name) is not None} | plain)
     for name, most in (("min_pixels", max_pixels), ("max_pixels", max_pixels),

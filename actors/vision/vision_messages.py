@@ -1,47 +1,44 @@
-"""What the media actor is told, and what it says. Bytes of media are in them: they are for one
-process, its decoders' threads and its neighbour, and no part of the ring's protocol."""
+"""What the media actor's core and its threads say to each other. Bytes of media are in it: it never
+leaves the process."""
 
 from __future__ import annotations
 
 from msgspec import Struct
 
-from actorium.actors.vision.media_input import MediaInput
+from actorium.actors.vision.patch_store import MediaFacts
 from actorium.actors.vision.processor_config import MediaProcessing
 
 
+class FetchMedia(Struct, frozen=True):
+    """To the fetcher: the files of one item. Answered by one `FetchedMedia`."""
+
+    number: int
+    urls: tuple[str, ...]
+    param: str
+
+
+class FetchedMedia(Struct, frozen=True):
+    """The fetcher's answer: files, or what is wrong, with the part of the request in front."""
+
+    number: int
+    files: tuple[bytes, ...] = ()
+    error: str = ""
+
+
 class MediaSource(Struct, frozen=True):
-    """One item of a request, fetched."""
+    """One item, fetched."""
 
     kind: str
     """image | video"""
     files: tuple[bytes, ...]
     """A file; or the images that are the frames of a video."""
-    param: str
-    """The part of the request that errors name."""
-
-
-class LoadRequest(Struct, frozen=True):
-    """All media of a request."""
-
-    rid: str
-    sources: tuple[MediaSource, ...]
-    processing: MediaProcessing
-    deadline: float
-    """CLOCK_MONOTONIC seconds."""
-
-
-class CancelMedia(Struct, frozen=True):
-    """Nobody waits for the request any more."""
-
-    rid: str
 
 
 class DecodeMedia(Struct, frozen=True):
-    """To a decoder: one item. Answered by one `DecodedItem`, also where it is stopped."""
+    """To a decoder: one item. Answered by one `StoredItem`, also where it is stopped."""
 
     job: bytes
     source: MediaSource
-    """Its `param` is empty: several requests may share the job."""
     processing: MediaProcessing
 
 
@@ -51,27 +48,19 @@ class StopDecoding(Struct, frozen=True):
     job: bytes
 
 
-class DecodedItem(Struct, frozen=True):
-    """A decoder's answer."""
+class StoredItem(Struct, frozen=True):
+    """A decoder's answer: the item lies in the patch folder."""
 
     job: bytes
-    item: MediaInput | None = None
+    key: bytes = b""
+    facts: MediaFacts | None = None
     error: str = ""
-    """What is wrong, without the name of any part of a request; where there is no item."""
+    """What is wrong, without the name of any part of a request; where there are no facts."""
+    full: bool = False
+    """There was no room for it."""
 
 
-class MediaReady(Struct, frozen=True):
-    """All items of a request, in its order."""
+class RemoveItem(Struct, frozen=True):
+    """To the patch folder."""
 
-    rid: str
-    items: tuple[MediaInput, ...]
-
-
-class MediaFailed(Struct, frozen=True):
-    """Why a request has none."""
-
-    rid: str
-    code: str
-    """Of `errors.CODES`."""
-    message: str
-    param: str | None = None
+    key: bytes

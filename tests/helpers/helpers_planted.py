@@ -40,13 +40,13 @@ def tokenizer(ctx: Context) -> Core:
     from actorium.actors.tokenizer.core import build
     from actorium.actors.tokenizer.prompt_encoder import PromptEncoder
 
-    usual = PromptEncoder._ids
+    usual = PromptEncoder._prompt
 
     def ids(prompts: PromptEncoder, message: Any, render: Any) -> Any:
         fail(message.text, "tokenizer")
         return usual(prompts, message, render)
 
-    PromptEncoder._ids = ids  # type: ignore[method-assign]
+    PromptEncoder._prompt = ids  # type: ignore[method-assign]
     return build(ctx)
 
 

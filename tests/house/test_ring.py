@@ -28,14 +28,14 @@ JOINTS: dict[str, set[str]] = {
                             "actors.runtime.security.curve_gate",
                             "actors.runtime.security.private_paths",
                             "actors.runtime.step_events"},
-    "actors.tokenizer.text_model": {"actors.structured.grammar",
-                                    "actors.structured.grammar_validator"},
+    "actors.tokenizer.text_model": {"actors.structured.grammar_validator",
+                                    "actors.vision.prompt_media"},
     "gpu.worker.compute": {"actors.runtime.step_events", "gpu.worker.compilations",
                            "gpu.worker.tracing"},
 }
 """Where the ring knows a wing all the same: the sequence whose stop expressions are searched for,
 the one place that puts wings around a core, the tokenizer that refuses a grammar before it is
-queued, and the thread that a trace is of."""
+queued and counts the tokens of images, and the thread that a trace is of."""
 
 
 def test_it_is_read_in_an_evening() -> None:

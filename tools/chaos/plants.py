@@ -53,16 +53,17 @@ def fail(tokens: Collection[int]) -> None:
 def tokenizer(ctx: Context) -> Core:
     """Builds a tokenizer that fails when it has encoded a request's prompt."""
     from actorium.actors.tokenizer.core import build
+    from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt
     from actorium.actors.tokenizer.prompt_encoder import PromptEncoder
 
-    usual = PromptEncoder._ids
+    usual = PromptEncoder._prompt
 
-    def ids(prompts: PromptEncoder, message: Any, render: Any) -> array[int]:
+    def prompt(prompts: PromptEncoder, message: Any, render: Any) -> EncodedPrompt:
         found = usual(prompts, message, render)
-        fail(found)
+        fail(found.ids)
         return found
 
-    PromptEncoder._ids = ids  # type: ignore[method-assign, assignment]
+    PromptEncoder._prompt = prompt  # type: ignore[method-assign, assignment]
     return build(ctx)
 
 

@@ -9,6 +9,7 @@ from typing import Any, Literal
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.gateway.faces.media_parts import joined, source_upload
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns
 from actorium.actors.gateway.faces.tool_choice import (
     Function,
@@ -18,7 +19,7 @@ from actorium.actors.gateway.faces.tool_choice import (
     ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.messages import ChatMessage, ToolCall
+from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 
 
 class InputBlock(Struct, kw_only=True):
@@ -32,6 +33,8 @@ class InputBlock(Struct, kw_only=True):
     input: dict[str, Any] | None = None
     tool_use_id: str | None = None
     content: str | list[InputBlock] | None = None
+    source: dict[str, Any] | None = None
+    """Of an image."""
     is_error: bool | None = None
 
 
@@ -118,7 +121,9 @@ def prefill(turns: list[ChatMessage]) -> str | None:
     """Returns the text of a last turn that is the assistant's, which the answer continues; None if
     there is none."""
     last = turns[-1]
-    return last.content or None if last.role == "assistant" and not last.tool_calls else None
+    if last.role != "assistant" or last.tool_calls or not isinstance(last.content, str):
+        return None
+    return last.content or None
 
 
 class MessagesBody(CountTokensBody, kw_only=True):
@@ -144,12 +149,15 @@ def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> li
     if isinstance(turn.content, str):
         return [ChatMessage(turn.role, turn.content)]
     found: list[ChatMessage] = []
-    text, thought = "", ""
+    parts: list[TurnPart] = []
+    thought = ""
     calls: list[ToolCall] = []
     for i, block in enumerate(turn.content):
         place = f"{where}[{i}]"
         if block.type == "text":
-            text += block.text or ""
+            parts.append(TurnPart("text", block.text or ""))
+        elif block.type == "image":
+            parts.append(source_upload(block.source, f"{place}.source"))
         elif block.type == "thinking":
             thought += block.thinking or ""
         elif block.type == "tool_use":
@@ -159,6 +167,7 @@ def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> li
             found.append(_result(block, place, names))
         elif block.type != "redacted_thinking":
             raise HttpError(400, f"{place}: {block.type[:40]!r} is not taken", "messages")
+    text = joined(parts)
     if text or calls or thought or not found:
         found.append(ChatMessage(turn.role, text, tool_calls=calls,
                                  reasoning_content=thought or None))
@@ -174,9 +183,21 @@ def _call(block: InputBlock, where: str) -> ToolCall:
 def _result(block: InputBlock, where: str, names: dict[str, str]) -> ChatMessage:
     if not block.tool_use_id:
         raise HttpError(400, f"{where}.tool_use_id: is required", "messages")
-    result = "" if block.content is None else _text(block.content, f"{where}.content")
-    return ChatMessage("tool", f"Error: {result}" if block.is_error else result,
+    result = _text_and_images(block.content, f"{where}.content")
+    if block.is_error:
+        result = f"Error: {result}" if isinstance(result, str) \
+            else [TurnPart("text", "Error: "), *result]
+    return ChatMessage("tool", result,
                        tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id))
+
+
+def _text_and_images(content: str | list[InputBlock] | None, where: str) -> str | list[TurnPart]:
+    """Of a tool's result. Raises `HttpError`."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    return joined([source_upload(block.source, f"{where}[{i}].source") if block.type == "image"
+                   else TurnPart("text", _text([block], f"{where}[{i}]"))
+                   for i, block in enumerate(content)])
 
 
 def _text(content: str | list[InputBlock], where: str) -> str:

@@ -28,6 +28,7 @@ from actorium.actors.gateway.faces.response_formats import format_field, structu
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS, FunctionCall, FunctionToolCall
 from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import encode_json, event
 from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser
 from actorium.actors.gateway.parsers.parts import (
@@ -87,7 +88,14 @@ class ChatTurn(HttpTurn):
         request = request_for(body, params, tenant, **prompt)
         if not (body.wants_prompt_ids or body.cuts_right):
             return [request]
-        ids = await self.engine.client.tokenize_chat(**prompt)
+        ids = await self.engine.client.tokenize_chat(
+            **prompt, mm_processor_kwargs=body.mm_processor_kwargs)
+        if any(not isinstance(turn.content, str) for turn in prompt["messages"]):
+            if body.cuts_right:
+                raise HttpError(400, "truncation_side: right is not possible with images or videos",
+                                "truncation_side")
+            self._prompt_ids = body.truncated(ids, self.model.max_model_len, params.max_tokens)
+            return [request]
         # The very tokens that are shown are run.
         ids = body.truncated(ids, self.model.max_model_len, params.max_tokens)
         self._prompt_ids = ids if body.wants_prompt_ids else None

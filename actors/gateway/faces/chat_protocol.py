@@ -7,6 +7,7 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
+from actorium.actors.gateway.faces.media_parts import TEXTS, content_of
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
     Function,
@@ -30,6 +31,13 @@ class ContentPart(Struct):
 
     type: str
     text: str | None = None
+    image_url: str | dict[str, Any] | None = None
+    video_url: str | dict[str, Any] | None = None
+    image: str | dict[str, Any] | None = None
+    video: str | dict[str, Any] | list[str | dict[str, Any]] | None = None
+    """As transformers and qwen-vl-utils name them; a list has frames."""
+    detail: str | None = None
+    """Of `image_url` in responses. Sizes are `mm_processor_kwargs`'s: it changes nothing."""
 
 
 class ToolCallParam(Struct, kw_only=True):
@@ -92,7 +100,7 @@ class ChatBody(SamplingFields, kw_only=True):
         check_turns(self.messages, "messages")
         return [ChatMessage(
             role=ROLES.get(turn.role, turn.role),
-            content=text_of(turn.content, f"messages[{i}].content"), name=turn.name,
+            content=content_of(turn.content, f"messages[{i}].content"), name=turn.name,
             tool_calls=_calls(turn), tool_call_id=turn.tool_call_id,
             reasoning_content=turn.reasoning_content or turn.reasoning)
             for i, turn in enumerate(self.messages)]
@@ -196,7 +204,9 @@ def text_of(content: str | list[ContentPart] | None, where: str) -> str:
     if isinstance(content, str):
         return content
     for i, part in enumerate(content):
-        if part.type not in ("text", "input_text", "output_text") or part.text is None:
+        if part.type in TEXTS and part.text is not None:
+            continue
+        if part.type in TEXTS or not part.type.startswith(("image", "video")):
             raise HttpError(400, f"{where}[{i}]: only text is taken, got {part.type[:40]!r}",
                             "messages")
     return "".join(part.text or "" for part in content)

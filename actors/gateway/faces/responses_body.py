@@ -7,7 +7,8 @@ from typing import Any, Literal
 from msgspec import Struct, field
 
 from actorium.actors.client.requests import Request
-from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart, text_of
+from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart
+from actorium.actors.gateway.faces.media_parts import content_of
 from actorium.actors.gateway.faces.response_formats import JsonSchema, ResponseFormat, structured_of
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
@@ -18,7 +19,7 @@ from actorium.actors.gateway.faces.tool_choice import (
     ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.messages import ChatMessage, ToolCall
+from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 from actorium.actors.params import Structured
 
 LOGPROBS = "message.output_text.logprobs"
@@ -141,7 +142,8 @@ class InputBody(SamplingFields, kw_only=True):
     def prompted(self, context: list[InputItem]) -> Request:
         """Returns a request with the prompt alone. Raises `HttpError`."""
         return Request(messages=list(self.turns(context)), tools=self.choice().shown,
-                       template_args=self.template_args())
+                       template_args=self.template_args(),
+                       mm_processor_kwargs=self.mm_processor_kwargs)
 
 
 class ResponsesBody(InputBody, kw_only=True):
@@ -208,14 +210,15 @@ class ConversationBuilder:
         try:
             self._add(item, where)
         except HttpError as error:
-            raise HttpError(400, error.message, "input") from None
+            place = error.param if (error.param or "").startswith("input[") else "input"
+            raise HttpError(400, error.message, place) from None
 
     def _add(self, item: InputItem, where: str) -> None:
         if item.type == "message":
             if not item.role:
                 raise HttpError(400, f"{where}.role: is required")
             role = ROLES.get(item.role, item.role)
-            self.say(role, text_of(item.content, f"{where}.content"))
+            self.say(role, content_of(item.content, f"{where}.content"))
         elif item.type == "reasoning":
             parts = item.content if isinstance(item.content, list) and item.content else \
                 item.summary or []
@@ -226,13 +229,13 @@ class ConversationBuilder:
             if not item.call_id:
                 raise HttpError(400, f"{where}.call_id: is required")
             self.found.append(ChatMessage(
-                "tool", text_of(item.output, f"{where}.output"), tool_call_id=item.call_id,
+                "tool", content_of(item.output, f"{where}.output"), tool_call_id=item.call_id,
                 name=self._names.get(item.call_id)))
         else:
             raise HttpError(400, f"{where}: {item.type[:40]!r} is not taken")
 
-    def say(self, role: str, text: str) -> None:
-        """Adds a message's text."""
+    def say(self, role: str, text: str | list[TurnPart]) -> None:
+        """Adds a message's content."""
         last = self.found[-1] if self.found else None
         if role == "system" and last is not None and last.role == "system":
             self.found[-1] = ChatMessage("system", f"{last.content}\n\n{text}")

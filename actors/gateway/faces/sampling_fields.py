@@ -116,6 +116,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     truncation_side: Literal["left", "right"] | None = None
     """Where the prompt loses tokens; default: left."""
     cache_salt: str | None = None
+    mm_processor_kwargs: dict[str, Any] = {}
+    """What becomes of images and videos (docs/media.md)."""
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None
@@ -212,7 +214,8 @@ def request_for(fields: SamplingFields, params: SamplingParams, tenant: str,
     """Returns the request to the engine. prompt: the prompt or the messages, and their options."""
     return Request(params=params, timeout=fields.timeout, tenant=tenant, priority=fields.priority,
                    truncate_prompt_tokens=fields.truncate_prompt_tokens,
-                   cache_salt=fields.cache_salt, **prompt)
+                   cache_salt=fields.cache_salt,
+                   mm_processor_kwargs=fields.mm_processor_kwargs, **prompt)
 
 
 def effort_args(effort: str | None) -> dict[str, Any]:

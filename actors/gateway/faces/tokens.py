@@ -39,6 +39,7 @@ class TokenizeBody(Struct, kw_only=True):
     add_generation_prompt: bool | None = None
     """By default yes, unless the final message is continued."""
     continue_final_message: bool = False
+    mm_processor_kwargs: dict[str, Any] = {}
     content: str | None = None
     """The text, as llama-server's clients send it: then the answer is llama-server's too."""
     add_special: bool = False
@@ -77,7 +78,7 @@ class TokenizeBody(Struct, kw_only=True):
         return Request(
             messages=list(ChatBody(messages=self.messages or []).turns()),
             tools=ToolSelection(self.tools, None, True).shown, chat_template=self.chat_template,
-            template_args=self.chat_template_kwargs,
+            template_args=self.chat_template_kwargs, mm_processor_kwargs=self.mm_processor_kwargs,
             add_generation_prompt=not self.continue_final_message if generation is None
             else generation, continue_final_message=self.continue_final_message)
 
@@ -96,7 +97,8 @@ async def prompt_ids(client: AsyncClient, request: Request) -> list[int]:
             request.messages, request.template_args, request.tools,
             chat_template=request.chat_template,
             add_generation_prompt=request.add_generation_prompt,
-            continue_final_message=request.continue_final_message)
+            continue_final_message=request.continue_final_message,
+            mm_processor_kwargs=request.mm_processor_kwargs)
     if isinstance(request.prompt, str):
         return await client.tokenize(request.prompt)
     return list(request.prompt or ())

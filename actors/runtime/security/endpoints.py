@@ -1,6 +1,7 @@
-"""Where an engine listens beyond its machine: `tcp://HOST:PORT` stands for three ports in a row.
+"""Where an engine listens beyond its machine: `tcp://HOST:PORT` stands for four ports in a row.
 
-The three fronts sit in three processes, so each has a port of its own: PORT, PORT + 1 and PORT + 2.
+The fronts sit in processes of their own, so each has a port: PORT, PORT + 1 and PORT + 2, and for
+images and videos, where the model takes them, PORT + 3.
 They are fixed rather than asked for, so that an actor that is started again is found where its
 predecessor was, and a firewall needs one rule.
 """
@@ -10,7 +11,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEME = "tcp://"
-FRONTS = ("tokenizer", "detokenizer", "watchdog")
+FRONTS = ("tokenizer", "detokenizer", "watchdog", "media")
 """Roles in the order of their ports."""
 LAST_PORT = 65535
 
@@ -42,5 +43,6 @@ def parse(text: str) -> Endpoint:
     if ok and (":" in host) == (host.startswith("[") and host.endswith("]")) and "/" not in host:
         if 1 <= int(port) <= highest:
             return Endpoint("127.0.0.1" if host == "localhost" else host, int(port))
-        raise ValueError(f"the port must be between 1 and {highest}: it and the next two are used")
+        raise ValueError(f"the port must be between 1 and {highest}: it and the next three are "
+                         "used")
     raise ValueError("must be tcp://HOST:PORT ([...] around an IPv6 address)")

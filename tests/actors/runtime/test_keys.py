@@ -110,7 +110,7 @@ def test_many_may_write_the_list_at_once(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("text", "host", "port"), [
     ("tcp://10.0.0.1:5000", "10.0.0.1", 5000), ("tcp://*:1", "*", 1),
-    ("tcp://[::1]:65533", "[::1]", 65533), ("tcp://localhost:80", "127.0.0.1", 80)])
+    ("tcp://[::1]:65532", "[::1]", 65532), ("tcp://localhost:80", "127.0.0.1", 80)])
 def test_addresses(text: str, host: str, port: int) -> None:
     found = parse(text)
     assert found == Endpoint(host, port)

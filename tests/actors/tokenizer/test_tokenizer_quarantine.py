@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from array import array
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -40,14 +39,14 @@ class Lives:
     def __init__(self, model: Path, monkeypatch: pytest.MonkeyPatch,
                  die: Callable[[], None]) -> None:
         self.model, self.buffer, self.deaths = model, bytearray(SIZE), 0
-        usual = PromptEncoder._ids
+        usual = PromptEncoder._prompt
 
-        def ids(prompts: PromptEncoder, message: Any, render: Any) -> array[int]:
+        def ids(prompts: PromptEncoder, message: Any, render: Any) -> Any:
             if "poison" in (message.text or ""):
                 die()
             return usual(prompts, message, render)
 
-        monkeypatch.setattr(PromptEncoder, "_ids", ids)
+        monkeypatch.setattr(PromptEncoder, "_prompt", ids)
         self.start()
 
     def start(self) -> None:
