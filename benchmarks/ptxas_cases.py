@@ -309,8 +309,10 @@ def convolution(channels: int, biased: bool) -> None:
 
 
 def mamba(states: torch.dtype) -> None:
-    """Granite 4's."""
+    """Granite 4's, with the convolution before it."""
     sizes, at = SSDSizes(48, 1, 64, 128), torch.zeros(64, dtype=I64)
+    OPS.conv_step(empty(64, sizes.channels), empty(99, 3, sizes.channels), at,
+                  empty(4, sizes.channels, dtype=F32), empty(sizes.channels, dtype=F32))
     inputs = split_inputs(empty(64, sizes.channels, dtype=F32), empty(64, 48, dtype=F32), sizes)
     OPS.ssd_step(inputs, empty(99, 48, 64, 128, dtype=states), at, empty(48, dtype=F32),
                  empty(48, dtype=F32))

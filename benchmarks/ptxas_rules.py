@@ -78,6 +78,7 @@ RULES = (
     Rule("_walk", "", 4, 2, 1, "wgmma"),
     Rule("_conv", "", 4, 6, 6),
     Rule("_keep", "", 4, 12, 12),
+    Rule("_one", "", 4, 12, 12),
     # Few rows: bytes of weights under way. Many: sums and partial sums in registers.
     Rule("_product", "^experts.*fp32, 4096 rows", 8, 1, 1, "fma"),
     Rule("_product", "^experts.*fp32", 4, 1, 1, "fma"),

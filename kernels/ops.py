@@ -168,6 +168,12 @@ class Ops(ABC):
         """
 
     @abstractmethod
+    def conv_step(self, x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
+                  bias: Tensor | None = None) -> Tensor:
+        """The same of one more token for each row. x: [B, C], of any row stride; rows: i64[B], as
+        of `delta_step`. Returns f32[B, C]."""
+
+    @abstractmethod
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
                      layer: DeltaLayer) -> Tensor:
         """GatedDeltaNet between its projections, over the tokens of an extend step; states and
@@ -179,20 +185,22 @@ class Ops(ABC):
                    layer: DeltaLayer) -> Tensor:
         """GatedDeltaNet between its projections, one more token for each row. p: [B, ...], queries,
         keys and values first, b and a last; states: [rows, HV, V, K], columns: [rows, W - 1,
-        channels], in place; rows: i64[B]. Returns f32[B, HV, V]."""
+        channels], in place; rows: i64[B], below 0 for rows that fill up a batch: they have no
+        state, and what comes out for them is finite and counts for nothing. Returns f32[B, HV,
+        V]."""
 
     @abstractmethod
     def delta_window(self, p: Tensor, states: Tensor, columns: Tensor, pending: Tensor,
                      rows: Tensor, accepted: Tensor, layer: DeltaLayer) -> Tensor:
-        """Windows of q tokens. p: [B * q, ...], as of `delta_step`; pending: the last windows'
-        inputs, of which `accepted` i64[B] are taken in first; see `delta_window.delta_window`.
-        Returns f32[B * q, HV, V]."""
+        """Windows of q tokens. p: [B * q, ...], and rows, as of `delta_step`; pending: the last
+        windows' inputs, of which `accepted` i64[B] are taken in first; see
+        `delta_window.delta_window`. Returns f32[B * q, HV, V]."""
 
     @abstractmethod
     def ssd_step(self, inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor,
                  skip: Tensor) -> Tensor:
         """Mamba-2's recurrence, one more token for each row. states: [rows, H, P, N], in place;
-        rows: i64[B]; a, skip: f32[H]. Returns f32[B, H, P]."""
+        rows: i64[B], as of `delta_step`; a, skip: f32[H]. Returns f32[B, H, P]."""
 
     # --- beside the model ------------------------------------------------------------------------
 

@@ -2,8 +2,9 @@
 thousands.
 
 A graph serves one number of rows and one window; a batch is padded up to the next one with rows of
-the sink slot. The only thing that changes from replay to replay is `SlotTables.chosen`, the
-slots of the rows; all else is read from the resident tables by slot, on the device.
+the sink slot, which has a page, and no recurrent state. The only thing that changes from replay to
+replay is `SlotTables.chosen`, the slots of the rows; all else is read from the resident tables by
+slot, on the device.
 
 A step is captured in stages, which are replayed one behind the other: the forward pass up to the
 logits; sampling and commit, once for each set of parameters that many requests have; new drafts. A

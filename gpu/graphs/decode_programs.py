@@ -1,11 +1,10 @@
 """Decode steps on a CPU, their layers captured once and replayed in one call each.
 
 A program serves one number of sequences and one window. It is captured when the first step of its
-size comes (or at the start, where sizes were asked for), over the sink page and the sink's states:
-that takes about as long as the step. What a
-step brings lies in memory of its own, which is filled before the replay: hidden states, rows of the
-ropes, page tables at full width. How long sequences are the kernels read there, so a program serves
-any lengths.
+size comes (or at the start, where sizes were asked for), over the sink page and nobody's states:
+that takes about as long as the step. What a step brings lies in memory of its own, which is filled
+before the replay: hidden states, rows of the ropes, page tables at full width. How long sequences
+are the kernels read there, so a program serves any lengths.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch, StatePool
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.cpu.program import NotRecordable, Program
+from actorium.kernels.reference.state_rows import NOBODY
 
 LOG = logging.getLogger(__name__)
 
@@ -63,10 +63,10 @@ class StepInputs:
                 for kv, pages in zip(self.kv_index, self.pages, strict=True)]
 
     def clear(self, shape: GraphShape) -> None:
-        """A step over the sink."""
-        for each in (self.hidden, *self.ropes, self.kv_index, self.pages, self.states,
-                     self.accepted):
+        """A step over the sink, of nobody's states."""
+        for each in (self.hidden, *self.ropes, self.kv_index, self.pages, self.accepted):
             each.zero_()
+        self.states.fill_(NOBODY)
         self.lens.fill_(shape.q_len)
 
     def fill(self, model: Decoder, batches: Sequence[ForwardBatch],

@@ -14,7 +14,6 @@ from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.gpu.parallel.rank_types import RankGroup
 from actorium.gpu.parallel.split_layers import norm_gated_over
 from actorium.gpu.step.states import LayerStates
-from actorium.kernels.reference.causal_conv import conv_step
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, time_steps
 
 
@@ -61,7 +60,7 @@ class Mamba2(RecurrentLayer):
         """See `RecurrentLayer`: f32[B, H, P]."""
         states, columns = pools
         xbc, dt = self._parts(x)
-        xbc = conv_step(xbc, columns, rows, self.conv, self.conv_bias)
+        xbc = self.ops.conv_step(xbc, columns, rows, self.conv, self.conv_bias)
         inputs = split_inputs(xbc, dt, self.sizes)
         return self.ops.ssd_step(inputs, states, rows, self.a, self.skip)
 

@@ -64,7 +64,8 @@ class RecurrentLayer(ABC):
         [T, inner], what the second projection takes."""
 
     def step(self, p: Tensor, states: LayerStates, rows: Tensor) -> Tensor:
-        """One token a sequence. p: [B, projected]; rows: i64[B] -> [B, inner]."""
+        """One token a sequence. p: [B, projected]; rows: i64[B], see `StateRows.decodes` -> [B,
+        inner]."""
         return self.gate(self.advance(self.inputs(p), states.committed, rows), p)
 
     def window(self, p: Tensor, states: LayerStates, rows: Tensor, accepted: Tensor) -> Tensor:
@@ -82,7 +83,8 @@ class RecurrentLayer(ABC):
     @abstractmethod
     def advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
         """One more token a row. x: [B, `StateShape.inputs`]; pools: `LayerStates.committed`, or
-        tensors like these, in place; rows: i64[B] -> [B, ...], what `gate` takes."""
+        tensors like these, in place; rows: i64[B], see `StateRows.decodes` -> [B, ...], what `gate`
+        takes."""
 
     @abstractmethod
     def gate(self, y: Tensor, p: Tensor) -> Tensor:

@@ -107,7 +107,7 @@ class MemoryPlan:
 
     @property
     def slots(self) -> int:
-        """Rows of the resident tables, and of live states: slot 0 is the padding sink."""
+        """Rows of the resident tables: slot 0 is the padding sink. It has no state."""
         return self.demand.max_num_seqs + 1
 
     @cached_property
@@ -117,9 +117,9 @@ class MemoryPlan:
 
     @property
     def state_rows(self) -> int:
-        """Rows of the state pool: the slots', then checkpoints 1, 2, ... in rows slots, slots + 1,
-        ..."""
-        return self.slots + self.checkpoints if self.shape.recurrent else 0
+        """Rows of the state pool: those of the sequences that run at once, slot s in row s - 1,
+        then checkpoints 1, 2, ..."""
+        return self.demand.max_num_seqs + self.checkpoints if self.shape.recurrent else 0
 
     @property
     def lead(self) -> Pool:
@@ -166,8 +166,6 @@ class MemoryPlan:
         if s.window:
             lines.append(PlanLine("speculation windows", count * s.window, count, s.window,
                               f"inputs of {self.demand.drafts} drafts not yet committed"))
-        lines.append(PlanLine("slot 0, the padding sink", sum(s), 1, sum(s),
-                              "what padded rows write"))
         if self.checkpoints:
             lines.append(PlanLine("checkpoints", self.checkpoints * s.checkpoint, self.checkpoints,
                               s.checkpoint, "states kept for prefix reuse"))
@@ -221,7 +219,7 @@ class MemoryPlan:
 
     @property
     def arithmetic_limit(self) -> int:
-        """Tokens, if neither padding sinks nor whole pages took anything: budget less the states
+        """Tokens, if neither sink nor whole pages took anything: budget less the states
         of `max_num_seqs` sequences and the checkpoints, divided by a token's bytes."""
         narrow = sum(pool.bytes for pool in self.pools if pool.window != self.lead.window)
         states = self.demand.max_num_seqs * sum(self.state)
@@ -260,7 +258,7 @@ def make_plan(shape: ModelShape, demand: Demand, budget: int, name: str = "memor
     shape, demand = as_served(shape, demand)
     state, groups = state_bytes(shape, demand), _groups(shape, demand)
     chosen = _checkpoints(shape, demand, budget)
-    live = (demand.max_num_seqs + 1) * sum(state) if shape.recurrent else 0
+    live = demand.max_num_seqs * sum(state)
     kept = chosen * state.checkpoint
     _check(shape, demand, budget, name, live + kept, kept, groups)
     pages = pool_pages([GroupPages(pool.window, pool.page_bytes) for pool in groups],

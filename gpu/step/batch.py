@@ -79,7 +79,8 @@ class StateRows:
     extends: list[ExtendRun]
     """Of the extend rows, in their order."""
     decodes: Tensor
-    """i64[decode_rows]: of the decode rows. A sequence that has ended still writes its own."""
+    """i64[decode_rows]: of the decode rows; below 0 for those that fill up a batch, which have no
+    state: nothing is read or written for them. A sequence that has ended still writes its own."""
     q_len: int = 1
     """Tokens of each decode row: the last one, which is certain, and drafts."""
     accepted: Tensor | None = None

@@ -76,6 +76,7 @@ class ForwardPass:
         its MTP layer, which is not run without."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
         self.proposer = proposer
+        self._one = tables.arrays.full((1,), 1, "int64")
         self.segments: CapturedLayers | None = None
         """Runs the layers of steps that it serves."""
         self.served = StepCounts()
@@ -97,7 +98,7 @@ class ForwardPass:
             return None
         arrays, drafts = self.tables.arrays, self.tables.drafts
         slots, extends = step.slots_d[step.ending:], step.batches[0].extends
-        decodes = arrays.tensor(arrays.long(slots))
+        decodes = arrays.tensor(slots - self._one)  # i64: slot 0, of padding, has no row
         if not drafts.max_drafts:
             return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes))
         accepted = arrays.tensor(drafts.accepted[slots])

@@ -30,8 +30,8 @@ class LayerStates(NamedTuple):
     columns: Tensor
     """[rows, W - 1, channels]: last inputs of the convolution, the newest last."""
     pending: Tensor
-    """[slots, K, inputs]: what the layer's first projection gave for the last step's drafts, K at
-    most; 0 where nothing is ever drafted. Rows that no draft has filled hold rubbish."""
+    """[sequences, K, inputs]: what the layer's first projection gave for the last step's drafts, K
+    at most; 0 where nothing is ever drafted. Rows that no draft has filled hold rubbish."""
 
     @property
     def committed(self) -> tuple[Tensor, Tensor]:
@@ -52,16 +52,17 @@ def window_bytes(shape: StateShape, layers: int, drafts: int, dtype: torch.dtype
 
 
 class StatePool:
-    """Rows for the live states, one for each slot (row = slot; 0 is the padding sink), then one for
-    each checkpoint, numbered from 1."""
+    """Rows for the live states, one for each slot but slot 0 (row = slot - 1; what fills up a batch
+    has no state, and no row), then one for each checkpoint, numbered from 1."""
 
     def __init__(
         self, shape: StateShape, layers: int, slots: int, checkpoints: int,
         state_dtype: torch.dtype, dtype: torch.dtype, device: torch.device, drafts: int = 0,
     ) -> None:
-        """drafts: most that a sequence has in a step (K)."""
-        self.slots, self.checkpoints, self.drafts = slots, checkpoints, drafts
-        rows, waiting = slots + checkpoints, (slots, drafts, shape.inputs)
+        """slots: of the resident tables, slot 0 included; drafts: most that a sequence has in a
+        step (K)."""
+        self.live, self.checkpoints, self.drafts = slots - 1, checkpoints, drafts
+        rows, waiting = self.live + checkpoints, (self.live, drafts, shape.inputs)
         self.layers = [LayerStates(zeros((rows, *shape.state), state_dtype, device),
                                    zeros((rows, *shape.columns), dtype, device),
                                    zeros(waiting, dtype, device) if drafts
@@ -88,9 +89,9 @@ class StatePool:
                 raise ValueError(f"admit: slot {a.slot}: {a.cached_len} tokens are cached and the "
                                  f"checkpoint is {a.checkpoint}: both or neither")
             if a.checkpoint:
-                copies.append((a.slot, self._row(a.slot, a.checkpoint)))
+                copies.append((a.slot - 1, self._row(a.slot, a.checkpoint)))
             else:
-                fresh.append(a.slot)
+                fresh.append(a.slot - 1)
         device = self.layers[0].state.device
         if fresh:
             rows = _there(fresh, device)
@@ -105,9 +106,8 @@ class StatePool:
 
     def rows(self, plan: StepPlan, extends: Sequence[ExtendRow], decodes: Tensor,
              q_len: int = 1, accepted: Tensor | None = None) -> StateRows:
-        """Rows of a step. decodes: i64[decode rows], the slots; q_len and accepted: see
-        `StateRows`. Raises `ValueError` on checkpoints that do not fit its extends, and on windows
-        larger than there is room for."""
+        """Rows of a step. decodes, q_len and accepted: see `StateRows`. Raises `ValueError` on
+        checkpoints that do not fit its extends, and on windows larger than there is room for."""
         if q_len > self.drafts + 1:
             raise ValueError(f"drafts: {q_len - 1} are more than the {self.drafts} that the states "
                              "have room for")
@@ -122,7 +122,7 @@ class StatePool:
                 raise ValueError(f"checkpoints: slot {slot} extends by {counts.get(slot, 0)} "
                                  f"tokens, not to {tokens}")
             saves[slot].append((tokens, self._row(slot, checkpoint)))
-        return StateRows([ExtendRun(row.slot, row.count,
+        return StateRows([ExtendRun(row.slot - 1, row.count,
                                     tuple(saves[row.slot])) for row in extends],
                          decodes, q_len, accepted)
 
@@ -130,7 +130,7 @@ class StatePool:
         if not 0 < checkpoint <= self.checkpoints:
             raise ValueError(f"slot {slot}: checkpoint {checkpoint} is not in "
                              f"1..{self.checkpoints}")
-        return self.slots + checkpoint - 1
+        return self.live + checkpoint - 1
 
 
 def _there(rows: Sequence[object], device: torch.device) -> Tensor:

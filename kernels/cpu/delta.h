@@ -10,7 +10,7 @@
 typedef struct {
     const bf16 *p;        /* [rows, stride]: queries, keys, values, z, b, a */
     int64_t stride;
-    const int64_t *slots; /* [rows]: rows of columns and states */
+    const int64_t *slots; /* [rows]: rows of columns and states; below 0: padding, without any */
     bf16 *columns;        /* [slots, width - 1, channels] */
     const float *conv;    /* [width, channels] */
     void *states;         /* [slots, values, value_dim, key_dim] */

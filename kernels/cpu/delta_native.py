@@ -58,7 +58,8 @@ class NativeDelta:
                       for narrow in (0, 1)]
 
     def step(self, p: Tensor, columns: Tensor, states: Tensor, rows: Tensor) -> Tensor:
-        """One token a sequence. rows: i64[T], of columns and states."""
+        """One token a sequence. rows: i64[T], of columns and states; below 0 for padding, which
+        has neither, and gives zeros."""
         out = p.new_empty((len(p), self.width))
         sizes = self.sizes[states.dtype is torch.bfloat16]
         self.lib.delta_step(
@@ -70,7 +71,7 @@ class NativeDelta:
     def window(self, p: Tensor, columns: Tensor, states: Tensor, pending: Tensor, rows: Tensor,
                accepted: Tensor) -> Tensor:
         """Delayed commit (`kernels/reference/window.py`) of T / B tokens a sequence. pending: bf16
-        [rows, K, channels + 2 HV], in place; rows, accepted: i64[B]."""
+        [rows, K, channels + 2 HV], in place; rows, as of `step`, and accepted: i64[B]."""
         count, held = len(p) // len(rows), pending.shape[1]
         out = p.new_empty((len(p), self.width))
         sizes = self.sizes[states.dtype is torch.bfloat16]

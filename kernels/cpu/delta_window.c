@@ -196,6 +196,12 @@ static void window_of(const Window *w, int64_t sequence, int head) {
     int n = d->key_dim, m = d->value_dim, shared = d->values / d->keys;
     int edge = 2 * d->keys * n, channels = edge + d->values * m;
     int64_t slot = d->slots[sequence], row = sequence * w->count;
+    if (slot < 0) { /* padding: there is no such state */
+        for (int t = 0; t < w->count; t++)
+            memset(d->out + ((row + t) * d->values + head * shared) * m, 0,
+                   shared * m * sizeof(bf16));
+        return;
+    }
     int64_t inputs = channels + 2 * d->values, before = w->held ? w->accepted[sequence] : 0;
     before = before < 0 ? 0 : before > w->held ? w->held : before;
     int tokens = (int)before + w->count, certain = (int)before + 1;

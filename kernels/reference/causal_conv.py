@@ -7,6 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.ragged import Ragged
+from actorium.kernels.reference.state_rows import read_rows, write_rows
 
 
 def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
@@ -37,11 +38,11 @@ def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
               bias: Tensor | None = None) -> Tensor:
     """Convolves one more token for each of these rows.
 
-    x: [B, C]; columns: [rows, W - 1, C], in place; rows: i64[B]; weight: f32[W, C]; bias: f32[C].
-    Returns f32[B, C].
+    x: [B, C]; columns: [rows, W - 1, C], in place; rows: i64[B], below 0 for padding, which has no
+    columns; weight: f32[W, C]; bias: f32[C]. Returns f32[B, C].
     """
-    whole = torch.cat((columns.index_select(0, rows), x.unsqueeze(1)), 1)
-    columns.index_copy_(0, rows, whole[:, 1:])
+    whole = torch.cat((read_rows(columns, rows), x.unsqueeze(1)), 1)
+    write_rows(columns, rows, whole[:, 1:])
     out = (whole * weight).sum(1)
     if bias is not None:
         out.add_(bias)

@@ -13,6 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.ragged import Ragged
+from actorium.kernels.reference.state_rows import read_rows, write_rows
 
 NORM_EPS = 1e-6
 
@@ -56,17 +57,17 @@ def delta_step(qkv: Tensor, g: Tensor, beta: Tensor, states: Tensor, rows: Tenso
                heads: Heads) -> Tensor:
     """Advances each of these rows by one token.
 
-    qkv: f32[B, channels]; g, beta: f32[B, HV]; states: [rows, HV, V, K], in place; rows: i64[B].
-    Returns f32[B, HV, V].
+    qkv: f32[B, channels]; g, beta: f32[B, HV]; states: [rows, HV, V, K], in place; rows: i64[B],
+    below 0 for padding, which has no state. Returns f32[B, HV, V].
     """
     shared = heads.values // heads.keys
     q, k, v = split_heads(qkv, heads)
     q, k = (x.repeat_interleave(shared, 1).unsqueeze(-1) if shared > 1 else x.unsqueeze(-1)
             for x in (q, k))
-    state = states.index_select(0, rows).float() * g.exp()[..., None, None]
+    state = read_rows(states, rows).float() * g.exp()[..., None, None]
     delta = (v - (state @ k).squeeze(-1)) * beta.unsqueeze(-1)
     state.addcmul_(delta.unsqueeze(-1), k.transpose(-1, -2))
-    states.index_copy_(0, rows, state.to(states.dtype))
+    write_rows(states, rows, state.to(states.dtype))
     return (state @ q).squeeze(-1)
 
 

@@ -38,7 +38,8 @@ class DeltaLayer(NamedTuple):
 
     def advance(self, x: Tensor, pools: Sequence[Tensor], rows: Tensor) -> Tensor:
         """Advances each row by one token. x: [B, channels + 2 HV]; pools: states [rows, HV, V, K]
-        and columns [rows, W - 1, channels], in place; rows: i64[B] -> f32[B, HV, V]."""
+        and columns [rows, W - 1, channels], in place; rows: i64[B], below 0 for padding, which has
+        neither -> f32[B, HV, V]."""
         states, columns = pools
         qkv = conv_step(x[:, :self.heads.channels], columns, rows, self.conv)
         return delta_step(qkv, *self.gates(x), states, rows, self.heads)

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.ragged import Ragged
+from actorium.kernels.reference.state_rows import read_rows, write_rows
 
 
 class SSDSizes(NamedTuple):
@@ -71,16 +72,16 @@ def split_inputs(xbc: Tensor, dt: Tensor, sizes: SSDSizes) -> SSDInputs:
 def ssd_step(inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
     """Advances each of these rows by one token.
 
-    inputs: T = B; states: [rows, H, P, N], in place; rows: i64[B]; a, skip: f32[H]. Returns f32[B,
-    H, P].
+    inputs: T = B; states: [rows, H, P, N], in place; rows: i64[B], below 0 for padding, which has
+    no state; a, skip: f32[H]. Returns f32[B, H, P].
     """
     x, b, c, dt = inputs
     count, groups = len(x), b.shape[1]
-    state = states.index_select(0, rows).float().mul_((dt * a).exp()[..., None, None])
+    state = read_rows(states, rows).float().mul_((dt * a).exp()[..., None, None])
     by_group = state.view(count * groups, -1, b.shape[-1])
     new = (x * dt.unsqueeze(-1)).reshape(count * groups, -1, 1)
     by_group.addcmul_(new, b.reshape(count * groups, 1, -1))
-    states.index_copy_(0, rows, state.to(states.dtype))
+    write_rows(states, rows, state.to(states.dtype))
     out = by_group @ c.reshape(count * groups, -1, 1)
     return out.view_as(x).addcmul_(x, skip.unsqueeze(-1))
 

@@ -12,7 +12,7 @@ from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
-from actorium.kernels.reference.causal_conv import conv_extend
+from actorium.kernels.reference.causal_conv import conv_extend, conv_step
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
@@ -54,6 +54,7 @@ class TorchOps(Ops):
     silu_mul = staticmethod(silu_mul)
     gelu_mul = staticmethod(gelu_mul)
     conv_extend = staticmethod(conv_extend)
+    conv_step = staticmethod(conv_step)
     ssd_step = staticmethod(ssd_step)
     apply_plan = staticmethod(apply_plan)
 

@@ -14,12 +14,11 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from actorium.kernels.reference.state_rows import NOBODY, read_rows, write_rows
+
 Advance = Callable[[Tensor, Sequence[Tensor], Tensor], Tensor]
 """Advances each row by one token: (inputs [B, inputs], pools, changed in place, rows i64[B]) -> [B,
 ...]."""
-
-SINK = 0
-"""Row of every pool that is never read."""
 
 
 def most_accepted(accepted: Tensor, most: int) -> int:
@@ -33,18 +32,18 @@ def run_window(advance: Advance, fresh: Tensor, pools: Sequence[Tensor], pending
     """Runs a step of q = d + 1 tokens for each of B sequences.
 
     fresh: [B, q, inputs]; pools: [rows, ...] each, states and columns, in place; pending: [rows, K,
-    inputs], K >= d, in place: the inputs of the drafts before; rows: i64[B]; accepted: i64[B], how
-    many of them to apply, K at most; the others, perhaps garbage, change nothing but the sink.
-    Returns [B * q, ...], what `advance` gives.
+    inputs], K >= d, in place: the inputs of the drafts before; rows: i64[B], below 0 for padding,
+    which changes nothing; accepted: i64[B], how many of them to apply, K at most; the others,
+    perhaps garbage, change nothing. Returns [B * q, ...], what `advance` gives.
     """
     width = fresh.shape[1]
     for at in range(most_accepted(accepted, pending.shape[1])):
-        live = torch.where(accepted > at, rows, SINK)
-        advance(pending[:, at].index_select(0, rows), pools, live)
+        live = torch.where(accepted > at, rows, NOBODY)
+        advance(read_rows(pending[:, at], rows), pools, live)
     outs = [advance(fresh[:, 0], pools, rows)]
     if width > 1:
-        pending[:, :width - 1].index_copy_(0, rows, fresh[:, 1:])
-        own = [pool.index_select(0, rows) for pool in pools]
+        write_rows(pending[:, :width - 1], rows, fresh[:, 1:])
+        own = [read_rows(pool, rows) for pool in pools]
         every = torch.arange(len(rows), device=rows.device)
         outs += [advance(fresh[:, at], own, every) for at in range(1, width)]
     return torch.stack(outs, 1).flatten(0, 1)

@@ -1,7 +1,8 @@
-"""See `kernels.reference.causal_conv`: the tokens of an extend step through the convolution.
+"""See `kernels.reference.causal_conv`: the tokens of an extend step, or one of each row, through
+the convolution.
 
-Two launches: one makes the outputs, from the tokens where they lie and the columns before them; the
-other then keeps the columns that each sequence leaves.
+An extend is two launches: one makes the outputs, from the tokens where they lie and the columns
+before them; the other then keeps the columns that each sequence leaves.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from actorium.kernels.triton.activation import silu
 TOKENS, CHANNELS = 16, 128
 """Of a program: 2,048 sums of four warps; a token's neighbours are found in the first cache."""
 KEPT = 256
-"""Channels of a program that keeps columns."""
+"""Channels of a program that keeps columns, or takes one token."""
 
 
 @triton.jit(do_not_specialize=["gap"],
@@ -73,6 +74,31 @@ def _keep(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
             tl.store(to + tap * C, moved, mask=live)
 
 
+@triton.jit(do_not_specialize_on_alignment=["rows"])
+def _one(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor, weight: tl.tensor,
+         bias: tl.tensor, out: tl.tensor, TAPS: tl.constexpr, C: tl.constexpr,
+         BIASED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+    at = tl.program_id(0).to(tl.int64)
+    channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
+    live = channel < C
+    row = tl.load(rows + at)
+    own = columns + row * ((TAPS - 1) * C) + channel
+    inside = live & (row >= 0)  # padding has no columns
+    total = tl.zeros((BLOCK,), tl.float32)
+    if BIASED:
+        total += tl.load(bias + channel, mask=live, other=0)
+    for tap in tl.static_range(TAPS):
+        if tap + 1 < TAPS:
+            value = tl.load(own + tap * C, mask=inside, other=0)
+        else:
+            value = tl.load(x + at * stride + channel, mask=live, other=0)
+        total += value.to(tl.float32) * tl.load(weight + tap * C + channel, mask=live, other=0)
+        if tap > 0:
+            tl.debug_barrier()  # another thread may have read what is written over
+            tl.store(own + (tap - 1) * C, value, mask=inside)
+    tl.store(out + at * C + channel, silu(total), mask=live)
+
+
 def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
                 bias: Tensor | None = None) -> Tensor:
     """See `causal_conv.conv_extend`; x has the dtype of the columns. What lies between the
@@ -80,6 +106,18 @@ def conv_extend(x: Tensor, columns: Tensor, weight: Tensor, plan: Ragged,
     gap = len(weight) - 1
     out = torch.empty((len(x) + (len(plan.counts) - 1) * gap, len(weight[0])), device=x.device)
     _launch(x, columns, weight, plan, bias, out, gap)
+    return out
+
+
+def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
+              bias: Tensor | None = None) -> Tensor:
+    """See `causal_conv.conv_step`; the channels of a token lie side by side."""
+    taps, channels = weight.shape
+    out = torch.empty((len(x), channels), device=x.device)
+    if len(x):
+        _one[(len(x), triton.cdiv(channels, KEPT))](
+            x, x.stride(0), columns, rows, weight, weight if bias is None else bias, out, TAPS=taps,
+            C=channels, BIASED=bias is not None, BLOCK=KEPT, num_warps=4)
     return out
 
 

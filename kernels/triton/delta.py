@@ -35,6 +35,8 @@ def _inputs(p: tl.tensor, stride: tl.tensor, gates_at: tl.tensor, columns: tl.te
     at = tl.program_id(0).to(tl.int64)
     block = tl.program_id(1)
     row = tl.load(rows + at)
+    if row < 0:  # padding: it has neither columns nor drafts, and `_rule` asks for nothing of it
+        return
     x = p + at * NEW * stride
     waiting = pending + row * (MOST * (C + 2 * HV))
     first = at * (MOST + NEW)
@@ -128,7 +130,13 @@ def _rule(qkv: tl.tensor, gates: tl.tensor, states: tl.tensor, rows: tl.tensor, 
     v = tl.program_id(2) * V_BLOCK + tl.arange(0, V_BLOCK)
     live_k, live_v = k < K, v < V
     live = live_v[:, None] & live_k[None, :]
-    own = states + ((tl.load(rows + at) * HV + head) * V + v[:, None]) * K + k[None, :]
+    row = tl.load(rows + at)
+    if row < 0:  # padding: there is no such state
+        for token in tl.static_range(NEW):
+            tl.store(out + ((at * NEW + token) * HV + head) * V + v,
+                     tl.zeros((V_BLOCK,), tl.float32), mask=live_v)
+        return
+    own = states + ((row * HV + head) * V + v[:, None]) * K + k[None, :]
     state = tl.load(own, mask=live, other=0).to(tl.float32)
     count = _count(accepted, at, MOST)
     channels: tl.constexpr = 2 * HK * K + HV * V

@@ -26,7 +26,11 @@ def _step(x: tl.tensor, b: tl.tensor, c: tl.tensor, dt: tl.tensor, x_stride: tl.
     n = tl.arange(0, N_BLOCK)
     live_p, live_n = p < P, n < N
     live = live_p[:, None] & live_n[None, :]
-    own = states + ((tl.load(rows + at) * H + head) * P + p[:, None]) * N + n[None, :]
+    row = tl.load(rows + at)
+    if row < 0:  # padding: there is no such state
+        tl.store(out + (at * H + head) * P + p, tl.zeros((P_BLOCK,), tl.float32), mask=live_p)
+        return
+    own = states + ((row * H + head) * P + p[:, None]) * N + n[None, :]
     state = tl.load(own, mask=live, other=0).to(tl.float32)
     time = tl.load(dt + at * dt_stride + head)
     group = head // (H // G) * N + n

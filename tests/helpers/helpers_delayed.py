@@ -25,12 +25,14 @@ from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.ssd import SSDSizes
+from actorium.kernels.reference.state_rows import NOBODY
 from actorium.kernels.reference.torch_ops import TorchOps
 
 CPU, EPS, DRAFTS = torch.device("cpu"), 1e-6, 4
 SLOTS = 6
+"""State rows of sequences."""
 ROWS = (4, 1, 5)
-"""Slots of the sequences, in the batch's order; the others are nobody's and hold NaN."""
+"""State rows of the sequences, in the batch's order; the others are nobody's and hold NaN."""
 NOTHING: Any = None
 """The projections of a layer that is given what they would give."""
 
@@ -52,7 +54,7 @@ class Case:
 
     def states(self, drafts: int) -> LayerStates:
         """Zeros for the sequences, NaN for everything else."""
-        pool = StatePool(self.shape, 1, SLOTS, 2, self.state_dtype, self.dtype, CPU, drafts)
+        pool = StatePool(self.shape, 1, SLOTS + 1, 2, self.state_dtype, self.dtype, CPU, drafts)
         own = pool.layers[0]
         for part in own:
             part.fill_(math.nan)
@@ -163,7 +165,7 @@ class OneByOne:
             live = [t < count for count in todo]
             p = torch.stack([own[at + t] if now else rubbish for own, at, now in zip(
                 other.tokens, self.counts, live, strict=True)])
-            out = layer.step(p, self.states, torch.where(torch.tensor(live), slots, 0))
+            out = layer.step(p, self.states, torch.where(torch.tensor(live), slots, NOBODY))
             for i, now in enumerate(live):
                 assert not now or torch.equal(out[i], other.outs[i][self.counts[i] + t])
         self.counts = [len(tokens) for tokens in other.tokens]

@@ -138,12 +138,12 @@ class Case:
         return open_device(config, 1, lambda *_: None, {})
 
     def check_what_the_worker_tells(self) -> None:
-        """Of the states of 4 sequences, the sink's, and 3 checkpoints."""
+        """Of the states of 4 sequences, and 3 checkpoints: padding has none."""
         found = self.opened(max_total_tokens=1600, checkpoints=3)
         shape, states = self.model.shape, found.runner.states
         assert found.ready.recurrent and found.ready.checkpoints == 3
         assert states is not None and [len(states.layers), len(found.runner.pools[0].layers)] == [
             len(shape.recurrent), shape.layers - len(shape.recurrent)]
-        assert states.layers[0].state.shape[0] == 4 + 1 + 3
-        assert states.bytes == 8 * row_bytes(shape.state, len(shape.recurrent), torch.float32,
+        assert states.layers[0].state.shape[0] == 4 + 3
+        assert states.bytes == 7 * row_bytes(shape.state, len(shape.recurrent), torch.float32,
                                              TORCH_DTYPES[shape.dtype])

@@ -117,3 +117,31 @@ def test_gates_at_their_ends(tiles: bool) -> None:
     layer.compare(layer.reference(len(layer.p), in_extend(layer, 4)),
                   lambda columns, states: layer.native.extend(layer.p, columns, states,
                                                               plan_runs(RUNS)))
+
+
+@pytest.mark.parametrize("tokens", [1, 3])
+def test_padding_has_no_state(state_dtype: torch.dtype, tokens: int) -> None:
+    """Whatever lies where its rows would be, before the pools, is neither read nor written; the
+    others are, to the bit, as without it."""
+    heads = Heads(2, 6, 64, 32)
+    layer = Layer(heads, 4, state_dtype)
+    width = heads.channels + 2 * heads.values
+    mixed, real = torch.tensor([-1, 7, -1, 0, -3]), torch.tensor([7, 0])
+    p = layer.p[:5 * tokens]
+    own = (mixed >= 0).repeat_interleave(tokens)
+    waiting = torch.randn(ROWS, 2, width, generator=torch.Generator().manual_seed(1)).bfloat16()
+    found = []
+    for rows, part in ((mixed, p), (real, p[own])):
+        whole = [torch.cat((torch.full_like(pool, torch.nan), pool))
+                 for pool in (layer.columns, layer.states, waiting)]
+        pools = [pool[ROWS:] for pool in whole]
+        if tokens == 1:
+            out = layer.native.step(part, *pools[:2], rows)
+        else:
+            out = layer.native.window(part, *pools, rows, torch.ones_like(rows))
+        assert all(pool[:ROWS].isnan().all() for pool in whole)
+        found.append((out, pools))
+    (out, pools), (right, wanted) = found
+    assert torch.equal(out[own], right) and not out[~own].any()
+    assert all(map(torch.equal, pools, wanted))
+    assert not torch.equal(pools[1], layer.states)

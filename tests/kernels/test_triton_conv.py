@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.ragged import ExtendRun, plan_ragged
+from actorium.kernels.reference.state_rows import NOBODY
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton.triton_ops import TritonOps
 
@@ -73,6 +74,41 @@ def test_as_the_reference(runs: list[ExtendRun], channels: int, taps: int, biase
     check(runs, channels, taps, biased, torch.float32 if wide else torch.bfloat16)
 
 
+def check_one(batch: int, channels: int, taps: int, biased: bool, dtype: torch.dtype,
+              device: torch.device = CPU, most: float = 2e-6) -> None:
+    """A token of each row, and two of padding; what is nobody's is NaN, and stays so."""
+    gen = torch.Generator().manual_seed(batch + channels)
+
+    def normal(*size: int) -> torch.Tensor:
+        return torch.randn(size, generator=gen).to(device)
+
+    x = torch.full((batch + 2, channels + 7), torch.nan, dtype=dtype, device=device)
+    x[:, :channels] = normal(batch + 2, channels).to(dtype)
+    rows = torch.randperm(batch + 4, generator=gen)[:batch].to(device)
+    columns = torch.full((2 * batch + 8, taps - 1, channels), torch.nan, dtype=dtype, device=device)
+    columns[batch + 4 + rows] = normal(batch, taps - 1, channels).to(dtype)
+    rows = torch.cat((rows.new_tensor([NOBODY]), rows, rows.new_tensor([NOBODY])))
+    weight, bias = normal(taps, channels), normal(channels) if biased else None
+    found = []
+    for ops in (TorchOps(), TritonOps()):
+        own = columns.clone()
+        out = ops.conv_step(x[:, :channels], own[batch + 4:], rows, weight, bias)
+        assert out.dtype is torch.float32 and out.isfinite().all()
+        found.append((out[1:-1], own))
+    (want, kept), (got, mine) = found
+    assert torch.allclose(got, want, rtol=most, atol=10 * most)
+    assert torch.equal(mine.nan_to_num(7.5), kept.nan_to_num(7.5))
+    assert kept[:batch + 4].isnan().all()
+
+
+@interpreted
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(("batch", "channels", "taps"), [(1, 300, 4), (5, 40, 2), (3, 1, 5)])
+def test_one_token_of_each_row(batch: int, channels: int, taps: int, dtype: torch.dtype) -> None:
+    for biased in (False, True):
+        check_one(batch, channels, taps, biased, dtype)
+
+
 CODE = """
 import torch
 from actorium.kernels.triton.triton_ops import TritonOps
@@ -100,3 +136,4 @@ def test_on_the_device(dtype: torch.dtype) -> None:
     for channels, biased in ((8192, False), (3000, True)):
         for _ in range(3):  # an error that moves is a race
             check(runs, channels, 4, biased, dtype, CUDA, 1e-5)
+            check_one(33, channels, 4, biased, dtype, CUDA, 1e-5)

@@ -15,6 +15,7 @@ pytest.importorskip("triton")
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.state_rows import NOBODY
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton.triton_ops import TritonOps
 
@@ -25,12 +26,13 @@ SHAPES = [(Heads(2, 6, 16, 8), 4), (Heads(1, 1, 8, 40), 2), (Heads(3, 3, 12, 12)
 
 
 class Window:
-    """A random layer, its pools, which are NaN but for the rows of a batch, and a window."""
+    """A random layer, its pools, which are NaN but for the rows of a batch, and a window. Some rows
+    of the batch are padding, which has none in the pools: at -1, NaN lies before them."""
 
     def __init__(self, heads: Heads, taps: int, batch: int, new: int, most: int,
                  dtype: torch.dtype, state_dtype: torch.dtype, device: torch.device,
-                 seed: int = 0) -> None:
-        """new: tokens; most: drafts there is room for."""
+                 seed: int = 0, padding: int = 0) -> None:
+        """new: tokens; most: drafts there is room for; padding: rows of the batch."""
         gen = torch.Generator().manual_seed(seed)
 
         def normal(*size: int) -> Tensor:
@@ -40,7 +42,9 @@ class Window:
         self.batch, self.new = batch, new
         self.layer = DeltaLayer(heads, normal(taps, heads.channels), normal(heads.values).square(),
                                 normal(heads.values))
-        self.rows = (torch.randperm(batch + 3, generator=gen)[:batch] + 1).to(device)
+        self.rows = torch.randperm(batch + 3, generator=gen)[:batch].to(device)
+        self.rows[torch.randperm(batch, generator=gen)[:padding].to(device)] = NOBODY
+        self.real = self.rows >= 0
         self.accepted = torch.randint(most + 1, (batch,), generator=gen).to(device)
         slots = batch + 5
         self.states = torch.full((slots, heads.values, heads.value_dim, heads.key_dim), torch.nan,
@@ -48,11 +52,13 @@ class Window:
         self.columns = torch.full((slots, taps - 1, heads.channels), torch.nan, dtype=dtype,
                                   device=device)
         self.pending = torch.full((slots, most, inputs), torch.nan, dtype=dtype, device=device)
+        own = self.rows[self.real]
         for pool in (self.states, self.columns):
-            pool[self.rows] = normal(batch, *pool.shape[1:]).to(pool.dtype)
+            pool[own] = normal(batch, *pool.shape[1:]).to(pool.dtype)[self.real]
         waiting = normal(batch, most, inputs).to(dtype)
         waiting[torch.arange(most, device=device) >= self.accepted[:, None]] = torch.nan
-        self.pending[self.rows] = waiting
+        self.pending[own] = waiting[self.real]
+        self.accepted[~self.real] = 1 << 40  # what padding says of drafts is rubbish
         gap = heads.values * heads.value_dim
         p = torch.full((batch * new, inputs + gap), torch.nan, dtype=dtype, device=device)
         p[:, :heads.channels] = normal(batch * new, heads.channels).to(dtype)
@@ -60,21 +66,24 @@ class Window:
         self.p = p
 
     def run(self, ops: TorchOps, wide: bool = False) -> list[Tensor]:
-        """What a window gives, and what it leaves in the pools; wide: all in fp64."""
+        """What a window gives, and what it leaves in the pools, which begin in the middle of their
+        memory; wide: all in fp64."""
         def own(x: Tensor) -> Tensor:
             return x.double() if wide else x.clone()
 
         layer = self.layer._replace(**{name: own(getattr(self.layer, name))
                                        for name in ("conv", "decay", "bias")})
-        pools = [own(pool) for pool in (self.states, self.columns, self.pending)]
+        whole = [torch.cat((torch.full_like(pool, torch.nan), own(pool)))
+                 for pool in (self.states, self.columns, self.pending)]
+        pools = [pool[len(pool) // 2:] for pool in whole]
         p = own(self.p)
         if self.pending.shape[1]:
             out = ops.delta_window(p, *pools, self.rows, self.accepted, layer)
         else:
             out = ops.delta_step(p, *pools[:2], self.rows, layer)
-        for pool in pools:
-            pool[0] = 0  # the sink: anything may lie there
-        return [out, *pools]
+        assert all(pool[:len(pool) // 2].isnan().all() for pool in whole)
+        assert out.isfinite().all(), "of padding, too"
+        return [out.unflatten(0, (self.batch, self.new))[self.real], *pools]
 
 
 def compare(case: Window, got: list[Tensor], want: list[Tensor], most: float) -> None:
@@ -82,9 +91,10 @@ def compare(case: Window, got: list[Tensor], want: list[Tensor], most: float) ->
     for mine, right in zip(got[2:], want[2:], strict=True):
         assert torch.equal(mine.nan_to_num(7.5), right.to(mine.dtype).nan_to_num(7.5))
     others = torch.ones(len(got[1]), dtype=torch.bool, device=got[1].device)
-    others[case.rows] = others[0] = False
+    own = case.rows[case.real]
+    others[own] = False
     assert got[1][others].isnan().all(), "a state of nobody's"
-    for mine, right in ((got[0], want[0]), (got[1][case.rows], want[1][case.rows])):
+    for mine, right in ((got[0], want[0]), (got[1][own], want[1][own])):
         assert mine.shape == right.shape and mine.isfinite().all()
         error = (mine.double() - right.double()).norm() / (right.double().norm() + 1e-30)
         assert error < most
@@ -95,16 +105,17 @@ def compare(case: Window, got: list[Tensor], want: list[Tensor], most: float) ->
 @pytest.mark.parametrize(("heads", "taps"), SHAPES)
 def test_windows_against_the_reference(heads: Heads, taps: int, state_dtype: torch.dtype) -> None:
     @settings(max_examples=6, deadline=None)
-    @given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 4), st.integers(0, 99))
-    def run(batch: int, new: int, most: int, seed: int) -> None:
+    @given(st.integers(0, 3), st.integers(1, 4), st.integers(0, 4), st.integers(0, 99),
+           st.integers(0, 2))
+    def run(batch: int, new: int, most: int, seed: int, padding: int) -> None:
         most = max(most, new - 1)
-        case = Window(heads, taps, batch, new, most, FLOAT, state_dtype, CPU, seed)
+        case = Window(heads, taps, batch, new, most, FLOAT, state_dtype, CPU, seed, padding)
         if batch:
             # The interpreter cuts off what bf16 does not hold, the reference rounds.
             most_error = 1e-5 if state_dtype is FLOAT else 2e-2
             compare(case, case.run(TritonOps()), case.run(TorchOps()), most_error)
         else:
-            assert case.run(TritonOps())[0].shape == (0, heads.values, heads.value_dim)
+            assert case.run(TritonOps())[0].shape == (0, new, heads.values, heads.value_dim)
 
     run()
 
@@ -115,19 +126,20 @@ def test_a_bf16_model_keeps_beta_in_fp32() -> None:
     compare(case, case.run(TritonOps()), case.run(TorchOps(), wide=True), 1e-5)
 
 
-@interpreted
-def test_any_count_of_accepted_drafts_stays_in_bounds() -> None:
-    """Rows of padding name the sink, and what they say of drafts is rubbish."""
-    case = Window(SHAPES[0][0], 4, 3, 3, 2, FLOAT, FLOAT, CPU)
-    case.rows[1] = 0
-    case.accepted[1] = 1 << 40
-    before = case.run(TorchOps())
-    for part in (case.states, case.columns, case.pending):
-        part[0] = 0
-    got = case.run(TritonOps())
-    for i in (0, 2):
-        own = slice(3 * i, 3 * i + 3)
-        assert torch.allclose(got[0][own], before[0][own], rtol=1e-4, atol=1e-5)
+@pytest.mark.parametrize("ops", [TorchOps(), pytest.param(TritonOps(), marks=interpreted)])
+@pytest.mark.parametrize(("new", "most"), [(1, 0), (3, 2)])
+def test_padding_has_no_state(ops: TorchOps, new: int, most: int) -> None:
+    """Nothing is written for it, and the others' states, drafts and outputs are, to the bit, those
+    of a batch without it."""
+    case = Window(SHAPES[0][0], 4, 5, new, most, FLOAT, FLOAT, CPU, padding=2)
+    got = case.run(ops)
+    own = case.real.repeat_interleave(new)
+    case.p, case.accepted, case.rows = case.p[own], case.accepted[case.real], case.rows[case.real]
+    case.batch, case.real = 3, case.real[case.real]
+    for one, other in zip(got, case.run(ops), strict=True):
+        assert torch.equal(one.nan_to_num(7.5), other.nan_to_num(7.5))
+    nobody = Window(SHAPES[0][0], 4, 3, new, most, FLOAT, FLOAT, CPU, padding=3)
+    assert all(pool.isnan().all() for pool in nobody.run(ops)[1:])
 
 
 @interpreted
@@ -146,7 +158,7 @@ def test_windows_equal_steps(state_dtype: torch.dtype) -> None:
                                    Heads(3, 6, 96, 80)])
 def test_on_the_device(heads: Heads, batch: int, new: int, most: int, dtype: torch.dtype,
                        state_dtype: torch.dtype) -> None:
-    case = Window(heads, 4, batch, new, most, dtype, state_dtype, CUDA)
+    case = Window(heads, 4, batch, new, most, dtype, state_dtype, CUDA, padding=batch // 4)
     want = case.run(TorchOps(), wide=True)
     compare(case, case.run(TritonOps()), want, 1e-5 if state_dtype is FLOAT else 1e-2)
     first = case.run(TritonOps())

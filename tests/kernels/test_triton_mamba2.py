@@ -19,6 +19,7 @@ from actorium.actors.params import Resolved
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
+from actorium.kernels.reference.state_rows import NOBODY
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.triton.triton_ops import TritonOps
 
@@ -30,25 +31,32 @@ SMALL = [SSDSizes(8, 1, 16, 24), SSDSizes(6, 3, 40, 10), SSDSizes(4, 4, 5, 33)]
 
 def check(batch: int, sizes: SSDSizes, state_dtype: torch.dtype,
           device: torch.device = CPU) -> None:
-    """Outputs and states of both; those of other rows are NaN, and stay so."""
+    """Outputs and states of both; those of other rows, and what lies before the first one, where
+    padding's would be, are NaN, and stay so."""
     gen = torch.Generator().manual_seed(batch + sizes.heads)
 
     def normal(*size: int) -> torch.Tensor:
         return torch.randn(size, generator=gen).to(device)
 
-    rows = (torch.randperm(batch + 3, generator=gen)[:batch] + 1).to(device)
+    rows = torch.randperm(batch + 3, generator=gen)[:batch].to(device)
     states = torch.full((batch + 5, sizes.heads, sizes.head_dim, sizes.state_dim), math.nan,
                         dtype=state_dtype, device=device)
     states[rows] = normal(batch, *states.shape[1:]).to(state_dtype)
+    rows = torch.cat((rows.new_tensor([NOBODY]), rows, rows.new_tensor([NOBODY])))
+    batch += 2
     inputs = split_inputs(normal(batch, sizes.channels), normal(batch, sizes.heads).square(), sizes)
     a, skip = -normal(sizes.heads).square(), normal(sizes.heads)
     found = []
     for ops in (TorchOps(), TritonOps()):
-        own = states.clone()
-        found.append((ops.ssd_step(inputs, own, rows, a, skip), own))
+        whole = torch.cat((torch.full_like(states, math.nan), states))
+        own = whole[len(states):]
+        out = ops.ssd_step(inputs, own, rows, a, skip)
+        assert out.isfinite().all() and whole[:len(states)].isnan().all()
+        found.append((out[1:-1], own))
     (want, right), (got, mine) = found
+    rows = rows[1:-1]
     torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
-    others = [row for row in range(batch + 5) if row not in rows.tolist()]
+    others = [row for row in range(len(states)) if row not in rows.tolist()]
     assert mine[others].isnan().all()
     # The interpreter cuts off what bf16 does not hold, the reference rounds.
     most = 1e-6 if state_dtype is FLOAT else 1e-2

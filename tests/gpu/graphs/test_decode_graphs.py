@@ -23,7 +23,7 @@ from helpers_graphs import (
 )
 from helpers_hybrid import MOE, write_hybrid
 from helpers_models import write_checkpoint
-from helpers_speculation import Guess, make_runner
+from helpers_speculation import RUBBISH, Guess, make_runner
 from helpers_worker import CPU, Output, Ring
 
 from actorium.actors.config.tree import (
@@ -155,6 +155,20 @@ def test_right_drafts_and_wrong_ones(make: Callable[[str], Any]) -> None:
 
 def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
     check_padding(make("windows"), PROMPTS[:5], 40, lambda runner: with_graphs(runner, [7]))
+
+
+def test_padding_has_no_state(make: Callable[[str], Any]) -> None:
+    """Two sequences in windows of seven: there is a state for each slot and no other, and those of
+    nobody stay as they are."""
+    runner = make_runner(make("hybrid"), 2, slots=8, arrays=DeviceArrays, mtp=True,
+                         force=(0.8, 0.6))
+    graphs = with_graphs(runner, [7], (1, 3))
+    play(runner, "greedy", 2, budget=40, speculative="mtp:2,fixed")
+    assert graphs.replays > 5 and runner.states is not None
+    for layer in runner.states.layers:
+        for part in layer:
+            assert len(part) == 7 and (part[2:] == RUBBISH).all()
+            assert (part[:2] != RUBBISH).any(tuple(range(1, part.dim()))).all()
 
 
 # --- what a step brings along --------------------------------------------------------------------

@@ -48,7 +48,7 @@ def test_the_worker_allocates_what_is_planned(drafts: int, tmp_path: Path) -> No
     states, own = runner.states, runner.draft_pool
     assert states is not None and own is not None
     assert states.drafts == drafts and plan.state.window > 0
-    assert states.bytes == plan.slots * sum(plan.state) + 2 * plan.state.checkpoint
+    assert states.bytes == 3 * sum(plan.state) + 2 * plan.state.checkpoint
     assert sum(pool.bytes for pool in runner.pools) + own.bytes + states.bytes == plan.used
 
 
@@ -68,7 +68,7 @@ def play(runner: ModelRunner, left: int = 0) -> list[Tensor]:
         counts += runner.run(StepPlan(1, 2, decode=slot, drafts=drafts)).counts
     assert counts == [3, 3, 3, 1]
     assert runner.states is not None
-    found = [part[SLOT].clone() for layer in runner.states.layers for part in layer.committed]
+    found = [part[SLOT - 1].clone() for layer in runner.states.layers for part in layer.committed]
     for drafts in (2, 2):
         runner.run(StepPlan(1, 3, decode=slot, drafts=drafts))
     assert runner.tables.drafts.accepted[SLOT] == 2

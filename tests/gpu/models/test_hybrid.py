@@ -119,7 +119,7 @@ def test_bytes_of_the_state_pool(recurrent: Case) -> None:
     for dtype in (torch.float32, torch.bfloat16):
         pool = hybrid_runner(recurrent.model, 7, 3, state_dtype=dtype).states
         assert pool is not None
-        assert pool.bytes == 10 * row_bytes(shape.state, len(shape.recurrent), dtype,
+        assert pool.bytes == 9 * row_bytes(shape.state, len(shape.recurrent), dtype,
                                             recurrent.model.dtype)
         held = {part.untyped_storage().nbytes() for layer in pool.layers for part in layer}
         assert sum(held) > 0 and all(

@@ -93,8 +93,8 @@ def filled(path: Path, capacity: int, pages: str, group: RankGroup) -> Rank:
 
 
 @pytest.mark.parametrize(("flags", "tokens"), [
-    ([], 340_927), (["--kv-cache-dtype", "int8"], 677_055),
-    (["--kv-cache-dtype", "int8", "--checkpoints", "0"], 685_839)])
+    ([], 343_167), (["--kv-cache-dtype", "int8"], 681_503),
+    (["--kv-cache-dtype", "int8", "--checkpoints", "0"], 690_271)])
 def test_the_real_one_promises_what_documents_say(flags: list[str], tokens: int,
                                                   capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["plan", str(REAL.parent), "--memory", "13.61GiB", "--tp", "2", "--max-num-seqs",

@@ -44,7 +44,7 @@ PARAMS = [Resolved(max_tokens=20, temperature=0.0, logprobs=2),
 
 def served(path: Path, speculative: str, eager: bool, group: RankGroup
            ) -> tuple[str, list[Tensor], int]:
-    """Outputs, pages and states but for the sinks', and how many steps were replayed."""
+    """Outputs, pages but for the sink, states, and how many steps were replayed."""
     config = Config(model=ModelConfig(model=str(path), dtype="bfloat16", max_model_len=128),
                     memory=MemoryConfig(page_size=16, max_total_tokens=1600, checkpoints=2),
                     scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
@@ -60,7 +60,7 @@ def served(path: Path, speculative: str, eager: bool, group: RankGroup
     outputs = str(ring.run())
     kept = [layer[16:].clone() for pool in runner.all_pools for layer in pool.layers]
     if runner.states is not None:
-        kept += [part[1:].clone() for layer in runner.states.layers for part in layer]
+        kept += [part.clone() for layer in runner.states.layers for part in layer]
     return outputs, kept, runner.served["program"]
 
 

@@ -120,7 +120,7 @@ def test_json_has_the_capacity_and_every_byte(capsys: pytest.CaptureFixture[str]
     assert all(line["bytes"] == line["number"] * line["each"] for line in plan["bytes"])
     pools = sum(pool["bytes"] for pool in plan["pools"])
     states = (plan["states"]["rows"] * (plan["states"]["state"] + plan["states"]["columns"])
-              + 33 * plan["states"]["window"])
+              + 32 * plan["states"]["window"])
     assert plan["used"] == pools + states
     assert plan["outside"][0]["bytes"] == weight_bytes(read(DATA / "config.json").split(2))
     halved = as_json(capsys, "--checkpoints", "0", "--state-dtype", "bf16")
@@ -216,7 +216,7 @@ def test_bad_flags_exit_2_with_one_line(argv: list[str], message: str,
 def test_a_lack_of_memory_is_reported(capsys: pytest.CaptureFixture[str]) -> None:
     assert main([*COMMAND[:2], "--memory", "2GiB", "-tp", "2", "--max-num-seqs", "32",
                  "--speculative", "off"]) == 2
-    need = 33 * (75_497_472 + 1_474_560) + 76_972_032 + 1_048_576  # one checkpoint fits in 1/16
+    need = 32 * (75_497_472 + 1_474_560) + 76_972_032 + 1_048_576  # one checkpoint fits in 1/16
     assert f"are {need - (1 << 31):,} too few" in capsys.readouterr().err
 
 

@@ -171,7 +171,7 @@ def test_no_byte_is_unaccounted_for(shape: ModelShape, demand: Demand, spare: in
     assert sum(line.bytes for line in plan.lines) == budget
     assert all(line.bytes == line.number * line.each >= 0 for line in plan.lines)
     states = plan.state_rows * plan.state.checkpoint
-    states += plan.slots * plan.state.window if shape.recurrent else 0
+    states += demand.max_num_seqs * plan.state.window
     assert plan.used == states + sum(pool.bytes for pool in plan.pools) <= budget
     if automatic and shape.recurrent:  # the plan adds those that fit in what pages leave over
         chosen = default_checkpoints(plan.state, token_bytes(shape, demand), budget)

@@ -362,7 +362,7 @@ def foretold(path: Path, own: Asked) -> dict[str, Any] | str:
     row = plan["states"]
     return {
         "pools": [(pool["window"], pool["layers"], pool["page_bytes"]) for pool in plan["pools"]],
-        "states": 3 * (row["state"] + row["columns"] + row["window"]), "drafts": plan["drafts"],
+        "states": 2 * (row["state"] + row["columns"] + row["window"]), "drafts": plan["drafts"],
         "weights": plan["outside"][0]["bytes"], "dtype": plan["weights_dtype"],
         "longest": plan["max_model_len"]}
 
