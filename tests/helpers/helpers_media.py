@@ -15,7 +15,7 @@ from helpers_vision import END, IMAGE, START, VIDEO
 from helpers_worker import Output, Ring
 from numpy.typing import NDArray
 
-from actorium.actors.messages import MediaItem, Submit
+from actorium.actors.messages import Admit, MediaItem, PageGroup, Ready, StepPlan, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.gpu.models.registry import Model
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
@@ -119,6 +119,26 @@ class MediaRing(Ring):
     def __init__(self, runner: ModelRunner, patches: Patches, **ring: Any) -> None:
         super().__init__(runner, **ring)
         self.patches = patches
+        self.plans_seen: list[StepPlan] = []
+        """All that the worker was sent."""
+
+    @property
+    def admitted(self) -> list[Admit]:
+        """Every sequence that entered a slot."""
+        return [admit for plan in self.plans_seen for admit in plan.admit]
+
+    def step(self) -> bool:
+        self._deliver()
+        self.plans_seen += list(self.plans)[:1]
+        return super().step()
+
+    def replace_worker(self, runner: ModelRunner) -> None:
+        """By one that has nothing of what was computed."""
+        self.runner = runner
+        self.plans.clear()
+        t = runner.tables
+        self.core.on_message(Ready(2, [PageGroup(pool.pages) for pool in runner.pools],
+                                   t.page_size, t.slots, t.max_len, t.vocab, "test"), 0.0)
 
     @property
     def images(self) -> MediaSteps:

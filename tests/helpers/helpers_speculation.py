@@ -36,7 +36,7 @@ def make_runner(model: Any, drafts: int, propose: ProposeHook | None = None, slo
     shape, transport = model.shape, arrays(CPU) if isinstance(arrays, type) else arrays
     device = transport.device
     tables = SlotTables(transport, slots, page_table_width(shape.max_model_len, page_size),
-                        page_size, shape.vocab_size, shape.max_model_len, len(shape.groups), drafts)
+                        page_size, shape.vocabulary, shape.max_model_len, len(shape.groups), drafts)
     dtype = kv_dtype or model.dtype
     pools = make_pools(shape, [pages] * len(shape.groups), page_size, dtype, device)
     states = None
