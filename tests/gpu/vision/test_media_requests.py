@@ -11,10 +11,8 @@ import pytest
 import torch
 from helpers_graphs import with_segments
 from helpers_media import (
-    GREEDY,
     MediaRing,
     Patches,
-    Picture,
     Question,
     answers,
     image,
