@@ -32,6 +32,7 @@ from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
+from actorium.kernels.triton.all_reduce import PeerRows, room_of, sum_rows, sum_rows_norm
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.grouped_mm import (
     MANY,
@@ -77,6 +78,14 @@ def norms(width: int) -> None:
     OPS.rms_norm_add(x, x[0], 1e-5, x)
 
 
+def ranks_sum(ranks: int, width: int, dtype: torch.dtype) -> None:
+    """Parts of several GPUs, with the residual and the norm, and without."""
+    x, room = empty(64, width, dtype=dtype), room_of(width, dtype.itemsize)
+    peers = PeerRows(empty(ranks, dtype=I64), empty(257, dtype=I32), 1, room)
+    sum_rows(x, peers)
+    sum_rows_norm(x, peers, x, x[0], 1e-5)
+
+
 def norms_quant(width: int, columns: int, int8: bool = False) -> None:
     """What quantises its result for the next product, in one launch."""
     x, form = empty(64, width), InputForm(columns, plain=False, int8=int8)
@@ -110,6 +119,9 @@ def rows() -> Iterator[Case]:
     """What goes over each token once."""
     for width in (1152, 4096, 5120, 7168):
         yield Case(f"norm {width}", partial(norms, width))
+    for ranks in (2, 4, 8):
+        yield Case(f"sum over {ranks} ranks, 8192", partial(ranks_sum, ranks, 8192, BF16))
+    yield Case("sum over 2 ranks, 5120, fp32", partial(ranks_sum, 2, 5120, F32))
     yield Case("rotate_write Llama-3.1-8B", partial(rotation, 32, 8, 128))
     yield Case("rotate_write Qwen3-32B", partial(rotation, 64, 8, 128, True))
     yield Case("rotate_write Gemma 3 4B", partial(rotation, 8, 4, 256, True))

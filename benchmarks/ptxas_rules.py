@@ -34,6 +34,7 @@ RULES = (
     Rule("_norm", "norm 1152", 4, 8, 8),
     Rule("_norm", "norm 4096", 8, 4, 4),
     Rule("_norm", "norm", 16, 2, 2),
+    Rule("_sum", "", 16, 1, 1),
     Rule("_rotate", "INT8", 2, 16, 14),
     Rule("_rotate", "", 2, 16, 16),
     Rule("_gate", "", 4, 12, 12),

@@ -198,6 +198,9 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     graph_max_tokens: int | None = None
     """The most tokens of such a step, up to which all sizes are captured unless they are named;
     0 = none."""
+    disable_custom_all_reduce: bool = False
+    """On cuda, with several ranks: NCCL sums everything. Otherwise few rows are summed, and normed,
+    by a kernel that reads all GPUs' memory, where that can be had and is faster at the start."""
     null_worker: bool = False
     """Testing: a worker without a model, whose tokens are a hash of (seed, position)."""
 

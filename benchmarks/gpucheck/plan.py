@@ -138,6 +138,8 @@ def kernels() -> list[Group]:
               "attention.latents"),
         group("mamba-2 step", (f"{n} x 128 heads" for n in shapes.MAMBA_BATCHES), 20,
               "recurrent.mambas"),
+        group("sums over ranks", (f"{n} x 8192, 2 ranks" for n in shapes.SUM_ROWS), 20,
+              "ranks.sums"),
         group("elementwise", ("rms_norm", "rms_norm_add", "silu_mul", "rotate_write"), 20,
               "products.elementwise"),
         _decoding("longer and mixed", 50, 90, (*shapes.DECODED[:3], *shapes.LONGER),

@@ -137,6 +137,7 @@ LATENTS = ((32, 4096, 16), (32, 4096, 128), (1, 4096, 128))
 """(batch, length, heads): 16 as on one of eight devices, and all."""
 EXPERT_ROWS = (1, 8, 64, 256, 4096)
 MAMBA_BATCHES = (1, 32, 256)
+SUM_ROWS = (1, 64, 256)
 PRODUCT_ROWS = (1, 8, 32, 256, 4096)
 CODES = {"int4, groups of 128": (4, 128, False, 8), "int4, groups of 32 with mins": (4, 32, True),
          "int8, groups of 32": (8, 32, False, 128), "int8, a scale a row": (8, 0, False, 128)}

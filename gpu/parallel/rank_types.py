@@ -62,6 +62,10 @@ class RankGroup(ABC):
         self.timeout_s = timeout_s
         """Of each collective; may be changed between two of them."""
 
+    def prepare(self, width: int, dtype: torch.dtype) -> None:  # noqa: B027
+        """Choose how rows of so many numbers are summed, before anything is. All ranks call this
+        once, where they call it at all."""
+
     @abstractmethod
     def all_reduce(self, x: Tensor) -> Tensor:
         """The sum over all ranks, in the memory of x where that is contiguous. x: f32, bf16 or f16;

@@ -1,8 +1,10 @@
-"""A group of ranks by torch.distributed: NCCL on GPUs, gloo elsewhere."""
+"""A group of ranks by torch.distributed: NCCL on GPUs, with a kernel of our own for few rows; gloo
+elsewhere."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +13,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from actorium.gpu.parallel.one_shot import OneShot, open_one_shot
 from actorium.gpu.parallel.rank_types import GroupTimeout, RankGroup, RankPlace
 
 STORE = "store"
@@ -27,6 +30,9 @@ class TorchGroup(RankGroup):
         """See `open_group`."""
         super().__init__(place, timeout_s)
         self.device, self.failure = device, ""
+        self.name = str(path)
+        self.one_shot: OneShot | None = None
+        """What sums few rows on GPUs, once it is chosen."""
         self.calls = 0
         """Collectives that this rank has come to, as the others can read."""
         self.store = dist.FileStore(str(path / STORE), place.size)
@@ -47,10 +53,36 @@ class TorchGroup(RankGroup):
         options._timeout = timedelta(seconds=self.timeout_s)
         return dist.ProcessGroupNCCL(self.store, place.rank, place.size, options)
 
+    def prepare(self, width: int, dtype: torch.dtype) -> None:
+        if self.device.type == "cuda" and self.place.size > 1:
+            self.one_shot = open_one_shot(self, self.device, self.store, self.name, width, dtype)
+
+    def sums(self, dtype: torch.dtype) -> bool:
+        own = self.one_shot
+        return own is not None and own.normed > 0 and dtype is own.dtype
+
+    def reduce_add_norm(self, x: Tensor, residual: Tensor, weight: Tensor,
+                        eps: float) -> tuple[Tensor, Tensor]:
+        """See `RankGroup`. Of more rows than that pays for NCCL sums, and rounds."""
+        from actorium.kernels.triton.all_reduce import sum_rows_norm
+        from actorium.kernels.triton.norm import add_rms_norm
+
+        own = self.one_shot
+        if self.place.size > 1 and own is not None and own.norms(x, residual, weight):
+            self._raise_if_over()
+            return sum_rows_norm(x, own.peers, residual, weight, eps)
+        normed, total = add_rms_norm(self.all_reduce(x), residual, weight, eps)
+        return total, normed
+
     def all_reduce(self, x: Tensor) -> Tensor:
         own = x if x.is_contiguous() else x.contiguous()
         if self.place.size == 1:
             return own
+        if self.one_shot is not None and self.one_shot.sums(own):
+            from actorium.kernels.triton.all_reduce import sum_rows
+
+            self._raise_if_over()
+            return sum_rows(own, self.one_shot.peers)
         if self.device.type == "cuda":
             self._run("all_reduce", lambda: self.group.allreduce([own]))
             return own
@@ -80,6 +112,11 @@ class TorchGroup(RankGroup):
             self._run("barrier", lambda: self.group.allreduce([
                 torch.zeros(1, device=self.device)]))
 
+    def agreed(self, number: float) -> float:
+        # NCCL sends what lies on a device.
+        own = torch.tensor([number], dtype=torch.float64, device=self.device)
+        return float(self.all_gather(own).min())
+
     def fence(self, missing: int) -> None:
         self.failure = (f"tensor parallelism: rank {missing} of {self.place.size} is missing, "
                         "by another's word")
@@ -87,13 +124,19 @@ class TorchGroup(RankGroup):
 
     def close(self) -> None:
         self.failure = self.failure or "tensor parallelism: this rank has left its group"
+        if self.one_shot is not None:
+            with suppress(RuntimeError):  # a device in error waits for nobody
+                self.one_shot.give_up(torch.cuda.Stream(self.device))
         abort = getattr(self.group, "abort", None)
         if abort is not None:
             abort()
 
-    def _run(self, what: str, call: Callable[[], dist.Work]) -> None:
+    def _raise_if_over(self) -> None:
         if self.failure:
             raise GroupTimeout(self.failure, -1)
+
+    def _run(self, what: str, call: Callable[[], dist.Work]) -> None:
+        self._raise_if_over()
         if self.device.type == "cuda":
             call().wait()  # of the stream, not of the host
             return

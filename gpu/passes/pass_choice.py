@@ -125,8 +125,8 @@ def choice_key(model: Decoder, on: Sequence[str], most: int) -> dict[str, str]:
         "kernels": f"{model.ops.name} {Path(lib._name).stem if lib is not None else ''}".strip(),
         "device": _digest(processor_facts()) if cpu else torch.cuda.get_device_name(model.device),
         "machine": platform.machine(),
-        "threads": str(torch.get_num_threads()) if cpu else "", "ranks": str(
-            model.group.place.size),
+        "threads": str(torch.get_num_threads()) if cpu else "", "ranks": (
+            f"{model.group.place.size}{' sum with norms' * model.group.sums(model.dtype)}"),
         "shape": repr(replace(model.shape, max_model_len=0)),
         "pages": str(page_dtype(model)), "passes": ",".join(on),
         "tokens": ",".join(map(str, _sizes(most)))}

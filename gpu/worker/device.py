@@ -61,6 +61,7 @@ from actorium.gpu.worker.warmup import (
     run_case,
     warm_up_kernels,
 )
+from actorium.kernels.backends import triton_fault
 
 LOG = logging.getLogger(__name__)
 MALLOPT = {"M_TRIM_THRESHOLD": (-1, 1 << 30), "M_TOP_PAD": (-2, 64 << 20),
@@ -102,6 +103,9 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
     check_positions(config, shape, physical_bytes())
+    if not (config.device.disable_custom_all_reduce or config.device.kernels == "torch"
+            or triton_fault(device)):
+        group.prepare(shape.hidden, TORCH_DTYPES[shape.dtype])
     most = config.scheduler.max_num_batched_tokens
     model = load_model(path, config, device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,

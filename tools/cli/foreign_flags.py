@@ -107,7 +107,7 @@ ACCEPTED = (
     Group("each step's tokens are sent at once", "incremental-streaming-output stream-output",
           "stream-interval"),
     Group("an engine is one group of ranks (--tp) on one machine, which meet as it knows",
-          "ep-moe deepep-moe engine-use-ray worker-use-ray numa-bind custom-all-reduce p2p-check "
+          "ep-moe deepep-moe engine-use-ray worker-use-ray numa-bind p2p-check "
           "symm-mem torch-symm-mem nccl-nvls mscclpp "
           "ray-workers-use-nsight expert-parallel eplb dp-attention dp-lm-head "
           "flashinfer-allreduce-fusion two-batch-overlap single-batch-overlap dbo use-ray "
