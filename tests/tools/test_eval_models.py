@@ -18,7 +18,7 @@ from helpers_bench import Scripted, plain
 from helpers_served import Served, serving
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.bench.http_client import Http
 from actorium.tools.cli import main
 from actorium.tools.compare.comparison import Reading
@@ -38,7 +38,7 @@ class Teller(Scripted):
                  begin: str = "<s>") -> None:
         super().__init__("vllm")
         self.letter, self.most, self.echoes, self.begin = letter, most, echoes, begin
-        self.busy = 0
+        self.busy = self.broken = 0
 
     def answer(self, path: str, body: dict[str, Any]) -> list[bytes]:
         self.seen.append((path, body))
@@ -47,6 +47,9 @@ class Teller(Scripted):
         if self.busy:
             self.busy -= 1
             return plain(b'{"error": "busy"}', b"503 Service Unavailable")
+        if self.broken and len(self.seen) > 3:
+            self.broken -= 1
+            return []
         if path == "/v1/chat/completions":
             return self.reply({"message": {"content": f"Answer: {self.letter}"}})
         if (body.get("logprobs") or 0) > self.most:
@@ -134,6 +137,25 @@ def test_a_busy_server_is_asked_again(tmp_path: Path, monkeypatch: pytest.Monkey
         assert main([*argv, "--base-url", url, "--json", str(tmp_path / "r.json")]) == 1
     result = json.loads((tmp_path / "r.json").read_text())
     assert result["errors"] == 1 and "503" in result["items"][0]["error"]
+
+
+def test_a_connection_that_breaks_is_made_again(tmp_path: Path,
+                                                monkeypatch: pytest.MonkeyPatch) -> None:
+    """As when the gateway dies: the engine starts another. A server that never answered is not
+    waited for."""
+    monkeypatch.setattr(http_model, "WAITS", (0.0, 0.0))
+    server, argv = Teller(), ["eval", "mmlu", "--data", str(questions(tmp_path)), "--parallel", "1"]
+    with server.running() as url:
+        server.broken = 2
+        assert main([*argv, "--base-url", url, "--json", str(tmp_path / "r.json")]) == 0
+        assert server.broken == 0 and not json.loads((tmp_path / "r.json").read_text())["errors"]
+
+    async def never() -> None:
+        await HttpModel(Http("http://127.0.0.1:1"), "m").token_logprobs([1])
+
+    monkeypatch.setattr(http_model, "WAITS", (30.0,))
+    with pytest.raises(EngineUnavailable):
+        asyncio.run(never())
 
 
 @pytest.mark.parametrize(("server", "method", "message"), [

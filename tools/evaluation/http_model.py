@@ -29,7 +29,8 @@ ALTERNATIVES = (20, 5)
 """Likeliest tokens to be told: what most servers allow, and OpenAI's limit for completions."""
 BUSY = (429, 503)
 WAITS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before a busy server is asked again."""
+"""Seconds before a busy server is asked again, or one that was there and is gone: engines and what
+stands before them are started again."""
 
 
 class HttpModel:
@@ -41,6 +42,7 @@ class HttpModel:
         self._http, self._headers = http, headers
         self._counts: tuple[int, ...] = ALTERNATIVES
         """Those that the server has not refused."""
+        self._answered = False
 
     async def letter_logprobs(self, prompt: AskedPrompt, letters: str) -> list[float | None]:
         *more, fewest = self._counts
@@ -137,14 +139,17 @@ class HttpModel:
         return choices[0], answer.get("usage") or {}
 
     async def _post(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
-        """Asks a busy server again. Raises `RefusedByServer`, `EngineUnavailable`."""
+        """Asks again as `WAITS` says. Raises `RefusedByServer`, `EngineUnavailable`."""
         for wait in (*WAITS, None):
             try:
                 data = b"".join([part async for part in
                                  self._http.events(path, body, self._headers)])
+                self._answered = True
                 break
-            except RefusedByServer as error:
-                if error.status not in BUSY or wait is None:
+            except EngineUnavailable as error:
+                again = (error.status in BUSY if isinstance(error, RefusedByServer)
+                         else self._answered)
+                if not again or wait is None:
                     raise
                 await asyncio.sleep(wait)
         try:
