@@ -19,7 +19,7 @@ from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
 from actorium.actors.watchdog.supervised import Supervised
 
-SCHEDULER, DETOKENIZER, WORKER = "scheduler", "detokenizer", "worker-0"
+SCHEDULER, DETOKENIZER, WORKER, MEDIA = "scheduler", "detokenizer", "worker-0", "media"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
@@ -142,6 +142,14 @@ OWN = (
         WORKER),
     Row("graph_capture_seconds", GAUGE, "graph_capture_seconds",
         "What the worker took at its start to capture graphs or programs.", WORKER),
+    Row("media_items", GAUGE, "media_items", "Images and videos that are held, prepared.", MEDIA),
+    Row("media_bytes", GAUGE, "media_bytes", "Bytes of their patches.", MEDIA),
+    Row("media_waiting", GAUGE, "media_waiting", "Images and videos that are being prepared.",
+        MEDIA),
+    Row("media_loaded", COUNTER, "media_loaded", "Images and videos prepared, or found.", MEDIA),
+    Row("media_hits", COUNTER, "media_hits", "Those of them that were held already.", MEDIA),
+    Row("media_refused", COUNTER, "media_refused", "Images and videos refused.", MEDIA),
+    Row("media_evicted", COUNTER, "media_evicted", "Held ones given up for others.", MEDIA),
     Row("detokenizer_sequences", GAUGE, "detokenizer_sequences",
         "Sequences on their way to text.", DETOKENIZER),
 )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
@@ -16,9 +17,13 @@ from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
+    from actorium.actors.client.media import Image
 
+VIDEOS = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".gif")
+"""What is sent as a video."""
 ABOUT = """Talk to a model. --name NAME talks to an engine that runs already; otherwise one is
-started and stopped again. Ctrl-C stops an answer, Ctrl-D (or /exit) leaves, /new begins afresh."""
+started and stopped again. Ctrl-C stops an answer, Ctrl-D (or /exit) leaves, /new begins afresh,
+/image FILE shows the model an image with the next turn."""
 
 
 class ChatOptions(SamplingOptions, frozen=True, kw_only=True):
@@ -26,6 +31,8 @@ class ChatOptions(SamplingOptions, frozen=True, kw_only=True):
 
     system: str | None = None
     """First message, of the system."""
+    image: tuple[str, ...] = ()
+    """Images or videos (files or URLs) that go with the first turn."""
 
 
 def run(_command: str, argv: list[str]) -> int:
@@ -37,7 +44,7 @@ def run(_command: str, argv: list[str]) -> int:
         raise BadConfig("--n: a conversation has one answer a turn", "n")
     with contextlib.ExitStack() as stack:
         client = _client(parsed, stack)
-        talk(client, SamplingParams(**sampling), parsed.options.system)
+        talk(client, SamplingParams(**sampling), parsed.options.system, parsed.options.image)
     return 0
 
 
@@ -54,23 +61,48 @@ def _client(parsed: Parsed[ChatOptions], stack: contextlib.ExitStack) -> Client:
     return client
 
 
-def talk(client: Client, params: SamplingParams, system: str | None = None) -> None:
-    """Read turns until the end of input; print each answer as it comes."""
-    start = [{"role": "system", "content": system}] if system else []
-    history = list(start)
+def talk(client: Client, params: SamplingParams, system: str | None = None,
+         images: Sequence[str] = ()) -> None:
+    """Read turns until the end of input; print each answer as it comes. images: of the first turn.
+    Raises `InvalidRequest` where one of them cannot be read."""
+    attached: list[Image] = [attachment(name) for name in images]
+    start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
+    history: list[dict[str, Any]] = list(start)
     while (text := _read()) not in (None, "/exit", "/quit"):
         if text == "/new":
             history = list(start)
+        if text and text.startswith("/image"):
+            attach(text.removeprefix("/image").strip(), attached)
+            continue
         if not text or text == "/new":
             continue
-        history.append({"role": "user", "content": text})
+        history.append({"role": "user", "content": [*attached, text] if attached else text})
         try:
             history.append({"role": "assistant", "content": answer(client, history, params)})
+            attached = []
         except EngineUnavailable:
             raise
         except ActoriumError as error:
             print(f"error: {error.message}", file=sys.stderr, flush=True)
             history.pop()
+
+
+def attachment(name: str) -> Image:
+    """The image or the video of a file or a URL. Raises `InvalidRequest`."""
+    from actorium.actors.client.media import Image, Video
+
+    path = name.partition("?")[0].lower()
+    return Video(name) if path.endswith(VIDEOS) else Image(name)
+
+
+def attach(name: str, attached: list[Image]) -> None:
+    """Adds to what goes with the next turn, and says so."""
+    try:
+        attached.append(attachment(name))
+    except ActoriumError as error:
+        print(f"error: {error.message.removeprefix('messages: ')}", file=sys.stderr, flush=True)
+        return
+    print(f"({name} goes with your next turn)", file=sys.stderr, flush=True)
 
 
 def _read() -> str | None:

@@ -59,7 +59,8 @@ async def model_info(http: HttpRequest) -> Response:
     parsers = {"tool_call_parser": model.parsing.tools, "reasoning_parser": model.parsing.reasoning}
     sglang = {"tokenizer_path": shown["model_path"] if shown["has_tokenizer"] else None,
               "is_generation": True, "preferred_sampling_params": None,
-              "weight_version": WEIGHT_VERSION, "has_image_understanding": False,
+              "weight_version": WEIGHT_VERSION,
+              "has_image_understanding": bool(model.info.get("media")),
               "has_audio_understanding": False, "architectures": [shown["architecture"]]}
     return JsonReply(encode_json(shown | parsers | sglang))
 

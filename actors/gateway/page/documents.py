@@ -70,8 +70,8 @@ def policy(document: str) -> str:
         hashes[kind].append(f"'sha256-{digest}'")
     return "; ".join((
         "default-src 'none'", f"script-src {' '.join(hashes['script'])}",
-        f"style-src {' '.join(hashes['style'])}", "img-src data:", "connect-src 'self'",
-        "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
+        f"style-src {' '.join(hashes['style'])}", "img-src data:", "media-src data:",
+        "connect-src 'self'", "base-uri 'none'", "form-action 'none'", "frame-ancestors 'none'",
         "require-trusted-types-for 'script'", "trusted-types 'none'"))
 
 

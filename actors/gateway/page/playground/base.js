@@ -6,7 +6,7 @@ const el = (tag, className, ...children) => {
   made.append(...children);
   return made;
 };
-const state = { turns: [], info: null, busy: null };
+const state = { turns: [], attached: [], info: null, busy: null };
 
 /* ---- settings: of this browser; the key of this tab alone ---- */
 function kept(name, value) {
@@ -69,6 +69,7 @@ async function meet() {
     state.info = await answer.json();
     $("model").textContent = `${state.info.model} · ${state.info.max_model_len.toLocaleString("en")} tokens of context`;
     $("model").title = $("model").textContent;
+    $("attach").hidden = !state.info.has_image_understanding;
     for (const [name, value] of Object.entries(state.info.generation_defaults || {})) {
       const field = document.querySelector(`.fields input#${CSS.escape(name)}`);
       if (field && typeof value === "number") field.placeholder = String(value);

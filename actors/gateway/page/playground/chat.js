@@ -166,12 +166,53 @@ function again(node, turn) {
   answer();
   $("text").focus();
 }
+/* ---- pictures: dropped, pasted or picked, sent with the next turn ---- */
+const picture = (url, video) => {
+  const made = el(video ? "video" : "img", "picture");
+  made.src = url;
+  if (video) made.muted = true; else made.alt = "a picture of yours";
+  return made;
+};
+function attach(files) {
+  if ($("attach").hidden) { hint("This model takes text alone."); return; }
+  for (const file of files) {
+    if (!/^(image|video)\//.test(file.type)) continue;
+    const reader = new FileReader();
+    reader.onload = () => {
+      const video = file.type.startsWith("video/") || file.type === "image/gif";
+      const one = { url: reader.result, video };
+      const drop = el("button", "", picture(one.url, file.type.startsWith("video/")));
+      drop.type = "button"; drop.title = `Leave ${file.name || "it"} out`;
+      drop.onclick = () => { state.attached = state.attached.filter(other => other !== one); drop.remove(); };
+      state.attached.push(one);
+      $("attached").append(drop);
+    };
+    reader.readAsDataURL(file);
+  }
+}
+$("attach").onclick = () => $("files").click();
+$("files").onchange = () => { attach($("files").files); $("files").value = ""; $("text").focus(); };
+$("text").addEventListener("paste", event => {
+  const files = [...event.clipboardData.files];
+  if (files.length) { event.preventDefault(); attach(files); }
+});
+document.addEventListener("dragover", event => event.preventDefault());
+document.addEventListener("drop", event => {
+  if (!event.dataTransfer.files.length) return;
+  event.preventDefault();
+  attach(event.dataTransfer.files);
+});
 function say(text) {
-  if (!text || state.busy) return;
+  if ((!text && !state.attached.length) || state.busy) return;
   const empty = document.querySelector(".empty");
   if (empty) empty.remove();
-  state.turns.push({ role: "user", content: text });
-  show(el("div", "turn user", el("div", "", text)));
+  const shown = state.attached.map(one => picture(one.url, one.url.startsWith("data:video/")));
+  const parts = state.attached.map(one => one.video
+    ? { type: "video_url", video_url: { url: one.url } } : { type: "image_url", image_url: { url: one.url } });
+  state.turns.push({ role: "user", content: parts.length ? [...parts, ...(text ? [{ type: "text", text }] : [])] : text });
+  state.attached = [];
+  $("attached").replaceChildren();
+  show(el("div", "turn user", el("div", "", ...shown, text)));
   answer();
 }
 function fresh() {
