@@ -47,6 +47,7 @@ from actorium.actors.scheduler.admission_checks import (
     max_sequence_tokens,
 )
 from actorium.actors.scheduler.extensions import SchedulerExtensions
+from actorium.actors.scheduler.media_results import apply_media
 from actorium.actors.scheduler.media_use import MEDIA
 from actorium.actors.scheduler.outgoing import DETOKENIZER, OutgoingMessages
 from actorium.actors.scheduler.plan_record import PlanRecord
@@ -226,11 +227,8 @@ class SchedulerCore(Core):
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
-        for slot, code, why in result.failed:
-            if failed := self.state.sequences.get(record.extends.get(slot, 0)):
-                self._fail_request(failed.request, Rejection(code, why))
-        for confirmed in record.media:
-            self.state.confirm(*confirmed)
+        for failed, why in apply_media(self.state, record, result):
+            self._fail_request(failed, why)
         self._planner.pacing.encoded(result.encoded)
         outcome = apply_result(self.state, record, result)
         self.masks.on_result(self.state, record, result)

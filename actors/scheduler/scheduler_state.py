@@ -150,7 +150,7 @@ class SchedulerState:
             computed = max(computed, sequence.prompt_len + len(sequence.emitted) - 1)
             if len(sequence.emitted):
                 sequence.key = None
-        self._cache(sequence, pages, computed)
+        self.cache_prefix(sequence, pages, computed)
         self.kv_cache.move_lock(sequence.lock, None)
         sequence.lock, sequence.started, sequence.match_version = None, None, -1
         self.kv_cache.release(pages, sequence.sid)
@@ -166,7 +166,7 @@ class SchedulerState:
             sequence.key = PrefixKey(sequence.salt, data)
         return sequence.key
 
-    def _cache(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:
+    def cache_prefix(self, sequence: SequenceState, pages: list[Ints], computed: int) -> None:
         """Inserts the full pages of a sequence's first `computed` tokens into the tree, and locks
         the end of them for the sequence."""
         kv_cache = self.kv_cache
@@ -179,14 +179,6 @@ class SchedulerState:
             sequence.lock = kv_cache.cache_pages(part, [own[:full] for own in pages], sequence.lock,
                                                  sequence.priority)
 
-    def confirm(self, slot: int, admission: int, computed: int) -> None:
-        """So many tokens of what entered a slot with this admission, images among them, are
-        computed as they should be: whole pages of them may be shared."""
-        sequence = self.table.sequences[slot]
-        if sequence is not None and self.table.order[slot] == admission:
-            sequence.shareable = shareable(sequence.request.submit.media, computed)
-            self._cache(sequence, self.table.pages_of(slot), sequence.computed)
-
     def chunk_planned(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
         """Caches the full pages of a planned chunk. They may be shared from now on, even within the
         same step, since a layer writes all keys and values before it attends.
@@ -197,7 +189,7 @@ class SchedulerState:
         if kv_cache.tree is None:
             return []
         pages = self.table.pages_of(sequence.slot)
-        self._cache(sequence, pages, sequence.computed)
+        self.cache_prefix(sequence, pages, sequence.computed)
         if not (kv_cache.recurrent and kv_cache.checkpoints.count):
             return []
         start, saved = sequence.computed - chunk, []

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.staging import Array, Upload
+from actorium.gpu.step.step_images import turned
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
 from actorium.kernels.record import LIMIT, WindowRows, WindowSizes
 
@@ -234,8 +235,9 @@ def _single_rows(t: SlotTables, decode_d: Array, bound: int) -> _DecodePart:
     for table in t.pages:
         kv.append(where(ended, 0, table[decode_d, index] * size + offset))
         pages.append(table[decode_d, :width])
-    return _DecodePart(t.last_token[decode_d], t.turned(decode_d, position), kv, pages,
-                       where(ended, 1, length), bound, length, decode_d)
+    at = turned(t.images, t.record, decode_d, position)
+    return _DecodePart(t.last_token[decode_d], at, kv, pages, where(ended, 1, length), bound,
+                       length, decode_d)
 
 
 def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _DecodePart:
@@ -252,7 +254,7 @@ def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _De
         pages.append(table[decode_d, :width])
     tokens = xp.concatenate((t.last_token[of], t.drafts.tokens[decode_d, :drafts]), 1)
     # Drafts beyond the model's length are never accepted: any position serves them.
-    position = t.turned(decode_d, at)
+    position = turned(t.images, t.record, decode_d, at)
     position = xp.where(position < t.max_len, position, t.max_len - 1)
     return _DecodePart(tokens.reshape(-1), position.reshape(-1), kv, pages,
                        xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),

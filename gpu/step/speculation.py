@@ -18,6 +18,7 @@ from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
+from actorium.gpu.step.step_images import turned
 from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.record import LIMIT
 
@@ -93,10 +94,10 @@ class MTPProposer:
         for i in range(1, drafts):
             at = length - 2 + i
             index = table[slots, at // t.page_size] * t.page_size + at % t.page_size
-            where, turned = arrays.xp.where, t.turned(slots, at)
+            where, place = arrays.xp.where, turned(t.images, t.record, slots, at)
             batch = ForwardBatch(
                 arrays.tensor(token),
-                arrays.tensor(long(where(turned < t.max_len, turned, t.max_len - 1))),
+                arrays.tensor(long(where(place < t.max_len, place, t.max_len - 1))),
                 arrays.tensor(long(where(ended | (at >= limit), 0, index))), [], 0, len(rows),
                 pages, arrays.tensor(where(ended, 1, at + 1)), bound - 1 + i, rows)
             out = self._drafter.forward(arrays.tensor(token), out, batch, self.pool, None)
@@ -124,9 +125,9 @@ def make_proposer(drafter: Drafter | None, shape: ModelShape, pool: KVPagePool |
 def _extends_alone(batch: ForwardBatch) -> ForwardBatch:
     """The step without its decodes; no row is wanted."""
     n = batch.extend_tokens
-    turned = batch.rope_positions
+    axes = batch.rope_positions
     return replace(batch, tokens=batch.tokens[:n], positions=batch.positions[:n],
-                   rope_positions=None if turned is None else turned[..., :n],
+                   rope_positions=None if axes is None else axes[..., :n],
                    kv_index=batch.kv_index[:n], decode_rows=0, decode_pages=None,
                    decode_kv_lens=None, max_kv_len=0, all_rows=False,
                    logit_rows=torch.zeros(0, dtype=torch.int64, device=batch.tokens.device))

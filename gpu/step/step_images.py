@@ -12,6 +12,8 @@ from torch import Tensor
 
 from actorium.actors.messages import Admit, StepPlan
 from actorium.gpu.step.batch import ForwardBatch
+from actorium.gpu.step.staging import Array
+from actorium.kernels.record import ROPE_DELTA
 
 
 class MediaReport(NamedTuple):
@@ -63,3 +65,12 @@ class StepImages(ABC):
     @abstractmethod
     def place(self, batches: Sequence[ForwardBatch]) -> None:
         """Give the step that was prepared last its rows and positions."""
+
+
+def turned(images: StepImages | None, record: Array, slots: Array, at: Array) -> Array:
+    """Where rope turns tokens of n slots that are at these places, i32[n] or [n, more]. record: of
+    all slots; images: None where the model takes none."""
+    if images is None:
+        return at
+    delta = record[slots, ROPE_DELTA]
+    return at + (delta if at.ndim == 1 else delta[:, None])

@@ -121,13 +121,6 @@ class SlotTables:
         """What each step changes of the tables."""
         return DecodeState(self.last_token, self.seq_len, self.ended, self.drafts.accepted)
 
-    def turned(self, slots: Array, at: Array) -> Array:
-        """Where rope turns tokens at these places to: i32[n], or [n, more], of n slots."""
-        if self.images is None:
-            return at
-        delta = self.record[slots, ROPE_DELTA]
-        return at + (delta if at.ndim == 1 else delta[:, None])
-
     def reset(self) -> None:
         """Forget every slot."""
         for slot in list(self.sequences):

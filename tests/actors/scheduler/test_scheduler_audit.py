@@ -63,12 +63,12 @@ def free_twice(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def share_a_partial_page(monkeypatch: pytest.MonkeyPatch) -> None:
     """The tree gets a page whose last position was never computed."""
-    cache = SchedulerState._cache
+    cache = SchedulerState.cache_prefix
 
     def whole(self: SchedulerState, sequence: Any, pages: Any, computed: int) -> None:
         cache(self, sequence, pages, computed + (computed > sequence.total))
 
-    monkeypatch.setattr(SchedulerState, "_cache", whole)
+    monkeypatch.setattr(SchedulerState, "cache_prefix", whole)
 
 
 def reuse_too_early(monkeypatch: pytest.MonkeyPatch) -> None:
