@@ -17,7 +17,8 @@ from actorium.actors.config.tree import Config
 from actorium.gpu.families.architectures import read_shape
 from actorium.tools.demo_training import draft_acceptance
 from actorium.tools.demo_training.draft_acceptance import DraftAcceptance, drafted, walk
-from actorium.tools.demo_training.train import Team, Trainer, init_copying, model_loss
+from actorium.tools.demo_training.train import init_copying, model_loss
+from actorium.tools.demo_training.trainer import Team, Trainer
 from actorium.tools.demo_training.training_data import TrainingBatch, part_of
 from actorium.tools.demo_training.training_files import load, save
 from actorium.tools.demo_training.training_model import (

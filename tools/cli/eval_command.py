@@ -13,6 +13,7 @@ KINDS = {
     "needle": ("needle", "[MODEL]: finds a sentence in a long text, by depth and length"),
     "perplexity": ("perplexity", "[MODEL] --data FILE: how well it predicts a text"),
     "demo": ("demo", "[MODEL]: exact match on the demo model's tasks"),
+    "pictures": ("pictures", "[MODEL]: questions about small drawn pictures"),
 }
 """Evaluation -> (which `eval_...` module runs it, what it does)."""
 

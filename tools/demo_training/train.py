@@ -20,24 +20,19 @@ and 500 of the MTP layer); 99.6 %, 99 and 93 %.
 from __future__ import annotations
 
 import argparse
-import math
 import os
-import subprocess
-import sys
-import tempfile
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor, distributed, nn
+from torch import Tensor, nn
 
+from actorium.tools.demo_training.trainer import Team, Trainer, in_team
 from actorium.tools.demo_training.training_data import (
     END_OF_TEXT,
     END_OF_TURN,
@@ -59,102 +54,20 @@ from actorium.tools.demo_training.training_mtp import Mtp, draft_loss
 
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
-
-
-_MATRIX_RATE = 2e-3
-"""Learning rate of Muon, whose steps are equally long in all directions: at 1e-2 a batch's noise
-drowns copying."""
 _DRAFT_RATE = 1e-2
 """Learning rate of the MTP layer, whose initial weights are close to the final ones."""
-_VECTOR_RATE = 4e-3
-_GENTLE_STEPS = 20
-"""Steps over which the rate rises, also after a restart: the optimizers' moments start anew."""
-_SAVE_SECONDS = 150.0
-
-
-def rate(progress: float) -> float:
-    """Returns the learning rate over its peak: short warm-up, then a cosine down to nearly nothing.
-    """
-    if progress < 0.02:
-        return 0.05 + 0.95 * progress / 0.02
-    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.02) / 0.98)))
-
-
-class Team(NamedTuple):
-    """The number of processes and this one's rank; each takes its share of the rows of every batch.
-
-    Processes of one thread wait for one another once a step; threads do at every operation, which
-    on a machine with other work costs most of the time.
-    """
-
-    rank: int
-    size: int
-
-
-class Trainer:
-    """Optimizers and the step; matrices go to Muon, embeddings and norms to AdamW."""
-
-    def __init__(
-        self,
-        trained: nn.Module,
-        loss: Callable[[TrainingBatch], Tensor],
-        draw: Callable[[float], list[TrainingBatch]],
-        team: Team | None = None,
-        matrix_rate: float = _MATRIX_RATE,
-    ) -> None:
-        """loss: of a batch, added up over its weights; draw: a step's batches, see `TextSource`."""
-        self.loss, self.draw, self.team = loss, draw, team or Team(0, 1)
-        named = list(trained.named_parameters())
-        self.parameters = [p for _, p in named]
-        matrices = [p for n, p in named if p.ndim == 2 and "embed_tokens" not in n]
-        rest = [p for n, p in named if p.ndim != 2 or "embed_tokens" in n]
-        self.optimizers: list[torch.optim.Optimizer] = [
-            torch.optim.AdamW(rest, lr=_VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0),
-            torch.optim.Muon(
-                matrices, lr=matrix_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
-            ),
-        ]
-        self.peaks = [group["lr"] for o in self.optimizers for group in o.param_groups]
-        self.steps = 0
-
-    def step(self, progress: float) -> tuple[float, int]:
-        """Takes one optimizer step; returns its loss per weighted token, and its tokens."""
-        batches = self.draw(progress)
-        total = sum(float(batch.weights.sum()) for batch in batches)
-        loss = 0.0
-        for batch in batches:
-            part = self.loss(part_of(batch, *self.team)) / total
-            part.backward()  # type: ignore[no-untyped-call]
-            loss += float(part.detach())
-        loss = self._all_reduce(loss)
-        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        groups = [group for o in self.optimizers for group in o.param_groups]
-        self.steps += 1
-        gently = min(1.0, self.steps / _GENTLE_STEPS)
-        for group, peak in zip(groups, self.peaks, strict=True):
-            group["lr"] = peak * gently * rate(progress)
-        for optimizer in self.optimizers:
-            optimizer.step()
-            optimizer.zero_grad()
-        return loss, sum(batch.ids.numel() for batch in batches)
-
-    def _all_reduce(self, loss: float) -> float:
-        """Sums the gradients, and the loss, of all processes."""
-        if self.team.size == 1:
-            return loss
-        gradients = [p.grad for p in self.parameters if p.grad is not None]
-        flat = torch.cat([*(g.flatten() for g in gradients), torch.tensor([loss])])
-        distributed.all_reduce(flat)
-        parts = flat[:-1].split([g.numel() for g in gradients])
-        for gradient, part in zip(gradients, parts, strict=True):
-            gradient.copy_(part.view_as(gradient))
-        return float(flat[-1])
 
 
 def model_loss(model: DemoModel, batch: TrainingBatch) -> Tensor:
     """Cross-entropy with the batch's targets, added up over its weights."""
     losses = F.cross_entropy(model(batch.ids, batch.where), batch.targets, reduction="none")
     return (losses * batch.weights).sum()
+
+
+def of_part(loss: Callable[[TrainingBatch], Tensor], team: Team
+            ) -> Callable[[TrainingBatch], Tensor]:
+    """Returns the same of this process's rows of a batch."""
+    return lambda batch: loss(part_of(batch, *team))
 
 
 @dataclass(frozen=True)
@@ -181,28 +94,14 @@ def train(o: Options, team: Team) -> None:
     if o.drafts:
         mtp = mtp or Mtp(model.shape)
         loss = partial(draft_loss, model.requires_grad_(False), mtp)
-        trainer = Trainer(mtp, loss, source.drafts, team, _DRAFT_RATE)
+        trainer = Trainer(mtp, of_part(loss, team), source.drafts, team, _DRAFT_RATE)
     else:
-        trainer = Trainer(model, partial(model_loss, model), source.step, team)
-    say = print if team.rank == 0 else lambda *_, **__: None
-    parameters = sum(p.numel() for p in trainer.parameters)
-    say(f"{parameters} parameters, vocabulary {model.shape.vocab}", flush=True)
-    start = time.monotonic()
-    steps, seen, average, next_save = 0, 0, 0.0, _SAVE_SECONDS
-    while (share := _agreed((time.monotonic() - start) / (60 * o.minutes), team)) < 1:
-        now, used = trainer.step(o.begin + (1 - o.begin) * share)
-        steps, seen = steps + 1, seen + used
-        average = 0.95 * average + 0.05 * now if average else now
-        elapsed = time.monotonic() - start
-        if steps % 50 == 0:
-            pace = seen / elapsed
-            say(f"{elapsed:6.0f} s  step {steps}  loss {average:.4f}  {pace:.0f} tok/s", flush=True)
-        if team.rank == 0 and elapsed > next_save:
-            next_save = elapsed + _SAVE_SECONDS
-            save(model, mtp, o.out, eos)
-    say(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
+        loss = partial(model_loss, model)
+        trainer = Trainer(model, of_part(loss, team), source.step, team)
     if team.rank == 0:
-        save(model, mtp, o.out, eos)
+        parameters = sum(p.numel() for p in trainer.parameters)
+        print(f"{parameters} parameters, vocabulary {model.shape.vocab}", flush=True)
+    trainer.train(o.minutes, o.begin, lambda: save(model, mtp, o.out, eos))
 
 
 def _begin(o: Options) -> tuple[Tokenizer, DemoModel, Mtp | None]:
@@ -215,34 +114,6 @@ def _begin(o: Options) -> tuple[Tokenizer, DemoModel, Mtp | None]:
     init_copying(model)
     save_tokenizer(tokenizer, o.out, model.shape.context)
     return tokenizer, model, None
-
-
-def _agreed(share: float, team: Team) -> float:
-    """Returns the first process's share of the time."""
-    if team.size == 1:
-        return share
-    shared = torch.tensor([share])
-    distributed.broadcast(shared, 0)
-    return float(shared)
-
-
-def _in_team(o: Options, size: int, meet: str | None, rank: int) -> None:
-    """Trains in `size` processes of this command line; meet: where they find one another."""
-    if size == 1:
-        return train(o, Team(0, 1))
-    with tempfile.TemporaryDirectory() as folder:
-        address, others = meet or f"file://{folder}/meet", []
-        if rank == 0:
-            command = [sys.executable, "-m", "actorium.tools.demo_training.train", *sys.argv[1:]]
-            others = [subprocess.Popen([*command, "--meet", address, "--rank", str(i)])
-                      for i in range(1, size)]  # fmt: skip
-        distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
-        try:
-            train(o, Team(rank, size))
-        finally:
-            distributed.destroy_process_group()
-            for other in others:
-                other.wait()
 
 
 def main() -> None:
@@ -261,7 +132,8 @@ def main() -> None:
     args = parser.parse_args()
     options = Options(args.out, args.minutes, args.seed, args.begin, args.drafts)
     torch.set_num_threads(1)
-    _in_team(options, args.processes, args.meet, args.rank)
+    in_team(partial(train, options), "actorium.tools.demo_training.train", args.processes,
+            args.meet, args.rank)
 
 
 # --- where training starts ------------------------------------------------------------------------

@@ -1,0 +1,108 @@
+"""The training model of pictures: what its checkpoints are to transformers and to the engine, and
+that it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from helpers_pictures import PictureReader, Seq
+
+from actorium.gpu.vision.grids import Grid
+from actorium.tools.demo_training.trainer import Team, Trainer
+from actorium.tools.picture_training.picture_batches import (
+    ANSWERS,
+    PictureSource,
+    build_tokenizer,
+    pictures_of,
+    save_tokenizer,
+    spaced_words,
+)
+from actorium.tools.picture_training.picture_files import load, save
+from actorium.tools.picture_training.picture_net import (
+    PictureNet,
+    PictureShape,
+    init_looking,
+    tower_shape,
+)
+from actorium.tools.picture_training.train_pictures import picture_loss
+from actorium.tools.pictures.picture_questions import (
+    PictureItem,
+    held_out,
+)
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A checkpoint of a model that has learned nothing."""
+    made, tokenizer = tmp_path_factory.mktemp("pictures"), build_tokenizer()
+    image, video = (tokenizer.encode(f"<|{kind}_pad|>").ids[0] for kind in ("image", "video"))
+    torch.manual_seed(3)
+    model = PictureNet(PictureShape(tower_shape(image, video)))
+    init_looking(model, spaced_words(tokenizer))
+    with torch.no_grad():
+        for p in model.parameters():
+            p.add_(0.05 * torch.randn(p.shape))
+    save_tokenizer(tokenizer, made, model.shape.context)
+    save(model, tokenizer, made)
+    return made
+
+
+def two_pictures() -> PictureItem:
+    return next(item for item in held_out(9) if len(item.pictures) == 2)
+
+
+def test_engine_and_transformers_compute_what_is_trained(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    item, reader = two_pictures(), PictureReader(folder)
+    ids, images = reader.prompt(item)
+    grids = [Grid(1, 2 * one.rows, 2 * one.columns) for one in item.pictures]
+    pixels = pictures_of(item.pictures)
+    model, tokens = load(folder), torch.tensor([ids])
+    with torch.no_grad():
+        rows = model.rows([own.unsqueeze(0) for own in pixels], grids)
+        mine = model.logits(tokens, rows, grids, torch.arange(len(ids)))
+        auto = transformers.AutoModelForImageTextToText.from_pretrained(
+            str(folder), dtype=torch.float32)
+        theirs = auto(tokens, pixel_values=torch.cat(pixels), image_grid_thw=torch.tensor(grids),
+                      mm_token_type_ids=(tokens == reader.tower.shape.image_token).int()).logits[0]
+    assert torch.allclose(rows[0][0], images.rows.embeddings, atol=1e-4)
+    assert torch.allclose(mine, theirs, atol=2e-4, rtol=0) and mine.std() > 0.1
+    engine = reader.logits([Seq(ids)], [images])
+    assert torch.allclose(mine[-1], engine[0], atol=2e-4, rtol=0)
+
+
+def test_the_processor_of_transformers_makes_the_same_patches(folder: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    image = pytest.importorskip("PIL.Image")
+    from actorium.tools.pictures.drawn_pictures import draw
+
+    item = two_pictures()
+    processor = transformers.AutoImageProcessor.from_pretrained(str(folder), use_fast=False)
+    drawn = [image.fromarray(draw(picture)) for picture in item.pictures]
+    found = processor(images=drawn, return_tensors="pt")
+    assert torch.allclose(found["pixel_values"], torch.cat(pictures_of(item.pictures)), atol=1e-6)
+
+
+def test_words_are_tokens_and_what_is_held_out_is_not_drawn() -> None:
+    tokenizer = build_tokenizer()
+    for item in held_out(40):
+        assert len(tokenizer.encode(item.question.answer).ids) == 1
+    for word in ANSWERS:
+        assert [len(tokenizer.encode(space + word).ids) for space in ("", " ")] == [1, 1]
+    batch = PictureSource(tokenizer, "t", 6, 3).step(0.9)[1]
+    assert len(batch.grids) == 2 and not batch.align and len(batch.ids) == 6
+    said = [tokenizer.decode([token]) for token in batch.targets.tolist()]
+    assert all(word in tokenizer.decode(batch.ids.flatten().tolist()) for word in said if word)
+
+
+def test_the_loss_falls() -> None:
+    tokenizer = build_tokenizer()
+    image, video = (tokenizer.encode(f"<|{kind}_pad|>").ids[0] for kind in ("image", "video"))
+    torch.manual_seed(0)
+    model, team = PictureNet(PictureShape(tower_shape(image, video))), Team(0, 1)
+    batches = PictureSource(tokenizer, "t", 4, 2).step(0.3)
+    trainer = Trainer(model, lambda batch: picture_loss(model, batch, team), lambda _: batches)
+    losses = [trainer.step(0.1)[0] for _ in range(10)]
+    assert losses[-1] < 0.8 * losses[0]

@@ -1,0 +1,167 @@
+"""Training steps and schedules that the project's small models share, in one process or several."""
+
+from __future__ import annotations
+
+import math
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from typing import Generic, NamedTuple, Protocol, TypeVar
+
+import torch
+from torch import Tensor, distributed, nn
+
+MATRIX_RATE = 2e-3
+"""Learning rate of Muon, whose steps are equally long in all directions: at 1e-2 a batch's noise
+drowns copying."""
+_VECTOR_RATE = 4e-3
+_GENTLE_STEPS = 20
+"""Steps over which the rate rises, also after a restart: the optimizers' moments start anew."""
+
+
+def rate(progress: float) -> float:
+    """Returns the learning rate over its peak: short warm-up, then a cosine down to nearly nothing.
+    """
+    if progress < 0.02:
+        return 0.05 + 0.95 * progress / 0.02
+    return 0.01 + 0.99 * 0.5 * (1 + math.cos(math.pi * min(1.0, (progress - 0.02) / 0.98)))
+
+
+class Team(NamedTuple):
+    """The number of processes and this one's rank; each takes its share of every step.
+
+    Processes of one thread wait for one another once a step; threads do at every operation, which
+    on a machine with other work costs most of the time.
+    """
+
+    rank: int
+    size: int
+
+
+class Weighted(Protocol):
+    """What a step is made of."""
+
+    @property
+    def ids(self) -> Tensor:
+        """Tokens."""
+
+    @property
+    def weights(self) -> Tensor:
+        """Of the positions that predict."""
+
+
+Batch = TypeVar("Batch", bound=Weighted)
+
+
+class Trainer(Generic[Batch]):
+    """Optimizers and the step; matrices go to Muon, embeddings and norms to AdamW."""
+
+    def __init__(
+        self,
+        trained: nn.Module,
+        loss: Callable[[Batch], Tensor],
+        draw: Callable[[float], list[Batch]],
+        team: Team | None = None,
+        matrix_rate: float = MATRIX_RATE,
+    ) -> None:
+        """loss: of this process's share of a batch, added up over its weights; draw: a step's
+        batches, whose weights are those of all processes' shares."""
+        self.loss, self.draw, self.team = loss, draw, team or Team(0, 1)
+        named = list(trained.named_parameters())
+        self.parameters = [p for _, p in named]
+        matrices = [p for n, p in named if p.ndim == 2 and "embed_tokens" not in n]
+        rest = [p for n, p in named if p.ndim != 2 or "embed_tokens" in n]
+        self.optimizers: list[torch.optim.Optimizer] = [
+            torch.optim.AdamW(rest, lr=_VECTOR_RATE, betas=(0.9, 0.98), weight_decay=0.0),
+            torch.optim.Muon(
+                matrices, lr=matrix_rate, weight_decay=0.05, adjust_lr_fn="match_rms_adamw"
+            ),
+        ]
+        self.peaks = [group["lr"] for o in self.optimizers for group in o.param_groups]
+        self.steps = 0
+
+    def step(self, progress: float) -> tuple[float, int]:
+        """Takes one optimizer step; returns its loss per weighted token, and its tokens."""
+        batches = self.draw(progress)
+        total = sum(float(batch.weights.sum()) for batch in batches)
+        loss = 0.0
+        for batch in batches:
+            part = self.loss(batch) / total
+            part.backward()  # type: ignore[no-untyped-call]
+            loss += float(part.detach())
+        loss = self._all_reduce(loss)
+        torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
+        groups = [group for o in self.optimizers for group in o.param_groups]
+        self.steps += 1
+        gently = min(1.0, self.steps / _GENTLE_STEPS)
+        for group, peak in zip(groups, self.peaks, strict=True):
+            group["lr"] = peak * gently * rate(progress)
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        return loss, sum(batch.ids.numel() for batch in batches)
+
+    def _all_reduce(self, loss: float) -> float:
+        """Sums the gradients, and the loss, of all processes."""
+        if self.team.size == 1:
+            return loss
+        gradients = [p.grad for p in self.parameters if p.grad is not None]
+        flat = torch.cat([*(g.flatten() for g in gradients), torch.tensor([loss])])
+        distributed.all_reduce(flat)
+        parts = flat[:-1].split([g.numel() for g in gradients])
+        for gradient, part in zip(gradients, parts, strict=True):
+            gradient.copy_(part.view_as(gradient))
+        return float(flat[-1])
+
+    def train(self, minutes: float, begin: float, save: Callable[[], None],
+              save_seconds: float = 150.0) -> None:
+        """Steps for so many minutes from the point `begin` of the schedule, 0 to 1, and calls
+        `save` in the first process now and then and at the end."""
+        say = print if self.team.rank == 0 else lambda *_, **__: None
+        start = time.monotonic()
+        steps, seen, average, next_save = 0, 0, 0.0, save_seconds
+        while (share := self._agreed((time.monotonic() - start) / (60 * minutes))) < 1:
+            now, used = self.step(begin + (1 - begin) * share)
+            steps, seen = steps + 1, seen + used
+            average = 0.95 * average + 0.05 * now if average else now
+            elapsed = time.monotonic() - start
+            if steps % 50 == 0:
+                say(f"{elapsed:6.0f} s  step {steps}  loss {average:.4f}  {seen / elapsed:.0f} "
+                    "tok/s", flush=True)
+            if self.team.rank == 0 and elapsed > next_save:
+                next_save = elapsed + save_seconds
+                save()
+        say(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
+        if self.team.rank == 0:
+            save()
+
+    def _agreed(self, share: float) -> float:
+        """Returns the first process's share of the time."""
+        if self.team.size == 1:
+            return share
+        shared = torch.tensor([share])
+        distributed.broadcast(shared, 0)
+        return float(shared)
+
+
+def in_team(work: Callable[[Team], None], module: str, size: int, meet: str | None, rank: int
+            ) -> None:
+    """Works in `size` processes of this command line, which is `module`'s; meet: where they find
+    one another."""
+    if size == 1:
+        return work(Team(0, 1))
+    with tempfile.TemporaryDirectory() as folder:
+        address, others = meet or f"file://{folder}/meet", []
+        if rank == 0:
+            command = [sys.executable, "-m", module, *sys.argv[1:]]
+            others = [subprocess.Popen([*command, "--meet", address, "--rank", str(i)])
+                      for i in range(1, size)]  # fmt: skip
+        distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
+        try:
+            work(Team(rank, size))
+        finally:
+            distributed.destroy_process_group()
+            for other in others:
+                other.wait()

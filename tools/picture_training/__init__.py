@@ -1,0 +1,1 @@
+"""Training of the tiny model of pictures; not part of the wheel."""
