@@ -5,8 +5,8 @@ Usage:
 
 First the tower alone is trained: what it makes of a cell is aligned with the embeddings of the
 words that say what is in it, which takes a minute. Then the loss is that of answers, beside that of
-the alignment, which fades. No run so far was long enough for right answers: the longest had 500
-steps of this, and guessed.
+the alignment, which fades. No run so far was long enough: 2.7 minutes
+(347 steps) gave 47 of the 100 held-out items.
 """
 
 from __future__ import annotations
