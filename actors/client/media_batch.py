@@ -28,6 +28,10 @@ class MediaBatch(RequestBatch):
     def settled(self) -> bool:
         return bool(self.unloaded) or super().settled()
 
+    @property
+    def done(self) -> bool:
+        return not self.unloaded and super().done
+
     def _next(self) -> tuple[int, Request] | None:
         item = None if self.unloaded else super()._next()
         if item is None or is_loaded(item[1]):

@@ -274,8 +274,8 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     llama3_json | qwen3_coder."""
     reasoning_parser: str = "auto"
     """How it writes its reasoning: auto (by its chat template) | none | deepseek_r1 | qwen3."""
-    max_body_bytes: int = 4 << 20
-    """Largest body of a request."""
+    max_body_bytes: int | None = None
+    """Largest body of a request; default: 4 MiB, and 32 MiB where the model takes images."""
     access_log: bool = True
     """Log a line for each HTTP request: status, tokens, times, never any text."""
     allowed_hosts: str | None = None

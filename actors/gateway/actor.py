@@ -76,7 +76,7 @@ class GatewayCore(Core):
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(
                 usable_connections(settings.max_connections), settings.body_timeout,
-                settings.send_timeout, (PATIENCE + 1) * settings.max_body_bytes)
+                settings.send_timeout, (PATIENCE + 1) * engine.body_limit)
             hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._where.host)
             self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG)
             self._serving = asyncio.get_running_loop().create_task(self._start())

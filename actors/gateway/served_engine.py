@@ -21,6 +21,7 @@ from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import WORKING_PHASES, not_at_work
 from actorium.actors.messages import Status
+from actorium.actors.models.media_models import bodies_limit, body_limit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
 STATUS_SECONDS = 1.0
@@ -58,7 +59,9 @@ class ServedEngine:
         self.open = 0
         """HTTP requests under way."""
         self.draining = False
-        self.bodies = BodyBudget(64 * self.settings.max_body_bytes)
+        self.body_limit = body_limit(config)
+        """Bytes of one request's body."""
+        self.bodies = BodyBudget(bodies_limit(self.body_limit))
         self.access = AccessLog(self.settings.access_log)
         self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS),
                                  self.settings.recovery_patience)

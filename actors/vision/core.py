@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import OrderedDict, deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import msgspec
@@ -113,10 +113,12 @@ class MediaCore(Core):
 
     def __init__(self, limits: MediaConfig, processing: MediaProcessing, decoders: int = 1,
                  epoch: int = 0, found: Iterable[tuple[bytes, MediaFacts]] = (),
-                 now: float = 0.0) -> None:
+                 now: float = 0.0, is_stored: Callable[[bytes], bool] = lambda key: True) -> None:
         """found: what an earlier life of the actor has left in the patch folder. It may be in use
-        until the scheduler says what is."""
+        until the scheduler says what is. is_stored: whether an item's patches are there still:
+        somebody else may have emptied the folder."""
         self._limits, self._processing, self._decoders = limits, processing, decoders
+        self._is_stored = is_stored
         self._waiting: dict[Asker, _Waiting] = {}
         self._fetching: dict[int, Asker] = {}
         self._waiting_bytes = self._number = 0
@@ -255,7 +257,7 @@ class MediaCore(Core):
         source = MediaSource(VIDEO if waiting.message.video else IMAGE, files)
         name = waiting.job = job_of(source, waiting.processing)
         key = self._key_of.get(name)
-        if key is not None:
+        if key is not None and self._is_stored(key):
             self._hits += 1
             self._answer(asker, key, now)
             return

@@ -8,6 +8,7 @@ import os
 import secrets
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
@@ -22,7 +23,12 @@ from actorium.actors.vision.core import DECODER, FETCHER, STORE, MediaCore
 from actorium.actors.vision.decode_job import run_job
 from actorium.actors.vision.fetching import MediaFetcher
 from actorium.actors.vision.media_process import MediaDecoder
-from actorium.actors.vision.patch_store import publish, remove_patches, stored_items
+from actorium.actors.vision.patch_store import (
+    is_stored,
+    publish,
+    remove_patches,
+    stored_items,
+)
 from actorium.actors.vision.processor_config import read_processing
 from actorium.actors.vision.vision_messages import (
     DecodeMedia,
@@ -175,5 +181,6 @@ def build(ctx: Context) -> MediaActor:
     processing = read_processing(model_dir.resolve(ctx.config.model.model))
     folder = make_media_folder(ctx.run_dir, limits.media_cache_bytes)
     decoders = max(1, min(MOST_DECODERS, len(os.sched_getaffinity(0)) // CORES_EACH))
-    core = MediaCore(limits, processing, decoders, ctx.epoch, stored_items(folder), monotonic())
+    core = MediaCore(limits, processing, decoders, ctx.epoch, stored_items(folder), monotonic(),
+                     partial(is_stored, folder))
     return MediaActor(core, limits, folder, read_secret(folder), decoders)

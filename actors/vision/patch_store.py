@@ -75,6 +75,11 @@ def read_facts(folder: Path, key: bytes) -> MediaFacts:
     return facts
 
 
+def is_stored(folder: Path, key: bytes) -> bool:
+    """Whether there are rows of an item."""
+    return (folder / f"{key.hex()}{ROWS}").exists()
+
+
 def read_patches(folder: Path, key: bytes) -> NDArray[np.float32]:
     """The rows of an item, mapped, read-only: float32 [t * h * w, row]. They stay readable while
     they are mapped, whatever becomes of the file. Raises as `read_facts`."""

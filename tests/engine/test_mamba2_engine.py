@@ -17,7 +17,7 @@ from helpers_prefix import engine, run_in
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Request
 
-NEW, BUDGET = 48, 510_000
+NEW, BUDGET = 48, 450_000
 """Bytes that hold the states of 4 sequences and too few pages for all of them."""
 
 

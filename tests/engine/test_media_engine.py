@@ -3,6 +3,7 @@ and files that nobody sends in good faith."""
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import random
@@ -22,9 +23,13 @@ from helpers_runtime import short_dir
 from PIL import Image as Pillow
 
 from actorium import Image, InvalidRequest, SamplingParams, Video
+from actorium.actors.client import calls
 from actorium.actors.client.client import Client
+from actorium.actors.client.media import load_media
+from actorium.actors.errors import MediaGone
 from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.models.media_models import MEDIA_BODY
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.actors.vision.patch_store import patch_folder
 
@@ -170,6 +175,60 @@ def test_a_text_model_says_so() -> None:
 
 
 def test_items_whose_files_are_gone_are_loaded_again(engine: Engine) -> None:
+    """Somebody has emptied the folder: the same pictures are prepared anew."""
+    ask = [{"role": "user", "content": [Image(picture(40, 40)), "what?"]}]
+    engine.client.chat(ask, SHORT)
+    gone = [*folder(engine).glob("*.rows")]
+    for path in gone:
+        path.unlink()
+    engine.client.chat(ask, SHORT)
+    assert gone and any(path.exists() for path in gone)
+
+
+@pytest.mark.parametrize("batch", [False, True])
+def test_items_that_go_before_their_request_comes_are_loaded_again_once(
+        engine: Engine, monkeypatch: pytest.MonkeyPatch, batch: bool) -> None:
+    """Between the media actor's answer and the tokenizer's look at it."""
+    losses, loads = 1, []
+
+    async def lossy(*args: Any) -> Any:
+        request = await load_media(*args)
+        loads.append(request)
+        if len(loads) <= losses:
+            for path in folder(engine).glob("*.rows"):
+                path.unlink()
+        return request
+
+    monkeypatch.setattr(calls, "load_media", lossy)
+    ask = [{"role": "user", "content": [Image(picture(56, 40, (losses, batch, 9))), "what?"]}]
+
+    def chat_once() -> None:
+        if batch:
+            engine.client.chat(ask, SHORT)
+        else:
+            list(engine.client.chat(ask, SHORT, stream=True))
+
+    chat_once()
+    assert len(loads) == 2
+    loads.clear()
+    losses = 2
+    with pytest.raises(MediaGone):
+        chat_once()
+    assert len(loads) == 2
+
+
+def test_pictures_may_be_larger_than_texts(engine: Engine) -> None:
+    """A photo of noise, as large as those of telephones, in base64."""
+    noise = Pillow.frombytes("RGB", (1600, 1200), random.Random(1).randbytes(3 * 1600 * 1200))
+    out = io.BytesIO()
+    noise.save(out, "PNG")
+    url = data_url(out.getvalue())
+    assert 6 << 20 < len(url) < MEDIA_BODY
+    status, said = chat(engine, {"type": "image_url", "image_url": {"url": url}})
+    assert status == 200, said
+
+
+def test_items_whose_files_are_gone_are_loaded_again(engine: Engine) -> None:
     """Between `MediaLoaded` and the tokenizer's look at it, as seldom as that is."""
     content = [Image(picture(40, 40)), "what?"]
     engine.client.chat([{"role": "user", "content": content}], SHORT)
@@ -233,7 +292,7 @@ def test_hostile_files_over_http_are_refused_and_end_nothing(engine: Engine) -> 
         parts: list[Any] = [{"type": "image_url", "image_url": {"url": url}}]
         if at % 3 == 0:
             parts = [{"type": "video_url", "video_url": {"url": url}}]
-        if len(url) > engine.config.gateway.max_body_bytes - 1000:
+        if len(url) > MEDIA_BODY - 1000:
             continue
         status, said = chat(engine, *parts)
         statuses[status] = statuses.get(status, 0) + 1

@@ -65,7 +65,7 @@ async def raw(request: Request) -> bytes:
                         "it is", "content-encoding", code="unsupported_encoding")
     try:
         async with asyncio.timeout(settings.body_timeout):
-            body = await _bounded(request, call.engine.bodies, settings.max_body_bytes)
+            body = await _bounded(request, call.engine.bodies, call.engine.body_limit)
     except ClientDisconnect:
         raise HttpError(400, "the body did not come to its end") from None
     except TimeoutError:

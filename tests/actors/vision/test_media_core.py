@@ -225,6 +225,17 @@ def test_a_new_actor_keeps_all_until_the_scheduler_says_what_is_in_use() -> None
     assert tell(own, now=late) == [Hello("media", 7)]
 
 
+def test_what_is_gone_from_the_folder_is_decoded_again() -> None:
+    there = {key(b"a")}
+    own = MediaCore(MediaConfig(), PLAIN, is_stored=there.__contains__)
+    tell(own, load("r", b"a"))
+    tell(own, stored(b"a"))
+    assert tell(own, load("s", b"a")) == [ready("s", b"a")]
+    there.clear()
+    assert tell(own, load("t", b"a")) == [b"a"]
+    assert tell(own, stored(b"a")) == [ready("t", b"a")]
+
+
 def test_no_room_on_the_disk() -> None:
     own = core()
     tell(own, load("r", b"a"))
