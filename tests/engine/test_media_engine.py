@@ -228,15 +228,6 @@ def test_pictures_may_be_larger_than_texts(engine: Engine) -> None:
     assert status == 200, said
 
 
-def test_items_whose_files_are_gone_are_loaded_again(engine: Engine) -> None:
-    """Between `MediaLoaded` and the tokenizer's look at it, as seldom as that is."""
-    content = [Image(picture(40, 40)), "what?"]
-    engine.client.chat([{"role": "user", "content": content}], SHORT)
-    for path in folder(engine).glob("*.rows"):
-        path.unlink()
-    engine.client.chat([{"role": "user", "content": [Image(picture(48, 40)), "what?"]}], SHORT)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("life", range(LIVES))
 def test_the_media_actor_dies_under_load_and_nothing_is_lost(tmp_path: Path, life: int) -> None:
