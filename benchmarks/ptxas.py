@@ -17,9 +17,8 @@ from pathlib import Path
 from typing import Any
 
 QUICK = re.compile("|".join((
-    "norm 4096", "rotate.*FP8", "fill q3", "decode Llama-3.1-8B, q1$", "extend Llama-3.1-8B, split",
-    "latent.* 128 heads, q1$", "delta Qwen3.5-27B, q1$", "scaled_experts.* 1 row",
-    "scaled_mm D.* 512", "choose 151936, truncated")))
+    "decode Llama-3.1-8B, q1$", "extend Llama-3.1-8B, split", "delta Qwen3.5-27B, q1$",
+    "scaled_mm D.* 512")))
 """Cases of the test that every change runs."""
 
 

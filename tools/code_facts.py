@@ -18,6 +18,8 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = ("actors", "gpu", "kernels", "tools")
+BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
+"""Fields of nodes that hold statements, or what holds them."""
 
 
 def files(package: str) -> list[Path]:
@@ -32,10 +34,18 @@ def module_of(path: Path) -> str:
 
 
 @cache
-def nodes(path: Path) -> list[ast.AST]:
-    """All nodes of a file's syntax tree. It is read once: every question here is about the files
-    as they are when the process begins."""
-    return list(ast.walk(ast.parse(path.read_text(), str(path))))
+def statements(path: Path) -> list[ast.stmt]:
+    """All statements of a file, those within others included. It is read once: every question here
+    is about the files as they are when the process begins."""
+    found: list[ast.stmt] = []
+    below: list[ast.AST] = [ast.parse(path.read_text(), str(path))]
+    while below:
+        node = below.pop()
+        if isinstance(node, ast.stmt):
+            found.append(node)
+        for name in BLOCKS:
+            below += getattr(node, name, ())
+    return found
 
 
 @cache
@@ -43,7 +53,7 @@ def imports(path: Path) -> tuple[str, ...]:
     """Every module that a file names in an import, wherever in the file, made absolute."""
     package = ["actorium", *path.relative_to(ROOT).with_suffix("").parts[:-1]]
     found: list[str] = []
-    for node in nodes(path):
+    for node in statements(path):
         if isinstance(node, ast.Import):
             found += (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -95,7 +105,7 @@ def class_names() -> dict[str, list[str]]:
     found = defaultdict(set)
     for package in PACKAGES:
         for path in files(package):
-            for node in nodes(path):
+            for node in statements(path):
                 if isinstance(node, ast.ClassDef):
                     found[node.name].add(str(path.relative_to(ROOT)))
     return {name: sorted(where) for name, where in sorted(found.items()) if len(where) > 1}

@@ -6,7 +6,7 @@ import ast
 from functools import cache
 
 from actorium.actors.core import Core
-from actorium.tools.code_facts import ROOT, files, nodes
+from actorium.tools.code_facts import ROOT, files, statements
 
 HOOKS = {name for name in vars(Core) if name.startswith("on_")}
 
@@ -16,7 +16,7 @@ def cores() -> list[tuple[str, ast.ClassDef]]:
     found = []
     for package in ("actors", "gpu", "tools"):
         for path in files(package):
-            for node in nodes(path):
+            for node in statements(path):
                 if isinstance(node, ast.ClassDef) and any(
                         isinstance(base, ast.Name) and base.id in ("Core", "CoreObserver")
                         for base in node.bases):

@@ -206,7 +206,7 @@ def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
 def test_most_drafts_of_free_text_are_accepted(trained: Any, tokenizer: Any) -> None:
     from actorium.tools.demo_training.draft_acceptance import CHAT, measure, prompts_of
 
-    prompts = [*prompts_of("story", 6), *prompts_of(CHAT, 4)]
+    prompts = [*prompts_of("story", 3), *prompts_of(CHAT, 3)]
     model, mtp = trained
     first, second = measure(model, mtp, tokenizer, prompts, 2).shares
     assert first >= 0.75 and second >= 0.5
