@@ -89,12 +89,17 @@ def pytest_collection_finish() -> None:
         spare_repetitions()
 
 
-@pytest.fixture
-def all_threads() -> Iterator[None]:
-    """For kernels that share out their work themselves."""
-    torch.set_num_threads(THREADS)
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    """Also after a test that opened a device, which takes all of them."""
     yield
     torch.set_num_threads(1)
+
+
+@pytest.fixture
+def all_threads() -> None:
+    """For kernels that share out their work themselves."""
+    torch.set_num_threads(THREADS)
 
 
 @pytest.fixture

@@ -26,10 +26,13 @@ MAX_HEAD = MAX_HEADERS + MAX_URL + 1024
 SLACK = 256 << 10
 """Bytes by which the framing of a body (sizes, extensions and trailers of chunks) may be longer
 than the body itself."""
-LINGER, LINGER_BYTES, LINGER_BODY = 2.0, 1 << 20, 256 << 20
-"""Seconds in which a peer may fetch a refusal before its connection is reset, and bytes that it may
-send meanwhile: most of a body that is too long, since many read nothing before all is sent, and of
-anything else little."""
+LINGER, LINGER_LOOKS = 1.0, 30
+"""Of the connection of a peer that was refused: seconds from one look whether it still sends to the
+next, of which the second without a byte ends it (at the first this process itself may have been
+late), and how many looks there are at the most."""
+LINGER_BYTES, LINGER_BODY = 1 << 20, 256 << 20
+"""Bytes that it may send meanwhile: most of a body that is too long, since many read nothing before
+all is sent, and of anything else little."""
 OTHER_FILES = 128
 """Descriptors that are not for connections."""
 _HOP = (b"upgrade", b"connection", b"http2-settings")
@@ -202,6 +205,8 @@ class BoundedConnection(HttpToolsProtocol):
         self._receive_timer = None
         if self._stage is _HEAD:
             self._refuse(b"408 Request Timeout", b"The head did not come in time.")
+        elif self._stage is _BODY:
+            self._refuse(b"408 Request Timeout", b"The rest of the body did not come in time.")
         else:
             self._close()
 
@@ -266,9 +271,9 @@ class BoundedConnection(HttpToolsProtocol):
             if self._running is None and self._stage is not _BODY and not came:
                 self._close()  # it has asked nothing
                 return
-            if self._running is None and self._stage is _BODY:
-                self._linger = LINGER_BODY  # it has its answer
-            else:
+            if self._stage is _BODY and came <= 2 * self._body + SLACK:
+                self._linger = LINGER_BODY
+            if self._running is not None or self._stage is not _BODY:  # it has no answer
                 self.transport.write(_REFUSED % (status, len(why), why))
             self._hang_up()
             return
@@ -286,7 +291,17 @@ class BoundedConnection(HttpToolsProtocol):
             self._running = None
         self.idle[self] = None
         self.transport.write_eof()
-        self._receive_timer = self.loop.call_later(LINGER, self.transport.abort)
+        self._look_after(-1, LINGER_LOOKS)
+
+    def _look_after(self, before: int, looks: int) -> None:
+        """before: bytes that had come at the last look, if there was one; looks: still to come."""
+        self._receive_timer = self.loop.call_later(LINGER, self._look, before, self._came, looks)
+
+    def _look(self, before: int, last: int, looks: int) -> None:
+        if self._came == before or looks == 1:
+            self.transport.abort()
+        else:
+            self._look_after(last, looks - 1)
 
 
 def http_server(app: Any, limits: ConnectionLimits, keep_alive: int,
