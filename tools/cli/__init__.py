@@ -26,6 +26,7 @@ COMMANDS = {
     "eval": ("eval", "mmlu | questions | needle | perplexity | demo: what a model gets right, of "
              "an engine or of any server"),
     "compare": ("compare", "A B [MODEL]: two configurations, or servers, on the same prompts"),
+    "verify": ("verify", "[MODEL]: tries to make an engine, or any server, contradict itself"),
     "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
               "side by side"),
     "pull": ("pull", "NAME: fetch a model, or bring it up to date"),

@@ -1,0 +1,149 @@
+"""The core of `actorium verify`: what it visits, finds and makes smaller, with an engine that is
+simulated."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from itertools import combinations
+
+import msgspec
+import pytest
+from helpers_simulated import FAULTS, VOCAB, SimulatedEngine
+
+from actorium.tools.verify.conditions import (
+    AXES,
+    ENGINE_AXES,
+    PLAIN,
+    VALUES,
+    Condition,
+    described,
+    differing,
+)
+from actorium.tools.verify.contradictions import CaseAnswer, Strictness, difference
+from actorium.tools.verify.shrinking import shrunk
+from actorium.tools.verify.verify_cases import Trial, VerifyCase, Vocabulary, drawn_cases
+from actorium.tools.verify.verify_page import verify_page
+from actorium.tools.verify.verify_plan import Visits, drawn_engines, rounds_of
+from actorium.tools.verify.verify_report import verify_result, verify_table
+from actorium.tools.verify.verify_run import VerifyOptions, VerifyRun, VerifyTally
+
+CASES = drawn_cases(1, 40, Vocabulary(tokens=VOCAB))
+
+
+def tally_of(engine: SimulatedEngine, **options: int) -> VerifyTally:
+    run = VerifyRun(engine, CASES, VerifyOptions(**{"comparisons": 700, "shrink": 1, "engines": 14,
+                                                    "max_runs": 400, **options}))
+    return asyncio.run(run.run())
+
+
+def test_an_engine_without_faults() -> None:
+    tally = tally_of(SimulatedEngine(), comparisons=1500, engines=16)
+    assert tally.comparisons >= 1500 and not tally.found and not tally.unanswered
+    visited = {axis for axis, _ in tally.by_axis}
+    assert visited == set(AXES)
+    together = {frozenset(pair) for pair in tally.pairs}
+    pairs = set(map(frozenset, combinations(AXES, 2)))
+    assert together == pairs
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_planted_fault_is_found_and_shrunk_to_its_cause(fault: str) -> None:
+    tally = tally_of(SimulatedEngine(fault))
+    assert tally.found
+    [own] = tally.shrunk
+    assert own.difference is not None and (own.seen, own.tries) == (3, 3)
+    assert set(differing(own.condition)) - {"order"} == FAULTS[fault]
+    if fault.startswith("batches"):
+        assert own.condition.company == 15 and own.difference.kind == "logprob"
+        assert own.difference.nats == pytest.approx(1e-7, rel=1e-3)
+    elif "company" in FAULTS[fault]:
+        assert own.condition.company == 1
+    if fault.startswith("drafts behind"):
+        assert own.condition.drafts == 2
+    result = {"model": "m", **verify_result(tally)}
+    assert described(own.condition) in verify_table(result)
+    assert "<svg" in verify_page(result)
+
+
+def test_what_comes_and_goes_is_said_to() -> None:
+    tally = tally_of(SimulatedEngine("a rank sums its share twice", flaky=3), shrink=2, max_runs=60)
+    assert any(own.difference is not None and 0 < own.seen < own.tries for own in tally.shrunk)
+    assert "it comes and goes" in verify_table(verify_result(tally))
+
+
+def test_an_engine_that_does_not_start_is_left_out() -> None:
+    tally = tally_of(SimulatedEngine(refuses="ranks"))
+    assert tally.comparisons >= 300 and not tally.found
+    assert set(tally.not_started.values()) == {"not with ranks"}
+    assert "not tried: " in verify_table(verify_result(tally))
+
+
+def test_runs_are_bounded() -> None:
+    asked = 0
+
+    async def seen(_trial: Trial, _condition: Condition) -> object:
+        nonlocal asked
+        asked += 1
+        return difference([CaseAnswer(tokens=(1,))], [CaseAnswer(tokens=(2,))], False,
+                          Strictness())
+
+    condition = msgspec.structs.replace(PLAIN, ranks=2, drafts=4, company=32)
+    trial = Trial(CASES[0], tuple(CASES[1:17]), tuple(CASES[17:33]))
+    own = asyncio.run(shrunk(trial, condition, seen, max_runs=7))  # type: ignore[arg-type]
+    assert asked == own.runs == 7 and own.difference is not None
+    whole = asyncio.run(shrunk(trial, condition, seen, max_runs=500))  # type: ignore[arg-type]
+    assert whole.condition == PLAIN and whole.case.max_tokens == 1 and len(whole.case.prompt) == 1
+
+
+def test_what_is_never_seen_again() -> None:
+    async def seen(_trial: Trial, _condition: Condition) -> None:
+        return None
+
+    own = asyncio.run(shrunk(Trial(CASES[0]), PLAIN, seen))
+    assert (own.difference, own.seen, own.tries) == (None, 0, 3)
+
+
+def answer(tokens: Sequence[int], logprobs: Sequence[float] | None = None, finish: str = "length",
+           top: dict[int | str, float] | None = None) -> CaseAnswer:
+    return CaseAnswer(tokens=tuple(tokens), finish=finish,
+                      logprobs=None if logprobs is None else tuple(logprobs),
+                      tops=() if top is None else (top,) * len(tokens))
+
+
+def test_differences_by_hand() -> None:
+    exact, close, off = Strictness(), Strictness("close", 0.01), Strictness("off")
+    a = answer([1, 2, 3], [-1.0, -2.0, -3.0])
+    assert difference([a], [a, answer([9])], False, exact) is None
+    found = difference([a], [a, answer([1, 2], finish="stop")], True, exact)
+    assert found is not None and (found.kind, found.choice, found.at) == ("end", 1, 2)
+    assert found.other == "the end (stop)" and found.plain_logprobs == {"3": -3.0}
+    b = answer([1, 2, 3], [-1.0, -2.0005, -3.0])
+    uneven = difference([a], [b], False, exact)
+    assert uneven is not None and (uneven.kind, uneven.at) == ("logprob", 1)
+    assert difference([a], [b], False, close) is difference([a], [b], False, off) is None
+    assert difference([a], [answer([1, 2, 3])], False, exact) is None
+    tops = [answer([1], [-1.0], top={1: -1.0, 2: value}) for value in (-2.0, -2.5)]
+    uneven = difference([tops[0]], [tops[1]], False, exact)
+    assert uneven is not None and uneven.nats == 0.5
+    text = difference([CaseAnswer(text="abc")], [CaseAnswer(text="abd")], False, exact)
+    assert text is not None and (text.kind, text.at, text.plain) == ("text", 2, "c")
+
+
+def test_the_same_seed_draws_the_same() -> None:
+    values = {axis: several for axis, several in VALUES.items() if axis != "drafts"}
+    assert drawn_engines(3, 6, values) == drawn_engines(3, 6, values)
+    assert all(engine.drafts == 0 for engine in drawn_engines(3, 6, values))
+    first, again = (rounds_of(5, PLAIN, CASES, VALUES, Visits()) for _ in range(2))
+    for _ in range(20):
+        own = next(first)
+        assert own == next(again) and len(own.cases) == own.condition.company + 1
+        assert set(differing(own.condition)).isdisjoint(ENGINE_AXES)
+
+
+def test_texts_for_servers_with_ids_of_their_own() -> None:
+    cases = drawn_cases(1, 30, Vocabulary(seeds=False, penalties=False))
+    assert all(isinstance(case.prompt, str) and case.greedy and not case.allowed
+               and case.repetition_penalty == 1.0 for case in cases)
+    assert len({case.prompt for case in cases}) > 25
+    assert cases[0] != VerifyCase(prompt="", max_tokens=1)

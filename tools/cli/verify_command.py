@@ -1,0 +1,165 @@
+"""`actorium verify`: tries to make an engine, or a server, contradict itself."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from time import monotonic
+from typing import ClassVar
+
+from actorium import __version__
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig
+from actorium.actors.launcher.preflight import check_machine
+from actorium.actors.models import model_dir
+from actorium.actors.models.obtain import with_model_path
+from actorium.gpu.families.architectures import read_shape
+from actorium.tools.cli.command_line import Parsed, parse
+from actorium.tools.cli.engines import for_batches, own_engine
+from actorium.tools.cli.eval_model import EvalModelOptions, write_reports
+from actorium.tools.verify.conditions import VALUES
+from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
+from actorium.tools.verify.own_engines import OwnEngines, Start
+from actorium.tools.verify.verify_cases import Vocabulary, drawn_cases
+from actorium.tools.verify.verify_page import verify_page
+from actorium.tools.verify.verify_report import verify_result, verify_table
+from actorium.tools.verify.verify_run import VerifyAsker, VerifyOptions, VerifyRun, VerifyTally
+
+ABOUT = """Ask for the same answers under many conditions, and hold each against that of the request
+alone: in batches, in other orders, with its prompt cached, shared and evicted, in chunks, with
+drafts, preempted, through the death of a worker, as a stream that is cut. What contradicts itself
+is shrunk to the smallest pair of conditions that shows it. Exit code 1 where there is one."""
+TIGHT = 4
+"""A tight pool holds so many of the longest requests."""
+
+
+class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
+    """How much to try."""
+
+    ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {}
+
+    comparisons: int = 1000
+    """Answers to hold against those of the plain condition."""
+    minutes: float | None = None
+    """Stop trying after so many minutes; what was found is shrunk then. Default: no bound."""
+    engines: int = 8
+    """Engines with other flags that are started, the plain one among them."""
+    axes: str | None = None
+    """Conditions to vary, as cache,company,drafts; default: all that can be."""
+    cases: int = 48
+    """Different requests, of which rounds are drawn."""
+    prompt_tokens: int = 160
+    """Tokens of a prompt, at the most."""
+    answer_tokens: int = 24
+    """Tokens of an answer, at the most."""
+    logprobs: str = EXACT
+    """exact (to the bit, as they are printed) | close (within --logprobs-within) | off."""
+    logprobs_within: float = 0.001
+    """Nats that two log-probabilities may be apart with --logprobs close."""
+    max_runs: int = 60
+    """Runs in which one contradiction is shrunk, at the most."""
+    shrink: int = 5
+    """Contradictions that are shrunk."""
+
+    def check(self) -> None:
+        """Raises `BadConfig`."""
+        self.check_common()
+        for flag in ("comparisons", "engines", "cases", "prompt_tokens", "answer_tokens",
+                     "max_runs"):
+            if getattr(self, flag) < 1:
+                raise BadConfig(f"--{flag.replace('_', '-')}: must be at least 1, got "
+                                f"{getattr(self, flag)}", flag)
+        if self.logprobs not in (EXACT, CLOSE, OFF):
+            raise BadConfig(f"--logprobs: must be exact, close or off, got {self.logprobs!r}",
+                            "logprobs")
+        if not self.logprobs_within >= 0:
+            raise BadConfig("--logprobs-within: must not be negative, got "
+                            f"{self.logprobs_within}", "logprobs_within")
+        for axis in self.only_axes():
+            if axis not in VALUES:
+                raise BadConfig(f"--axes: {axis!r} is none of {', '.join(VALUES)}", "axes")
+        if self.minutes is not None and not self.minutes > 0:
+            raise BadConfig(f"--minutes: must be positive, got {self.minutes}", "minutes")
+        if self.shrink < 0:
+            raise BadConfig(f"--shrink: must not be negative, got {self.shrink}", "shrink")
+
+
+    def only_axes(self) -> list[str]:
+        """Those that were named, or all."""
+        return list(VALUES) if self.axes is None else [
+            axis.strip() for axis in self.axes.split(",")]
+
+
+def run(_command: str, argv: list[str], start: Start = own_engine) -> int:
+    """Entry of the command. start: how engines come to be."""
+    parsed = parse("actorium verify [MODEL]", argv, VerifyCommandOptions, ABOUT,
+                   checks=[check_machine])
+    parsed.options.check()
+    kept: list[VerifyRun] = []
+    try:
+        asyncio.run(_own(parsed, start, kept.append))
+        tally = kept[0].tally
+    except KeyboardInterrupt:
+        if not kept:
+            raise
+        tally = kept[0].tally
+        tally.interrupted = True
+    return _report(parsed, tally, kept[0])
+
+
+async def _own(parsed: Parsed[VerifyCommandOptions], start: Start,
+               keep: Callable[[VerifyRun], None]) -> None:
+    options = parsed.options
+    config = with_model_path(for_batches(parsed.config))
+    tight = TIGHT * (options.prompt_tokens + options.answer_tokens)
+    asker = OwnEngines(config, parsed.written, _has_drafts(config), start, tight,
+                       {axis: VALUES[axis] for axis in options.only_axes()})
+    try:
+        await asker.start()
+        info = asker.info
+        vocabulary = Vocabulary(tokens=info["vocab_size"], grammars=info["has_tokenizer"])
+        await _all(parsed, asker, vocabulary, keep)
+    finally:
+        await asker.close()
+
+
+async def _all(parsed: Parsed[VerifyCommandOptions], asker: VerifyAsker, vocabulary: Vocabulary,
+               keep: Callable[[VerifyRun], None]) -> None:
+    options = parsed.options
+    cases = drawn_cases(options.seed, options.cases, vocabulary, options.prompt_tokens,
+                        options.answer_tokens)
+    begun, minutes = monotonic(), options.minutes
+    run = VerifyRun(
+        asker, cases, VerifyOptions(
+            options.comparisons, options.engines, options.seed, options.max_runs, options.shrink,
+            Strictness(options.logprobs, options.logprobs_within)),
+        lambda share: minutes is not None and monotonic() - begun > 60 * minutes * share, _show)
+    keep(run)
+    await run.run()
+
+
+def _has_drafts(config: Config) -> bool:
+    path = Path(model_dir.resolve(config.model.model))
+    return read_shape(path, config).mtp_layers > 0
+
+
+def _show(tally: VerifyTally) -> None:
+    if sys.stderr.isatty():
+        print(f"\r\033[K{tally.comparisons} comparisons, {len(tally.found)} contradictions "
+              f"({tally.engines[-1]})", end="", file=sys.stderr, flush=True)
+
+
+def _report(parsed: Parsed[VerifyCommandOptions], tally: VerifyTally, run: VerifyRun) -> int:
+    options = parsed.options
+    if sys.stderr.isatty():
+        with contextlib.suppress(OSError):
+            print("\r\033[K", end="", file=sys.stderr)
+    result = {"task": "verify", "model": parsed.config.model.model, "server": options.base_url or
+              "", "seed": options.seed, "logprobs": options.logprobs, "version": __version__,
+              **verify_result(tally, run.plain)}
+    print(verify_table(result))
+    write_reports(options, result, verify_page)
+    return 1 if tally.found else 0

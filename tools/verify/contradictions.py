@@ -1,0 +1,128 @@
+"""Two answers to one request, held against each other. Pure."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from msgspec import Struct
+
+from actorium.tools.compare.position_distance import first_divergence
+
+EXACT, CLOSE, OFF = "exact", "close", "off"
+"""How log-probabilities are compared: equal to the bit (as they are printed) | within so many nats
+| not at all."""
+TOKEN, END, TEXT, LOGPROB = "token", "end", "text", "logprob"
+"""What differs first: a token; a token that only one side has, or why it ended; the text, of
+servers that tell no tokens; the log-probability of a token, though all tokens are the same."""
+
+
+class CaseAnswer(Struct, frozen=True, kw_only=True):
+    """A choice of an answer."""
+
+    tokens: tuple[int | str, ...] = ()
+    """Ids, or tokens as the server writes them; empty where it tells none."""
+    text: str = ""
+    finish: str = ""
+    logprobs: tuple[float, ...] | None = None
+    """Of each token, in nats."""
+    tops: tuple[dict[int | str, float], ...] = ()
+    """Of the likeliest tokens at each position."""
+
+
+class AnswerDifference(Struct, frozen=True, kw_only=True):
+    """The first one."""
+
+    kind: str
+    at: int
+    """Token at which it is; character of a text."""
+    choice: int = 0
+    plain: str = ""
+    """What stands there under the plain condition, and under the other."""
+    other: str = ""
+    plain_logprobs: dict[str, float] = {}
+    """Of both tokens and of the likeliest, as each side told them at this position."""
+    other_logprobs: dict[str, float] = {}
+    nats: float = 0.0
+    """Largest difference of the log-probabilities of a token up to there."""
+
+
+class Strictness(Struct, frozen=True):
+    """How log-probabilities are compared."""
+
+    logprobs: str = EXACT
+    within: float = 0.0
+    """Nats that two may be apart, if they are to be close."""
+
+
+def difference(plain: Sequence[CaseAnswer], other: Sequence[CaseAnswer], every_choice: bool,
+               strictness: Strictness) -> AnswerDifference | None:
+    """Of the first of `plain` to the first of `other`, or each. Both hold one at least."""
+    for number, answer in enumerate(other if every_choice else other[:1]):
+        found = _of_choice(plain[0], answer, number, strictness)
+        if found is not None:
+            return found
+    return None
+
+
+def _of_choice(a: CaseAnswer, b: CaseAnswer, choice: int, strictness: Strictness
+               ) -> AnswerDifference | None:
+    if not (a.tokens and b.tokens):
+        at = first_divergence(a.text, b.text)
+        if at is None:
+            return None
+        return AnswerDifference(kind=TEXT, at=at, choice=choice, plain=a.text[at:at + 40],
+                                other=b.text[at:at + 40])
+    at = first_divergence(a.tokens, b.tokens)
+    uneven = _uneven(a, b, len(a.tokens) if at is None else at, strictness)
+    if at is not None or a.finish != b.finish:
+        place = len(a.tokens) if at is None else at
+        both = place < min(len(a.tokens), len(b.tokens))
+        return _told(TOKEN if both else END, a, b, place, choice, uneven[1])
+    if uneven[0] is not None:
+        return _told(LOGPROB, a, b, uneven[0], choice, uneven[1])
+    return None
+
+
+def _uneven(a: CaseAnswer, b: CaseAnswer, common: int, strictness: Strictness
+            ) -> tuple[int | None, float]:
+    """(first token whose log-probabilities differ, largest difference) of the common ones."""
+    if a.logprobs is None or b.logprobs is None or strictness.logprobs == OFF:
+        return None, 0.0
+    first, largest = None, 0.0
+    for i in range(min(common, len(a.logprobs), len(b.logprobs))):
+        apart = _apart(a, b, i)
+        if first is None and (apart > strictness.within if strictness.logprobs == CLOSE
+                              else apart != 0):
+            first = i
+        largest = max(largest, apart)
+    return first, largest
+
+
+def _apart(a: CaseAnswer, b: CaseAnswer, i: int) -> float:
+    """Nats, of the token itself and of the likeliest that both name."""
+    assert a.logprobs is not None and b.logprobs is not None
+    pairs = [(a.logprobs[i], b.logprobs[i])]
+    if i < min(len(a.tops), len(b.tops)):
+        pairs += [(value, b.tops[i][token]) for token, value in a.tops[i].items()
+                  if token in b.tops[i]]
+    return max(0.0 if x == y else abs(x - y) if math.isfinite(x - y) else math.inf
+               for x, y in pairs)
+
+
+def _told(kind: str, a: CaseAnswer, b: CaseAnswer, at: int, choice: int, nats: float
+          ) -> AnswerDifference:
+    words = [repr(one.tokens[at]) if at < len(one.tokens) else f"the end ({one.finish})"
+             for one in (a, b)]
+    return AnswerDifference(kind=kind, at=at, choice=choice, plain=words[0], other=words[1],
+                            plain_logprobs=_logprobs(a, at), other_logprobs=_logprobs(b, at),
+                            nats=nats)
+
+
+def _logprobs(answer: CaseAnswer, at: int) -> dict[str, float]:
+    found = {}
+    if at < len(answer.tops):
+        found = {repr(token): value for token, value in answer.tops[at].items()}
+    if answer.logprobs is not None and at < min(len(answer.logprobs), len(answer.tokens)):
+        found[repr(answer.tokens[at])] = answer.logprobs[at]
+    return found

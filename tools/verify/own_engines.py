@@ -1,0 +1,307 @@
+"""Asks engines that it starts: the plain one, which runs all the time, and up to two others."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, suppress
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.calls import AsyncDeltaStream
+from actorium.actors.client.requests import Linger, Request, StreamDelta
+from actorium.actors.config.tree import Config, RuntimeConfig
+from actorium.actors.errors import ActoriumError
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.params import SamplingParams, Structured
+from actorium.actors.runtime.roles import WORKER
+from actorium.actors.runtime.rundir import engine_dir
+from actorium.tools.chaos.faults import KILL, Fault, strike
+from actorium.tools.verify.conditions import (
+    PLAIN,
+    VALUES,
+    Condition,
+    differing,
+    engine_part,
+)
+from actorium.tools.verify.contradictions import CaseAnswer
+from actorium.tools.verify.verify_cases import VerifyCase, sibling
+from actorium.tools.verify.verify_run import EngineNotStartedError, Heard
+
+FLAGS = {"tokens_per_step": "max_num_batched_tokens", "drafts": "speculative",
+         "ranks": "tensor_parallel_size", "page_size": "page_size", "pool": "max_total_tokens",
+         "preempt_every": "force_preempt_every", "threads": "threads", "overlap": "overlap",
+         "graphs": "enforce_eager"}
+"""Axis -> the setting that it is. Those that a command line sets itself stay as they are there."""
+TOPS = 5
+"""Likeliest tokens that are told of each position."""
+FILLERS, FILLER_TOKENS = 6, 300
+"""Prompts that are sent so that pages of others go."""
+LINGER = 30.0
+"""Seconds for which a request whose stream is cut goes on."""
+PATIENCE = 120.0
+"""Seconds that a request may take."""
+OTHERS = 2
+"""Engines that run beside the plain one."""
+Start = Callable[[Config], AbstractContextManager[Engine]]
+
+
+def varied(config: Config, condition: Condition, tight: int) -> Config:
+    """The configuration of an engine for a condition. tight: tokens of a small pool."""
+    put = msgspec.structs.replace
+    scheduler, memory, device = config.scheduler, config.memory, config.device
+    speculation = config.speculation
+    for axis in differing(condition):
+        value = getattr(condition, axis)
+        if axis in ("tokens_per_step", "preempt_every", "overlap"):
+            scheduler = put(scheduler, **{FLAGS[axis]: value})
+        elif axis in ("ranks", "threads"):
+            device = put(device, **{FLAGS[axis]: value})
+        elif axis == "graphs":
+            device = put(device, enforce_eager=True)
+        elif axis == "page_size":
+            memory = put(memory, page_size=value)
+        elif axis == "pool":
+            memory = put(memory, max_total_tokens=tight)
+        elif axis == "drafts":
+            speculation = put(speculation, speculative=f"mtp:{value},fixed")
+    # Deaths are part of the run, and so is the way of each engine's own name.
+    recovery = put(config.recovery, max_restarts=100_000)
+    runtime = put(config.runtime, name=RuntimeConfig().name)
+    return put(config, scheduler=scheduler, memory=memory, device=device, recovery=recovery,
+               speculation=speculation, runtime=runtime)
+
+
+def plain_config(config: Config, written: Mapping[str, str]) -> Config:
+    """That of the plain engine: without drafts, unless they were asked for."""
+    if "speculative" in written:
+        return config
+    speculation = msgspec.structs.replace(config.speculation, speculative="off")
+    return msgspec.structs.replace(config, speculation=speculation)
+
+
+class _Running(NamedTuple):
+    condition: Condition
+    engine: Engine
+    client: AsyncClient
+    second: AsyncClient
+    """Takes up streams that the first has lost."""
+    stop: contextlib.AsyncExitStack
+
+
+class OwnEngines:
+    """See `VerifyAsker`."""
+
+    def __init__(self, config: Config, written: Mapping[str, str], drafts: bool, start: Start,
+                 tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES) -> None:
+        """written: settings that stay as they are. drafts: the model has a layer for them."""
+        self._config, self._start, self._tight = plain_config(config, written), start, tight
+        self._running: list[_Running] = []
+        self.plain = PLAIN
+        self.values: Mapping[str, Sequence[Any]] = {
+            axis: several for axis, several in values.items()
+            if FLAGS.get(axis) not in written and (axis != "drafts" or drafts)}
+        if "reading" in values:  # deltas come one by one to the client anyway
+            self.values = {**self.values, "reading": ("cut",)}
+        self.info: dict[str, Any] = {}
+
+    async def start(self) -> None:
+        """The plain engine. Raises `ActoriumError`."""
+        await self._started(self.plain)
+        self.info = await self._running[0].client.server_info()
+
+    async def close(self) -> None:
+        """Stops them all."""
+        while self._running:
+            await self._running.pop().stop.aclose()
+
+    async def _started(self, condition: Condition) -> _Running:
+        stack = contextlib.AsyncExitStack()
+        try:
+            config = varied(self._config, condition, self._tight)
+            engine = stack.enter_context(self._start(config))
+            client, second = [await stack.enter_async_context(
+                AsyncClient(engine.name, config.runtime.run_dir)) for _ in range(2)]
+            await client.wait_ready()
+        except BaseException:
+            await stack.aclose()
+            raise
+        self._running.append(_Running(condition, engine, client, second, stack))
+        return self._running[-1]
+
+    async def _for(self, condition: Condition) -> _Running:
+        wanted = engine_part(condition)
+        for own in self._running:
+            if own.condition == wanted:
+                return own
+        while len(self._running) > OTHERS:
+            await self._running.pop(1).stop.aclose()
+        try:
+            return await self._started(wanted)
+        except ActoriumError as error:
+            raise EngineNotStartedError(error.message) from None
+
+    def renewed(self, case: VerifyCase, _condition: Condition) -> VerifyCase:
+        """Salts keep prompts apart."""
+        return case
+
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+        own = await self._for(condition)
+        salt = secrets.token_hex(6)
+        salts = [salt if condition.cache != "cold" else f"{salt}-{i}" for i in range(len(cases))]
+        with suppress(ActoriumError):
+            await self._prepare(own.client, cases, condition, salt)
+        asked = [_request(case, condition, own_salt)
+                 for case, own_salt in zip(cases, salts, strict=True)]
+        taken_up = own.second if condition.reading == "cut" else None
+        if condition.company_leaves:
+            return await self._beside_leaving(own.client, asked, taken_up)
+        work: list[Any] = [_Reader(own.client, request).read(taken_up) for request in asked]
+        if condition.worker == "killed":
+            work.append(self._kill(own))
+        if condition.cache == "evicted":
+            work.append(_fill(own.client, cases, f"{salt}f"))
+        heard = await asyncio.gather(*work)
+        return list(heard[:len(cases)])
+
+    async def _prepare(self, client: AsyncClient, cases: Sequence[VerifyCase],
+                       condition: Condition, salt: str) -> None:
+        before: list[VerifyCase] = []
+        if condition.cache in ("warm", "evicted"):
+            before = list(cases)
+        elif condition.cache == "shared":
+            before = [sibling(case, i) for i, case in enumerate(cases)]
+        await asyncio.gather(*(_Reader(client, _request(one, PLAIN, salt)).read()
+                               for one in before))
+        if condition.cache == "evicted":
+            await _fill(client, cases, f"{salt}e")
+
+    async def _beside_leaving(self, client: AsyncClient, asked: Sequence[Request],
+                              taken_up: AsyncClient | None) -> list[Heard]:
+        """Every second request leaves when it has said something. Those are asked once more, since
+        a comparison needs a whole answer, beside each other."""
+        leaving = [i for i in range(len(asked)) if i % 2]
+        heard = await asyncio.gather(*(
+            _Reader(client, request).leave() if i in leaving
+            else _Reader(client, request).read(taken_up)
+            for i, request in enumerate(asked)))
+        again = await asyncio.gather(*(_Reader(client, asked[i]).read() for i in leaving))
+        for i, answer in zip(leaving, again, strict=True):
+            heard[i] = answer
+        return list(heard)
+
+    async def _kill(self, own: _Running) -> None:
+        """Once the requests are under way."""
+        await asyncio.sleep(0.03)
+        run_dir = engine_dir(own.engine.name, self._config.runtime.run_dir)
+        strike(Fault(0.0, KILL, (WORKER,)), run_dir)
+
+
+def _request(case: VerifyCase, condition: Condition, salt: str) -> Request:
+    params = SamplingParams(
+        n=condition.choices, max_tokens=case.max_tokens, temperature=case.temperature,
+        top_p=case.top_p, top_k=case.top_k, presence_penalty=case.presence_penalty,
+        repetition_penalty=case.repetition_penalty, seed=case.seed,
+        allowed_token_ids=list(case.allowed) or None, ignore_eos=not case.schema,
+        logprobs=TOPS if condition.logprobs else None,
+        structured=Structured(json_schema=case.schema) if case.schema
+        else None)
+    linger = (Linger(rid=secrets.token_hex(12), seconds=LINGER) if condition.reading == "cut"
+              else None)
+    prompt = case.prompt if isinstance(case.prompt, str) else list(case.prompt)
+    return Request(prompt=prompt, params=params, cache_salt=salt, linger=linger,
+                   timeout=PATIENCE)
+
+
+async def _fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str) -> Heard:
+    """Long prompts that nobody has asked, made of the cases' own tokens."""
+    tokens = [token for case in cases for token in case.prompt if isinstance(token, int)] or [9]
+    rows = [(tokens[i:] + tokens[:i]) * (1 + FILLER_TOKENS // len(tokens)) for i in range(FILLERS)]
+    asked = [Request(prompt=row[:FILLER_TOKENS], cache_salt=salt, timeout=PATIENCE,
+                     params=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+             for row in rows]
+    await asyncio.gather(*(_Reader(client, one).read() for one in asked))
+    return ""
+
+
+class _Reader:
+    """Reads one request's choices."""
+
+    def __init__(self, client: AsyncClient, request: Request) -> None:
+        self._client, self._request = client, request
+        assert request.params is not None
+        self._n = request.params.n
+        self._tokens_wanted = request.params.max_tokens or 1
+
+    async def read(self, taken_up: AsyncClient | None = None) -> Heard:
+        """taken_up: the stream is given up on the way, and read again by this client."""
+        try:
+            if taken_up is not None:
+                return await self._read_cut(taken_up)
+            async with contextlib.aclosing(self._stream()) as stream:
+                return _answers([delta async for delta in stream], self._n)
+        except ActoriumError as error:
+            return error.code
+
+    async def leave(self) -> Heard:
+        """Read a few tokens, and abort."""
+        with suppress(ActoriumError):
+            async for _ in self._some():
+                pass
+        return "aborted"
+
+    def _stream(self) -> AsyncDeltaStream:
+        return AsyncDeltaStream(self._client, self._request)
+
+    async def _some(self) -> AsyncIterator[StreamDelta]:
+        """About a third of the tokens; then it is closed."""
+        count = 0
+        async with contextlib.aclosing(self._stream()) as stream:
+            async for delta in stream:
+                yield delta
+                count += len(delta.token_ids)
+                if count * 3 >= self._tokens_wanted:
+                    return
+
+    async def _read_cut(self, other: AsyncClient) -> Heard:
+        """What a caller has who lost the connection: the first part, and of the whole, which is
+        read again, what comes behind it."""
+        first: list[StreamDelta] = []
+        stream = self._stream()
+        try:
+            async for delta in stream:
+                first.append(delta)
+                if 3 * sum(len(one.token_ids) for one in first) >= self._tokens_wanted:
+                    break
+            # Under the same name: the request itself goes on, or its answer is still known.
+            async with contextlib.aclosing(AsyncDeltaStream(other, self._request)) as again:
+                whole = [delta async for delta in again]
+        finally:
+            await stream.aclose()
+        return _spliced(_answers(first, self._n), _answers(whole, self._n))
+
+
+def _answers(deltas: Sequence[StreamDelta], n: int) -> tuple[CaseAnswer, ...]:
+    found = []
+    for index in range(n):
+        own = [delta for delta in deltas if delta.index == index]
+        told = [one for delta in own for one in delta.logprobs or ()]
+        found.append(CaseAnswer(
+            tokens=tuple(token for delta in own for token in delta.token_ids),
+            text="".join(delta.text for delta in own),
+            finish=next((delta.finish_reason for delta in own if delta.finish_reason), ""),
+            logprobs=tuple(one.logprob for one in told) if told else None,
+            tops=tuple(dict(one.top) for one in told)))
+    return tuple(found)
+
+
+def _spliced(first: tuple[CaseAnswer, ...], whole: tuple[CaseAnswer, ...]
+             ) -> tuple[CaseAnswer, ...]:
+    return tuple(msgspec.structs.replace(
+        b, tokens=a.tokens + b.tokens[len(a.tokens):],
+        logprobs=None if b.logprobs is None else (a.logprobs or ()) + b.logprobs[len(a.tokens):],
+        tops=a.tops + b.tops[len(a.tokens):]) for a, b in zip(first, whole, strict=True))

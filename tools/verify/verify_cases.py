@@ -1,0 +1,138 @@
+"""The requests that are asked again and again, drawn from a seed. Pure."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from actorium.tools.compare.default_prompts import PROMPTS
+
+SCHEMA = json.dumps({"type": "object", "properties": {
+    "name": {"type": "string", "maxLength": 12}, "count": {"type": "integer"},
+    "kind": {"enum": ["large", "small"]}}, "required": ["name", "count", "kind"],
+    "additionalProperties": False})
+"""What answers of requests with a grammar are to be."""
+ALLOWED = 24
+"""Tokens of a request that may be answered by a few alone."""
+
+
+class VerifyCase(Struct, frozen=True, kw_only=True):
+    """A request that says everything: whatever it is asked beside, its answer is one."""
+
+    prompt: tuple[int, ...] | str
+    """Token ids, or a text for servers that have ids of their own."""
+    max_tokens: int
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    presence_penalty: float = 0.0
+    repetition_penalty: float = 1.0
+    allowed: tuple[int, ...] = ()
+    """The only tokens that may be sampled; none = all."""
+    schema: str = ""
+    """JSON schema of the answer; empty = any."""
+    seed: int = 0
+
+    @property
+    def greedy(self) -> bool:
+        return self.temperature == 0.0
+
+
+class Trial(NamedTuple):
+    """A case, and who is sent before and after it."""
+
+    case: VerifyCase
+    before: tuple[VerifyCase, ...] = ()
+    after: tuple[VerifyCase, ...] = ()
+
+
+class Vocabulary(NamedTuple):
+    """What prompts are made of."""
+
+    tokens: int = 0
+    """Ids 0..tokens-1, less those below `first`; 0: texts."""
+    first: int = 8
+    """Smaller ids may be special."""
+    grammars: bool = False
+    """The engine knows texts, so that there are grammars."""
+    seeds: bool = True
+    """A seed is kept; without it all is greedy."""
+    penalties: bool = True
+    texts: tuple[str, ...] = PROMPTS
+
+
+def drawn_cases(seed: int, count: int, vocabulary: Vocabulary, longest: int = 160,
+                max_tokens: int = 24) -> list[VerifyCase]:
+    """Greedy ones, sampled ones, some with penalties, few tokens allowed or a grammar; two in three
+    prompts begin as others do. longest: tokens of a prompt (words of a text: half as many)."""
+    chance = random.Random(seed)
+    heads = [_prompt(chance, vocabulary, longest // 2) for _ in range(3)]
+    return [_case(chance, vocabulary, heads, longest, max_tokens) for _ in range(count)]
+
+
+def _prompt(chance: random.Random, vocabulary: Vocabulary, length: int
+            ) -> tuple[int, ...] | str:
+    if not vocabulary.tokens:
+        words = " ".join(vocabulary.texts).split()
+        return " ".join(chance.choices(words, k=max(length // 2, 2)))
+    return tuple(chance.choices(range(vocabulary.first, vocabulary.tokens), k=max(length, 1)))
+
+
+def _case(chance: random.Random, vocabulary: Vocabulary,
+          heads: Sequence[tuple[int, ...] | str], longest: int, max_tokens: int) -> VerifyCase:
+    tail = _prompt(chance, vocabulary, chance.randint(1, longest // 2))
+    head = chance.choice(heads)
+    prompt = tail if chance.random() < 1 / 3 else joined(head, tail)
+    case = VerifyCase(prompt=prompt, max_tokens=chance.randint(max(max_tokens // 2, 1), max_tokens),
+                      seed=chance.getrandbits(31))
+    kind = chance.random()
+    if kind < 0.4 or not vocabulary.seeds:
+        sampled = case
+    else:
+        sampled = msgspec.structs.replace(
+            case, temperature=chance.choice((0.7, 1.0)), top_p=chance.choice((1.0, 0.9)),
+            top_k=chance.choice((0, 20)))
+    if vocabulary.penalties and chance.random() < 0.25:
+        sampled = msgspec.structs.replace(sampled, presence_penalty=chance.choice((0.0, 0.5)),
+                                          repetition_penalty=1.2)
+    if vocabulary.grammars and chance.random() < 0.15:
+        return msgspec.structs.replace(sampled, schema=SCHEMA)
+    if vocabulary.tokens and chance.random() < 0.15:
+        allowed = chance.sample(range(vocabulary.first, vocabulary.tokens),
+                                min(ALLOWED, vocabulary.tokens - vocabulary.first))
+        return msgspec.structs.replace(sampled, allowed=tuple(sorted(allowed)))
+    return sampled
+
+
+def joined(head: tuple[int, ...] | str, tail: tuple[int, ...] | str) -> tuple[int, ...] | str:
+    """Two prompts of one kind as one."""
+    if isinstance(head, str) or isinstance(tail, str):
+        return f"{head} {tail}"
+    return head + tail
+
+
+def first_part(prompt: tuple[int, ...] | str, share: float) -> tuple[int, ...] | str:
+    """Its first tokens, or words; one at least."""
+    if isinstance(prompt, str):
+        words = prompt.split(" ")
+        return " ".join(words[:max(int(len(words) * share), 1)])
+    return prompt[:max(int(len(prompt) * share), 1)]
+
+
+def sibling(case: VerifyCase, number: int) -> VerifyCase:
+    """Another request, whose prompt begins as this one's and ends otherwise; asked for its cached
+    pages alone."""
+    begin = first_part(case.prompt, (0.5, 0.75, 0.9)[number % 3])
+    end: tuple[int, ...] | str = (f"and {number}" if isinstance(begin, str)
+                                  else tuple(reversed(begin[:5])))
+    return VerifyCase(prompt=joined(begin, end), max_tokens=2)
+
+
+def length_of(prompt: tuple[int, ...] | str) -> int:
+    """Tokens, or words."""
+    return len(prompt.split(" ")) if isinstance(prompt, str) else len(prompt)

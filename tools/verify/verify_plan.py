@@ -1,0 +1,116 @@
+"""Which conditions are visited: few engines, many requests for each, every pair of axes. Pure.
+
+A round is some cases that are sent together under one condition; each of them is a comparison with
+itself under the plain one. Draws are made several at a time, and that one is taken which has what
+was visited least: axes' values and pairs of axes off their plain values.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import combinations
+from typing import Any, NamedTuple
+
+import msgspec
+
+from actorium.tools.verify.conditions import (
+    ENGINE_AXES,
+    PLAIN,
+    SENDING_AXES,
+    Condition,
+    differing,
+)
+from actorium.tools.verify.verify_cases import Trial, VerifyCase
+
+DRAWS = 8
+"""Conditions of which the least visited is taken."""
+OFF_PLAIN = 0.35
+"""Chance of an axis to be off its plain value."""
+DEATHS_EVERY = 20
+"""Rounds of which one may kill the worker, since it takes time to come back."""
+
+
+class VerifyRound(NamedTuple):
+    """Requests that are sent together."""
+
+    cases: tuple[VerifyCase, ...]
+    condition: Condition
+    """`company` and `order` are those of the first."""
+    number: int
+
+    def trials(self) -> list[tuple[Trial, Condition]]:
+        """Each case with its company, under its own condition."""
+        last = len(self.cases) - 1
+        return [(Trial(case, self.cases[:i], self.cases[i + 1:]),
+                 msgspec.structs.replace(self.condition, order=order_of(i, last)))
+                for i, case in enumerate(self.cases)]
+
+
+def order_of(place: int, last: int) -> str:
+    """The value of the axis `order`."""
+    return "first" if place == 0 else "last" if place == last else "middle"
+
+
+class Visits:
+    """What was visited, and how often."""
+
+    def __init__(self, plain: Condition = PLAIN) -> None:
+        self._plain = plain
+        self.counts: Counter[tuple[Any, ...]] = Counter()
+
+    def features(self, condition: Condition) -> list[tuple[Any, ...]]:
+        axes = differing(condition, self._plain)
+        return [*((axis, getattr(condition, axis)) for axis in axes), *combinations(axes, 2)]
+
+    def least(self, conditions: Sequence[Condition]) -> Condition:
+        """That with the most that was not visited yet, or seldom."""
+        def worth(condition: Condition) -> float:
+            return sum(1 / (1 + self.counts[each]) ** 2 for each in self.features(condition))
+        return max(conditions, key=worth)
+
+    def add(self, condition: Condition, times: int = 1) -> None:
+        for each in self.features(condition):
+            self.counts[each] += times
+
+
+def drawn_engines(seed: int, count: int, values: Mapping[str, Sequence[Any]],
+                  plain: Condition = PLAIN) -> list[Condition]:
+    """So many settings of engines: the plain one first, then each with some axes off. values: of
+    the axes that can be varied here."""
+    chance, visits = random.Random(seed), Visits(plain)
+    axes = [axis for axis in ENGINE_AXES if values.get(axis)]
+    found = [plain]
+    while len(found) < count and axes:
+        drawn = [_off_plain(chance, axes, values, plain, 0.4) for _ in range(4 * DRAWS)]
+        best = visits.least([one for one in drawn if one not in found] or drawn)
+        visits.add(best)
+        found.append(best)
+    return found
+
+
+def _off_plain(chance: random.Random, axes: Sequence[str], values: Mapping[str, Sequence[Any]],
+               plain: Condition, share: float) -> Condition:
+    changed = {axis: chance.choice(values[axis]) for axis in axes if chance.random() < share}
+    return msgspec.structs.replace(plain, **changed)
+
+
+def rounds_of(seed: int, engine: Condition, cases: Sequence[VerifyCase],
+              values: Mapping[str, Sequence[Any]], visits: Visits) -> Iterator[VerifyRound]:
+    """Rounds for an engine, without end. values: of the axes that can be varied."""
+    chance = random.Random(seed)
+    axes = [axis for axis in SENDING_AXES if values.get(axis) and axis != "order"]
+    number = 0
+    while True:
+        own = axes if number % DEATHS_EVERY == DEATHS_EVERY // 2 else [
+            axis for axis in axes if axis != "worker"]
+        drawn = [_off_plain(chance, own, values, engine, OFF_PLAIN) for _ in range(DRAWS)]
+        condition = visits.least(drawn)
+        if condition.company == 0 and condition.company_leaves:
+            condition = msgspec.structs.replace(condition, company_leaves=False)
+        several = tuple(chance.sample(cases, min(condition.company + 1, len(cases))))
+        condition = msgspec.structs.replace(condition, company=len(several) - 1)
+        visits.add(condition, len(several))
+        yield VerifyRound(several, condition, number)
+        number += 1
