@@ -16,6 +16,7 @@ each engine that lives a few seconds.
 
 from __future__ import annotations
 
+import functools
 import gc
 import importlib
 import os
@@ -23,19 +24,24 @@ import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 
+import helpers_zygote
 import pytest
 import torch
 from helpers_interpreter import spare_repetitions
 from hypothesis import settings
+
+from actorium.actors.launcher import engine
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ["ACTORIUM_FORK_SERVER"] = "off"
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
+_start_launcher = engine.start_launcher
 settings.register_profile("quick", max_examples=120, derandomize=True, database=None)
 settings.register_profile("battery", max_examples=5000)
 settings.load_profile("quick")
@@ -87,6 +93,25 @@ def pytest_collection_finish() -> None:
     gc.freeze()  # ten thousand tests, and torch: nobody throws them away
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":
         spare_repetitions()
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _forked_engines() -> Iterator[None]:
+    """Engines of tests are forked off a process that has imported all that they need."""
+    forks = functools.cache(helpers_zygote.zygote)
+
+    def start(argv: list[str], report_fd: int) -> Any:
+        return helpers_zygote.launcher(forks(), argv, report_fd)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "start_launcher", start)
+        yield
+
+
+@pytest.fixture
+def real_starts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Engines start from scratch, as elsewhere."""
+    monkeypatch.setattr(engine, "start_launcher", _start_launcher)
 
 
 @pytest.fixture(autouse=True)

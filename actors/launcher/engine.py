@@ -94,8 +94,7 @@ class Engine:
         self._reports, report_fd = os.pipe2(os.O_CLOEXEC)
         try:
             argv = python("actorium.actors.launcher.job", str(os.getpid()), str(report_fd))
-            self._launcher = subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=(report_fd,),
-                                              process_group=0)
+            self._launcher = start_launcher(argv, report_fd)
         finally:
             os.close(report_fd)
         self._pidfd = os.pidfd_open(self._launcher.pid)
@@ -197,6 +196,11 @@ class Engine:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> None:
         self.close()
+
+
+def start_launcher(argv: list[str], report_fd: int) -> subprocess.Popen[bytes]:
+    """A process that leads a group of its own and hears its job on stdin."""
+    return subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=(report_fd,), process_group=0)
 
 
 def _error(report: JobReport) -> ActoriumError:

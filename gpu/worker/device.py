@@ -103,7 +103,8 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
     check_positions(config, shape, physical_bytes())
-    if not (config.device.disable_custom_all_reduce or config.device.kernels == "torch"
+    if device.type == "cuda" and not (
+            config.device.disable_custom_all_reduce or config.device.kernels == "torch"
             or triton_fault(device)):
         group.prepare(shape.hidden, TORCH_DTYPES[shape.dtype])
     most = config.scheduler.max_num_batched_tokens

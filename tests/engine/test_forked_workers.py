@@ -8,6 +8,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
+import pytest
 from helpers_models import write_checkpoint
 from helpers_runtime import processes_naming, short_dir
 
@@ -16,6 +17,7 @@ from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.process import process_activity
 from actorium.actors.runtime.roles import WORKER
 
+pytestmark = pytest.mark.usefixtures("real_starts")
 GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
 IMPORTED = b"libtorch_cpu"
 

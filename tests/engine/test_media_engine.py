@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_cli import eventually
 from helpers_hostile_media import crafted, mutated
 from helpers_images import data_url, gif, picture, write_text_side
 from helpers_runtime import short_dir
@@ -262,6 +263,7 @@ def test_the_media_actor_dies_under_load_and_nothing_is_lost(tmp_path: Path, lif
                 if pid and pid not in killed:
                     os.kill(pid, signal.SIGKILL)
                     killed.add(pid)
+            eventually(lambda: bool(faults) or min(done) > 2, 60)
         finally:
             over.set()
             for thread in threads:

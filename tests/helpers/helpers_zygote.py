@@ -1,0 +1,218 @@
+"""Engines of tests, forked off one process that has imported what all actors need: importing it
+anew takes 3 s of a processor an engine.
+
+    python helpers_zygote.py FD PAD
+
+serves at the socket FD. What a test starts by a command line starts from scratch, as it does
+outside; so does every engine under `real_starts`.
+"""
+
+from __future__ import annotations
+
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from importlib import import_module
+from typing import Any, NoReturn
+
+from actorium.actors.launcher import children
+from actorium.actors.launcher.forked_starts import ForkedProcess
+from actorium.actors.runtime.fork_server import GO, READY, REQUEST_BYTES
+from actorium.actors.runtime.process import adopting_orphans, python, set_command_line
+
+ACTOR, JOB = children.MAIN, "actorium.actors.launcher.job"
+PAD = "-" * 200
+"""Room for the command lines of what is forked."""
+
+
+class ForkedLauncher(ForkedProcess):
+    """What `Engine` knows of its launcher, as a `subprocess.Popen` has it."""
+
+    def __init__(self, pid: int, stdin: int) -> None:
+        super().__init__(pid)
+        self.stdin = os.fdopen(stdin, "wb")
+        self.returncode: int | None = None
+
+    def poll(self) -> int | None:
+        if self.returncode is None:
+            pid, status = os.waitpid(self.pid, os.WNOHANG)
+            if pid:
+                self.returncode = os.waitstatus_to_exitcode(status)
+        return self.returncode
+
+    def wait(self) -> int:
+        if self.returncode is None:
+            self.returncode = super().wait()
+        return self.returncode
+
+    def send_signal(self, number: int) -> None:
+        if self.poll() is None:
+            os.kill(self.pid, number)
+
+
+class Forks:
+    """The near end of a process that forks others, which become children of this one."""
+
+    def __init__(self, control: socket.socket) -> None:
+        self._control = control
+
+    def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
+        """Its pid. request, fds: see `Become`. Raises `OSError`."""
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        try:
+            with adopting_orphans():
+                socket.send_fds(self._control, [json.dumps(request).encode()], [wait, *fds])
+                pid = int(self._control.recv(32) or 0)
+            if not pid:
+                raise OSError("nothing was forked")
+            os.write(go, GO)
+            return pid
+        finally:
+            os.close(wait)
+            os.close(go)
+
+
+def zygote() -> Forks:
+    """A process that forks launchers, gone with this one."""
+    control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    with theirs:
+        subprocess.Popen([sys.executable, "-P", __file__, str(theirs.fileno()), PAD],
+                         pass_fds=(theirs.fileno(),))
+    if control.recv(len(READY)) != READY:
+        raise RuntimeError("engines cannot be forked: the process that would has ended")
+    return Forks(control)
+
+
+def launcher(forks: Forks, argv: Sequence[str], report_fd: int) -> ForkedLauncher:
+    """As `Engine` starts one: with what this process has for output, environment and folder."""
+    theirs, ours = os.pipe2(os.O_CLOEXEC)
+    request = {"words": argv[argv.index(JOB) + 1:-1], "environ": dict(os.environ),
+               "folder": os.getcwd()}
+    try:
+        return ForkedLauncher(forks.fork(request, [theirs, 1, 2, report_fd]), ours)
+    finally:
+        os.close(theirs)
+
+
+# --- the far end ---
+
+def main(control: socket.socket) -> None:
+    """Import, then fork launchers for as long as anybody asks."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    from actorium.actors.config.tree import Config
+    from actorium.actors.runtime.roles import GATEWAY, MEDIA, PRELOADS, ROLES
+
+    for target in PRELOADS.values():
+        module, name = target.split(":")
+        getattr(import_module(module), name)(Config())
+    built = (target.split(":")[0] for target in (*ROLES.values(), GATEWAY, MEDIA))
+    for module in (ACTOR, JOB, "actorium.actors.launcher.launcher",
+                   "actorium.actors.launcher.observers", *built):
+        import_module(module)
+    gc.collect()
+    gc.freeze()
+    control.send(READY)
+    _serve(control, _become_launcher)
+
+
+Become = Callable[[dict[str, Any], list[int]], int]
+"""What a fork runs with a request and its descriptors; returns its exit code."""
+
+
+def _serve(control: socket.socket, become: Become) -> None:
+    """Fork until nobody asks any more. Each fork leads a group of its own, and begins when who
+    asked knows its pid."""
+    while True:
+        data, fds, _, _ = socket.recv_fds(control, REQUEST_BYTES * 4, 8)
+        if not data:
+            return
+        told, tell = os.pipe()
+        if not (between := os.fork()):
+            _leave_a_child(control, become, json.loads(data), fds, tell)
+        os.close(tell)
+        pid = os.read(told, 32)
+        os.waitpid(between, 0)  # from here on who asked is its parent
+        control.send(pid or b"0")
+        for fd in (told, *fds):
+            os.close(fd)
+
+
+def _leave_a_child(control: socket.socket, become: Become, request: dict[str, Any],
+                   fds: list[int], tell: int) -> NoReturn:
+    try:
+        if pid := os.fork():
+            os.setpgid(pid, pid)
+            os.write(tell, b"%d" % pid)
+            os._exit(0)
+        os.close(tell)
+        control.close()
+        code = 1
+        try:
+            if os.read(fds[0], 1) == GO:
+                os.close(fds[0])
+                code = become(request, fds[1:])
+        except BaseException:
+            traceback.print_exc()
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code)
+    finally:
+        os._exit(1)
+
+
+def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
+    for number, fd in enumerate(fds[:3]):
+        os.dup2(fd, number)
+        os.close(fd)
+    os.environ.clear()
+    os.environ.update(request["environ"])
+    os.chdir(request["folder"])
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    if not os.fork():
+        near.close()
+        os.close(fds[3])
+        _serve_actors(far)
+    far.close()
+    forks, start = Forks(near), children.start
+
+    def forked(argv: list[str], kept: Sequence[int] = ()) -> Any:
+        """`children.start`."""
+        if argv[:-5] != python(ACTOR):
+            return start(argv, kept)
+        return ForkedProcess(forks.fork({"words": argv[-5:]}))
+
+    children.start = forked  # type: ignore[assignment]
+    words = [*request["words"], str(fds[3])]
+    set_command_line(python(JOB, *words))
+    return int(import_module(JOB).main(words))
+
+
+def _serve_actors(control: socket.socket) -> NoReturn:
+    """Of one launcher, whose standard output is not theirs."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for name in children.SECRETS:
+        os.environ.pop(name, None)
+    with open(os.devnull, "rb") as nothing:
+        os.dup2(nothing.fileno(), 0)
+    os.dup2(2, 1)
+    try:
+        _serve(control, _become_actor)
+    finally:
+        os._exit(0)
+
+
+def _become_actor(request: dict[str, Any], _fds: list[int]) -> int:
+    words = request["words"]
+    set_command_line(python(ACTOR, *words))
+    return int(import_module(ACTOR).main(words))
+
+
+if __name__ == "__main__":
+    main(socket.socket(fileno=int(sys.argv[1])))
