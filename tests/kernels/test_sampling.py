@@ -234,8 +234,11 @@ def test_presence_and_frequency_look_at_the_output_alone() -> None:
     torch.testing.assert_close(logits, _column([[0, -0.75, -1.25, 0, -1.0]]))
 
 
-def test_numpy_penalties_equal_torch() -> None:
-    logits, rng = _rows(3), np.random.default_rng(2)
+@pytest.mark.parametrize("padding", [0, 3])
+def test_numpy_penalties_equal_torch(padding: int) -> None:
+    """Rows of several ranks lie apart, by what they are padded with."""
+    rng = np.random.default_rng(2)
+    logits = torch.nn.functional.pad(_rows(3), (0, padding))[:, :VOCAB]
     counts = rng.integers(0, 4, (3, VOCAB)).astype(np.int32) * (rng.random((3, VOCAB)) < 0.3)
     counts = (counts | (rng.random((3, VOCAB)) < 0.2) * sampling.PROMPT_BIT).astype(np.int32)
     cut = (_column([1.0, 1.7, 0.6]), _column([0.0, 0.5, -1.0]), _column([0.3, 0.0, 2.0]))
