@@ -81,11 +81,23 @@ async def _by_client(name: str, config: Config, work: Callable[[RatedModel], Awa
 
 async def _over_http(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]]
                      ) -> Result:
+    http, model, headers = await named_server(parsed)
+    with contextlib.closing(http):
+        return await work(HttpModel(http, model, headers))
+
+
+async def named_server(parsed: Parsed[Any]) -> tuple[Http, str, str]:
+    """The server of `--base-url`, the model's name there, and headers that say its key. Raises
+    `EngineUnavailable`, `BadConfig`."""
     key = parsed.config.gateway.api_key
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
-    with contextlib.closing(Http(parsed.options.base_url)) as http:
+    http = Http(parsed.options.base_url)
+    try:
         given = parsed.config.model.model if "model" in parsed.written else ""
-        return await work(HttpModel(http, given or await first_model(http, headers), headers))
+        return http, given or await first_model(http, headers), headers
+    except BaseException:
+        http.close()
+        raise
 
 
 async def first_model(http: Http, headers: str) -> str:

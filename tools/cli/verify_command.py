@@ -19,10 +19,11 @@ from actorium.actors.models.obtain import with_model_path
 from actorium.gpu.families.architectures import read_shape
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
-from actorium.tools.cli.eval_model import EvalModelOptions, write_reports
+from actorium.tools.cli.eval_model import EvalModelOptions, named_server, write_reports
 from actorium.tools.verify.conditions import VALUES
 from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
 from actorium.tools.verify.own_engines import OwnEngines, Start
+from actorium.tools.verify.server_asker import ServerAsker, probed
 from actorium.tools.verify.verify_cases import Vocabulary, drawn_cases
 from actorium.tools.verify.verify_page import verify_page
 from actorium.tools.verify.verify_report import verify_result, verify_table
@@ -100,7 +101,8 @@ def run(_command: str, argv: list[str], start: Start = own_engine) -> int:
     parsed.options.check()
     kept: list[VerifyRun] = []
     try:
-        asyncio.run(_own(parsed, start, kept.append))
+        asyncio.run(_own(parsed, start, kept.append) if parsed.options.base_url is None
+                    else _over_http(parsed, kept.append))
         tally = kept[0].tally
     except KeyboardInterrupt:
         if not kept:
@@ -124,6 +126,25 @@ async def _own(parsed: Parsed[VerifyCommandOptions], start: Start,
         await _all(parsed, asker, vocabulary, keep)
     finally:
         await asker.close()
+
+
+async def _over_http(parsed: Parsed[VerifyCommandOptions], keep: Callable[[VerifyRun], None]
+                     ) -> None:
+    http, model, headers = await named_server(parsed)
+    with contextlib.closing(http):
+        can = await probed(http, model, headers)
+        asker = ServerAsker(http, model, headers, can, {
+            axis: VALUES[axis] for axis in parsed.options.only_axes()})
+        print(f"actorium: {http.url}{can.path}: takes {', '.join(sorted(can.options)) or 'nothing'}"
+              f"; log-probabilities: {_yes(can.logprobs)}; keeps seeds: {_yes(can.seeds)}; keeps "
+              f"prompts apart by salts: {_yes(can.salts)}", file=sys.stderr)
+        await _all(parsed, asker, Vocabulary(
+            seeds=can.seeds, grammars="response_format" in can.options,
+            penalties="repetition_penalty" in can.options), keep)
+
+
+def _yes(can: bool) -> str:
+    return "yes" if can else "no"
 
 
 async def _all(parsed: Parsed[VerifyCommandOptions], asker: VerifyAsker, vocabulary: Vocabulary,

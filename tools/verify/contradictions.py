@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+import msgspec
 from msgspec import Struct
 
 from actorium.tools.compare.position_distance import first_divergence
@@ -28,6 +29,14 @@ class CaseAnswer(Struct, frozen=True, kw_only=True):
     """Of each token, in nats."""
     tops: tuple[dict[int | str, float], ...] = ()
     """Of the likeliest tokens at each position."""
+
+
+def spliced(first: Sequence[CaseAnswer], whole: Sequence[CaseAnswer]) -> tuple[CaseAnswer, ...]:
+    """What a caller has who lost a stream after its first part, and read on in the whole."""
+    return tuple(msgspec.structs.replace(
+        b, tokens=a.tokens + b.tokens[len(a.tokens):], text=a.text + b.text[len(a.text):],
+        logprobs=None if b.logprobs is None else (a.logprobs or ()) + b.logprobs[len(a.tokens):],
+        tops=a.tops + b.tops[len(a.tokens):]) for a, b in zip(first, whole, strict=True))
 
 
 class AnswerDifference(Struct, frozen=True, kw_only=True):

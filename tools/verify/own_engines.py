@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any, NamedTuple
 
@@ -21,6 +21,7 @@ from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.chaos.faults import KILL, Fault, strike
+from actorium.tools.verify.company import PART, asked_before, read_together
 from actorium.tools.verify.conditions import (
     PLAIN,
     VALUES,
@@ -28,8 +29,8 @@ from actorium.tools.verify.conditions import (
     differing,
     engine_part,
 )
-from actorium.tools.verify.contradictions import CaseAnswer
-from actorium.tools.verify.verify_cases import VerifyCase, sibling
+from actorium.tools.verify.contradictions import CaseAnswer, spliced
+from actorium.tools.verify.verify_cases import VerifyCase
 from actorium.tools.verify.verify_run import EngineNotStartedError, Heard
 
 FLAGS = {"tokens_per_step": "max_num_batched_tokens", "drafts": "speculative",
@@ -77,11 +78,14 @@ def varied(config: Config, condition: Condition, tight: int) -> Config:
 
 
 def plain_config(config: Config, written: Mapping[str, str]) -> Config:
-    """That of the plain engine: without drafts, unless they were asked for."""
-    if "speculative" in written:
-        return config
-    speculation = msgspec.structs.replace(config.speculation, speculative="off")
-    return msgspec.structs.replace(config, speculation=speculation)
+    """That of the plain engine: without drafts, and with quick ways back from deaths, unless the
+    command line says else."""
+    recovery, speculation = config.recovery, config.speculation
+    if "fork_server" not in written:
+        recovery = msgspec.structs.replace(recovery, fork_server="on")
+    if "speculative" not in written:
+        speculation = msgspec.structs.replace(speculation, speculative="off")
+    return msgspec.structs.replace(config, recovery=recovery, speculation=speculation)
 
 
 class _Running(NamedTuple):
@@ -158,41 +162,21 @@ class OwnEngines:
         asked = [_request(case, condition, own_salt)
                  for case, own_salt in zip(cases, salts, strict=True)]
         taken_up = own.second if condition.reading == "cut" else None
-        if condition.company_leaves:
-            return await self._beside_leaving(own.client, asked, taken_up)
-        work: list[Any] = [_Reader(own.client, request).read(taken_up) for request in asked]
+        beside: list[Awaitable[Any]] = []
         if condition.worker == "killed":
-            work.append(self._kill(own))
+            beside.append(self._kill(own))
         if condition.cache == "evicted":
-            work.append(_fill(own.client, cases, f"{salt}f"))
-        heard = await asyncio.gather(*work)
-        return list(heard[:len(cases)])
+            beside.append(_fill(own.client, cases, f"{salt}f"))
+        return await read_together(
+            [_Reader(own.client, request, taken_up) for request in asked],
+            condition.company_leaves, beside)
 
     async def _prepare(self, client: AsyncClient, cases: Sequence[VerifyCase],
                        condition: Condition, salt: str) -> None:
-        before: list[VerifyCase] = []
-        if condition.cache in ("warm", "evicted"):
-            before = list(cases)
-        elif condition.cache == "shared":
-            before = [sibling(case, i) for i, case in enumerate(cases)]
         await asyncio.gather(*(_Reader(client, _request(one, PLAIN, salt)).read()
-                               for one in before))
+                               for one in asked_before(cases, condition)))
         if condition.cache == "evicted":
             await _fill(client, cases, f"{salt}e")
-
-    async def _beside_leaving(self, client: AsyncClient, asked: Sequence[Request],
-                              taken_up: AsyncClient | None) -> list[Heard]:
-        """Every second request leaves when it has said something. Those are asked once more, since
-        a comparison needs a whole answer, beside each other."""
-        leaving = [i for i in range(len(asked)) if i % 2]
-        heard = await asyncio.gather(*(
-            _Reader(client, request).leave() if i in leaving
-            else _Reader(client, request).read(taken_up)
-            for i, request in enumerate(asked)))
-        again = await asyncio.gather(*(_Reader(client, asked[i]).read() for i in leaving))
-        for i, answer in zip(leaving, again, strict=True):
-            heard[i] = answer
-        return list(heard)
 
     async def _kill(self, own: _Running) -> None:
         """Once the requests are under way."""
@@ -229,42 +213,41 @@ async def _fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str) -> 
 
 
 class _Reader:
-    """Reads one request's choices."""
+    """See `AnswerReader`."""
 
-    def __init__(self, client: AsyncClient, request: Request) -> None:
-        self._client, self._request = client, request
+    def __init__(self, client: AsyncClient, request: Request, taken_up: AsyncClient | None = None
+                 ) -> None:
+        """taken_up: the stream is given up on the way, and read again by this client."""
+        self._client, self._request, self._taken_up = client, request, taken_up
         assert request.params is not None
         self._n = request.params.n
         self._tokens_wanted = request.params.max_tokens or 1
 
-    async def read(self, taken_up: AsyncClient | None = None) -> Heard:
-        """taken_up: the stream is given up on the way, and read again by this client."""
+    async def read(self) -> Heard:
         try:
-            if taken_up is not None:
-                return await self._read_cut(taken_up)
+            if self._taken_up is not None:
+                return await self._read_cut(self._taken_up)
             async with contextlib.aclosing(self._stream()) as stream:
                 return _answers([delta async for delta in stream], self._n)
         except ActoriumError as error:
             return error.code
 
-    async def leave(self) -> Heard:
-        """Read a few tokens, and abort."""
+    async def leave(self) -> None:
         with suppress(ActoriumError):
             async for _ in self._some():
                 pass
-        return "aborted"
 
     def _stream(self) -> AsyncDeltaStream:
         return AsyncDeltaStream(self._client, self._request)
 
     async def _some(self) -> AsyncIterator[StreamDelta]:
-        """About a third of the tokens; then it is closed."""
+        """A part of the tokens; then it is closed."""
         count = 0
         async with contextlib.aclosing(self._stream()) as stream:
             async for delta in stream:
                 yield delta
                 count += len(delta.token_ids)
-                if count * 3 >= self._tokens_wanted:
+                if count * PART >= self._tokens_wanted:
                     return
 
     async def _read_cut(self, other: AsyncClient) -> Heard:
@@ -275,14 +258,14 @@ class _Reader:
         try:
             async for delta in stream:
                 first.append(delta)
-                if 3 * sum(len(one.token_ids) for one in first) >= self._tokens_wanted:
+                if PART * sum(len(one.token_ids) for one in first) >= self._tokens_wanted:
                     break
             # Under the same name: the request itself goes on, or its answer is still known.
             async with contextlib.aclosing(AsyncDeltaStream(other, self._request)) as again:
                 whole = [delta async for delta in again]
         finally:
             await stream.aclose()
-        return _spliced(_answers(first, self._n), _answers(whole, self._n))
+        return spliced(_answers(first, self._n), _answers(whole, self._n))
 
 
 def _answers(deltas: Sequence[StreamDelta], n: int) -> tuple[CaseAnswer, ...]:
@@ -297,11 +280,3 @@ def _answers(deltas: Sequence[StreamDelta], n: int) -> tuple[CaseAnswer, ...]:
             logprobs=tuple(one.logprob for one in told) if told else None,
             tops=tuple(dict(one.top) for one in told)))
     return tuple(found)
-
-
-def _spliced(first: tuple[CaseAnswer, ...], whole: tuple[CaseAnswer, ...]
-             ) -> tuple[CaseAnswer, ...]:
-    return tuple(msgspec.structs.replace(
-        b, tokens=a.tokens + b.tokens[len(a.tokens):],
-        logprobs=None if b.logprobs is None else (a.logprobs or ()) + b.logprobs[len(a.tokens):],
-        tops=a.tops + b.tops[len(a.tokens):]) for a, b in zip(first, whole, strict=True))

@@ -28,7 +28,7 @@ DRAWS = 8
 """Conditions of which the least visited is taken."""
 OFF_PLAIN = 0.35
 """Chance of an axis to be off its plain value."""
-DEATHS_EVERY = 20
+DEATHS_EVERY = 40
 """Rounds of which one may kill the worker, since it takes time to come back."""
 
 
@@ -103,7 +103,7 @@ def rounds_of(seed: int, engine: Condition, cases: Sequence[VerifyCase],
     axes = [axis for axis in SENDING_AXES if values.get(axis) and axis != "order"]
     number = 0
     while True:
-        own = axes if number % DEATHS_EVERY == DEATHS_EVERY // 2 else [
+        own = axes if number % DEATHS_EVERY == DEATHS_EVERY // 4 else [
             axis for axis in axes if axis != "worker"]
         drawn = [_off_plain(chance, own, values, engine, OFF_PLAIN) for _ in range(DRAWS)]
         condition = visits.least(drawn)

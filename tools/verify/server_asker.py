@@ -1,0 +1,250 @@
+"""Asks a server that runs, whoever made it, by OpenAI's API: completions, or chat where there are
+none. What it can be asked for is tried first, so that an option that it does not know makes no
+contradiction."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing, suppress
+from typing import Any, NamedTuple, cast
+
+import msgspec
+
+from actorium.actors.errors import EngineUnavailable
+from actorium.tools.bench.http_client import Http, RefusedByServer
+from actorium.tools.evaluation.http_model import BUSY, CHAT, COMPLETIONS, WAITS
+from actorium.tools.verify.company import PART, asked_before, read_together
+from actorium.tools.verify.conditions import PLAIN, VALUES, Condition
+from actorium.tools.verify.contradictions import CaseAnswer, spliced
+from actorium.tools.verify.verify_cases import SCHEMA, VerifyCase, joined
+from actorium.tools.verify.verify_run import Choices, Heard
+
+TOPS = 5
+FORMAT = {"type": "json_schema", "json_schema": {
+    "name": "answer", "strict": True, "schema": msgspec.json.decode(SCHEMA)}}
+TRIED: Mapping[str, Any] = {
+    "seed": 7, "n": 2, "ignore_eos": True, "return_tokens_as_token_ids": True, "top_k": 20,
+    "repetition_penalty": 1.2, "presence_penalty": 0.5, "response_format": FORMAT,
+    "cache_salt": "salt"}
+"""Options, each tried with a value that is good."""
+
+
+class ServerAbilities(NamedTuple):
+    """What a server takes."""
+
+    path: str
+    options: frozenset[str] = frozenset()
+    """Of `TRIED`: those that it did not refuse."""
+    logprobs: bool = False
+    seeds: bool = False
+    """The same seed gave the same text."""
+    salts: bool = False
+    """It knows `cache_salt`: a wrong one is refused."""
+
+
+class ServerAsker:
+    """See `VerifyAsker`."""
+
+    def __init__(self, http: Http, model: str, headers: str, can: ServerAbilities,
+                 values: Mapping[str, Sequence[Any]] = VALUES) -> None:
+        self._http, self._model, self._headers, self.can = http, model, headers, can
+        self.plain = PLAIN if can.salts else Condition(cache="warm")
+        mine: dict[str, Sequence[Any]] = {
+            "company": VALUES["company"], "order": VALUES["order"], "reading": ("stream", "cut"),
+            "cache": ("together", "warm", "shared") if can.salts else ("cold", "shared"),
+            "company_leaves": (True,)}
+        if "n" in can.options:
+            mine["choices"] = VALUES["choices"]
+        if can.logprobs:
+            mine["logprobs"] = (False,)
+        self.values: Mapping[str, Sequence[Any]] = {
+            axis: several for axis, several in mine.items() if axis in values}
+        self._known: set[VerifyCase] = set()
+        self._renewed = 0
+
+    def renewed(self, case: VerifyCase, condition: Condition) -> VerifyCase:
+        """Without salts a prompt that begins otherwise is the only one that is not cached."""
+        if self.can.salts or condition.cache not in ("cold", "shared"):
+            return case
+        self._renewed += 1
+        head = f"{secrets.token_hex(4)} {self._renewed}"
+        return msgspec.structs.replace(case, prompt=joined(head, case.prompt))
+
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+        salt = secrets.token_hex(6)
+        salts = [salt if condition.cache != "cold" else f"{salt}-{i}" for i in range(len(cases))]
+        before = [case for case in asked_before(cases, condition)
+                  if self.can.salts or case not in self._known]
+        await asyncio.gather(*(self._reader(one, PLAIN, salt).read() for one in before))
+        self._known.update((*before, *cases))
+        return await read_together(
+            [self._reader(case, condition, own)
+             for case, own in zip(cases, salts, strict=True)], condition.company_leaves)
+
+    def _reader(self, case: VerifyCase, condition: Condition, salt: str) -> _ServerReader:
+        body = request_body(self._model, case, condition, salt, self.can)
+        return _ServerReader(self._http, self.can.path, body, self._headers, condition.reading)
+
+
+def request_body(model: str, case: VerifyCase, condition: Condition, salt: str,
+                 can: ServerAbilities) -> dict[str, Any]:
+    """With those options alone that the server takes."""
+    prompt = case.prompt if isinstance(case.prompt, str) else list(case.prompt)
+    body: dict[str, Any] = {"model": model, "max_tokens": case.max_tokens,
+                            "temperature": case.temperature, "top_p": case.top_p}
+    if can.path == COMPLETIONS:
+        body["prompt"] = prompt
+    else:
+        body["messages"] = [{"role": "user", "content": prompt}]
+    if condition.logprobs and can.logprobs:
+        body |= ({"logprobs": TOPS} if can.path == COMPLETIONS else
+                 {"logprobs": True, "top_logprobs": TOPS})
+    # Which seeds the choices of a sampled request have is each server's own affair.
+    options = {"seed": case.seed, "n": condition.choices if case.greedy else 1,
+               "ignore_eos": not case.schema, "return_tokens_as_token_ids": "logprobs" in body,
+               "top_k": case.top_k or None, "cache_salt": salt if can.salts else None,
+               "presence_penalty": case.presence_penalty or None,
+               "repetition_penalty": case.repetition_penalty,
+               "response_format": FORMAT if case.schema else None}
+    plain = {"n": 1, "ignore_eos": False, "return_tokens_as_token_ids": False,
+             "repetition_penalty": 1.0}
+    return body | {name: value for name, value in options.items()
+                   if name in can.options and value is not None and plain.get(name) != value}
+
+
+class _ServerReader:
+    """See `AnswerReader`."""
+
+    def __init__(self, http: Http, path: str, body: dict[str, Any], headers: str, reading: str
+                 ) -> None:
+        self._http, self._path, self._reading = http, path, reading
+        self._body, self._headers = body | {"stream": reading != "whole"}, headers
+        self._n = body.get("n", 1)
+
+    async def read(self) -> Heard:
+        for wait in (*WAITS, None):
+            try:
+                return await self._answer()
+            except EngineUnavailable as error:
+                status = error.status if isinstance(error, RefusedByServer) else 0
+                if wait is None or status and status not in BUSY:
+                    return f"{status or 'connection'}: {error.message[:120]}"
+                await asyncio.sleep(wait)
+        raise AssertionError
+
+    async def _answer(self) -> Choices:
+        if self._reading != "cut":
+            return _answers([one async for one in self._events(self._headers)], self._n)
+        # A server that knows such keys goes on with the request itself; others are asked anew.
+        headers = f"{self._headers}Idempotency-Key: {secrets.token_hex(12)}\r\n"
+        first = await self._some(headers)
+        whole = [one async for one in self._events(headers)]
+        return spliced(_answers(first, self._n), _answers(whole, self._n))
+
+    async def leave(self) -> None:
+        with suppress(EngineUnavailable):
+            await self._some(self._headers)
+
+    async def _some(self, headers: str) -> list[dict[str, Any]]:
+        found: list[dict[str, Any]] = []
+        body = self._body | {"stream": True}
+        async with aclosing(self._events(headers, body)) as events:
+            async for event in events:
+                found.append(event)
+                if len(found) * PART >= self._body["max_tokens"]:
+                    break
+        return found
+
+    async def _events(self, headers: str, body: dict[str, Any] | None = None
+                      ) -> AsyncGenerator[dict[str, Any], None]:
+        events = cast(AsyncGenerator[bytes, None],
+                      self._http.events(self._path, body or self._body, headers))
+        async with aclosing(events):
+            async for data in events:
+                try:
+                    event = msgspec.json.decode(data, type=dict[str, Any])
+                except msgspec.MsgspecError as error:
+                    raise EngineUnavailable(f"not JSON: {error}") from None
+                if "error" in event:
+                    raise EngineUnavailable(f"in the stream: {str(event['error'])[:200]}")
+                yield event
+
+
+def _answers(events: Sequence[Mapping[str, Any]], n: int) -> Choices:
+    return tuple(_choice([one for event in events for one in event.get("choices") or ()
+                          if one.get("index", 0) == index]) for index in range(n))
+
+
+def _choice(parts: Sequence[Mapping[str, Any]]) -> CaseAnswer:
+    text, finish = "", ""
+    tokens: list[int | str] = []
+    values: list[float] = []
+    tops: list[dict[int | str, float]] = []
+    for part in parts:
+        message = part.get("delta") or part.get("message") or {}
+        text += part.get("text") or message.get("content") or ""
+        finish = part.get("finish_reason") or finish
+        for token, value, top in told_logprobs(part.get("logprobs") or {}):
+            tokens.append(token)
+            values.append(value)
+            tops.append(top)
+    return CaseAnswer(tokens=tuple(tokens), text=text, finish=finish,
+                      logprobs=tuple(values) or None, tops=tuple(tops))
+
+
+def told_logprobs(logprobs: Mapping[str, Any]) -> list[tuple[str, float, dict[int | str, float]]]:
+    """(token, its log-probability, those of the likeliest), in the form of chat or of completions;
+    llama.cpp's server has the first for both."""
+    if logprobs.get("content"):
+        return [(one["token"], one["logprob"],
+                 {top["token"]: top["logprob"] for top in one.get("top_logprobs") or ()})
+                for one in logprobs["content"]]
+    tokens, values = logprobs.get("tokens") or (), logprobs.get("token_logprobs") or ()
+    tops = logprobs.get("top_logprobs") or [{}] * len(tokens)
+    return [(token, value, top or {}) for token, value, top in
+            zip(tokens, values, tops, strict=False) if value is not None]
+
+
+# --- what it takes -------------------------------------------------------------------------------
+
+async def probed(http: Http, model: str, headers: str) -> ServerAbilities:
+    """Raises `EngineUnavailable` where neither completions nor chat answer."""
+    case = VerifyCase(prompt="Once upon a time", max_tokens=2)
+    can = ServerAbilities(COMPLETIONS)
+    try:
+        await _tried(http, model, headers, can, case)
+    except RefusedByServer as error:
+        if error.status not in (400, 404, 405, 422, 501):
+            raise
+        can = ServerAbilities(CHAT)
+        await _tried(http, model, headers, can, case)
+    taken = {name for name, value in TRIED.items()
+             if await _takes(http, model, headers, can, case, {name: value})}
+    can = can._replace(options=frozenset(taken), logprobs=True)
+    try:
+        [answer] = await _tried(http, model, headers, can, case)
+        can = can._replace(logprobs=answer.logprobs is not None)
+    except RefusedByServer:
+        can = can._replace(logprobs=False)
+    wrong = await _takes(http, model, headers, can, case, {"cache_salt": 5})
+    can = can._replace(salts="cache_salt" in taken and not wrong)
+    sampled = msgspec.structs.replace(case, max_tokens=16, temperature=1.0, seed=11)
+    texts = [(await _tried(http, model, headers, can, sampled))[0].text for _ in range(3)]
+    return can._replace(seeds="seed" in taken and len(set(texts)) < len(texts))
+
+
+async def _tried(http: Http, model: str, headers: str, can: ServerAbilities, case: VerifyCase,
+                 more: Mapping[str, Any] | None = None) -> Choices:
+    body = request_body(model, case, PLAIN, "probe", can) | dict(more or {})
+    return await _ServerReader(http, can.path, body, headers, "whole")._answer()
+
+
+async def _takes(http: Http, model: str, headers: str, can: ServerAbilities, case: VerifyCase,
+                 more: Mapping[str, Any]) -> bool:
+    try:
+        await _tried(http, model, headers, can, case, more)
+    except RefusedByServer:
+        return False
+    return True
