@@ -72,7 +72,7 @@ def varied(config: Config, condition: Condition, tight: int) -> Config:
             speculation = put(speculation, speculative=f"mtp:{value},fixed")
     # Deaths are part of the run, and so is the way of each engine's own name.
     recovery = put(config.recovery, max_restarts=100_000)
-    runtime = put(config.runtime, name=RuntimeConfig().name)
+    runtime = put(config.runtime, name=RuntimeConfig().name, crash_reports=False)
     return put(config, scheduler=scheduler, memory=memory, device=device, recovery=recovery,
                speculation=speculation, runtime=runtime)
 
