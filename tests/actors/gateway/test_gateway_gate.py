@@ -14,7 +14,8 @@ from collections.abc import Awaitable, Callable, Coroutine
 from typing import Any
 
 import pytest
-from helpers_served import Served, serving
+from helpers_runtime import child_env
+from helpers_served import Served, late_roles, serving
 
 from actorium.actors.errors import EngineUnavailable
 from actorium.actors.gateway.http.http_errors import HttpError
@@ -173,8 +174,11 @@ def worker(engine: Engine) -> ActorStatus:
     return next(one for one in engine.client.status().actors if one.role == "worker-0")
 
 
-def test_without_recovery_wait_new_requests_are_refused_and_streams_go_on() -> None:
-    with serving(null_worker=True, max_num_seqs=8, recovery_patience=0.0) as served:
+def test_without_recovery_wait_new_requests_are_refused_and_streams_go_on(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONPATH", child_env()["PYTHONPATH"])
+    with serving(null_worker=True, max_num_seqs=8, recovery_patience=0.0,
+                 roles=late_roles()) as served:
         assert ask(served)[0] == 200
         begun: list[tuple[int, str | None, bytes]] = []
         stream = threading.Thread(target=lambda: begun.append(
