@@ -96,8 +96,8 @@ class PictureReader:
             grids.append(Grid(*grid))
             parts.append(self.tower.forward(fault.patches(torch.from_numpy(rows), grids[-1]),
                                             [grids[-1]]))
-        text = ("<|im_start|>user\n" + f"<|vision_start|>{PADS[IMAGE]}<|vision_end|>" * len(order)
-                + f"{item.question.text}{ENDS}\n<|im_start|>assistant\n")
+        text = ("<|user|>" + f"<|vision_start|>{PADS[IMAGE]}<|vision_end|>" * len(order)
+                + f"{item.question.text}<|assistant|>")
         expanded = expand_text(text, [MediaGrid(IMAGE, grid) for grid in grids],
                                self.processing.video.family)
         ids, _ = expand_ids(self.tokenizer.encode(expanded.text).ids, expanded,

@@ -52,7 +52,7 @@ def test_the_items_are_the_same_to_the_bit_everywhere(items: list[PictureItem]) 
         digest.update(repr(item.question).encode())
         for picture in item.pictures:
             digest.update(draw(picture).tobytes())
-    assert digest.hexdigest()[:16] == "e09ab00afde23c22"
+    assert digest.hexdigest()[:16] == "41a701fcf47793bb"
     assert held_out(9) == items[:9] and held_out(9, seed=1) != items[:9]
 
 
@@ -60,7 +60,7 @@ def test_the_items_ask_for_what_an_engine_can_get_wrong(items: list[PictureItem]
     kinds = [item.question.kind for item in items]
     assert len(items) == 100 and set(kinds) == {
         "row", "column", "neighbour", "corner", "arrow", "colour", "shape", "count", "odd", "which"}
-    assert sum(len(item.pictures) == 2 for item in items) == 44
+    assert sum(len(item.pictures) == 2 for item in items) == 20
     assert any(p.rows != p.columns for item in items for p in item.pictures)
     assert all(is_held_out(item.pictures) for item in items)
 
@@ -70,45 +70,38 @@ def test_questions_of_a_scene() -> None:
     assert said == {
         "How many shapes are red?": "three", "How many shapes are navy?": "one",
         "How many shapes are teal?": "one",
-        "Which row has the red circle?": "one", "Which column has the red circle?": "one",
-        "Which corner has the red circle?": "northwest",
-        "What colour is below the red circle?": "red",
-        "What shape is navy?": "arrow", "Where does the navy arrow point?": "left",
-        "Which row has the navy arrow?": "one", "Which column has the navy arrow?": "three",
-        "Which corner has the navy arrow?": "northeast",
-        "What colour is below the navy arrow?": "red",
+        "What shape is navy?": "arrow", "Where does navy point?": "left",
+        "Which row has navy?": "top", "Which column has navy?": "east",
+        "Which corner has navy?": "northeast", "Which colour is below navy?": "red",
         "What colour is the bar?": "red",
-        "Which row has the red bar?": "two", "Which column has the red bar?": "one",
-        "Which corner has the red bar?": "southwest",
-        "What colour is right of the red bar?": "teal",
-        "What colour is above the red bar?": "red",
-        "What shape is teal?": "circle", "Which row has the teal circle?": "two",
-        "Which column has the teal circle?": "two",
-        "What colour is left of the teal circle?": "red",
-        "What colour is right of the teal circle?": "red",
-        "Where does the red arrow point?": "up", "Which row has the red arrow?": "two",
-        "Which column has the red arrow?": "three",
-        "Which corner has the red arrow?": "southeast",
-        "What colour is left of the red arrow?": "teal",
-        "What colour is above the red arrow?": "navy"}
+        "Which row has the bar?": "bottom", "Which column has the bar?": "west",
+        "Which corner has the bar?": "southwest", "Which shape is right of the bar?": "circle",
+        "Which shape is above the bar?": "circle",
+        "What shape is teal?": "circle", "Which row has teal?": "bottom",
+        "Which column has teal?": "centre",
+        "Which colour is left of teal?": "red", "Which colour is right of teal?": "red"}
 
 
 def test_an_odd_square_is_asked_for() -> None:
     one, other = Figure("square", "blue"), Figure("square", "cyan")
     said = {each.text: each.answer for each in questions(Picture(((one, one), (other, one))))}
-    assert said["Which row has the odd square?"] == "two"
-    assert said["Which column has the odd square?"] == "one"
+    assert said["Which row has the odd square?"] == "bottom"
+    assert said["Which column has the odd square?"] == "west"
     assert said["What colour is the odd square?"] == "cyan"
 
 
-def test_of_two_pictures_the_order_decides(items: list[PictureItem]) -> None:
+def test_of_two_pictures_the_order_decides_or_one_alone_has_it(items: list[PictureItem]) -> None:
+    which = 0
     for item in items:
         if len(item.pictures) == 2:
             first, second = item.pictures
             own = {one.text: one.answer for one in pair_questions((first, second))}
             other = {one.text: one.answer for one in pair_questions((second, first))}
-            assert own[item.question.text] == item.question.answer
-            assert other.get(item.question.text) != item.question.answer
+            assert own[item.question.text] == item.question.answer and own.keys() == other.keys()
+            assert all((own[text] == other[text]) == (not text.startswith("Which picture"))
+                       for text in own)
+            which += item.question.kind == "which"
+    assert which > 10
 
 
 def cell(figure: Figure) -> np.ndarray[Any, Any]:
@@ -183,7 +176,7 @@ def test_a_run_at_another_makers_server(tmp_path: Path, items: list[PictureItem]
         assert main([*argv, "--min-score", "0.76"]) == 1
     result = json.loads((tmp_path / "r.json").read_text())
     assert (result["right"], result["count"], result["errors"]) == (15, 20, 0)
-    assert result["model"] == "org/seer" and result["categories"]["two pictures"]["count"] == 9
+    assert result["model"] == "org/seer" and result["categories"]["two pictures"]["count"] == 4
     assert "75.0%" in capsys.readouterr().out
     page = (tmp_path / "r.html").read_text()
     assert page.count("data:image/png") == sum(len(item.pictures) for item in items[15:20])
@@ -206,7 +199,8 @@ def test_bad_options_are_named(flag: str, value: str, capsys: pytest.CaptureFixt
     assert f"{flag}:" in capsys.readouterr().err
 
 
-def test_a_model_has_to_be_named_where_none_comes_with_actorium(
-        capsys: pytest.CaptureFixture[str]) -> None:
-    if not PICTURE_MODEL.is_dir():
-        assert main(["eval", "pictures"]) == 2 and "MODEL:" in capsys.readouterr().err
+def test_the_packaged_model_is_small_and_whole() -> None:
+    files = {each.name: each.stat().st_size for each in PICTURE_MODEL.iterdir()}
+    assert set(files) == {"config.json", "generation_config.json", "model.safetensors",
+                          "preprocessor_config.json", "tokenizer.json", "tokenizer_config.json"}
+    assert sum(files.values()) < 3_000_000

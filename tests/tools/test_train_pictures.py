@@ -8,12 +8,14 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_pictures import PictureReader, Seq
+from tokenizers import Tokenizer
 
 from actorium.gpu.vision.grids import Grid
 from actorium.tools.demo_training.trainer import Team, Trainer
 from actorium.tools.picture_training.picture_batches import (
     ANSWERS,
     PictureSource,
+    around,
     build_tokenizer,
     pictures_of,
     save_tokenizer,
@@ -26,11 +28,9 @@ from actorium.tools.picture_training.picture_net import (
     init_looking,
     tower_shape,
 )
-from actorium.tools.picture_training.train_pictures import picture_loss
-from actorium.tools.pictures.picture_questions import (
-    PictureItem,
-    held_out,
-)
+from actorium.tools.picture_training.train_pictures import Probed, picture_loss
+from actorium.tools.pictures.drawn_pictures import COLOURS, SHAPES, Figure, Picture
+from actorium.tools.pictures.picture_questions import PictureItem, held_out
 
 
 @pytest.fixture(scope="module")
@@ -91,17 +91,43 @@ def test_words_are_tokens_and_what_is_held_out_is_not_drawn() -> None:
         assert len(tokenizer.encode(item.question.answer).ids) == 1
     for word in ANSWERS:
         assert [len(tokenizer.encode(space + word).ids) for space in ("", " ")] == [1, 1]
-    batch = PictureSource(tokenizer, "t", 6, 3).step(0.9)[1]
+    batch = PictureSource(tokenizer, "t", 6, 3).step(1.0)[1]
     assert len(batch.grids) == 2 and not batch.align and len(batch.ids) == 6
     said = [tokenizer.decode([token]) for token in batch.targets.tolist()]
     assert all(word in tokenizer.decode(batch.ids.flatten().tolist()) for word in said if word)
+
+
+def test_questions_of_a_batch_do_not_see_one_another(folder: Path) -> None:
+    model = load(folder)
+    batch = PictureSource(Tokenizer.from_file(str(folder / "tokenizer.json")), "t", 2, 3).step(0)[1]
+    before, length = batch.turns
+    with torch.no_grad():
+        rows = model.rows(batch.pixels, batch.grids)
+        every = model.logits(batch.ids, rows, batch.grids, torch.arange(batch.ids.numel()),
+                             batch.turns).view(*batch.ids.shape, -1)
+        for k in range(3):
+            own = slice(before + k * length, before + (k + 1) * length)
+            alone = torch.cat((batch.ids[:, :before], batch.ids[:, own]), 1)
+            one = model.logits(alone, rows, batch.grids, torch.arange(alone.numel()))
+            assert torch.allclose(one.view(2, before + length, -1)[:, before:], every[:, own],
+                                  atol=1e-4, rtol=0)
+
+
+def test_what_is_around_a_cell() -> None:
+    bar, post = Figure("bar", "red"), Figure("post", "cyan")
+    colours = list(COLOURS)
+    red, cyan = 1 + colours.index("red"), 1 + colours.index("cyan")
+    assert list(around(Picture(((bar, None), (None, post), (bar, None))))) == [
+        [0, 0, 0, 0], [red, 1 + SHAPES.index("bar"), 0, 0],
+        [0, 0, red, 1 + SHAPES.index("bar")], [0, 0, 0, 0],
+        [0, 0, 0, 0], [red, 1 + SHAPES.index("bar"), cyan, 1 + SHAPES.index("post")]]
 
 
 def test_the_loss_falls() -> None:
     tokenizer = build_tokenizer()
     image, video = (tokenizer.encode(f"<|{kind}_pad|>").ids[0] for kind in ("image", "video"))
     torch.manual_seed(0)
-    model, team = PictureNet(PictureShape(tower_shape(image, video))), Team(0, 1)
+    model, team = Probed(PictureNet(PictureShape(tower_shape(image, video)))), Team(0, 1)
     batches = PictureSource(tokenizer, "t", 4, 2).step(0.3)
     trainer = Trainer(model, lambda batch: picture_loss(model, batch, team), lambda _: batches)
     losses = [trainer.step(0.1)[0] for _ in range(10)]

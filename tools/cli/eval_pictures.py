@@ -74,8 +74,5 @@ def _with_own_model(parsed: Parsed[EvalPicturesOptions]) -> Parsed[EvalPicturesO
     config = parsed.config
     if config.model.model or parsed.options.base_url is not None or "name" in parsed.written:
         return parsed
-    if not PICTURE_MODEL.is_dir():
-        raise BadConfig("MODEL: name one that sees pictures, or --base-url: none comes "
-                        "with actorium yet", "model")
     return parsed._replace(config=msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, model=str(PICTURE_MODEL))))

@@ -116,11 +116,11 @@ class Trainer(Generic[Batch]):
         return float(flat[-1])
 
     def train(self, minutes: float, begin: float, save: Callable[[], None],
-              save_seconds: float = 150.0) -> None:
+              save_seconds: float = 60.0) -> None:
         """Steps for so many minutes from the point `begin` of the schedule, 0 to 1, and calls
         `save` in the first process now and then and at the end."""
         say = print if self.team.rank == 0 else lambda *_, **__: None
-        start = time.monotonic()
+        start, used_before = time.monotonic(), time.process_time()
         steps, seen, average, next_save = 0, 0, 0.0, save_seconds
         while (share := self._agreed((time.monotonic() - start) / (60 * minutes))) < 1:
             now, used = self.step(begin + (1 - begin) * share)
@@ -133,7 +133,8 @@ class Trainer(Generic[Batch]):
             if self.team.rank == 0 and elapsed > next_save:
                 next_save = elapsed + save_seconds
                 save()
-        say(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s", flush=True)
+        say(f"{steps} steps, {seen} tokens, {time.monotonic() - start:.0f} s, of which this "
+            f"process ran {time.process_time() - used_before:.0f}", flush=True)
         if self.team.rank == 0:
             save()
 

@@ -6,7 +6,6 @@ import json
 from pathlib import Path
 from typing import Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import Tokenizer
 
@@ -98,19 +97,3 @@ def load(folder: Path) -> PictureNet:
     state[HEIGHTS] = state.pop(LEARNED)[::tower.positions]
     model.load_state_dict(state)
     return model
-
-
-def greedy_answer(model: PictureNet, ids: list[int], pixels: list[torch.Tensor],
-                  grids: list[Any], ends: int, most: int = 4) -> list[int]:
-    """What the model says to one prompt, without its end."""
-    said: list[int] = []
-    with torch.inference_mode():
-        rows = model.rows([own.unsqueeze(0) for own in pixels], grids)
-        while len(said) < most:
-            tokens = torch.tensor([ids + said])
-            last = torch.tensor([tokens.shape[1] - 1])
-            token = int(model.logits(tokens, rows, grids, last).argmax())
-            if token == ends:
-                break
-            said.append(token)
-    return said

@@ -23,6 +23,8 @@ from actorium.gpu.vision.grids import Grid, learned_positions, places
 from actorium.gpu.vision.mrope_positions import Medium, rope_positions
 
 TOWER_EPS = 1e-6
+PROBED = 1
+"""The layer of the decoder behind which cells are to know what is around them."""
 
 
 @dataclass(frozen=True)
@@ -211,14 +213,14 @@ class TextAttention(nn.Module):
         self.o_proj = product(s.hidden, s.heads * s.head_dim)
         self.q_norm, self.k_norm = (RmsNorm(s.head_dim, s.eps, 1.5) for _ in range(2))
 
-    def forward(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
-        """x: [B, T, hidden]; cos, sin: [T, dim / 2]"""
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, seen: Tensor | None) -> Tensor:
+        """x: [B, T, hidden]; cos, sin: [T, dim / 2]; seen: bool[T, T], else what came before."""
         s, (b, t, _) = self.s, x.shape
         q, k, v = (each(x).view(b, t, -1, s.head_dim).transpose(1, 2)
                    for each in (self.q_proj, self.k_proj, self.v_proj))
         q, k = turned(self.q_norm(q), cos, sin), turned(self.k_norm(k), cos, sin)
         k, v = (each.repeat_interleave(s.heads // s.kv_heads, 1) for each in (k, v))
-        y = F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        y = F.scaled_dot_product_attention(q, k, v, seen, is_causal=seen is None)
         out: Tensor = self.o_proj(y.transpose(1, 2).flatten(2))
         return out
 
@@ -247,8 +249,8 @@ class TextLayer(nn.Module):
         self.post_attention_layernorm = RmsNorm(s.hidden, s.eps)
         self.mlp = GatedMlp(s.hidden, s.inner)
 
-    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor], where: Tensor | None = None
-                ) -> Tensor:
+    def forward(self, x: Tensor, turn: tuple[Tensor, Tensor, Tensor | None],
+                where: Tensor | None = None) -> Tensor:
         """[B, T, hidden] -> the same, or [N, hidden] at the N flat positions `where`."""
         x = x + self.self_attn(self.input_layernorm(x), *turn)
         x = x if where is None else x.flatten(0, 1)[where]
@@ -283,14 +285,27 @@ class PictureNet(nn.Module):
         each = [self.visual(own, grid) for own, grid in zip(pixels, grids, strict=True)]
         return [torch.cat(level, 1) for level in zip(*each, strict=True)]
 
-    def logits(self, ids: Tensor, rows: list[Tensor], grids: list[Grid], where: Tensor) -> Tensor:
+    def logits(self, ids: Tensor, rows: list[Tensor], grids: list[Grid], where: Tensor,
+               turns: tuple[int, int] | None = None) -> Tensor:
         """[N, vocab] at the N flat positions `where` of ids [B, T], whose placeholders are in the
-        same places in every row."""
+        same places in every row. turns: (tokens in front of them, tokens of each) of turns that do
+        not see one another, and are where the first one is."""
+        return self.looked_through(ids, rows, grids, where, turns)[0]
+
+    def looked_through(self, ids: Tensor, rows: list[Tensor], grids: list[Grid], where: Tensor,
+                       turns: tuple[int, int] | None) -> tuple[Tensor, Tensor]:
+        """(logits, the placeholders' [B, rows, hidden] behind layer `PROBED`)."""
         found = rope_positions(ids[0].numpy(), [Medium(grid) for grid in grids], self.shape.tower)
-        at = torch.from_numpy(np.ascontiguousarray(found.axes)).float()
+        at, seen = torch.from_numpy(np.ascontiguousarray(found.axes)).float(), None
+        if turns:
+            before, length = turns
+            index = torch.arange(ids.shape[1])
+            of = torch.where(index < before, -1, (index - before) // length)
+            at = at[:, torch.where(of < 0, index, before + (index - before) % length)]
+            seen = (index[:, None] >= index) & ((of[:, None] == of) | (of < 0))
         angles = at[torch.tensor(self.shape.axes)].T * self.rates
-        turn, place = (angles.cos(), angles.sin()), torch.from_numpy(found.places)
-        body = self.language_model
+        turn, place = (angles.cos(), angles.sin(), seen), torch.from_numpy(found.places)
+        body, probed = self.language_model, ids.new_empty(0)
         x = body.embed_tokens(ids)
         if rows:
             x = x.index_copy(1, place, rows[0])
@@ -299,8 +314,9 @@ class PictureNet(nn.Module):
             x = layer(x, turn, where if i == last else None)
             if i + 1 < len(rows):
                 x = x.index_add(1, place, rows[i + 1])
-        out: Tensor = F.linear(body.norm(x), body.embed_tokens.weight)
-        return out
+            if i == PROBED:
+                probed = x[:, place]
+        return F.linear(body.norm(x), body.embed_tokens.weight), probed
 
 
 # --- where training starts ------------------------------------------------------------------------

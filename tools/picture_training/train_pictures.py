@@ -17,10 +17,12 @@ from pathlib import Path
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
-from torch import Tensor
+from torch import Tensor, nn
 
 from actorium.tools.demo_training.trainer import Team, Trainer, in_team
 from actorium.tools.picture_training.picture_batches import (
+    ASIDE,
+    WORDS_SEEN,
     PictureBatch,
     PictureSource,
     build_tokenizer,
@@ -32,26 +34,46 @@ from actorium.tools.picture_training.picture_net import (
     PictureNet,
     PictureShape,
     init_looking,
+    product,
     tower_shape,
 )
 
 _ROWS = 8
 """Conversations of a batch, of which a step has two, in each process."""
 _MATRIX_RATE = 3e-3
-_TURNS = 6
+_TURNS = 10
 """Questions of a conversation."""
 
 
-def picture_loss(model: PictureNet, batch: PictureBatch, team: Team) -> Tensor:
-    """Cross-entropy of the answers, added up over the batch, and the fading one of rows with words
-    in proportion to it; this process's share."""
+class Probed(nn.Module):
+    """A model with what tells, in training alone, whether cells know what is around them."""
+
+    def __init__(self, model: PictureNet) -> None:
+        super().__init__()
+        self.model = model
+        self.probe = product(sum(ASIDE), model.shape.hidden)
+
+    def around(self, cells: Tensor, known: Tensor) -> Tensor:
+        """Mean cross-entropy of what is around cells [B, R, hidden]; known: i64[B, R, of ASIDE]."""
+        scores = self.probe(F.rms_norm(cells, cells.shape[-1:])).split(ASIDE, -1)
+        return torch.stack([F.cross_entropy(own.flatten(0, 1), known[..., i].flatten())
+                            for i, own in enumerate(scores)]).mean()
+
+
+def picture_loss(probed: Probed, batch: PictureBatch, team: Team) -> Tensor:
+    """Cross-entropy of the answers, added up over the batch, and the fading ones of rows with words
+    and of what is around them in proportion to it; this process's share."""
+    model = probed.model
     rows, total = model.rows(batch.pixels, batch.grids), batch.weights.sum()
+    seen = batch.words[..., :WORDS_SEEN]
     if batch.alone:
-        return total * alignment(model, rows[0], batch.words) / team.size
-    logits = model.logits(batch.ids, rows, batch.grids, batch.where)
+        return total * alignment(model, rows[0], seen) / team.size
+    logits, cells = model.looked_through(batch.ids, rows, batch.grids, batch.where, batch.turns)
     loss = (F.cross_entropy(logits, batch.targets, reduction="none") * batch.weights).sum()
     if batch.align:
-        loss = loss + batch.align * total * alignment(model, rows[0], batch.words)
+        loss = loss + batch.align * total * (
+            alignment(model, rows[0], seen) + alignment(model, cells, batch.words)
+            + 0.5 * probed.around(cells, batch.around))
     return loss / team.size
 
 
@@ -80,7 +102,8 @@ def train(out: Path, minutes: float, seed: int, begin: float, team: Team) -> Non
         init_looking(model, spaced_words(tokenizer))
         save_tokenizer(tokenizer, out, model.shape.context)
     source = PictureSource(tokenizer, f"{seed}-{begin}-{team.rank}", _ROWS, _TURNS)
-    trainer = Trainer(model, lambda batch: picture_loss(model, batch, team), source.step, team,
+    probed = Probed(model)
+    trainer = Trainer(probed, lambda batch: picture_loss(probed, batch, team), source.step, team,
                       _MATRIX_RATE)
     if team.rank == 0:
         print(f"{sum(p.numel() for p in trainer.parameters)} parameters, vocabulary "

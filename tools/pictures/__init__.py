@@ -5,4 +5,4 @@ from __future__ import annotations
 from pathlib import Path
 
 PICTURE_MODEL = Path(__file__).parent / "picture_model"
-"""The packaged checkpoint, a Qwen2.5-VL."""
+"""The packaged checkpoint, a tiny Qwen3-VL."""
