@@ -20,9 +20,13 @@ from pathlib import Path
 import pytest
 from wire import Server
 
+from actorium.tools.pictures import PICTURE_MODEL
+
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build"
-MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2")}
+MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": str(PICTURE_MODEL)}
+TEXTS = ("demo", "smollm2")
+"""Those that files without the `models` mark are tried with."""
 CLIENTS = ("anthropic", "guidellm", "instructor", "langchain_openai", "litellm", "lm_eval",
            "openai", "schemathesis")
 KEY = "conformance-key"
@@ -109,7 +113,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "server" not in metafunc.fixturenames:
         return
     mark = metafunc.definition.get_closest_marker("models")
-    wanted = mark.args if mark is not None else tuple(MODELS)
+    wanted = mark.args if mark is not None else TEXTS
     only = metafunc.config.getoption("--model", None)
     metafunc.parametrize("server", [name for name in wanted if only in (None, name)],
                          indirect=True, scope="session")
