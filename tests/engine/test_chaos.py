@@ -10,6 +10,7 @@ from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.tools.chaos import (
     frame_row,
+    image_row,
     load_rows,
     model_row,
     poison_rows,
@@ -182,3 +183,10 @@ def test_without_dedup_it_fails() -> None:
     with no_dedup():
         row = chaos(KILLED_DETOKENIZER, seed=3, streams=20)
     assert any("instead of" in text for text in row["wrong"])
+
+
+@pytest.mark.slow
+def test_answers_about_images_are_the_same_while_what_decodes_them_dies() -> None:
+    row = image_row.images(3, kills=3, others=1, items=12, apart=0.5)
+    sound(row)
+    assert row["faults"] == {"media": 3, "worker-0": 1} and row["right_undisturbed"] >= 10

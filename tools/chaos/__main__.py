@@ -18,6 +18,7 @@ from typing import Any
 
 from actorium.tools.chaos import (
     frame_row,
+    image_row,
     kill_rows,
     load_rows,
     model_row,
@@ -67,6 +68,7 @@ ROWS: dict[str, Row] = {
     "soak": lambda seed: load_rows.soak(seed, 150.0, 40),
     "model": model_row.model,
     "model-tp2": lambda seed: model_row.ranks(seed, faults=40),
+    "images": image_row.images,
     "probes": lambda seed: probe_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: probe_rows.starved(seed, 20.0, spinners=30, streams=100),
     "teeth": _teeth}
