@@ -290,6 +290,7 @@ def test_a_key_that_cannot_be_is_not_repeated(tried: Any) -> None:
 
 # --- exceptions that quote ------------------------------------------------------------------------
 
+@pytest.mark.slow
 @pytest.mark.mended("what ended an actor was told with its text, in the launcher's lines, in "
                     "logs and crash reports, though it may quote a prompt")
 @pytest.mark.mended("an exception of a thread was written to stderr with its text")

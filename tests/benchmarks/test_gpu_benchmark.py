@@ -262,6 +262,7 @@ def test_tests_that_end_their_process_cost_only_themselves(tmp_path: Path, capfd
             ] == ["test_b_exits", "test_c_fails", "test_d_hangs"]
 
 
+@pytest.mark.slow
 def test_a_missing_device_is_reported(tmp_path: Path) -> None:
     if torch.cuda.is_available():
         pytest.skip("there is one")

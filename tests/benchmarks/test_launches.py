@@ -38,6 +38,7 @@ def test_the_step_of_one_sequence_without_passes() -> None:
     assert sum(plain.values()) - sum(joined.values()) == 32 * 9
 
 
+@pytest.mark.slow
 def test_a_step_of_many_sequences() -> None:
     """Norms and gates are in the products of these as well, where that is chosen."""
     many = next(case for case in launches.CASES if case.batch == 64)
@@ -55,6 +56,7 @@ def test_a_step_in_fp8() -> None:
     assert found.launches["_gate_rows"] == 32 and sum(found.launches.values()) <= 328
 
 
+@pytest.mark.slow
 def test_a_step_in_int8() -> None:
     """The same: without the passes that quantise each product does so by itself."""
     case = replace(launches.CASES[0], quantization="int8", group=0)

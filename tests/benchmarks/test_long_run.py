@@ -57,7 +57,7 @@ def test_tenants_that_never_come_back_leave_nothing_behind() -> None:
     """Under fair sharing, which keeps counters of tenants: a bounded number of them."""
     loop = long_run.make_loop("fair")
     params = long_run.Resolved(max_tokens=1)
-    for number in range(4000):
+    for number in range(2000):
         loop.submit(f"r{number}", bytes(4 * 20), params, tenant=f"once-{number}")
         while not loop.idle:
             loop.step()

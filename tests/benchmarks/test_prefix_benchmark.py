@@ -41,6 +41,7 @@ def test_an_unlimited_cache_hits_what_is_counted_by_hand() -> None:
     assert unlimited.hit(said[:4 * 1185]) == 74 * 16
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", prefix.POLICIES)
 def test_a_pool_that_holds_everything_hits_all_there_is(found: dict[str, Any],
                                                         policy: str) -> None:
@@ -50,6 +51,7 @@ def test_a_pool_that_holds_everything_hits_all_there_is(found: dict[str, Any],
     assert whole["evicted_pages"] == whole["preemptions"] == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("policy", prefix.POLICIES)
 def test_a_smaller_pool_hits_less_but_never_falls_off_a_cliff(found: dict[str, Any],
                                                               policy: str) -> None:
@@ -60,6 +62,7 @@ def test_a_smaller_pool_hits_less_but_never_falls_off_a_cliff(found: dict[str, A
     assert ratios[-1] > found["floor"], "the shared system prompt at least is never lost"
 
 
+@pytest.mark.slow
 def test_priority_eviction_keeps_what_has_priority(found: dict[str, Any]) -> None:
     kept = [row["hit_ratio_privileged"] for row in _rows(found, "priority")]
     assert kept[:3] == [kept[0]] * 3

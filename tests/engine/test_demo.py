@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
 from helpers_cli import Cli, cli
 
 from actorium.kernels.cpu.native_library import cache_folder
@@ -15,6 +16,7 @@ from actorium.kernels.cpu.native_library import cache_folder
 __all__ = ["cli"]
 
 
+@pytest.mark.slow
 def test_the_packaged_model_is_shown_and_why_the_other_is_not(cli: Cli, tmp_path: Path) -> None:
     kept = tmp_path / "cache" / "actorium"  # nothing in it but the C kernels, not to be built anew
     kept.mkdir(parents=True)

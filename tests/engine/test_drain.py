@@ -61,6 +61,7 @@ def leave_requests(port: int) -> None:
         call.close()
 
 
+@pytest.mark.slow
 def test_abandoned_requests_do_not_hold_a_stop_and_others_are_finished(cli: Cli) -> None:
     with cli.serve("--name", "e", "--port", "0", "--max-num-seqs", "2", *NULL) as process:
         where = actor.where(Path(cli.run_dir) / "e")

@@ -37,6 +37,7 @@ def answer(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
         return dict(json.loads(found.read()))
 
 
+@pytest.mark.slow
 def test_it_is_fetched_served_and_shown_by_that_name(hub: FakeHub, cli: Cli) -> None:
     hub.add("org/demo", demo_files())
     hub.break_after["model.safetensors"] = [1_000_000]

@@ -129,6 +129,7 @@ def counting(names: list[str]) -> object:
     return told
 
 
+@pytest.mark.slow
 def test_the_fastest_correct_product_is_chosen(caplog: pytest.LogCaptureFixture) -> None:
     """Times are told, not measured: ways apart take 1 s, unless said otherwise."""
     from actorium.kernels.triton import skinny_linear

@@ -203,6 +203,7 @@ def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
     assert sum(right) >= 0.85 * len(items)
 
 
+@pytest.mark.slow
 def test_most_drafts_of_free_text_are_accepted(trained: Any, tokenizer: Any) -> None:
     from actorium.tools.demo_training.draft_acceptance import CHAT, measure, prompts_of
 

@@ -48,6 +48,7 @@ def test_held_out_items_are_never_generated(task: str) -> None:
     assert prompts.isdisjoint(item.prompt for item in train)
 
 
+@pytest.mark.slow
 def test_asking_for_too_many_held_out_items_ends() -> None:
     assert len(held_out("story", 300)) == 300
     with pytest.raises(ValueError, match="fewer than"):

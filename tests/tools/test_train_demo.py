@@ -260,6 +260,7 @@ def test_a_wrong_draft_ends_its_window() -> None:
     assert found + DraftAcceptance((1, 1), (1, 1)) == DraftAcceptance((4, 3), (1, 1))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "option"), [("train_demo", "--begin"), ("measure_acceptance", "--drafts")])
 def test_commands_run_by_the_names_that_they_had_before(name: str, option: str) -> None:

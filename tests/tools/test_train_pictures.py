@@ -123,6 +123,7 @@ def test_what_is_around_a_cell() -> None:
         [0, 0, 0, 0], [red, 1 + SHAPES.index("bar"), cyan, 1 + SHAPES.index("post")]]
 
 
+@pytest.mark.slow
 def test_the_loss_falls() -> None:
     tokenizer = build_tokenizer()
     image, video = (tokenizer.encode(f"<|{kind}_pad|>").ids[0] for kind in ("image", "video"))

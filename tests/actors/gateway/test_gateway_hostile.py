@@ -194,6 +194,7 @@ def _until_closed(sock: socket.socket, seconds: float) -> bytes:
     return found
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_read_use_little_memory(served: Served) -> None:
     """Their connections hold a bounded share of what was said, the engine the rest, joined."""
     pid = next(one.pid for one in served.engine.client.status().actors

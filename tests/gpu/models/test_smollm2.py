@@ -79,6 +79,7 @@ def greedy(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     return [o.tokens for o in ring.run()]
 
 
+@pytest.mark.slow
 def test_greedy_tokens_of_what_it_is_worth_equal_transformers(
         oracle: Any, folder: Path, tokenizer: Tokenizer) -> None:
     """Each is the likeliest of all by transformers, which is asked once a prompt."""

@@ -45,6 +45,7 @@ def write(path: Path, kind: Kind | None, **options: Any) -> None:
     (path / "config.json").write_text(json.dumps(config))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", [
     None, *(pytest.param(kind, marks=pytest.mark.slow) for kind in (
         Kind("awq", 4, 128), Kind("gptq", 4, 128, ordered=True), Kind("pack-quantized", 4, 128)))],

@@ -36,6 +36,7 @@ print("counted")
 """
 
 
+@pytest.mark.slow
 def test_triton_compilations_after_ready_are_counted(tmp_path: Path) -> None:
     """By Triton's own compiler, for a device that is not there; what is in its cache on disk counts
     as well, since it holds up a step too."""

@@ -182,6 +182,7 @@ def test_gauges_become_names() -> None:
     assert device_memory({"steps": 3.0}) == ""
 
 
+@pytest.mark.slow
 def test_an_engine_shows_them(cli: Cli, path: Path) -> None:
     words = ("--device", "cpu", "--load-format", "dummy", "--skip-tokenizer", "--kv-cache-bytes",
              "8m", "--max-num-seqs", "4", "--max-num-batched-tokens", "2048")
