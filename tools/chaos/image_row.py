@@ -38,7 +38,7 @@ BACK = 30.0
 """Seconds within which a dead actor must be back."""
 
 
-class Picture:
+class AskedPictures:
     """One item's files, and what is said of it undisturbed."""
 
     def __init__(self, item: PictureItem) -> None:
@@ -66,7 +66,7 @@ async def _ask(client: AsyncClient, content: list[Any]) -> str:
 class ImageTraffic:
     """Clients that ask, and what was wrong with the answers."""
 
-    def __init__(self, pictures: Sequence[Picture], seed: int) -> None:
+    def __init__(self, pictures: Sequence[AskedPictures], seed: int) -> None:
         self.pictures, self._chance = pictures, random.Random(seed)
         self.asked, self.wrong = 0, list[str]()
         self.over = asyncio.Event()
@@ -107,7 +107,7 @@ async def _strike(made: Rig, roles: Sequence[str], traffic: ImageTraffic, apart:
     return len(roles)
 
 
-async def _run(made: Rig, pictures: Sequence[Picture], roles: Sequence[str], seed: int,
+async def _run(made: Rig, pictures: Sequence[AskedPictures], roles: Sequence[str], seed: int,
                apart: float) -> tuple[ImageTraffic, int]:
     async with AsyncClient(made.engine.name, str(made.base)) as client:
         for picture in pictures:
@@ -127,7 +127,7 @@ def images(seed: int, kills: int = 20, others: int = 4, items: int = ITEMS,
            apart: float = APART) -> dict[str, Any]:
     """Runs the whole row. kills: of the actor that decodes; others: of worker and scheduler; apart:
     seconds between them."""
-    pictures = [Picture(item) for item in held_out(items)]
+    pictures = [AskedPictures(item) for item in held_out(items)]
     roles = ["media"] * kills
     for at in range(others):
         roles.insert((at + 1) * len(roles) // (others + 1), ("worker-0", "scheduler")[at % 2])
