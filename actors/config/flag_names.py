@@ -38,6 +38,7 @@ ALIASES: dict[str, tuple[str, ...]] = {
     "drain_timeout": ("shutdown-timeout",),
     "admin_key": ("admin-api-key",),
     "cors_origins": ("allowed-origins",),
+    "replicas": ("data-parallel-size", "dp-size", "dp"),
     "limit_mm_per_prompt": ("limit-mm-data-per-request",),
 }
 """Field -> other names of its flag, without the dashes (and without the enable- of a switch)."""

@@ -12,6 +12,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.media_settings import MediaConfig
 
 MADE_BITS = {"int8": 8, "int4": 4}
@@ -362,6 +363,7 @@ class Config(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     probes: ProbeConfig = ProbeConfig()
     gateway: GatewayConfig = GatewayConfig()
     media: MediaConfig = MediaConfig()
+    cluster: ClusterConfig = ClusterConfig()
     runtime: RuntimeConfig = RuntimeConfig()
 
 

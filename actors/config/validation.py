@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
+from actorium.actors.config.cluster_settings import cluster_rules
 from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
 from actorium.actors.config.media_settings import media_rules
 from actorium.actors.config.pass_names import parse_passes
@@ -44,7 +45,8 @@ def validate(config: Config) -> Config:
     wrong value."""
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
-                            *_process_rules(config), *media_rules(config.media)):
+                            *_process_rules(config), *media_rules(config.media),
+                            *cluster_rules(config.cluster)):
         if not ok:
             section, field = where.split(".")
             value = getattr(getattr(config, section), field)

@@ -1,5 +1,5 @@
 """What stands around the launcher in an engine: checks before the start, crash reports, marks in
-the journals of hung actors, and the fork server.
+the journals of hung actors, the fork server, and a cluster's replicas.
 """
 
 from __future__ import annotations
@@ -12,12 +12,13 @@ from actorium.actors.health import HUNG
 from actorium.actors.launcher.forked_starts import ForkedStarts
 from actorium.actors.launcher.launcher_observer import LauncherObserver
 from actorium.actors.launcher.preflight import check_keys, check_machine, check_packages
+from actorium.actors.launcher.replica_starts import ReplicaStarts
 from actorium.actors.messages import Exited
 
 
 def launcher_observers() -> Sequence[LauncherObserver]:
     """All of them. What they need is loaded when they have something to do."""
-    return Preflight(), CrashReports(), HungMarks(), ForkedStarts()
+    return Preflight(), CrashReports(), HungMarks(), ForkedStarts(), ReplicaStarts()
 
 
 class Preflight(LauncherObserver):

@@ -124,7 +124,10 @@ class LedgerHistory:
             output.incomplete = output.finish is None
 
     def _apply(self, kind: int, payload: bytes) -> None:
-        message = _DECODE[kind](payload)
+        self.apply(_DECODE[kind](payload))
+
+    def apply(self, message: LedgerMeta | AdmissionRecord | OutputRecord | TokenBatch) -> None:
+        """Apply a record's message."""
         if isinstance(message, LedgerMeta):
             self.meta = message
             self.boots.add(message.boot)
@@ -242,10 +245,19 @@ def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
     """The records of an entry that compaction writes."""
     yield make_record(ADMISSION, AdmissionRecord(entry.submit, entry.choices[0].sid))
     for output in entry.choices:
-        if output.tokens or output.finish or output.prompt_logprobs:
-            yield make_record(OUTPUT, OutputRecord(
-                output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
-                output.prompt_logprobs, output.finish, output.drafted, output.accepted))
+        if is_worth_recording(output):
+            yield make_record(OUTPUT, output_record(output))
+
+
+def is_worth_recording(output: SequenceOutput) -> bool:
+    """Whether anything is known of the sequence but that it exists."""
+    return bool(output.tokens or output.finish or output.prompt_logprobs)
+
+
+def output_record(output: SequenceOutput) -> OutputRecord:
+    """All that is known of the sequence."""
+    return OutputRecord(output.sid, bytes(output.tokens), output.cached_tokens, output.logprobs,
+                        output.prompt_logprobs, output.finish, output.drafted, output.accepted)
 
 
 def make_record(kind: int, message: Any) -> LedgerRecord:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+from actorium.actors.config.cluster_settings import cluster_roles
 from actorium.actors.config.tree import Config
 from actorium.actors.models.media_models import takes_media
 
@@ -37,8 +38,8 @@ DRAINING = (*REFUSING, "detokenizer")
 The detokenizer gives up clients that are gone."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
-STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media"), ("gateway",),
-              ("watchdog",))
+STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica"),
+              ("gateway",), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 
@@ -51,7 +52,7 @@ def roles_of(config: Config) -> dict[str, str]:
         roles["media"] = MEDIA
     if config.gateway.port is not None:
         roles |= {f"gateway-{i}": GATEWAY for i in range(config.gateway.gateways)}
-    return roles
+    return cluster_roles(config.cluster, roles)
 
 
 def worker_roles(config: Config) -> tuple[str, ...]:

@@ -69,8 +69,10 @@ def engine_dir(name: str, run_dir: str | None = None) -> Path:
 
 
 def address(directory: Path, socket: str) -> str:
-    """ZMQ address of one socket: "scheduler.inbox", "tokenizer.front", ..."""
-    return f"ipc://{directory / socket}"
+    """ZMQ address of one socket: "scheduler.inbox", "tokenizer.front", ...; of another engine
+    beside this one: "../NAME/scheduler.inbox"."""
+    beside = socket.removeprefix("../")
+    return f"ipc://{(directory if beside == socket else directory.parent) / beside}"
 
 
 def is_running(directory: Path) -> bool:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -374,29 +374,36 @@ class SchedulerCore(Core):
         """Goes on from an earlier life of the scheduler: its unfinished requests wait, with all
         the tokens that they have emitted; the finished ones are retained."""
         self.next_sid = next_sid
+        live = self.adopt(requests, now)
+        self._outgoing.resend_all(self.state, now)
+        if live:
+            tokens = sum(len(sequence.emitted) for sequence in self.state.sequences.values())
+            self._health_detail = (f"resumed {live} unfinished requests from the ledger, with "
+                                   f"{tokens} tokens emitted")
+        self._restored = bool(live)
+
+    def adopt(self, requests: Iterable[RequestState], now: float) -> int:
+        """Goes on with requests that have run elsewhere; returns how many live."""
+        live = []
         for request in requests:
             if request.live:
+                live.append(request)
                 self.state.add_request(request)
                 self._history.restored(request)
                 self._media.queued(request)
                 self._deadlines.add(request, len(self.state.requests))
             else:
                 self._history.finished([request], now)
-        live = self.state.requests.values()
-        self._outgoing.resend_all(self.state, now)
-        for request in list(live):
+        self._metrics.resumed([each for request in live for each in request.live.values()])
+        for request in live:
             if (refusal := self._guard.refusal_for(*request.key)) is not None:
                 self._quarantine(request, refusal)
                 continue
             with self._guard.of(request):
                 if (rejection := self.masks.add_request(request)) is not None:
                     self._fail_request(request, rejection)
-        if live:
-            self._metrics.resumed(self.state.sequences.values())
-            tokens = sum(len(sequence.emitted) for sequence in self.state.sequences.values())
-            self._health_detail = (f"resumed {len(live)} unfinished requests from the ledger, with "
-                                   f"{tokens} tokens emitted")
-        self._restored = bool(live)
+        self._recheck_requests()
+        return len(live)
 
     def live_records(self) -> Iterator[list[Any]]:
         """The ledger's records of every request that must not be forgotten, one request after the

@@ -5,6 +5,8 @@ from __future__ import annotations
 import logging
 from time import monotonic
 
+from actorium.actors.cluster.replica_link import NumberedRequests, ReplicaLink
+from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.core import Context, Core
 from actorium.actors.ledger.committer import open_ledger
@@ -74,7 +76,12 @@ def observed(core: Core, context: Context) -> Core:
     if not isinstance(core, SchedulerCore):
         return core
     masks, around = core.masks, recorded(core, context)
-    return GrammarCompiler(around, masks) if isinstance(masks, StructuredOutputManager) else around
+    replica = replica_of(context.config.cluster)
+    if replica is not None:
+        around = numbered = NumberedRequests(around, core)
+    if isinstance(masks, StructuredOutputManager):
+        around = GrammarCompiler(around, masks)
+    return around if replica is None else ReplicaLink(around, numbered, core, replica, context)
 
 
 def recorded(core: SchedulerCore, context: Context) -> Core:

@@ -11,7 +11,7 @@ MOST = 12_000
 RING = re.findall(r"^\d+\. `([\w/]+\.py)`", (ROOT / "READING.md").read_text(), re.MULTILINE)
 WINGS = (
     "actors.detokenizer.linear_regex", "actors.detokenizer.stop_regex",
-    "actors.gateway", "actors.ledger", "actors.recorder", "actors.structured",
+    "actors.cluster", "actors.gateway", "actors.ledger", "actors.recorder", "actors.structured",
     "actors.launcher.crash_reports", "actors.launcher.engine",
     "actors.runtime.http", "actors.runtime.security", "actors.runtime.step_events",
     "actors.scheduler.draft_policy", "actors.scheduler.prefill_pacing",

@@ -164,7 +164,7 @@ ACCEPTED = (
 REFUSED = (
     Group("an engine is one group of ranks (--tp) on one machine", unless="1",
           valued="pipeline-parallel-size pp-size "
-          "data-parallel-size dp-size dp data-parallel-size-local decode-context-parallel-size "
+          "data-parallel-size-local decode-context-parallel-size "
           "dcp-size prefill-context-parallel-size expert-parallel-size ep-size ep nnodes "
           "attn-dp-size attn-cp-size moe-dp-size"),
     Group("an engine is one group of ranks (--tp) on one machine", unless="0",

@@ -1,0 +1,135 @@
+"""What the router of a cluster and its replicas' schedulers say to each other.
+
+A link is one sender and one receiver at each end, with the order of messages kept. Everything that
+the router orders has a number, and everything that a replica reports says up to which number it has
+heard: so the router knows which reports were made before an order, however late they come.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from actorium.actors.ledger.records import OutputRecord
+from actorium.actors.messages import (
+    Cancel,
+    Epoch,
+    Flush,
+    Hello,
+    Message,
+    Open,
+    Recall,
+    Reply,
+    Sid,
+    StepNo,
+    Stop,
+    Submit,
+    TokenBatch,
+    Unknown,
+)
+
+Life = Annotated[int, Meta(ge=0, le=2**62)]
+"""Of a replica's scheduler: later ones have higher numbers. 0 = none has been heard of."""
+
+
+class KnownRequest(Struct, frozen=True, array_like=True, gc=False):
+    """A request with all that it has emitted, as a ledger has it."""
+
+    submit: Submit
+    sid: Sid
+    """Of its first choice; the others follow."""
+    outputs: list[OutputRecord] = []
+    """Of the choices of which there is anything."""
+
+
+# --- router -> scheduler of a replica ------------------------------------------------------------
+
+class RouterHello(Message, frozen=True):
+    """A router has started, or has heard of a scheduler that is new: tell it everything."""
+
+    number: StepNo
+    epoch: Epoch
+
+
+class Place(Message, frozen=True):
+    """A new request. Its choices get the sequence numbers sid, sid + 1, ..."""
+
+    life: Life
+    """Whom it is for: a later incarnation drops the order."""
+    number: StepNo
+    sid: Sid
+    submit: Submit
+
+
+class Adopt(Message, frozen=True):
+    """Requests that go on here, after what they have emitted elsewhere."""
+
+    life: Life
+    number: StepNo
+    requests: list[KnownRequest]
+
+
+class Evict(Message, frozen=True):
+    """A request goes on elsewhere, or nowhere: end it, and do not tell."""
+
+    life: Life
+    number: StepNo
+    rid: str
+    client: bytes
+
+
+ToReplica = RouterHello | Place | Adopt | Evict | Cancel | Stop | Recall | Hello | Flush
+
+
+# --- scheduler of a replica -> router ------------------------------------------------------------
+
+class ReplicaReport(Message, frozen=True):
+    """How the replica is, every quarter of a second or so."""
+
+    ready: bool
+    """It has a worker, and takes requests."""
+    next_sid: Sid
+    """Higher than all numbers of sequences that it has heard of."""
+    page_size: int
+    gauges: dict[str, float]
+
+
+class Inventory(Message, frozen=True):
+    """All requests that the replica knows, in pieces: the answer to `RouterHello`."""
+
+    requests: list[KnownRequest]
+    more: bool
+    """Another piece follows."""
+
+
+class FromReplica(Message, frozen=True):
+    """What a replica's scheduler has to say after a wake."""
+
+    replica: Annotated[int, Meta(ge=0, le=63)]
+    life: Life
+    seen: StepNo
+    """Number of the last order that it has heard."""
+    messages: list[TokenBatch | Open | Unknown | Reply | ReplicaReport | Inventory]
+
+
+class ReplicaGone(Message, frozen=True):
+    """The launcher has seen a replica die."""
+
+    replica: Annotated[int, Meta(ge=0, le=63)]
+    launch: Epoch
+    """Which of its starts."""
+
+
+ToRouter = Submit | Cancel | Recall | Hello | Stop | Flush | FromReplica | ReplicaGone
+
+
+def life_of(launch: int, epoch: int) -> int:
+    """The life of a scheduler: launch = how often the replica was started, epoch = the scheduler's
+    within that."""
+    return launch << 31 | epoch
+
+
+def launch_of(life: int) -> int:
+    """Inverse of `life_of`."""
+    return life >> 31

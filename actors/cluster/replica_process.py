@@ -1,0 +1,126 @@
+"""The process of a replica: the launcher of an engine without tokenizer, detokenizer and gateway,
+which is a child of the cluster's launcher.
+
+    python -m actorium.actors.cluster.replica_process ROLE RUN_DIR EPOCH PARENT_PID ...
+
+All that an engine does about deaths of its actors the replica does by itself. To the cluster it is
+one process, with heartbeats like an actor's, and it is started again like an actor.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import msgspec
+import zmq
+
+from actorium.actors.config import tree as configs
+from actorium.actors.config.cluster_settings import ClusterConfig, replica_index, replica_name
+from actorium.actors.config.tree import Config
+from actorium.actors.core import Context, Health
+from actorium.actors.errors import BadConfig
+from actorium.actors.launcher.launcher import Launcher
+from actorium.actors.launcher.launcher_observer import LauncherObserver
+from actorium.actors.launcher.observers import launcher_observers
+from actorium.actors.messages import Fatal
+from actorium.actors.runtime.heartbeat import Heartbeats
+from actorium.actors.runtime.mailbox import Outbox
+from actorium.actors.runtime.process import die_with_parent, raise_file_limit
+from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
+from actorium.actors.runtime.rundir import address
+from actorium.actors.runtime.security import private_paths
+
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
+
+
+class ReportsUp(LauncherObserver):
+    """Has the heartbeats say that the replica works, once it does."""
+
+    def __init__(self) -> None:
+        self.heartbeats: Heartbeats | None = None
+
+    def on_up(self, config: Config, run_dir: Path, roles: Mapping[str, str]) -> None:
+        if self.heartbeats is not None:
+            self.heartbeats.update(Health("ready", 0, 0.0))
+
+
+def replica_config(config: Config, index: int, life: int, processors: int) -> Config:
+    """The configuration of a replica. config: the cluster's; life: how often it was started;
+    processors: of this machine."""
+    replace = msgspec.structs.replace
+    name, recovery, device = config.runtime.name, config.recovery, config.device
+    threads = (device.threads or processors) // config.cluster.replicas
+    ledger = recovery.ledger_dir
+    return replace(
+        config,
+        cluster=ClusterConfig(replica_of=f"{name}:{index}:{life}"),
+        device=replace(device, threads=max(1, threads)),
+        recovery=replace(recovery, ledger_dir=ledger and f"{ledger}/replica-{index}"),
+        gateway=replace(config.gateway, port=None),
+        probes=replace(config.probes, probe_port=None),
+        runtime=replace(config.runtime, name=replica_name(name, index), listen=None,
+                        recorder_bytes=0, log_stderr=False, log_interval=0.0))
+
+
+def visible_devices(index: int, ranks: int, before: str | None) -> str:
+    """The CUDA devices of a replica: the next `ranks` of those that the cluster may use. before:
+    `CUDA_VISIBLE_DEVICES` of the cluster. Raises `BadConfig` where there are too few."""
+    own = range(index * ranks, (index + 1) * ranks)
+    if before is None:
+        return ",".join(map(str, own))
+    names = [name for name in before.split(",") if name]
+    if own.stop > len(names):
+        raise BadConfig(f"replicas: replica {index} needs CUDA devices {own.start} to "
+                        f"{own.stop - 1} of {VISIBLE_DEVICES}={before}", "cluster.replicas")
+    return ",".join(names[i] for i in own)
+
+
+def main(argv: list[str]) -> int:
+    """Run a replica to its end; returns its exit code, a launcher's."""
+    role, run_dir, epoch, parent = argv[0], Path(argv[1]), int(argv[2]), int(argv[3])
+    die_with_parent(parent)
+    os.umask(0o077)
+    raise_file_limit()
+    cluster = configs.load(private_paths.read_file(run_dir / "config.json"))
+    index = replica_index(role)
+    assert index is not None
+    config = replica_config(cluster, index, epoch, len(os.sched_getaffinity(0)))
+    if cluster.device.device != "cpu":
+        os.environ[VISIBLE_DEVICES] = visible_devices(
+            index, cluster.device.tensor_parallel_size, os.environ.get(VISIBLE_DEVICES))
+    # Its run directory lies beside the cluster's, wherever that is.
+    runtime = msgspec.structs.replace(config.runtime, run_dir=str(run_dir.parent))
+    config = msgspec.structs.replace(config, runtime=runtime)
+    up = ReportsUp()
+    launcher = Launcher(config, observers=(*launcher_observers(), up))
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
+    own = Context(cluster, run_dir, role, epoch, 0)
+    # Where nothing is started again, nobody says when all is there: requests wait at the router.
+    phase = "loading" if config.recovery.restart else "ready"
+    beats = up.heartbeats = Heartbeats(
+        own, context, Health(phase, 0, config.runtime.start_timeout), lambda: None)
+    beats.start()
+    code = launcher.run()
+    beats.stop()
+    if launcher.failure is not None:
+        _report(own, context, launcher.failure.code, launcher.failure.message)
+    context.term()
+    return code
+
+
+def _report(own: Context, context: zmq.Context[zmq.Socket[bytes]], code: str, message: str) -> None:
+    """Tell the cluster why the replica has ended."""
+    for role in (LAUNCHER, WATCHDOG):
+        box = Outbox(context, address(own.run_dir, f"{role}.inbox"), hwm=16)
+        box.send(Fatal(own.role, os.getpid(), own.epoch, message, code=code))
+        box.close()
+
+
+if __name__ == "__main__":
+    code = main(sys.argv[1:])
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)

@@ -1,0 +1,198 @@
+"""The router's book of requests: who asked for what, where it runs, and all that was emitted.
+
+What a replica reports is written here before it goes on to the detokenizer, in the form in which a
+scheduler's ledger is read back (`LedgerHistory`): so a request can go on at another replica as it
+would after a death of its own scheduler, with the same seeds, penalties, grammar and logprobs.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator
+
+import msgspec
+import numpy as np
+
+from actorium.actors.cluster.cluster_messages import KnownRequest
+from actorium.actors.cluster.known_requests import entry_bytes, known_request
+from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
+from actorium.actors.ledger.records import AdmissionRecord, LedgerEntry, LedgerHistory, OutputRecord
+from actorium.actors.messages import (
+    Cancel,
+    Open,
+    Recall,
+    SequenceEvent,
+    Stop,
+    Submit,
+    TokenBatch,
+)
+from actorium.actors.scheduler.recovery.lingering import name_of
+from actorium.actors.scheduler.request_state import Key
+
+NOWHERE = -1
+"""The replica of a request that waits for one."""
+
+
+class RoutedRequest:
+    """A request, and where it is."""
+
+    __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica", "sid")
+
+    def __init__(self, entry: LedgerEntry) -> None:
+        self.entry = entry
+        self.sid = entry.choices[0].sid
+        self.replica = NOWHERE
+        self.number = 0
+        """Of the order that has placed it: reports from before are about an earlier stay."""
+        self.opened = False
+        """A replica has accepted it, and the detokenizer knows."""
+        self.cancelled = False
+        self.over = False
+        """All of its sequences have ended."""
+        self.orders: list[Stop | Cancel | Recall] = []
+        """What was said of it that its next replica has to hear, too."""
+
+    @property
+    def submit(self) -> Submit:
+        return self.entry.submit
+
+    @property
+    def key(self) -> Key:
+        return self.entry.submit.client, self.entry.submit.rid
+
+    @property
+    def begun(self) -> bool:
+        """Whether a replica has to be told more than the request."""
+        return self.opened or any(output.tokens for output in self.entry.choices)
+
+    def known(self) -> KnownRequest:
+        """All of it, for the replica that it goes on at."""
+        return known_request(self.entry)
+
+
+class RequestBook:
+    """All requests that live, and for a while those that are over."""
+
+    def __init__(self, retain: float) -> None:
+        """retain: seconds for which requests are kept that are over."""
+        self._retain = retain
+        self._history = LedgerHistory()
+        self.requests: dict[Key, RoutedRequest] = {}
+        self.by_sid: dict[int, RoutedRequest] = {}
+        self.live: dict[Key, RoutedRequest] = {}
+        """Those that are not over."""
+        self._lingering: dict[tuple[str, str], RoutedRequest] = {}
+        self._over: OrderedDict[Key, tuple[float, int]] = OrderedDict()
+        """When they ended, and their bytes."""
+        self._over_bytes = 0
+
+    def add(self, submit: Submit, sid: int) -> RoutedRequest:
+        """A new request, whose sequences are numbered from `sid`."""
+        self._history.apply(AdmissionRecord(submit, sid))
+        request = RoutedRequest(self._history.entries[submit.client, submit.rid])
+        self.requests[request.key] = self.live[request.key] = request
+        self.by_sid.update((sid + i, request) for i in range(submit.n))
+        if submit.linger:
+            self._lingering[submit.tenant, name_of(submit.rid)] = request
+        return request
+
+    def add_outputs(self, records: Iterable[OutputRecord]) -> None:
+        """What sequences of the book have emitted, as far as it is more than is known."""
+        for record in records:
+            self._history.apply(record)
+
+    def lingering(self, rid: str, tenant: str) -> RoutedRequest | None:
+        """The tenant's request of the rid's name that another client may take up."""
+        return self._lingering.get((tenant, name_of(rid)))
+
+    def placed_at(self, replica: int) -> Iterator[RoutedRequest]:
+        """All requests of a replica, those that are over among them."""
+        return (request for request in self.requests.values() if request.replica == replica)
+
+    # --- reports ---
+
+    def apply_open(self, message: Open, request: RoutedRequest) -> None:
+        """A replica has told of a sequence."""
+        request.opened = True
+        if (message.client, message.rid) != request.key:
+            self._change_client(request, message.client)
+        if message.emitted or message.end is not None:
+            self._history.apply(OutputRecord(
+                message.sid, message.emitted, message.cached_tokens, message.emitted_logprobs,
+                message.prompt_logprobs, message.end, message.draft_tokens,
+                message.accepted_tokens))
+
+    def apply_batch(self, batch: TokenBatch) -> None:
+        """Tokens and events of sequences of the book."""
+        self._history.apply(batch)
+
+    def end_all(self, request: RoutedRequest, event: SequenceEvent) -> None:
+        """Ends every sequence that has not ended, as `event` says."""
+        for output in request.entry.choices:
+            if output.finish is None:
+                output.finish = msgspec.structs.replace(event, sid=output.sid, logprobs=None,
+                                                        prompt_logprobs=None)
+
+    def check_end(self, request: RoutedRequest, now: float) -> bool:
+        """Whether the request is over; one that has just come to its end is kept for a while."""
+        if not request.over and request.entry.finished:
+            request.over = True
+            self.live.pop(request.key, None)
+            size = entry_bytes(request.entry)
+            self._over[request.key] = now, size
+            self._over_bytes += size
+        return request.over
+
+    def _change_client(self, request: RoutedRequest, client: bytes) -> None:
+        """Another client has taken the request up."""
+        before, rid = request.key, request.submit.rid
+        if (known := self.requests.get((client, rid))) is not None and known is not request:
+            self.forget(known)
+        submit = msgspec.structs.replace(request.submit, client=client)
+        self._history.apply(AdmissionRecord(submit, request.sid))
+        request.entry = self._history.entries[client, rid]
+        for table in (self.requests, self.live):
+            if table.pop(before, None) is not None:
+                table[client, rid] = request
+        if before in self._over:
+            self._over[client, rid] = self._over.pop(before)
+
+    # --- the end ---
+
+    def expire(self, now: float) -> None:
+        """Forget those that ended long ago, and the oldest of too many."""
+        while self._over:
+            key, (ended, _) = next(iter(self._over.items()))
+            if (ended + self._retain > now and len(self._over) <= RETAINED_REQUESTS
+                    and self._over_bytes <= RETAINED_BYTES):
+                return
+            self.forget(self.requests[key])
+
+    def forget(self, request: RoutedRequest) -> None:
+        """Nobody asks for it any more."""
+        key, submit = request.key, request.submit
+        self._over_bytes -= self._over.pop(key, (0.0, 0))[1]
+        self._history.forget(key)
+        del self.requests[key]
+        self.live.pop(key, None)
+        for i in range(submit.n):
+            del self.by_sid[request.sid + i]
+        name = submit.tenant, name_of(submit.rid)
+        if self._lingering.get(name) is request:
+            del self._lingering[name]
+
+
+def without_sids(batch: TokenBatch, gone: set[int]) -> TokenBatch | None:
+    """The batch without what it says of these sequences; None if that was all."""
+    sids = np.frombuffer(batch.sids, np.int32)
+    keep = ~np.isin(sids, list(gone))
+    events = [event for event in batch.events if event.sid not in gone]
+    if not keep.any() and not events:
+        return None
+    counts = np.frombuffer(batch.counts, np.uint8)
+    return msgspec.structs.replace(
+        batch, sids=sids[keep].tobytes(),
+        starts=np.frombuffer(batch.starts, np.int32)[keep].tobytes(),
+        counts=counts[keep].tobytes(), events=events,
+        tokens=np.frombuffer(batch.tokens, np.int32)[np.repeat(keep, counts)].tobytes(),
+        firsts=int(keep[:batch.firsts].sum()))

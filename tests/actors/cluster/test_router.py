@@ -1,0 +1,212 @@
+"""Router and replicas without processes: nothing is lost, changed or told twice, whoever dies."""
+
+from __future__ import annotations
+
+import random
+
+import msgspec
+import pytest
+from helpers_cluster import ClusterBox, settings
+
+from actorium.actors.cluster.cluster_messages import launch_of
+from actorium.actors.messages import Cancel, Flush, Recall, Reply, Stop, Unknown
+
+
+def gauges(box: ClusterBox) -> dict[str, float]:
+    return box.router.health().gauges
+
+
+def settle(box: ClusterBox, chance: random.Random) -> None:
+    """Until the router knows all replicas, and they all that lives."""
+    while box.to_router or gauges(box)["router_waiting"] or not all(
+            view.synced and launch_of(view.life) == replica.launch and all(
+                request.number <= view.seen for request in box.router.book.placed_at(view.index))
+            for view, replica in zip(box.router.views, box.replicas, strict=True)):
+        box.turn(chance)
+
+
+def test_requests_are_shared_out_and_come_back() -> None:
+    box = ClusterBox(settings())
+    for i in range(8):
+        box.submit([1 + i, 2, 3], n=1 + i % 2)
+    box.run()
+    box.assert_whole()
+    assert [view.routed for view in box.router.views] == [4, 4]
+    assert len({heard.opened.sid for heard in box.heard.values()}) == 12
+    assert gauges(box)["router_live"] == gauges(box)["migrated_requests"] == 0
+
+
+def test_requests_wait_until_a_replica_is_ready() -> None:
+    box = ClusterBox(settings())
+    box.submit([1, 2])
+    for send in box.router.on_wake(box.now):
+        assert send.to != "detokenizer"
+    box.run()
+    box.assert_whole()
+
+
+@pytest.mark.parametrize("told", [True, False])
+def test_a_replica_dies_and_its_streams_go_on_at_another(told: bool) -> None:
+    """Also where the router only hears of it from the replica's next life."""
+    box = ClusterBox(settings())
+    for i in range(6):
+        box.submit([1 + i, 2, 3], max_tokens=40, n=1 + i % 3)
+    for _ in range(20):
+        box.turn()
+    begun = sum(len(heard.tokens) for heard in box.heard.values())
+    assert begun > 50
+    box.kill(0, told)
+    box.run()
+    box.assert_whole()
+    assert gauges(box)["migrated_requests"] == 3 and gauges(box)["migrated_tokens"] > 10
+
+
+def test_tokens_of_the_former_place_are_dropped() -> None:
+    """A replica that was given up for dead goes on talking."""
+    box = ClusterBox(settings())
+    rid = box.submit([1, 2, 3], max_tokens=60)
+    for _ in range(12):
+        box.turn()
+    (view,) = (view for view in box.router.views if view.sequences)
+    held, other = box.replicas[view.index], box.router.views[1 - view.index]
+    box.cut_off.add(view.index)
+    while box.now < 120.0:
+        box.turn()
+    assert not view.synced and other.routed == 1
+    box.cut_off.clear()
+    box.run()
+    box.assert_whole()
+    for _ in range(20):
+        box.turn()
+    assert gauges(box)["stale_sequences"] > 0 and box.of(rid)[0].end is not None
+    assert not held.bare.state.requests and view.takes_requests
+
+
+def test_logprobs_go_with_a_request() -> None:
+    def one(kill: bool) -> bytes:
+        box = ClusterBox(settings())
+        rid = box.submit([1, 2, 3], max_tokens=40, logprobs=2)
+        for _ in range(15):
+            box.turn()
+        if kill:
+            box.kill(next(view.index for view in box.router.views if view.sequences))
+        box.run()
+        box.assert_whole()
+        return box.of(rid)[0].logprobs
+
+    assert one(True) == one(False)
+
+
+def test_a_new_router_finds_everything_at_the_replicas() -> None:
+    box = ClusterBox(settings())
+    for i in range(6):
+        box.submit([1 + i, 2, 3], max_tokens=40, n=1 + i % 2)
+    for _ in range(20):
+        box.turn()
+    sids = max(heard.opened.sid for heard in box.heard.values())
+    box.new_router()
+    late = box.submit([9, 9], max_tokens=8)
+    box.run()
+    box.assert_whole()
+    assert box.of(late)[0].opened.sid > sids
+    assert gauges(box)["migrated_requests"] == 0
+
+
+def test_a_request_that_is_over_is_told_again_after_its_replica_died() -> None:
+    box = ClusterBox(settings())
+    rid = box.submit([1, 2, 3])
+    box.run()
+    tokens = box.of(rid)[0].tokens
+    index = next(view.index for view in box.router.views if view.routed)
+    box.kill(index)
+    for _ in range(10):
+        box.turn()
+    box.heard.clear()
+    box.to_router.append(Recall(rid, b"client"))
+    box.run()
+    assert box.of(rid)[0].tokens == tokens
+    box.to_router.append(Recall("unheard-of", b"client"))
+    box.turn()
+    assert box.replies == [Unknown("unheard-of", b"client")]
+
+
+def test_another_client_takes_a_request_up() -> None:
+    box = ClusterBox(settings())
+    box.submit([1, 2, 3], rid="named.x", max_tokens=60, linger=10.0)
+    for _ in range(12):
+        box.turn()
+    box.to_router.append(Recall("named.x", b"other", adopt=True))
+    for _ in range(4):
+        box.turn()
+    assert {request.key for request in box.router.book.live.values()} == {(b"other", "named.x")}
+    box.kill(next(view.index for view in box.router.views if view.sequences))
+    box.run()
+    box.assert_whole()
+    assert box.of("named.x")[0].opened.client == b"other"
+
+
+def test_ends_are_told_to_the_next_replica_too() -> None:
+    """A cancelled request and a stopped sequence end, though their replica dies with the order."""
+    box = ClusterBox(settings())
+    rids = [box.submit([1 + i, 2, 3], max_tokens=500) for i in range(4)]
+    for _ in range(12):
+        box.turn()
+    stopped = box.of(rids[0])[0]
+    box.to_router += [Stop(stopped.opened.sid, len(stopped.tokens)), Cancel(rids[1], b"client"),
+                      Cancel(rids[2], b"client"), Cancel(rids[3], b"client")]
+    for index in range(2):
+        box.kill(index)
+    box.run()
+    reasons = [box.of(rid)[0].end for rid in rids]
+    assert [end and end.finish_reason for end in reasons] == ["stop", "abort", "abort", "abort"]
+    assert not box.router.book.live and all(v.sequences == 0 for v in box.router.views)
+
+
+def test_a_flush_has_one_answer() -> None:
+    box = ClusterBox(settings(3))
+    for i in range(6):
+        box.submit([1 + i] * 9)
+    box.run()
+    box.to_router.append(Flush("f", b"client"))
+    for _ in range(5):
+        box.turn()
+    (reply,) = box.replies
+    assert isinstance(reply, Reply) and msgspec.json.decode(reply.json)["pages"] > 6
+
+
+def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
+    box = ClusterBox(settings())
+    old = box.submit([1, 2, 3])
+    box.turn()
+    box.router.drain(box.now)
+    new = box.submit([4, 5])
+    for _ in range(60):
+        box.turn()
+    refused, done = box.of(new)[0].end, box.of(old)[0].end
+    assert refused is not None and refused.error_code == "unavailable"
+    assert done is not None and done.finish_reason == "length" and box.router.done
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_deaths_at_any_moment(seed: int) -> None:
+    """Replicas and the router die again and again, with frames under way; but no replica while a
+    new router still asks."""
+    chance = random.Random(seed)
+    box = ClusterBox(settings(3), ("prefix", "round_robin", "random")[seed % 3])
+    for i in range(20):
+        box.submit([1 + i, 2, 3, 4, 5], max_tokens=chance.randint(1, 60), n=chance.randint(1, 3))
+        box.turn(chance)
+    for _ in range(8):
+        for _ in range(chance.randint(1, 12)):
+            box.turn(chance)
+        what = chance.randrange(4)
+        if what < 3:
+            box.kill(what, chance.random() < 0.7)
+        else:
+            settle(box, chance)
+            box.new_router()
+            settle(box, chance)
+            box.repeat_unheard()
+    box.run(3000, chance)
+    box.assert_whole()
+    assert not box.router.book.live and all(view.sequences == 0 for view in box.router.views)

@@ -1,0 +1,248 @@
+"""A router and replicas with null workers, joined by hand: a test decides when anything moves, and
+what is lost."""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict, deque
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from actorium.actors.cluster.cluster_messages import FromReplica, ReplicaGone, ToReplica
+from actorium.actors.cluster.placing import new_placer
+from actorium.actors.cluster.router_core import RouterCore
+from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
+from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
+from actorium.actors.core import Context
+from actorium.actors.ledger.records import cut
+from actorium.actors.messages import (
+    Hello,
+    Open,
+    Ready,
+    Reply,
+    SequenceEvent,
+    StepResult,
+    Submit,
+    ToDetokenizer,
+    TokenBatch,
+    Unknown,
+)
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.request_state import choice_seed
+from actorium.tools.null import null_worker
+
+NAME = "c"
+_encode = msgspec.msgpack.encode
+
+
+def settings(replicas: int = 2, pool_tokens: int = 4096, **scheduler: Any) -> Config:
+    """Of a cluster with small pages."""
+    return Config(cluster=ClusterConfig(replicas=replicas), recovery=RecoveryConfig(ledger=False),
+                  memory=MemoryConfig(page_size=4, max_total_tokens=pool_tokens,
+                                      debug_memory=True, audit_every=1),
+                  scheduler=SchedulerConfig(max_num_seqs=8, **scheduler))
+
+
+class ReplicaBox:
+    """One life of a replica: scheduler, link and worker."""
+
+    def __init__(self, config: Config, index: int, launch: int) -> None:
+        replace = msgspec.structs.replace
+        own = replace(config, cluster=ClusterConfig(replica_of=f"{NAME}:{index}:{launch}"),
+                      runtime=replace(config.runtime, name=replica_name(NAME, index),
+                                      recorder_bytes=0))
+        context = Context(own, Path("/nowhere"), "scheduler", 1, 0)
+        self.launch = launch
+        self.bare = scheduler_actor.extended_core(context)
+        self.scheduler = scheduler_actor.observed(self.bare, context)
+        self.worker = null_worker.NullWorker(context._replace(role="worker-0"))
+        self.inbox: deque[Any] = deque()
+        self.said: deque[FromReplica] = deque()
+
+    def step(self, now: float) -> bool:
+        """A wake of the scheduler and one of its worker; False if nothing moved."""
+        moved = bool(self.inbox)
+        while self.inbox:
+            self.scheduler.on_message(self.inbox.popleft(), now)
+        for send in self.scheduler.on_wake(now):
+            moved = True
+            if send.to == "worker-0":
+                self.worker.on_message(send.message, now)
+            else:
+                assert send.to == f"../{NAME}/scheduler", send
+                self.said.append(send.message)
+        for send in self.worker.on_wake(now):
+            assert isinstance(send.message, Ready | StepResult)
+            self.inbox.append(send.message)
+        return moved
+
+
+class Heard:
+    """What the detokenizer knows of one sequence: as a detokenizer it adds what is new, and asks
+    again where something is missing."""
+
+    def __init__(self, opened: Open) -> None:
+        self.opened = opened
+        self.tokens: list[int] = []
+        self.logprobs = b""
+        self.end: SequenceEvent | None = None
+
+
+class ClusterBox:
+    """The cluster."""
+
+    def __init__(self, config: Config, routing: str = "prefix") -> None:
+        self.config, self.routing = config, routing
+        self.now = 100.0
+        self.router_epoch = 0
+        self.cut_off: set[int] = set()
+        """Replicas whose frames are held back."""
+        self.replicas = [ReplicaBox(config, i, 1) for i in range(config.cluster.replicas)]
+        self.to_router: deque[Any] = deque()
+        self.heard: dict[int, Heard] = {}
+        self.submits: dict[str, Submit] = {}
+        self.replies: list[Any] = []
+        self.router = self.new_router()
+
+    def new_router(self) -> RouterCore:
+        """The next router; whatever was on its way to the one before is lost."""
+        self.to_router.clear()
+        self.router_epoch += 1
+        roles = [f"../{replica_name(NAME, i)}/scheduler" for i in range(len(self.replicas))]
+        self.router = RouterCore(roles, new_placer(self.routing, 7), self.router_epoch, 60.0, 100)
+        self.roles = {role: i for i, role in enumerate(roles)}
+        return self.router
+
+    def kill(self, index: int, told: bool = True) -> None:
+        """A replica dies with all that is on its way to it; what it has said arrives."""
+        old = self.replicas[index]
+        self.to_router += old.said
+        self.replicas[index] = ReplicaBox(self.config, index, old.launch + 1)
+        if told:
+            self.to_router.append(ReplicaGone(index, old.launch))
+
+    def submit(self, prompt: list[int], max_tokens: int = 16, n: int = 1, rid: str = "",
+               client: bytes = b"client", linger: float = 0.0, **params: Any) -> str:
+        """A request comes from the tokenizer."""
+        rid = rid or f"r{len(self.submits)}"
+        self.submits[rid] = Submit(
+            rid, client, b"".join(t.to_bytes(4, "little") for t in prompt), n,
+            Resolved(max_tokens=max_tokens, **params), TextParams(), 11 + len(self.submits),
+            linger=linger)
+        self.to_router.append(self.submits[rid])
+        return rid
+
+    def repeat_unheard(self) -> None:
+        """Clients send requests again of which they have heard nothing."""
+        heard = {heard.opened.rid for heard in self.heard.values()}
+        self.to_router += [submit for rid, submit in self.submits.items() if rid not in heard]
+
+    def turn(self, chance: random.Random | None = None) -> bool:
+        """Everybody moves once, or, with `chance`, some do; False if nothing moved."""
+        self.now += 0.01
+        moved = False
+        for index, replica in enumerate(self.replicas):
+            if chance is None or chance.random() < 0.6:
+                moved = replica.step(self.now) or moved
+            while (index not in self.cut_off and replica.said
+                   and (chance is None or chance.random() < 0.7)):
+                self.to_router.append(replica.said.popleft())
+        count = len(self.to_router) if chance is None else chance.randint(0, len(self.to_router))
+        for _ in range(count):
+            message = self.to_router.popleft()
+            self.router.on_message(
+                msgspec.msgpack.decode(_encode(message), type=self.router.inbox), self.now)
+        for send in self.router.on_wake(self.now):
+            moved = True
+            if send.to == "detokenizer":
+                self._hear(msgspec.msgpack.decode(_encode(send.message), type=ToDetokenizer))
+            else:
+                self.replicas[self.roles[send.to]].inbox.append(
+                    msgspec.msgpack.decode(_encode(send.message), type=ToReplica))
+        return moved or count > 0
+
+    def run(self, turns: int = 400, chance: random.Random | None = None) -> None:
+        """Until all that was asked has ended."""
+        for _ in range(turns):
+            self.turn(chance)
+            if self.over:
+                return
+        raise AssertionError(f"not over: {self.router.health()}")
+
+    @property
+    def over(self) -> bool:
+        """Every choice of every request has been told to its end."""
+        ended = defaultdict(int)
+        for heard in self.heard.values():
+            ended[heard.opened.rid] += heard.end is not None
+        return not self.to_router and all(ended[rid] >= submit.n
+                                          for rid, submit in self.submits.items())
+
+    def _hear(self, message: Open | TokenBatch | Reply | Unknown) -> None:
+        if isinstance(message, Reply | Unknown):
+            self.replies.append(message)
+        elif isinstance(message, Open):
+            heard = self.heard.get(message.sid)
+            if heard is None or message.again:
+                heard = self.heard[message.sid] = Heard(message)
+            emitted = memoryview(message.emitted).cast("i").tolist()
+            logprobs = b"".join(row.chosen for row in message.emitted_logprobs)
+            if len(emitted) > len(heard.tokens):
+                self._extend(heard, 0, emitted)
+                heard.logprobs = logprobs
+            if message.end is not None:
+                heard.end = message.end
+        else:
+            self._hear_batch(message)
+
+    def _hear_batch(self, batch: TokenBatch) -> None:
+        at, missed = 0, set()
+        tokens = memoryview(batch.tokens).cast("i").tolist()
+        events = {event.sid: event for event in batch.events}
+        for sid, start, count in zip(memoryview(batch.sids).cast("i"),
+                                     memoryview(batch.starts).cast("i"), batch.counts, strict=True):
+            heard = self.heard.get(sid)
+            mine, at = tokens[at:at + count], at + count
+            if heard is None or heard.end is not None:
+                continue
+            if start > len(heard.tokens):
+                missed.add(sid)
+                self.to_router.append(Hello("detokenizer", 1))
+                continue
+            new = len(heard.tokens) - start
+            self._extend(heard, start, mine)
+            event = events.get(sid)
+            if event is not None and event.logprobs is not None and new < count:
+                heard.logprobs += cut(event.logprobs, new).chosen
+        for event in batch.events:
+            heard = self.heard.get(event.sid)
+            if heard is not None and heard.end is None and event.sid not in missed \
+                    and event.finish_reason is not None:
+                heard.end = event
+
+    @staticmethod
+    def _extend(heard: Heard, start: int, tokens: list[int]) -> None:
+        known = heard.tokens[start:start + len(tokens)]
+        assert tokens[:len(known)] == known, "a token that was told has changed"
+        heard.tokens += tokens[len(known):]
+
+    def of(self, rid: str) -> list[Heard]:
+        """The choices of a request."""
+        mine = [heard for heard in self.heard.values() if heard.opened.rid == rid]
+        return sorted(mine, key=lambda heard: heard.opened.index)
+
+    def assert_whole(self) -> None:
+        """Every choice has just the tokens that its seed says."""
+        for rid, submit in self.submits.items():
+            choices = self.of(rid)
+            assert [heard.opened.index for heard in choices] == list(range(submit.n)), rid
+            for heard in choices:
+                seed = choice_seed(submit.seed, heard.opened.index)
+                first = len(submit.prompt) // 4
+                assert heard.tokens == [
+                    null_worker.next_token(seed, position, null_worker.VOCAB)
+                    for position in range(first, first + submit.params.max_tokens)]
+                assert heard.end is not None and heard.end.finish_reason == "length"
