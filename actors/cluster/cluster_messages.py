@@ -79,7 +79,11 @@ class Evict(Message, frozen=True):
     client: bytes
 
 
-ToReplica = RouterHello | Place | Adopt | Evict | Cancel | Stop | Recall | Hello | Flush
+class Resync(Message, frozen=True):
+    """A delta of the cache was missed: tell all of it."""
+
+
+ToReplica = RouterHello | Resync | Place | Adopt | Evict | Cancel | Stop | Recall | Hello | Flush
 
 
 # --- scheduler of a replica -> router ------------------------------------------------------------
@@ -91,7 +95,6 @@ class ReplicaReport(Message, frozen=True):
     """It has a worker, and takes requests."""
     next_sid: Sid
     """Higher than all numbers of sequences that it has heard of."""
-    page_size: int
     gauges: dict[str, float]
 
 
@@ -103,6 +106,19 @@ class Inventory(Message, frozen=True):
     """Another piece follows."""
 
 
+class CacheDelta(Message, frozen=True):
+    """Prefixes that have come into the cache or left it since the last delta, as numbers of whole
+    pages (`prefix_hashes`)."""
+
+    sequence: StepNo
+    """One more than the last one's: after a gap nothing is known of the cache. 0 = this is all that
+    it has, whatever was known."""
+    added: Annotated[bytes, Meta(max_length=32 << 20)]
+    """u8[n]"""
+    removed: Annotated[bytes, Meta(max_length=32 << 20)]
+    """u8[n]"""
+
+
 class FromReplica(Message, frozen=True):
     """What a replica's scheduler has to say after a wake."""
 
@@ -110,7 +126,7 @@ class FromReplica(Message, frozen=True):
     life: Life
     seen: StepNo
     """Number of the last order that it has heard."""
-    messages: list[TokenBatch | Open | Unknown | Reply | ReplicaReport | Inventory]
+    messages: list[TokenBatch | Open | Unknown | Reply | ReplicaReport | Inventory | CacheDelta]
 
 
 class ReplicaGone(Message, frozen=True):

@@ -2,12 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from msgspec import Struct
 
+from actorium.actors.cluster.prefix_hashes import Hashes, prefix_hashes, root_hash
+from actorium.actors.cluster.prefix_index import PrefixIndex
 from actorium.actors.cluster.request_book import RoutedRequest
+from actorium.actors.messages import Submit
 from actorium.actors.runtime.splitmix64 import splitmix64
+from actorium.actors.scheduler.request_state import salt_of
+
+FIRST_RATE = 4000.0
+"""Prompt tokens a second of a replica of which nothing has been measured."""
+SEQUENCE = 0.004
+"""Seconds of computing elsewhere that are worth one running sequence less beside a request."""
+FULL = 10.0
+"""Seconds that a request is taken to wait at a replica with twice as many sequences as slots."""
 
 
 class ReplicaView(Struct):
@@ -32,8 +44,14 @@ class ReplicaView(Struct):
     """Its inventory has been read."""
     sequences: int = 0
     """Sequences placed there that have not ended."""
+    backlog: int = 0
+    """Prompt tokens of requests placed there that have no token yet, less what was cached."""
     routed: int = 0
     """Requests that it got."""
+    resyncing: bool = False
+    """It was asked for all of its cache."""
+    rate: float = FIRST_RATE
+    """Prompt tokens that it computes a second of work, as measured."""
     gauges: dict[str, float] = {}
 
     @property
@@ -44,7 +62,12 @@ class ReplicaView(Struct):
 class Placer:
     """The base of policies: the replica with the fewest sequences."""
 
-    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView]) -> ReplicaView:
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        """Of decisions, for the heartbeat."""
+
+    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView], now: float
+               ) -> ReplicaView:
         """One of `among`, of which there is at least one."""
         return min(among, key=lambda view: (view.sequences, view.routed))
 
@@ -53,9 +76,11 @@ class RoundRobinPlacer(Placer):
     """One after the other."""
 
     def __init__(self) -> None:
+        super().__init__()
         self._last = -1
 
-    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView]) -> ReplicaView:
+    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView], now: float
+               ) -> ReplicaView:
         later = [view for view in among if view.index > self._last]
         chosen = (later or among)[0]
         self._last = chosen.index
@@ -66,15 +91,65 @@ class RandomPlacer(Placer):
     """At random, from a seed."""
 
     def __init__(self, seed: int) -> None:
+        super().__init__()
         self._seed, self._count = seed, 0
 
-    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView]) -> ReplicaView:
+    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView], now: float
+               ) -> ReplicaView:
         self._count += 1
         return among[splitmix64(self._seed, self._count) % len(among)]
 
 
-def new_placer(routing: str, seed: int) -> Placer:
+class PrefixPlacer(Placer):
+    """The replica at which the first token is expected soonest.
+
+    That is after the prompt tokens that wait there and those of this one that its cache lacks, at
+    the rate that was measured there, and a delay for what it decodes; a replica whose slots are
+    taken makes it wait for one besides. What is cached where decides by this alone: conversations
+    stay where their prefix is, until that costs more than to compute it elsewhere.
+    """
+
+    def __init__(self, index: PrefixIndex, page_size: int, slots: int) -> None:
+        """slots: sequences that a replica runs at once."""
+        self._index, self._page_size, self._slots = index, page_size, slots
+        self.counts = Counter(routed_by_prefix=0, routed_by_load=0, routed_blind=0,
+                              routed_cached_tokens=0, routed_prompt_tokens=0)
+
+    def choose(self, request: RoutedRequest, among: Sequence[ReplicaView], now: float
+               ) -> ReplicaView:
+        pages = pages_of(request.submit, self._page_size)
+        found = self._index.match(pages, [view.index for view in among], now)
+        tokens = len(request.submit.prompt) // 4
+        costs = {}
+        for view in among:
+            cached = min(found[view.index] * self._page_size, tokens - 1)
+            costs[view.index] = self._seconds(view, tokens - cached), view.sequences, view.routed
+        chosen = min(among, key=lambda view: costs[view.index])
+        cached = found[chosen.index] * self._page_size
+        most = max(found.values())
+        blind = not all(self._index.knows(view.index) for view in among)
+        self.counts["routed_blind" if blind else "routed_by_prefix"
+                    if most and found[chosen.index] == most else "routed_by_load"] += 1
+        self.counts["routed_cached_tokens"] += min(cached, tokens)
+        self.counts["routed_prompt_tokens"] += tokens
+        request.uncached = max(tokens - cached, 1)
+        self._index.expect(pages, chosen.index, now)
+        return chosen
+
+    def _seconds(self, view: ReplicaView, uncached: int) -> float:
+        """Until the first token of a prompt with so many tokens that are not cached."""
+        wait = FULL * max(0.0, view.sequences / self._slots - 1)
+        return (view.backlog + uncached) / view.rate + SEQUENCE * view.sequences + wait
+
+
+def pages_of(submit: Submit, page_size: int) -> Hashes:
+    """The numbers of a prompt's whole pages."""
+    salt = salt_of(submit)
+    return prefix_hashes(submit.prompt, page_size, root_hash(salt))
+
+
+def new_placer(routing: str, seed: int, index: PrefixIndex, page_size: int, slots: int) -> Placer:
     """The policy of that name."""
     if routing == "round_robin":
         return RoundRobinPlacer()
-    return RandomPlacer(seed) if routing == "random" else Placer()
+    return RandomPlacer(seed) if routing == "random" else PrefixPlacer(index, page_size, slots)

@@ -19,10 +19,12 @@ from actorium.actors.cluster.cluster_messages import (
     Inventory,
     Place,
     ReplicaReport,
+    Resync,
     RouterHello,
     life_of,
 )
 from actorium.actors.cluster.known_requests import entry_of, pieces
+from actorium.actors.cluster.prefix_report import PrefixReport
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
 from actorium.actors.core import LEDGER, Context, Core, CoreObserver, Send
 from actorium.actors.health import READY_PHASES
@@ -35,7 +37,7 @@ from actorium.actors.scheduler.request_state import Key
 
 REPORT_EVERY = 0.25
 """Seconds between two reports; they also prove that the link is there."""
-ORDERS = (RouterHello, Place, Adopt, Evict)
+ORDERS = (RouterHello, Resync, Place, Adopt, Evict)
 
 
 def router_of(replica: ReplicaOf) -> str:
@@ -69,15 +71,15 @@ class ReplicaLink(CoreObserver):
                  replica: ReplicaOf, context: Context) -> None:
         """core: with all other observers, `numbered` among them."""
         super().__init__(core)
-        self.inbox = ToScheduler | RouterHello | Place | Adopt | Evict
+        self.inbox = ToScheduler | RouterHello | Resync | Place | Adopt | Evict
         self._numbered, self._scheduler, self._replica = numbered, scheduler, replica
         self._router = router_of(replica)
         self._timeout = context.config.scheduler.request_timeout
-        self._page_size = context.config.memory.page_size
         self._life = life_of(replica.life, context.epoch)
         self._seen = 0
         self._report_at = 0.0
         self._records: list[Send] = []
+        self._prefixes = PrefixReport()
         self._asked = False
         """The router waits for an inventory."""
 
@@ -91,7 +93,10 @@ class ReplicaLink(CoreObserver):
         elif isinstance(message, RouterHello):
             self._seen, self._report_at = message.number, now
             self._asked = True
+            self._prefixes.start_over()
             self._core.on_message(Hello(ROUTER_ROLE, message.epoch), now)
+        elif isinstance(message, Resync):
+            self._prefixes.start_over()
         elif message.life == self._life:
             self._seen = message.number
             if isinstance(message, Place):
@@ -133,6 +138,9 @@ class ReplicaLink(CoreObserver):
             self._report_at = now + REPORT_EVERY
             out.append(self._report())
         if out:
+            self._prefixes.watch(self._scheduler.state.kv_cache.tree)
+            if (delta := self._prefixes.take()) is not None:
+                out.append(delta)
             sends.append(Send(self._router, FromReplica(self._replica.index, self._life,
                                                         self._seen, out)))
         return [*records, *sends] if records else sends
@@ -140,7 +148,7 @@ class ReplicaLink(CoreObserver):
     def _report(self) -> ReplicaReport:
         health = self._core.health()
         return ReplicaReport(health.phase in READY_PHASES, self._scheduler.next_sid,
-                             self._page_size, dict(health.gauges))
+                             dict(health.gauges))
 
     def _inventory(self) -> list[Any]:
         """All that the scheduler knows of requests."""

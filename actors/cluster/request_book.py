@@ -36,7 +36,8 @@ NOWHERE = -1
 class RoutedRequest:
     """A request, and where it is."""
 
-    __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica", "sid")
+    __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica", "sid",
+                 "uncached")
 
     def __init__(self, entry: LedgerEntry) -> None:
         self.entry = entry
@@ -47,6 +48,8 @@ class RoutedRequest:
         self.opened = False
         """A replica has accepted it, and the detokenizer knows."""
         self.cancelled = False
+        self.uncached = 0
+        """Prompt tokens that its replica has to compute before its first token."""
         self.over = False
         """All of its sequences have ended."""
         self.orders: list[Stop | Cancel | Recall] = []

@@ -30,6 +30,12 @@ def request_name(client: bytes, rid: str) -> bytes:
     return name_of(client, rid.encode())
 
 
+def salt_of(submit: Submit) -> str:
+    """What prefixes are shared within: a tenant, or within that a salt (a tenant's name has no zero
+    byte)."""
+    return f"{submit.tenant}\0{submit.cache_salt}" if submit.cache_salt else submit.tenant
+
+
 def choice_seed(seed: int, index: int) -> int:
     """Seed of choice `index`, 63 bits: the request's own for 0, else splitmix64 of both."""
     return splitmix64(seed, index) >> 1 if index else seed
@@ -95,10 +101,7 @@ class SequenceState:
 
     @property
     def salt(self) -> str:
-        """What its prefixes are shared within: a tenant, or within that a salt (a tenant's name has
-        no zero byte)."""
-        submit = self.request.submit
-        return f"{submit.tenant}\0{submit.cache_salt}" if submit.cache_salt else submit.tenant
+        return salt_of(self.request.submit)
 
     @property
     def priority(self) -> int:

@@ -10,8 +10,8 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.cluster import router_actor
 from actorium.actors.cluster.cluster_messages import FromReplica, ReplicaGone, ToReplica
-from actorium.actors.cluster.placing import new_placer
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
@@ -111,9 +111,12 @@ class ClusterBox:
         """The next router; whatever was on its way to the one before is lost."""
         self.to_router.clear()
         self.router_epoch += 1
-        roles = [f"../{replica_name(NAME, i)}/scheduler" for i in range(len(self.replicas))]
-        self.router = RouterCore(roles, new_placer(self.routing, 7), self.router_epoch, 60.0, 100)
-        self.roles = {role: i for i, role in enumerate(roles)}
+        replace = msgspec.structs.replace
+        config = replace(self.config, runtime=replace(self.config.runtime, name=NAME),
+                         cluster=replace(self.config.cluster, routing=self.routing))
+        self.router = router_actor.build(
+            Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7))
+        self.roles = {view.role: view.index for view in self.router.views}
         return self.router
 
     def kill(self, index: int, told: bool = True) -> None:

@@ -41,6 +41,7 @@ from actorium.actors.scheduler.cache.tree_nodes import (
     TreeNode,
     below,
 )
+from actorium.actors.scheduler.cache.tree_observer import TreeObserver
 
 Gone = list[list[Ints]]
 """Per group, arrays of evicted pages; entries 0 do not count."""
@@ -64,6 +65,7 @@ class EvictableTree:
         self.stats = CacheStats()
         self.on_end_gone: Callable[[TreeNode], None] = _ignore
         """Called with a node whose end is trimmed or removed."""
+        self.observer = TreeObserver()
         self._clock = 0
         self._roots: dict[str, TreeNode] = {}
         self._full = [g for g, window in enumerate(windows) if not window]
@@ -195,6 +197,7 @@ class EvictableTree:
         if not keep:
             self._remove(node, gone)
             return parent
+        self.observer.cut(node, keep)
         for g in range(self.groups):
             gone[g].append(node.pages[g][keep:])
             node.pages[g] = node.pages[g][:keep].copy()
@@ -213,6 +216,7 @@ class EvictableTree:
         parent = node.parent
         assert parent is not None
         self.on_end_gone(node)
+        self.observer.cut(node, 0)
         for g in range(self.groups):
             gone[g].append(node.pages[g])
         for g in self._full:

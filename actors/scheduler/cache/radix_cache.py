@@ -234,6 +234,7 @@ class RadixCache(EvictableTree):
             upper.nearest = min(upper.near, default=upper.nearest)
             self._recount(node)
             self._recount(upper)
+        self.observer.split(upper, node)
         return upper
 
     def _grow(self, parent: TreeNode, data: bytes, at: int, pages: list[Ints],
@@ -250,6 +251,7 @@ class RadixCache(EvictableTree):
         for g in self._windowed:
             taken[g].append(pages[g][pages[g] != 0])
         self._recount(node)
+        self.observer.grown(node)
         return node
 
     def _fill(self, path: list[TreeNode], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:

@@ -1,0 +1,105 @@
+"""What the replicas' caches hold, as far as they have told: page number -> which replicas.
+
+A replica tells by deltas that are numbered. After a gap, a new scheduler or a death nothing is
+known of its cache until it has told all of it; meanwhile decisions about it are blind, and counted.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+
+from actorium.actors.cluster.cluster_messages import CacheDelta
+from actorium.actors.cluster.prefix_hashes import Hashes
+
+MOST_PAGES = 1 << 20
+"""Pages in the index; what comes beyond that is not learnt, and not missed: it is a guess less."""
+SOON_PAGES = 1 << 15
+SOON = 10.0
+"""Seconds for which the pages of a request that was sent to a replica count as held there although
+it has not said so: those with the same prefix that come right behind shall follow it."""
+
+
+class PrefixIndex:
+    """Sets of replicas are bits of an int."""
+
+    def __init__(self) -> None:
+        self._holders: dict[int, int] = {}
+        self._next: dict[int, int] = {}
+        """By replica: the number of the delta that comes next; none = nothing is known."""
+        self._soon: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        """Pages that will come: replica, and until when that is believed."""
+        self.resyncs = 0
+
+    def __len__(self) -> int:
+        return len(self._holders)
+
+    def knows(self, replica: int) -> bool:
+        """Whether anything is known of its cache."""
+        return replica in self._next
+
+    def apply(self, replica: int, delta: CacheDelta) -> bool:
+        """A replica has told; False if something was missed, and it must tell all."""
+        if delta.sequence == 0:
+            self.forget(replica)
+        elif self._next.get(replica) != delta.sequence:
+            self.resyncs += self.knows(replica)
+            self.forget(replica)
+            return False
+        self._next[replica] = delta.sequence + 1
+        holders, bit = self._holders, 1 << replica
+        for page in np.frombuffer(delta.added, np.uint64).tolist():
+            known = holders.get(page)
+            if known is not None:
+                holders[page] = known | bit
+            elif len(holders) < MOST_PAGES:
+                holders[page] = bit
+        for page in np.frombuffer(delta.removed, np.uint64).tolist():
+            self._drop(page, bit)
+        return True
+
+    def forget(self, replica: int) -> None:
+        """Nothing is known of its cache any more."""
+        if self._next.pop(replica, None) is None:
+            return
+        bit = 1 << replica
+        for page in [page for page, held in self._holders.items() if held & bit]:
+            self._drop(page, bit)
+        for page in [page for page, (index, _) in self._soon.items() if index == replica]:
+            del self._soon[page]
+
+    def expect(self, pages: Hashes, replica: int, now: float) -> None:
+        """These pages will soon be at a replica."""
+        for page in pages.tolist():
+            self._soon[page] = replica, now + SOON
+            self._soon.move_to_end(page)
+        while len(self._soon) > SOON_PAGES:
+            self._soon.popitem(last=False)
+
+    def match(self, pages: Hashes, replicas: Sequence[int], now: float) -> dict[int, int]:
+        """How many pages of a prefix each of these replicas has, from the first on."""
+        found = dict.fromkeys(replicas, len(pages))
+        left = sum(1 << replica for replica in replicas)
+        for count, page in enumerate(pages.tolist()):
+            here = self._holders.get(page, 0)
+            soon = self._soon.get(page)
+            if soon is not None and soon[1] > now:
+                here |= 1 << soon[0]
+            lost = left & ~here
+            if lost:
+                for replica in replicas:
+                    if lost >> replica & 1:
+                        found[replica] = count
+                left &= here
+                if not left:
+                    break
+        return found
+
+    def _drop(self, page: int, bit: int) -> None:
+        held = self._holders.get(page, 0) & ~bit
+        if held:
+            self._holders[page] = held
+        else:
+            self._holders.pop(page, None)

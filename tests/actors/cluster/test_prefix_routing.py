@@ -1,0 +1,158 @@
+"""What replicas tell of their caches, what the router makes of it, and what that saves."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+from helpers_cluster import ClusterBox, settings
+
+from actorium.actors.cluster.cluster_messages import CacheDelta
+from actorium.actors.cluster.prefix_hashes import prefix_hashes, root_hash
+from actorium.actors.cluster.prefix_index import SOON, PrefixIndex
+from actorium.actors.cluster.prefix_report import PrefixReport
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
+
+PAGE = 4
+
+
+def tokens_of(*numbers: int) -> bytes:
+    return np.array(numbers, np.int32).tobytes()
+
+
+def test_numbers_of_a_longer_prefix_continue_those_of_a_shorter_one() -> None:
+    data = tokens_of(*range(43))
+    whole = prefix_hashes(data, PAGE, root_hash("t"))
+    assert len(whole) == 10 == len(set(whole.tolist()))
+    part = prefix_hashes(data[:4 * 16], PAGE, root_hash("t"))
+    rest = prefix_hashes(data[4 * 16:], PAGE, int(part[-1]), 4)
+    assert [*part, *rest] == [*whole]
+    others = (prefix_hashes(data, PAGE, root_hash("u")), prefix_hashes(data[4:], PAGE,
+                                                                       root_hash("t")),
+              prefix_hashes(data[16:32] + data[:16] + data[32:], PAGE, root_hash("t")))
+    for other in others:
+        assert not set(whole[:4].tolist()) & set(other[:4].tolist())
+
+
+def held(tree: RadixCache) -> set[int]:
+    """The numbers of all that a tree has, from its leaves' own keys."""
+    found: set[int] = set()
+    for node in tree.nodes():
+        data, above = b"", node
+        while above.parent is not None:
+            data, above = above.key + data, above.parent
+        found |= set(prefix_hashes(data, PAGE, root_hash(above.salt)).tolist())
+    return found
+
+
+def test_deltas_add_up_to_the_tree() -> None:
+    chance = random.Random(3)
+    tree, report, index = RadixCache(PAGE, (0,), "lru"), PrefixReport(), PrefixIndex()
+    next_page = 1
+    for step in range(300):
+        salt = chance.choice(("", "t"))
+        data = tokens_of(*(chance.randrange(2) for _ in range(chance.randrange(40))))
+        what = chance.random()
+        if what < 0.7:
+            count = len(data) // (4 * PAGE)
+            pages = np.arange(next_page, next_page + count, dtype=np.int32)
+            next_page += count
+            tree.insert(PrefixKey(salt, data), [pages])
+        elif what < 0.8:
+            tree.match(PrefixKey(salt, data))
+        elif what < 0.98:
+            tree.evict(0, chance.randrange(6))
+        else:
+            tree.flush()
+        report.watch(tree)
+        if step % 50 == 7:
+            report.start_over()
+        if chance.random() < 0.5 and (delta := report.take()) is not None:
+            assert index.apply(2, delta)
+            assert set(index._holders) == held(tree)
+    another = RadixCache(PAGE, (0,), "lru")
+    another.insert(PrefixKey("", tokens_of(*range(9))), [np.arange(1, 3, dtype=np.int32)])
+    report.watch(another)
+    fresh = report.take()
+    assert fresh is not None and fresh.sequence == 0
+    assert index.apply(2, fresh) and set(index._holders) == held(another)
+
+
+def delta(number: int, added: list[int], removed: list[int] = []) -> CacheDelta:  # noqa: B006
+    return CacheDelta(number, np.array(added, np.uint64).tobytes(),
+                      np.array(removed, np.uint64).tobytes())
+
+
+def test_after_a_gap_nothing_is_known() -> None:
+    index = PrefixIndex()
+    pages = np.array([11, 12, 13], np.uint64)
+    assert not index.apply(0, delta(5, [11])) and not index.knows(0)
+    assert index.apply(0, delta(0, [11, 12])) and index.apply(1, delta(0, [11]))
+    assert index.match(pages, [0, 1, 2], 0.0) == {0: 2, 1: 1, 2: 0}
+    assert index.apply(0, delta(1, [13], [12]))
+    assert index.match(pages, [0, 1, 2], 0.0) == {0: 1, 1: 1, 2: 0}
+    assert not index.apply(0, delta(3, [14])) and not index.knows(0) and index.resyncs == 1
+    assert index.match(pages, [0, 1], 0.0) == {0: 0, 1: 1}
+
+
+def test_what_was_sent_to_a_replica_is_expected_there_for_a_while() -> None:
+    index = PrefixIndex()
+    pages = np.array([21, 22], np.uint64)
+    index.expect(pages, 1, 100.0)
+    assert index.match(pages, [0, 1], 100.0 + SOON / 2) == {0: 0, 1: 2}
+    assert index.match(pages, [0, 1], 101.0 + SOON) == {0: 0, 1: 0}
+
+
+def test_a_missed_delta_is_made_good() -> None:
+    box = ClusterBox(settings())
+    for i in range(4):
+        box.submit([1 + i] * 30)
+    box.run()
+    box.router.placements._index.apply(0, delta(99, []))
+    assert not box.router.placements._index.knows(0)
+    for i in range(4):
+        box.submit([50 + i] * 30)
+    box.run()
+    for _ in range(5):
+        box.turn()
+    assert box.router.placements._index.knows(0)
+    for view, replica in zip(box.router.views, box.replicas, strict=True):
+        known = {page for page, holders in box.router.placements._index._holders.items()
+                 if holders >> view.index & 1}
+        tree = replica.bare.state.kv_cache.tree
+        assert tree is not None and known == held(tree) and known
+
+
+def converse(replicas: int, routing: str, pool_tokens: int) -> tuple[float, float]:
+    """Twelve conversations of six turns, two tenants' system prompts: the share of prompt tokens
+    that came from a cache, and the prompt tokens that were computed."""
+    box = ClusterBox(settings(replicas, pool_tokens), routing)
+    system = [[7] * 64, [8] * 64]
+    talks = [[*system[i % 2], *([100 + i] * 20)] for i in range(12)]
+    prompts = 0
+    chance = random.Random(1)
+    for turn in range(6):
+        order = [*range(12)]
+        chance.shuffle(order)
+        for i in order:
+            prompts += len(talks[i])
+            rid = box.submit(talks[i], max_tokens=12, rid=f"{turn}-{i}")
+            for _ in range(chance.randrange(4)):
+                box.turn()
+        box.run()
+        for i in order:
+            (heard,) = box.of(f"{turn}-{i}")
+            talks[i] += [*heard.tokens, *([200 + turn] * 9)]
+    gauges = box.router.health().gauges
+    computed = sum(replica.scheduler.health().gauges["computed_prompt_tokens"]
+                   for replica in box.replicas)
+    assert rid and gauges["router_live"] == 0
+    return 1 - computed / prompts, computed
+
+
+def test_conversations_stay_where_their_prefix_is() -> None:
+    """Nearly as one cache of the same size in all, and much less work than in turns."""
+    one, _ = converse(1, "prefix", 4 * 1024)
+    ratio, computed = converse(4, "prefix", 1024)
+    _, in_turns = converse(4, "round_robin", 1024)
+    assert ratio > one - 0.08 and in_turns > 1.5 * computed, (one, ratio, computed, in_turns)
