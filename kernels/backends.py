@@ -15,8 +15,9 @@ from actorium.kernels.sampling_ops import SamplingOps
 
 
 def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: bool,
-               kernels: str = "auto") -> Ops:
-    """The kernels for a model. native=False: none in C.
+               kernels: str = "auto", exact: bool = False) -> Ops:
+    """The kernels for a model. native=False: none in C. exact: recurrent layers take prompts token
+    by token.
 
     kernels: auto (the fastest: Triton's on CUDA, in C on a CPU) | torch | triton.
     Raises `ValueError` where those asked for cannot run.
@@ -28,7 +29,7 @@ def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: 
             and head_dim <= 256):
         lib = library()
         if lib is not None:
-            return NativeOps(lib, torch.get_num_threads())
+            return NativeOps(lib, torch.get_num_threads(), exact=exact)
     return TorchOps()
 
 

@@ -173,6 +173,10 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The same for prompts alone; default: as attention_backend."""
     decode_attention_backend: str = ""
     """The same for decodes, and for the drafts that they verify; default: as attention_backend."""
+    exact: str = "auto"
+    """Whether a token has the same bits alone and in any batch, in chunks of any size, decoded,
+    verified as a draft or computed again: auto (what costs little, on a cpu; the start says what
+    is not) | on (everything, or the start is refused) | off (the fastest). docs/exactness.md"""
     passes: str = "auto"
     """Which operations of a layer are joined: auto (all, less those that were measured to lose on
     this machine), all, none, or names of passes, each taken away by a - before it

@@ -140,6 +140,7 @@ def _device_rules(d: DeviceConfig) -> list[Rule]:
         ("device.device", d.device in ("auto", "cpu", "cuda"), "must be auto, cpu or cuda"),
         ("device.kernels", d.kernels in ("auto", "torch", "triton"),
          "must be auto, torch or triton"),
+        ("device.exact", d.exact in ("auto", "on", "off"), "must be auto, on or off"),
         ("device.tensor_parallel_size", 1 <= d.tensor_parallel_size <= 1024,
          "must be between 1 and 1024"),
         ("device.optimization_level", d.optimization_level in LEVELS, "must be 0, 1, 2 or 3"),

@@ -47,6 +47,9 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     kernels: str = ""
     """Of products, norms and the like."""
     attention: str = ""
+    inexact: str = ""
+    """What depends on more than a token and those before it, as on the batch it is in; empty:
+    nothing."""
     drafts: int = 0
     """Most a step."""
 

@@ -110,9 +110,9 @@ class NativeAttention(AttentionBackend):
 
     card = CARDS["native"]
 
-    def __init__(self, lib: ctypes.CDLL, threads: int) -> None:
-        """threads: of each call, torch's own."""
-        self.lib, self.threads = lib, threads
+    def __init__(self, lib: ctypes.CDLL, threads: int, exact: bool = False) -> None:
+        """threads: of each call, torch's own. exact: decodes have the bits of extends."""
+        self.lib, self.threads, self.exact = lib, threads, exact
 
     @classmethod
     def missing(cls, part: str, device: torch.device) -> str:
@@ -131,7 +131,8 @@ class NativeAttention(AttentionBackend):
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0) -> Attend:
-        return NativeDecode(self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
+        return NativeDecode(self.lib, self.threads, pages, lens, q_len, page_size, window, scale,
+                            self.exact)
 
 
 class TritonAttention(AttentionBackend):

@@ -38,6 +38,8 @@ class StepAttention(NamedTuple):
     decode: AttentionBackend
     pages: torch.dtype | None = None
     """Of the pages that it reads; None: as the model computes."""
+    exact_states: bool = False
+    """Recurrent layers, too, are to be exact: they take prompts token by token."""
 
     def __str__(self) -> str:
         if self.extend.name == self.decode.name:
@@ -67,9 +69,10 @@ def select_attention(shape: ModelShape, config: Config, device: torch.device, dr
         name, why = choose(part, needs, config.device, device)
         LOG.info("attention of %s: %s (%s)", WORDS[part], name, why)
         made[part] = next((own for own in made.values() if own.name == name),
-                          None) or make_backend(name, needs)
+                          None) or make_backend(name, needs, config.device.exact != "off")
     return StepAttention(made[EXTEND], made[DECODE],
-                         TORCH_DTYPES.get(config.memory.kv_cache_dtype))
+                         TORCH_DTYPES.get(config.memory.kv_cache_dtype),
+                         config.device.exact == "on")
 
 
 def choose(part: str, needs: AttentionNeeds, asked: DeviceConfig, device: torch.device) -> Choice:
@@ -111,12 +114,14 @@ def _could(part: str, needs: AttentionNeeds, device: torch.device) -> str:
     return f"{' or '.join(able)} could" if able else "no backend could"
 
 
-def make_backend(name: str, needs: AttentionNeeds) -> AttentionBackend:
-    """One of `BACKENDS` that can serve these needs here."""
+def make_backend(name: str, needs: AttentionNeeds, exact: bool = False) -> AttentionBackend:
+    """One of `BACKENDS` that can serve these needs here. exact: its decodes have the bits of its
+    extends, where it can do that."""
     if name == "native":
         lib = library()
         assert lib is not None
-        return NativeAttention(lib, torch.get_num_threads())
+        extends = BACKENDS[name].fault(EXTEND, needs, torch.device("cpu")) == ""
+        return NativeAttention(lib, torch.get_num_threads(), exact and extends)
     if name == "sage":
         return SageAttention(needs.device)
     return TritonAttention(needs.latent_rank) if name == "triton" else TorchAttention(

@@ -136,7 +136,8 @@ class Decoder(ABC):
         self.shape, self.device, self.group = shape, device, group
         self.attention = attention
         self.dtype = TORCH_DTYPES[shape.dtype]
-        self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels)
+        self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
+                              attention.exact_states)
         whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)

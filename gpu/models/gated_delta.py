@@ -101,7 +101,8 @@ def gated_delta(w: LayerWeights, s: DeltaShape, eps: float, place: int) -> Gated
     decay, bias = w.pop("A_log").float().exp(), w.pop("dt_bias").float()
     norm, native = w.pop("norm.weight").float(), None
     if isinstance(w.ops, NativeOps) and can_run(heads, s.width):
-        native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps)
+        native = NativeDelta(w.ops.lib, w.ops.threads, heads, conv, decay, bias, norm, eps,
+                             exact=w.ops.exact)
     project = w.linear(False, *(f"in_proj_{name}" for name in ("qkv", "z", "b", "a")))
     return GatedDelta(place, project, w.summed(False, "out_proj"), w.ops,
                       DeltaLayer(heads, conv, decay, bias), eps, norm, native)

@@ -37,6 +37,7 @@ from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.worker.exactness import require_exact
 from actorium.gpu.worker.graph_setup import (
     ReportPhase,
     capture_graphs,
@@ -113,6 +114,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
                        partial(keep_winners, most=most) if chooses(config.device.passes)
                        else keep_all)
     seconds["load"] = perf_counter() - start
+    require_exact(model, config.device.exact)
     weights = taken(device) - before
     start = perf_counter()
     report("warming", "allocating")
@@ -141,6 +143,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
         recurrent=runner.states is not None, load_seconds=seconds,
         drafts=runner.tables.drafts.max_drafts, rank=group.place.rank)
     info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
+    LOG.info("exact: %s", f"no: {info.inexact}" if info.inexact else "yes")
     LOG.info("-O%d: passes %s; graphs: %s", info.level, info.passes,
              info.graphs or f"none ({info.no_graphs or 'none were asked for'})")
     return OpenedDevice(runner, ready, footprint, meter, info)

@@ -13,6 +13,7 @@ from actorium.gpu.plan.graph_memory import Graphs
 from actorium.gpu.plan.memory_plan import MemoryPlan
 from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.worker.exactness import departures
 from actorium.gpu.worker.measure import Footprint
 
 KERNELS = {"torch": "torch", "native": "C, built for this CPU", "triton": "Triton"}
@@ -34,7 +35,8 @@ def summarize(config: Config, model: Decoder, runner: ModelRunner, plan: MemoryP
         passes=config.device.passes, graphs=describe_graphs(graphs),
         capture_seconds=footprint.capture_seconds or 0.0,
         no_graphs=_why_none(config, runner), kernels=_kernels(model.ops),
-        attention=str(model.attention), drafts=runner.tables.drafts.max_drafts)
+        attention=str(model.attention), inexact="; ".join(departures(model, config.device.exact)),
+        drafts=runner.tables.drafts.max_drafts)
 
 
 def describe_graphs(graphs: Graphs) -> str:

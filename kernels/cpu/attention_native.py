@@ -27,12 +27,13 @@ class NativeDecode:
 
     def __init__(
         self, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
-        page_size: int, window: int, scale: float,
+        page_size: int, window: int, scale: float, exact: bool = False,
     ) -> None:
-        """See `paged_attention.torch_decode`."""
+        """See `paged_attention.torch_decode`. exact: with the bits that `NativeExtend` gives the
+        same tokens, where that can run."""
         self.lib, self.threads, self.pages, self.lens = lib, threads, pages, lens.contiguous()
         self.q_len, self.page_size = q_len, page_size
-        self.window, self.scale = window, scale
+        self.window, self.scale, self.exact = window, scale, exact
         self.seen: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
@@ -51,7 +52,7 @@ class NativeDecode:
             q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
             pages.data_ptr(), pages.stride(0), lens.data_ptr(), out.data_ptr(), rows, self.q_len,
             heads, layer.shape[1] // 2, dim, self.page_size.bit_length() - 1,
-            self.window, self.scale, self.threads)
+            self.window, self.scale, self.threads, self.exact)
 
     def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
         """Over pages in FP8, of some sequences at a time."""

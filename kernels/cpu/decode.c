@@ -112,6 +112,7 @@ INLINE void head_task(const struct paged_decode *d, int64_t task, const int code
 }
 
 int64_t paged_decode_tasks(const struct paged_decode *d) {
+    if (d->exact) return decode_exact_tasks(d);
 #ifdef FLOATS16
     if (whole_registers(d)) {
         struct cut c = cut_step(d);
@@ -122,6 +123,10 @@ int64_t paged_decode_tasks(const struct paged_decode *d) {
 }
 
 void paged_decode_task(const struct paged_decode *d, int64_t task) {
+    if (d->exact) {
+        decode_exact_task(d, task);
+        return;
+    }
 #ifdef FLOATS16
     if (whole_registers(d)) {
         struct cut c = cut_step(d);
@@ -135,13 +140,15 @@ void paged_decode_task(const struct paged_decode *d, int64_t task) {
 }
 
 /* rows: q_len tokens of each sequence; tables and lens, with those tokens, are of the sequences.
- * scales: 0 where pages are bf16; where they are codes in int8, bf16 [tokens, 2 * kv_heads]. */
+ * scales: 0 where pages are bf16; where they are codes in int8, bf16 [tokens, 2 * kv_heads].
+ * exact: with the bits of `paged_extend`, which must be ready; dim is a multiple of 32. */
 void paged_decode(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int32_t *tables, int64_t table_stride, const int32_t *lens, bf16 *out,
                   int64_t rows, int q_len, int heads, int kv_heads, int dim, int page_bits, int window,
-                  float scale, int threads) {
+                  float scale, int threads, int exact) {
     struct paged_decode d = {q, q_stride, pages, scales, tables, table_stride, lens, out, rows, q_len,
-                             heads, kv_heads, dim, page_bits, window, scale, threads};
+                             heads, kv_heads, dim, page_bits, window, scale, threads,
+                             exact};
     int64_t tasks = paged_decode_tasks(&d);
 #pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (rows > q_len || lens[0] > 64)
     for (int64_t task = 0; task < tasks; task++) paged_decode_task(&d, task);

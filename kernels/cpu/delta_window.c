@@ -271,3 +271,45 @@ void delta_step(const bf16 *p, int64_t stride, int64_t rows, const int64_t *slot
     delta_window(p, stride, rows, slots, columns, conv, states, decay, bias, norm, out, sizes, NULL,
                  NULL, 1, 0, eps, threads);
 }
+
+/* The channels and states of a key head, from one row of the pools to another. */
+static void copy_head(const Delta *d, int64_t from, int64_t to, int head) {
+    int n = d->key_dim, m = d->value_dim, shared = d->values / d->keys, last = d->width - 1;
+    int64_t edge = 2 * d->keys * n, channels = edge + d->values * m;
+    for (int j = 0; j < last; j++) {
+        const bf16 *x = d->columns + (from * last + j) * channels;
+        bf16 *y = d->columns + (to * last + j) * channels;
+        memcpy(y + head * n, x + head * n, n * sizeof(bf16));
+        memcpy(y + (d->keys + head) * n, x + (d->keys + head) * n, n * sizeof(bf16));
+        memcpy(y + edge + head * shared * m, x + edge + head * shared * m,
+               shared * m * sizeof(bf16));
+    }
+    memcpy(state_at(d, to, head * shared), state_at(d, from, head * shared),
+           (size_t)shared * m * n * (d->narrow_states ? 2 : 4));
+}
+
+/* `delta_extend` token by token, with the bits that as many calls of `delta_step` give. Arguments as
+ * there. */
+void delta_extend_steps(const bf16 *p, int64_t stride, int64_t count, const int64_t *runs,
+                        const int64_t *saves, const int64_t *save_starts, bf16 *columns,
+                        const float *conv, void *states, const float *decay, const float *bias,
+                        const float *norm, bf16 *out, const int *sizes, float eps, int threads) {
+    int64_t tasks = count * sizes[1], width = (int64_t)sizes[2] * sizes[4];
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads) if (tasks > 1)
+    for (int64_t task = 0; task < tasks; task++) {
+        int64_t i = task / sizes[1], save = save_starts[i];
+        const int64_t *run = runs + 3 * i; /* first token, tokens, row */
+        int head = (int)(task % sizes[1]);
+        Window w = {{p, stride, run + 2, columns, conv, states, decay, bias, norm, out, sizes[0],
+                     sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps}, NULL, NULL, 1, 0};
+        for (int64_t t = 0; t <= run[1]; t++) {
+            for (; save < save_starts[i + 1] && saves[2 * save] == t; save++)
+                if (saves[2 * save + 1] != run[2])
+                    copy_head(&w.d, run[2], saves[2 * save + 1], head);
+            if (t == run[1]) break;
+            w.d.p = p + (run[0] + t) * stride;
+            w.d.out = out + (run[0] + t) * width;
+            window_of(&w, 0, head);
+        }
+    }
+}

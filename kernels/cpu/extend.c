@@ -13,6 +13,7 @@
 #endif
 #include <stdlib.h>
 #include <sys/mman.h>
+#include "program.h"
 
 /* Scores, as they become weights: the columns' scale, the maximum subtracted, the sum so far. */
 struct weighing { floats16 scale[2], top[2], sum[2]; };
@@ -279,7 +280,7 @@ static void aim(const struct call *c, const struct row *row, int k, int64_t firs
 
 /* Columns first..end of a row and key head, a chunk of packed keys after another: what is between
  * chunks is kept for every unit of columns. */
-INLINE void task(const struct call *c, const struct row *row, int k, int64_t first, int64_t end,
+INLINE void task_of(const struct call *c, const struct row *row, int k, int64_t first, int64_t end,
                  struct scratch *s, int dim) {
     int64_t span = PACKED / dim / KEYS * KEYS, size = dim * COLS + 64;
     struct unit u;
@@ -370,9 +371,9 @@ static void extend_rows(struct call c, const struct row *row, int64_t n, int thr
             int64_t end = first + width < all ? first + width : all;
             int k = (int)(i % kv_heads);
             if (first >= end || !ready) continue;
-            if (dim == 128) task(&c, r, k, first, end, &s, 128);
-            else if (dim == 64) task(&c, r, k, first, end, &s, 64);
-            else task(&c, r, k, first, end, &s, dim);
+            if (dim == 128) task_of(&c, r, k, first, end, &s, 128);
+            else if (dim == 64) task_of(&c, r, k, first, end, &s, 64);
+            else task_of(&c, r, k, first, end, &s, dim);
         }
         tiles_release();
     }
@@ -396,8 +397,36 @@ void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16
                      0, scale * 1.44269504f};
     extend_rows(c, (const struct row *)rows, n, threads);
 }
+
+#if !defined(TILES_OF_VECTORS) && !defined(FLOATS)
+int64_t decode_exact_tasks(const struct paged_decode *d) {
+    return d->rows / d->q_len * d->kv_heads;
+}
+
+/* See decode_exact.c. Each token is a row of its own: it reads nothing behind itself. */
+void decode_exact_task(const struct paged_decode *d, int64_t task) {
+    int64_t own = task / d->kv_heads, table = (int64_t)(d->tables + own * d->table_stride);
+    struct call c = {d->q, d->pages, d->scales, d->out, d->q_stride, d->heads, d->kv_heads, d->dim,
+                     d->page_bits, d->window, 0, d->scale * 1.44269504f};
+    int64_t group = d->heads / d->kv_heads;
+    struct scratch s;
+    if (!take(&s, d->dim, group)) return;
+    tiles_full();
+    for (int t = 0; t < d->q_len; t++) {
+        int64_t at = d->lens[own] - d->q_len + t;
+        struct row row = {table, own * d->q_len + t, at > 0 ? at : 0, 1};
+        int k = (int)(task % d->kv_heads);
+        if (d->dim == 128) task_of(&c, &row, k, 0, group, &s, 128);
+        else if (d->dim == 64) task_of(&c, &row, k, 0, group, &s, 64);
+        else task_of(&c, &row, k, 0, group, &s, d->dim);
+    }
+    tiles_release();
+}
+#endif
 #endif
 #else
+int64_t decode_exact_tasks(void) { return 0; }
+void decode_exact_task(void) {}
 int extend_ready(void) { return 0; }
 
 void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,

@@ -21,32 +21,13 @@ INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in
     }
 }
 
-/* 8 x 8. */
-INLINE void transpose(__m256 r[8]) {
-    __m256 t[8];
-    for (int i = 0; i < 8; i += 2) {
-        t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
-        t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4)
-        for (int j = 0; j < 2; j++) {
-            r[i + 2 * j] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0x44);
-            r[i + 2 * j + 1] = _mm256_shuffle_ps(t[i + j], t[i + 2 + j], 0xee);
-        }
-    for (int i = 0; i < 4; i++) t[i] = r[i], t[i + 4] = r[i + 4];
-    for (int i = 0; i < 4; i++) {
-        r[i] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x20);
-        r[i + 4] = _mm256_permute2f128_ps(t[i], t[i + 4], 0x31);
-    }
-}
-
 #ifndef SAGE
 INLINE floats16 pack_queries(const bf16 *const at[16], int dim, float *query) {
     for (int d = 0; d < dim; d += 8)
         for (int half = 0; half < 16; half += 8) {
             __m256 r[8];
             for (int i = 0; i < 8; i++) r[i] = wide_8(at[half + i] + d);
-            transpose(r);
+            turn_floats(r);
             for (int i = 0; i < 8; i++) _mm256_storeu_ps(query + (d + i) * 16 + half, r[i]);
         }
     return all_lanes(1);
@@ -71,7 +52,7 @@ INLINE void put_outputs(const float *o, floats16 share, bf16 *const at[16], int 
                 for (int i = 0; i < 8; i++)
                     r[p][i] = _mm256_mul_ps(_mm256_loadu_ps(o + (part + 8 * p + i) * 16 + half),
                                             _mm256_loadu_ps(by + half));
-                transpose(r[p]);
+                turn_floats(r[p]);
             }
             for (int i = 0; i < 8 && half + i < n; i++)
                 narrow_lanes(at[half + i] + d + part, join_lanes(r[0][i], r[1][i]));

@@ -1,7 +1,7 @@
 /* Chunks of tokens made ready: what a call and its rows are, a thread's scratch, and its keys and
  * values, in whatever form extend_tiles.h or extend_floats.h multiplies. */
 #pragma once
-#include "common.h"
+#include "extend_round.h"
 #ifdef TILES
 typedef bf16 element;
 #define PACKED (1 << 18)          /* elements of the keys packed at once: with the values, 1 MB */
@@ -19,10 +19,8 @@ typedef element factor;
 #endif
 
 #define COLS 32                   /* queries per round: two tiles */
-#define KEYS 128                  /* keys per round of the online softmax */
 #define MAX_COLUMNS 4096          /* of a task: bounds its sums and outputs to some megabytes */
 #define STREAM_FROM (1 << 20)     /* elements of a result that caches would not keep */
-#define SLACK 8.0f                /* how far, in bits, scores may pass the maximum subtracted */
 
 struct row { int64_t table, first, start, count; };
 
@@ -44,8 +42,6 @@ struct scratch {
     float *scores, *state;
 };
 
-static const bf16 zeros[MAX_DIM] __attribute__((aligned(64)));
-
 /* Keys and values of 32 tokens of one head, those of `zeros` as zeros, to the place of token `in` of
  * a thread's scratch. */
 INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in, struct scratch *s);
@@ -62,11 +58,9 @@ static void widen(const bf16 *at[32], const bf16 *const scales[32], int kv_heads
     for (int i = 0; i < 32; i++) {
         if (at[i] == zeros) continue;
         const int8_t *codes = (const int8_t *)at[i];
-        for (int both = 0; both < 2; both++) {
-            float step = wide(scales[i][both * kv_heads]);
-            for (int d = 0; d < dim; d++)
-                wider[i][both * dim + d] = narrow(codes[both * kv_heads * dim + d] * step);
-        }
+        for (int both = 0; both < 2; both++)
+            widen_codes(codes + both * kv_heads * dim, scales[i][both * kv_heads], dim,
+                        wider[i] + both * dim);
         at[i] = wider[i];
     }
 }

@@ -5,26 +5,6 @@
 
 #define TILE 512                  /* elements of a bf16 tile */
 
-/* 16 x 16 elements of 32 bits. */
-INLINE void transpose(__m512i r[16]) {
-    __m512i t[16];
-    for (int i = 0; i < 16; i += 4) {
-        __m512i a = _mm512_unpacklo_epi32(r[i], r[i + 1]), b = _mm512_unpackhi_epi32(r[i], r[i + 1]);
-        __m512i c = _mm512_unpacklo_epi32(r[i + 2], r[i + 3]);
-        __m512i d = _mm512_unpackhi_epi32(r[i + 2], r[i + 3]);
-        t[i] = _mm512_unpacklo_epi64(a, c), t[i + 1] = _mm512_unpackhi_epi64(a, c);
-        t[i + 2] = _mm512_unpacklo_epi64(b, d), t[i + 3] = _mm512_unpackhi_epi64(b, d);
-    }
-    for (int i = 0; i < 4; i++) {
-        __m512i a = _mm512_shuffle_i32x4(t[i], t[i + 4], 0x88);
-        __m512i b = _mm512_shuffle_i32x4(t[i], t[i + 4], 0xdd);
-        __m512i c = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0x88);
-        __m512i d = _mm512_shuffle_i32x4(t[i + 8], t[i + 12], 0xdd);
-        r[i] = _mm512_shuffle_i32x4(a, c, 0x88), r[i + 8] = _mm512_shuffle_i32x4(a, c, 0xdd);
-        r[i + 4] = _mm512_shuffle_i32x4(b, d, 0x88), r[i + 12] = _mm512_shuffle_i32x4(b, d, 0xdd);
-    }
-}
-
 /* Into tiles: keys [dim / 32][2][16 keys][32], values of KEYS tokens [dim / 32][KEYS / 32][2]
  * [16 dims][32 keys]. */
 INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in,
@@ -43,7 +23,7 @@ INLINE void pack_tokens(const bf16 *const at[32], int apart, int dim, int64_t in
             __m512i y = _mm512_loadu_si512((b == zeros ? b : b + apart) + d);
             lo[i] = _mm512_unpacklo_epi16(x, y), hi[i] = _mm512_unpackhi_epi16(x, y);
         }
-        transpose(lo), transpose(hi);
+        turn_pairs(lo), turn_pairs(hi);
         bf16 *tile = values + d * KEYS;
         for (int i = 0; i < 16; i++) {
             int place = (i >> 2) * 8 + (i & 3);
@@ -59,7 +39,7 @@ INLINE floats16 pack_queries(const bf16 *const at[16], int dim, bf16 *query) {
     for (int d = 0; d < dim; d += 32) {
         __m512i r[16];
         for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(at[i] + d);
-        transpose(r);
+        turn_pairs(r);
         for (int i = 0; i < 16; i++) _mm512_store_si512(query + d * 16 + i * 32, r[i]);
     }
     return all_lanes(1);
@@ -82,7 +62,7 @@ INLINE void put_outputs(const float *o, floats16 share, bf16 *const at[16], int 
         lo[i] = (__m512i)_mm512_mul_ps(_mm512_load_ps(o + i * 16), share);
         hi[i] = (__m512i)_mm512_mul_ps(_mm512_load_ps(o + 256 + i * 16), share);
     }
-    transpose(lo), transpose(hi);
+    turn_pairs(lo), turn_pairs(hi);
     for (int i = 0; i < n; i++) {
         __m512i out = (__m512i)_mm512_cvtne2ps_pbh((__m512)hi[i], (__m512)lo[i]);
         if (stream) _mm512_stream_si512((__m512i *)(at[i] + d), out);

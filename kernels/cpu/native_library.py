@@ -44,7 +44,7 @@ SIGNATURES = {
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,
     "rotate_write": _POINTER * 6 + [c_int64, c_int, c_int, c_int, c_float, c_int],
     "paged_decode": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p, c_void_p, c_int64]
-                    + [c_int] * 6 + [c_float, c_int],
+                    + [c_int] * 6 + [c_float, c_int, c_int],
     "paged_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 5
                     + [c_float, c_int],
     "sage_extend": [c_void_p, c_int64] + _POINTER * 4 + [c_int64, c_void_p] + [c_int] * 5
@@ -52,6 +52,7 @@ SIGNATURES = {
     "widen_pages": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int],
     "delta_step": [c_void_p, c_int64, c_int64] + _POINTER * 9 + [c_float, c_int],
     "delta_window": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_int] * 2 + [c_float, c_int],
+    "delta_extend_steps": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_float, c_int],
     "delta_extend": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_float, c_int],
     "linear": _POINTER * 5 + [c_int64, c_int, c_int, c_int],
     "linear_histogram": [c_void_p, c_int64, c_int64, c_void_p],

@@ -42,12 +42,16 @@ class NativeOps(TorchOps):
 
     name = "native"
 
-    def __init__(self, lib: ctypes.CDLL, threads: int, tiles: bool | None = None) -> None:
+    def __init__(self, lib: ctypes.CDLL, threads: int, tiles: bool | None = None,
+                 exact: bool = False) -> None:
         """threads: of each call, torch's own. tiles: weights lie in tiles; None: where the
-        processor has products for that."""
-        self.lib, self.threads = lib, threads
+        processor has products for that. exact: recurrent layers go token by token."""
+        self.lib, self.threads, self.exact = lib, threads, exact
         in_tiles = lib.linear_ready() if tiles is None else tiles
         self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
+        self.inexact: set[str] = set()
+        """Shapes of the weights whose products go to libraries, which sum many rows otherwise than
+        few."""
 
     @functools.cached_property
     def grouped_memory(self) -> GroupedMemory:
@@ -59,6 +63,7 @@ class NativeOps(TorchOps):
             return NativeGrouped(weight, bias, self.lib, self.threads, self.grouped_memory)
         if self.scratch is not None and can_tile(weight):
             return TileLinear(weight, bias, self.lib, self.threads, self.scratch)
+        self.inexact.add("x".join(map(str, weight.shape)))
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
             return NativeLinear(weight, bias, self.lib, self.threads)
         return super().linear(weight, bias)

@@ -35,6 +35,7 @@ struct paged_decode {
     int q_len, heads, kv_heads, dim, page_bits, window;
     float scale;
     int threads;
+    int exact; /* as `paged_extend` would have it, to the bit: decode_exact.c */
 };
 
 /* The token at a place of a sequence, in pages. */
@@ -45,6 +46,8 @@ INLINE int64_t token_of(const struct paged_decode *d, const int32_t *table, int 
 
 int64_t paged_decode_tasks(const struct paged_decode *d);
 void paged_decode_task(const struct paged_decode *d, int64_t task);
+int64_t decode_exact_tasks(const struct paged_decode *d);
+void decode_exact_task(const struct paged_decode *d, int64_t task);
 
 /* `linear_packed` in tasks, as many as this says, whatever the threads. */
 int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads);

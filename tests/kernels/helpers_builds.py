@@ -10,9 +10,10 @@ import pytest
 from actorium.kernels.cpu.native_library import SLOW_PAIRS, THIS_PROCESSOR, library
 
 BUILDS = {"this": THIS_PROCESSOR, "avx2": ("-march=haswell",), "avx_vnni": ("-march=alderlake",),
-          "avx512": ("-march=skylake-avx512",), "slow_pairs": (*THIS_PROCESSOR, SLOW_PAIRS)}
+          "avx512": ("-march=skylake-avx512",), "slow_pairs": (*THIS_PROCESSOR, SLOW_PAIRS),
+          "pairs": ("-march=icelake-server", "-mavx512bf16")}
 NEEDED = {"this": "", "avx2": "avx2", "avx_vnni": "avx_vnni", "avx512": "avx512vl",
-          "slow_pairs": "avx512_bf16"}
+          "slow_pairs": "avx512_bf16", "pairs": "avx512_bf16"}
 """Flags that a processor must have to run it."""
 EACH_BUILD = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("this", "avx2")))
               for name in BUILDS]

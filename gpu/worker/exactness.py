@@ -1,0 +1,58 @@
+"""What of a model's results depends on more than the tokens they are of, on this device.
+
+Exact: a token's numbers have the same bits alone and in any batch, at any place of it, in chunks
+of any size, behind a prefix that was cached or computed, decoded, verified as a draft, or computed
+again as part of a prompt after its pages were taken or a worker died. docs/exactness.md says what
+makes them so.
+"""
+
+from __future__ import annotations
+
+from actorium.actors.errors import BadConfig
+from actorium.gpu.attention.attention_backend import NativeAttention
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.deepseek import GroupedMixture
+from actorium.gpu.models.gated_delta import GatedDelta
+from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.kernels.cpu.native_ops import NativeOps
+
+NAMED = 3
+"""Shapes of weights that are named, at most."""
+
+
+def departures(model: Decoder, asked: str) -> list[str]:
+    """What is not exact, in words; empty: everything is. asked: `--exact`."""
+    if asked == "off":
+        return ["--exact off"]
+    if model.device.type != "cpu":
+        return [f"nothing is promised on {model.device.type}"]
+    ops = model.ops
+    if not isinstance(ops, NativeOps):
+        return [f"products and attention in {model.shape.dtype} are torch's here"]
+    found = []
+    if ops.inexact:
+        named = sorted(ops.inexact)
+        more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
+        found.append(f"products by oneDNN (weights of {', '.join(named[:NAMED])}{more})")
+    for part in {own.name: own for own in model.attention[:2]}.values():
+        if not isinstance(part, NativeAttention):
+            found.append(f"attention by {part.name}")
+        elif not part.exact:
+            found.append("decodes, which prompts' attention would round otherwise")
+    kinds = {type(layer.mixer).__name__ for layer in model.layers
+             if isinstance(layer.mixer, RecurrentLayer)
+             and not (isinstance(layer.mixer, GatedDelta) and layer.mixer.native is not None
+                     and layer.mixer.native.exact)}
+    found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
+    if any(isinstance(layer.mlp, GroupedMixture) for layer in model.layers):
+        found.append("the choice of experts, by torch in float32")
+    if model.vision is not None:
+        found.append("images")
+    return found
+
+
+def require_exact(model: Decoder, asked: str) -> None:
+    """Raise `BadConfig` where everything was asked to be exact and something is not."""
+    if asked == "on" and (found := departures(model, asked)):
+        raise BadConfig(f"exact: on was asked for, but not exact here: {'; '.join(found)} "
+                        "(--exact auto serves, and says so)", "device.exact")

@@ -1,0 +1,81 @@
+"""Tokens and log-probabilities in bf16, to the bit, alone and together, in other chunks, behind
+cached prefixes, preempted, and with drafts."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_deepseek import add_mtp
+from helpers_hybrid import DENSE, MOE, write_hybrid
+from helpers_models import write_checkpoint
+
+from actorium import Engine, SamplingParams
+from actorium.actors.errors import BadConfig
+
+BF16, NEW = torch.bfloat16, 24
+GREEDY = SamplingParams(max_tokens=NEW, temperature=0, ignore_eos=True, logprobs=2)
+SHARED = [(11 * i + 5) % 199 for i in range(40)]
+PROMPTS = [[(7 * i + n) % 199 for i in range(n)] for n in (1, 3, 17, 40, 131)] + [
+    [*SHARED, *range(3 * n)] for n in (1, 2, 30)]
+GDN = {"head_dim": 32, "layer_types": ["linear_attention", "full_attention"] * 2,
+       "num_hidden_layers": 4}
+
+
+def write_mtp(path: Path) -> None:
+    """Qwen3.5 with a layer that drafts."""
+    add_mtp(path, write_hybrid(path, DENSE, 5, BF16, mtp_num_hidden_layers=1, **GDN))
+
+
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "Qwen3": lambda path: write_checkpoint(path, dtype=BF16, head_dim=32),
+    "Llama": lambda path: write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32),
+    "Gemma 3": lambda path: write_checkpoint(
+        path, "Gemma3ForCausalLM", dtype=BF16, head_dim=32, sliding_window=32,
+        sliding_window_pattern=2),
+    "Qwen3-MoE": lambda path: write_hybrid(path, MOE, 5, BF16, head_dim=32),
+    "Qwen3.5": write_mtp,
+}
+
+
+@pytest.fixture
+def base() -> Iterator[str]:
+    path = tempfile.mkdtemp(dir="/tmp", prefix="act")
+    yield path
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def engine(path: Path, base: str, **settings: Any) -> Engine:
+    return Engine(path, run_dir=base, **{
+        "skip_tokenizer": True, "device": "cpu", "threads": 2, "exact": "on",
+        "max_num_seqs": 8, **settings})
+
+
+def heard(completions: list[Any]) -> list[Any]:
+    """Everything that a client is told of them, number by number."""
+    return [(list(c.token_ids), [(entry.logprob, entry.top) for entry in c.logprobs])
+            for c in completions]
+
+
+@pytest.mark.parametrize("kind", [
+    pytest.param(kind, marks=[pytest.mark.slow] * (kind != "Qwen3")) for kind in WRITERS])
+def test_a_request_is_the_same_in_any_company(base: str, tmp_path: Path, kind: str) -> None:
+    WRITERS[kind](tmp_path)
+    with engine(tmp_path, base, max_num_batched_tokens=512, speculative="off") as one:
+        alone = [heard([one.client.generate(prompt, GREEDY)])[0] for prompt in PROMPTS]
+        assert heard(one.client.generate(PROMPTS, GREEDY)) == alone, "together, prefixes cached"
+    drafts = {"speculative": "mtp:2"} if kind == "Qwen3.5" else {}
+    with engine(tmp_path, base, max_num_batched_tokens=16, force_preempt_every=5, threads=1,
+                disable_radix_cache=True, **drafts) as other:
+        assert heard(other.client.generate(PROMPTS[::-1], GREEDY))[::-1] == alone
+
+
+def test_what_cannot_be_exact_is_refused_or_told(base: str, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)  # float32
+    with pytest.raises(BadConfig, match=r"exact: on was asked for.* float32 are torch's"):
+        engine(tmp_path, base)

@@ -1,0 +1,157 @@
+"""A token's bits do not depend on what it is computed together with: kernel by kernel, on a CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers_builds import EACH_BUILD, built
+from torch import Tensor
+
+from actorium.gpu.attention.attention_backend import NativeAttention
+from actorium.kernels.cpu.delta_native import NativeDelta, plan_runs
+from actorium.kernels.cpu.native_ops import NativeOps
+from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
+from actorium.kernels.ragged import ExtendRun
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.experts import combine, route
+
+pytestmark = pytest.mark.usefixtures("all_threads")
+PAGE, COUNTS = 16, (2, 3, 5, 17, 32, 33, 100, 513)
+
+
+@pytest.fixture(params=EACH_BUILD)
+def ops(request: pytest.FixtureRequest) -> NativeOps:
+    return NativeOps(built(request.param), torch.get_num_threads())
+
+
+def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, counts: tuple[int, ...] = COUNTS) -> None:
+    """Each row comes out as it does alone, first and last of any number of them."""
+    alone = torch.cat([run(x[i:i + 1]) for i in range(len(x))])
+    for count in counts:
+        for at in (0, len(x) - count):
+            assert torch.equal(run(x[at:at + count].contiguous()), alone[at:at + count]), count
+
+
+@pytest.mark.parametrize(("columns", "outs"), [(64, 96), (576, 160), (2048, 64)])
+def test_products(ops: NativeOps, columns: int, outs: int) -> None:
+    weight = torch.randn(2 * outs, columns).mul_(columns**-0.5).bfloat16()
+    x, linear = torch.randn(513, columns).bfloat16(), ops.linear(weight)
+    by_rows(linear, x)
+    by_rows(linear.wide, x)
+    by_rows(ops.gated(weight, None, "silu"), x)
+    by_rows(ops.gated(weight, None, "gelu"), x)
+    assert not ops.inexact
+
+
+@pytest.mark.parametrize("bits", [4, 8])
+def test_products_of_codes(ops: NativeOps, bits: int) -> None:
+    weight = torch.randn(192, 256).mul_(0.06)
+    rows = pack_rows(quantise_grouped(weight, RowFormat(bits, 32, False, 1 << bits - 1)))
+    x = torch.randn(513, 256).bfloat16()
+    by_rows(ops.linear(rows), x)
+    by_rows(ops.gated(rows, None, "silu"), x)
+
+
+def test_a_product_that_is_not_exact_is_known(ops: NativeOps) -> None:
+    ops.linear(torch.randn(64, 100).bfloat16())
+    assert ops.inexact == {"64x100"}
+
+
+def test_norms_gates_experts_and_softmax(ops: NativeOps) -> None:
+    x, weight = torch.randn(513, 256).bfloat16(), torch.rand(256).bfloat16()
+    by_rows(lambda x: ops.rms_norm(x, weight, 1e-6), x)
+    by_rows(ops.silu_mul, x)
+    by_rows(ops.gelu_mul, x)
+    by_rows(lambda x: route(x, 8, True)[0], x)
+    by_rows(lambda x: combine(x[:, :8].contiguous(), x.view(-1, 8, 32).flatten(0, 1)), x)
+    by_rows(lambda x: x.float().log_softmax(-1), x)
+
+
+class Pages:
+    """A layer's pages with one sequence, and queries of all its tokens."""
+
+    def __init__(self, heads: int, kv_heads: int, dim: int, length: int, codes: bool) -> None:
+        gen = torch.Generator().manual_seed(heads * dim + length)
+        width = -(-length // PAGE)
+        shape = ((width + 1) * PAGE, 2 * kv_heads, dim)
+        self.layer = torch.randn(shape, generator=gen).bfloat16()
+        self.scales: Tensor | None = None
+        if codes:
+            self.layer = torch.randint(-127, 128, shape, generator=gen, dtype=torch.int8)
+            self.scales = torch.rand(shape[:2], generator=gen).mul_(0.02).bfloat16()
+        self.table = (1 + torch.randperm(width, generator=gen)).int()
+        # Some scores lie far above those before them, so that the maximum moves more than once.
+        self.q = torch.randn(length, heads, dim, generator=gen).mul_(3).bfloat16()
+
+    def extended(self, own: NativeAttention, window: int, sizes: list[int]) -> Tensor:
+        parts, at = [], 0
+        for size in sizes:
+            row = SimpleNamespace(start=at, count=size, pages=self.table)
+            attend = own.extend([row], PAGE, window, 0.2)
+            parts.append(attend(self.q[at:at + size].contiguous(), self.layer, None, self.scales))
+            at += size
+        return torch.cat(parts)
+
+    def decoded(self, own: NativeAttention, window: int, ends: list[int], q_len: int) -> Tensor:
+        """Several lengths of the sequence as so many sequences of a step."""
+        lens = torch.tensor(ends, dtype=torch.int32)
+        q = torch.cat([self.q[end - q_len:end] for end in ends])
+        attend = own.decode(self.table.expand(len(ends), -1).contiguous(), lens, max(ends), q_len,
+                            PAGE, window, 0.2)
+        return attend(q, self.layer, None, self.scales).view(len(ends), q_len, *q.shape[1:])
+
+
+@pytest.mark.parametrize("codes", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize(("heads", "kv_heads", "dim", "length", "window"), [
+    (4, 2, 64, 290, 0), (3, 3, 32, 140, 50), (8, 1, 128, 270, 0), (4, 2, 256, 140, 0),
+    (7, 1, 96, 300, 129)])
+def test_attention(ops: NativeOps, heads: int, kv_heads: int, dim: int, length: int, window: int,
+                   codes: bool) -> None:
+    """Chunks of any size, decodes alone and together, and windows of drafts."""
+    own = NativeAttention(ops.lib, ops.threads, exact=True)
+    case = Pages(heads, kv_heads, dim, length, codes)
+    whole = case.extended(own, window, [length])
+    for size in (7, 64, 130):
+        sizes = [size] * (length // size) + [length % size]
+        assert torch.equal(case.extended(own, window, [n for n in sizes if n]), whole), size
+    ends = [5, 31, 32, 33, 64, 127, 128, 129, length - 1, length]
+    together = case.decoded(own, window, ends, 1)
+    for end, got in zip(ends, together, strict=True):
+        assert torch.equal(got[0], whole[end - 1]), end
+        assert torch.equal(case.decoded(own, window, [end], 1)[0], got), end
+    for q_len in (2, 3, 5):
+        for end, got in zip(ends, case.decoded(own, window, ends, q_len), strict=True):
+            assert torch.equal(got, whole[end - q_len:end]), (end, q_len)
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+def test_prompts_through_delta_layers(ops: NativeOps, state_dtype: torch.dtype) -> None:
+    """They are as many steps; states and columns that are kept on the way, too."""
+    heads, gen = Heads(2, 4, 32, 24), torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=gen)
+
+    runs = [ExtendRun(3, 40, ((16, 10), (32, 11), (40, 12))), ExtendRun(1, 2, ((1, 13),)),
+            ExtendRun(2, 33)]
+    tokens = sum(run.length for run in runs)
+    p = normal(tokens, heads.channels + 4 * 24 + 8).bfloat16()
+    columns = normal(20, 3, heads.channels).bfloat16()
+    states = normal(20, 4, 24, 32).to(state_dtype)
+    layer = NativeDelta(ops.lib, ops.threads, heads, normal(4, heads.channels), normal(4).square(),
+                        normal(4), normal(24), 1e-6, exact=True)
+    own = columns.clone(), states.clone()
+    got, at = layer.extend(p, *own, plan_runs(runs)), 0
+    for run in runs:
+        row, saves = torch.tensor([run.row]), dict(run.saves)
+        for t in range(run.length):
+            want = layer.step(p[at + t:at + t + 1], columns, states, row)
+            assert torch.equal(got[at + t:at + t + 1], want)
+            if (to := saves.get(t + 1)) is not None:
+                columns[to], states[to] = columns[run.row], states[run.row]
+        at += run.length
+    assert torch.equal(own[0], columns)
+    assert torch.equal(own[1], states)
