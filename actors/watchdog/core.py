@@ -34,7 +34,7 @@ from actorium.actors.runtime.process import (
     describe_exit,
 )
 from actorium.actors.runtime.roles import LAUNCHER, SCHEDULER, WATCHDOG
-from actorium.actors.watchdog.supervised import Supervised, starting
+from actorium.actors.watchdog.supervised import Supervised, find_missing, starting
 from actorium.actors.watchdog.supervisor import Supervisor
 
 MAX_WAITERS = 1024
@@ -197,8 +197,8 @@ class WatchdogCore(Core):
         return bool(self.expected) and self.error is None and not self._not_ready()
 
     def _not_ready(self) -> list[Supervised]:
-        actors = (self.actors[role] for role in sorted(self.expected))
-        return [actor for actor in actors if not actor.is_ready(self._now, self._heartbeat)]
+        actors = [self.actors[role] for role in sorted(self.expected)]
+        return find_missing(actors, self._now, self._heartbeat, self.was_ready)
 
     def _answer(self, client: bytes, rid: str, now: float) -> None:
         actors = [self._status(actor, now) for actor in self.actors.values()]

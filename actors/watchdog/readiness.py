@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 from actorium.actors.config.tree import Config
 from actorium.actors.watchdog.hangs import find_hang
-from actorium.actors.watchdog.supervised import Supervised
+from actorium.actors.watchdog.supervised import Supervised, find_missing
 
 SCHEDULER = "scheduler"
 WAITING, LEDGER_FULL = "waiting_requests", "ledger_full"
@@ -62,7 +62,7 @@ def _obstacles(known: EngineView, config: Config, now: float) -> list[str]:
         return ["no actor has been started"]
     actors = [known.actors[role] for role in sorted(known.expected)]
     found = [f"{actor.role} is {actor.state}" + (f" ({actor.detail})" if actor.detail else "")
-             for actor in actors if not actor.is_ready(now, config.runtime.heartbeat)]
+             for actor in find_missing(actors, now, config.runtime.heartbeat, known.started)]
     if not found and config.recovery.restart and not known.started:
         return ["the launcher is being told that all are there"]
     return found or _hung(actors, known, config, now) or _full(known, config)

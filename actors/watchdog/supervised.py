@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 from msgspec import Struct
 
+from actorium.actors.config.cluster_settings import REPLICA_ROLE
 from actorium.actors.core import IDLE_HEARTBEAT
 from actorium.actors.health import READY_PHASES, RESTING, SILENT
 from actorium.actors.messages import Beat
@@ -62,3 +65,16 @@ class Supervised(Struct):
 def starting(role: str, pid: int, epoch: int, now: float) -> Supervised:
     """An actor that was just started."""
     return Supervised(role, pid, epoch, "starting", 0, now, now)
+
+
+def find_missing(actors: Iterable[Supervised], now: float, heartbeat: float, up: bool
+                 ) -> list[Supervised]:
+    """Those that are not ready. up: the engine has been; then replicas (`actors/cluster`) are not
+    missed as long as there is one."""
+    missing, there = [], False
+    for actor in actors:
+        if not actor.is_ready(now, heartbeat):
+            missing.append(actor)
+        else:
+            there = there or actor.role.startswith(REPLICA_ROLE)
+    return [a for a in missing if not (up and there and a.role.startswith(REPLICA_ROLE))]

@@ -1,0 +1,86 @@
+"""A cluster with a real model in float32: what a request says does not depend on who dies."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import threading
+from typing import Any
+
+import pytest
+from helpers_cli import Cli, cli, eventually
+
+from actorium.actors.client.client import Client, SamplingParams
+from actorium.actors.params import Structured
+
+__all__ = ["cli"]
+MODEL = ("--device", "cpu", "--dtype", "float32", "--threads", "2", "--name", "c")
+ASKED: list[tuple[Any, SamplingParams]] = [
+    ("Once upon a time", SamplingParams(max_tokens=250, ignore_eos=True, temperature=0.0)),
+    ("The sun", SamplingParams(max_tokens=250, ignore_eos=True, seed=3, n=2, logprobs=2)),
+    ("A list:", SamplingParams(max_tokens=200, seed=5, temperature=1.0,
+                               structured=Structured(json_object=True))),
+    ("Words", SamplingParams(max_tokens=250, ignore_eos=True, seed=7, frequency_penalty=0.7,
+                             presence_penalty=0.4, repetition_penalty=1.1)),
+    ("Stops", SamplingParams(max_tokens=250, ignore_eos=True, seed=9, stop=["qqzz"])),
+    ("Ends", SamplingParams(max_tokens=250, ignore_eos=True, seed=11, min_tokens=30)),
+]
+
+
+def rows(cli: Cli) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(cli.run("ps", "--json").stdout)
+    return found
+
+
+def answers(cli: Cli, kill: Any = None) -> list[Any]:
+    """Text, tokens, logprobs and reasons of all choices of all requests, streamed at once."""
+    found: list[Any] = [None] * len(ASKED)
+    begun = threading.Semaphore(0)
+
+    def ask(number: int) -> None:
+        prompt, params = ASKED[number]
+        told: dict[int, list[Any]] = {}
+        begins = True
+        with Client("c", cli.run_dir, resume_timeout=60.0) as client:
+            for delta in client.stream(prompt, params):
+                one = told.setdefault(delta.index, ["", [], [], None])
+                one[0] += delta.text
+                one[1] += delta.token_ids
+                one[2] += [entry.logprob for entry in delta.logprobs or ()]
+                one[3] = delta.finish_reason or one[3]
+                if begins and len(one[1]) >= 8:
+                    begins = False
+                    begun.release()
+        found[number] = told
+
+    threads = [threading.Thread(target=ask, args=(i,)) for i in range(len(ASKED))]
+    for thread in threads:
+        thread.start()
+    assert all(begun.acquire(timeout=60) for _ in range(3))
+    if kill is not None:
+        kill()
+    for thread in threads:
+        thread.join(120)
+    return found
+
+
+@pytest.mark.slow
+def test_a_death_changes_nothing(cli: Cli) -> None:
+    """Greedy and sampled, several choices, logprobs, a grammar, penalties, stop strings."""
+    with cli.serve(*MODEL):
+        whole = answers(cli)
+    assert all(whole) and all(one[3] for told in whole for one in told.values())
+    with cli.serve(*MODEL, "--replicas", "2"):
+        assert eventually(lambda: cli.run("ps", "--json").returncode == 0)
+        pids = {(row["name"], row["role"]): row["pid"] for row in rows(cli)}
+        got = answers(cli, lambda: os.kill(pids["c", "replica-0"], signal.SIGKILL))
+        for mine, theirs in zip(got, whole, strict=True):
+            assert mine.keys() == theirs.keys()
+            for index, (text, tokens, logprobs, reason) in mine.items():
+                assert [text, tokens, reason] == [theirs[index][0], theirs[index][1],
+                                                  theirs[index][3]]
+                assert logprobs == pytest.approx(theirs[index][2], abs=1e-4)
+        gauges = next(row for row in rows(cli)
+                      if (row["name"], row["role"]) == ("c", "scheduler"))["gauges"]
+        assert gauges["migrated_requests"] >= 1
