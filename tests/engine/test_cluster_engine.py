@@ -23,41 +23,55 @@ CLUSTER = ("--name", "c", "--replicas", "2", *NULL)
 STREAMS = 8
 TOKENS = 1500
 Streams = list[dict[int, list[int]]]
-WHOLE: Streams = [{index: [
-    null_worker.next_token(choice_seed(number, index), position, null_worker.VOCAB)
-    for position in range(3, 3 + TOKENS)] for index in range(1 + number % 2)}
-    for number in range(STREAMS)]
-"""What streams without a disturbance are."""
+
+
+def undisturbed(count: int, tokens: int) -> Streams:
+    """What `streams` finds where nothing dies."""
+    return [{index: [
+        null_worker.next_token(choice_seed(number, index), position, null_worker.VOCAB)
+        for position in range(3, 3 + tokens)] for index in range(1 + number % 2)}
+        for number in range(count)]
+
+
+WHOLE = undisturbed(STREAMS, TOKENS)
+
+
+def rows_of(cli: Cli) -> list[dict[str, Any]]:
+    """What `ps` says, which fails where a heartbeat is late, and says all the same."""
+    shown: list[bytes] = []
+    assert eventually(lambda: bool(shown.append(cli.run("ps", "--json").stdout) or shown[-1]), 30)
+    rows: list[dict[str, Any]] = json.loads(shown[-1])
+    return rows
 
 
 def pids_of(cli: Cli) -> dict[tuple[str, str], int]:
-    """By engine and role. (`ps` fails where a heartbeat is late, and says all the same.)"""
-    return {(row["name"], row["role"]): row["pid"]
-            for row in json.loads(cli.run("ps", "--json").stdout)}
+    """By engine and role."""
+    return {(row["name"], row["role"]): row["pid"] for row in rows_of(cli)}
 
 
-def streams(cli: Cli, then: Callable[[], Any] = lambda: None) -> Streams:
-    """The tokens of several streams, by choice; `then` is called when they are under way."""
-    found: Streams = [{} for _ in range(STREAMS)]
-    begun = threading.Barrier(STREAMS + 1)
+def streams(cli: Cli, then: Callable[[], Any], count: int = STREAMS, tokens: int = TOKENS
+            ) -> Streams:
+    """The tokens of several streams, by choice; `then` is called when some are under way."""
+    found: Streams = [{} for _ in range(count)]
+    begun = threading.Semaphore(0)
 
     def follow(number: int) -> None:
-        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True, seed=number, n=1 + number % 2)
-        waits = True
+        params = SamplingParams(max_tokens=tokens, ignore_eos=True, seed=number, n=1 + number % 2)
+        begins = True
         with Client("c", cli.run_dir, resume_timeout=60.0) as client:
             for delta in client.stream([1 + number, 2, 3], params):
                 found[number].setdefault(delta.index, []).extend(delta.token_ids)
-                if waits and len(found[number][0]) > 100:
-                    waits = False
-                    begun.wait(30)
+                if begins and len(found[number][0]) > 100:
+                    begins = False
+                    begun.release()
 
-    threads = [threading.Thread(target=follow, args=(number,)) for number in range(STREAMS)]
+    threads = [threading.Thread(target=follow, args=(number,)) for number in range(count)]
     for thread in threads:
         thread.start()
-    begun.wait(30)
+    assert all(begun.acquire(timeout=30) for _ in range(4))
     then()
     for thread in threads:
-        thread.join(60)
+        thread.join(120)
     return found
 
 
@@ -79,7 +93,7 @@ def test_a_cluster_answers_and_survives_a_replica(cli: Cli) -> None:
         assert streams(cli, lambda: os.kill(pids["c", "replica-0"], signal.SIGKILL)) == WHOLE
         assert eventually(lambda: any(
             row["role"] == "replica-0" and row["epoch"] == 2 and row["phase"] == "ready"
-            for row in json.loads(cli.run("ps", "--json").stdout)), 30)
+            for row in rows_of(cli)), 30)
         pids |= pids_of(cli)
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
@@ -96,3 +110,25 @@ def test_streams_go_on_whoever_dies(cli: Cli, who: tuple[str, str]) -> None:
     with cli.serve(*CLUSTER):
         pids = pids_of(cli)
         assert streams(cli, lambda: os.kill(pids[who], signal.SIGKILL)) == WHOLE
+
+
+@pytest.mark.slow
+def test_30_streams_under_many_deaths(cli: Cli) -> None:
+    """One after the other, each as soon as what died before is back: nothing is lost, changed or
+    told twice."""
+    kills = [("c", "replica-1"), ("c.0", "scheduler"), ("c", "scheduler"), ("c.1", "worker-0"),
+             ("c", "replica-0"), ("c", "detokenizer"), ("c", "replica-1"), ("c", "scheduler")]
+    done: list[tuple[str, str]] = []
+    left: list[float] = []
+
+    def kill_all() -> None:
+        for who in kills:
+            assert eventually(lambda: all(row["phase"] in ("ready", "idle", "stepping")
+                                          for row in rows_of(cli)), 30)
+            left.append(sum(row["gauges"].get("router_live", 0) for row in rows_of(cli)))
+            os.kill(pids_of(cli)[who], signal.SIGKILL)
+            done.append(who)
+
+    with cli.serve(*CLUSTER, "--max-restarts", "20", "--max-num-seqs", "3"):
+        assert streams(cli, kill_all, 30, 1500) == undisturbed(30, 1500)
+    assert done == kills and sum(map(bool, left)) >= 3, f"streams at each death: {left}"
