@@ -29,6 +29,8 @@ COMMANDS = {
     "verify": ("verify", "[MODEL]: tries to make an engine, or any server, contradict itself"),
     "bench": ("bench", "serve | offline | compare: latency under load, throughput of a batch, runs "
               "side by side"),
+    "simulate": ("simulate", "what replicas behind a router would do with a load, on a virtual "
+                 "clock"),
     "pull": ("pull", "NAME: fetch a model, or bring it up to date"),
     "models": ("models", "[FOLDER]: the models on this machine, and which of them fit it"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),

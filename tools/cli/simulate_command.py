@@ -1,0 +1,212 @@
+"""`actorium simulate`: what a cluster would have done, on a virtual clock."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.config.cluster_settings import MOST_REPLICAS, ROUTINGS
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig
+from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.plan_command import check_plot
+from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cells
+from actorium.tools.simulate.outcome import (
+    Arrays,
+    comparison,
+    comparison_html,
+    comparison_plot,
+    comparison_text,
+    joined,
+    simulation_figures,
+)
+from actorium.tools.simulate.step_model import StepSeconds, parse_step_model
+from actorium.tools.simulate.virtual_cluster import ReplicaDeath
+from actorium.tools.simulate.workload import WORKLOADS, SimulatedLoad, drawn_workload, read_trace
+
+ABOUT = """What replicas behind a router would do with a load: the real router, schedulers, page
+pools and prefix trees, on a virtual clock; of the workers, the time that their steps take. Several
+routings are shown side by side, for the same requests. Flags of `serve` (--max-num-seqs,
+--schedule-policy, --max-total-tokens, --page-size, ...) mean what they mean there."""
+_FAULT = re.compile(r"([0-9.]+):(\d+):([0-9.]+)")
+MOST = 1 << 16
+"""Replicas."""
+
+
+class SimulateOptions(Struct, frozen=True, kw_only=True):
+    """Which cluster, which load, and where the figures go."""
+
+    step_model: str | None = None
+    """Seconds of a worker's step: base,prompt,sequence,context[,pair[,outside]], or a JSON file of
+    them: base + prompt x prompt tokens + sequence x decoding sequences + context x tokens that
+    these attend to + pair x (prompt token, earlier token) pairs; outside is what a request takes
+    beside its steps."""
+    replicas: int = 4
+    """Replicas; more than 64 are several clusters of at most 64, among which conversations are
+    dealt out."""
+    routing: str = "prefix"
+    """prefix | round_robin | random, or several with commas, compared."""
+    workload: str = "chat"
+    """chat (conversations of people, lengths as in ShareGPT) | agent (long shared beginnings, many
+    short turns) | batch (all at once)."""
+    trace: str | None = None
+    """File of requests instead, JSON lines: arrival (s), prompt, output (tokens), group, prefix."""
+    requests: int = 1000
+    """Requests, all turns of conversations counted."""
+    rate: float = 4.0
+    """Requests a second, for all replicas together."""
+    faults: str | None = None
+    """Deaths of replicas, T:REPLICA:S with commas: at T seconds, back after S."""
+    seed: int = 0
+    """Of the load and of random placing."""
+    cost_per_hour: float | None = None
+    """Of one replica: adds the cost of a million tokens."""
+    processes: int = 0
+    """At once; 0 = one for each processor."""
+    json: str | None = None
+    """File for all figures."""
+    html: str | None = None
+    """File for a page with the table."""
+    plot: str | None = None
+    """File (.png, .svg, .pdf) for a picture of the distributions."""
+
+
+class Simulated(NamedTuple):
+    """One cluster's run."""
+
+    figures: dict[str, Any]
+    columns: Arrays
+
+
+def run(_command: str, argv: list[str]) -> int:
+    """Entry of the command."""
+    parsed = parse("actorium simulate", argv, SimulateOptions, ABOUT)
+    options = parsed.options
+    routings, faults = check_options(options)
+    model = step_model(options)
+    work = read_trace(Path(options.trace).expanduser(), options.seed) if options.trace else \
+        drawn_workload(options.workload, options.requests, options.rate, options.seed)
+    began = time.perf_counter()
+    found = {name: simulate(parsed.config, options, model, work, name, faults)
+             for name in routings}
+    rows = comparison({name: each.figures for name, each in found.items()})
+    title = f"{options.replicas} replicas, {options.trace or options.workload}"
+    notes = [f"Step model: {describe(model)}",
+             f"Seed {options.seed}; simulated in {time.perf_counter() - began:.1f} s."]
+    print(comparison_text(rows), *notes, sep="\n")
+    if options.json is not None:
+        _write(options.json, json.dumps({
+            "replicas": options.replicas, "workload": options.trace or options.workload,
+            "rate": options.rate, "seed": options.seed, "faults": options.faults,
+            "step_model": msgspec.to_builtins(model),
+            "routings": {name: each.figures for name, each in found.items()}}, indent=2) + "\n")
+    if options.html is not None:
+        _write(options.html, comparison_html(title, notes, rows))
+    if options.plot is not None:
+        comparison_plot(Path(options.plot), title,
+                        {name: each.columns for name, each in found.items()}, model.outside)
+    return 0
+
+
+def check_options(options: SimulateOptions) -> tuple[list[str], list[ReplicaDeath]]:
+    """The routings and the faults. Raises `BadConfig`, naming the flag."""
+    checks = [
+        ("replicas", 1 <= options.replicas <= MOST, f"must be from 1 to {MOST}"),
+        ("requests", 1 <= options.requests <= 1 << 26, f"must be from 1 to {1 << 26}"),
+        ("rate", 0 < options.rate < 1e9, "must be above 0"),
+        ("workload", options.workload in WORKLOADS, f"must be one of {', '.join(WORKLOADS)}"),
+        ("seed", 0 <= options.seed < 1 << 31, "must be from 0 on, below 2^31"),
+        ("cost_per_hour", options.cost_per_hour is None or options.cost_per_hour >= 0,
+         "must not be negative"),
+        ("processes", options.processes >= 0, "must not be negative"),
+    ]
+    for name, fine, rule in checks:
+        if not fine:
+            raise BadConfig(f"--{name.replace('_', '-')}: {rule}, got {getattr(options, name)!r}",
+                            name)
+    routings = list(dict.fromkeys(options.routing.split(",")))
+    for name in routings:
+        if name not in ROUTINGS:
+            raise BadConfig(f"--routing: must be of {', '.join(ROUTINGS)}, got {name!r}", "routing")
+    if options.plot is not None:
+        check_plot(options.plot)
+    return routings, parse_faults(options.faults or "", options.replicas)
+
+
+def parse_faults(text: str, replicas: int) -> list[ReplicaDeath]:
+    """Of `--faults`. Raises `BadConfig`."""
+    found = []
+    for word in text.split(",") if text else ():
+        match = _FAULT.fullmatch(word)
+        try:
+            if match is None:
+                raise ValueError(word)
+            fault = ReplicaDeath(float(match[1]), int(match[2]), float(match[3]))
+        except ValueError:
+            raise BadConfig("--faults: must be T:REPLICA:S (at T seconds, back after S), "
+                            f"got {word!r}", "faults") from None
+        if fault.replica >= replicas:
+            raise BadConfig(f"--faults: replicas are 0 to {replicas - 1}, got {word!r}", "faults")
+        found.append(fault)
+    return found
+
+
+def step_model(options: SimulateOptions) -> StepSeconds:
+    """As given. Raises `BadConfig`."""
+    if options.step_model is None:
+        raise BadConfig("--step-model: say how long a step takes: base,prompt,sequence,context in "
+                        "seconds, or a file (docs/simulate.md)", "step_model")
+    return parse_step_model(options.step_model)
+
+
+def describe(model: StepSeconds) -> str:
+    """In words."""
+    beside = f" + {model.pair:.3g} x pairs" if model.pair else ""
+    return (f"{model.base:.3g} s + {model.prompt:.3g} x prompt tokens + {model.sequence:.3g} x "
+            f"decoding sequences + {model.context:.3g} x context tokens{beside}"
+            + (f"; {model.outside:.3g} s beside steps" if model.outside else "")
+            + (f" ({model.about})" if model.about else ""))
+
+
+def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work: SimulatedLoad,
+             routing: str, faults: list[ReplicaDeath]) -> Simulated:
+    """A cluster with that routing."""
+    sizes = cell_sizes(options.replicas, MOST_REPLICAS)
+    jobs = cell_jobs(config, model, sizes, routing, options.seed, faults)
+    works = [work.part(i, len(sizes)) for i in range(len(sizes))]
+    ended = 0
+
+    def done() -> None:
+        nonlocal ended
+        ended += 1
+        if len(sizes) > 1 and sys.stderr.isatty():
+            print(f"\r{routing}: {ended} of {len(sizes)} cells", end="", file=sys.stderr)
+
+    began = time.perf_counter()
+    answers = run_cells(jobs, works, options.processes or len(os.sched_getaffinity(0)), done)
+    columns = joined([answer.columns for answer in answers])
+    counts = {name: sum(answer.counts[name] for answer in answers) for name in answers[0].counts}
+    figures = simulation_figures(columns, counts, options.replicas, model.outside,
+                                 options.cost_per_hour)
+    figures["simulation"] = {
+        "wall_s": round(time.perf_counter() - began, 2), "cells": len(sizes),
+        "processor_s": round(sum(answer.seconds for answer in answers), 2),
+        "most_megabytes_of_a_process": round(max(answer.megabytes for answer in answers))}
+    return Simulated(figures, columns)
+
+
+def _write(path: str, text: str) -> None:
+    target = Path(path).expanduser()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text)
+    except OSError as error:
+        raise BadConfig(f"{path}: {error.strerror}", "json") from None

@@ -1,0 +1,131 @@
+"""What a simulated cluster comes to: figures, a table of several, a page, a picture."""
+
+from __future__ import annotations
+
+import html
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+PERCENTILES = (50, 90, 99)
+ROWS = (
+    ("requests", "requests", "{:,}"), ("failed", "of them failed", "{:,}"),
+    ("seconds", "seconds, simulated", "{:,.1f}"),
+    ("ttft_p50_ms", "TTFT p50, ms", "{:,.1f}"), ("ttft_p90_ms", "TTFT p90, ms", "{:,.1f}"),
+    ("ttft_p99_ms", "TTFT p99, ms", "{:,.1f}"),
+    ("tpot_p50_ms", "TPOT p50, ms", "{:,.2f}"), ("tpot_p90_ms", "TPOT p90, ms", "{:,.2f}"),
+    ("tpot_p99_ms", "TPOT p99, ms", "{:,.2f}"),
+    ("requests_per_s", "requests/s", "{:,.2f}"), ("output_per_s", "output tokens/s", "{:,.1f}"),
+    ("hit_ratio", "prompt tokens cached", "{:.1%}"),
+    ("computed_prompt_tokens", "prompt tokens computed", "{:,}"),
+    ("busy", "workers busy", "{:.1%}"), ("preemptions", "preemptions", "{:,}"),
+    ("migrated_requests", "requests migrated", "{:,}"),
+    ("migrated_tokens", "tokens taken along", "{:,}"),
+    ("cost_per_million_output", "cost, million output tokens", "{:,.3f}"),
+    ("cost_per_million_tokens", "cost, million tokens", "{:,.3f}"),
+)
+"""(key of the figures, heading, format)"""
+Arrays = Mapping[str, NDArray[Any]]
+
+
+def joined(parts: Sequence[Arrays]) -> dict[str, NDArray[Any]]:
+    """The columns of all cells, one after the other."""
+    return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int, outside: float,
+                       cost_per_hour: float | None) -> dict[str, Any]:
+    """The figures of one cluster.
+
+    columns: as `RequestColumns` has them; outside: seconds of a request beside its steps, which its
+    first token waits for; cost_per_hour: of a replica. A request with one token has no TPOT.
+    """
+    good = ~columns["failed"]
+    prompt, tokens = int(columns["prompt"][good].sum()), int(columns["tokens"][good].sum())
+    first, end = columns["first"], columns["end"]
+    seconds = float(np.nanmax(end) - np.nanmin(columns["arrival"]))
+    found: dict[str, Any] = {
+        "requests": int(np.isfinite(columns["arrival"]).sum()), "failed": int((~good).sum()),
+        "seconds": seconds}
+    several = good & (columns["tokens"] > 1)
+    times = {"ttft": (first - columns["arrival"])[good] + outside,
+             "tpot": (end - first)[several] / (columns["tokens"][several] - 1)}
+    for name, values in times.items():
+        if len(values):
+            found[f"{name}_mean_ms"] = 1e3 * float(values.mean())
+            found |= {f"{name}_p{p}_ms": 1e3 * float(np.percentile(values, p))
+                      for p in PERCENTILES}
+    found |= {
+        "prompt_tokens": prompt, "output_tokens": tokens,
+        "requests_per_s": int(good.sum()) / seconds, "output_per_s": tokens / seconds,
+        "hit_ratio": int(columns["cached"][good].sum()) / max(prompt, 1),
+        "busy": counts["busy_us"] / 1e6 / (seconds * replicas), **counts}
+    if cost_per_hour is not None:
+        cost = cost_per_hour * replicas * seconds / 3600
+        found["cost_per_million_output"] = 1e6 * cost / max(tokens, 1)
+        found["cost_per_million_tokens"] = 1e6 * cost / max(tokens + prompt, 1)
+    return found
+
+
+def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
+    """Rows of text, the first of headings: one column a policy."""
+    rows = [["", *results]]
+    for key, heading, form in ROWS:
+        if any(key in figures for figures in results.values()):
+            rows.append([heading, *(form.format(figures[key]) if key in figures else "-"
+                                    for figures in results.values())])
+    return rows
+
+
+def comparison_text(rows: Sequence[Sequence[str]]) -> str:
+    """Aligned for a terminal."""
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return "\n".join(f"{row[0]:<{widths[0]}}" + "".join(
+        f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
+        for row in rows)
+
+
+def comparison_html(title: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """A page without scripts that stands alone."""
+    head, *body = [[html.escape(cell) for cell in row] for row in rows]
+    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
+    lines += ["<tr><th>" + row[0] + "</th>" + "".join(f"<td>{cell}</td>" for cell in row[1:])
+              + "</tr>" for row in body]
+    return ("<!doctype html><meta charset=utf-8><title>" + html.escape(title) + "</title>"
+            "<style>body{font:15px sans-serif;margin:2em;max-width:60em}table{border-collapse:"
+            "collapse}th,td{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:right}"
+            "th:first-child{text-align:left;font-weight:normal}</style>"
+            f"<h1>{html.escape(title)}</h1>"
+            + "".join(f"<p>{html.escape(note)}</p>" for note in notes)
+            + "<table>" + "".join(lines) + "</table>\n")
+
+
+def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays], outside: float) -> None:
+    """How many of the requests had their first token, and each of their tokens, by when."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    for name, mine in columns.items():
+        good = ~mine["failed"] & (mine["tokens"] > 1)
+        ttft = (mine["first"] - mine["arrival"])[good] + outside
+        tpot = ((mine["end"] - mine["first"])[good] / (mine["tokens"][good] - 1))
+        for axis, values in zip(axes, (ttft, tpot), strict=True):
+            shares = np.linspace(0, 100, 400)
+            axis.plot(1e3 * np.percentile(values, shares), shares, label=name)
+    for axis, what in zip(axes, ("time to first token", "time per output token"), strict=True):
+        axis.set_xscale("log")
+        axis.set_xlabel(f"{what}, ms")
+        axis.grid(alpha=0.3)
+    axes[0].set_ylabel("% of requests")
+    axes[0].legend(fontsize=8)
+    figure.suptitle(title, fontsize=10)
+    figure.tight_layout()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=120)
+    pyplot.close(figure)
