@@ -17,9 +17,9 @@ from typing import Any
 import psutil
 import pytest
 import zmq
-from helpers_frames import bad_frames, encode
 from helpers_keys import free_ports, key_dir
 from helpers_runtime import short_dir
+from helpers_wire_frames import bad_frames, encode
 
 from actorium.actors import messages as m
 from actorium.actors.client.client import Client, SamplingParams

@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 import zmq
-from helpers_frames import bad_frames, encode
 from helpers_keys import free_ports, key_dir
 from helpers_runtime import short_dir
+from helpers_wire_frames import bad_frames, encode
 from PIL import Image as Pillow
 
 from actorium import Client, Image, SamplingParams
