@@ -9,9 +9,13 @@ import numpy as np
 import pytest
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
+from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
+from actorium.actors.messages import Admit, Reset, StepPlan
+from actorium.actors.params import Resolved
 from actorium.tools.cli import simulate_command
 from actorium.tools.cli.simulate_command import SimulateOptions, check_options, parse_faults
+from actorium.tools.simulate import stepped_worker
 from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cell, run_cells
 from actorium.tools.simulate.outcome import comparison, comparison_html, simulation_figures
 from actorium.tools.simulate.step_model import (
@@ -260,3 +264,19 @@ def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert "<table>" in (tmp_path / "o.html").read_text()
     with pytest.raises(BadConfig, match="--step-model"):
         simulate_command.run("simulate", [])
+
+
+def test_the_stepped_worker_holds_results_back_for_their_steps() -> None:
+    """The benchmark's real worker and the simulated one agree on what a step takes."""
+    context = Context(Config(), Path("/nowhere"), "worker-0", 1, 0)
+    worker = stepped_worker.build(context)
+    assert len(worker.on_wake(0.0)) == 1
+    worker.on_message(Reset(1, 1), 0.0)
+    prompt = np.arange(500, 500 + 100, dtype=np.int32)  # the deadly token of its base is in it
+    admit = Admit(1, prompt.tobytes(), 100, 0, b"", Resolved(max_tokens=4), 7)
+    plan = StepPlan(1, 1, admit=[admit], extend=np.array([[1, 100]], np.int32).tobytes())
+    worker.on_message(plan, 5.0)
+    due = 5.0 + stepped_worker.STEP_SECONDS.seconds(100, 0, 0.0, 0.0)
+    assert list(worker.on_wake(due - 1e-3)) == []
+    (sent,) = worker.on_wake(due + 1e-3)
+    assert sent.message.counts == b"\1"

@@ -1,0 +1,140 @@
+"""How far a simulation is from what happens: the same conversations through a real engine, whose
+worker takes exactly the time of a step model, and through `tools/simulate`.
+
+    python benchmarks/simulated.py [--requests 120] [--rate 6] [--rounds 3] [--json FILE]
+
+The engine is whole: client, tokenizer, scheduler, worker, detokenizer, ledger, each a process. What
+it takes beside the steps is measured first, of requests alone (`outside`), and given to the
+simulation. Prints the simulation's errors, of means and p99, for TTFT and TPOT.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import statistics
+from pathlib import Path
+from time import perf_counter
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.tree import Config
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.params import SamplingParams
+from actorium.actors.runtime.roles import roles_of
+from actorium.tools.simulate.outcome import simulation_figures
+from actorium.tools.simulate.stepped_worker import STEP_SECONDS
+from actorium.tools.simulate.virtual_cluster import RequestColumns, VirtualCluster, cluster_config
+from actorium.tools.simulate.workload import SimulatedLoad, drawn_workload
+
+WORKER = "actorium.tools.simulate.stepped_worker:build"
+IDS = 512
+"""Token ids of prompts are below this, for the demo model's tokenizer."""
+ALONE = 40
+"""Requests by which `outside` is measured."""
+
+
+def short_load(requests: int, rate: float, seed: int) -> SimulatedLoad:
+    """Conversations that fit the demo model's context, and do not take the afternoon."""
+    work = drawn_workload("chat", requests, rate, seed)
+    return work._replace(prompt=np.minimum(work.prompt, 300), think=work.think / 10,
+                         output=np.minimum(work.output // 4 + 2, 100))
+
+
+def tokens_of(data: bytes) -> list[int]:
+    return (np.frombuffer(data, np.int32) % IDS).tolist()
+
+
+async def asked(client: AsyncClient, prompt: list[int], output: int) -> tuple[float, float,
+                                                                               list[int], int]:
+    """(when its first token came, when its last, its tokens, how many of the prompt were cached)"""
+    params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
+    first, tokens, cached = 0.0, [], 0
+    async for delta in client.stream(prompt, params):
+        if delta.token_ids and not tokens:
+            first = perf_counter()
+        tokens += delta.token_ids
+        if delta.usage is not None:
+            cached = delta.usage.cached_tokens
+    return first, perf_counter(), tokens, cached
+
+
+async def played(name: str, run_dir: str | None, work: SimulatedLoad) -> RequestColumns:
+    """The load, through the engine."""
+    columns = RequestColumns(work.requests)
+    async with AsyncClient(name, run_dir) as client:
+        began = perf_counter()
+
+        async def conversation(number: int) -> None:
+            said = tokens_of(work.opening(number))
+            await asyncio.sleep(work.starts[number] - (perf_counter() - began))
+            for row in range(work.first[number], work.first[number + 1]):
+                said += tokens_of(work.asked(row))
+                columns.prompt[row], columns.arrival[row] = len(said), perf_counter()
+                columns.first[row], columns.end[row], answer, columns.cached[row] = await asked(
+                    client, said, int(work.output[row]))
+                columns.tokens[row] = len(answer)
+                said += answer
+                await asyncio.sleep(float(work.think[row]))
+
+        await asyncio.gather(*map(conversation, range(len(work.starts))))
+    return columns
+
+
+async def alone(name: str, run_dir: str | None) -> float:
+    """Seconds of a request beside its steps: medians of short ones, one after the other."""
+    found = []
+    async with AsyncClient(name, run_dir) as client:
+        for number in range(ALONE):
+            began = perf_counter()
+            first, *_ = await asked(client, [number % IDS] * 20, 1)
+            found.append(first - began - STEP_SECONDS.seconds(20, 0, 0.0, 0.0))
+    return max(0.0, statistics.median(found))
+
+
+def compare(work: SimulatedLoad, config: Config, name: str, run_dir: str | None
+            ) -> dict[str, dict[str, Any]]:
+    """Figures of both."""
+    outside = asyncio.run(alone(name, run_dir))
+    real = asyncio.run(played(name, run_dir, work))
+    own = cluster_config(config, 1, "round_robin")
+    cluster = VirtualCluster(own, STEP_SECONDS, work, 0)
+    simulated = cluster.run([])
+    nothing = dict.fromkeys(cluster.counts(), 0)
+    return {"real": simulation_figures(vars(real), nothing, 1, 0.0, None),
+            "simulated": simulation_figures(vars(simulated), nothing, 1, outside, None),
+            "outside_ms": {"median": 1e3 * outside}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--requests", type=int, default=120)
+    parser.add_argument("--rate", type=float, default=6.0)
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    rounds = []
+    for number in range(options.rounds):
+        work = short_load(options.requests, options.rate, number)
+        with Engine("", speculative="off", target_itl=0.0,
+                    roles={**roles_of(Config()), "worker-0": WORKER}) as engine:
+            found = compare(work, engine.config, engine.name, engine.config.runtime.run_dir)
+        rounds.append(found)
+        real, simulated = found["real"], found["simulated"]
+        print(f"round {number}: load {os.getloadavg()[0]:.1f}, beside steps "
+              f"{found['outside_ms']['median']:.2f} ms, cached {real['hit_ratio']:.1%} real, "
+              f"{simulated['hit_ratio']:.1%} simulated")
+        for key in ("ttft_mean_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms"):
+            print(f"  {key:<13} real {real[key]:8.2f}  simulated {simulated[key]:8.2f}  error "
+                  f"{simulated[key] / real[key] - 1:+.1%}")
+    if options.json:
+        options.json.write_text(json.dumps(msgspec.to_builtins(rounds), indent=2) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,29 @@
+"""A worker of a real engine whose steps take just the time that a `StepSeconds` says: what a
+simulation is held against."""
+
+from __future__ import annotations
+
+from actorium.actors.core import Context
+from actorium.actors.messages import StepPlan, StepResult
+from actorium.tools.chaos.paced_worker import PacedWorker
+from actorium.tools.simulate.modelled_worker import ModelledWorker
+from actorium.tools.simulate.step_model import StepSeconds
+
+STEP_SECONDS = StepSeconds(0.012, 5e-5, 4e-4, 2e-7, about="steps of exact length")
+
+
+class SteppedWorker(ModelledWorker, PacedWorker):
+    """Results are held back for as long as their step takes."""
+
+    def run(self, plan: StepPlan) -> StepResult:
+        result = super().run(plan)
+        self._seconds = result.busy_us / 1e6
+        return result
+
+    def _kill_on_poison(self, plan: StepPlan) -> None:
+        """No prompt is deadly here."""
+
+
+def build(context: Context) -> SteppedWorker:
+    """The role's entry."""
+    return SteppedWorker(context, STEP_SECONDS)
