@@ -447,6 +447,8 @@ class Ready(Message):
     drafts: Drafts = 0
     """Maximum of draft tokens of a sequence and step; 0 = nothing is drafted."""
     rank: Count = 0
+    host_pages: Count = 0
+    """Slots for pages in the host's memory."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -501,6 +503,8 @@ class StepResult(Message):
     failed: list[tuple[Slot, Short, Short]] = []
     """Extends whose images cannot be had: (slot, an `errors.CODES` name, why). What was computed of
     them means nothing."""
+    lost: Column = b""
+    """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
 
 
 ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult
@@ -579,6 +583,10 @@ class StepPlan(Message):
     """Images and videos to be made ahead of the extends that need them, in this order."""
     encode_us: Count = 0
     """Microseconds that this may take; 0 = as long as it takes."""
+    store: Column = b""
+    """i4[n, 2]: (page, host slot) to copy, before all else."""
+    load: Column = b""
+    """i4[n, 2]: (host slot, page) to copy after that."""
 
 
 class Masks(Message):

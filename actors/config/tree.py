@@ -98,6 +98,9 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     kept."""
     prefix_cache: bool = True
     """Keep the pages of ended sequences and share common prefixes; off = pages are free at once."""
+    host_cache: int = 0
+    """Bytes of the host's memory for pages that the pool has no room for; 0 = none. Only for models
+    whose layers all have full attention, without images, on one rank and without a cluster."""
     eviction_policy: str = "lru"
     """lru | lfu | priority: which cached prefix goes first when pages run out."""
     debug_memory: bool = False

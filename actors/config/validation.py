@@ -100,6 +100,7 @@ def _memory_rules(mem: MemoryConfig) -> list[Rule]:
         ("memory.memory_fraction", 0.05 <= mem.memory_fraction <= 0.98,
          "must be between 0.05 and 0.98"),
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
+        ("memory.host_cache", mem.host_cache >= 0, "must not be negative"),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in KV_DTYPES,
          f"must be one of {', '.join(KV_DTYPES)}"),
         ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),

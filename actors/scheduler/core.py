@@ -5,11 +5,7 @@ budget with chunks of prompts. Up to two plans are in flight (one without overla
 from result N-1 while the worker runs plan N, so the worker never waits for the scheduler. What is
 not known yet is not guessed: lengths are intervals, and the worker decides where a sequence ends.
 
-Read on in this order: `request_state` (requests and sequences), `scheduler_state` (who waits, who
-runs; admit, finish, preempt), `slot_table` (numpy columns of the running ones), `waiting_queue`,
-`planner` (makes a plan), `step_results` (applies its result), `outgoing` (what is sent, in which
-order), `admission_checks` (whom to reject); then `cache/`: `page_allocator`, `kv_cache_manager`,
-`radix_cache`, `eviction`. All else is an extension (`extensions`), put in by `scheduler_actor`.
+READING.md has the order to read on in; all else is an extension, put in by `scheduler_actor`.
 """
 
 from __future__ import annotations
@@ -84,7 +80,7 @@ class SchedulerCore(Core):
         self._trials, self._auditor = own.trials, own.auditor
         self.masks = own.masks
         self._new_draft_policy = own.new_draft_policy
-        self._new_prefill_pacer = own.new_prefill_pacer
+        self._new_prefill_pacer, self._new_page_tier = own.new_prefill_pacer, own.new_page_tier
         self.journal = own.guard.journal
         self.state = SchedulerState(self._config, context.config.memory, own.guard,
                                     own.queue)
@@ -207,6 +203,7 @@ class SchedulerCore(Core):
             state.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
         state.reset_for_worker(ready)
+        state.tier = self._new_page_tier(state.kv_cache, ready.host_pages)
         self._planner.reset(self._new_draft_policy(ready.drafts), self._new_prefill_pacer(ready))
         self._worker = ready
         if self._planner.pacing.active:
@@ -227,6 +224,7 @@ class SchedulerCore(Core):
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
+        self.state.tier.loaded(result.step, result.lost)
         for failed, why in apply_media(self.state, record, result):
             self._fail_request(failed, why)
         self._planner.pacing.encoded(result.encoded)
@@ -367,6 +365,7 @@ class SchedulerCore(Core):
 
     def _on_flush(self, flush: Flush) -> None:
         freed, kept = self.state.kv_cache.flush()
+        self.state.tier.flush()
         self._outgoing.to_detokenizer([Reply(flush.rid, flush.client, msgspec.json.encode(
             {"pages": freed, "kept": kept}))])
 

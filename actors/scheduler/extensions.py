@@ -23,6 +23,8 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 from actorium.actors.scheduler.admission_checks import Rejection
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.media_use import MediaUse
 from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.request_guard import RequestGuard
@@ -268,3 +270,4 @@ class SchedulerExtensions:
     new_draft_policy: Callable[[int], DraftPolicy] = lambda drafts: DraftPolicy()
     """(drafts that the worker can make) -> the policy."""
     new_prefill_pacer: Callable[[Ready], PrefillPacer] = lambda worker: PrefillPacer()
+    new_page_tier: Callable[[KVCacheManager, int], PageTier] = lambda pages, slots: PageTier()

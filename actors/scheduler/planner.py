@@ -58,7 +58,7 @@ class Planner:
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
-        if not (draft.extends or draft.admits or len(rows.slots)):
+        if not (draft.extends or draft.admits or len(rows.slots) or state.tier.due):
             return None
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
@@ -110,11 +110,13 @@ class Planner:
                              for s, _ in extends if s.request.submit.media])
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
+        store, load = self._state.tier.planned(step)
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts,
-            encode=draft.allowance.encode, encode_us=draft.allowance.encode_us), record
+            encode=draft.allowance.encode, encode_us=draft.allowance.encode_us,
+            store=store, load=load), record
 
     def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
         """Returns the sequences whose prompt this plan completes; they decode from the next on."""
@@ -232,7 +234,8 @@ class Planner:
         if head is None:
             return None
         with self._state.guard.of(head.request):
-            return self._state.admit(head) if self._state.can_admit(head) else None
+            may = self._state.can_admit(head) and not self._state.fetch_prefix(head)
+            return self._state.admit(head) if may else None
         if head.slot:
             self._state.undo_admission(head)
         return None

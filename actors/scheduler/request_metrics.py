@@ -210,4 +210,4 @@ def memory_gauges(state: SchedulerState) -> dict[str, float]:
             "checkpoints_saved": state.kv_cache.checkpoints.saved,
             "checkpoints_evicted": state.kv_cache.checkpoints.evicted,
             "evicted_pages": 0 if tree is None else tree.stats.evictions,
-            "preemptions": state.preemptions.total(), **causes}
+            "preemptions": state.preemptions.total(), **causes, **state.tier.gauges()}

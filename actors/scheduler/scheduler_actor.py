@@ -13,6 +13,8 @@ from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.models.media_models import takes_media
 from actorium.actors.recorder.recorder import Recorder
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
+from actorium.actors.scheduler.cache.host_tier import HostTier
+from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
 from actorium.actors.scheduler.extensions import SchedulerExtensions
@@ -63,7 +65,8 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
         auditor=PeriodicAuditor(config.memory),
         media=MediaHolds(context.epoch) if takes_media(config) else MediaUse(),
         new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
-        new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker)))
+        new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker),
+        new_page_tier=lambda pages, slots: HostTier(pages, slots) if slots else PageTier()))
     if prior is not None:
         core.restore(restore_requests(prior, config.scheduler.request_timeout),
                      prior.history.next_sid, prior.now)

@@ -14,6 +14,7 @@ from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints
+from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.preemption_policy import (
     CLIP,
@@ -83,6 +84,7 @@ class SchedulerState:
         self.table = table
         self.kv_cache = KVCacheManager(groups, page_size, self._memory_config, recurrent,
                                        checkpoints)
+        self.tier = PageTier()
         growth = GROWTH_TOKENS * table.max_window
         self.reserve = AdmissionReserve(growth=max(growth, page_size))
         self.slots_to_release.clear()
@@ -250,6 +252,10 @@ class SchedulerState:
         length = sequence.prompt_len + len(sequence.emitted)
         return self._has_room(self.table.reach(length, sequence.end), match)
 
+    def fetch_prefix(self, sequence: SequenceState) -> bool:
+        """Whether a sequence that could be admitted waits for more of its prefix to come back."""
+        return self.tier.fetch(sequence.sid, self._key(sequence), self._match_prefix(sequence))
+
     def admit(self, sequence: SequenceState) -> Admit:
         """Gives a waiting sequence, for which `can_admit` holds, a slot and its cached pages."""
         match = self._match_prefix(sequence)
@@ -386,6 +392,7 @@ class SchedulerState:
                                   f"and {len(self.queue)} waiting")
 
     def _holders(self) -> Iterator[tuple[int, list[Ints]]]:
+        yield from self.tier.holders()
         for sequence in self.table.sequences:
             if sequence is not None:
                 yield sequence.sid, self.table.pages_of(sequence.slot)

@@ -15,6 +15,7 @@ from torch import Tensor
 from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.step.forward import ForwardPass, Proposer, StepModel
+from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.step.input_batch import (
     InputBatch,
     PromptLogprobRows,
@@ -102,6 +103,7 @@ class LaunchedStep:
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
     media: MediaReport = MediaReport()
+    lost: bytes = b""
     learn: Callable[[I32], None] | None = None
     """Called with the number of tokens each sequence emitted, where the host cannot know it."""
 
@@ -127,7 +129,7 @@ class LaunchedStep:
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             _row_logprobs(self.ranked, self.ranked_values, counts),
             _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media)
+            *self.media, self.lost)
 
 
 class ModelRunner(ForwardPass):
@@ -142,6 +144,7 @@ class ModelRunner(ForwardPass):
         self.arrays = tables.arrays
         self._hook, self.force = propose, force
         self.graphs: StepGraphs | None = None
+        self.host: HostPages | None = None
         self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
@@ -153,11 +156,6 @@ class ModelRunner(ForwardPass):
     def reset(self) -> None:
         """Free every slot."""
         self.tables.reset()
-
-    @property
-    def running(self) -> int:
-        """Slots in use, by the host's record."""
-        return len(self.tables.sequences)
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, on_queue: OnQueue = _nothing) -> LaunchedStep:
@@ -171,6 +169,8 @@ class ModelRunner(ForwardPass):
         step = prepare_batch(self.tables, plan, up)
         self.window = step.q_len
         out = LaunchedStep(plan, step.slots, prompts=step.prompts)
+        if self.host is not None and (plan.store or plan.load):
+            out.lost = self.host.copy(plan.store, plan.load)
         captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
         if captured is None:
             stage_rows(step, up)

@@ -58,14 +58,14 @@ def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: i
            queued: int = 4096, overlap: bool = True, force_preempt: int = 0,
            max_model_len: int | None = None, policy: str = "fcfs", cache: bool = True,
            eviction: str = "lru", weights: dict[str, float] | None = None,
-           save: str = "auto", speculative: str = "off") -> Config:
+           save: str = "auto", speculative: str = "off", host_pages: int = 0) -> Config:
     return Config(
         recovery=RecoveryConfig(restart=False),
         speculation=SpeculationConfig(speculative=speculative),
         model=ModelConfig(max_model_len=max_model_len),
         memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True,
                             audit_every=1, prefix_cache=cache, eviction_policy=eviction,
-                            checkpoint_policy=save),
+                            checkpoint_policy=save, host_cache=8 * page_size * host_pages),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, overlap=overlap,
                                   max_num_queued_reqs=queued, force_preempt_every=force_preempt,
                                   schedule_policy=policy, tenant_weights=weights or {}))

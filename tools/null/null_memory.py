@@ -6,6 +6,8 @@ matched wrongly is detected at once.
 
 from __future__ import annotations
 
+from zlib import crc32
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -36,6 +38,9 @@ class PageMemory:
         """Checkpoints."""
         self._windows = [group.window for group in groups]
         self._content = [np.zeros((group.pages, page_size), np.uint64) for group in groups]
+        self.host = np.zeros((ready.host_pages, page_size), np.uint64)
+        """Copies of pages of the first group."""
+        self._sums = [0] * ready.host_pages
         self.clear()
 
     def clear(self) -> None:
@@ -84,6 +89,19 @@ class PageMemory:
                               f"chunk of {count}")
             self._kept[checkpoint] = self._state(slot, start + tokens)
         self._chunks.clear()
+
+    def copy(self, store: bytes, load: bytes) -> bytes:
+        """Applies a plan's `store` and `load`; returns the result's `lost`."""
+        for page, slot in ints_of(store).reshape(-1, 2).tolist():
+            self.host[slot] = self._content[0][page]
+            self._sums[slot] = crc32(self.host[slot])
+        lost = []
+        for slot, page in ints_of(load).reshape(-1, 2).tolist():
+            if crc32(self.host[slot]) == self._sums[slot]:
+                self._content[0][page] = self.host[slot]
+            else:
+                lost.append(slot)
+        return np.array(lost, np.int32).tobytes()
 
     def append(self, column: bytes) -> None:
         """Applies a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""

@@ -109,7 +109,8 @@ class NullWorker(Core):
                            slots=slots,
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
-                           checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role))
+                           checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
+                           host_pages=config.memory.host_cache // (8 * self.page_size))
         self._epoch = 0
         """The scheduler's epoch."""
         self._acknowledged = False
@@ -117,7 +118,7 @@ class NullWorker(Core):
         self._steps = 0
         self._out: list[Send] = [Send("scheduler", self.ready)]
         debug = config.memory.debug_memory
-        self._memory = PageMemory(self.ready) if debug else None
+        self.memory = PageMemory(self.ready) if debug else None
         self._clear(slots)
 
     def _clear(self, slots: int) -> None:
@@ -176,8 +177,8 @@ class NullWorker(Core):
             return
         self._epoch, self._acknowledged = reset.epoch, reset.worker > 0
         self._clear(len(self._admits))
-        if self._memory is not None:
-            self._memory.clear()
+        if self.memory is not None:
+            self.memory.clear()
         if not self._acknowledged:
             self._out.append(Send("scheduler", self.ready))
 
@@ -207,11 +208,12 @@ class NullWorker(Core):
 
     def run(self, plan: StepPlan) -> StepResult:
         """Applies one plan. Raises `BadPlan` where it breaks the protocol."""
+        lost = b"" if self.memory is None else self.memory.copy(plan.store, plan.load)
         self._release(ints_of(plan.release))
         for admit in plan.admit:
             self._admit(admit)
-        if self._memory is not None:
-            self._memory.append(plan.page_appends)
+        if self.memory is not None:
+            self.memory.append(plan.page_appends)
         window, self._drafts = 1 + self._drafts, plan.drafts
         extend, decode = ints_of(plan.extend).reshape(-1, 2), ints_of(plan.decode)
         self._check(plan, window)
@@ -224,15 +226,15 @@ class NullWorker(Core):
         self._kv[decode] = self._length[decode] - 1
         self._drafted[:] = False
         self._drafted[rows] = True
-        if self._memory is not None:
-            self._remember(self._memory, rows, len(firsts), window, tokens, counts)
-            self._memory.save(plan.checkpoints)
+        if self.memory is not None:
+            self._remember(self.memory, rows, len(firsts), window, tokens, counts)
+            self.memory.save(plan.checkpoints)
         busy = self._cost(len(decode), window, plan.drafts, int(extend[:, 1].sum())) \
             if self._cost is not None else 0
         return StepResult(epoch=plan.epoch, step=plan.step, tokens=tokens.tobytes(),
                           counts=counts.astype(np.uint8).tobytes(), finish=finish.tobytes(),
                           busy_us=busy, drafts=self._draft_masked(rows),
-                          encoded=[item.key for item in plan.encode])
+                          encoded=[item.key for item in plan.encode], lost=lost)
 
     def _remember(self, memory: PageMemory, rows: Ints, firsts: int, window: int, tokens: Ints,
                   counts: Ints) -> None:
@@ -326,8 +328,8 @@ class NullWorker(Core):
             self._admits[slot] = None
             self._alive[slot] = False
             self._masked.pop(slot, None)
-            if self._memory is not None:
-                self._memory.release(slot)
+            if self.memory is not None:
+                self.memory.release(slot)
 
     def _admit(self, admit: Admit) -> None:
         slot, tokens = admit.slot, len(admit.tokens) // 4
@@ -342,9 +344,9 @@ class NullWorker(Core):
         if admit.params.masked:
             self._masked[slot] = []
         self._alive[slot] = True
-        if self._memory is not None:
+        if self.memory is not None:
             self._check_emitted(admit)
-            self._memory.admit(admit)
+            self.memory.admit(admit)
 
     def _check_emitted(self, admit: Admit) -> None:
         """Checks that the emitted tokens come back unchanged after a preemption (unknown with
@@ -365,8 +367,8 @@ class NullWorker(Core):
         if self._admits[slot] is None or start + count > self._target[slot]:
             raise BadPlan(f"extend of slot {slot} by {count} from {start}, "
                           f"it has {self._target[slot]} tokens")
-        if self._memory is not None:
-            self._memory.write(slot, start, count)
+        if self.memory is not None:
+            self.memory.write(slot, start, count)
         self._kv[slot] += count
         return bool(self._kv[slot] == self._target[slot])
 
@@ -379,7 +381,7 @@ class NullWorker(Core):
             raise BadPlan(f"{plan.drafts} drafts wanted, {self.ready.drafts} can be made")
         if window > 1 and not self._drafted[decode].all():
             raise BadPlan("decode of a slot for which the last plan made no drafts")
-        for slot in decode.tolist() if self._memory is not None else ():
+        for slot in decode.tolist() if self.memory is not None else ():
             if self._admits[slot] is None:
                 raise BadPlan(f"decode of the empty slot {slot}")
 

@@ -111,12 +111,6 @@ class RadixCache(EvictableTree):
         for root in self._roots.values():
             yield from below(root)
 
-    def peek(self, key: PrefixKey) -> int:
-        """Returns how many tokens `match` would find, without changing the tree, clock or counters.
-        """
-        path, last = self._find(key)
-        return (path[-1].end - path[-1].size + last) * self.page_size if path else 0
-
     def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0
                ) -> tuple[TreeNode, list[Ints]]:
         """Adds a prefix. Returns the node at its end and, per group, the pages newly kept.

@@ -8,6 +8,7 @@ sliding windows, all policies, flushes and lost workers are among the moves.
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 from helpers_examples import walk, walks
 from helpers_scheduler import Heard, Ring, config, expected, ints
@@ -41,18 +42,21 @@ class SchedulerMachine(RuleBasedStateMachine):
                 checkpoints=st.sampled_from([None, None, 0, 1, 2, 5, 40]),
                 save=st.sampled_from(["auto", "auto", "chunks", "end", "none"]),
                 drafts=st.integers(0, 4), fixed=st.booleans(),
-                acceptance=st.sampled_from([(0.0,), (1.0,), (0.5,), (0.8, 0.6), (0.9, 0.0, 1.0)]))
+                acceptance=st.sampled_from([(0.0,), (1.0,), (0.5,), (0.8, 0.6), (0.9, 0.0, 1.0)]),
+                host=st.sampled_from([0, 1, 7, 200]))
     def begin(self, page_size: int, pages: int, chunk: int, seqs: int, overlap: bool, queued: int,
               force: int, policy: str, cache: bool, eviction: str,
               windows: tuple[int, ...], checkpoints: int | None, save: str, drafts: int,
-              fixed: bool, acceptance: tuple[float, ...]) -> None:
+              fixed: bool, acceptance: tuple[float, ...], host: int) -> None:
+        whole = windows == (0,) and checkpoints is None and cache
         force = force if chunk > 1 else 0  # else each token costs a whole prompt of steps
         tokens = max(page_size * pages, 24)
         self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
                                 queued=queued, overlap=overlap, force_preempt=force,
                                 max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
                                 eviction=eviction, weights={"a": 2.0}, save=save,
-                                speculative=speculative(drafts, fixed)),
+                                speculative=speculative(drafts, fixed),
+                                host_pages=host if whole else 0),
                          windows=windows, checkpoints=checkpoints, acceptance=acceptance,
                          cost=None if fixed else dear)
         kv_cache = self.ring.scheduler.state.kv_cache
@@ -85,6 +89,14 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def flush(self) -> None:
         self.ring.flush()
+
+    @rule(flips=st.lists(st.integers(0, 2**31), min_size=1, max_size=9))
+    def corrupt(self, flips: list[int]) -> None:
+        """Bits flip in the copies that the host's memory has."""
+        assert self.ring.worker.memory is not None
+        bits = self.ring.worker.memory.host.view(np.uint8).reshape(-1)
+        for flip in flips if len(bits) else ():
+            bits[flip // 8 % len(bits)] ^= 1 << flip % 8
 
     @rule(moves=st.lists(st.sampled_from("wdn"), min_size=1, max_size=25))
     def move(self, moves: list[str]) -> None:

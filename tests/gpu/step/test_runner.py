@@ -244,7 +244,7 @@ def test_a_slot_serves_the_next_sequence_as_if_it_were_new(runner: ModelRunner) 
     assert _tokens(again) == _tokens(fresh)
     assert again.logprobs == []
     runner.reset()
-    assert runner.running == 0
+    assert not runner.tables.sequences
     assert not runner.tables.flags.any()
 
 
@@ -270,6 +270,6 @@ def test_plans_that_do_not_fit(runner: ModelRunner, plan: dict[str, Any], messag
 def test_rehearsal_needs_the_sink_page_alone_and_leaves_nothing(model: Any, tokens: int) -> None:
     runner = make_runner(model, pages=1, slots=5)
     dummy_run(runner, tokens)
-    assert runner.running == 0
+    assert not runner.tables.sequences
     assert not runner.tables.flags.any()
     assert runner.pools[0].layers[0].any()

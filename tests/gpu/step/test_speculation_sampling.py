@@ -166,7 +166,7 @@ def test_planned_bytes_are_allocated(tmp_path: Path) -> None:
         plan = make_plan(runner.model.shape, demand_of(config), 4 << 20)
         assert own.ready.drafts == plan.demand.drafts == runner.tables.drafts.max_drafts == drafts
         assert [pool.pages for pool in runner.all_pools] == [pool.pages for pool in plan.pools]
-        assert runner.states is not None and runner.running == 0
+        assert runner.states is not None and not runner.tables.sequences
         assert runner.states.bytes + sum(pool.bytes for pool in runner.all_pools) == plan.used
         assert (runner.draft_pool is not None) == (drafts > 0)
         measured, planned = own.footprint.measured, own.footprint.planned

@@ -1,0 +1,38 @@
+"""Where pages go that the pool has no room for; this one keeps none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
+
+
+class PageTier:
+    """Hooks of the planner (`host_tier` keeps pages in the host's memory)."""
+
+    due = False
+    """Whether the next plan has copies to make."""
+
+    def fetch(self, sid: int, key: PrefixKey, match: PrefixMatch | None) -> bool:
+        """Whether sequence `sid` should wait for pages after `match`, which are on their way."""
+        return False
+
+    def planned(self, step: int) -> tuple[bytes, bytes]:
+        """`StepPlan.store` and `StepPlan.load` of the plan that is being made."""
+        return b"", b""
+
+    def loaded(self, step: int, lost: bytes) -> None:
+        """The copies of a plan are made; lost: `StepResult.lost`."""
+
+    def flush(self) -> None:
+        """Forgets every page."""
+
+    def holders(self) -> Iterable[tuple[int, list[Ints]]]:
+        """(sid, pages by group) of the pages that are being filled; raises `AccountingError` where
+        the tier's own books do not balance."""
+        return ()
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
+        return {}
