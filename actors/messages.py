@@ -584,9 +584,8 @@ class StepPlan(Message):
     encode_us: Count = 0
     """Microseconds that this may take; 0 = as long as it takes."""
     store: Column = b""
-    """i4[n, 2]: (page, host slot) to copy, before all else."""
     load: Column = b""
-    """i4[n, 2]: (host slot, page) to copy after that."""
+    """i4[n, 2] each, before all else: (page, host slot) to copy, then (host slot, page)."""
 
 
 class Masks(Message):

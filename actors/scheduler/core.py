@@ -187,8 +187,6 @@ class SchedulerCore(Core):
         """The earliest deadline, or at once where more is to be sent."""
         return 0.0 if self._outgoing.has_more else self._deadlines.next()
 
-    # --- the worker ------------------------------------------------------------------------------
-
     def _on_ready(self, ready: Ready) -> None:
         """A fresh worker: whatever ran on the one before is recomputed. (A worker that is known
         says `Ready` once more when it is asked; nothing is to be done then.)"""
@@ -434,8 +432,6 @@ class SchedulerCore(Core):
         """The detokenizer reads again: every request is reported to it anew."""
         if not self._media.started(role):
             self._outgoing.resend_all(self.state, now)
-
-    # --- stopping, health ------------------------------------------------------------------------
 
     def drain(self, now: float) -> None:
         """Rejects new requests, finishes the ones that are here (if there is a worker for that)."""

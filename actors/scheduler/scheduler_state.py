@@ -365,8 +365,6 @@ class SchedulerState:
         return sum(pool.count_freed(own[own > 0])
                    for pool, own in zip(pools, self.table.pages_of(slot), strict=True))
 
-    # --- fairness --------------------------------------------------------------------------------
-
     def charge_tenants(self, sids: Ints, counts: Ints | None) -> None:
         """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""
         if not self.queue.charges:
@@ -379,8 +377,6 @@ class SchedulerState:
                 tokens[sequence.tenant] += count
         for tenant, count in tokens.items():
             self.queue.charge(tenant, 0, count)
-
-    # --- the audit -------------------------------------------------------------------------------
 
     def audit(self) -> None:
         """Checks that everything is in exactly one place; raises `AccountingError`."""

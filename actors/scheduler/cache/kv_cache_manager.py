@@ -56,8 +56,6 @@ class KVCacheManager:
         """A number that changes whenever the result of a match could have changed."""
         return (0 if self.tree is None else self.tree.version) + self.checkpoints.version
 
-    # --- how much ------------------------------------------------------------------------------
-
     def pages_for(self, tokens: int) -> int:
         """Returns how many pages `tokens` tokens need, the last one perhaps partly filled."""
         return self.pools[0].pages_for(tokens)
@@ -117,10 +115,6 @@ class KVCacheManager:
             pool.mark_uncached(pages)
 
     # --- prefixes ------------------------------------------------------------------------------
-
-    def match(self, key: PrefixKey) -> PrefixMatch | None:
-        """Returns the longest cached prefix of a key; None without a cache."""
-        return None if self.tree is None else self.tree.match(key)
 
     def share_prefix(self, match: PrefixMatch, owner: int) -> PrefixLock:
         """Shares a matched prefix with `owner` and locks it for that sequence."""
