@@ -46,6 +46,8 @@ def departures(model: Decoder, asked: str) -> list[str]:
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
     if any(isinstance(layer.mlp, GroupedMixture) for layer in model.layers):
         found.append("the choice of experts, by torch in float32")
+    if model.group.place.size > 1:
+        found.append("sums over ranks, of which nothing has been shown")
     if model.vision is not None:
         found.append("images")
     return found

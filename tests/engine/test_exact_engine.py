@@ -79,3 +79,6 @@ def test_what_cannot_be_exact_is_refused_or_told(base: str, tmp_path: Path) -> N
     write_checkpoint(tmp_path)  # float32
     with pytest.raises(BadConfig, match=r"exact: on was asked for.* float32 are torch's"):
         engine(tmp_path, base)
+    write_checkpoint(tmp_path, dtype=BF16, head_dim=32)
+    with pytest.raises(BadConfig, match="sums over ranks"):
+        engine(tmp_path, base, tensor_parallel_size=2)

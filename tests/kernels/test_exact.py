@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from types import SimpleNamespace
 
@@ -17,6 +18,7 @@ from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
 from actorium.kernels.ragged import ExtendRun
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.experts import combine, route
+from actorium.kernels.reference.logprobs import log_sum_exp, logprobs
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 PAGE, COUNTS = 16, (2, 3, 5, 17, 32, 33, 100, 513)
@@ -44,6 +46,24 @@ def test_products(ops: NativeOps, columns: int, outs: int) -> None:
     by_rows(ops.gated(weight, None, "silu"), x)
     by_rows(ops.gated(weight, None, "gelu"), x)
     assert not ops.inexact
+
+
+@pytest.mark.parametrize("vocab", [199, 1024, 49_152, 151_936])
+def test_log_probabilities(vocab: int) -> None:
+    """Of a vocabulary whose sums one row shares out among threads. The sums are near 1, so that
+    their logarithms, near 0, show every bit of them."""
+    logits, tokens = torch.randn(33, vocab) * 0.5 - 0.125 - math.log(vocab), torch.arange(33)
+    found = log_sum_exp(logits)
+    torch.testing.assert_close(found, logits.logsumexp(-1, keepdim=True))
+    by_rows(log_sum_exp, logits, (2, 8, 33))
+    by_rows(lambda x: logprobs(x, tokens[:len(x)] * 0, 3).top, logits, (2, 33))
+
+
+def test_log_probabilities_of_nothing_and_of_one_token() -> None:
+    logits = torch.full((3, 2000), -torch.inf)
+    logits[1, 7], logits[2, :] = 2.0, torch.nan
+    assert torch.equal(log_sum_exp(logits)[:2, 0], logits.logsumexp(-1)[:2])
+    assert log_sum_exp(logits)[2].isnan()
 
 
 @pytest.mark.parametrize("bits", [4, 8])
