@@ -49,6 +49,9 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     them: base + prompt x prompt tokens + sequence x decoding sequences + context x tokens that
     these attend to + pair x (prompt token, earlier token) pairs; outside is what a request takes
     beside its steps."""
+    measure: bool = False
+    """Start MODEL on this machine and measure its step model first, which is printed and written to
+    the file that --step-model names; a load is simulated then if --requests or --trace is given."""
     replicas: int = 4
     """Replicas; more than 64 are several clusters of at most 64, among which conversations are
     dealt out."""
@@ -91,7 +94,12 @@ def run(_command: str, argv: list[str]) -> int:
     parsed = parse("actorium simulate", argv, SimulateOptions, ABOUT)
     options = parsed.options
     routings, faults = check_options(options)
-    model = step_model(options)
+    if options.measure:
+        model = measured(parsed.config, options)
+        if not {"requests", "trace"} & parsed.written.keys():
+            return 0
+    else:
+        model = given(options)
     work = read_trace(Path(options.trace).expanduser(), options.seed) if options.trace else \
         drawn_workload(options.workload, options.requests, options.rate, options.seed)
     began = time.perf_counter()
@@ -159,12 +167,32 @@ def parse_faults(text: str, replicas: int) -> list[ReplicaDeath]:
     return found
 
 
-def step_model(options: SimulateOptions) -> StepSeconds:
-    """As given. Raises `BadConfig`."""
+def given(options: SimulateOptions) -> StepSeconds:
+    """The model of --step-model. Raises `BadConfig`."""
     if options.step_model is None:
         raise BadConfig("--step-model: say how long a step takes: base,prompt,sequence,context in "
-                        "seconds, or a file (docs/simulate.md)", "step_model")
+                        "seconds, or a file; --measure makes one (docs/simulate.md)", "step_model")
     return parse_step_model(options.step_model)
+
+
+def measured(config: Config, options: SimulateOptions) -> StepSeconds:
+    """The model of an engine of the command's own; --step-model names the file that it goes to.
+    Raises what `Engine` does."""
+    from actorium.tools.cli.engines import for_batches, own_engine
+    from actorium.tools.simulate.calibration import StepCalibration
+
+    plain = for_batches(config)
+    plain = msgspec.structs.replace(plain, speculation=msgspec.structs.replace(
+        plain.speculation, speculative="off"))
+    with own_engine(plain) as engine:
+        name = config.model.model or "demo model"
+        settle = 2 * config.runtime.heartbeat + 0.1  # the last counters come with a heartbeat
+        model, error = StepCalibration(engine.client, settle).measure(name)
+    print(f"Step model: {describe(model)}",
+          f"Its mean error for the loads that it was fitted to: {error:.1%}", sep="\n")
+    if options.step_model is not None:
+        _write(options.step_model, msgspec.json.encode(model).decode() + "\n")
+    return model
 
 
 def describe(model: StepSeconds) -> str:

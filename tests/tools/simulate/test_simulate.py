@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.core import Context
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, Reset, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import Resolved, SamplingParams
 from actorium.tools.cli import simulate_command
 from actorium.tools.cli.simulate_command import SimulateOptions, check_options, parse_faults
 from actorium.tools.simulate import stepped_worker
+from actorium.tools.simulate.calibration import StepCalibration
 from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cell, run_cells
 from actorium.tools.simulate.outcome import comparison, comparison_html, simulation_figures
 from actorium.tools.simulate.step_model import (
@@ -280,3 +283,41 @@ def test_the_stepped_worker_holds_results_back_for_their_steps() -> None:
     assert list(worker.on_wake(due - 1e-3)) == []
     (sent,) = worker.on_wake(due + 1e-3)
     assert sent.message.counts == b"\1"
+
+
+class CountingEngine:
+    """A client of an engine whose steps take `STEP`, one sequence's tokens a step."""
+
+    def __init__(self, longest: int = 4096) -> None:
+        self.info = {"vocab_size": 100, "max_model_len": longest}
+        self.gauges = {"steps": 0.0, "busy_us": 0.0}
+
+    def server_info(self) -> dict[str, int]:
+        return self.info
+
+    def status(self) -> SimpleNamespace:
+        actor = SimpleNamespace(role="scheduler", gauges=dict(self.gauges))
+        return SimpleNamespace(actors=[actor])
+
+    def generate(self, prompts: list[list[int]], params: SamplingParams) -> None:
+        number, length = len(prompts), len(prompts[0])
+        self._step(number * length, 0, 0.0)
+        for i in range(1, params.max_tokens or 0):
+            self._step(0, number, number * (length + i))
+
+    def _step(self, prompt: int, sequences: int, context: float) -> None:
+        self.gauges["steps"] += 1
+        self.gauges["busy_us"] += 1e6 * STEP.seconds(prompt, sequences, context, 0.0)
+
+
+def test_calibration_finds_the_step_model_of_an_engine() -> None:
+    client: Any = CountingEngine()
+    model, error = StepCalibration(client, 0.0).measure("x", rounds=1)
+    assert model.base == pytest.approx(STEP.base, rel=0.01)
+    assert model.prompt == pytest.approx(STEP.prompt, rel=0.01)
+    assert model.sequence == pytest.approx(STEP.sequence, rel=0.01)
+    assert model.context == pytest.approx(STEP.context, rel=0.01)
+    assert error < 1e-3 and model.about == "x" and model.outside == 0.0
+    short: Any = CountingEngine(longest=50)
+    with pytest.raises(BadModel, match="--measure"):
+        StepCalibration(short, 0.0)
