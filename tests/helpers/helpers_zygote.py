@@ -172,6 +172,8 @@ def _become_launcher(request: dict[str, Any], fds: list[int]) -> int:
         os.close(fd)
     os.environ.clear()
     os.environ.update(request["environ"])
+    own = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [path for path in own if path and path not in sys.path]
     os.chdir(request["folder"])
     signal.signal(signal.SIGINT, signal.default_int_handler)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)

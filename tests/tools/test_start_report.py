@@ -34,13 +34,15 @@ def rows(config: Config | None = None, worker: WorkerInfo | None = WORKER,
 
 def test_a_line_a_subject() -> None:
     found = rows()
-    assert list(found) == ["weights", "KV cache", "level", "graphs", "kernels", "chat", "parsers",
-                           "sampling"]
+    assert list(found) == ["weights", "KV cache", "level", "graphs", "kernels", "exact", "chat",
+                           "parsers", "sampling"]
     assert found["weights"] == "60.0 GiB on cuda H200, bfloat16"
     assert found["KV cache"] == ("340,000 tokens (20.0 GiB, bfloat16), 10 full-length requests at "
                                  "once (32,768 tokens each)")
     assert found["level"] == "-O2: passes all"
     assert found["graphs"] == "decodes of 1 to 32 requests (9 sizes)"
+    assert found["exact"] == "a token has the same bits in any batch, chunk or recovery"
+    assert rows(worker=msgspec.structs.replace(WORKER, inexact="images"))["exact"] == "no: images"
     assert found["chat"].startswith("the model's template: {% for m in messages %}<|im_start|>")
     assert found["chat"].endswith("...") and len(found["chat"]) < 90
     assert found["parsers"] == "tool calls: hermes; reasoning: qwen3"
