@@ -2,8 +2,8 @@
 decodes them is killed again and again, and worker and scheduler now and then.
 
 The packaged model of drawn pictures, in float32: its answers tell what it has seen. Half of the
-pictures are new to the engine each time, by a pixel that the model does not mind, so that there is
-always something to decode.
+pictures are new to the engine each time, by a pixel, so that there is always something to decode;
+of those no answer is known beforehand, and only that one comes is checked.
 """
 
 from __future__ import annotations
