@@ -58,9 +58,6 @@ INLINE void decode_group(const uint8_t *from, __m512i table, __m512i to[4]) {
     to[3] = _mm512_unpackhi_epi8(low1, high1);
 }
 
-#endif
-
-#ifdef TILES
 /* One block to plain tiles; exceptions are the caller's. */
 INLINE void decode_block(const uint8_t *from, __m512i table, bf16 *to) {
     for (int g = 0; g < 8; g++) {
@@ -69,7 +66,24 @@ INLINE void decode_block(const uint8_t *from, __m512i table, bf16 *to) {
         for (int i = 0; i < 4; i++) _mm512_store_si512(to + 128 * g + 32 * i, v[i]);
     }
 }
-#else
+
+/* Blocks [first, first + count) of a panel in plain tiles, where they lie or decoded in `to`; `next`:
+ * the panel's exceptions still to come. */
+INLINE const bf16 *plain_run(const struct packed *w, int64_t panel, int64_t first, int64_t count,
+                             const struct exception **next, bf16 *to) {
+    int64_t at = panel * (w->ins / STEP) + first;
+    if (!w->coded) return (const bf16 *)w->blocks + at * BLOCK;
+    const struct exception *end = w->exceptions + w->starts[panel + 1];
+    __m512i table = code_table(w);
+    for (int64_t b = 0; b < count; b++)
+        decode_block(w->blocks + (at + b) * CODED_BYTES, table, to + b * BLOCK);
+    for (; *next < end && (*next)->at < (first + count) * BLOCK; (*next)++)
+        to[(int64_t)(*next)->at - first * BLOCK] = (*next)->value;
+    return to;
+}
+#endif
+
+#ifndef TILES
 /* The weight of two tile rows that byte i of their bytes is of: packus goes by 128-bit lanes. */
 INLINE int place_of_byte(int i) { return i / 8 % 2 * 32 + i / 16 * 8 + i % 8; }
 #endif

@@ -40,16 +40,84 @@ static __attribute__((noinline)) void multiply_some(int n, struct dot_rows x, co
     }
 }
 
+#ifdef FLOATS16_512
+typedef bf16 few_number;
+#define few_run plain_run
+
+/* `multiply` with a weight in plain tiles, which is widened in registers: with few rows, storing it
+ * as floats takes as long as the products do. Sums come about in the same order. */
+INLINE void multiply_plain(const int n, const int m, const float *x, const bf16 *w, int64_t blocks,
+                           float *sums, int fresh, struct ahead *soon) {
+    __m512 s[GROUP][2];
+#pragma GCC unroll 12
+    for (int r = 0; r < n; r++)
+#pragma GCC unroll 2
+        for (int c = 0; c < m; c++)
+            s[r][c] = fresh ? no_lanes() : load_lanes(sums + r * PANEL + 16 * c);
+    for (; blocks > 0; blocks--, w += BLOCK) {
+        if (soon) fetch_lines(soon, 1);
+#pragma GCC unroll 2
+        for (int p = 0; p < STEP / 2; p++, x += 2) {
+            __m512i pairs[2];
+#pragma GCC unroll 2
+            for (int c = 0; c < m; c++) pairs[c] = _mm512_loadu_si512(w + 512 * c + 32 * p);
+#pragma GCC unroll 2
+            for (int i = 0; i < 2; i++)
+#pragma GCC unroll 2
+                for (int c = 0; c < m; c++) {
+                    __m512i wide = i ? _mm512_and_si512(pairs[c], _mm512_set1_epi32((int)0xffff0000))
+                                     : _mm512_slli_epi32(pairs[c], 16);
+#pragma GCC unroll 12
+                    for (int r = 0; r < n; r++)
+                        s[r][c] = fma_lanes(all_lanes(x[r * RUN_FEW * STEP + i]),
+                                            _mm512_castsi512_ps(wide), s[r][c]);
+                }
+        }
+    }
+#pragma GCC unroll 12
+    for (int r = 0; r < n; r++)
+#pragma GCC unroll 2
+        for (int c = 0; c < m; c++) store_lanes(sums + r * PANEL + 16 * c, s[r][c]);
+}
+
+#define FEW(n)                                                                                     \
+    case n:                                                                                        \
+        if (n <= GROUP / 2) multiply_plain(n, 2, x, w, blocks, sums, fresh, &soon);                \
+        else {                                                                                     \
+            multiply_plain(n, 1, x, w, blocks, sums, fresh, &soon);                                \
+            multiply_plain(n, 1, x, w + 512, blocks, sums + 16, fresh, 0);                         \
+        }                                                                                          \
+        break;
+
+static __attribute__((noinline)) void multiply_few(int n, const float *x, const bf16 *w,
+                                                   int64_t blocks, float *sums, int fresh,
+                                                   struct ahead soon) {
+    switch (n) {
+        FEW(1) FEW(2) FEW(3) FEW(4) FEW(5) FEW(6) FEW(7) FEW(8) FEW(9) FEW(10) FEW(11) FEW(12)
+    }
+}
+#else
+typedef float few_number;
+#define few_run decoded_run
+
+static const float *decoded_run(const struct packed *w, int64_t panel, int64_t first, int64_t count,
+                                const struct exception **next, float *to);
+
+INLINE void multiply_few(int n, const float *x, const float *w, int64_t blocks, float *sums,
+                         int fresh, struct ahead soon) {
+    fetch_lines(&soon, blocks);
+    multiply_some(n, (struct dot_rows){x, RUN_FEW * STEP, 1}, w, blocks, sums, fresh);
+}
+#endif
+
 /* Rows as they are given, `ins` numbers from row to row. */
-INLINE void multiply_rows(int n, const bf16 *rows, int64_t ins, const float *w, int64_t blocks,
+INLINE void multiply_rows(int n, const bf16 *rows, int64_t ins, const few_number *w, int64_t blocks,
                           float *sums, int fresh, struct ahead soon) {
     float own[GROUP][RUN_FEW * STEP];
-    struct dot_rows x = {own[0], RUN_FEW * STEP, 1};
-    fetch_lines(&soon, blocks);
     for (int r = 0; r < n; r++)
         for (int64_t k = 0; k < blocks * STEP; k += 16)
             store_lanes(own[r] + k, wide_lanes(rows + r * ins + k));
-    multiply_some(n, x, w, blocks, sums, fresh);
+    multiply_few(n, own[0], w, blocks, sums, fresh, soon);
 }
 
 /* All rows of a group: the usual case has all distances known. */

@@ -3,7 +3,7 @@
 #pragma once
 #include "job.h"
 
-typedef bf16 number;
+typedef bf16 number, few_number;
 #define GROUP 12
 #define RUN 8                 /* blocks of 32 k decoded at a time: 16 KB */
 #define RUN_FEW 2             /* of few rows: decoding and products alternate closely */
@@ -75,20 +75,12 @@ INLINE void multiply_rows(int n, const bf16 *rows, int64_t ins, const bf16 *w, i
     multiply_some(n, (const uint8_t *)rows, 2 * ins, 4, w, blocks, sums, fresh, soon);
 }
 
-/* Blocks [first, first + count) of a panel, where they lie or decoded in `to`; `next`: the panel's
- * exceptions still to come. */
 static const bf16 *decoded_run(const struct packed *w, int64_t panel, int64_t first, int64_t count,
                                const struct exception **next, bf16 *to) {
-    int64_t at = panel * (w->ins / STEP) + first;
-    if (!w->coded) return (const bf16 *)w->blocks + at * BLOCK;
-    const struct exception *end = w->exceptions + w->starts[panel + 1];
-    __m512i table = code_table(w);
-    for (int64_t b = 0; b < count; b++)
-        decode_block(w->blocks + (at + b) * CODED_BYTES, table, to + b * BLOCK);
-    for (; *next < end && (*next)->at < (first + count) * BLOCK; (*next)++)
-        to[(int64_t)(*next)->at - first * BLOCK] = (*next)->value;
-    return to;
+    return plain_run(w, panel, first, count, next, to);
 }
+
+#define few_run decoded_run
 
 /* n rows to [pairs of k][GROUP]; rows beyond them are zero. */
 INLINE void arrange_group(const bf16 *x, int n, int64_t ins, int32_t *to) {

@@ -26,7 +26,10 @@ int64_t many_scratch(void) {
  * given. sums: [rows, 32]. */
 INLINE void panels(const struct job *j, const int32_t *arranged, int64_t row0, int64_t rows,
                    int64_t from, int64_t to, float *sums, __m256i *halves) {
-    number decoded[RUN * BLOCK] __attribute__((aligned(64)));
+    union {
+        number all[RUN * BLOCK];
+        few_number few[RUN_FEW * BLOCK];
+    } decoded __attribute__((aligned(64)));
     const struct packed *w = j->w;
     int64_t steps = w->ins / STEP, most = arranged ? RUN : RUN_FEW;
     int64_t runs = (steps + most - 1) / most, each = (steps + runs - 1) / runs;
@@ -37,7 +40,9 @@ INLINE void panels(const struct job *j, const int32_t *arranged, int64_t row0, i
         const struct exception *next = w->coded ? w->exceptions + w->starts[panel] : 0;
         for (int64_t first = 0; first < steps; first += each) {
             int64_t count = steps - first < each ? steps - first : each;
-            const number *b = decoded_run(w, panel, first, count, &next, decoded);
+            const void *b = arranged
+                ? (const void *)decoded_run(w, panel, first, count, &next, decoded.all)
+                : few_run(w, panel, first, count, &next, decoded.few);
             struct ahead soon = {w->blocks + (panel * steps + first) * bytes + ahead, lines};
             for (int64_t r = 0; r < rows; r += GROUP, soon.at += 64 * lines * count) {
                 int n = (int)(rows - r < GROUP ? rows - r : GROUP);
