@@ -75,12 +75,8 @@ INLINE void multiply_rows(int n, const bf16 *rows, int64_t ins, const bf16 *w, i
     multiply_some(n, (const uint8_t *)rows, 2 * ins, 4, w, blocks, sums, fresh, soon);
 }
 
-static const bf16 *decoded_run(const struct packed *w, int64_t panel, int64_t first, int64_t count,
-                               const struct exception **next, bf16 *to) {
-    return plain_run(w, panel, first, count, next, to);
-}
-
-#define few_run decoded_run
+#define decoded_run plain_run
+#define few_run plain_run
 
 /* n rows to [pairs of k][GROUP]; rows beyond them are zero. */
 INLINE void arrange_group(const bf16 *x, int n, int64_t ins, int32_t *to) {
