@@ -20,6 +20,7 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.eval_model import EvalModelOptions, named_server, write_reports
+from actorium.tools.verify.company import PATIENCE
 from actorium.tools.verify.conditions import VALUES
 from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
 from actorium.tools.verify.own_engines import OwnEngines, Start
@@ -60,6 +61,9 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
     """exact (to the bit, as they are printed) | close (within --logprobs-within) | off."""
     logprobs_within: float = 0.001
     """Nats that two log-probabilities may be apart with --logprobs close."""
+    patience: float = PATIENCE
+    """Seconds that a request may take; one that takes longer has no answer, which is reported as a
+    contradiction."""
     max_runs: int = 60
     """Runs in which one contradiction is shrunk, at the most."""
     shrink: int = 5
@@ -82,6 +86,8 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
         for axis in self.only_axes():
             if axis not in VALUES:
                 raise BadConfig(f"--axes: {axis!r} is none of {', '.join(VALUES)}", "axes")
+        if not self.patience > 0:
+            raise BadConfig(f"--patience: must be positive, got {self.patience}", "patience")
         if self.minutes is not None and not self.minutes > 0:
             raise BadConfig(f"--minutes: must be positive, got {self.minutes}", "minutes")
         if self.shrink < 0:
@@ -118,7 +124,7 @@ async def _own(parsed: Parsed[VerifyCommandOptions], start: Start,
     config = with_model_path(for_batches(parsed.config))
     tight = TIGHT * (options.prompt_tokens + options.answer_tokens)
     asker = OwnEngines(config, parsed.written, _has_drafts(config), start, tight,
-                       {axis: VALUES[axis] for axis in options.only_axes()})
+                       {axis: VALUES[axis] for axis in options.only_axes()}, options.patience)
     try:
         await asker.start()
         info = asker.info
@@ -132,9 +138,9 @@ async def _over_http(parsed: Parsed[VerifyCommandOptions], keep: Callable[[Verif
                      ) -> None:
     http, model, headers = await named_server(parsed)
     with contextlib.closing(http):
-        can = await probed(http, model, headers)
+        can = await probed(http, model, headers, parsed.options.patience)
         asker = ServerAsker(http, model, headers, can, {
-            axis: VALUES[axis] for axis in parsed.options.only_axes()})
+            axis: VALUES[axis] for axis in parsed.options.only_axes()}, parsed.options.patience)
         print(f"actorium: {http.url}{can.path}: takes {', '.join(sorted(can.options)) or 'nothing'}"
               f"; log-probabilities: {_yes(can.logprobs)}; keeps seeds: {_yes(can.seeds)}; keeps "
               f"prompts apart by salts: {_yes(can.salts)}", file=sys.stderr)

@@ -12,6 +12,8 @@ from actorium.tools.verify.verify_run import Heard
 
 PART = 3
 """A stream that is cut, or left, has said one in so many of its tokens."""
+PATIENCE = 120.0
+"""Seconds that a request may take; then it has no answer."""
 
 
 class AnswerReader(Protocol):

@@ -13,9 +13,20 @@ from actorium.tools.compare.position_distance import first_divergence
 EXACT, CLOSE, OFF = "exact", "close", "off"
 """How log-probabilities are compared: equal to the bit (as they are printed) | within so many nats
 | not at all."""
-TOKEN, END, TEXT, LOGPROB = "token", "end", "text", "logprob"
+TOKEN, END, TEXT, LOGPROB, SILENCE = "token", "end", "text", "logprob", "silence"
 """What differs first: a token; a token that only one side has, or why it ended; the text, of
-servers that tell no tokens; the log-probability of a token, though all tokens are the same."""
+servers that tell no tokens; the log-probability of a token, though all tokens are the same; that
+one side has not answered at all."""
+
+
+class NoAnswer(Struct, frozen=True):
+    """What is heard of a request that does not end."""
+
+    seconds: float
+    """For which it was waited."""
+
+    def __str__(self) -> str:
+        return f"no answer within {self.seconds:g} s"
 
 
 class CaseAnswer(Struct, frozen=True, kw_only=True):
@@ -72,6 +83,11 @@ def difference(plain: Sequence[CaseAnswer], other: Sequence[CaseAnswer], every_c
         if found is not None:
             return found
     return None
+
+
+def silence(other: NoAnswer, plain: str = "an answer") -> AnswerDifference:
+    """Of an answer to none."""
+    return AnswerDifference(kind=SILENCE, at=0, plain=plain, other=str(other))
 
 
 def _of_choice(a: CaseAnswer, b: CaseAnswer, choice: int, strictness: Strictness

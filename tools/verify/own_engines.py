@@ -7,7 +7,8 @@ import contextlib
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
-from typing import Any, NamedTuple
+from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
@@ -15,13 +16,13 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Linger, Request, StreamDelta
 from actorium.actors.config.tree import Config, RuntimeConfig
-from actorium.actors.errors import ActoriumError
+from actorium.actors.errors import ActoriumError, DeadlineExceeded
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.chaos.faults import KILL, Fault, strike
-from actorium.tools.verify.company import PART, asked_before, read_together
+from actorium.tools.verify.company import PART, PATIENCE, asked_before, read_together
 from actorium.tools.verify.conditions import (
     PLAIN,
     VALUES,
@@ -29,7 +30,7 @@ from actorium.tools.verify.conditions import (
     differing,
     engine_part,
 )
-from actorium.tools.verify.contradictions import CaseAnswer, spliced
+from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, spliced
 from actorium.tools.verify.verify_cases import VerifyCase
 from actorium.tools.verify.verify_run import EngineNotStartedError, Heard
 
@@ -44,8 +45,13 @@ FILLERS, FILLER_TOKENS = 6, 300
 """Prompts that are sent so that pages of others go."""
 LINGER = 30.0
 """Seconds for which a request whose stream is cut goes on."""
-PATIENCE = 120.0
-"""Seconds that a request may take."""
+GUARD = 4
+"""So many times as long all requests of a round may take, with those that are asked before and
+again: what the engine's own deadlines do not end is given up then."""
+DEATHS = 5
+"""Workers of an engine that are killed until it is started anew: the delay before the next one
+doubles from death to death."""
+RANKS_HELD = "with --exact on the number of ranks is held: others sum in another order"
 OTHERS = 2
 """Engines that run beside the plain one."""
 Start = Callable[[Config], AbstractContextManager[Engine]]
@@ -88,40 +94,51 @@ def plain_config(config: Config, written: Mapping[str, str]) -> Config:
     return msgspec.structs.replace(config, recovery=recovery, speculation=speculation)
 
 
-class _Running(NamedTuple):
-    condition: Condition
+@dataclass
+class _Running:
     engine: Engine
     client: AsyncClient
     second: AsyncClient
     """Takes up streams that the first has lost."""
     stop: contextlib.AsyncExitStack
+    deaths: int = 0
+    """Of its worker, by this command."""
+    silent: bool = False
+    """It owes an answer."""
 
 
 class OwnEngines:
     """See `VerifyAsker`."""
 
     def __init__(self, config: Config, written: Mapping[str, str], drafts: bool, start: Start,
-                 tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES) -> None:
-        """written: settings that stay as they are. drafts: the model has a layer for them."""
+                 tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES,
+                 patience: float = PATIENCE) -> None:
+        """written: settings that stay as they are. drafts: the model has a layer for them.
+        patience: seconds that a request may take."""
         self._config, self._start, self._tight = plain_config(config, written), start, tight
-        self._running: list[_Running] = []
+        self._patience = patience
+        self._running: dict[Condition, _Running] = {}
         self.plain = PLAIN
+        self.held: Mapping[str, str] = {"ranks": RANKS_HELD} if (
+            config.device.exact == "on" and "ranks" in values
+            and FLAGS["ranks"] not in written) else {}
         self.values: Mapping[str, Sequence[Any]] = {
             axis: several for axis, several in values.items()
-            if FLAGS.get(axis) not in written and (axis != "drafts" or drafts)}
+            if axis not in self.held and FLAGS.get(axis) not in written
+            and (axis != "drafts" or drafts)}
         if "reading" in values:  # deltas come one by one to the client anyway
             self.values = {**self.values, "reading": ("cut",)}
         self.info: dict[str, Any] = {}
 
     async def start(self) -> None:
         """The plain engine. Raises `ActoriumError`."""
-        await self._started(self.plain)
-        self.info = await self._running[0].client.server_info()
+        own = await self._started(self.plain)
+        self.info = await own.client.server_info(self._patience)
 
     async def close(self) -> None:
         """Stops them all."""
-        while self._running:
-            await self._running.pop().stop.aclose()
+        for condition in reversed(list(self._running)):
+            await self._running.pop(condition).stop.aclose()
 
     async def _started(self, condition: Condition) -> _Running:
         stack = contextlib.AsyncExitStack()
@@ -134,19 +151,22 @@ class OwnEngines:
         except BaseException:
             await stack.aclose()
             raise
-        self._running.append(_Running(condition, engine, client, second, stack))
-        return self._running[-1]
+        self._running[condition] = _Running(engine, client, second, stack)
+        return self._running[condition]
 
     async def _for(self, condition: Condition) -> _Running:
         wanted = engine_part(condition)
-        for own in self._running:
-            if own.condition == wanted:
-                return own
-        while len(self._running) > OTHERS:
-            await self._running.pop(1).stop.aclose()
+        own = self._running.get(wanted)
+        if own is not None and own.deaths < DEATHS and not own.silent:
+            return own
+        others = [one for one in self._running if one != self.plain]
+        for one in (wanted,) if own is not None else others[:len(others) + 1 - OTHERS]:
+            await self._running.pop(one).stop.aclose()
         try:
             return await self._started(wanted)
         except ActoriumError as error:
+            if wanted == self.plain:
+                raise
             raise EngineNotStartedError(error.message) from None
 
     def renewed(self, case: VerifyCase, _condition: Condition) -> VerifyCase:
@@ -155,37 +175,47 @@ class OwnEngines:
 
     async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
         own = await self._for(condition)
+        heard: list[Heard] = [NoAnswer(GUARD * self._patience)] * len(cases)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(GUARD * self._patience):
+                heard = await self._asked(own, cases, condition) if cases else []
+        own.silent |= any(isinstance(one, NoAnswer) for one in heard)
+        return heard
+
+    async def _asked(self, own: _Running, cases: Sequence[VerifyCase], condition: Condition
+                     ) -> list[Heard]:
         salt = secrets.token_hex(6)
         salts = [salt if condition.cache != "cold" else f"{salt}-{i}" for i in range(len(cases))]
         with suppress(ActoriumError):
             await self._prepare(own.client, cases, condition, salt)
-        asked = [_request(case, condition, own_salt)
+        asked = [_request(case, condition, own_salt, self._patience)
                  for case, own_salt in zip(cases, salts, strict=True)]
         taken_up = own.second if condition.reading == "cut" else None
         beside: list[Awaitable[Any]] = []
         if condition.worker == "killed":
             beside.append(self._kill(own))
         if condition.cache == "evicted":
-            beside.append(_fill(own.client, cases, f"{salt}f"))
+            beside.append(_fill(own.client, cases, f"{salt}f", self._patience))
         return await read_together(
             [_Reader(own.client, request, taken_up) for request in asked],
             condition.company_leaves, beside)
 
     async def _prepare(self, client: AsyncClient, cases: Sequence[VerifyCase],
                        condition: Condition, salt: str) -> None:
-        await asyncio.gather(*(_Reader(client, _request(one, PLAIN, salt)).read()
+        await asyncio.gather(*(_Reader(client, _request(one, PLAIN, salt, self._patience)).read()
                                for one in asked_before(cases, condition)))
         if condition.cache == "evicted":
-            await _fill(client, cases, f"{salt}e")
+            await _fill(client, cases, f"{salt}e", self._patience)
 
     async def _kill(self, own: _Running) -> None:
         """Once the requests are under way."""
         await asyncio.sleep(0.03)
+        own.deaths += 1
         run_dir = engine_dir(own.engine.name, self._config.runtime.run_dir)
         strike(Fault(0.0, KILL, (WORKER,)), run_dir)
 
 
-def _request(case: VerifyCase, condition: Condition, salt: str) -> Request:
+def _request(case: VerifyCase, condition: Condition, salt: str, patience: float) -> Request:
     params = SamplingParams(
         n=condition.choices, max_tokens=case.max_tokens, temperature=case.temperature,
         top_p=case.top_p, top_k=case.top_k, presence_penalty=case.presence_penalty,
@@ -198,14 +228,15 @@ def _request(case: VerifyCase, condition: Condition, salt: str) -> Request:
               else None)
     prompt = case.prompt if isinstance(case.prompt, str) else list(case.prompt)
     return Request(prompt=prompt, params=params, cache_salt=salt, linger=linger,
-                   timeout=PATIENCE)
+                   timeout=patience)
 
 
-async def _fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str) -> Heard:
+async def _fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str, patience: float
+                ) -> Heard:
     """Long prompts that nobody has asked, made of the cases' own tokens."""
     tokens = [token for case in cases for token in case.prompt if isinstance(token, int)] or [9]
     rows = [(tokens[i:] + tokens[:i]) * (1 + FILLER_TOKENS // len(tokens)) for i in range(FILLERS)]
-    asked = [Request(prompt=row[:FILLER_TOKENS], cache_salt=salt, timeout=PATIENCE,
+    asked = [Request(prompt=row[:FILLER_TOKENS], cache_salt=salt, timeout=patience,
                      params=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
              for row in rows]
     await asyncio.gather(*(_Reader(client, one).read() for one in asked))
@@ -229,6 +260,8 @@ class _Reader:
                 return await self._read_cut(self._taken_up)
             async with contextlib.aclosing(self._stream()) as stream:
                 return _answers([delta async for delta in stream], self._n)
+        except DeadlineExceeded:
+            return NoAnswer(self._request.timeout or 0.0)
         except ActoriumError as error:
             return error.code
 

@@ -15,9 +15,9 @@ import msgspec
 from actorium.actors.errors import EngineUnavailable
 from actorium.tools.bench.http_client import Http, RefusedByServer
 from actorium.tools.evaluation.http_model import BUSY, CHAT, COMPLETIONS, WAITS
-from actorium.tools.verify.company import PART, asked_before, read_together
+from actorium.tools.verify.company import PART, PATIENCE, asked_before, read_together
 from actorium.tools.verify.conditions import PLAIN, VALUES, Condition
-from actorium.tools.verify.contradictions import CaseAnswer, spliced
+from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, spliced
 from actorium.tools.verify.verify_cases import SCHEMA, VerifyCase, joined
 from actorium.tools.verify.verify_run import Choices, Heard
 
@@ -48,8 +48,11 @@ class ServerAsker:
     """See `VerifyAsker`."""
 
     def __init__(self, http: Http, model: str, headers: str, can: ServerAbilities,
-                 values: Mapping[str, Sequence[Any]] = VALUES) -> None:
+                 values: Mapping[str, Sequence[Any]] = VALUES, patience: float = PATIENCE) -> None:
+        """patience: seconds that a request may take."""
+        self._patience = patience
         self._http, self._model, self._headers, self.can = http, model, headers, can
+        self.held: Mapping[str, str] = {}
         self.plain = PLAIN if can.salts else Condition(cache="warm")
         mine: dict[str, Sequence[Any]] = {
             "company": VALUES["company"], "order": VALUES["order"], "reading": ("stream", "cut"),
@@ -85,7 +88,8 @@ class ServerAsker:
 
     def _reader(self, case: VerifyCase, condition: Condition, salt: str) -> _ServerReader:
         body = request_body(self._model, case, condition, salt, self.can)
-        return _ServerReader(self._http, self.can.path, body, self._headers, condition.reading)
+        return _ServerReader(self._http, self.can.path, body, self._headers, condition.reading,
+                             self._patience)
 
 
 def request_body(model: str, case: VerifyCase, condition: Condition, salt: str,
@@ -117,8 +121,9 @@ def request_body(model: str, case: VerifyCase, condition: Condition, salt: str,
 class _ServerReader:
     """See `AnswerReader`."""
 
-    def __init__(self, http: Http, path: str, body: dict[str, Any], headers: str, reading: str
-                 ) -> None:
+    def __init__(self, http: Http, path: str, body: dict[str, Any], headers: str, reading: str,
+                 patience: float) -> None:
+        self._patience = patience
         self._http, self._path, self._reading = http, path, reading
         self._body, self._headers = body | {"stream": reading != "whole"}, headers
         self._n = body.get("n", 1)
@@ -126,7 +131,10 @@ class _ServerReader:
     async def read(self) -> Heard:
         for wait in (*WAITS, None):
             try:
-                return await self._answer()
+                async with asyncio.timeout(self._patience):
+                    return await self.answer()
+            except TimeoutError:
+                return NoAnswer(self._patience)
             except EngineUnavailable as error:
                 status = error.status if isinstance(error, RefusedByServer) else 0
                 if wait is None or status and status not in BUSY:
@@ -134,7 +142,8 @@ class _ServerReader:
                 await asyncio.sleep(wait)
         raise AssertionError
 
-    async def _answer(self) -> Choices:
+    async def answer(self) -> Choices:
+        """Raises `EngineUnavailable`."""
         if self._reading != "cut":
             return _answers([one async for one in self._events(self._headers)], self._n)
         # A server that knows such keys goes on with the request itself; others are asked anew.
@@ -144,8 +153,9 @@ class _ServerReader:
         return spliced(_answers(first, self._n), _answers(whole, self._n))
 
     async def leave(self) -> None:
-        with suppress(EngineUnavailable):
-            await self._some(self._headers)
+        with suppress(EngineUnavailable, TimeoutError):
+            async with asyncio.timeout(self._patience):
+                await self._some(self._headers)
 
     async def _some(self, headers: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = []
@@ -209,8 +219,18 @@ def told_logprobs(logprobs: Mapping[str, Any]) -> list[tuple[str, float, dict[in
 
 # --- what it takes -------------------------------------------------------------------------------
 
-async def probed(http: Http, model: str, headers: str) -> ServerAbilities:
-    """Raises `EngineUnavailable` where neither completions nor chat answer."""
+async def probed(http: Http, model: str, headers: str, patience: float = PATIENCE
+                 ) -> ServerAbilities:
+    """Raises `EngineUnavailable` where neither completions nor chat answer in so many seconds."""
+    try:
+        async with asyncio.timeout(patience):
+            return await _probed(http, model, headers)
+    except TimeoutError:
+        raise EngineUnavailable(f"{http.url}: {NoAnswer(patience)} to what it is tried with"
+                                ) from None
+
+
+async def _probed(http: Http, model: str, headers: str) -> ServerAbilities:
     case = VerifyCase(prompt="Once upon a time", max_tokens=2)
     can = ServerAbilities(COMPLETIONS)
     try:
@@ -238,7 +258,7 @@ async def probed(http: Http, model: str, headers: str) -> ServerAbilities:
 async def _tried(http: Http, model: str, headers: str, can: ServerAbilities, case: VerifyCase,
                  more: Mapping[str, Any] | None = None) -> Choices:
     body = request_body(model, case, PLAIN, "probe", can) | dict(more or {})
-    return await _ServerReader(http, can.path, body, headers, "whole")._answer()
+    return await _ServerReader(http, can.path, body, headers, "whole", PATIENCE).answer()
 
 
 async def _takes(http: Http, model: str, headers: str, can: ServerAbilities, case: VerifyCase,

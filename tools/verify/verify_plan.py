@@ -28,6 +28,8 @@ DRAWS = 8
 """Conditions of which the least visited is taken."""
 OFF_PLAIN = 0.35
 """Chance of an axis to be off its plain value."""
+IN_COMPANY = 0.7
+"""Of a request to have company: every one of those who are sent together is a comparison."""
 DEATHS_EVERY = 40
 """Rounds of which one may kill the worker, since it takes time to come back."""
 
@@ -76,15 +78,20 @@ class Visits:
 
 
 def drawn_engines(seed: int, count: int, values: Mapping[str, Sequence[Any]],
-                  plain: Condition = PLAIN) -> list[Condition]:
+                  plain: Condition = PLAIN, known: Sequence[Condition] = ()) -> list[Condition]:
     """So many settings of engines: the plain one first, then each with some axes off. values: of
-    the axes that can be varied here."""
+    the axes that can be varied here; known: those to begin with."""
     chance, visits = random.Random(seed), Visits(plain)
     axes = [axis for axis in ENGINE_AXES if values.get(axis)]
-    found = [plain]
+    found = [*known] or [plain]
+    for engine in found:
+        visits.add(engine)
     while len(found) < count and axes:
-        drawn = [_off_plain(chance, axes, values, plain, 0.4) for _ in range(4 * DRAWS)]
-        best = visits.least([one for one in drawn if one not in found] or drawn)
+        drawn = [own for own in (_off_plain(chance, axes, values, plain, 0.4)
+                                 for _ in range(4 * DRAWS)) if own not in found]
+        if not drawn:  # few values: there are no more
+            break
+        best = visits.least(drawn)
         visits.add(best)
         found.append(best)
     return found
@@ -92,7 +99,8 @@ def drawn_engines(seed: int, count: int, values: Mapping[str, Sequence[Any]],
 
 def _off_plain(chance: random.Random, axes: Sequence[str], values: Mapping[str, Sequence[Any]],
                plain: Condition, share: float) -> Condition:
-    changed = {axis: chance.choice(values[axis]) for axis in axes if chance.random() < share}
+    changed = {axis: chance.choice(values[axis]) for axis in axes
+               if chance.random() < (IN_COMPANY if axis == "company" else share)}
     return msgspec.structs.replace(plain, **changed)
 
 

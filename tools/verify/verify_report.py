@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from actorium.tools.verify.conditions import PLAIN, Condition, described
+from actorium.tools.verify.contradictions import SILENCE
 from actorium.tools.verify.verify_cases import VerifyCase, length_of
 from actorium.tools.verify.verify_run import VerifyTally
 
@@ -90,6 +91,8 @@ def _told_of(own: Mapping[str, Any]) -> list[str]:
 
 def difference_lines(found: Mapping[str, Any]) -> list[str]:
     """The first token that differs, with both tokens' log-probabilities on both sides."""
+    if found["kind"] == SILENCE:
+        return [f"   {found['other']}"]
     place = "character" if found["kind"] == "text" else "token"
     head = f"   {found['kind']} differs at {place} {found['at']} of choice {found['choice']}"
     if found["kind"] == "logprob":

@@ -16,16 +16,18 @@ from actorium.tools.verify.conditions import Condition, engine_part, with_plain
 from actorium.tools.verify.contradictions import (
     AnswerDifference,
     CaseAnswer,
+    NoAnswer,
     Strictness,
     difference,
+    silence,
 )
 from actorium.tools.verify.shrinking import ShrunkContradiction, shrunk
 from actorium.tools.verify.verify_cases import Trial, VerifyCase
 from actorium.tools.verify.verify_plan import VerifyRound, Visits, drawn_engines, rounds_of
 
 Choices: TypeAlias = tuple[CaseAnswer, ...]
-Heard: TypeAlias = Choices | str
-"""The choices of an answer; or why there is none."""
+Heard: TypeAlias = Choices | NoAnswer | str
+"""The choices of an answer; that none has come; or why there is none."""
 
 
 class VerifyAsker(Protocol):
@@ -35,10 +37,13 @@ class VerifyAsker(Protocol):
     """What all else is held against."""
     values: Mapping[str, Sequence[Any]]
     """Of the axes that can be varied with it, beside the plain ones."""
+    held: Mapping[str, str]
+    """Axes that stay as they are, though they could be varied, and why."""
 
     async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
-        """Sends them together. Starts an engine if the condition needs another one than runs, and
-        raises `EngineNotStartedError` where that fails."""
+        """Sends them together; of none, starts alone. Starts an engine if the condition needs
+        another one than runs, and raises `EngineNotStartedError` where that fails. Ends, whatever
+        the engine does."""
 
     def renewed(self, case: VerifyCase, condition: Condition) -> VerifyCase:
         """The case, or one like it that was never asked, where the condition is about a prompt that
@@ -97,9 +102,10 @@ class VerifyRun:
                  over: Callable[[float], bool] = lambda _: False,
                  show: Callable[[VerifyTally], None] = lambda _: None) -> None:
         """over: whether this share (0..1) of the time is over. show: is told how far it is."""
-        self.tally = VerifyTally()
+        self.tally = VerifyTally(not_started=dict(asker.held))
         self._asker, self._cases, self._options = asker, cases, options
         self._over, self._show = over, show
+        self._values: dict[str, Sequence[Any]] = dict(asker.values)
         self._plain: dict[VerifyCase, Heard] = {}
         self._visits = Visits(asker.plain)
         self._to_shrink: list[tuple[Trial, Condition]] = []
@@ -116,23 +122,50 @@ class VerifyRun:
             if self._over(1.0):
                 break
             await self._plain_answer(case)
-        engines = drawn_engines(self._options.seed, self._options.engines, self._asker.values,
-                                plain)
-        for number, engine in enumerate(engines):
-            share = (number + 1) / len(engines)
+        count = self._options.engines
+        engines = drawn_engines(self._options.seed, count, self._asker.values, plain)
+        number = 0
+        while number < len(engines):
+            engine = engines[number]
             try:
-                await self._on_engine(engine, number, share)
+                await self._asker.ask((), engine)
             except EngineNotStartedError as error:
-                self.tally.not_started[_named(engine, plain)] = str(error)
+                name, value = await self._refused(engine, str(error))
+                kept = engines[:number]
+                if name:
+                    self._values[name] = tuple(
+                        one for one in self._values[name] if one != value)
+                    engines = drawn_engines(self._options.seed, count, self._values, plain, kept)
+                else:
+                    engines = kept + engines[number + 1:]
+                continue
+            await self._on_engine(engine, number, (number + 1) / len(engines))
+            number += 1
         for trial, condition in self._to_shrink[:self._options.shrink]:
             self.tally.shrunk.append(await self._shrink(trial, condition))
         return self.tally
+
+    async def _refused(self, engine: Condition, why: str) -> tuple[str, Any]:
+        """The axis, and its value there, with which alone no engine starts: others need not be
+        tried with it. Without a name where it takes several."""
+        plain = self._asker.plain
+        off = [axis for axis, _ in _off(engine, plain)]
+        off.sort(key=lambda axis: axis != "ranks")  # refused the most often
+        for axis in off if len(off) > 1 else ():
+            alone = with_plain(engine, [other for other in off if other != axis], plain)
+            try:
+                await self._asker.ask((), alone)
+            except EngineNotStartedError as error:
+                engine, why, off = alone, str(error), [axis]
+                break
+        self.tally.not_started[_named(engine, plain)] = why
+        return (off[0], getattr(engine, off[0])) if len(off) == 1 else ("", None)
 
     async def _on_engine(self, engine: Condition, number: int, share: float) -> None:
         tally, until = self.tally, round(self._options.comparisons * share)
         self.tally.engines.append(_named(engine, self._asker.plain))
         begun = tally.comparisons
-        for own in rounds_of(self._options.seed + number, engine, self._cases, self._asker.values,
+        for own in rounds_of(self._options.seed + number, engine, self._cases, self._values,
                              self._visits):
             # One round at least of each engine, however late it is.
             if tally.comparisons > begun and (tally.comparisons >= until or self._over(share)):
@@ -154,14 +187,18 @@ class VerifyRun:
 
     async def _plain_answer(self, case: VerifyCase) -> Heard:
         if case not in self._plain:
-            [self._plain[case]] = await self._asker.ask([case], self._asker.plain)
+            [heard] = await self._asker.ask([case], self._asker.plain)
+            self._plain[case] = heard
+            if isinstance(heard, NoAnswer):
+                self.tally.found.append(FoundContradiction(
+                    self._asker.plain, case, silence(heard, "an answer is owed")))
         return self._plain[case]
 
     def _compare(self, trial: Trial, condition: Condition, plain: Heard, answer: Heard) -> None:
-        if isinstance(plain, str) or isinstance(answer, str):
-            self.tally.unanswered[plain if isinstance(plain, str) else str(answer)] += 1
+        if isinstance(plain, str | NoAnswer) or isinstance(answer, str):
+            self.tally.unanswered[str(answer if isinstance(plain, tuple) else plain)] += 1
             return
-        found = difference(plain, answer, trial.case.greedy, self._options.strictness)
+        found = self._difference(trial.case, plain, answer)
         axes = _off(condition, self._asker.plain)
         tally = self.tally
         tally.comparisons += 1
@@ -176,6 +213,12 @@ class VerifyRun:
             self._to_shrink.sort(key=lambda one: (len(_off(one[1], self._asker.plain))))
         tally.found.append(FoundContradiction(condition, trial.case, found))
 
+    def _difference(self, case: VerifyCase, plain: Choices, answer: Choices | NoAnswer
+                    ) -> AnswerDifference | None:
+        if isinstance(answer, NoAnswer):
+            return silence(answer)
+        return difference(plain, answer, case.greedy, self._options.strictness)
+
     async def _shrink(self, trial: Trial, condition: Condition) -> ShrunkContradiction:
         async def seen(trial: Trial, condition: Condition) -> AnswerDifference | None:
             fresh, known = self._asker.renewed(trial.case, condition), self._asker.plain
@@ -184,9 +227,9 @@ class VerifyRun:
             heard = [await self._asked(cases, condition, len(trial.before))]
             heard.append(await self._asked([fresh], known, 0))
             other, plain = heard
-            if isinstance(plain, str) or isinstance(other, str):
+            if isinstance(plain, str | NoAnswer) or isinstance(other, str):
                 return None
-            return difference(plain, other, fresh.greedy, self._options.strictness)
+            return self._difference(fresh, plain, other)
 
         return await shrunk(trial, condition, seen, self._asker.plain, self._options.max_runs)
 

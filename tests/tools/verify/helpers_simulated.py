@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from actorium.tools.verify.conditions import PLAIN, VALUES, Condition
-from actorium.tools.verify.contradictions import CaseAnswer
+from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer
 from actorium.tools.verify.verify_cases import VerifyCase
 from actorium.tools.verify.verify_run import EngineNotStartedError, Heard
 
@@ -29,6 +29,7 @@ FAULTS: dict[str, set[str]] = {
     "what was preempted forgets its last token": {"preempt_every"},
     "a rank sums its share twice": {"ranks"},
     "a worker that died forgets the seed": {"worker"},
+    "what was preempted beside others is never taken up": {"company", "preempt_every"},
     "an aborted row leaves its page to the next": {"company", "company_leaves"},
     "drafts beside a grammar that is preempted lose the mask": {"drafts", "preempt_every"}}
 """Fault -> the axes that it takes; a smaller pair shows nothing, a larger one is too large."""
@@ -47,6 +48,7 @@ class SimulatedEngine:
         assert not fault or fault in FAULTS
         self.plain: Condition = PLAIN
         self.values: Mapping[str, Sequence[Any]] = VALUES
+        self.held: Mapping[str, str] = {}
         self.fault, self._flaky, self._refuses, self._asked = fault, flaky, refuses, 0
         self.starts: list[Condition] = []
 
@@ -60,6 +62,9 @@ class SimulatedEngine:
         self._on = not self._flaky or mixed(self._asked) % self._flaky == 0
         found = [tuple(self._choice(cases, row, number, condition)
                        for number in range(condition.choices)) for row in range(len(cases))]
+        if (self._has("what was preempted beside others is never taken up")
+                and condition.preempt_every and len(cases) > 1):
+            return [*found[1:], NoAnswer(60.0)]
         if self._has("log-probabilities are those of the row before"):
             return [tuple(CaseAnswer(tokens=one.tokens, finish="length",
                                      logprobs=found[max(row - 1, 0)][0].logprobs)

@@ -20,13 +20,19 @@ from actorium.tools.verify.conditions import (
     described,
     differing,
 )
-from actorium.tools.verify.contradictions import CaseAnswer, Strictness, difference
+from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, Strictness, difference
 from actorium.tools.verify.shrinking import shrunk
 from actorium.tools.verify.verify_cases import Trial, VerifyCase, Vocabulary, drawn_cases
 from actorium.tools.verify.verify_page import verify_page
 from actorium.tools.verify.verify_plan import Visits, drawn_engines, rounds_of
 from actorium.tools.verify.verify_report import verify_result, verify_table
-from actorium.tools.verify.verify_run import VerifyOptions, VerifyRun, VerifyTally
+from actorium.tools.verify.verify_run import (
+    EngineNotStartedError,
+    Heard,
+    VerifyOptions,
+    VerifyRun,
+    VerifyTally,
+)
 
 CASES = drawn_cases(1, 40, Vocabulary(tokens=VOCAB))
 
@@ -75,8 +81,42 @@ def test_what_comes_and_goes_is_said_to() -> None:
 def test_an_engine_that_does_not_start_is_left_out() -> None:
     tally = tally_of(SimulatedEngine(refuses="ranks"))
     assert tally.comparisons >= 300 and not tally.found
-    assert set(tally.not_started.values()) == {"not with ranks"}
+    assert tally.not_started == {"ranks=2": "not with ranks"}, "once, and with nothing else"
+    assert len(tally.engines) == 14 and not any("ranks" in own for own in tally.engines)
+    assert {axis for axis, _ in tally.by_axis} == set(AXES) - {"ranks"}
     assert "not tried: " in verify_table(verify_result(tally))
+
+
+def test_two_flags_that_do_not_start_together() -> None:
+    class Refusing(SimulatedEngine):
+        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+            if condition.ranks == 2 and not condition.graphs:
+                raise EngineNotStartedError("not both")
+            return await super().ask(cases, condition)
+
+    tally = tally_of(Refusing())
+    assert set(tally.not_started.values()) == {"not both"} and not tally.found
+    assert all("ranks=2" in own and "graphs=False" in own for own in tally.not_started)
+    assert {"ranks", "graphs"} <= {axis for axis, _ in tally.by_axis}
+
+
+def test_an_axis_alone_has_no_more_engines_than_values() -> None:
+    engine = SimulatedEngine()
+    engine.values = {"ranks": (2,), "company": (1,)}
+    assert tally_of(engine).engines == ["plain", "ranks=2"]
+
+
+def test_a_plain_request_that_never_ends() -> None:
+    class Silent(SimulatedEngine):
+        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+            return [NoAnswer(7.0) if case == CASES[3] and len(cases) == 1 else heard
+                    for case, heard in zip(cases, await super().ask(cases, condition),
+                                           strict=True)]
+
+    tally = tally_of(Silent(), engines=1)
+    assert {(own.condition, own.case, own.difference.kind) for own in tally.found} == {
+        (PLAIN, CASES[3], "silence")}
+    assert "no answer within 7 s" in verify_table(verify_result(tally))
 
 
 def test_runs_are_bounded() -> None:

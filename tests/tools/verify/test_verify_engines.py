@@ -3,23 +3,30 @@ planted in its worker are shrunk to what shows them."""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
+from unittest.mock import AsyncMock
 
 import helpers_contradicting
 import pytest
+import torch
 from helpers_cli import Cli, cli
 from helpers_kinds import write_kind
 from helpers_models import write_checkpoint
 from helpers_runtime import short_dir
 
+from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import ROLES, WORKER
 from actorium.tools.cli.engines import settings_of
 from actorium.tools.cli.verify_command import run
+from actorium.tools.verify.conditions import PLAIN, Condition
+from actorium.tools.verify.own_engines import DEATHS, OwnEngines
 
 __all__ = ["cli"]
 
@@ -85,3 +92,47 @@ def test_faults_planted_in_workers(worker: str, kind: str, axes: str, causes: se
     [own] = json.loads(report.read_text())["shrunk"]
     found = {word.partition("=")[0] for word in own["condition"].split(", ")}
     assert found - {"order"} == causes, own
+
+@pytest.mark.slow
+def test_what_exact_refuses_is_left_out_and_named(cli: Cli, tmp_path: Path) -> None:
+    write_checkpoint(tmp_path / "m", "LlamaForCausalLM", seed=3, dtype=torch.bfloat16, head_dim=32)
+    report = tmp_path / "report.json"
+    done = cli.run("verify", str(tmp_path / "m"), "--skip-tokenizer", "--device", "cpu", "--exact",
+                   "on", "--comparisons", "40", "--engines", "4", "--cases", "6",
+                   "--answer-tokens", "5", "--axes", "ranks,company,threads,worker", "--json",
+                   str(report), timeout=200.0)
+    assert done.returncode == 0, done.stderr
+    result = json.loads(report.read_text())
+    assert result["comparisons"] >= 40 and result["engines"] == ["plain", "threads=1"]
+    assert list(result["not_started"]) == ["ranks"]
+    assert b"not tried: ranks: with --exact on" in done.stdout
+
+
+def test_who_owes_an_answer_or_died_often_is_started_anew(tmp_path: Path) -> None:
+    """A silent engine must not make later rounds silent, nor delays of restarts rounds slow."""
+    started: list[Config] = []
+
+    class Fake:
+        name = "none"
+
+    @contextlib.contextmanager
+    def start(config: Config) -> Iterator[Any]:
+        started.append(config)
+        yield Fake()
+
+    async def work() -> None:
+        asker = OwnEngines(Config(), {}, False, start)
+        first = await asker._for(PLAIN)
+        other = await asker._for(Condition(threads=1))
+        assert await asker._for(PLAIN) is first and await asker._for(Condition(threads=1)) is other
+        other.deaths = DEATHS
+        assert await asker._for(Condition(threads=1)) is not other and len(started) == 3
+        first.silent = True
+        assert await asker._for(PLAIN) is not first and len(started) == 4
+        for threads in (2, 3, 4):
+            await asker._for(Condition(threads=threads))
+        assert list(asker._running) == [PLAIN, Condition(threads=3), Condition(threads=4)]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncClient, "wait_ready", AsyncMock())
+        asyncio.run(work())

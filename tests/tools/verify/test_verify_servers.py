@@ -11,7 +11,7 @@ import pytest
 from helpers_served import serving
 from helpers_simulated import mixed
 
-from actorium.actors.errors import BadConfig
+from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.bench.http_client import RefusedByServer
 from actorium.tools.cli import main
 from actorium.tools.cli.verify_command import run
@@ -55,6 +55,8 @@ class FakeServer:
         self.under_way += 1
         try:
             await asyncio.sleep(0)
+            if self.fault == "silent" and self.under_way > 15:
+                await asyncio.sleep(3600)
             wrong = (self.fault == "company" and self.under_way > 1 or
                      self.fault == "stream" and body["stream"] or
                      self.fault == "cold" and not again)
@@ -93,9 +95,10 @@ HEADERS = "Authorization: Bearer x\r\n"
 def verified(server: FakeServer) -> tuple[ServerAsker, VerifyRun]:
     async def work() -> tuple[ServerAsker, VerifyRun]:
         can = await probed(server, "m", HEADERS)  # type: ignore[arg-type]
-        asker = ServerAsker(server, "m", HEADERS, can)  # type: ignore[arg-type]
+        asker = ServerAsker(server, "m", HEADERS, can,  # type: ignore[arg-type]
+                            patience=0.1 if server.fault == "silent" else 60.0)
         cases = drawn_cases(2, 35, Vocabulary(seeds=can.seeds, penalties=False), 40, 12)
-        own = VerifyRun(asker, cases, VerifyOptions(400, 1, shrink=1))
+        own = VerifyRun(asker, cases, VerifyOptions(100 if server.fault else 400, 1, shrink=1))
         await own.run()
         return asker, own
 
@@ -120,11 +123,22 @@ def test_whose_seeds_are_not_kept_is_asked_greedily() -> None:
 
 
 @pytest.mark.parametrize(("fault", "axes"), [
-    ("company", {"company"}), ("stream", {"reading"}), ("cold", {"cache"})])
+    ("company", {"company"}), ("stream", {"reading"}), ("cold", {"cache"}),
+    ("silent", {"company"})])
 def test_faults_of_servers_are_found(fault: str, axes: set[str]) -> None:
     asker, own = verified(FakeServer(fault=fault, refuses=("cache_salt",)))
     [found] = own.tally.shrunk
     assert set(differing(found.condition, asker.plain)) - {"order"} == axes
+    if fault == "silent":
+        assert found.condition.company >= 15 and found.difference is not None
+        assert found.difference.kind == "silence"
+
+
+def test_a_server_that_says_nothing_at_all() -> None:
+    server = FakeServer(fault="silent")
+    server.under_way, server.url = 15, "http://here"  # type: ignore[attr-defined]
+    with pytest.raises(EngineUnavailable, match=r"here: no answer within 0.1 s"):
+        asyncio.run(probed(server, "m", HEADERS, 0.1))  # type: ignore[arg-type]
 
 
 def test_bodies_have_what_is_taken_alone() -> None:
@@ -155,6 +169,7 @@ def test_both_forms_of_log_probabilities() -> None:
     (["--logprobs", "maybe"], "--logprobs: must be exact, close or off"),
     (["--axes", "company,moon"], "--axes: 'moon' is none of"),
     (["--minutes", "0"], "--minutes: must be positive"),
+    (["--patience", "0"], "--patience: must be positive"),
     (["--shrink", "-1"], "--shrink: must not be negative"),
     (["--logprobs-within", "-1"], "--logprobs-within: must not be negative")])
 def test_wrong_words_are_refused(argv: list[str], says: str) -> None:
