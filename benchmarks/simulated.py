@@ -1,7 +1,8 @@
 """How far a simulation is from what happens: the same conversations through a real engine, whose
 worker takes exactly the time of a step model, and through `tools/simulate`.
 
-    python benchmarks/simulated.py [--requests 120] [--rate 6] [--rounds 3] [--json FILE]
+    python benchmarks/simulated.py [--requests 120] [--rate 6] [--rounds 3] [--replicas 1]
+        [--routing prefix] [--json FILE]
 
 The engine is whole: client, tokenizer, scheduler, worker, detokenizer, ledger, each a process. What
 it takes beside the steps is measured first, of requests alone (`outside`), and given to the
@@ -23,6 +24,7 @@ import msgspec
 import numpy as np
 
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.cluster_settings import ROUTINGS, ClusterConfig, built_with
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
@@ -35,6 +37,8 @@ from actorium.tools.simulate.workload import SimulatedLoad, drawn_workload
 WORKER = "actorium.tools.simulate.stepped_worker:build"
 IDS = 512
 """Token ids of prompts are below this, for the demo model's tokenizer."""
+CONTEXT = 4000
+"""Tokens of a conversation at its end; longer ones are made shorter, turn by turn alike."""
 ALONE = 40
 """Requests by which `outside` is measured."""
 
@@ -42,8 +46,14 @@ ALONE = 40
 def short_load(requests: int, rate: float, seed: int) -> SimulatedLoad:
     """Conversations that fit the demo model's context, and do not take the afternoon."""
     work = drawn_workload("chat", requests, rate, seed)
-    return work._replace(prompt=np.minimum(work.prompt, 300), think=work.think / 10,
-                         output=np.minimum(work.output // 4 + 2, 100))
+    prompt, output = np.minimum(work.prompt, 300), np.minimum(work.output // 4 + 2, 100)
+    for number in range(len(work.starts)):
+        rows = slice(work.first[number], work.first[number + 1])
+        room = CONTEXT - len(tokens_of(work.opening(number)))
+        share = min(1.0, room / (prompt[rows] + output[rows]).sum())
+        prompt[rows] = np.maximum(prompt[rows] * share, 1)
+        output[rows] = np.maximum(output[rows] * share, 1)
+    return work._replace(prompt=prompt, think=work.think / 10, output=output)
 
 
 def tokens_of(data: bytes) -> list[int]:
@@ -97,17 +107,18 @@ async def alone(name: str, run_dir: str | None) -> float:
     return max(0.0, statistics.median(found))
 
 
-def compare(work: SimulatedLoad, config: Config, name: str, run_dir: str | None
-            ) -> dict[str, dict[str, Any]]:
+def compare(work: SimulatedLoad, config: Config) -> dict[str, dict[str, Any]]:
     """Figures of both."""
+    name, run_dir = config.runtime.name, config.runtime.run_dir
+    replicas = config.cluster.replicas
     outside = asyncio.run(alone(name, run_dir))
     real = asyncio.run(played(name, run_dir, work))
-    own = cluster_config(config, 1, "round_robin")
+    own = cluster_config(config, replicas, config.cluster.routing)
     cluster = VirtualCluster(own, STEP_SECONDS, work, 0)
     simulated = cluster.run([])
     nothing = dict.fromkeys(cluster.counts(), 0)
-    return {"real": simulation_figures(vars(real), nothing, 1, 0.0, None),
-            "simulated": simulation_figures(vars(simulated), nothing, 1, outside, None),
+    return {"real": simulation_figures(vars(real), nothing, replicas, 0.0, None),
+            "simulated": simulation_figures(vars(simulated), nothing, replicas, outside, None),
             "outside_ms": {"median": 1e3 * outside}}
 
 
@@ -116,14 +127,17 @@ def main() -> None:
     parser.add_argument("--requests", type=int, default=120)
     parser.add_argument("--rate", type=float, default=6.0)
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--routing", default="prefix", choices=ROUTINGS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
     rounds = []
     for number in range(options.rounds):
         work = short_load(options.requests, options.rate, number)
-        with Engine("", speculative="off", target_itl=0.0,
-                    roles={**roles_of(Config()), "worker-0": WORKER}) as engine:
-            found = compare(work, engine.config, engine.name, engine.config.runtime.run_dir)
+        config = Config(cluster=ClusterConfig(replicas=options.replicas, routing=options.routing))
+        with Engine("", speculative="off", target_itl=0.0, replicas=options.replicas,
+                    routing=options.routing, roles=built_with(roles_of(config), WORKER)) as engine:
+            found = compare(work, engine.config)
         rounds.append(found)
         real, simulated = found["real"], found["simulated"]
         print(f"round {number}: load {os.getloadavg()[0]:.1f}, beside steps "

@@ -1,7 +1,7 @@
 """The process of a replica: the launcher of an engine without tokenizer, detokenizer and gateway,
 which is a child of the cluster's launcher.
 
-    python -m actorium.actors.cluster.replica_process ROLE RUN_DIR EPOCH PARENT_PID ...
+    python -m actorium.actors.cluster.replica_process ROLE RUN_DIR EPOCH PARENT_PID ... BUILT
 
 All that an engine does about deaths of its actors the replica does by itself. To the cluster it is
 one process, with heartbeats like an actor's, and it is started again like an actor.
@@ -29,7 +29,7 @@ from actorium.actors.messages import Fatal
 from actorium.actors.runtime.heartbeat import Heartbeats
 from actorium.actors.runtime.mailbox import Outbox
 from actorium.actors.runtime.process import die_with_parent, raise_file_limit
-from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
+from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, roles_of, worker_roles
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security import private_paths
 
@@ -78,6 +78,12 @@ def visible_devices(index: int, ranks: int, before: str | None) -> str:
     return ",".join(names[i] for i in own)
 
 
+def replica_roles(config: Config, built: str) -> dict[str, str]:
+    """What builds the actors of a replica. built: what stands for it among its cluster's roles."""
+    worker = built.partition(";")[2]
+    return roles_of(config) | (dict.fromkeys(worker_roles(config), worker) if worker else {})
+
+
 def main(argv: list[str]) -> int:
     """Run a replica to its end; returns its exit code, a launcher's."""
     role, run_dir, epoch, parent = argv[0], Path(argv[1]), int(argv[2]), int(argv[3])
@@ -95,7 +101,8 @@ def main(argv: list[str]) -> int:
     runtime = msgspec.structs.replace(config.runtime, run_dir=str(run_dir.parent))
     config = msgspec.structs.replace(config, runtime=runtime)
     up = ReportsUp()
-    launcher = Launcher(config, observers=(*launcher_observers(), up))
+    launcher = Launcher(config, replica_roles(config, argv[-1]),
+                        observers=(*launcher_observers(), up))
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     own = Context(cluster, run_dir, role, epoch, 0)
     # Where nothing is started again, nobody says when all is there: requests wait at the router.

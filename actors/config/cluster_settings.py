@@ -11,7 +11,8 @@ ROUTINGS = ("prefix", "round_robin", "random")
 MOST_REPLICAS = 64
 ROUTER = "actorium.actors.cluster.router_actor:build"
 REPLICA = "actorium.actors.cluster.replica_process:build"
-"""Stands for a replica among the roles; `launcher/replica_starts.py` starts it."""
+"""Stands for a replica among the roles; `launcher/replica_starts.py` starts it. After a `;` what
+builds the replica's workers, where that is not the engine's own."""
 REPLICA_ROLE = "replica-"
 ROUTER_ROLE = "scheduler"
 """The router stands where an engine's scheduler does: neither tokenizer nor detokenizer knows."""
@@ -70,6 +71,12 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
         return {role: built for role, built in roles.items()
                 if role.startswith("worker-") or role in (ROUTER_ROLE, "watchdog")}
     return dict(roles)
+
+
+def built_with(roles: Mapping[str, str], worker: str) -> dict[str, str]:
+    """These roles with their workers built by `worker`, those of replicas, too."""
+    return {role: f"{REPLICA};{worker}" if built == REPLICA
+            else worker if role.startswith("worker-") else built for role, built in roles.items()}
 
 
 def cluster_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:

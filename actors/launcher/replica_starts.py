@@ -29,7 +29,7 @@ class ReplicaStarts(LauncherObserver):
                             "tower with --language-model-only", "cluster.replicas")
 
     def fork(self, words: Sequence[str]) -> StartedProcess | None:
-        return start(python(PROCESS, *words)) if words[-1] == REPLICA else None
+        return start(python(PROCESS, *words)) if words[-1].startswith(REPLICA) else None
 
     def on_crash(self, config: Config, run_dir: Path, exited: Exited, error: str,
                  say: Callable[[str], None]) -> None:

@@ -9,6 +9,7 @@ import pytest
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.tools.chaos import (
+    cluster_row,
     frame_row,
     image_row,
     load_rows,
@@ -122,6 +123,14 @@ def test_a_crowd_is_served_or_refused_at_once() -> None:
     sound(row)
     assert row["complete"] + row["refused"] == row["sent"] and row["refused"] > 0
     assert row["pages_back_s"] < 5.0 and row["detokenizer_grew_mb"] < 20
+
+
+@pytest.mark.slow
+def test_streams_go_on_through_a_cluster_s_deaths() -> None:
+    row = cluster_row.cluster(seed=1, count=6, streams=20, replicas=3)
+    sound(row)
+    assert row["faults"]["kill"] == 5 and row["router"]["migrated_requests"] > 0
+    assert row["complete"] > 40 and row["router"]["routed_blind"] <= 0.01 * row["requests"]
 
 
 @pytest.mark.slow

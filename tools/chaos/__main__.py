@@ -17,6 +17,7 @@ from time import monotonic, strftime
 from typing import Any
 
 from actorium.tools.chaos import (
+    cluster_row,
     frame_row,
     image_row,
     kill_rows,
@@ -58,6 +59,7 @@ def _teeth(seed: int) -> dict[str, Any]:
 ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)},
     "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
+    "cluster": lambda seed: cluster_row.cluster(seed, count=60, streams=100),
     "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
     **{f"poison-{actor}": _quarantine(actor) for actor in poison_rows.FAILING},
     "crowd": lambda seed: load_rows.crowd(seed, seconds=10.0, readers=50, vanishing=200),

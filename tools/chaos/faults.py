@@ -29,6 +29,7 @@ SIGSTOP until the engine kills it; stopped nine tenths of the time; the lowest p
 processes that want all processors; no room for the ledger, for a while."""
 STOPPED = ("worker-0", "scheduler", "detokenizer", "tokenizer")
 FULL_SECONDS = 1.5
+MODULES = ("actorium.actors.runtime.main", "actorium.actors.cluster.replica_process")
 SOFT_LIMIT = 1024
 """RLIMIT_FSIZE of a process whose disk is full: shorter than every file that matters."""
 
@@ -74,16 +75,18 @@ class RunningActor(Struct, frozen=True):
 
 
 def actors(run_dir: Path) -> dict[str, RunningActor]:
-    """Returns the actors of the engine in a run directory, by role, without zombies."""
+    """Returns the actors of the engine in a run directory, by role, without zombies. Of a cluster
+    also its replicas and their actors, as INDEX/ROLE."""
     found = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdecimal():
-            with suppress(OSError, ValueError, IndexError):
+            with suppress(OSError, ValueError, IndexError, StopIteration):
                 argv = (entry / "cmdline").read_bytes().decode().split("\0")
-                at = argv.index("actorium.actors.runtime.main")
-                if argv[at + 2] == str(run_dir) and _state(entry) != "Z":
-                    found[argv[at + 1]] = RunningActor(argv[at + 1], int(entry.name),
-                                                       int(argv[at + 3]))
+                at = next(i for i, word in enumerate(argv) if word in MODULES)
+                whose, _, index = argv[at + 2].removeprefix(str(run_dir)).rpartition(".")
+                if argv[at + 2].startswith(str(run_dir)) and not whose and _state(entry) != "Z":
+                    role = f"{index}/{argv[at + 1]}" if index else argv[at + 1]
+                    found[role] = RunningActor(role, int(entry.name), int(argv[at + 3]))
     return found
 
 

@@ -204,12 +204,16 @@ def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> d
 
     with rig(max_num_seqs=max(256, 2 * streams), **rigging) as made:
         traffic, striker, rest = asyncio.run(run(made))
+    return report(traffic, striker, [*rest, *made.left]) | {
+        "seed": seed, "streams": streams, "ghost_messages": striker.ghosts}
+
+
+def report(traffic: Traffic, striker: FaultPlayer, wrong: Sequence[str]) -> dict[str, Any]:
+    """What a row with faults tells. wrong: what was found beside streams and faults."""
     tally = traffic.tally
-    wrong = tally.wrong + striker.wrong + rest + made.left + [
-        f"{count} requests failed with {code}" for code, count in tally.failed.items()]
-    return {"seed": seed, "streams": streams, "requests": tally.requests,
-            "complete": tally.complete, "aborted": tally.aborted, "tokens": tally.tokens,
-            "refused": dict(tally.refused), "faults": dict(striker.done),
-            "struck": dict(striker.struck), "ghost_messages": striker.ghosts,
-            "detected_s": [round(s, 2) for s in striker.detected],
-            "gaps": traffic.gaps.summary(), "wrong": wrong}
+    return {"requests": tally.requests, "complete": tally.complete, "aborted": tally.aborted,
+            "tokens": tally.tokens, "refused": dict(tally.refused), "faults": dict(striker.done),
+            "struck": dict(striker.struck), "detected_s": [round(s, 2) for s in striker.detected],
+            "gaps": traffic.gaps.summary(),
+            "wrong": [*tally.wrong, *striker.wrong, *wrong, *(
+                f"{count} requests failed with {code}" for code, count in tally.failed.items())]}

@@ -13,6 +13,7 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.cluster_settings import ClusterConfig, built_with
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import roles_of
 from actorium.tools.chaos.faults import processes_naming, wait_gone
@@ -88,13 +89,13 @@ def engine(base: Path, worker: str = WORKER, roles: dict[str, str] | None = None
     values: dict[str, Any] = {
         "null_worker": True, "skip_tokenizer": True, "max_restarts": 10_000,
         "debug_memory": True, "run_dir": str(base)} | config
-    return Engine(roles=_roles(worker, roles or {}), **values)
+    return Engine(roles=_roles(worker, values.get("replicas", 1)) | (roles or {}), **values)
 
 
-def _roles(worker: str, others: dict[str, str]) -> dict[str, str]:
+def _roles(worker: str, replicas: int) -> dict[str, str]:
     from actorium.actors.config.tree import Config
 
-    return roles_of(Config()) | {"worker-0": worker} | others
+    return built_with(roles_of(Config(cluster=ClusterConfig(replicas=replicas))), worker)
 
 
 def resources(pids: list[int]) -> tuple[int, int]:

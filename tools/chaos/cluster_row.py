@@ -1,0 +1,101 @@
+"""The row of a cluster: streams over several replicas behind a router while replicas, their actors,
+and the router are killed and stopped."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from time import monotonic
+from typing import Any
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.config.cluster_settings import REPLICA_ROLE, ROUTER_ROLE
+from actorium.tools.chaos.checked_streams import Traffic
+from actorium.tools.chaos.faults import KILL, STOP, Fault
+from actorium.tools.chaos.kill_rows import FaultPlayer, drive, report
+from actorium.tools.chaos.rig import Rig, rig
+
+FRONT = (ROUTER_ROLE, "tokenizer", "detokenizer", "watchdog")
+"""Of the cluster."""
+OWN = ("scheduler", "worker-0", "watchdog")
+"""Of each replica."""
+APART = 4.0
+"""Seconds between two faults: a replica that died is mostly back by then."""
+LOOKS = 0.2
+"""Seconds between two looks at the router's counters."""
+COUNTED = ("migrated_requests", "migrated_tokens", "routed_by_prefix", "routed_by_load",
+           "routed_blind", "index_resyncs", "stale_frames", "stale_sequences")
+SETTLES = 20.0
+"""Seconds within which all is ready again after the last stream."""
+
+
+def faults(seed: int, count: int, replicas: int) -> list[Fault]:
+    """So many, in random order: a third kills replicas as a whole, a sixth stops one or an actor
+    of one, the others kill one actor, of a replica or of the cluster's own."""
+    chance = random.Random(seed)
+
+    def one(kind: int) -> tuple[str, str]:
+        index = chance.randrange(replicas)
+        if kind < 2:
+            return KILL, f"{REPLICA_ROLE}{index}"
+        if kind == 2:
+            return STOP, chance.choice((f"{REPLICA_ROLE}{index}", f"{index}/scheduler",
+                                        f"{index}/worker-0", ROUTER_ROLE))
+        return KILL, chance.choice((*FRONT, *(f"{index}/{role}" for role in OWN)))
+
+    whats = [one(number % 6) for number in range(count)]
+    chance.shuffle(whats)
+    return [Fault(round(APART * (i + chance.uniform(0.05, 0.25)), 3), kind, (role,))
+            for i, (kind, role) in enumerate(whats)]
+
+
+class RouterCounts:
+    """The router's counters, summed over its lives."""
+
+    def __init__(self) -> None:
+        self._lives: dict[int, dict[str, float]] = {}
+
+    async def watch(self, client: AsyncClient) -> None:
+        """Reads them until it is cancelled; what a life counts in its last moments is not seen."""
+        while True:
+            for actor in (await client.status()).actors:
+                if actor.role == ROUTER_ROLE:
+                    self._lives[actor.epoch] = actor.gauges
+            await asyncio.sleep(LOOKS)
+
+    def sums(self) -> dict[str, float]:
+        return {name: sum(life.get(name, 0.0) for life in self._lives.values())
+                for name in COUNTED}
+
+
+def cluster(seed: int, count: int, streams: int, replicas: int = 4) -> dict[str, Any]:
+    """Runs the row; "wrong" lists all errors. Told beside what the row of kills tells: how many
+    requests moved to another replica, and how many placements the router decided blind."""
+    async def run(made: Rig) -> tuple[Traffic, FaultPlayer, list[str]]:
+        async with AsyncClient(made.engine.name, str(made.base)) as client:
+            watching = asyncio.create_task(counts.watch(client))
+            traffic, player = await drive(made, faults(seed, count, replicas), streams, seed)
+            rest = await at_rest(client)
+            watching.cancel()
+            return traffic, player, rest
+
+    counts = RouterCounts()
+    with rig(replicas=replicas, max_num_seqs=max(64, streams)) as made:
+        traffic, player, rest = asyncio.run(run(made))
+    return report(traffic, player, [*rest, *made.left]) | {
+        "seed": seed, "streams": streams, "replicas": replicas, "router": counts.sums()}
+
+
+async def at_rest(client: AsyncClient) -> list[str]:
+    """What the router still holds or misses so long after the last stream."""
+    until = monotonic() + SETTLES
+    while True:
+        status = await client.status()
+        gauges = next((a.gauges for a in status.actors if a.role == ROUTER_ROLE), {})
+        held = {name: gauges.get(name, -1.0) for name in ("router_live", "router_waiting")}
+        wrong = [f"at rest: {name} is {value:g}" for name, value in held.items() if value]
+        if not wrong and status.ready:
+            return []
+        if monotonic() > until:
+            return wrong or ["at rest: not ready"]
+        await asyncio.sleep(LOOKS)
