@@ -2,7 +2,8 @@
 
 Pure: heartbeats' gauges in, families of samples out; `render` turns these into Prometheus' text.
 Counters are those of the actor that counts: a restarted one starts at 0 again, as Prometheus
-expects it of a process. Tables say which gauge of whom becomes which metric.
+expects it of a process. The tables of `metric_rows.py` say which gauge of whom becomes which
+metric.
 """
 
 from __future__ import annotations
@@ -17,16 +18,26 @@ from actorium.actors.health import READY_PHASES
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
+from actorium.actors.watchdog.metric_rows import (
+    COUNTER,
+    GAUGE,
+    HISTOGRAM,
+    HISTOGRAMS,
+    OWN,
+    ROUTER,
+    SCHEDULER,
+    VLLM,
+    WORKER,
+    Row,
+)
 from actorium.actors.watchdog.supervised import Supervised
 
-SCHEDULER, DETOKENIZER, WORKER, MEDIA = "scheduler", "detokenizer", "worker-0", "media"
-GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
 REJECTED, WEIGHT_FORMAT = "rejected_", "weight_format_"
 HTTP = f"http{histograms.MARK}"
+ROUTED = ("prefix", "load", "blind")
 DRAFTED = "spec_decode_num_accepted_tokens_pos_"
-MICRO = 1e-6
 
 
 class MetricSample(NamedTuple):
@@ -60,127 +71,6 @@ class MetricsInput(NamedTuple):
     """CLOCK_MONOTONIC seconds."""
 
 
-class Row(NamedTuple):
-    """A gauge of one actor, as a metric."""
-
-    name: str
-    kind: str
-    gauge: str
-    about: str
-    role: str = SCHEDULER
-    scale: float = 1.0
-
-
-VLLM = (
-    Row("num_requests_running", GAUGE, "running", "Sequences in the batch."),
-    Row("num_requests_waiting", GAUGE, "waiting", "Sequences that wait for a place in it."),
-    Row("num_preemptions", COUNTER, "preemptions", "Sequences taken off the batch again."),
-    Row("prompt_tokens", COUNTER, "cache_lookup_tokens",
-        "Tokens of prompts taken up, computed or found in the prefix cache."),
-    Row("prompt_tokens_cached", COUNTER, "cache_hit_tokens", "Those found in the prefix cache."),
-    Row("generation_tokens", COUNTER, "tokens", "Tokens generated."),
-    Row("prefix_cache_queries", COUNTER, "cache_lookup_tokens",
-        "Prompt tokens looked up in the prefix cache."),
-    Row("prefix_cache_hits", COUNTER, "cache_hit_tokens", "Those of them that were found."),
-    Row("spec_decode_num_drafts", COUNTER, "spec_decode_num_drafts", "Windows verified."),
-    Row("spec_decode_num_draft_tokens", COUNTER, "spec_decode_num_draft_tokens",
-        "Draft tokens verified."),
-    Row("spec_decode_num_accepted_tokens", COUNTER, "spec_decode_num_accepted_tokens",
-        "Draft tokens accepted."),
-)
-"""After `vllm:`, with its labels."""
-
-OWN = (
-    Row("scheduler_steps", COUNTER, "steps", "Steps planned."),
-    Row("waiting_requests", GAUGE, "waiting_requests", "Requests of which a sequence waits."),
-    Row("device_busy_seconds", COUNTER, "busy_us",
-        "Time of the device from the begin of a step to its end.", scale=MICRO),
-    Row("device_idle_seconds", COUNTER, "idle_us",
-        "Time the device had no step although there was work.", scale=MICRO),
-    Row("device_late_seconds", COUNTER, "late_us",
-        "Of the busy time, what the device may have idled at most: the host was still queueing the "
-        "step when the device had come to it.", scale=MICRO),
-    Row("evicted_pages", COUNTER, "evicted_pages", "Cached pages given up for others."),
-    Row("checkpoints", GAUGE, "checkpoints", "Recurrent states kept for prefix reuse."),
-    Row("checkpoints_saved", COUNTER, "checkpoints_saved", "Recurrent states saved."),
-    Row("checkpoints_evicted", COUNTER, "checkpoints_evicted", "Recurrent states given up."),
-    Row("computed_prompt_tokens", COUNTER, "computed_prompt_tokens",
-        "Prompt tokens computed, with those computed again after preemptions."),
-    Row("target_itl_seconds", GAUGE, "target_itl_us",
-        "Bound on the gap between tokens that prompts' chunks are cut to at present; 0 = none.",
-        scale=MICRO),
-    Row("paced_steps", COUNTER, "paced_steps", "Steps whose prompts' chunks were cut to it."),
-    Row("deferred_prompt_tokens", COUNTER, "deferred_prompt_tokens",
-        "Prompt tokens left to later steps by that, once for each step that left them."),
-    Row("over_target_steps", COUNTER, "over_target_steps",
-        "Steps with prompts and decodes that took longer than the target."),
-    Row("mixed_step_seconds", COUNTER, "mixed_step_us",
-        "Time of the steps with prompts and decodes, where there is a target.", scale=MICRO),
-    Row("mixed_step_predicted_seconds", COUNTER, "mixed_step_predicted_us",
-        "The time that was predicted of these steps.", scale=MICRO),
-    Row("drafts", GAUGE, "spec_decode_k", "Draft tokens a sequence and step at present."),
-    Row("acceptance_length", GAUGE, "spec_decode_acceptance_length",
-        "Tokens that a verified window emits, the mean."),
-    Row("resumed_sequences", COUNTER, "resumed_sequences",
-        "Sequences gone on with after the death of a worker or a scheduler."),
-    Row("resumed_tokens", COUNTER, "resumed_tokens",
-        "Tokens of theirs that had been emitted before."),
-    Row("retained_requests", GAUGE, "retained",
-        "Finished requests kept for clients that lost their stream."),
-    Row("retained_bytes", GAUGE, "retained_bytes", "Bytes that they take."),
-    Row("suspects", GAUGE, "suspects", "Sequences suspected of killing the worker."),
-    Row("quarantined_requests", COUNTER, "quarantined", "Requests convicted of it."),
-    Row("ledger_bytes", GAUGE, "ledger_bytes", "Size of the ledger's files."),
-    Row("ledger_full", GAUGE, "ledger_full",
-        "1 while the ledger takes no more, and requests wait for it."),
-    Row("ledger_not_durable", GAUGE, "ledger_not_durable",
-        "1 while the ledger takes no more, and requests go on without."),
-    Row("duplicate_tokens_dropped", COUNTER, "duplicates_dropped",
-        "Tokens that came to the detokenizer once more.", DETOKENIZER),
-    Row("kernels_compiled", COUNTER, "kernels_compiled",
-        "Kernels compiled, or loaded from Triton's cache, when requests were being served.",
-        WORKER),
-    Row("graph_capture_seconds", GAUGE, "graph_capture_seconds",
-        "What the worker took at its start to capture graphs or programs.", WORKER),
-    Row("media_items", GAUGE, "media_items", "Images and videos that are held, prepared.", MEDIA),
-    Row("media_bytes", GAUGE, "media_bytes", "Bytes of their patches.", MEDIA),
-    Row("media_waiting", GAUGE, "media_waiting", "Images and videos that are being prepared.",
-        MEDIA),
-    Row("media_loaded", COUNTER, "media_loaded", "Images and videos prepared, or found.", MEDIA),
-    Row("media_hits", COUNTER, "media_hits", "Those of them that were held already.", MEDIA),
-    Row("media_refused", COUNTER, "media_refused", "Images and videos refused.", MEDIA),
-    Row("media_evicted", COUNTER, "media_evicted", "Held ones given up for others.", MEDIA),
-    Row("detokenizer_sequences", GAUGE, "detokenizer_sequences",
-        "Sequences on their way to text.", DETOKENIZER),
-)
-"""After `actorium:`."""
-
-HISTOGRAMS = (
-    ("vllm:time_to_first_token_seconds", "first_token", "From arrival to the first token."),
-    ("vllm:inter_token_latency_seconds", "between_tokens",
-        "Between the steps that emit a sequence's tokens."),
-    ("vllm:request_time_per_output_token_seconds", "per_token",
-        "Mean time of a sequence's tokens after the first one."),
-    ("vllm:e2e_request_latency_seconds", "request", "From arrival to the end."),
-    ("vllm:request_queue_time_seconds", "queued", "From arrival to the batch."),
-    ("vllm:request_prefill_time_seconds", "prefill", "From the batch to the first token."),
-    ("vllm:request_decode_time_seconds", "decode", "From the first token to the end."),
-    ("vllm:request_inference_time_seconds", "inference", "From the batch to the end."),
-    ("vllm:request_prompt_tokens", "prompt_tokens", "Prompt tokens of ended sequences."),
-    ("vllm:request_generation_tokens", "generation_tokens", "Tokens of ended sequences."),
-    ("vllm:request_max_num_generation_tokens", "most_generation_tokens",
-     "Tokens of the longest choice of ended requests."),
-    ("vllm:request_params_n", "choices", "Choices that ended requests asked for."),
-    ("vllm:request_params_max_tokens", "max_tokens",
-     "max_tokens of ended requests, capped at what the engine can hold."),
-    ("vllm:request_num_preemptions", "preemptions", "Preemptions of ended sequences."),
-    ("vllm:request_prefill_kv_computed_tokens", "prefill_tokens",
-     "Prompt tokens of ended sequences that no cache had."),
-    ("vllm:iteration_tokens_total", "step_tokens", "Tokens that a step computes."),
-    ("actorium:device_step_seconds", "step", "Time the device takes for a step."),
-)
-
-
 def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Every metric."""
     common = {"model_name": facts.model, "engine": "0"}
@@ -189,6 +79,8 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield from (_row("actorium:", row, facts, {}) for row in OWN)
     for name, source, about in HISTOGRAMS:
         yield _histogram(name, source, about, facts, common if name.startswith("vllm:") else {})
+    if facts.config.cluster.replicas > 1:
+        yield from _router(facts)
     yield from _http(facts)
     yield from _engine(facts)
     yield from _actors(facts)
@@ -309,6 +201,17 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield _family("actorium:restarts", COUNTER, "Restarts of actors, by cause.",
                   [({"role": role, "cause": cause}, float(n))
                    for (role, cause), n in sorted(facts.restarts.items())])
+
+
+def _router(facts: MetricsInput) -> Iterator[MetricFamily]:
+    """Of a cluster, whose scheduler is the router."""
+    yield from (_row("actorium:", row, facts, {}) for row in ROUTER)
+    gauges = _gauges(facts, SCHEDULER)
+    yield _family("actorium:routed_requests", COUNTER,
+                  "Placements, by what decided: prefix (most of the prompt is cached there), load, "
+                  "or load alone as a cache was unknown (blind).",
+                  [({"by": by}, gauges.get(f"routed_by_{by}", gauges.get(f"routed_{by}", 0.0)))
+                   for by in ROUTED])
 
 
 def _actors(facts: MetricsInput) -> Iterator[MetricFamily]:

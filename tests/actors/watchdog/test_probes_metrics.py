@@ -8,16 +8,19 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_cluster import ClusterBox, settings
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
-from actorium.actors.watchdog.metrics import HISTOGRAMS, OWN, MetricsInput, families, render
+from actorium.actors.watchdog.metric_rows import HISTOGRAMS, OWN, ROUTER
+from actorium.actors.watchdog.metrics import MetricsInput, families, render
 from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.supervised import Supervised, starting
 
@@ -58,6 +61,9 @@ VLLMS_FIRST_TOKENS = (0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5
                       5.0, 7.5, 10.0, 20.0, 40.0, 80.0, 160.0, 640.0, 2560.0)
 VLLMS_GAPS = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5,
               10.0, 20.0, 40.0, 80.0)
+
+
+CLUSTER = Config(cluster=ClusterConfig(replicas=2))
 
 
 def actors(**scheduler: float) -> dict[str, Supervised]:
@@ -228,6 +234,23 @@ def test_both_formats_are_served() -> None:
     assert {f.name for f in openmetrics_families(made.decode())} >= {"vllm:generation_tokens"}
 
 
+def test_of_a_cluster_the_router_is_told() -> None:
+    gauges = {"replicas": 2.0, "replicas_ready": 1.0, "routed_by_prefix": 5.0, "routed_blind": 1.0,
+              "migrated_requests": 3.0}
+    found = facts(gauges, config=CLUSTER)
+    assert value(found, "actorium:replicas_ready") == 1
+    assert value(found, "actorium:migrated_requests_total") == 3
+    assert {by: value(found, "actorium:routed_requests_total", by=by)
+            for by in ("prefix", "load", "blind")} == {"prefix": 5, "load": 0, "blind": 1}
+    assert not [f.name for f in families(facts(gauges)) if "rout" in f.name]
+
+
+def test_every_gauge_of_the_router_has_a_metric() -> None:
+    told = {row.gauge for row in ROUTER} | {"routed_by_prefix", "routed_by_load", "routed_blind"}
+    gauges = ClusterBox(settings()).router.placements.gauges()
+    assert sorted(gauges.keys() - told) == [] and "routed_blind" in gauges
+
+
 def test_metrics_are_answered_before_any_heartbeat() -> None:
     assert value(facts(actors={}), "vllm:num_requests_running") == 0
     assert ("actorium:actor_up", frozenset()) not in values(facts(actors={}))
@@ -246,7 +269,7 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
-    exported = {name for name, _ in values(facts(gauges))}
+    exported = {name for name, _ in values(facts(gauges, config=CLUSTER))}
     asked = {name for expression in expressions(dashboard)
              for name in re.findall(r"(?:vllm|actorium):\w+", expression)}
     assert len(asked) > 40
@@ -256,7 +279,7 @@ def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
 def test_the_dashboard_shows_every_metric() -> None:
     """Of ours, and what it says of vLLM's: a metric that nobody looks at is not worth its name."""
     text = DASHBOARD.read_text()
-    missing = [f.name for f in families(facts()) if f.name not in text]
+    missing = [f.name for f in families(facts(config=CLUSTER)) if f.name not in text]
     assert missing == ["vllm:cache_config_info"]
 
 
