@@ -31,7 +31,7 @@ class PrefixReport(TreeObserver):
         self._tree, self._whole = tree, True
         self._hashes.clear()
         if tree is not None:
-            tree.observer = self
+            tree.observer.add(self)
             for node in tree.nodes():
                 self.grown(node)
 

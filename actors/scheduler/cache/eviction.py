@@ -41,7 +41,7 @@ from actorium.actors.scheduler.cache.tree_nodes import (
     TreeNode,
     below,
 )
-from actorium.actors.scheduler.cache.tree_observer import TreeObserver
+from actorium.actors.scheduler.cache.tree_observer import TreeObservers
 
 Gone = list[list[Ints]]
 """Per group, arrays of evicted pages; entries 0 do not count."""
@@ -65,7 +65,7 @@ class EvictableTree:
         self.stats = CacheStats()
         self.on_end_gone: Callable[[TreeNode], None] = _ignore
         """Called with a node whose end is trimmed or removed."""
-        self.observer = TreeObserver()
+        self.observer = TreeObservers()
         self._clock = 0
         self._roots: dict[str, TreeNode] = {}
         self._full = [g for g, window in enumerate(windows) if not window]

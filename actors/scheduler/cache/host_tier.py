@@ -42,18 +42,22 @@ class PageFetch:
     """What the tree had before them; locked meanwhile."""
     pages: Ints
     names: list[bytes]
+    slots: list[int]
+    """Where they lie. They stay this fetch's until it ends, even if another finds them corrupt."""
 
 
 class HostTier(PageTier, TreeObserver):
     """The books of `slots` host slots, for a model with one group of full attention."""
 
     def __init__(self, kv_cache: KVCacheManager, slots: int) -> None:
-        self.stored = self.hits = self.corrupt = self.evicted = 0
+        self.stored = self.unstored = self.hits = self.corrupt = self.evicted = 0
         """Pages, since the worker started."""
         self._kv_cache, self._count = kv_cache, slots
         self._free = list(range(slots - 1, -1, -1))
         self._slots: OrderedDict[bytes, int] = OrderedDict()
         """Least recently used first."""
+        self._corrupt: set[int] = set()
+        """Slots without a name that a fetch in flight still reads: nothing may be stored there."""
         self._store: list[tuple[int, int]] = []
         self._load: list[tuple[int, int]] = []
         self._fetches: dict[int, PageFetch] = {}
@@ -64,11 +68,8 @@ class HostTier(PageTier, TreeObserver):
         self._tried: dict[int, int] = {}
         self._names_of: tuple[TreeNode | None, int, str, list[bytes]] = (None, 0, "", [])
         """Of the node cut last: a leaf is often trimmed page by page."""
-        self._watch()
-
-    def _watch(self) -> None:
-        if self._kv_cache.tree is not None:
-            self._kv_cache.tree.observer = self
+        if kv_cache.tree is not None:
+            kv_cache.tree.observer.add(self)
 
     @property
     def due(self) -> bool:  # type: ignore[override]
@@ -86,6 +87,11 @@ class HostTier(PageTier, TreeObserver):
                 self._slots[name] = slot
                 self._store.append((page, slot))
                 self.stored += 1
+            else:
+                self.unstored += 1
+
+    def abandoned(self) -> None:
+        self.flush()  # they may have been stored from pages of two owners
 
     def _node_names(self, node: TreeNode) -> list[bytes]:
         start = node.end - node.size
@@ -128,7 +134,6 @@ class HostTier(PageTier, TreeObserver):
         """See `PageTier`: the pages right after the match that lie here, while there is room."""
         if sid in self._fetches:
             return True
-        self._watch()
         if match is None or self._tried.get(sid, 0) >= FETCHES or not self._begin(sid, key, match):
             self._tried.pop(sid, None)  # it is admitted now
             return False
@@ -147,7 +152,8 @@ class HostTier(PageTier, TreeObserver):
         if not names or tree is None:
             return False
         end = (start + len(names)) * size * 4
-        fetch = PageFetch(PrefixKey(key.salt, key.data[:end]), match, np.zeros(0, np.int32), names)
+        fetch = PageFetch(PrefixKey(key.salt, key.data[:end]), match, np.zeros(0, np.int32), names,
+                          [self._slots[name] for name in names])
         self._fetches[sid] = fetch  # pins them
         if match.length:
             tree.lock(match.node)
@@ -158,8 +164,7 @@ class HostTier(PageTier, TreeObserver):
                 tree.unlock(match.node)
             return False
         fetch.pages = pages[0]
-        self._load += [(self._slots[name], page)
-                       for name, page in zip(names, pages[0].tolist(), strict=True)]
+        self._load += zip(fetch.slots, pages[0].tolist(), strict=True)
         self._begun.append(sid)
         return True
 
@@ -174,17 +179,22 @@ class HostTier(PageTier, TreeObserver):
         bad = set(np.frombuffer(lost, np.int32).tolist())
         for sid in self._steps.pop(step, ()):
             fetch = self._fetches.pop(sid)
-            slots = [self._slots[name] for name in fetch.names]
-            good = next((i for i, slot in enumerate(slots) if slot in bad), len(slots))
-            for name, slot in zip(fetch.names, slots, strict=True):
+            good = next((i for i, slot in enumerate(fetch.slots) if slot in bad),
+                        len(fetch.slots))
+            for name, slot in zip(fetch.names, fetch.slots, strict=True):
+                if self._slots.get(name) != slot:
+                    continue  # another that fetched it has found it corrupt
                 if slot in bad:
                     del self._slots[name]
-                    self._free.append(slot)
+                    self._corrupt.add(slot)
                     self.corrupt += 1
                 else:
                     self._slots.move_to_end(name)
             self.hits += good
             self._finish(sid, fetch, good)
+        unread = self._corrupt.difference(*(own.slots for own in self._fetches.values()))
+        self._free += sorted(unread)
+        self._corrupt -= unread
 
     def _finish(self, sid: int, fetch: PageFetch, good: int) -> None:
         """Gives the tree what came back whole; the rest is free."""
@@ -204,15 +214,18 @@ class HostTier(PageTier, TreeObserver):
         pinned = {name for fetch in self._fetches.values() for name in fetch.names}
         for name in [name for name in self._slots if name not in pinned]:
             self._free.append(self._slots.pop(name))
-        self._store.clear()
+        held = set(self._slots.values())
+        self._store = [row for row in self._store if row[1] in held]  # which a fetch reads
 
     def holders(self) -> Iterable[tuple[int, list[Ints]]]:
-        if sorted([*self._free, *self._slots.values()]) != list(range(self._count)):
-            raise AccountingError(f"of {self._count} host slots {sorted(self._slots.values())} are "
-                                  f"held and {sorted(self._free)} free")
+        if sorted([*self._free, *self._slots.values(), *self._corrupt]) != [*range(self._count)]:
+            raise AccountingError(
+                f"of {self._count} host slots {sorted(self._slots.values())} are held, "
+                f"{sorted(self._free)} free and {sorted(self._corrupt)} corrupt")
         return [(sid, [fetch.pages]) for sid, fetch in self._fetches.items()]
 
     def gauges(self) -> dict[str, float]:
         return {"host_pages": len(self._slots), "host_pages_stored": self.stored,
+                "host_pages_unstored": self.unstored,
                 "host_pages_hit": self.hits, "host_pages_corrupt": self.corrupt,
                 "host_pages_evicted": self.evicted}

@@ -192,8 +192,7 @@ class KVCacheManager:
     def audit(self, holders: Iterable[tuple[int, Sequence[Ints]]]) -> None:
         """Checks every page of every group; raises `AccountingError`. holders: (sid, pages by
         group)."""
-        holding = list(holders)
-        cached = self._cached()
+        holding, cached = list(holders), self._cached()
         for group, pool in enumerate(self.pools):
             pool.audit(((sid, pages[group][pages[group] > 0]) for sid, pages in holding),
                        cached[group])
@@ -217,7 +216,9 @@ class KVCacheManager:
         if self.tree is not None:
             version = self.version + 1
             self.checkpoints = CheckpointPool(self.checkpoints.count)
-            self.tree, self.checkpoints.version = self._new_tree(), version
+            observer, self.tree = self.tree.observer, self._new_tree()
+            self.tree.observer, self.checkpoints.version = observer, version
+            observer.abandoned()
         for pool in self.pools:
             pool.quarantine()
         return (f"the books of the pages did not balance: {odd} pages (by group) were neither free "

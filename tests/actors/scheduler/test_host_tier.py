@@ -7,6 +7,14 @@ import random
 import numpy as np
 from helpers_scheduler import Ring, assert_whole, cached, config, finish, gauges
 
+from actorium.actors.config.tree import MemoryConfig
+from actorium.actors.messages import PageGroup
+from actorium.actors.scheduler.cache.host_tier import HostTier
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
+from actorium.actors.scheduler.cache.tree_observer import TreeObserver
+
 PROMPTS = [[1000 * number + i for i in range(65)] for number in range(30)]
 """Four whole pages and a token each: more than ten times a pool of ten pages."""
 
@@ -102,3 +110,99 @@ def test_a_lost_worker_takes_them_along() -> None:
     ring.run()
     assert_whole(ring)
     assert not gauges(ring)["host_pages_hit"]
+
+
+def flip_all(ring: Ring) -> None:
+    assert ring.worker.memory is not None
+    ring.worker.memory.host.view(np.uint8).reshape(200, -1)[:, 3] ^= 4
+
+
+def test_two_who_wait_for_the_same_corrupt_pages_both_compute_them() -> None:
+    ring = ring_of(200, seqs=4)
+    for prompt in PROMPTS:
+        finish(ring, prompt)
+    flip_all(ring)
+    rids = [ring.submit(PROMPTS[0][:33] + [7, 8]), ring.submit(PROMPTS[0][:33] + [9])]
+    ring.run()
+    assert cached(ring.of(rids[0])[0]) == 0
+    assert gauges(ring)["host_pages_corrupt"] == 2 and not gauges(ring)["host_pages_hit"]
+    assert_whole(ring)
+
+
+def small_tier(slots: int = 8) -> tuple[KVCacheManager, HostTier]:
+    kv_cache = KVCacheManager([PageGroup(11, 0)], 4, MemoryConfig(debug_memory=True))
+    return kv_cache, HostTier(kv_cache, slots)
+
+
+def key_of(start: int, pages: int) -> PrefixKey:
+    return PrefixKey("", np.arange(start, start + 4 * pages, dtype=np.int32).tobytes())
+
+
+def keep(kv_cache: KVCacheManager, key: PrefixKey, owner: int = 1) -> None:
+    pages = kv_cache.allocate(len(key.data) // 16, owner)
+    assert pages is not None and kv_cache.tree is not None
+    kv_cache.move_lock(kv_cache.cache_pages(key, pages, None, 0), None)
+    kv_cache.release(pages, owner)
+
+
+def begin(kv_cache: KVCacheManager, tier: HostTier, sid: int, key: PrefixKey) -> None:
+    assert kv_cache.tree is not None
+    assert tier.fetch(sid, key, kv_cache.tree.match(key))
+
+
+def pairs(rows: bytes) -> list[list[int]]:
+    return np.frombuffer(rows, np.int32).reshape(-1, 2).tolist()
+
+
+def test_a_corrupt_slot_is_nobodys_until_its_last_reader_is_through() -> None:
+    """Else a later plan would fill it with another page before the second reader's copy."""
+    kv_cache, tier = small_tier(slots=2)
+    keep(kv_cache, key_of(0, 2))
+    kv_cache.flush()
+    tier.planned(1)
+    longer = key_of(0, 3)
+    begin(kv_cache, tier, 7, longer)
+    slots = [slot for slot, _ in pairs(tier.planned(2)[1])]
+    begin(kv_cache, tier, 8, longer)
+    tier.loaded(2, np.array(slots, np.int32).tobytes())
+    keep(kv_cache, key_of(500, 2), 9)
+    kv_cache.flush()
+    stored, loaded = tier.planned(3)
+    assert not stored and [slot for slot, _ in pairs(loaded)] == slots
+    kv_cache.audit(tier.holders())
+    tier.loaded(3, np.array(slots, np.int32).tobytes())
+    kv_cache.audit(tier.holders())
+    assert tier.gauges()["host_pages_corrupt"] == 2 and not tier.gauges()["host_pages"]
+    assert tier.gauges()["host_pages_unstored"] == 2
+
+
+def test_a_flush_keeps_the_copies_that_a_fetch_of_the_same_plan_reads() -> None:
+    kv_cache, tier = small_tier()
+    keep(kv_cache, key_of(0, 2))
+    kv_cache.flush()
+    begin(kv_cache, tier, 7, key_of(0, 3))
+    tier.flush()
+    stored, loaded = tier.planned(1)
+    assert {slot for _, slot in pairs(stored)} >= {slot for slot, _ in pairs(loaded)} != set()
+
+
+def test_who_watches_a_tree_is_not_put_out_by_another_nor_by_a_repair() -> None:
+    class Cuts(TreeObserver):
+        count = 0
+
+        def cut(self, node: TreeNode, keep: int) -> None:
+            self.count += node.size - keep
+
+    kv_cache, tier = small_tier()
+    cuts = Cuts()
+    for _ in range(2):
+        assert kv_cache.tree is not None
+        kv_cache.tree.observer.add(cuts)
+    keep(kv_cache, key_of(0, 2))
+    kv_cache.flush()
+    assert cuts.count == 2 and tier.stored == 2
+    kv_cache.pools[0].allocate(1, 5)  # is leaked
+    assert kv_cache.repair() and not tier.gauges()["host_pages"], "what they held is in doubt"
+    keep(kv_cache, key_of(0, 2))
+    kv_cache.flush()
+    assert cuts.count == 4 and tier.stored == 4
