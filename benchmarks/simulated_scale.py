@@ -56,7 +56,7 @@ def picture(rows: list[dict[str, Any]], path: Path) -> None:
             panel.plot(sizes, [row[key] for row in rows], "o-", label=SHOWN[key])
         panel.set(title=title, xlabel="replicas", xscale="log", ylim=(0, None))
         panel.legend(frameon=False)
-    panels[0].set(yscale="log", ylim=(None, None))
+    panels[0].set(yscale="log", ylim=(100, None))
     figure.savefig(path, dpi=110)
 
 
