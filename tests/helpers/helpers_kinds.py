@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from helpers_deepseek import add_mtp, write_deepseek
 from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
@@ -30,3 +31,27 @@ def write_kind(path: Path, kind: str) -> None:
         write_checkpoint(path, "LlamaForCausalLM", seed=5)
     else:
         write_checkpoint(path, seed=5)
+
+
+def write_bf16_kind(path: Path, kind: str) -> None:
+    """One in bfloat16, of a size that `--exact on` may take; "qwen35" and "deepseek" have an MTP
+    layer."""
+    dtype = torch.bfloat16
+    if kind == "llama":
+        write_checkpoint(path, "LlamaForCausalLM", dtype=dtype, head_dim=32)
+    elif kind == "gemma3":
+        write_checkpoint(path, "Gemma3ForCausalLM", dtype=dtype, head_dim=32, sliding_window=32,
+                         sliding_window_pattern=2)
+    elif kind == "moe":
+        write_hybrid(path, MOE, 5, dtype, head_dim=32)
+    elif kind == "qwen35":
+        add_mtp(path, write_hybrid(
+            path, DENSE, 5, dtype, mtp_num_hidden_layers=1, head_dim=32, num_hidden_layers=4,
+            layer_types=["linear_attention", "full_attention"] * 2))
+    elif kind == "granite":
+        write_granite(path, 5, dtype, num_local_experts=0, num_experts_per_tok=0)
+    elif kind == "deepseek":
+        add_mtp(path, write_deepseek(path, 3, dtype))
+    else:
+        assert kind == "qwen3", kind
+        write_checkpoint(path, dtype=dtype, head_dim=32)

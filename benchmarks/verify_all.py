@@ -1,0 +1,144 @@
+"""`actorium verify --exact on` for one kind of model after the other, each in bfloat16: tiny random
+checkpoints, the demo model, and SmolLM2 where it is given.
+
+    python benchmarks/verify_all.py [--comparisons 10000] [--minutes 15] [--kinds "NAME;..."]
+        [--smollm2 DIR] [--smollm2-gguf FILE] [--json FILE]
+
+A kind that `--exact on` refuses is named in the result with the reason. The exit code is 1 where a
+kind contradicts itself. With --json, kinds that are not run keep their figures in the file, which
+is written anew after each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any, NamedTuple
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
+ROOT = Path(__file__).parents[1]
+KEPT = ("comparisons", "contradictions", "kinds", "rounds", "engines", "not_started", "unanswered",
+        "axes", "shrunk", "interrupted")
+"""Of the command's report."""
+
+
+class ModelKind(NamedTuple):
+    """A model that is verified."""
+
+    flags: tuple[str, ...] = ()
+    """Beside those that all have."""
+    write: Callable[[Path], Any] | None = None
+    """Makes a tiny checkpoint; none: the demo model, or what `option` gives."""
+    option: str = ""
+    """The one of this script that names the checkpoint."""
+
+
+def _kind(name: str, path: Path) -> None:
+    from helpers_kinds import write_bf16_kind  # transformers
+
+    write_bf16_kind(path, name)
+
+
+def _tiny(name: str, *flags: str) -> ModelKind:
+    return ModelKind(("--skip-tokenizer", *flags), partial(_kind, name))
+
+
+BF16 = ("--dtype", "bfloat16")
+KINDS: Mapping[str, ModelKind] = {
+    "Llama": _tiny("llama"), "Qwen3": _tiny("qwen3"), "Qwen3-MoE": _tiny("moe"),
+    "Qwen3.5, GatedDeltaNet and MTP": _tiny("qwen35"), "Gemma 3": _tiny("gemma3"),
+    "Granite 4 hybrid": _tiny("granite"), "DeepSeek, MTP": _tiny("deepseek"),
+    "Llama, INT8": _tiny("llama", "--quantization", "int8"),
+    "Llama, pages in INT8": _tiny("llama", "--kv-cache-dtype", "int8"),
+    "Llama, two ranks": _tiny("llama", "--tensor-parallel-size", "2"),
+    "the demo model": ModelKind(BF16),
+    "SmolLM2-135M": ModelKind(BF16, option="smollm2"),
+    "SmolLM2-135M, INT8": ModelKind((*BF16, "--quantization", "int8"), option="smollm2"),
+    "SmolLM2-135M, INT4": ModelKind((*BF16, "--quantization", "int4"), option="smollm2"),
+    "SmolLM2-135M, GGUF as bf16": ModelKind((*BF16, "--quantization", "none"),
+                                            option="smollm2_gguf"),
+    "SmolLM2-135M, GGUF as it is": ModelKind(BF16, option="smollm2_gguf")}
+
+
+def verified(kind: ModelKind, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
+    """The report of one kind, with minutes; or under "refused" why there is none."""
+    model = folder / "model"
+    argv: list[str] = []
+    if kind.write is not None:
+        kind.write(model)
+        argv = [str(model)]
+    elif kind.option:
+        argv = [str(getattr(options, kind.option))]
+    report = folder / "report.json"
+    began, load = time.monotonic(), os.getloadavg()[0]
+    done = subprocess.run(
+        [sys.executable, "-m", "actorium.tools.cli", "verify", *argv, "--device", "cpu",
+         "--exact", "on", "--comparisons", str(options.comparisons), "--minutes",
+         str(options.minutes), "--seed", str(options.seed), "--json", str(report), *kind.flags],
+        cwd=ROOT, capture_output=True, text=True)
+    if done.returncode not in (0, 1) or not report.is_file():
+        lines = [line for line in done.stderr.splitlines() if line.strip()]
+        why = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
+        return {"refused": why}
+    found = json.loads(report.read_text())
+    return {name: found[name] for name in KEPT} | {
+        "minutes": round((time.monotonic() - began) / 60, 1),
+        "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+
+
+def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
+    """Markdown."""
+    lines = ["| kind | comparisons | contradictions | without an answer | engines | minutes |",
+             "|---|---|---|---|---|---|"]
+    for name, row in rows.items():
+        if "refused" in row:
+            lines.append(f"| {name} | refused: {row['refused']} | | | | |")
+        else:
+            lines.append(f"| {name} | {row['comparisons']:,} | {row['contradictions']} | "
+                         f"{sum(row['unanswered'].values())} | {len(row['engines'])} | "
+                         f"{row['minutes']} |")
+    return "\n".join(lines)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__,
+                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--comparisons", type=int, default=10_000, help="of each kind")
+    parser.add_argument("--minutes", type=float, default=15.0, help="for each, at the most")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--kinds", help="parts of their names, semicolons between; default: all")
+    parser.add_argument("--smollm2", type=Path, help="directory; else its kinds are left out")
+    parser.add_argument("--smollm2-gguf", type=Path, help="GGUF file, likewise")
+    parser.add_argument("--json", type=Path, help="write the figures here, too")
+    options = parser.parse_args()
+    wanted = [part.strip().lower() for part in options.kinds.split(";")] if options.kinds else [""]
+    path: Path | None = options.json
+    found = json.loads(path.read_text()) if path is not None and path.is_file() else {"kinds": {}}
+    bad = 0
+    for name, kind in KINDS.items():
+        given = not kind.option or getattr(options, kind.option) is not None
+        if not given or not any(part in name.lower() for part in wanted):
+            continue
+        with tempfile.TemporaryDirectory() as folder:
+            row = verified(kind, options, Path(folder))
+        bad += row.get("contradictions", 0)
+        print(table({name: row}).splitlines()[-1], flush=True)
+        found["kinds"][name] = row | {"seed": options.seed, "at": time.strftime("%Y-%m-%d")}
+        found["cores"] = os.cpu_count()
+        if path is not None:
+            ordered = {each: found["kinds"][each] for each in KINDS if each in found["kinds"]}
+            path.write_text(json.dumps(found | {"kinds": ordered}, indent=1) + "\n")
+    print(f"\n{table(found['kinds'])}")
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
