@@ -350,6 +350,22 @@ def can_tile(weight: Tensor) -> bool:
             and weight.shape[1] % 32 == 0 and 0 < weight.shape[1] <= MAX_TILE_INS)
 
 
+def can_pad(weight: Tensor) -> bool:
+    """Whether `TileLinear` takes it with `padded_columns`."""
+    return (weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+            and 0 < weight.shape[1] <= MAX_TILE_INS)
+
+
+def padded_columns(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """([N, K'], i64[K']), K' the next multiple of 32: the weight with columns of zeros behind its
+    own, and which column of x meets each, its last those of zeros. (Copies of a number, for zeros
+    to multiply, are what recorded steps can make: see `Reordered`.)"""
+    columns = weight.shape[1]
+    more = -columns % 32
+    order = torch.arange(columns + more).clamp_(max=columns - 1)
+    return F.pad(weight, (0, more)), order
+
+
 def can_pack(weight: Tensor) -> bool:
     """Whether `PackedLinear` takes this weight: bf16, on a CPU whose oneDNN has bf16 kernels."""
     return (weight.device.type == "cpu" and weight.dtype is torch.bfloat16

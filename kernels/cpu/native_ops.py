@@ -23,11 +23,14 @@ from actorium.kernels.linear import (
     Gated,
     Linear,
     NativeLinear,
+    Reordered,
     TileGated,
     TileLinear,
     can_pack,
+    can_pad,
     can_tile,
     huge,
+    padded_columns,
 )
 from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.reference.kv import write_kv
@@ -45,7 +48,8 @@ class NativeOps(TorchOps):
     def __init__(self, lib: ctypes.CDLL, threads: int, tiles: bool | None = None,
                  exact: bool = False) -> None:
         """threads: of each call, torch's own. tiles: weights lie in tiles; None: where the
-        processor has products for that. exact: recurrent layers go token by token."""
+        processor has products for that. exact: whatever it costs; recurrent layers go token by
+        token."""
         self.lib, self.threads, self.exact = lib, threads, exact
         in_tiles = lib.linear_ready() if tiles is None else tiles
         self.scratch = huge(threads * lib.linear_scratch()) if in_tiles else None
@@ -63,6 +67,12 @@ class NativeOps(TorchOps):
             return NativeGrouped(weight, bias, self.lib, self.threads, self.grouped_memory)
         if self.scratch is not None and can_tile(weight):
             return TileLinear(weight, bias, self.lib, self.threads, self.scratch)
+        if self.scratch is not None and can_pad(weight) and (
+                self.exact or weight.numel() > SMALL_WEIGHT):
+            # A small product takes no longer than the columns that are put behind its input.
+            wide, order = padded_columns(weight)
+            return Reordered(
+                TileLinear(wide, bias, self.lib, self.threads, self.scratch), order)
         self.inexact.add("x".join(map(str, weight.shape)))
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
             return NativeLinear(weight, bias, self.lib, self.threads)

@@ -48,6 +48,23 @@ def test_products(ops: NativeOps, columns: int, outs: int) -> None:
     assert not ops.inexact
 
 
+@pytest.mark.parametrize(("columns", "outs"), [(1, 5), (40, 96), (100, 70), (1111, 64)])
+def test_products_of_rows_that_are_no_whole_tiles(ops: NativeOps, columns: int, outs: int) -> None:
+    exact = NativeOps(ops.lib, ops.threads, exact=True)
+    weight = torch.randn(2 * outs, columns).mul_(columns**-0.5).bfloat16()
+    bias = torch.randn(2 * outs).bfloat16()
+    x, linear = torch.randn(513, columns).bfloat16(), exact.linear(weight, bias)
+    torch.testing.assert_close(linear.wide(x), x.float() @ weight.float().t() + bias.float(),
+                               atol=2e-3, rtol=1e-3)
+    by_rows(linear, x)
+    by_rows(linear.wide, x)
+    residual = torch.randn(513, 2 * outs).bfloat16()
+    by_rows(lambda both: linear.add(both[:, :columns].contiguous(), both[:, columns:]),
+            torch.cat((x, residual), 1))
+    by_rows(exact.gated(weight, None, "silu"), x)
+    assert not exact.inexact
+
+
 @pytest.mark.parametrize("vocab", [199, 1024, 49_152, 151_936])
 def test_log_probabilities(vocab: int) -> None:
     """Of a vocabulary whose sums one row shares out among threads. The sums are near 1, so that
