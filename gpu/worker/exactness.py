@@ -13,6 +13,7 @@ from actorium.gpu.attention.attention_backend import NativeAttention
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.deepseek import GroupedMixture
 from actorium.gpu.models.gated_delta import GatedDelta
+from actorium.gpu.models.mamba2 import Mamba2
 from actorium.gpu.models.recurrent import RecurrentLayer
 from actorium.kernels.cpu.native_ops import NativeOps
 
@@ -40,9 +41,7 @@ def departures(model: Decoder, asked: str) -> list[str]:
         elif not part.exact:
             found.append("decodes, which prompts' attention would round otherwise")
     kinds = {type(layer.mixer).__name__ for layer in model.layers
-             if isinstance(layer.mixer, RecurrentLayer)
-             and not (isinstance(layer.mixer, GatedDelta) and layer.mixer.native is not None
-                     and layer.mixer.native.exact)}
+             if isinstance(layer.mixer, RecurrentLayer) and not _by_steps(layer.mixer)}
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
     if any(isinstance(layer.mlp, GroupedMixture) for layer in model.layers):
         found.append("the choice of experts, by torch in float32")
@@ -51,6 +50,13 @@ def departures(model: Decoder, asked: str) -> list[str]:
     if model.vision is not None:
         found.append("images")
     return found
+
+
+def _by_steps(layer: RecurrentLayer) -> bool:
+    """Whether its prompts go token by token, by the kernel of its decodes."""
+    if isinstance(layer, GatedDelta):
+        return layer.native is not None and layer.native.exact
+    return isinstance(layer, Mamba2) and layer.native is not None and layer.shared_by == 1
 
 
 def require_exact(model: Decoder, asked: str) -> None:

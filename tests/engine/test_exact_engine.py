@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers_deepseek import add_mtp
 from helpers_hybrid import DENSE, MOE, write_hybrid
+from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 
 from actorium import Engine, SamplingParams
@@ -40,6 +41,10 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
         sliding_window_pattern=2),
     "Qwen3-MoE": lambda path: write_hybrid(path, MOE, 5, BF16, head_dim=32),
     "Qwen3.5": write_mtp,
+    "Granite 4": lambda path: write_granite(
+        path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128, mamba_n_heads=16),
+    "rows of any length": lambda path: write_checkpoint(
+        path, dtype=BF16, head_dim=32, intermediate_size=100),
 }
 
 

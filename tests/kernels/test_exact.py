@@ -13,12 +13,14 @@ from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import NativeAttention
 from actorium.kernels.cpu.delta_native import NativeDelta, plan_runs
+from actorium.kernels.cpu.mamba_native import NativeMamba
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
 from actorium.kernels.ragged import ExtendRun
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.experts import combine, route
 from actorium.kernels.reference.logprobs import log_sum_exp, logprobs
+from actorium.kernels.reference.ssd import SSDSizes
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 PAGE, COUNTS = 16, (2, 3, 5, 17, 32, 33, 100, 513)
@@ -192,3 +194,46 @@ def test_prompts_through_delta_layers(ops: NativeOps, state_dtype: torch.dtype) 
         at += run.length
     assert torch.equal(own[0], columns)
     assert torch.equal(own[1], states)
+
+
+@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sizes", [SSDSizes(4, 2, 16, 24), SSDSizes(6, 1, 7, 32)])
+def test_prompts_through_mamba_layers(ops: NativeOps, sizes: SSDSizes,
+                                      state_dtype: torch.dtype) -> None:
+    """They are as many steps; states and columns that are kept on the way, too; and steps are the
+    same alone and together, beside rows that fill up a batch."""
+    gen = torch.Generator().manual_seed(0)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=gen)
+
+    runs = [ExtendRun(3, 40, ((16, 10), (32, 11), (40, 12))), ExtendRun(1, 2, ((1, 13),)),
+            ExtendRun(2, 33)]
+    heads, tokens = sizes.heads, sum(run.length for run in runs)
+    x = normal(tokens, sizes.channels + heads).bfloat16()
+    columns = normal(20, 3, sizes.channels).bfloat16()
+    states = normal(20, heads, sizes.head_dim, sizes.state_dim).to(state_dtype)
+    layer = NativeMamba(ops.lib, ops.threads, sizes, normal(4, sizes.channels), None,
+                        (-normal(heads).exp(), normal(heads), normal(heads)), (0.0, math.inf),
+                        normal(sizes.inner), 1e-6)
+    own = columns.clone(), states.clone()
+    got, at = layer.extend(x, *own, plan_runs(runs)), 0
+    for run in runs:
+        row, saves = torch.tensor([run.row]), dict(run.saves)
+        for t in range(run.length):
+            want = layer.step(x[at + t:at + t + 1], columns, states, row)
+            assert torch.equal(got[at + t:at + t + 1], want)
+            if (to := saves.get(t + 1)) is not None:
+                columns[to], states[to] = columns[run.row], states[run.row]
+        at += run.length
+    assert torch.equal(own[0], columns)
+    assert torch.equal(own[1], states)
+    rows = torch.tensor([4, -1, 6, 7, -1, 9])
+    together = layer.step(x[:6], own[0], own[1], rows)
+    alone = [layer.step(x[i:i + 1], columns, states, rows[i:i + 1]) for i in range(6)]
+    assert torch.equal(together, torch.cat(alone))
+    assert torch.equal(own[1], states)
+    gate = normal(tokens, sizes.inner + 3).bfloat16()
+    by_rows(lambda both: layer.gate(both[:, :sizes.inner].view(-1, heads, sizes.head_dim)
+                                    .contiguous(), both[:, sizes.inner:].bfloat16()),
+            torch.cat((got.flatten(1), gate[:, 3:].float()), 1), (2, 5, 75))

@@ -20,6 +20,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from actorium.kernels.cpu.delta_native import plan_runs
+from actorium.kernels.cpu.mamba_native import NativeMamba
+from actorium.kernels.cpu.native_library import library
 from actorium.kernels.ragged import ExtendRun, Ragged, plan_ragged
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step
 from actorium.kernels.reference.gated_norm import norm_gated
@@ -59,6 +62,57 @@ class Mamba(Layer):
         state = state * (dt * self.a).exp()[:, None, None]
         state = state + torch.einsum("h,hp,hn->hpn", dt, x, b)
         return state, torch.einsum("hpn,hn->hp", state, c) + self.skip[:, None] * x
+
+
+class InC(Mamba):
+    """The same by the C kernel, whose inputs are bf16, and which makes the time steps itself."""
+
+    def draw(self, tokens: int, sizes: SSDSizes, width: int) -> None:
+        super().draw(tokens, sizes, width)
+        lib = library()
+        if lib is None:
+            pytest.skip("no C kernels here")
+        raw, bias = self.normal(tokens, sizes.heads).bfloat16(), self.normal(sizes.heads)
+        self.x, self.columns = self.x.bfloat16(), self.columns.bfloat16()
+        self.dt = time_steps(raw, bias, (0.01, 3.0))
+        self.p = torch.cat((self.normal(tokens, 5).bfloat16(), self.x, raw), 1)[:, 5:]
+        self.native = NativeMamba(lib, 2, sizes, self.weight, self.bias,
+                                  (self.a, self.skip, bias), (0.01, 3.0), self.normal(sizes.inner),
+                                  1e-5)
+
+    def extend(self, states: Tensor, columns: Tensor, plan: Ragged) -> Tensor:
+        return self.native.extend(self.p, columns, states, plan_runs(plan.runs))
+
+    def step(self, at: Tensor, states: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+        return self.native.step(self.p[at], columns, states, rows)
+
+    def check(self, out: Tensor, state: Tensor, columns: Tensor, at: int, row: int) -> None:
+        super().check(out, state, columns.float(), at, row)
+
+
+@pytest.mark.parametrize("sizes", [*SIZES, SSDSizes(2, 1, 6, 40)])
+@pytest.mark.parametrize("width", [2, 4])
+def test_the_c_kernel(sizes: SSDSizes, width: int) -> None:
+    check_extend(InC, sizes, RAGGED, width)
+    check_extend(InC, sizes, KEPT, width)
+    check_steps(InC(20, sizes, width))
+
+
+def test_padding_in_the_c_kernel_has_no_state() -> None:
+    layer = InC(4, SIZES[0], 4)
+    states, columns = layer.states.clone(), layer.columns.clone()
+    out = layer.step(torch.arange(4), states, columns, torch.tensor([3, -1, 5, -1]))
+    assert not out[[1, 3]].any()
+    layer.check_others(states, columns, {3, 5})
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_gated_norm_in_c(sizes: SSDSizes) -> None:
+    layer = InC(7, sizes, 4)
+    y, z = layer.normal(7, sizes.heads, sizes.head_dim), layer.normal(7, 2 * sizes.inner).bfloat16()
+    own = layer.native
+    want = norm_gated(y.flatten(1), own.norm, z[:, :sizes.inner].float(), own.eps, sizes.groups)
+    torch.testing.assert_close(own.gate(y, z[:, :sizes.inner]).float(), want, atol=1e-2, rtol=1e-2)
 
 
 @pytest.mark.parametrize("sizes", SIZES)

@@ -1,0 +1,70 @@
+"""A Mamba-2 layer in C: convolution, time steps and recurrence in one call, and the gated norm."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from actorium.kernels.cpu.delta_native import MAX_WIDTH, Runs
+from actorium.kernels.reference.ssd import SSDSizes
+
+
+class NativeMamba:
+    """p, of all: bf16, of any row stride; columns: bf16[rows, W - 1, channels]; states: f32 or
+    bf16[rows, H, P, N], both in place. A token at a time, whether of prompts or decodes: they have
+    the same bits. torch's chunks of 128 and 512 tokens took 1.2 to 2 times as long."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, sizes: SSDSizes, conv: Tensor,
+                 conv_bias: Tensor | None, weights: Sequence[Tensor],
+                 limit: tuple[float, float], norm: Tensor, eps: float) -> None:
+        """conv: f32[W, channels]; conv_bias: f32[channels] or None; weights: a, skip and the bias
+        of time steps, f32[H] each; limit: of time steps; norm: f32[H * P]."""
+        self.lib, self.threads, self.sizes, self.eps = lib, threads, sizes, eps
+        self.limit, self.norm = limit, norm
+        self._held = [t.contiguous() for t in (conv, *weights, norm)]
+        self._held += [] if conv_bias is None else [conv_bias.contiguous()]
+        self._conv, self._a, self._skip, self._bias, self._norm = (
+            t.data_ptr() for t in self._held[:5])
+        self._conv_bias = 0 if conv_bias is None else self._held[5].data_ptr()
+        self._sizes = [torch.tensor([len(conv), sizes.heads, sizes.groups, sizes.head_dim,
+                                     sizes.state_dim, narrow], dtype=torch.int32)
+                       for narrow in (0, 1)]
+
+    def extend(self, x: Tensor, columns: Tensor, states: Tensor, plan: Runs) -> Tensor:
+        """Many tokens a sequence; states and columns are kept where the plan says. x: the
+        convolution's channels, and dt -> f32[T, H, P]."""
+        owners = torch.repeat_interleave(plan.runs[:, 1])
+        s = self.sizes
+        y = torch.empty((len(x), s.heads, s.head_dim))
+        mixed = torch.empty((len(x), s.channels))
+        self.lib.mamba_steps(
+            x.data_ptr(), x.stride(0), plan.number, len(x), owners.data_ptr(),
+            plan.runs.data_ptr(), plan.saves.data_ptr(), plan.starts.data_ptr(),
+            columns.data_ptr(), self._conv, self._conv_bias, states.data_ptr(), self._a,
+            self._skip, self._bias, mixed.data_ptr(), y.data_ptr(),
+            self._sizes[states.dtype is torch.bfloat16].data_ptr(), *self.limit, self.threads)
+        return y
+
+    def step(self, x: Tensor, columns: Tensor, states: Tensor, rows: Tensor) -> Tensor:
+        """One token a sequence. rows: i64[T], of columns and states; below 0 for padding, which
+        has neither, and gives zeros."""
+        count = len(rows)
+        runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
+        return self.extend(x, columns, states, Runs(
+            count, runs, torch.zeros((1, 2), dtype=torch.int64),
+            torch.zeros(count + 1, dtype=torch.int64)))
+
+    def gate(self, y: Tensor, z: Tensor) -> Tensor:
+        """See `Ops.norm_gated`. y: f32[T, H, P]; z: bf16[T, H * P], of any row stride."""
+        out = torch.empty((len(y), self.sizes.inner), dtype=z.dtype)
+        self.lib.norm_gated(y.data_ptr(), self._norm, z.data_ptr(), z.stride(0), out.data_ptr(),
+                            len(y), self.sizes.inner, self.sizes.groups, self.eps, self.threads)
+        return out
+
+
+def can_run(width: int) -> bool:
+    """Whether the C kernels take convolutions of this width."""
+    return width <= MAX_WIDTH
