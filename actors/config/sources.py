@@ -143,8 +143,9 @@ def _parsed(kind: type, text: str, optional: bool) -> Any:
         return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(
             text.lower(), text)
     if kind is int:
-        scale = _SUFFIXES.get(text[-1:].lower())
-        number = int(text) if scale is None else float(text[:-1]) * scale
+        short = text[:-2] if text.lower().endswith(("kib", "mib", "gib")) else text
+        scale = _SUFFIXES.get(short[-1:].lower())
+        number = int(text) if scale is None else float(short[:-1]) * scale
         return int(number) if math.isfinite(number) and number == int(number) else text
     if kind is float:
         return float(text)

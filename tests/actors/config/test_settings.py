@@ -381,3 +381,16 @@ def test_invalid_json_is_refused(line: str, error: str, tmp_path: Path) -> None:
         config_of("--config", str(file))
     assert caught.value.message.startswith(
         f"{file}: model.default_chat_template_kwargs: {error}")
+
+
+@pytest.mark.parametrize(("text", "size"), [
+    ("8GiB", 8 << 30), ("512MiB", 512 << 20), ("64kib", 64 << 10), ("1.5GiB", 3 << 29),
+    ("8G", 8 << 30), ("8589934592", 8 << 30)])
+def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
+    assert config_of("dir", "--host-cache", text).memory.host_cache == size
+
+
+@pytest.mark.parametrize("text", ["GiB", "8iB", "8XiB", "8 potatoes", "1.0000000001KiB"])
+def test_a_size_that_is_none_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="a whole number"):
+        config_of("dir", "--host-cache", text)
