@@ -210,7 +210,7 @@ class Placements:
             elif aborted and not request.over and not request.cancelled:
                 continue
             present.add(request.sid)
-            self._book.add_outputs(each.outputs)
+            self._book.add_outputs(request, each.outputs)
             self.check_end(request, now)
         view.synced = True
         for request in [*self._book.placed_at(view.index)]:

@@ -119,6 +119,12 @@ class ReplicaLink(CoreObserver):
             self._records += [Send(LEDGER, record) for entry in history.entries.values()
                               for record in entry_records(entry)]
         scheduler.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
+        # A detokenizer that is newer than their last place has not heard of them.
+        state = scheduler.state
+        for known in order.requests:
+            if request := state.requests.get((known.submit.client, known.submit.rid)):
+                with state.guard.of(request):
+                    scheduler.outgoing.resend(request, state.table, again=False)
 
     # --- reports ---
 

@@ -2,7 +2,8 @@
 
 What a replica reports is written here before it goes on to the detokenizer, in the form in which a
 scheduler's ledger is read back (`LedgerHistory`): so a request can go on at another replica as it
-would after a death of its own scheduler, with the same seeds, penalties, grammar and logprobs.
+would after a death of its own scheduler, with the same seeds, penalties, grammar and logprobs. The
+router's own ledger, where it has one, gets the same records, for the book of the next router.
 """
 
 from __future__ import annotations
@@ -16,7 +17,19 @@ import numpy as np
 from actorium.actors.cluster.cluster_messages import KnownRequest
 from actorium.actors.cluster.known_requests import entry_bytes, known_request
 from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
-from actorium.actors.ledger.records import AdmissionRecord, LedgerEntry, LedgerHistory, OutputRecord
+from actorium.actors.ledger.records import (
+    ADMISSION,
+    BATCH,
+    OUTPUT,
+    AdmissionRecord,
+    LedgerEntry,
+    LedgerHistory,
+    OutputRecord,
+    entry_records,
+    make_record,
+    output_record,
+)
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
     Cancel,
     Open,
@@ -76,10 +89,14 @@ class RoutedRequest:
 class RequestBook:
     """All requests that live, and for a while those that are over."""
 
-    def __init__(self, retain: float) -> None:
-        """retain: seconds for which requests are kept that are over."""
+    def __init__(self, retain: float, prior: LedgerHistory | None = None) -> None:
+        """retain: seconds for which requests are kept that are over; prior: what the book of an
+        earlier router has written down; None: nothing is written."""
         self._retain = retain
-        self._history = LedgerHistory()
+        self._history = prior or LedgerHistory()
+        self._writes = prior is not None
+        self.records: list[LedgerRecord] = []
+        """For the ledger: what has come into the book since they were last taken."""
         self.requests: dict[Key, RoutedRequest] = {}
         self.by_sid: dict[int, RoutedRequest] = {}
         self.live: dict[Key, RoutedRequest] = {}
@@ -88,21 +105,49 @@ class RequestBook:
         self._over: OrderedDict[Key, tuple[float, int]] = OrderedDict()
         """When they ended, and their bytes."""
         self._over_bytes = 0
+        for entry in sorted(self._history.entries.values(), key=lambda each: each.choices[0].sid):
+            request = self._enter(entry)
+            request.opened = True  # as far as is known
+
+    @property
+    def next_sid(self) -> int:
+        """The first number that no sequence of the book has had."""
+        return self._history.next_sid
 
     def add(self, submit: Submit, sid: int) -> RoutedRequest:
         """A new request, whose sequences are numbered from `sid`."""
-        self._history.apply(AdmissionRecord(submit, sid))
-        request = RoutedRequest(self._history.entries[submit.client, submit.rid])
+        self._apply(ADMISSION, AdmissionRecord(submit, sid))
+        return self._enter(self._history.entries[submit.client, submit.rid])
+
+    def _enter(self, entry: LedgerEntry) -> RoutedRequest:
+        submit, request = entry.submit, RoutedRequest(entry)
         self.requests[request.key] = self.live[request.key] = request
-        self.by_sid.update((sid + i, request) for i in range(submit.n))
+        self.by_sid.update((request.sid + i, request) for i in range(submit.n))
         if submit.linger:
             self._lingering[submit.tenant, name_of(submit.rid)] = request
         return request
 
-    def add_outputs(self, records: Iterable[OutputRecord]) -> None:
-        """What sequences of the book have emitted, as far as it is more than is known."""
+    def _apply(self, kind: int, message: AdmissionRecord | OutputRecord | TokenBatch) -> None:
+        self._history.apply(message)
+        if self._writes:
+            self.records.append(make_record(kind, message))
+
+    def add_outputs(self, request: RoutedRequest, records: Iterable[OutputRecord]) -> None:
+        """What a request's sequences have emitted, as far as it is more than is known."""
+        known = {output.sid: output for output in request.entry.choices}
         for record in records:
-            self._history.apply(record)
+            output = known.get(record.sid)
+            if output is not None and (len(record.tokens) > len(output.tokens)
+                                       or (record.finish and not output.finish)):
+                self._apply(OUTPUT, record)
+
+    def waiting(self) -> Iterator[RoutedRequest]:
+        """Requests that are not over and nowhere."""
+        return (request for request in self.live.values() if request.replica == NOWHERE)
+
+    def live_records(self) -> Iterator[list[LedgerRecord]]:
+        """All records of the book, a request at a time."""
+        return (list(entry_records(request.entry)) for request in [*self.requests.values()])
 
     def lingering(self, rid: str, tenant: str) -> RoutedRequest | None:
         """The tenant's request of the rid's name that another client may take up."""
@@ -120,14 +165,14 @@ class RequestBook:
         if (message.client, message.rid) != request.key:
             self._change_client(request, message.client)
         if message.emitted or message.end is not None:
-            self._history.apply(OutputRecord(
+            self._apply(OUTPUT, OutputRecord(
                 message.sid, message.emitted, message.cached_tokens, message.emitted_logprobs,
                 message.prompt_logprobs, message.end, message.draft_tokens,
                 message.accepted_tokens))
 
     def apply_batch(self, batch: TokenBatch) -> None:
         """Tokens and events of sequences of the book."""
-        self._history.apply(batch)
+        self._apply(BATCH, batch)
 
     def end_all(self, request: RoutedRequest, event: SequenceEvent) -> None:
         """Ends every sequence that has not ended, as `event` says."""
@@ -135,6 +180,8 @@ class RequestBook:
             if output.finish is None:
                 output.finish = msgspec.structs.replace(event, sid=output.sid, logprobs=None,
                                                         prompt_logprobs=None)
+                if self._writes:
+                    self.records.append(make_record(OUTPUT, output_record(output)))
 
     def check_end(self, request: RoutedRequest, now: float) -> bool:
         """Whether the request is over; one that has just come to its end is kept for a while."""
@@ -159,6 +206,8 @@ class RequestBook:
                 table[client, rid] = request
         if before in self._over:
             self._over[client, rid] = self._over.pop(before)
+        if self._writes:
+            self.records += entry_records(request.entry)
 
     # --- the end ---
 

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from time import monotonic
+
+import msgspec
+
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import new_placer
 from actorium.actors.cluster.prefix_index import PrefixIndex
@@ -9,14 +13,44 @@ from actorium.actors.cluster.request_book import RequestBook
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, replica_name
 from actorium.actors.core import Context
+from actorium.actors.ledger.committer import open_ledger
+from actorium.actors.ledger.records import LedgerHistory
+from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
+
+OWN_LEDGER = "router"
+"""Of the folder of `--ledger-dir`, in which each replica has one, too."""
 
 
 def build(context: Context) -> RouterCore:
-    """The role's entry."""
+    """The role's entry. With a ledger it goes on from there. Raises `BadConfig` and
+    `EngineUnavailable` where that cannot be."""
+    ledger = open_ledger(_in_own_folder(context))
+    if ledger is None:
+        return router_core(context)
+    if not ledger.same_boot:
+        now, timeout = monotonic(), context.config.scheduler.request_timeout
+        for entry in ledger.history.entries.values():
+            entry.submit = in_this_boot(entry.submit, now, timeout)
+    core = router_core(context, ledger.history)
+    core.ledger = ledger
+    return core
+
+
+def _in_own_folder(context: Context) -> Context:
+    replace, recovery = msgspec.structs.replace, context.config.recovery
+    if recovery.ledger_dir is None:
+        return context
+    own = f"{recovery.ledger_dir}/{OWN_LEDGER}"
+    return context._replace(
+        config=replace(context.config, recovery=replace(recovery, ledger_dir=own)))
+
+
+def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterCore:
+    """The core, without IO; prior: what the ledger has of an earlier one; None: there is none."""
     config = context.config
     roles = [f"../{replica_name(config.runtime.name, i)}/{ROUTER_ROLE}"
              for i in range(config.cluster.replicas)]
-    index, book = PrefixIndex(), RequestBook(config.recovery.retain)
+    index, book = PrefixIndex(), RequestBook(config.recovery.retain, prior)
     placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
                         config.scheduler.max_num_seqs)
     return RouterCore(book, Placements(roles, book, placer, index, context.epoch), context.epoch,

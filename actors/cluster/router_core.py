@@ -9,12 +9,15 @@ dies, its requests are placed anew with all that they have emitted. A request ha
 time, from the order that put it there: what any other replica says of it, or the same one said
 before that order, is dropped. What is in flight to a scheduler that dies is lost, and made good
 when the next one says what it knows (`Inventory`).
+
+With a ledger the book is written down before anybody hears of what is new in it. The next router
+begins with it, asks the replicas what lives there, and places anew what lives nowhere.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -39,7 +42,7 @@ from actorium.actors.cluster.request_book import (
     RoutedRequest,
     without_sids,
 )
-from actorium.actors.core import Core, Health, Send
+from actorium.actors.core import LEDGER, Core, Health, Send
 from actorium.actors.messages import (
     Cancel,
     Flush,
@@ -79,12 +82,14 @@ class RouterCore(Core):
         self.book, self.placements = book, placements
         self.views = placements.views
         self._epoch, self._max_waiting = epoch, max_waiting
-        self._next_sid = 1
+        self.next_sid = book.next_sid
         self._early: list[Any] = []
         """What came before all inventories were there."""
         self._gather_until: float | None = None
         self._inventories: dict[int, list[KnownRequest]] = {}
         self._flushes = FlushOrders()
+        self._ledger_full = self._not_durable = ""
+        """Why the ledger takes no records; why what is told is not in it."""
         self._out: list[Send] = []
         self._started = self._draining = False
         self._steps = 0
@@ -107,14 +112,18 @@ class RouterCore(Core):
         placements = self.placements
         if not self._started:
             self._started = True
-            self._gather_until = now + GATHERING if self._epoch > 1 else None
+            for request in [*self.book.live.values()]:
+                self.book.check_end(request, now)
+            again = self._epoch > 1 or self.book.live
+            self._gather_until = now + GATHERING if again else None
             for view in self.views:
                 view.heard = now
                 placements.ask(view)
         if self._gather_until is not None and (
                 now >= self._gather_until or all(view.synced for view in self.views)):
             self._gather_until = None
-            self._next_sid += SPARE_SIDS
+            self.next_sid += SPARE_SIDS
+            placements.pending.update((each.sid, each) for each in self.book.waiting())
         if self._gather_until is None and self._early:
             early, self._early = self._early, []
             for message in early:
@@ -126,7 +135,12 @@ class RouterCore(Core):
             placements.place_pending(now)
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
-        return orders + out
+        return self._records() + orders + out
+
+    def _records(self) -> list[Send]:
+        """What must be in the ledger before anything else of a wake goes out."""
+        records, self.book.records = self.book.records, []
+        return [Send(LEDGER, record) for record in records]
 
     def next_timer(self) -> float | None:
         return self._tick_at
@@ -146,9 +160,29 @@ class RouterCore(Core):
         own = self.placements.gauges()
         phase = ("draining" if self._draining else "starting" if self._gather_until is not None
                  else "stepping" if self.book.live else "idle")
+        gauges["ledger_full"] += bool(self._ledger_full)
+        gauges["ledger_not_durable"] += bool(self._not_durable)
         return Health(phase, self._steps, BUDGET,
                       {name: float(value) for name, value in {**gauges, **own}.items()},
+                      self._ledger_full or self._not_durable or
                       f"{own['replicas_ready']} of {len(self.views)} replicas take requests")
+
+    # --- the ledger ------------------------------------------------------------------------------
+
+    def live_records(self) -> Iterator[Sequence[Any]]:
+        """See `Core`."""
+        return self.book.live_records()
+
+    def on_ledger_full(self, why: str, now: float) -> None:
+        self._ledger_full = why
+
+    def on_ledger_lost(self, why: str, now: float) -> None:
+        self._ledger_full, self._not_durable = "", f"not durable: {why}"
+
+    def on_ledger_ok(self, now: float) -> None:
+        self._ledger_full = self._not_durable = ""
+
+    # --- actors that do not read -----------------------------------------------------------------
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
         """Whoever does not read is told everything when it does."""
@@ -194,8 +228,8 @@ class RouterCore(Core):
                 self.placements.repeat(request, submit, now)
             return
         before = self.book.lingering(submit.rid, submit.tenant) if submit.linger else None
-        request = self.book.add(submit, self._next_sid)
-        self._next_sid += submit.n
+        request = self.book.add(submit, self.next_sid)
+        self.next_sid += submit.n
         home = None if before is None else self.placements.home(before, now)
         if home is not None:  # it may be the same, which that replica can tell
             self.placements.place(request, home)
@@ -266,7 +300,7 @@ class RouterCore(Core):
                 self.placements.on_delta(view, message)
             elif isinstance(message, ReplicaReport):
                 self.placements.on_report(view, message)
-                self._next_sid = max(self._next_sid, message.next_sid)
+                self.next_sid = max(self.next_sid, message.next_sid)
             elif isinstance(message, Inventory):
                 if frame.seen >= view.asked:  # else as things were before the last question
                     self._on_inventory(view, message, now)
@@ -317,7 +351,7 @@ class RouterCore(Core):
         known += message.requests
         if not message.more:
             most = self.placements.reconcile(view, self._inventories.pop(view.index), now)
-            self._next_sid = max(self._next_sid, most + 1)
+            self.next_sid = max(self.next_sid, most + 1)
 
     # --- replicas come and go --------------------------------------------------------------------
 

@@ -95,8 +95,8 @@ class SchedulerCore(Core):
         self._deadlines = Deadlines()
         self._worker: Ready | None = None
         self._group = WorkerGroup(context.config.device.tensor_parallel_size)
-        self._outgoing = OutgoingMessages(own.history, self._epoch)
-        self._outgoing.to_worker(Reset(self._epoch))
+        self.outgoing = OutgoingMessages(own.history, self._epoch)
+        self.outgoing.to_worker(Reset(self._epoch))
         self._step = 0
         self.next_sid = 1
         self._draining = False
@@ -132,9 +132,9 @@ class SchedulerCore(Core):
             self._on_flush(message)
         elif isinstance(message, Recall):
             with self._guard.of_key(message.client, message.rid):
-                self._outgoing.answer_recall(self.state, message, now)
+                self.outgoing.answer_recall(self.state, message, now)
         elif isinstance(message, Hello) and not self._media.started(message.role):
-            self._outgoing.resend_all(self.state, now)
+            self.outgoing.resend_all(self.state, now)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
@@ -146,17 +146,17 @@ class SchedulerCore(Core):
             self._trials.restrict(self.state)
         if self.masks and self._unresolved:
             for masks in self.masks.late_masks(self.state, self._unresolved[0], self._epoch):
-                self._outgoing.to_worker(masks)
+                self.outgoing.to_worker(masks)
         self._plan(now)
         while self._guard.failed:
             self._end_failed()
             self._plan(now)  # others may have their places
         for request, rejection in self.masks.pop_stuck():
             self._fail_request(request, rejection)
-        if events := self._outgoing.events:
+        if events := self.outgoing.events:
             self._metrics.ended(events, now)
-            self._outgoing.report_batch(self._event_batch(events))
-            self._outgoing.events = []
+            self.outgoing.report_batch(self._event_batch(events))
+            self.outgoing.events = []
         detail = self._auditor.check(self.state, self._step, bool(self._unresolved))
         if detail is not None:
             self._health_detail = detail
@@ -164,11 +164,11 @@ class SchedulerCore(Core):
         if self.state.finished_requests:
             self._guard.finished(self.state.finished_requests)
             self._history.finished(self.state.finished_requests, now)
-        return [*self._media.pop(), *self._outgoing.pop(self.state.table)]
+        return [*self._media.pop(), *self.outgoing.pop(self.state.table)]
 
     def _plan(self, now: float) -> None:
         """Makes as many plans as may be in flight."""
-        depth = 0 if self._worker is None or self._outgoing.blocked else self._depth
+        depth = 0 if self._worker is None or self.outgoing.blocked else self._depth
         while len(self._unresolved) < depth:
             made = self._planner.plan(self._step + 1, tuple(self._unresolved))
             if made is None:
@@ -178,14 +178,14 @@ class SchedulerCore(Core):
             if self.masks:
                 plan = self.masks.add_masks(self.state, plan, record, self._unresolved)
             self._unresolved.append(record)
-            self._outgoing.to_worker(plan)
+            self.outgoing.to_worker(plan)
             if plan.admit:
                 seated = self.state.table.sequences
                 self._metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
 
     def next_timer(self) -> float | None:
         """The earliest deadline, or at once where more is to be sent."""
-        return 0.0 if self._outgoing.has_more else self._deadlines.next()
+        return 0.0 if self.outgoing.has_more else self._deadlines.next()
 
     def _on_ready(self, ready: Ready) -> None:
         """A fresh worker: whatever ran on the one before is recomputed. (A worker that is known
@@ -206,7 +206,7 @@ class SchedulerCore(Core):
         self._worker = ready
         if self._planner.pacing.active:
             LOG.info("target_itl: gaps between tokens are kept to %s", self._planner.pacing.about)
-        self._outgoing.to_worker(Reset(self._epoch, ready.epoch))
+        self.outgoing.to_worker(Reset(self._epoch, ready.epoch))
         if convicted is not None:
             self._fail_request(convicted, Rejection(
                 Quarantined.code, "the worker died each time it ran this request alone"))
@@ -239,7 +239,7 @@ class SchedulerCore(Core):
         if outcome.batch is not None:
             if outcome.batch.events:
                 self._metrics.ended(outcome.batch.events, now)
-            self._outgoing.report_batch(outcome.batch)
+            self.outgoing.report_batch(outcome.batch)
         if self._trials.active:
             self._trials.decoded(record)
 
@@ -249,7 +249,7 @@ class SchedulerCore(Core):
         """Queues a request, or rejects it. A request that is sent again is left alone, or, if it
         has ended, reported again."""
         if ((submit.client, submit.rid) in self.state.requests
-                or self._outgoing.resend_if_known(self.state, submit, now)):
+                or self.outgoing.resend_if_known(self.state, submit, now)):
             return
         refusal = self._guard.refusal_for(submit.client, submit.rid, submit.grammar)
         if refusal is not None:
@@ -261,7 +261,7 @@ class SchedulerCore(Core):
     def _accept(self, submit: Submit, now: float) -> None:
         request = new_request_state(submit, self.next_sid)
         self.next_sid += submit.n
-        closed = "the engine is stopping" if self._draining else self._outgoing.blocked
+        closed = "the engine is stopping" if self._draining else self.outgoing.blocked
         rejection = check_admission(request, now, self.state, self._worker, self._best_rate, closed)
         rejection = rejection or self.masks.add_request(request)
         if rejection is not None:
@@ -272,7 +272,7 @@ class SchedulerCore(Core):
         self._deadlines.add(request, len(self.state.requests))
         self._history.admitted(request)
         self._media.queued(request)
-        self._outgoing.to_detokenizer(opens)
+        self.outgoing.to_detokenizer(opens)
         if self._worker is not None:
             self._cap(request, self._worker)
         self._totals["prompt_tokens"] += len(request.prompt)
@@ -283,8 +283,8 @@ class SchedulerCore(Core):
         events = [rejection.event(choice.sid) for choice in request.choices]
         self._metrics.ended(events, now)
         self._metrics.rejected(rejection.code)
-        self._outgoing.reject(open_message(choice, self._epoch) for choice in request.choices)
-        self._outgoing.reject([self._event_batch(events)])
+        self.outgoing.reject(open_message(choice, self._epoch) for choice in request.choices)
+        self.outgoing.reject([self._event_batch(events)])
 
     def _reject_unopened(self, key: tuple[bytes, str], why: Quarantined) -> None:
         """Rejects a request that must not be opened as others are."""
@@ -292,7 +292,7 @@ class SchedulerCore(Core):
         self.next_sid += 1
         event = Rejection(why.code, why.message).event(sid)
         self._metrics.rejected(why.code)
-        self._outgoing.reject([Open(sid, rid, 0, client, b"", TextParams(), epoch=self._epoch),
+        self.outgoing.reject([Open(sid, rid, 0, client, b"", TextParams(), epoch=self._epoch),
                                self._event_batch([event])])
 
     def _cap(self, request: RequestState, worker: Ready) -> None:
@@ -344,7 +344,7 @@ class SchedulerCore(Core):
         if drafts := draft_counts(sequence):
             event = msgspec.structs.replace(event, **drafts)
         sequence.finish = event
-        self._outgoing.events.append(event)
+        self.outgoing.events.append(event)
 
     def _end_failed(self) -> None:
         """Ends the requests on which work has raised."""
@@ -364,7 +364,7 @@ class SchedulerCore(Core):
     def _on_flush(self, flush: Flush) -> None:
         freed, kept = self.state.kv_cache.flush()
         self.state.tier.flush()
-        self._outgoing.to_detokenizer([Reply(flush.rid, flush.client, msgspec.json.encode(
+        self.outgoing.to_detokenizer([Reply(flush.rid, flush.client, msgspec.json.encode(
             {"pages": freed, "kept": kept}))])
 
     def restore(self, requests: Iterator[RequestState], next_sid: int, now: float) -> None:
@@ -372,7 +372,7 @@ class SchedulerCore(Core):
         the tokens that they have emitted; the finished ones are retained."""
         self.next_sid = next_sid
         live = self.adopt(requests, now)
-        self._outgoing.resend_all(self.state, now)
+        self.outgoing.resend_all(self.state, now)
         if live:
             tokens = sum(len(sequence.emitted) for sequence in self.state.sequences.values())
             self._health_detail = (f"resumed {live} unfinished requests from the ledger, with "
@@ -410,16 +410,16 @@ class SchedulerCore(Core):
     def on_ledger_full(self, why: str, now: float) -> None:
         """The ledger takes no more records: nothing is planned, and nothing sent to clients but
         rejections."""
-        self._outgoing.blocked = self._health_detail = why
+        self.outgoing.blocked = self._health_detail = why
 
     def on_ledger_lost(self, why: str, now: float) -> None:
         """The ledger will not come back soon: streams go on without it."""
-        self._outgoing.blocked, self._not_durable = "", True
+        self.outgoing.blocked, self._not_durable = "", True
         self._health_detail = f"not durable: {why}"
 
     def on_ledger_ok(self, now: float) -> None:
         """The ledger takes records again."""
-        self._outgoing.blocked, self._not_durable = "", False
+        self.outgoing.blocked, self._not_durable = "", False
         self._health_detail = "the ledger takes records again"
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
@@ -431,7 +431,7 @@ class SchedulerCore(Core):
     def on_peer_back(self, role: str, now: float) -> None:
         """The detokenizer reads again: every request is reported to it anew."""
         if not self._media.started(role):
-            self._outgoing.resend_all(self.state, now)
+            self.outgoing.resend_all(self.state, now)
 
     def drain(self, now: float) -> None:
         """Rejects new requests, finishes the ones that are here (if there is a worker for that)."""
@@ -442,7 +442,7 @@ class SchedulerCore(Core):
 
     @property
     def done(self) -> bool:
-        busy = self.state.requests or self._unresolved or not self._outgoing.empty
+        busy = self.state.requests or self._unresolved or not self.outgoing.empty
         return self._draining and not busy
 
     def health(self) -> Health:
@@ -451,7 +451,7 @@ class SchedulerCore(Core):
         gauges = {"running": state.table.num_running, "waiting": len(state.queue),
                   "waiting_requests": state.queue.requests, "steps": self._step,
                   "worker_restarts": self._worker_restarts, "missed": self._missed,
-                  "ledger_full": bool(self._outgoing.blocked),
+                  "ledger_full": bool(self.outgoing.blocked),
                   "ledger_not_durable": self._not_durable, **self._totals,
                   **self._trials.gauges(state), **self._history.gauges(), **self.masks.gauges(),
                   **self._planner.drafting.gauges(), **self._planner.pacing.gauges(),
@@ -465,7 +465,7 @@ class SchedulerCore(Core):
             return "draining"
         if self._worker is None:
             return "starting"
-        if self._outgoing.blocked:
+        if self.outgoing.blocked:
             return "idle"
         if self.state.requests or self._unresolved:
             return "stepping"

@@ -64,9 +64,9 @@ class OutgoingMessages:
 
     # --- reporting again -------------------------------------------------------------------------
 
-    def resend(self, request: RequestState, table: SlotTable) -> None:
-        """Reports all of a request once more, for a client that has lost its stream."""
-        self.to_detokenizer(self._replay(request, table, again=True))
+    def resend(self, request: RequestState, table: SlotTable, again: bool = True) -> None:
+        """Reports all of a request once more; again: to a client that has lost its stream, too."""
+        self.to_detokenizer(self._replay(request, table, again))
 
     def resend_all(self, state: SchedulerState, now: float) -> None:
         """Reports every request, for a detokenizer that is new or has missed something; ended

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from helpers_lives_actors import Worker
 
 from actorium.actors.cluster import router_actor
 from actorium.actors.cluster.cluster_messages import FromReplica, ReplicaGone, ToReplica
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
-from actorium.actors.core import Context
-from actorium.actors.ledger.records import cut
+from actorium.actors.core import LEDGER, Context
+from actorium.actors.ledger.records import LedgerHistory, cut
+from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
     Hello,
     Open,
@@ -58,7 +61,7 @@ class ReplicaBox:
         self.launch = launch
         self.bare = scheduler_actor.extended_core(context)
         self.scheduler = scheduler_actor.observed(self.bare, context)
-        self.worker = null_worker.NullWorker(context._replace(role="worker-0"))
+        self.worker = Worker(context._replace(role="worker-0"))
         self.inbox: deque[Any] = deque()
         self.said: deque[FromReplica] = deque()
 
@@ -94,8 +97,10 @@ class Heard:
 class ClusterBox:
     """The cluster."""
 
-    def __init__(self, config: Config, routing: str = "prefix") -> None:
+    def __init__(self, config: Config, routing: str = "prefix", ledger: bool = False) -> None:
+        """ledger: routers keep one, from which the next goes on."""
         self.config, self.routing = config, routing
+        self.ledger: list[LedgerRecord] | None = [] if ledger else None
         self.now = 100.0
         self.router_epoch = 0
         self.cut_off: set[int] = set()
@@ -114,8 +119,9 @@ class ClusterBox:
         replace = msgspec.structs.replace
         config = replace(self.config, runtime=replace(self.config.runtime, name=NAME),
                          cluster=replace(self.config.cluster, routing=self.routing))
-        self.router = router_actor.build(
-            Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7))
+        prior = None if self.ledger is None else LedgerHistory().read(self.ledger)
+        self.router = router_actor.router_core(
+            Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7), prior)
         self.roles = {view.role: view.index for view in self.router.views}
         return self.router
 
@@ -160,7 +166,10 @@ class ClusterBox:
                 msgspec.msgpack.decode(_encode(message), type=self.router.inbox), self.now)
         for send in self.router.on_wake(self.now):
             moved = True
-            if send.to == "detokenizer":
+            if send.to == LEDGER:
+                assert self.ledger is not None
+                self.ledger.append(send.message)
+            elif send.to == "detokenizer":
                 self._hear(msgspec.msgpack.decode(_encode(send.message), type=ToDetokenizer))
             else:
                 self.replicas[self.roles[send.to]].inbox.append(
@@ -238,7 +247,8 @@ class ClusterBox:
         return sorted(mine, key=lambda heard: heard.opened.index)
 
     def assert_whole(self) -> None:
-        """Every choice has just the tokens that its seed says."""
+        """Every choice has just the tokens that its seed says, and each token, where that was asked
+        for, its logprob, which is its own id."""
         for rid, submit in self.submits.items():
             choices = self.of(rid)
             assert [heard.opened.index for heard in choices] == list(range(submit.n)), rid
@@ -249,3 +259,5 @@ class ClusterBox:
                     null_worker.next_token(seed, position, null_worker.VOCAB)
                     for position in range(first, first + submit.params.max_tokens)]
                 assert heard.end is not None and heard.end.finish_reason == "length"
+                told = np.frombuffer(heard.logprobs, np.float32).tolist()
+                assert told == (heard.tokens if submit.params.logprobs >= 0 else [])

@@ -299,15 +299,21 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
     for entry in sorted(past.history.entries.values(), key=lambda entry: entry.choices[0].sid):
         submit = entry.submit
         if not past.same_boot:
-            deadline = submit.deadline
-            if deadline is not None:
-                allowed = deadline - submit.arrival if submit.arrival else timeout
-                deadline = past.now + max(allowed, 0.0)
-            submit = msgspec.structs.replace(submit, deadline=deadline, arrival=past.now)
+            submit = in_this_boot(submit, past.now, timeout)
         request = new_request_state(submit, entry.choices[0].sid)
         for choice, output in zip(request.choices, entry.choices, strict=True):
             _restore(choice, output)
         yield request
+
+
+def in_this_boot(submit: Submit, now: float, timeout: float) -> Submit:
+    """The request with times of this boot of the machine, as if it came now; see
+    `restore_requests`."""
+    deadline = submit.deadline
+    if deadline is not None:
+        allowed = deadline - submit.arrival if submit.arrival else timeout
+        deadline = now + max(allowed, 0.0)
+    return msgspec.structs.replace(submit, deadline=deadline, arrival=now)
 
 
 def _restore(sequence: SequenceState, output: SequenceOutput) -> None:

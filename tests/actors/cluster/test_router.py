@@ -9,7 +9,7 @@ import pytest
 from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import launch_of
-from actorium.actors.messages import Cancel, Flush, Recall, Reply, Stop, Unknown
+from actorium.actors.messages import Cancel, Flush, Hello, Recall, Reply, Stop, Unknown
 
 
 def gauges(box: ClusterBox) -> dict[str, float]:
@@ -83,18 +83,32 @@ def test_tokens_of_the_former_place_are_dropped() -> None:
 
 
 def test_logprobs_go_with_a_request() -> None:
-    def one(kill: bool) -> bytes:
-        box = ClusterBox(settings())
-        rid = box.submit([1, 2, 3], max_tokens=40, logprobs=2)
-        for _ in range(15):
-            box.turn()
-        if kill:
-            box.kill(next(view.index for view in box.router.views if view.sequences))
-        box.run()
-        box.assert_whole()
-        return box.of(rid)[0].logprobs
+    box = ClusterBox(settings())
+    rid = box.submit([1, 2, 3], max_tokens=40, logprobs=2)
+    for _ in range(15):
+        box.turn()
+    box.kill(next(view.index for view in box.router.views if view.sequences))
+    box.run()
+    box.assert_whole()
+    assert len(box.of(rid)[0].logprobs) == 160
 
-    assert one(True) == one(False)
+
+def test_a_detokenizer_that_starts_while_requests_are_nowhere_hears_of_them() -> None:
+    box = ClusterBox(settings(1))
+    for i in range(3):
+        box.submit([1 + i, 2, 3], max_tokens=40)
+    for _ in range(12):
+        box.turn()
+    box.kill(0)
+    box.cut_off.add(0)
+    for _ in range(3):
+        box.turn()
+    box.heard.clear()
+    box.to_router.append(Hello("detokenizer", 2))
+    box.turn()
+    box.cut_off.clear()
+    box.run()
+    box.assert_whole()
 
 
 def test_a_new_router_finds_everything_at_the_replicas() -> None:
@@ -110,6 +124,68 @@ def test_a_new_router_finds_everything_at_the_replicas() -> None:
     box.assert_whole()
     assert box.of(late)[0].opened.sid > sids
     assert gauges(box)["migrated_requests"] == 0
+
+
+def test_router_and_replicas_die_at_once() -> None:
+    """From the router's ledger, whatever was where; also what waited for a replica."""
+    box = ClusterBox(settings(), ledger=True)
+    for i in range(6):
+        box.submit([1 + i, 2, 3], max_tokens=40, n=1 + i % 2, logprobs=2)
+    for _ in range(20):
+        box.turn()
+    late = box.submit([9, 9], max_tokens=8)
+    box.turn()
+    told = sum(len(heard.tokens) for heard in box.heard.values())
+    for index in range(2):
+        box.kill(index)
+    box.new_router()
+    box.run()
+    box.assert_whole()
+    assert told > 50 and box.of(late)
+    assert gauges(box)["migrated_requests"] == 7
+
+
+def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
+    """Ended by a replica, by the client, or by the router itself; no replica is left to tell."""
+    box = ClusterBox(settings(), ledger=True)
+    done = box.submit([1, 2, 3])
+    box.run()
+    given_up = box.submit([4, 5], max_tokens=500)
+    for _ in range(10):
+        box.turn()
+    box.to_router.append(Cancel(given_up, b"client"))
+    box.run()
+    box.router.drain(box.now)
+    refused = box.submit([6, 7])
+    box.run()
+    tokens = box.of(done)[0].tokens
+    for index in range(2):
+        box.kill(index)
+    box.new_router()
+    for _ in range(10):
+        box.turn()
+    assert not box.router.book.live and not gauges(box)["router_waiting"]
+    box.heard.clear()
+    box.to_router += [Recall(rid, b"client") for rid in (done, given_up, refused)]
+    box.run()
+    ends = [box.of(rid)[0].end for rid in (done, given_up, refused)]
+    assert [end and (end.finish_reason, end.error_code) for end in ends] == [
+        ("length", None), ("abort", None), ("error", "unavailable")]
+    assert box.of(done)[0].tokens == tokens
+
+
+def test_a_compacted_ledger_says_the_same() -> None:
+    box = ClusterBox(settings(), ledger=True)
+    for i in range(5):
+        box.submit([1 + i, 2, 3], max_tokens=30, n=1 + i % 2)
+    for _ in range(15):
+        box.turn()
+    box.ledger = [record for records in box.router.live_records() for record in records]
+    for index in range(2):
+        box.kill(index)
+    box.new_router()
+    box.run()
+    box.assert_whole()
 
 
 def test_a_request_that_is_over_is_told_again_after_its_replica_died() -> None:
@@ -187,14 +263,16 @@ def test_draining_ends_what_runs_and_refuses_what_comes() -> None:
     assert done is not None and done.finish_reason == "length" and box.router.done
 
 
+@pytest.mark.parametrize("ledger", [True, False])
 @pytest.mark.parametrize("seed", range(6))
-def test_deaths_at_any_moment(seed: int) -> None:
-    """Replicas and the router die again and again, with frames under way; but no replica while a
-    new router still asks."""
+def test_deaths_at_any_moment(seed: int, ledger: bool) -> None:
+    """Replicas and the router die again and again, with frames under way; without a ledger no
+    replica while a new router still asks."""
     chance = random.Random(seed)
-    box = ClusterBox(settings(3), ("prefix", "round_robin", "random")[seed % 3])
+    box = ClusterBox(settings(3), ("prefix", "round_robin", "random")[seed % 3], ledger)
     for i in range(20):
-        box.submit([1 + i, 2, 3, 4, 5], max_tokens=chance.randint(1, 60), n=chance.randint(1, 3))
+        box.submit([1 + i, 2, 3, 4, 5], max_tokens=chance.randint(1, 60), n=chance.randint(1, 3),
+                   logprobs=chance.choice([-1, 1]))
         box.turn(chance)
     for _ in range(8):
         for _ in range(chance.randint(1, 12)):
@@ -202,6 +280,9 @@ def test_deaths_at_any_moment(seed: int) -> None:
         what = chance.randrange(4)
         if what < 3:
             box.kill(what, chance.random() < 0.7)
+        elif ledger:
+            box.new_router()
+            box.repeat_unheard()
         else:
             settle(box, chance)
             box.new_router()
