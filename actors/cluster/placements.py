@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 from actorium.actors.cluster.cluster_messages import (
@@ -32,10 +33,11 @@ NEW_SHARE = 0.3
 class Placements:
     """The replicas, and what is ordered of them."""
 
-    def __init__(self, roles: list[str], book: RequestBook, placer: Placer, index: PrefixIndex,
-                 epoch: int) -> None:
-        """roles: the replicas' schedulers, as paths from the run directory; epoch: the router's."""
-        self.views = [ReplicaView(i, role) for i, role in enumerate(roles)]
+    def __init__(self, role_of: Callable[[int, str], str], book: RequestBook, placer: Placer,
+                 index: PrefixIndex, epoch: int) -> None:
+        """role_of: where orders for a replica go, by its index and node; epoch: the router's."""
+        self.by_index: dict[int, ReplicaView] = {}
+        self._role_of = role_of
         self.pending: dict[int, RoutedRequest] = {}
         """By sid: requests that wait for a replica."""
         self.out: list[Send] = []
@@ -43,11 +45,33 @@ class Placements:
                               stale_frames=0)
         self._book, self._placer, self._index, self._epoch = book, placer, index, epoch
         self._number = epoch << 32
+        self.gathering = False
+        """A new router asks around: what was aborted at one replica may live at another."""
+        self._aborted: list[tuple[ReplicaView, KnownRequest]] = []
+        self._past_lives: dict[int, int] = {}
+        """Of replicas that have left: a later one of that index says nothing as one of these."""
+
+    @property
+    def views(self) -> list[ReplicaView]:
+        """In the order of their indices."""
+        return [self.by_index[index] for index in sorted(self.by_index)]
+
+    def add_view(self, index: int, node: str = "") -> ReplicaView:
+        """There is, or shall be, this replica."""
+        view = self.by_index.get(index)
+        if view is None:
+            view = self.by_index[index] = ReplicaView(index, self._role_of(index, node), node)
+            view.life = self._past_lives.get(index, 0)
+        return view
+
+    def remove_view(self, index: int) -> None:
+        """It has left, and has no requests."""
+        self._past_lives[index] = self.by_index.pop(index).life
 
     def gauges(self) -> dict[str, float]:
         """The router's own."""
-        return {"replicas": len(self.views),
-                "replicas_ready": sum(view.takes_requests for view in self.views),
+        return {"replicas": len(self.by_index),
+                "replicas_ready": sum(view.takes_requests for view in self.by_index.values()),
                 "router_live": len(self._book.live), "router_waiting": len(self.pending),
                 "index_pages": len(self._index), "index_resyncs": self._index.resyncs,
                 **self.counts, **self._placer.counts}
@@ -58,7 +82,7 @@ class Placements:
         self.out.append(Send(view.role, message))
 
     def send_all(self, message: Any) -> None:
-        for view in self.views:
+        for view in self.by_index.values():
             self.send(view, message)
 
     def ask(self, view: ReplicaView) -> None:
@@ -70,7 +94,7 @@ class Placements:
         """Tells a request's replica, and the next one should this one die."""
         request.orders.append(message)
         if request.replica != NOWHERE:
-            self.send(self.views[request.replica], message)
+            self.send(self.by_index[request.replica], message)
 
     def evict(self, view: ReplicaView, submit: Submit) -> None:
         """Has a replica end a request that is elsewhere."""
@@ -85,7 +109,7 @@ class Placements:
 
     def place_pending(self, now: float) -> None:
         """Gives requests that wait a replica, if one takes any."""
-        among = [view for view in self.views if view.takes_requests]
+        among = [view for view in self.by_index.values() if view.takes_requests]
         if among:
             for request in [*self.pending.values()]:
                 self.place(request, self._placer.choose(request, among, now))
@@ -102,6 +126,7 @@ class Placements:
         if request.begun or request.over:
             self.send(view, Adopt(view.life, number, [request.known()]))
             if not request.over:
+                view.migrated_in += 1
                 self.counts["migrated_requests"] += 1
                 self.counts["migrated_tokens"] += sum(
                     len(output.tokens) // 4 for output in request.entry.choices)
@@ -122,15 +147,16 @@ class Placements:
     def home(self, request: RoutedRequest, now: float) -> ReplicaView | None:
         """The replica that knows a request; one that is over gets another if that one is gone."""
         if request.replica == NOWHERE and request.over:
-            among = [view for view in self.views if view.takes_requests]
+            among = [view for view in self.by_index.values() if view.takes_requests]
             if among:
                 self.place(request, self._placer.choose(request, among, now))
-        return None if request.replica == NOWHERE else self.views[request.replica]
+        return None if request.replica == NOWHERE else self.by_index[request.replica]
 
     def displace(self, request: RoutedRequest) -> None:
         """Its replica is no more; it waits for another, unless it is over."""
-        view = self.views[request.replica]
+        view = self.by_index[request.replica]
         if not request.over:
+            view.migrated_out += request.begun
             self._release(request, view)
             self.pending[request.sid] = request
         request.replica = NOWHERE
@@ -138,12 +164,12 @@ class Placements:
     def check_end(self, request: RoutedRequest, now: float) -> None:
         """After anything that may have ended a sequence."""
         if not request.over and self._book.check_end(request, now) and request.replica != NOWHERE:
-            self._release(request, self.views[request.replica])
+            self._release(request, self.by_index[request.replica])
 
     def first_token(self, request: RoutedRequest) -> None:
         """The prompt has been computed."""
         if request.uncached:
-            self.views[request.replica].backlog -= request.uncached
+            self.by_index[request.replica].backlog -= request.uncached
             request.uncached = 0
 
     def _release(self, request: RoutedRequest, view: ReplicaView) -> None:
@@ -188,6 +214,18 @@ class Placements:
         for request in moving:
             self.displace(request)
 
+    def runs_at(self, view: ReplicaView) -> bool:
+        """Whether any request runs at a replica."""
+        return any(not request.over for request in self._book.placed_at(view.index))
+
+    def move_all(self, view: ReplicaView) -> None:
+        """What runs at a replica goes on elsewhere, though it could go on there."""
+        running = [request for request in self._book.placed_at(view.index) if not request.over]
+        LOG.info("%d requests of replica %d go on elsewhere", len(running), view.index)
+        for request in running:
+            self.displace(request)
+            self.evict(view, request.submit)
+
     def reconcile(self, view: ReplicaView, known: list[KnownRequest], now: float) -> int:
         """A replica has told of all requests that it knows: those that should be there and are not
         go on elsewhere, and the other way round. Returns the highest number of a sequence."""
@@ -197,6 +235,9 @@ class Placements:
             request = self._book.requests.get((each.submit.client, each.submit.rid))
             aborted = any(record.finish is not None and record.finish.finish_reason == "abort"
                           for record in each.outputs)
+            if request is None and aborted and self.gathering:
+                self._aborted.append((view, each))
+                continue
             if request is None:
                 request = self._book.add(each.submit, each.sid)
                 self._found_at(view, request)
@@ -212,11 +253,25 @@ class Placements:
             present.add(request.sid)
             self._book.add_outputs(request, each.outputs)
             self.check_end(request, now)
+            if not request.over:  # what was said of it may have been lost on the way
+                for order in request.orders:
+                    self.send(view, order)
         view.synced = True
         for request in [*self._book.placed_at(view.index)]:
             if request.sid not in present and request.number <= view.seen:
                 self.displace(request)
         return most
+
+    def gathered(self, now: float) -> None:
+        """All have been asked: what was aborted and is nowhere else has ended with that."""
+        self.gathering, aborted = False, self._aborted
+        self._aborted = []
+        for view, each in aborted:
+            if (each.submit.client, each.submit.rid) not in self._book.requests:
+                request = self._book.add(each.submit, each.sid)
+                self._found_at(view, request)
+                self._book.add_outputs(request, each.outputs)
+                self.check_end(request, now)
 
     def _found_at(self, view: ReplicaView, request: RoutedRequest) -> None:
         request.opened, request.replica, request.number = True, view.index, 0

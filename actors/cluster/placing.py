@@ -27,7 +27,9 @@ class ReplicaView(Struct):
 
     index: int
     role: str
-    """Of its scheduler, as a path from the cluster's run directory."""
+    """Of its scheduler, as a path from the cluster's run directory; or that of the nodes' actor."""
+    node: str = ""
+    """Empty = the head's own."""
     life: int = 0
     """Of its scheduler: what an older one says is dropped."""
     seen: int = 0
@@ -53,10 +55,19 @@ class ReplicaView(Struct):
     rate: float = FIRST_RATE
     """Prompt tokens that it computes a second of work, as measured."""
     gauges: dict[str, float] = {}
+    closed: bool = False
+    """It is drained, or leaves: it gets no requests."""
+    lost: bool = False
+    """It was there, and is not heard of."""
+    migrated_in: int = 0
+    migrated_out: int = 0
+    """Requests that came from another replica after they had begun, or went to one."""
+    reasons: dict[str, int] = {}
+    """Why it got its requests: as of `PrefixPlacer.counts`."""
 
     @property
     def takes_requests(self) -> bool:
-        return self.ready and self.synced and self.seen >= self.fence
+        return self.ready and self.synced and self.seen >= self.fence and not self.closed
 
 
 class Placer:
@@ -128,8 +139,10 @@ class PrefixPlacer(Placer):
         cached = found[chosen.index] * self._page_size
         most = max(found.values())
         blind = not all(self._index.knows(view.index) for view in among)
-        self.counts["routed_blind" if blind else "routed_by_prefix"
-                    if most and found[chosen.index] == most else "routed_by_load"] += 1
+        why = ("routed_blind" if blind else "routed_by_prefix"
+               if most and found[chosen.index] == most else "routed_by_load")
+        self.counts[why] += 1
+        chosen.reasons[why] = chosen.reasons.get(why, 0) + 1
         self.counts["routed_cached_tokens"] += min(cached, tokens)
         self.counts["routed_prompt_tokens"] += tokens
         request.uncached = max(tokens - cached, 1)

@@ -18,7 +18,12 @@ import msgspec
 import zmq
 
 from actorium.actors.config import tree as configs
-from actorium.actors.config.cluster_settings import ClusterConfig, replica_index, replica_name
+from actorium.actors.config.cluster_settings import (
+    ClusterConfig,
+    place_of,
+    replica_index,
+    replica_name,
+)
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Health
 from actorium.actors.errors import BadConfig
@@ -96,7 +101,8 @@ def main(argv: list[str]) -> int:
     config = replica_config(cluster, index, epoch, len(os.sched_getaffinity(0)))
     if cluster.device.device != "cpu":
         os.environ[VISIBLE_DEVICES] = visible_devices(
-            index, cluster.device.tensor_parallel_size, os.environ.get(VISIBLE_DEVICES))
+            place_of(argv[-1], index), cluster.device.tensor_parallel_size,
+            os.environ.get(VISIBLE_DEVICES))
     # Its run directory lies beside the cluster's, wherever that is.
     runtime = msgspec.structs.replace(config.runtime, run_dir=str(run_dir.parent))
     config = msgspec.structs.replace(config, runtime=runtime)

@@ -6,12 +6,19 @@ from time import monotonic
 
 import msgspec
 
+from actorium.actors.cluster.cluster_control import ReplicaState
+from actorium.actors.cluster.fleet import Fleet
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import new_placer
 from actorium.actors.cluster.prefix_index import PrefixIndex
 from actorium.actors.cluster.request_book import RequestBook
 from actorium.actors.cluster.router_core import RouterCore
-from actorium.actors.config.cluster_settings import ROUTER_ROLE, replica_name
+from actorium.actors.config.cluster_settings import (
+    MOST_REPLICAS,
+    ROUTER_ROLE,
+    ClusterConfig,
+    replica_name,
+)
 from actorium.actors.core import Context
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.records import LedgerHistory
@@ -48,10 +55,24 @@ def _in_own_folder(context: Context) -> Context:
 def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterCore:
     """The core, without IO; prior: what the ledger has of an earlier one; None: there is none."""
     config = context.config
-    roles = [f"../{replica_name(config.runtime.name, i)}/{ROUTER_ROLE}"
-             for i in range(config.cluster.replicas)]
+
+    def role_of(index: int, node: str) -> str:
+        return f"../{replica_name(config.runtime.name, index)}/{ROUTER_ROLE}"
+
     index, book = PrefixIndex(), RequestBook(config.recovery.retain, prior)
     placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
                         config.scheduler.max_num_seqs)
-    return RouterCore(book, Placements(roles, book, placer, index, context.epoch), context.epoch,
-                      config.scheduler.max_num_queued_reqs)
+    placements = Placements(role_of, book, placer, index, context.epoch)
+    fleet = Fleet(placements, capacities(config.cluster))
+    fleet.adopt(first_replicas(config.cluster), 0.0)
+    return RouterCore(book, placements, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
+
+
+def capacities(settings: ClusterConfig) -> dict[str, int]:
+    """How many replicas each node may have at the most; "" = the head."""
+    return {"": MOST_REPLICAS}
+
+
+def first_replicas(settings: ClusterConfig) -> list[ReplicaState]:
+    """Those that a cluster begins with."""
+    return [ReplicaState(i, "", i) for i in range(settings.replicas)]

@@ -22,6 +22,8 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet, ToRouterFront
+from actorium.actors.cluster.cluster_desk import ClusterDesk
 from actorium.actors.cluster.cluster_messages import (
     CacheDelta,
     FromReplica,
@@ -34,6 +36,7 @@ from actorium.actors.cluster.cluster_messages import (
     life_of,
 )
 from actorium.actors.cluster.cluster_orders import FlushOrders
+from actorium.actors.cluster.fleet import Fleet
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import ReplicaView
 from actorium.actors.cluster.request_book import (
@@ -42,7 +45,7 @@ from actorium.actors.cluster.request_book import (
     RoutedRequest,
     without_sids,
 )
-from actorium.actors.core import LEDGER, Core, Health, Send
+from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.messages import (
     Cancel,
     Flush,
@@ -56,6 +59,7 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
+from actorium.actors.runtime.roles import LAUNCHER
 
 DETOKENIZER = "detokenizer"
 BUDGET = 30.0
@@ -74,13 +78,15 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = ToRouter
+    inbox: Any = ToRouter | ReplicaSet
+    front: Any = ToRouterFront
 
-    def __init__(self, book: RequestBook, placements: Placements, epoch: int, max_waiting: int
-                 ) -> None:
-        """max_waiting: requests that may wait while no replica takes any."""
-        self.book, self.placements = book, placements
-        self.views = placements.views
+    def __init__(self, book: RequestBook, placements: Placements, fleet: Fleet, epoch: int,
+                 max_waiting: int) -> None:
+        """fleet: with the replicas that the configuration names; max_waiting: requests that may
+        wait while no replica takes any."""
+        self.book, self.placements, self.fleet = book, placements, fleet
+        self._desk = ClusterDesk(fleet, placements)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
         self._early: list[Any] = []
@@ -103,10 +109,21 @@ class RouterCore(Core):
             self._on_replica(message, now)
         elif isinstance(message, ReplicaGone):
             self._on_gone(message)
+        elif isinstance(message, ReplicaSet):
+            self.fleet.adopt(message.replicas, now)
         elif self._gather_until is not None or not self._started:
             self._early.append(message)
         else:
             self._on_order(message, now)
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        self._out.append(Send(CLIENT, self._desk.answer(message, now), client))
+        self._tick_at = now
+
+    @property
+    def views(self) -> list[ReplicaView]:
+        """The replicas, in the order of their indices."""
+        return self.placements.views
 
     def on_wake(self, now: float) -> Sequence[Send]:
         placements = self.placements
@@ -114,14 +131,18 @@ class RouterCore(Core):
             self._started = True
             for request in [*self.book.live.values()]:
                 self.book.check_end(request, now)
-            again = self._epoch > 1 or self.book.live
-            self._gather_until = now + GATHERING if again else None
+            if self._epoch > 1:
+                self._out.append(Send(LAUNCHER, AskReplicaSet()))
+            if self._epoch > 1 or self.book.live:
+                self._gather_until = now + GATHERING
+                placements.gathering = True
             for view in self.views:
                 view.heard = now
                 placements.ask(view)
         if self._gather_until is not None and (
                 now >= self._gather_until or all(view.synced for view in self.views)):
             self._gather_until = None
+            placements.gathered(now)
             self.next_sid += SPARE_SIDS
             placements.pending.update((each.sid, each) for each in self.book.waiting())
         if self._gather_until is None and self._early:
@@ -133,6 +154,9 @@ class RouterCore(Core):
             self._on_tick(now)
         if placements.pending:
             placements.place_pending(now)
+        if self.fleet.changed:
+            self.fleet.changed = False
+            self._out.append(Send(LAUNCHER, self.fleet.replica_set()))
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
         return self._records() + orders + out
@@ -281,10 +305,8 @@ class RouterCore(Core):
     # --- what replicas say -----------------------------------------------------------------------
 
     def _on_replica(self, frame: FromReplica, now: float) -> None:
-        if frame.replica >= len(self.views):
-            return
-        view = self.views[frame.replica]
-        if frame.life < view.life:
+        view = self.placements.by_index.get(frame.replica)
+        if view is None or frame.life < view.life:
             self.placements.counts["stale_frames"] += 1
             return
         if frame.life > view.life:
@@ -361,10 +383,8 @@ class RouterCore(Core):
 
     def _on_gone(self, gone: ReplicaGone) -> None:
         """A replica has died with all that it had."""
-        if gone.replica >= len(self.views):
-            return
-        view = self.views[gone.replica]
-        if launch_of(view.life) <= gone.launch:
+        view = self.placements.by_index.get(gone.replica)
+        if view is not None and launch_of(view.life) <= gone.launch:
             self._on_new_life(view, life_of(gone.launch + 1, 0))
             self._leave(view, "has died")
 
@@ -374,6 +394,7 @@ class RouterCore(Core):
         self._reply_flushes()
 
     def _on_tick(self, now: float) -> None:
+        self.fleet.tick(now)
         for view in self.views:
             if view.synced and now - view.heard > SILENT:
                 running = [request.submit for request in self.book.placed_at(view.index)

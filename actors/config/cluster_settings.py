@@ -63,7 +63,7 @@ def replica_index(role: str) -> int | None:
 def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str, str]:
     """An engine's roles, less those that others have: a cluster has replicas and a router instead
     of a worker and its scheduler, a replica nothing that its cluster has for all."""
-    if settings.replicas > 1:
+    if clustered(settings):
         front = {role: built for role, built in roles.items() if not role.startswith("worker-")}
         return {f"{REPLICA_ROLE}{i}": REPLICA for i in range(settings.replicas)} | front | {
             ROUTER_ROLE: ROUTER}
@@ -71,6 +71,24 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
         return {role: built for role, built in roles.items()
                 if role.startswith("worker-") or role in (ROUTER_ROLE, "watchdog")}
     return dict(roles)
+
+
+def clustered(settings: ClusterConfig) -> bool:
+    """Whether there is a router, with replicas behind it."""
+    return settings.replicas > 1
+
+
+def replica_built(place: int, worker: str = "") -> str:
+    """What stands for a replica that is no longer of those that a cluster begins with. place: its
+    number among the replicas of its machine; worker: as behind `REPLICA`."""
+    return f"{REPLICA}@{place}" + (worker and f";{worker}")
+
+
+def place_of(built: str, index: int) -> int:
+    """Inverse of `replica_built`; those that a cluster begins with have the place of their index.
+    """
+    place = built.partition(";")[0].partition("@")[2]
+    return int(place) if place else index
 
 
 def built_with(roles: Mapping[str, str], worker: str) -> dict[str, str]:

@@ -34,7 +34,7 @@ class JobReport(Struct, frozen=True, omit_defaults=True):
 
 def main(argv: list[str]) -> int:
     """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
-    from actorium.actors.launcher.launcher import Launcher
+    from actorium.actors.launcher.cluster_launcher import ClusterLauncher
     from actorium.actors.launcher.observers import launcher_observers
 
     parent, report_fd = int(argv[0]), int(argv[1])
@@ -45,7 +45,7 @@ def main(argv: list[str]) -> int:
         with contextlib.suppress(BrokenPipeError):
             os.write(report_fd, msgspec.json.encode(line) + b"\n")
 
-    launcher = Launcher(job.config, job.roles,
+    launcher = ClusterLauncher(job.config, job.roles,
                         lambda path: report(JobReport("started", run_dir=str(path))),
                         launcher_observers())
     launcher.tie_to(parent)

@@ -25,11 +25,7 @@ from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
-from actorium.actors.launcher.children import (
-    ChildProcess,
-    ChildProcesses,
-    dump_stacks,
-)
+from actorium.actors.launcher.children import ChildProcess, ChildProcesses, dump_stacks
 from actorium.actors.launcher.drain_losses import DrainLosses
 from actorium.actors.launcher.launcher_observer import LauncherObserver
 from actorium.actors.launcher.stop_requests import StopRequests
@@ -81,6 +77,9 @@ STACKS = 0.2
 
 class Launcher:
     """One engine. `run` blocks until it is over; `stop` may be called from any thread."""
+
+    inbox_union: Any = ToLauncher
+    """The messages that it takes."""
 
     def __init__(self, config: Config, roles: Mapping[str, str] | None = None,
                  started: Callable[[Path], None] | None = None,
@@ -173,7 +172,7 @@ class Launcher:
         from actorium.actors.runtime.mailbox import Inbox
 
         self._context = zmq.Context(io_threads=1)
-        self._inbox = Inbox(self._context, address(path, "launcher.inbox"), ToLauncher,
+        self._inbox = Inbox(self._context, address(path, "launcher.inbox"), self.inbox_union,
                             hwm=self.config.runtime.queue_messages)
         self._poll.register(self._inbox.fd, select.POLLIN)
         self._watchdog = WatchdogLink(self.config, path, self._context)

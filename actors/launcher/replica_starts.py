@@ -6,7 +6,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from actorium.actors.config.cluster_settings import REPLICA, ROUTER_ROLE, replica_index
+from actorium.actors.config.cluster_settings import (
+    REPLICA,
+    ROUTER_ROLE,
+    clustered,
+    replica_index,
+)
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.children import start
@@ -24,7 +29,7 @@ class ReplicaStarts(LauncherObserver):
 
     def before_start(self, config: Config) -> None:
         """Raises `BadConfig` for what replicas cannot do."""
-        if config.cluster.replicas > 1 and takes_media(config):
+        if clustered(config.cluster) and takes_media(config):
             raise BadConfig("replicas: images are not served by several replicas; leave out the "
                             "tower with --language-model-only", "cluster.replicas")
 

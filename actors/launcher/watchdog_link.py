@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from actorium.actors.config.tree import Config
 from actorium.actors.health import EXITED
-from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Restarted, Spawn
+from actorium.actors.messages import Beat, Child, Children, Exited, Kill, Message, Restarted, Spawn
 from actorium.actors.runtime.process import activity_seen_by_watcher
 from actorium.actors.runtime.roles import WATCHDOG
 from actorium.actors.runtime.rundir import address
@@ -52,7 +52,7 @@ class WatchdogLink:
         for exited in exits:
             self.send(exited)
 
-    def send(self, message: Children | Exited) -> None:
+    def send(self, message: Message) -> None:
         if self._outbox is not None:
             self._outbox.send(message)
 

@@ -12,6 +12,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
 
+from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.gauges import bytes_of
 from actorium.actors.health import READY_PHASES
@@ -79,7 +80,7 @@ def families(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield from (_row("actorium:", row, facts, {}) for row in OWN)
     for name, source, about in HISTOGRAMS:
         yield _histogram(name, source, about, facts, common if name.startswith("vllm:") else {})
-    if facts.config.cluster.replicas > 1:
+    if clustered(facts.config.cluster):
         yield from _router(facts)
     yield from _http(facts)
     yield from _engine(facts)

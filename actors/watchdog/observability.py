@@ -6,11 +6,14 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from actorium import __version__
+from actorium.actors.cluster.cluster_control import RetiredReplica
+from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Core, CoreObserver, Health, Send
+from actorium.actors.messages import Beat
 from actorium.actors.watchdog import probe_server
 from actorium.actors.watchdog.core import WatchdogCore
 from actorium.actors.watchdog.probe_server import ProbeServer
@@ -47,11 +50,27 @@ class ObservedWatchdog(CoreObserver):
         super().__init__(core)
         self._config, self._server = config, server
         self._stats, self._write = stats, write
+        self._retired: dict[str, int] = {}
+        """Epochs of replicas that have left the cluster."""
+        if clustered(config.cluster):
+            self.inbox = core.inbox | RetiredReplica
 
     def on_start(self, post: Callable[..., None]) -> None:
         super().on_start(post)
         if self._server is not None:
             self._server.start(post, self)
+
+    def on_message(self, message: Any, now: float) -> None:
+        """A replica that has gone as it was told to is not missed, and whatever it has still said
+        is not heard."""
+        core = self._core
+        if isinstance(message, RetiredReplica):
+            self._retired[message.role] = message.epoch
+            core.expected -= {message.role}
+            core.actors.pop(message.role, None)
+        elif not (isinstance(message, Beat)
+                  and message.epoch <= self._retired.get(message.role, 0)):
+            core.on_message(message, now)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         sends = self._core.on_wake(now)

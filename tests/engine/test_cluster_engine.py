@@ -101,6 +101,40 @@ def test_a_cluster_answers_and_survives_a_replica(cli: Cli) -> None:
     assert cli.entries() == []
 
 
+def test_replicas_come_rest_and_go_under_streams(cli: Cli) -> None:
+    """One more, one drained, and all but one sent home, while streams run: nothing is lost."""
+    shown: list[dict[str, Any]] = []
+
+    def order(*words: str) -> None:
+        done = cli.run("cluster", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        shown.append(json.loads(done.stdout))
+
+    def change() -> None:
+        order("scale", "c", "3")
+        order("drain", "c", "0")
+        order("undrain", "c", "0")
+        order("scale", "c", "1")
+
+    with cli.serve(*CLUSTER):
+        assert streams(cli, change, tokens=4000) == undisturbed(STREAMS, 4000)
+        three, drained, _, one = shown
+        assert [row["phase"] for row in three["replicas"]] == ["ready"] * 3
+        assert drained["replicas"][0]["phase"] == "drained"
+        assert drained["replicas"][0]["migrated_out"] > 0
+        assert [row["replica"] for row in one["replicas"]] == [0]
+        assert {role for name, role in pids_of(cli) if name == "c"} == {
+            "tokenizer", "scheduler", "detokenizer", "watchdog", "replica-0"}
+        assert not [name for name, _ in pids_of(cli) if name not in ("c", "c.0")]
+        table = cli.run("cluster", "status", "c").stdout.decode()
+        assert "ready" in table and "1 replicas wanted" in table
+        order("scale", "c", "2")
+        assert [row["phase"] for row in shown[-1]["replicas"]] == ["ready"] * 2
+        refused = cli.run("cluster", "scale", "c", "0")
+        assert refused.returncode == 2 and b"at least one" in refused.stderr
+    assert cli.entries() == []
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("who", [
     [("c", "scheduler")], [("c.0", "scheduler")], [("c.1", "worker-0")], [("c", "detokenizer")],

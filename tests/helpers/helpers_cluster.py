@@ -13,11 +13,12 @@ import numpy as np
 from helpers_lives_actors import Worker
 
 from actorium.actors.cluster import router_actor
+from actorium.actors.cluster.cluster_control import AskReplicaSet, ClusterAnswer, ReplicaSet
 from actorium.actors.cluster.cluster_messages import FromReplica, ReplicaGone, ToReplica
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
-from actorium.actors.core import LEDGER, Context
+from actorium.actors.core import CLIENT, LEDGER, Context
 from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
@@ -110,6 +111,11 @@ class ClusterBox:
         self.heard: dict[int, Heard] = {}
         self.submits: dict[str, Submit] = {}
         self.replies: list[Any] = []
+        self.answers: list[Any] = []
+        """What the router has said to people."""
+        self.wanted: ReplicaSet | None = None
+        self.gone: set[int] = set()
+        """Replicas that have left."""
         self.router = self.new_router()
 
     def new_router(self) -> RouterCore:
@@ -122,7 +128,6 @@ class ClusterBox:
         prior = None if self.ledger is None else LedgerHistory().read(self.ledger)
         self.router = router_actor.router_core(
             Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7), prior)
-        self.roles = {view.role: view.index for view in self.router.views}
         return self.router
 
     def kill(self, index: int, told: bool = True) -> None:
@@ -154,6 +159,8 @@ class ClusterBox:
         self.now += 0.01
         moved = False
         for index, replica in enumerate(self.replicas):
+            if index in self.gone:
+                continue
             if chance is None or chance.random() < 0.6:
                 moved = replica.step(self.now) or moved
             while (index not in self.cut_off and replica.said
@@ -169,12 +176,43 @@ class ClusterBox:
             if send.to == LEDGER:
                 assert self.ledger is not None
                 self.ledger.append(send.message)
+            elif send.to == "launcher":
+                self._launch(send.message)
+            elif send.to == CLIENT:
+                self.answers.append(send.message)
             elif send.to == "detokenizer":
                 self._hear(msgspec.msgpack.decode(_encode(send.message), type=ToDetokenizer))
-            else:
-                self.replicas[self.roles[send.to]].inbox.append(
+            elif (index := self.index_of(send.to)) not in self.gone:
+                self.replicas[index].inbox.append(
                     msgspec.msgpack.decode(_encode(send.message), type=ToReplica))
         return moved or count > 0
+
+    def index_of(self, role: str) -> int:
+        """Of the replica whose scheduler has this role."""
+        return int(role.split("/")[1].removeprefix(f"{NAME}."))
+
+    def _launch(self, order: ReplicaSet | AskReplicaSet) -> None:
+        """As a launcher does."""
+        if isinstance(order, AskReplicaSet):
+            if self.wanted is not None:
+                self.to_router.append(self.wanted)
+            return
+        self.wanted, indices = order, {state.index for state in order.replicas}
+        for index, old in enumerate(self.replicas):
+            if index in self.gone and index in indices:
+                self.replicas[index] = ReplicaBox(self.config, index, old.launch + 1)
+        for index in range(len(self.replicas), max(indices) + 1):
+            self.replicas.append(ReplicaBox(self.config, index, 1))
+        self.gone = set(range(len(self.replicas))) - indices
+
+    def ask(self, message: Any) -> ClusterAnswer:
+        """Somebody asks at the router's front."""
+        self.router.on_client(b"person", msgspec.msgpack.decode(
+            _encode(message), type=self.router.front), self.now)
+        self.turn()
+        answer = self.answers.pop()
+        assert isinstance(answer, ClusterAnswer)
+        return answer
 
     def run(self, turns: int = 400, chance: random.Random | None = None) -> None:
         """Until all that was asked has ended."""

@@ -27,7 +27,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Open, SequenceEvent, StepResult, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.roles import WORKER
+from actorium.actors.runtime.roles import LAUNCHER, WORKER
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler import scheduler_actor
 from actorium.tools.simulate.modelled_worker import ModelledWorker
@@ -241,6 +241,8 @@ class VirtualCluster:
                 self.router.on_message(waiting.popleft(), self.now)
             touched: dict[int, VirtualReplica] = {}
             for send in self.router.on_wake(self.now):
+                if send.to == LAUNCHER:
+                    continue  # it keeps the replicas that there are
                 if (index := self._roles.get(send.to)) is None:
                     self._hear(send.message)
                 elif (replica := self._replicas[index]) is not None:

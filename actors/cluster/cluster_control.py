@@ -1,0 +1,120 @@
+"""Which replicas a cluster has, and who is told: the router decides, the launcher and the nodes are
+its hands, and people ask the router at its front."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta, Struct
+
+from actorium.actors.config.cluster_settings import MOST_REPLICAS
+from actorium.actors.messages import Count, Message, Rid, Seconds, Short
+
+Index = Annotated[int, Meta(ge=0, le=MOST_REPLICAS - 1)]
+
+
+class ReplicaState(Struct, frozen=True, array_like=True, gc=False):
+    """A replica that shall run."""
+
+    index: Index
+    node: Short = ""
+    """Where; empty = the head, whose launcher starts it itself."""
+    place: Index = 0
+    """Its number among the replicas of that node: which devices it takes."""
+    drained: bool = False
+    """It gets no requests."""
+    leaving: bool = False
+    """It ends as soon as nothing runs there."""
+
+
+class ReplicaSet(Message, frozen=True):
+    """router -> launcher, nodes: these replicas shall run, and no others. The launcher keeps it for
+    the next router, which is told the same."""
+
+    replicas: Annotated[list[ReplicaState], Meta(max_length=MOST_REPLICAS)]
+
+
+class AskReplicaSet(Message, frozen=True):
+    """router -> launcher: what was the last one? Not answered where there was none."""
+
+
+class RetiredReplica(Message, frozen=True):
+    """launcher -> watchdog: this one has gone as it was told to, and is not missed."""
+
+    role: Short
+    epoch: Count
+
+
+# --- people -> router (front) --------------------------------------------------------------------
+
+class ScaleCluster(Message, frozen=True):
+    """So many replicas shall there be."""
+
+    rid: Rid
+    replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
+    finish: Seconds = 0.0
+    """Seconds that requests get to end where they are; then they go on elsewhere."""
+
+
+class DrainReplica(Message, frozen=True):
+    """A replica gets no more requests, and those that run there go on elsewhere."""
+
+    rid: Rid
+    replica: Index
+    finish: Seconds = 0.0
+    """As of `ScaleCluster`."""
+
+
+class UndrainReplica(Message, frozen=True):
+    """It gets requests again."""
+
+    rid: Rid
+    replica: Index
+
+
+class AskCluster(Message, frozen=True):
+    """How is everybody?"""
+
+    rid: Rid
+
+
+ToRouterFront = ScaleCluster | DrainReplica | UndrainReplica | AskCluster
+
+
+class ReplicaRow(Struct, frozen=True, omit_defaults=False):
+    """A replica, for people."""
+
+    replica: int
+    node: str
+    """Empty = the head."""
+    phase: str
+    """starting | ready | draining | drained | leaving | silent"""
+    sequences: int
+    """That were placed there and have not ended."""
+    cached_pages: int
+    requests: int
+    """That it got."""
+    by_prefix: int
+    """Of these: most of the prompt was cached there."""
+    by_load: int
+    """It was expected to be soonest without that."""
+    blind: int
+    """It was not known what is cached where."""
+    migrated_in: int
+    migrated_out: int
+    """Requests that went on there, or elsewhere, after they had begun."""
+
+
+class ClusterAnswer(Message, frozen=True):
+    """The answer to each of the four."""
+
+    rid: Rid
+    target: int
+    """Replicas that there shall be."""
+    waiting: int
+    """Requests for which no replica is ready."""
+    rows: list[ReplicaRow]
+    error: str = ""
+    """Why nothing was done; empty = it is under way."""
+    policy: str = ""
+    """What the autoscaler, if there is one, thinks."""

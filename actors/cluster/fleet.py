@@ -1,0 +1,173 @@
+"""Which replicas there are, which of them get requests, and how one leaves: it gets no new ones,
+its running ones end or go on elsewhere, and then its launcher is told. Pure."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+
+from msgspec import Struct
+
+from actorium.actors.cluster.cluster_control import ReplicaRow, ReplicaSet, ReplicaState
+from actorium.actors.cluster.placements import Placements
+from actorium.actors.cluster.placing import ReplicaView
+from actorium.actors.config.cluster_settings import MOST_REPLICAS
+
+LOG = logging.getLogger("actorium.router")
+FOR_EVER = float("inf")
+
+
+class Member(Struct):
+    """A replica of the cluster."""
+
+    index: int
+    node: str
+    place: int
+    drained: bool = False
+    leaving: bool = False
+    move_at: float = FOR_EVER
+    """When requests that still run there go on elsewhere, CLOCK_MONOTONIC seconds."""
+
+    @property
+    def closed(self) -> bool:
+        """It gets no requests."""
+        return self.drained or self.leaving
+
+    def state(self) -> ReplicaState:
+        """What others are told of it."""
+        return ReplicaState(self.index, self.node, self.place, self.drained, self.leaving)
+
+
+class Fleet:
+    """The replicas, as they shall be."""
+
+    def __init__(self, placements: Placements, nodes: Mapping[str, int]) -> None:
+        """nodes: how many replicas each node may have at the most, "" = the head."""
+        self._placements, self._nodes = placements, dict(nodes)
+        self.members: dict[int, Member] = {}
+        self.changed = False
+        """Somebody has to be told."""
+
+    @property
+    def target(self) -> int:
+        """Replicas that are to stay."""
+        return sum(not member.leaving for member in self.members.values())
+
+    @property
+    def most(self) -> int:
+        """As many as fit the nodes."""
+        return min(MOST_REPLICAS, sum(self._nodes.values()))
+
+    def adopt(self, replicas: Sequence[ReplicaState], now: float) -> None:
+        """These there are, as an earlier router has left them."""
+        for state in replicas:
+            member = Member(state.index, state.node, state.place, state.drained, state.leaving)
+            member.move_at = now if member.closed else FOR_EVER
+            self.members[state.index] = member
+            self._placements.add_view(state.index, state.node).closed = member.closed
+        for index in [*self._placements.by_index]:
+            if index not in self.members:
+                self._placements.remove_view(index)
+
+    def replica_set(self) -> ReplicaSet:
+        """For those who start and stop them."""
+        return ReplicaSet([member.state() for member in self.members.values()])
+
+    # --- orders; each returns why it is refused, empty = it is not ---
+
+    def scale(self, count: int, now: float, finish: float) -> str:
+        """So many there shall be. finish: seconds that running requests get to end."""
+        if count > self.most:
+            return (f"{count} replicas do not fit: the nodes have room for {self.most}"
+                    if self.most < MOST_REPLICAS else f"at most {MOST_REPLICAS} replicas")
+        for member in sorted(self.members.values(), key=lambda m: m.index):
+            if self.target < count and member.leaving:
+                member.leaving = False
+                self._open_or_close(member, now, finish)
+        while self.target < count:
+            self._add()
+        while self.target > count:
+            self._dismiss(now, finish)
+        return ""
+
+    def drain(self, index: int, now: float, finish: float) -> str:
+        """No more requests for a replica."""
+        member = self.members.get(index)
+        if member is None:
+            return f"there is no replica {index}"
+        if all(other.closed for other in self.members.values() if other is not member):
+            return f"replica {index} is the last one that takes requests"
+        member.drained = True
+        self._open_or_close(member, now, finish)
+        return ""
+
+    def undrain(self, index: int, now: float) -> str:
+        """It gets requests again."""
+        member = self.members.get(index)
+        if member is None or member.leaving:
+            return f"there is no replica {index}" + (" that stays" if member else "")
+        member.drained = False
+        self._open_or_close(member, now, 0.0)
+        return ""
+
+    def _open_or_close(self, member: Member, now: float, finish: float) -> None:
+        self.changed = True
+        self._placements.by_index[member.index].closed = member.closed
+        member.move_at = now + finish if member.closed else FOR_EVER
+
+    def _add(self) -> None:
+        """One more, on the node with the most room, at its first free place."""
+        taken = {name: {m.place for m in self.members.values() if m.node == name}
+                 for name in self._nodes}
+        node = max(self._nodes, key=lambda name: self._nodes[name] - len(taken[name]))
+        index = next(i for i in range(MOST_REPLICAS) if i not in self.members)
+        place = next(i for i in range(MOST_REPLICAS) if i not in taken[node])
+        self.members[index] = Member(index, node, place)
+        self._placements.add_view(index, node)
+        self.changed = True
+
+    def _dismiss(self, now: float, finish: float) -> None:
+        """One fewer: one that gets no requests anyway, else of the fullest node the latest."""
+        staying = [member for member in self.members.values() if not member.leaving]
+        counts = {name: sum(m.node == name for m in staying) for name in self._nodes}
+        member = max(staying, key=lambda m: (m.drained, counts.get(m.node, 0), m.index))
+        member.leaving = True
+        self._open_or_close(member, now, finish)
+
+    # --- time ---
+
+    def tick(self, now: float) -> None:
+        """Moves requests whose time is up, and lets replicas go where nothing runs any more."""
+        placements = self._placements
+        open_ones = any(view.takes_requests for view in placements.by_index.values())
+        for member in [*self.members.values()]:
+            if not member.closed:
+                continue
+            view = placements.by_index[member.index]
+            busy = placements.runs_at(view)
+            if busy and now >= member.move_at and open_ones:
+                placements.move_all(view)
+                busy = False
+            if member.leaving and not busy:
+                placements.leave(view, "leaves")
+                placements.remove_view(member.index)
+                del self.members[member.index]
+                self.changed = True
+
+    def rows(self) -> list[ReplicaRow]:
+        """For people."""
+        views = self._placements.by_index
+        return [self._row(member, views[member.index]) for member in
+                sorted(self.members.values(), key=lambda m: m.index)]
+
+    def _row(self, member: Member, view: ReplicaView) -> ReplicaRow:
+        reasons = view.reasons
+        running = self._placements.runs_at(view)
+        phase = ("leaving" if member.leaving else "draining" if member.drained and running
+                 else "drained" if member.drained else "ready" if view.takes_requests
+                 else "silent" if view.lost else "starting")
+        return ReplicaRow(
+            member.index, member.node, phase, view.sequences,
+            int(view.gauges.get("cached_pages", 0)), view.routed,
+            reasons.get("routed_by_prefix", 0), reasons.get("routed_by_load", 0),
+            reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out)

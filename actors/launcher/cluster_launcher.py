@@ -1,0 +1,122 @@
+"""The launcher of a cluster: replicas come and go as the router says."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from actorium.actors.config.cluster_settings import (
+    REPLICA,
+    REPLICA_ROLE,
+    ROUTER_ROLE,
+    clustered,
+    replica_built,
+)
+from actorium.actors.launcher.launcher import STOP_GRACE, Launcher
+from actorium.actors.messages import ToLauncher
+from actorium.actors.runtime.process import send_signal
+from actorium.actors.runtime.rundir import address
+
+if TYPE_CHECKING:
+    from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
+
+
+class ClusterLauncher(Launcher):
+    """A `Launcher` whose replicas change; an engine of one it leads as that does."""
+
+    _wanted: ReplicaSet | None = None
+    """What the router said last."""
+    _leaving: frozenset[str] = frozenset()
+    """Roles of replicas that have been told to go and still run."""
+    _epochs: dict[str, int]
+    """Of replicas that are gone: the next one has a later epoch."""
+
+    def _open_mailboxes(self, path: Path) -> None:
+        self._epochs = {}
+        if clustered(self.config.cluster):
+            from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
+
+            self.inbox_union = ToLauncher | ReplicaSet | AskReplicaSet
+        super()._open_mailboxes(path)
+
+    def _on_message(self, message: Any) -> None:
+        name = type(message).__name__
+        if name == "ReplicaSet":
+            self._wanted = message
+            self._change_replicas()
+        elif name == "AskReplicaSet":
+            self._tell_router()
+        else:
+            super()._on_message(message)
+
+    def _tell_router(self) -> None:
+        """What its predecessor wanted, if it ever said."""
+        from actorium.actors.runtime.mailbox import Outbox
+
+        if self._wanted is not None and self._run_dir is not None:
+            box = Outbox(self._context, address(self._run_dir.path, f"{ROUTER_ROLE}.inbox"), hwm=16)
+            box.send(self._wanted)
+            box.close()
+
+    def _change_replicas(self) -> None:
+        """Has those go that are not wanted any more, and starts those that are missing."""
+        if self._wanted is None or self._stops.count or self.failure is not None:
+            return
+        here = {f"{REPLICA_ROLE}{state.index}": state for state in self._wanted.replicas
+                if not state.node}
+        for role in [role for role in self.roles if role.startswith(REPLICA_ROLE)]:
+            if role not in here:
+                self._dismiss(role)
+        for role, state in here.items():
+            if role not in self.roles and role not in self._leaving:
+                self._add(role, state)
+
+    def _add(self, role: str, state: ReplicaState) -> None:
+        worker = next((built.partition(";")[2] for built in self.roles.values()
+                       if built.startswith(REPLICA)), "")
+        self.roles[role] = replica_built(state.place, worker)
+        actor = self._actors.spawn(role, self._epochs.get(role, 0) + 1)
+        if actor is not None:
+            self._say(f"{role} is started (pid {actor.pid})")
+            self._send_children()
+
+    def _dismiss(self, role: str) -> None:
+        """It ends by itself, in the time that an engine has to drain."""
+        del self.roles[role]
+        for actor in self._actors.running.values():
+            if actor.role == role:
+                self._leaving |= {role}
+                send_signal(actor.pid, signal.SIGTERM)
+                patience = self.config.runtime.drain_timeout + STOP_GRACE
+                self._kill_at.setdefault(actor, time.monotonic() + patience)
+                self._say(f"{role} (pid {actor.pid}) leaves")
+                return
+        epoch = max((e.epoch for e in self._actors.exits() if e.role == role), default=0)
+        self._forget(role, epoch)  # it was dead at the moment
+
+    def _on_exit(self, pidfd: int) -> None:
+        if self._actors.running[pidfd].role not in self._leaving:
+            super()._on_exit(pidfd)
+            return
+        actor, _ = self._actors.reap(pidfd)
+        self._kill_at.pop(actor, None)
+        self._leaving -= {actor.role}
+        self._forget(actor.role, actor.epoch)
+        self._change_replicas()  # it may be wanted again by now
+
+    def _forget(self, role: str, epoch: int) -> None:
+        from actorium.actors.cluster.cluster_control import RetiredReplica
+
+        self._epochs[role] = epoch
+        if self._watchdog is not None:
+            self._watchdog.send(RetiredReplica(role, epoch))
+
+    def _connect_watchdog(self) -> None:
+        """A new watchdog does not hear of those that were told to go."""
+        assert self._watchdog is not None
+        children = [c for c in self._actors.children() if c.role not in self._leaving]
+        exits = [e for e in self._actors.exits()
+                 if not e.role.startswith(REPLICA_ROLE) or e.role in self.roles]
+        self._watchdog.connect(children, exits, self._up)

@@ -1,0 +1,181 @@
+"""Replicas come, rest and go while streams run: nothing is lost, changed or told twice."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from helpers_cluster import ClusterBox, settings
+
+from actorium.actors.cluster.cluster_control import (
+    AskCluster,
+    DrainReplica,
+    ReplicaRow,
+    ScaleCluster,
+    UndrainReplica,
+)
+
+
+def rows(box: ClusterBox) -> dict[int, ReplicaRow]:
+    return {row.replica: row for row in box.ask(AskCluster("q")).rows}
+
+
+def loaded(requests: int = 8, replicas: int = 2, max_tokens: int = 120) -> ClusterBox:
+    box = ClusterBox(settings(replicas))
+    for i in range(requests):
+        box.submit([1 + i, 2, 3], max_tokens=max_tokens, n=1 + i % 2)
+    for _ in range(20):
+        box.turn()
+    return box
+
+
+def turns(box: ClusterBox, count: int = 80) -> None:
+    for _ in range(count):
+        box.turn()
+
+
+def test_more_replicas_join_and_get_requests() -> None:
+    box = loaded()
+    assert box.ask(ScaleCluster("q", 4)).target == 4
+    turns(box)
+    assert [row.phase for row in rows(box).values()] == ["ready"] * 4
+    for i in range(8):
+        box.submit([50 + i, 2, 3], max_tokens=8)
+    box.run()
+    box.assert_whole()
+    assert all(row.requests for row in rows(box).values())
+
+
+def test_replicas_leave_and_their_streams_go_on_at_once() -> None:
+    box = loaded(replicas=4)
+    assert all(row.sequences for row in rows(box).values())
+    box.ask(ScaleCluster("q", 1))
+    turns(box, 60)
+    assert box.gone == {1, 2, 3} and [*rows(box)] == [0]
+    assert not box.over, "they were moved, and not waited for"
+    assert rows(box)[0].migrated_in == 6
+    box.run(1500)
+    box.assert_whole()
+
+
+def test_a_replica_that_leaves_may_finish_first() -> None:
+    box = loaded(max_tokens=60)
+    box.ask(ScaleCluster("q", 1, 60.0))
+    late = box.submit([77, 2], max_tokens=8)
+    turns(box, 5)
+    found = rows(box)
+    assert found[1].phase == "leaving" and found[1].sequences and not found[0].migrated_in
+    box.run()
+    box.assert_whole()
+    assert box.of(late) and found[0].requests == 5
+    turns(box, 60)
+    assert box.gone == {1} and rows(box)[0].migrated_in == 0
+
+
+def test_what_has_not_finished_in_time_goes_on_elsewhere() -> None:
+    box = loaded(max_tokens=400)
+    box.ask(ScaleCluster("q", 1, 0.5))
+    turns(box, 120)
+    assert box.gone == {1} and rows(box)[0].migrated_in == 4
+    box.run(3000)
+    box.assert_whole()
+
+
+def test_drained_and_back() -> None:
+    box = loaded()
+    assert box.ask(DrainReplica("q", 0)).error == ""
+    turns(box, 60)
+    assert rows(box)[0].phase == "drained" and rows(box)[0].migrated_out == 4
+    before = rows(box)[0].requests
+    for i in range(4):
+        box.submit([60 + i, 2, 3], max_tokens=8)
+    box.run(1500)
+    assert rows(box)[0].requests == before
+    box.ask(UndrainReplica("q", 0))
+    turns(box, 60)
+    for i in range(4):
+        box.submit([70 + i, 2, 3], max_tokens=8)
+    box.run()
+    box.assert_whole()
+    assert rows(box)[0].phase == "ready" and rows(box)[0].requests > before
+
+
+def test_refusals() -> None:
+    box = ClusterBox(settings())
+    turns(box, 40)
+    assert "no replica 7" in box.ask(DrainReplica("q", 7)).error
+    assert "no replica 7" in box.ask(UndrainReplica("q", 7)).error
+    assert box.ask(DrainReplica("q", 1)).error == ""
+    assert "last one" in box.ask(DrainReplica("q", 0)).error
+    assert [row.phase for row in rows(box).values()] == ["ready", "drained"]
+
+
+def test_a_drained_replica_goes_first() -> None:
+    box = ClusterBox(settings(3))
+    turns(box, 40)
+    box.ask(DrainReplica("q", 0))
+    box.ask(ScaleCluster("q", 2))
+    turns(box, 60)
+    assert box.gone == {0} and [*rows(box)] == [1, 2]
+
+
+def test_one_that_was_leaving_stays_when_more_are_wanted() -> None:
+    box = loaded(max_tokens=300)
+    box.ask(ScaleCluster("q", 1, 60.0))
+    turns(box, 5)
+    box.ask(ScaleCluster("q", 2))
+    turns(box, 20)
+    assert [row.phase for row in rows(box).values()] == ["ready"] * 2 and not box.gone
+    box.run(1500)
+    box.assert_whole()
+
+
+def test_a_new_router_knows_who_is_drained_and_who_came() -> None:
+    box = loaded(max_tokens=200)
+    box.ask(ScaleCluster("q", 3))
+    turns(box, 60)
+    box.ask(DrainReplica("q", 0))
+    turns(box, 60)
+    box.new_router()
+    turns(box, 60)
+    found = rows(box)
+    assert [row.phase for row in found.values()] == ["drained", "ready", "ready"]
+    box.run(1500)
+    box.assert_whole()
+
+
+def test_a_replica_dies_while_it_leaves() -> None:
+    box = loaded(max_tokens=300)
+    box.ask(ScaleCluster("q", 1, 60.0))
+    turns(box, 5)
+    box.kill(1)
+    box.run(2000)
+    box.assert_whole()
+    turns(box, 60)
+    assert box.gone == {1}
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_streams_while_everything_changes(seed: int) -> None:
+    """In any order, with deaths in between."""
+    chance = random.Random(seed)
+    box = ClusterBox(settings(2))
+    for step in range(14):
+        for _ in range(3):
+            box.submit([1 + len(box.submits), 2, 3], max_tokens=30, n=1 + step % 2)
+        turns(box, chance.randrange(25))
+        what = chance.randrange(5)
+        if what == 0:
+            box.ask(ScaleCluster("q", chance.randint(1, 5), chance.choice((0.0, 0.3))))
+        elif what == 1:
+            box.ask(DrainReplica("q", chance.randrange(4), chance.choice((0.0, 0.3))))
+        elif what == 2:
+            box.ask(UndrainReplica("q", chance.randrange(4)))
+        elif what == 3 and (there := sorted(set(range(len(box.replicas))) - box.gone)):
+            box.kill(chance.choice(there))
+        else:
+            box.new_router()
+            box.repeat_unheard()
+    box.repeat_unheard()
+    box.run(4000)
+    box.assert_whole()

@@ -1,0 +1,143 @@
+"""`actorium cluster`: replicas come, go and rest while the cluster serves."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.cluster.cluster_control import (
+    AskCluster,
+    ClusterAnswer,
+    DrainReplica,
+    ReplicaRow,
+    ScaleCluster,
+    UndrainReplica,
+)
+from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.tools.cli.cluster_asker import ClusterAsker
+from actorium.tools.cli.command_line import parse
+
+LOOK_SECONDS = 0.2
+ABOUT = {
+    "status": "NAME: the replicas of a running cluster, and what each of them does",
+    "scale": "NAME N: have so many replicas; no stream is lost, whichever goes",
+    "drain": "NAME REPLICA: no more requests for a replica; those that run there go on elsewhere",
+    "undrain": "NAME REPLICA: it gets requests again",
+}
+COLUMNS = ("replica", "node", "phase", "sequences", "cached pages", "requests", "by prefix",
+           "by load", "blind", "migrated in", "migrated out")
+
+
+class ClusterOptions(Struct, frozen=True, kw_only=True):
+    """Of the four commands."""
+
+    json: bool = False
+    """An object instead of a table."""
+    drain_timeout: float = 0.0
+    """Seconds that requests at a replica that drains or leaves get to end there; what still runs
+    then goes on elsewhere. 0 = all of it goes at once."""
+    wait: bool = True
+    """Come back when it is done; off = when it is under way."""
+    patience: float = 600.0
+    """Seconds to wait."""
+
+
+def run(_command: str, argv: list[str]) -> int:
+    """Entry of the command."""
+    if not argv or argv[0] in ("-h", "--help"):
+        print("usage: actorium cluster COMMAND [FLAGS]\n")
+        print("\n".join(f"  {name:<8} {about}" for name, about in ABOUT.items()))
+        return 0
+    if argv[0] not in ABOUT:
+        raise BadConfig(f"{argv[0]}: no such command of `actorium cluster` "
+                        f"({', '.join(ABOUT)})", argv[0])
+    return _ask(argv[0], argv[1:])
+
+
+def _ask(command: str, argv: list[str]) -> int:
+    words = ["NAME"] + {"scale": ["N"], "drain": ["REPLICA"], "undrain": ["REPLICA"]}.get(
+        command, [])
+    loose = [argv.pop(0) for _ in words if argv and not argv[0].startswith("-")]
+    options, config, *_ = parse(f"actorium cluster {command} {' '.join(words)}", argv,
+                                ClusterOptions, ABOUT[command], model=False)
+    if len(loose) < len(words):
+        raise BadConfig(f"{words[len(loose)]} is missing: actorium cluster {command} "
+                        f"{' '.join(words)}", words[len(loose)])
+    with ClusterAsker(loose[0], config.runtime.run_dir) as asker:
+        answer = _order(asker, command, loose[1:], options)
+        if command in ("scale", "drain") and options.wait:
+            answer = _await(asker, options, _done(command, loose[1:]))
+    if options.json:
+        print(json.dumps(as_json(answer)))
+    else:
+        print(table(answer))
+    return 0
+
+
+def _order(asker: ClusterAsker, command: str, words: list[str], options: ClusterOptions
+           ) -> ClusterAnswer:
+    if command == "status":
+        return asker.ask(AskCluster)
+    count = _number(words[0], "N" if command == "scale" else "REPLICA")
+    if command == "scale":
+        if count < 1:
+            raise BadConfig("N: a cluster has at least one replica; `actorium stop NAME` ends it",
+                            "N")
+        return asker.ask(ScaleCluster, count, options.drain_timeout)
+    if command == "drain":
+        return asker.ask(DrainReplica, count, options.drain_timeout)
+    return asker.ask(UndrainReplica, count)
+
+
+def _number(word: str, name: str) -> int:
+    if not (word.isascii() and word.isdecimal()):
+        raise BadConfig(f"{name}: must be a whole number, got {word!r}", name)
+    return int(word)
+
+
+def _done(command: str, words: list[str]) -> Callable[[ClusterAnswer], bool]:
+    """Whether what was asked for is so."""
+    count = int(words[0])
+    if command == "drain":
+        return lambda answer: all(row.phase == "drained" for row in answer.rows
+                                  if row.replica == count)
+    return lambda answer: len(answer.rows) == count and all(
+        row.phase in ("ready", "drained") for row in answer.rows)
+
+
+def _await(asker: ClusterAsker, options: ClusterOptions, done: Callable[[ClusterAnswer], bool]
+           ) -> ClusterAnswer:
+    until = time.monotonic() + options.patience
+    while True:
+        answer = asker.ask(AskCluster)
+        if done(answer):
+            return answer
+        if time.monotonic() > until:
+            raise EngineUnavailable(f"patience: not done after {options.patience:g} s; it goes on")
+        time.sleep(LOOK_SECONDS)
+
+
+def as_json(answer: ClusterAnswer) -> dict[str, object]:
+    """What `--json` prints."""
+    return {"target": answer.target, "waiting": answer.waiting, "policy": answer.policy,
+            "replicas": [msgspec.to_builtins(row) for row in answer.rows]}
+
+
+def table(answer: ClusterAnswer) -> str:
+    """The rows as aligned text, and a line about all."""
+    lines = [list(COLUMNS), *map(_cells, answer.rows)]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
+    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
+            for line in lines]
+    about = f"{answer.target} replicas wanted, {answer.waiting} requests wait for one"
+    return "\n".join([*text, about + (answer.policy and f"; {answer.policy}")])
+
+
+def _cells(row: ReplicaRow) -> list[str]:
+    return [str(row.replica), row.node or "head", row.phase, *map(str, (
+        row.sequences, row.cached_pages, row.requests, row.by_prefix, row.by_load, row.blind,
+        row.migrated_in, row.migrated_out))]
