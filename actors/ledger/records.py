@@ -158,7 +158,7 @@ class LedgerHistory:
         the same sids, which only a damaged ledger has, the later one gets them."""
         submit = message.submit
         theirs = {message.sid + i for i in range(submit.n)}
-        if theirs.isdisjoint(self._outputs):
+        if not any(sid in self._outputs for sid in theirs):
             return None
         for before, entry in [*self.entries.items()]:
             if theirs.isdisjoint(output.sid for output in entry.choices):

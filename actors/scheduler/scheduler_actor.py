@@ -55,9 +55,20 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
                   journal: InflightJournal | None = None) -> SchedulerCore:
     """A core with every extension, without IO; prior: the earlier life that it goes on from."""
     config = context.config
+    core = SchedulerCore(context, extensions_of(context, load, journal))
+    if prior is not None:
+        core.restore(restore_requests(prior, config.scheduler.request_timeout),
+                     prior.history.next_sid, prior.now)
+    return core
+
+
+def extensions_of(context: Context, load: Load = no_vocabulary,
+                  journal: InflightJournal | None = None) -> SchedulerExtensions:
+    """Every extension, as configured."""
+    config = context.config
     fixed = parse_speculative(config.speculation.speculative).fixed
     guard = RequestFaults(journal)
-    core = SchedulerCore(context, SchedulerExtensions(
+    return SchedulerExtensions(
         guard=guard, history=RecoveryLog(config.recovery, guard.journal),
         queue=new_queue(config.scheduler.schedule_policy, config.scheduler.tenant_weights),
         metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
@@ -66,11 +77,7 @@ def extended_core(context: Context, prior: PriorRun | None = None, load: Load = 
         media=MediaHolds(context.epoch) if takes_media(config) else MediaUse(),
         new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
         new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker),
-        new_page_tier=lambda pages, slots: HostTier(pages, slots) if slots else PageTier()))
-    if prior is not None:
-        core.restore(restore_requests(prior, config.scheduler.request_timeout),
-                     prior.history.next_sid, prior.now)
-    return core
+        new_page_tier=lambda pages, slots: HostTier(pages, slots) if slots else PageTier())
 
 
 def observed(core: Core, context: Context) -> Core:

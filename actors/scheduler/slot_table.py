@@ -140,13 +140,11 @@ class SlotTable:
         return pages
 
     def emitted_tokens(self, slot: int, first: int = 0) -> Ints:
-        """Returns a copy of the tokens that the slot's sequence has emitted, from index `first` on.
-        """
+        """Returns a copy of what the slot's sequence has emitted, from token `first` on."""
         return self._tokens[slot, first:self.emitted[slot]].copy()
 
     def emitted_of(self, sequence: SequenceState, first: int = 0) -> Ints:
-        """Returns the tokens a sequence has emitted, from index `first` on, with or without a slot.
-        """
+        """Returns what a sequence has emitted, from `first` on, with or without a slot."""
         if sequence.slot:
             return self.emitted_tokens(sequence.slot, first)
         return sequence.emitted[first:] if first else sequence.emitted
@@ -166,8 +164,7 @@ class SlotTable:
         return int(self.held[slot] - self._behind[group, slot])
 
     def remaining(self, clip: int) -> int:
-        """Returns how many tokens the running sequences may still emit, at most `clip` counted for
-        each."""
+        """Returns what the running sequences may still emit, at most `clip` tokens for each."""
         running = self.sid > 0
         left = self.end[running] - self.len_hi[running]
         return int(np.minimum(np.maximum(left, 0), clip).sum())
@@ -243,6 +240,14 @@ class SlotTable:
         self._make_room(1)
         self._tokens[slots, starts] = tokens
         self.emitted[slots] = starts + 1
+
+    def append_run(self, slots: Ints, tokens: Ints) -> None:
+        """As many plans and results as `tokens`, i4[n, steps], has columns; pages are there."""
+        steps = tokens.shape[1]
+        self._make_room(steps)
+        self._tokens[slots[:, None], self.emitted[slots, None] + np.arange(steps)] = tokens
+        self._credits[:3, slots] += np.int32(steps)
+        self._steady_plans = 0
 
     def append_tokens(self, slots: Ints, starts: Ints, tokens: Ints, counts: Ints,
                       window: int) -> None:

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import heapq
 import logging
-from collections import Counter, deque
-from pathlib import Path
+from collections import Counter
+from collections.abc import Callable
+from math import inf
 from typing import Any
 
 import msgspec
@@ -22,28 +23,28 @@ from msgspec import Struct
 from actorium.actors.cluster import router_actor
 from actorium.actors.cluster.cluster_messages import ReplicaGone
 from actorium.actors.cluster.router_core import RouterCore
-from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
+from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
-from actorium.actors.messages import Open, SequenceEvent, StepResult, Submit, TokenBatch
+from actorium.actors.messages import Open, SequenceEvent, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.runtime.roles import LAUNCHER, WORKER
+from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.runtime.splitmix64 import splitmix64
-from actorium.actors.scheduler import scheduler_actor
-from actorium.tools.simulate.modelled_worker import ModelledWorker
 from actorium.tools.simulate.step_model import StepSeconds
+from actorium.tools.simulate.virtual_replica import NOTHING, Said, VirtualReplica
 from actorium.tools.simulate.workload import SimulatedLoad
 
 NAME, CLIENT = "simulated", b"simulated"
+START = -1.0
+"""When the cluster comes up: it is ready when the first request comes, at 0 or later."""
 DETECTION = 0.05
 """Seconds from a replica's death until its router knows."""
 ROUTER_TICK = 0.5
 """Seconds between two wakes of a router to which nothing comes."""
+QUIET = 14.0
+"""Seconds after which a replica reports although it has nothing to say that the router acts on."""
 RETAIN = 5.0
 """Seconds for which requests are kept that are over: nobody asks for them."""
-NOTHING = Path("/nonexistent")
-COUNTED = ("computed_prompt_tokens", "preemptions", "steps", "busy_us", "evicted_pages")
-"""Counters of replicas, summed over them and their lives."""
 
 
 class ReplicaDeath(Struct, frozen=True):
@@ -76,67 +77,25 @@ class RequestColumns:
         self.failed = np.zeros(requests, np.bool_)
 
 
-class VirtualReplica:
-    """One life of a replica."""
-
-    def __init__(self, config: Config, index: int, launch: int, model: StepSeconds) -> None:
-        own = msgspec.structs.replace(
-            config, cluster=ClusterConfig(replica_of=f"{NAME}:{index}:{launch}"),
-            runtime=msgspec.structs.replace(config.runtime, name=replica_name(NAME, index)))
-        context = Context(own, NOTHING, "scheduler", 1, 0)
-        self.index, self.launch = index, launch
-        self._bare = scheduler_actor.extended_core(context)
-        self.scheduler = scheduler_actor.observed(self._bare, context)
-        self._worker = ModelledWorker(context._replace(role=WORKER), model)
-        self._free_at = 0.0
-        self._started = False
-        """The worker has said what it can hold."""
-
-    def wake(self, now: float) -> tuple[list[Any], list[tuple[float, StepResult]]]:
-        """What goes to the router, and the results to come with their times."""
-        said: list[Any] = []
-        results: list[tuple[float, StepResult]] = []
-        if not self._started:
-            self._started = True
-            for answer in self._worker.on_wake(now):
-                self.scheduler.on_message(answer.message, now)
-        for send in self.scheduler.on_wake(now):
-            if send.to == WORKER:
-                self._worker.on_message(send.message, now)
-            else:
-                said.append(send.message)
-        results += [self._timed(answer.message, now) for answer in self._worker.on_wake(now)
-                    if isinstance(answer.message, StepResult)]
-        return said, results
-
-    def _timed(self, result: StepResult, now: float) -> tuple[float, StepResult]:
-        idle = max(0.0, now - self._free_at)
-        self._free_at = max(now, self._free_at) + result.busy_us / 1e6
-        return self._free_at, msgspec.structs.replace(result, idle_us=round(idle * 1e6))
-
-    def counts(self) -> Counter[str]:
-        """The counters so far."""
-        gauges = self._bare.health().gauges
-        return Counter({name: int(gauges[name]) for name in COUNTED})
-
-
 class VirtualCluster:
     """Runs a workload to its end."""
 
-    def __init__(self, config: Config, model: StepSeconds, work: SimulatedLoad, seed: int) -> None:
-        """config: of `cluster_config`."""
+    def __init__(self, config: Config, model: StepSeconds, work: SimulatedLoad, seed: int,
+                 single_steps: bool = False) -> None:
+        """config: of `cluster_config`; single_steps: no steps are taken many at once, which gives
+        the same figures, later."""
         logging.getLogger("actorium.router").setLevel(logging.ERROR)  # deaths are what is asked for
-        self.now = 0.0
+        self.now = START
         self.columns = RequestColumns(work.requests)
         self._config, self._model, self._work = config, model, work
+        self._single_steps = single_steps
         self.router: RouterCore = router_actor.build(
             Context(config, NOTHING, "scheduler", 1, splitmix64(seed) >> 1))
         self._roles = {view.role: view.index for view in self.router.views}
-        self._replicas: list[VirtualReplica | None] = [
-            VirtualReplica(config, i, 1, model) for i in range(config.cluster.replicas)]
-        self._launches = [1] * len(self._replicas)
+        self.replicas: list[VirtualReplica | None] = [None] * config.cluster.replicas
+        self._launches = [1] * len(self.replicas)
         self._counts: Counter[str] = Counter()
-        self._events: list[tuple[float, int, Any]] = []
+        self._events: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._scheduled = 0
         self._left = work.requests
         self._request_of: dict[int, int] = {}
@@ -144,27 +103,29 @@ class VirtualCluster:
         self._history: dict[int, bytes] = {}
         """By conversation: all that was said, of those that go on."""
         self._conversation = np.repeat(np.arange(len(work.starts)), np.diff(work.first))
-        self._tick_at = 0.0
 
     def run(self, faults: list[ReplicaDeath]) -> RequestColumns:
         """To the end of the last request."""
-        for replica in self._replicas:
-            assert replica is not None
-            self._settle(replica)
-        for conversation, start in enumerate(self._work.starts.tolist()):
-            self._at(start, int(self._work.first[conversation]))
+        for index in range(len(self.replicas)):
+            self._launch(index)
+        self._tick(None)
+        for start, request in zip(self._work.starts.tolist(), self._work.first.tolist(),
+                                  strict=False):
+            self._at(start, self._ask, request)
         for fault in faults:
-            self._at(fault.at, fault)
-        self._at(ROUTER_TICK, None)
+            self._at(fault.at, self._die, fault)
         while self._left:
-            self.now, _, what = heapq.heappop(self._events)
-            self._happen(what)
+            self.now, _, _, happens, what = heapq.heappop(self._events)
+            happens(what)
+        for replica in self.replicas:
+            if replica is not None:
+                replica.advance(self.now)
         return self.columns
 
     def counts(self) -> dict[str, int]:
         """Counters of the run."""
         found = Counter(self._counts)
-        for replica in self._replicas:
+        for replica in self.replicas:
             if replica is not None:
                 found.update(replica.counts())
         own = self.router.health().gauges
@@ -173,42 +134,41 @@ class VirtualCluster:
 
     # --- what happens ----------------------------------------------------------------------------
 
-    def _at(self, when: float, what: Any) -> None:
+    def _at(self, when: float, happens: Callable[[Any], None], what: Any) -> None:
+        """After what replicas do at that time, and what is to happen then already."""
         self._scheduled += 1
-        heapq.heappush(self._events, (when, self._scheduled, what))
+        heapq.heappush(self._events, (when, 1, self._scheduled, happens, what))
 
-    def _happen(self, what: Any) -> None:
-        if isinstance(what, tuple):
-            replica, result = what
-            if self._replicas[replica.index] is replica:
-                replica.scheduler.on_message(result, self.now)
-                self._settle(replica)
-        elif isinstance(what, int):
-            self._ask(what)
-        elif isinstance(what, ReplicaDeath):
-            self._die(what)
-        elif isinstance(what, ReplicaGone):
-            self._to_router(what)
-        elif isinstance(what, VirtualReplica):
-            self._replicas[what.index] = what
-            self._settle(what)
-        else:
-            self._at(self.now + ROUTER_TICK, None)
-            for replica in self._replicas:
-                if replica is not None and not self.router.views[replica.index].ready:
-                    self._settle(replica)
-            self._to_router()
+    def _step(self, replica: VirtualReplica) -> None:
+        if replica.scheduled == self.now and self.replicas[replica.index] is replica:
+            self._said(replica, replica.advance(self.now))
+
+    def _tick(self, _: None) -> None:
+        self._at(self.now + ROUTER_TICK, self._tick, None)
+        for replica in self.replicas:
+            if replica is not None:
+                view = self.router.placements.by_index[replica.index]
+                if not view.ready or self.now - view.heard > QUIET:
+                    said = replica.advance(self.now)
+                    self._said(replica, said + replica.wake(self.now))
+        self._route()
+
+    def _launch(self, index: int) -> None:
+        replica = self.replicas[index] = VirtualReplica(
+            self._config, index, self._launches[index], self._model, self._single_steps)
+        self._said(replica, replica.start(self.now))
 
     def _die(self, fault: ReplicaDeath) -> None:
-        replica = self._replicas[fault.replica]
+        replica = self.replicas[fault.replica]
         if replica is None:
             return
+        said = replica.advance(self.now)
+        self._said(replica, said + replica.wake(self.now))  # the tokens so far are on their way
         self._counts.update(replica.counts())
-        self._replicas[fault.replica] = None
+        self.replicas[fault.replica] = None
         self._launches[fault.replica] += 1
-        self._at(self.now + DETECTION, ReplicaGone(fault.replica, replica.launch))
-        self._at(self.now + fault.back_after, VirtualReplica(
-            self._config, fault.replica, self._launches[fault.replica], self._model))
+        self._at(self.now + DETECTION, self._to_router, ReplicaGone(fault.replica, replica.launch))
+        self._at(self.now + fault.back_after, self._launch, fault.replica)
 
     def _ask(self, request: int) -> None:
         """The next turn of a conversation comes."""
@@ -225,36 +185,35 @@ class VirtualCluster:
 
     # --- messages --------------------------------------------------------------------------------
 
-    def _settle(self, replica: VirtualReplica) -> None:
-        """A replica has heard something: it says what it has to say."""
-        said, results = replica.wake(self.now)
-        for when, result in results:
-            self._at(when, (replica, result))
-        if said:
-            self._to_router(*said)
+    def _said(self, replica: VirtualReplica, said: Said) -> None:
+        """A replica has said this; and something else comes next there."""
+        for when, message in said:
+            self._at(max(when, self.now), self._to_router, message)
+        event = replica.next_event()
+        if event != replica.scheduled:
+            replica.scheduled = event
+            if event < inf:
+                self._scheduled += 1
+                heapq.heappush(self._events, (event, 0, replica.index << 40 | self._scheduled,
+                                              self._step, replica))
 
-    def _to_router(self, *messages: Any) -> None:
-        """Until neither the router nor a replica has more to say."""
-        waiting = deque(messages)
-        while True:
-            while waiting:
-                self.router.on_message(waiting.popleft(), self.now)
-            touched: dict[int, VirtualReplica] = {}
-            for send in self.router.on_wake(self.now):
-                if send.to == LAUNCHER:
-                    continue  # it keeps the replicas that there are
-                if (index := self._roles.get(send.to)) is None:
-                    self._hear(send.message)
-                elif (replica := self._replicas[index]) is not None:
-                    replica.scheduler.on_message(send.message, self.now)
-                    touched[index] = replica
-            if not touched:
-                return
-            for replica in touched.values():
-                said, results = replica.wake(self.now)
-                for when, result in results:
-                    self._at(when, (replica, result))
-                waiting.extend(said)
+    def _to_router(self, message: Any) -> None:
+        self.router.on_message(message, self.now)
+        self._route()
+
+    def _route(self) -> None:
+        """The router says what it has to say."""
+        for send in self.router.on_wake(self.now):
+            if (index := self._roles.get(send.to)) is not None:
+                self._at(self.now, self._to_replica, (index, send.message))
+            elif send.to != LAUNCHER:  # it keeps the replicas that there are
+                self._hear(send.message)
+
+    def _to_replica(self, order: tuple[int, Any]) -> None:
+        index, message = order
+        if (replica := self.replicas[index]) is not None:
+            said = replica.advance(self.now)
+            self._said(replica, said + replica.take(message, self.now))
 
     def _hear(self, message: Any) -> None:
         """What a detokenizer would hear."""
@@ -287,6 +246,6 @@ class VirtualCluster:
             self._left -= int(self._work.first[conversation + 1]) - following
         elif following < self._work.first[conversation + 1]:
             self._history[conversation] += answer
-            self._at(self.now + float(self._work.think[request]), following)
+            self._at(self.now + float(self._work.think[request]), self._ask, following)
             return
         self._history.pop(conversation, None)

@@ -110,8 +110,7 @@ class PageAllocator:
         left = (self._count[pages] - times).astype(np.int32)
         if left.min() < 0:
             raise AccountingError(f"step {self.step}: page {pages[int(left.argmin())]} comes back "
-                                  f"from "
-                                  f"{owner}, but nobody holds it")
+                                  f"from {owner}, but nobody holds it")
         self._count[pages] = left
         self._release(pages[left == 0])
         self.cached_only += int(np.count_nonzero(self._in_tree[pages] & (left == 1)))
@@ -134,8 +133,7 @@ class PageAllocator:
             self._disown(pages, TREE)
         if not self._in_tree[pages].all():
             raise AccountingError(f"step {self.step}: the prefix tree lets go of a page it does "
-                                  f"not "
-                                  f"keep, one of {pages[~self._in_tree[pages]]}")
+                                  f"not keep, one of {pages[~self._in_tree[pages]]}")
         left = self._count[pages] - 1
         self._count[pages] = left
         self._in_tree[pages] = False
@@ -214,17 +212,14 @@ class PageAllocator:
         spare = int(np.count_nonzero(in_tree.astype(bool) & (self._count == 1)))
         if (self.cached, self.cached_only) != (int(in_tree.sum()), spare):
             raise AccountingError(f"step {self.step}: {self.cached} cached and {self.cached_only} "
-                                  f"spare "
-                                  f"pages "
-                                  f"counted, {int(in_tree.sum())} and {spare} found")
+                                  f"spare pages counted, {int(in_tree.sum())} and {spare} found")
 
     def _claimed(self, pages: Ints, who: int) -> None:
         assert self._owners is not None
         for page in pages.tolist():
             if who not in self._owners.get(page, ()):
                 raise AccountingError(f"step {self.step}: page {page} is held by "
-                                      f"{self._whose(page)}, "
-                                      f"the books of {_names({who})} claim it")
+                                      f"{self._whose(page)}, the books of {_names({who})} claim it")
 
     def _whose(self, page: int) -> str:
         if self._owners is None:

@@ -1,0 +1,176 @@
+"""A replica on a virtual clock: a real scheduler behind the real link to its router, and of its
+worker the time that its steps take. Pure.
+
+What happens within a replica are results of steps and reports to the router. Nobody watches most of
+them, so they are made up for when somebody does: `advance` brings the replica to a time, and
+`next_event` says by when that must be done at the latest, since the router would hear of something
+that it acts on. Steady steps are then taken many at once (`fast_forward`), and of reports that say
+nothing new of the speed at which prompts are computed only the last is made.
+"""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from math import inf
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+
+from actorium.actors.cluster.replica_link import REPORT_EVERY
+from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
+from actorium.actors.config.tree import Config
+from actorium.actors.core import Context
+from actorium.actors.messages import StepResult
+from actorium.actors.runtime.roles import WORKER
+from actorium.actors.scheduler import scheduler_actor
+from actorium.tools.simulate.fast_forward import SteadyRun, SteadyScheduler
+from actorium.tools.simulate.modelled_worker import ModelledWorker
+from actorium.tools.simulate.step_model import StepSeconds
+
+NOTHING = Path("/nonexistent")
+COUNTED = ("computed_prompt_tokens", "preemptions", "steps", "busy_us", "evicted_pages")
+"""Counters of replicas, summed over them and their lives."""
+Said = list[tuple[float, Any]]
+"""Messages to the router, and when they were sent."""
+
+
+class VirtualReplica:
+    """One life of a replica."""
+
+    def __init__(self, config: Config, index: int, launch: int, model: StepSeconds,
+                 single_steps: bool = False) -> None:
+        """config: the cluster's; single_steps: none are taken at once, for comparison."""
+        cluster = config.runtime.name
+        own = msgspec.structs.replace(
+            config, cluster=ClusterConfig(replica_of=f"{cluster}:{index}:{launch}"),
+            runtime=msgspec.structs.replace(config.runtime, name=replica_name(cluster, index)))
+        context = Context(own, NOTHING, "scheduler", 1, 0)
+        self.index, self.launch = index, launch
+        self.bare = SteadyScheduler(context, single_steps)
+        self._scheduler = scheduler_actor.observed(self.bare, context)
+        self._worker = ModelledWorker(context._replace(role=WORKER), model)
+        self._due: deque[tuple[float, StepResult]] = deque()
+        """Results to come, and when."""
+        self._run: SteadyRun | None = None
+        """What lies ahead."""
+        self._evicted = False
+        """The steps taken last have changed the prefix cache."""
+        self._free_at = 0.0
+        """When the worker has nothing more to do."""
+        self._report_at = 0.0
+        self._reported = 0
+        """Computed prompt tokens, as the router knows."""
+        self.scheduled = inf
+        """For the cluster: what `next_event` was, last."""
+
+    def start(self, now: float) -> Said:
+        """The worker has said what it can hold."""
+        for answer in self._worker.on_wake(now):
+            self._scheduler.on_message(answer.message, now)
+        return self.wake(now)
+
+    def take(self, message: Any, now: float) -> Said:
+        """A message of the router. To be brought to that time before."""
+        self._scheduler.on_message(message, now)
+        return self.wake(now)
+
+    def next_event(self) -> float:
+        """Seconds of the clock by which `advance` must be called."""
+        if self._run is not None:
+            run = self._run
+            event = float(run.times[run.steps - 1 if run.evicts else run.steps])
+        else:
+            event = self._due[0][0] if self._due else inf
+        return min(event, self._report_at) if self._has_news else event
+
+    def advance(self, until: float) -> Said:
+        """Lets everything happen that happens by then."""
+        said: Said = []
+        while True:
+            if self._run is not None:
+                horizon = min(until, float(self._run.times[self._run.steps - 1]))
+                if (report := self._last_report(horizon)) is not None:
+                    self._take_run(self._run, report)
+                    said += self.wake(report, looks=False)
+                elif not self._take_run(self._run, horizon):
+                    return said
+                elif self._evicted:
+                    said += self.wake(horizon, looks=False)
+            elif self._due and (when := self._due[0][0]) <= until:
+                if (report := self._last_report(when)) is not None:
+                    said += self.wake(report)
+                else:
+                    self._scheduler.on_message(self._due.popleft()[1], when)
+                    said += self.wake(when)
+            elif (report := self._last_report(until)) is not None:
+                said += self.wake(report)
+            else:
+                return said
+
+    def wake(self, now: float, looks: bool = True) -> Said:
+        """Lets the scheduler say what it has to say. looks: what lies ahead may have changed."""
+        said: Said = []
+        for send in self._scheduler.on_wake(now):
+            if send.to == WORKER:
+                self._worker.on_message(send.message, now)
+            else:
+                said.append((now, send.message))
+        for answer in self._worker.on_wake(now):
+            if isinstance(answer.message, StepResult):
+                self._due.append(self._timed(answer.message, now))
+        report_at = self._scheduler.next_timer()
+        assert report_at is not None
+        if report_at != self._report_at:
+            self._report_at, self._reported = report_at, self.bare.counters.computed_prompt_tokens
+        if looks:
+            self._look()
+        return said
+
+    def counts(self) -> Counter[str]:
+        """The counters so far."""
+        gauges = self.bare.health().gauges
+        return Counter({name: int(gauges[name]) for name in COUNTED})
+
+    @property
+    def _has_news(self) -> bool:
+        """The next report tells the router how fast prompts were computed."""
+        return self._reported != self.bare.counters.computed_prompt_tokens
+
+    def _last_report(self, until: float) -> float | None:
+        """When to make the next report, if one is due by then: the last that is due, unless one
+        before it has news."""
+        due = self._report_at
+        if due > until:
+            return None
+        while not self._has_news and due + REPORT_EVERY <= until:
+            due += REPORT_EVERY
+        return due
+
+    def _look(self) -> None:
+        self._run = self.bare.steady_run(
+            self._worker, [(when, result.busy_us) for when, result in self._due])
+
+    def _take_run(self, run: SteadyRun, until: float) -> bool:
+        """Takes the steps of the run that are over by then; whether there were any."""
+        steps = min(run.steps, int(np.searchsorted(run.times, until, "right")))
+        self._evicted = False
+        if not steps:
+            return False
+        results = self.bare.apply_run(run, steps, self._worker, [each for _, each in self._due])
+        self._due = deque(zip(run.times[steps:].tolist(), results, strict=False))
+        self._free_at = self._due[-1][0]
+        if steps == run.steps:
+            self._evicted, self._run = run.evicts, None
+            self._look()
+        else:
+            self._run = run.after(steps)
+        return True
+
+    def _timed(self, result: StepResult, now: float) -> tuple[float, StepResult]:
+        idle = max(0.0, now - self._free_at)
+        self._free_at = max(now, self._free_at) + result.busy_us / 1e6
+        if idle:
+            result = msgspec.structs.replace(result, idle_us=round(idle * 1e6))
+        return self._free_at, result
