@@ -51,7 +51,7 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
     """Engines with other flags that are started, the plain one among them."""
     axes: str | None = None
     """Conditions to vary, as cache,company,drafts; default: all that can be."""
-    cases: int = 48
+    cases: int = 64
     """Different requests, of which rounds are drawn."""
     prompt_tokens: int = 160
     """Tokens of a prompt, at the most."""

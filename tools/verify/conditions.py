@@ -62,8 +62,8 @@ AXES: tuple[str, ...] = Condition.__struct_fields__
 ENGINE_AXES = AXES[:AXES.index("company")]
 """Those that are flags of an engine."""
 SENDING_AXES = tuple(axis for axis in AXES if axis not in ENGINE_AXES)
-COMPANIES = (1, 4, 15, 32)
-"""With the request itself batches of 2, 5, 16 and 33."""
+COMPANIES = (1, 2, 4, 7, 15, 32, 63)
+"""With the request itself batches of 2, 3, 5, 8, 16, 33 and 64."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "tokens_per_step": (16, 37, 256), "drafts": (1, 2, 3, 4), "ranks": (2,), "page_size": (4, 64),
     "pool": ("tight",), "preempt_every": (3, 7), "threads": (1,), "overlap": (False,),

@@ -224,11 +224,8 @@ def _request(case: VerifyCase, condition: Condition, salt: str, patience: float)
         logprobs=TOPS if condition.logprobs else None,
         structured=Structured(json_schema=case.schema) if case.schema
         else None)
-    linger = (Linger(rid=secrets.token_hex(12), seconds=LINGER) if condition.reading == "cut"
-              else None)
     prompt = case.prompt if isinstance(case.prompt, str) else list(case.prompt)
-    return Request(prompt=prompt, params=params, cache_salt=salt, linger=linger,
-                   timeout=patience)
+    return Request(prompt=prompt, params=params, cache_salt=salt, timeout=patience)
 
 
 async def _fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str, patience: float
@@ -287,14 +284,17 @@ class _Reader:
         """What a caller has who lost the connection: the first part, and of the whole, which is
         read again, what comes behind it."""
         first: list[StreamDelta] = []
-        stream = self._stream()
+        # A name of its own for each reading: one that was aborted is not answered at once.
+        request = msgspec.structs.replace(
+            self._request, linger=Linger(rid=secrets.token_hex(12), seconds=LINGER))
+        stream = AsyncDeltaStream(self._client, request)
         try:
             async for delta in stream:
                 first.append(delta)
                 if PART * sum(len(one.token_ids) for one in first) >= self._tokens_wanted:
                     break
             # Under the same name: the request itself goes on, or its answer is still known.
-            async with contextlib.aclosing(AsyncDeltaStream(other, self._request)) as again:
+            async with contextlib.aclosing(AsyncDeltaStream(other, request)) as again:
                 whole = [delta async for delta in again]
         finally:
             await stream.aclose()

@@ -135,7 +135,8 @@ def _less_company(trial: Trial, condition: Condition) -> Iterator[tuple[Trial, C
         for kept in (others[:half], others[half:]):
             ahead = min(len(before), len(kept))
             yield placed(Trial(case, kept[:ahead], kept[ahead:]), condition)
-        for i in range(len(others)) if len(others) <= 4 else ():
+        # Of many the last one alone: a fault may be one of batches of a size.
+        for i in range(len(others)) if len(others) <= 4 else (len(others) - 1,):
             yield placed(Trial(case, before[:i] + before[i + 1:],
                                after if i < len(before) else
                                after[:i - len(before)] + after[i - len(before) + 1:]), condition)

@@ -61,6 +61,8 @@ class Visits:
     def __init__(self, plain: Condition = PLAIN) -> None:
         self._plain = plain
         self.counts: Counter[tuple[Any, ...]] = Counter()
+        self.rounds = 0
+        """Conditions that were added."""
 
     def features(self, condition: Condition) -> list[tuple[Any, ...]]:
         axes = differing(condition, self._plain)
@@ -72,9 +74,11 @@ class Visits:
             return sum(1 / (1 + self.counts[each]) ** 2 for each in self.features(condition))
         return max(conditions, key=worth)
 
-    def add(self, condition: Condition, times: int = 1) -> None:
-        for each in self.features(condition):
-            self.counts[each] += times
+    def add(self, condition: Condition) -> None:
+        """By rounds, not by comparisons: those of small companies take as long, and a comparison
+        in a large one costs a tenth."""
+        self.rounds += 1
+        self.counts.update(self.features(condition))
 
 
 def drawn_engines(seed: int, count: int, values: Mapping[str, Sequence[Any]],
@@ -111,7 +115,7 @@ def rounds_of(seed: int, engine: Condition, cases: Sequence[VerifyCase],
     axes = [axis for axis in SENDING_AXES if values.get(axis) and axis != "order"]
     number = 0
     while True:
-        own = axes if number % DEATHS_EVERY == DEATHS_EVERY // 4 else [
+        own = axes if visits.rounds % DEATHS_EVERY == DEATHS_EVERY // 4 else [
             axis for axis in axes if axis != "worker"]
         drawn = [_off_plain(chance, own, values, engine, OFF_PLAIN) for _ in range(DRAWS)]
         condition = visits.least(drawn)
@@ -119,6 +123,6 @@ def rounds_of(seed: int, engine: Condition, cases: Sequence[VerifyCase],
             condition = msgspec.structs.replace(condition, company_leaves=False)
         several = tuple(chance.sample(cases, min(condition.company + 1, len(cases))))
         condition = msgspec.structs.replace(condition, company=len(several) - 1)
-        visits.add(condition, len(several))
+        visits.add(condition)
         yield VerifyRound(several, condition, number)
         number += 1
