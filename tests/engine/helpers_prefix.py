@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client, Completion, Request
+from actorium.actors.messages import TokenLogprob
 
 SETTINGS: dict[str, Any] = {"device": "cpu", "debug_memory": True, "max_num_seqs": 12,
                             "max_num_batched_tokens": 256, "threads": 2}
@@ -27,6 +28,11 @@ class Ran(NamedTuple):
     @property
     def tokens(self) -> list[list[int]]:
         return [list(c.token_ids) for c in self.completions]
+
+    @property
+    def told(self) -> list[tuple[list[int], list[TokenLogprob] | None]]:
+        """Tokens and log-probabilities."""
+        return [(list(c.token_ids), c.logprobs) for c in self.completions]
 
     @property
     def cached(self) -> int:

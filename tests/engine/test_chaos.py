@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 
 from actorium.actors.detokenizer.core import DetokenizerCore
+from actorium.actors.messages import TokenLogprob
 from actorium.actors.models.model_dir import DEMO_MODEL
+from actorium.actors.params import SamplingParams
 from actorium.tools.chaos import (
     cluster_row,
     frame_row,
@@ -154,9 +156,10 @@ def test_a_killed_launcher_leaves_nothing() -> None:
                     reason="the demo model is not there")
 @pytest.mark.slow
 def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
-    row = model_row.model(seed=1, streams=20, faults=("kill worker-0", "kill scheduler"))
+    faults = ("kill worker-0", "kill scheduler", "kill detokenizer")
+    row = model_row.model(seed=1, streams=20, faults=faults)
     sound(row)
-    assert row["faults"] == {"kill worker-0": 1, "kill scheduler": 1} and row["tokens"] > 1200
+    assert row["faults"] == dict.fromkeys(faults, 1) and row["tokens"] > 1200
 
 
 @pytest.mark.slow
@@ -175,6 +178,35 @@ def test_slopes() -> None:
 
 
 # --- teeth ---------------------------------------------------------------------------------------
+
+def test_streams_of_a_model_are_held_against_each_other_to_the_bit() -> None:
+    """Each of what a client is told, changed alone, is seen."""
+    def heard(**changes: Any) -> model_row.HeardStream:
+        told: dict[str, Any] = {
+            "tokens": [5, 7], "text": "ab", "reason": "length", "prompt_logprobs": [None],
+            "logprobs": [TokenLogprob(5, -0.5, 1, []), TokenLogprob(7, -1.5, 2, [])]}
+        return {0: model_row.HeardChoice(**{**told, **changes})}
+
+    params = SamplingParams(max_tokens=2, logprobs=0)
+    nearly = [TokenLogprob(5, -0.5, 1, []), TokenLogprob(7, -1.5000001, 2, [])]
+    assert model_row.differs(heard(), heard(), True) is model_row.amiss(heard(), params) is None
+    for changes in ({"tokens": [5, 8]}, {"tokens": [5]}, {"logprobs": nearly}, {"text": "abc"},
+                    {"prompt_logprobs": []}, {"reason": "stop"}):
+        assert model_row.differs(heard(**changes), heard(), True), changes
+    assert model_row.differs(heard(logprobs=nearly), heard(), False) is None
+    assert "choices" in str(model_row.differs({}, heard(), True))
+    for changes in ({"tokens": [5]}, {"logprobs": nearly[:1]}, {"reason": "internal"}):
+        assert model_row.amiss(heard(**changes), params), changes
+    assert model_row.amiss({}, params) == "0 of 1 choices"
+
+
+@pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file(),
+                    reason="the demo model is not there")
+@pytest.mark.slow
+def test_without_exactness_it_fails() -> None:
+    row = model_row.model(seed=1, streams=20, faults=("kill worker-0",), exact="off")
+    assert any("log-probabilities equal for" in text for text in row["wrong"])
+
 
 def test_the_unfenced_detokenizer_removes_the_fencing() -> None:
     assert "_is_stale" in vars(Unfenced).keys() & vars(DetokenizerCore).keys()

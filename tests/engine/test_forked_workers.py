@@ -9,16 +9,18 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
+import torch
 from helpers_models import write_checkpoint
 from helpers_runtime import processes_naming, short_dir
 
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.messages import TokenLogprob
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.process import process_activity
 from actorium.actors.runtime.roles import WORKER
 
 pytestmark = pytest.mark.usefixtures("real_starts")
-GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True)
+GREEDY = SamplingParams(max_tokens=8, temperature=0.0, ignore_eos=True, logprobs=2)
 IMPORTED = b"libtorch_cpu"
 
 
@@ -44,16 +46,17 @@ def loaded_at(pid: int) -> list[bytes]:
 
 def test_a_killed_worker_is_forked_and_says_the_same(tmp_path: Path) -> None:
     """Once the server has its imports, of which nothing outside can tell the end."""
-    write_checkpoint(tmp_path)
+    write_checkpoint(tmp_path, dtype=torch.bfloat16, head_dim=32)
     with short_dir() as base, Engine(
-            str(tmp_path), device="cpu", dtype="float32", run_dir=str(base), skip_tokenizer=True,
+            str(tmp_path), device="cpu", exact="on", run_dir=str(base), skip_tokenizer=True,
             kv_cache_bytes=1 << 22, fork_server="on", max_restarts=100,
             crash_reports=False) as engine:
         def worker() -> int:
             return next(own.pid for own in engine.client.status().actors if own.role == WORKER)
 
-        def says() -> Sequence[int]:
-            return engine.client.generate([5, 7, 11], GREEDY).token_ids
+        def says() -> tuple[Sequence[int], list[TokenLogprob] | None]:
+            done = engine.client.generate([5, 7, 11], GREEDY)
+            return done.token_ids, done.logprobs
 
         before, first, until = says(), worker(), time.monotonic() + 60
         while not (servers := [pid for pid in processes_naming(str(base))

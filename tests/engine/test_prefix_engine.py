@@ -1,9 +1,6 @@
-"""The prefix cache through a whole engine with the demo model: the same tokens as without it.
-
-Equality is asked for in float32, where batches and chunks change logits by some 1e-5, and the
-requests are such that no two candidates are nearer than ten times that. In bfloat16 whose rounding
-is 1/256, a step that is put together differently may turn a near tie: there, sequences may part at
-a near tie and nowhere else.
+"""The prefix cache through a whole engine with the demo model: the same tokens as without it, and
+log-probabilities to the bit, with `--exact on`. With `--exact off` a step that is put together
+differently may turn a near tie: there, sequences may part at a near tie and nowhere else.
 """
 
 from __future__ import annotations
@@ -23,18 +20,18 @@ LARGE, TINY = 65_536, 640
 REQUESTS = mixed(COUNT, seed=3, logprobs=2)
 LONG = [(7 * i) % 1800 + 3 for i in range(200)]
 """A prompt of which 12 pages can be cached (199 tokens: the last one is always computed)."""
-FLOAT = {"dtype": "float32", "skip_tokenizer": True}
+EXACT = {"exact": "on", "skip_tokenizer": True}
 
 
 @pytest.fixture(scope="module")
 def cached() -> Iterator[Engine]:
-    with engine(max_total_tokens=LARGE, **FLOAT) as running:
+    with engine(max_total_tokens=LARGE, **EXACT) as running:
         yield running
 
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Engine]:
-    with engine(max_total_tokens=LARGE, prefix_cache=False, **FLOAT) as running:
+    with engine(max_total_tokens=LARGE, prefix_cache=False, **EXACT) as running:
         yield running
 
 
@@ -50,15 +47,14 @@ def _greedy(tokens: int, **more: int) -> SamplingParams:
 
 # --- mixed requests ----------------------------------------------------------------------------
 
-def test_no_request_hangs_on_rounding(reference: Ran) -> None:
-    assert min(gap for c in reference.completions for gap in closeness(c)) > 1e-4
+def test_without_a_cache_nothing_is_cached(reference: Ran) -> None:
     assert reference.cached == reference.gauges["cached_pages"] == 0
     assert reference.gauges["preemptions"] == 0
 
 
 def test_the_cache_changes_no_token(cached: Engine, reference: Ran) -> None:
     mine = run_in(cached.client, REQUESTS)
-    assert mine.tokens == reference.tokens
+    assert mine.told == reference.told
     prompts = sum(c.usage.prompt_tokens for c in mine.completions)
     assert mine.cached == mine.gauges["cache_hit_tokens"] > 0.1 * prompts
     assert mine.gauges["evicted_pages"] == mine.gauges["preemptions"] == 0
@@ -73,8 +69,8 @@ def test_a_tiny_pool_changes_no_token(cache: bool, speculative: str, reference: 
     them less: there, preemptions are forced."""
     force = 0 if speculative == "off" else 40
     mine = run(REQUESTS, max_total_tokens=TINY, prefix_cache=cache, speculative=speculative,
-               force_preempt_every=force, **FLOAT)
-    assert mine.tokens == reference.tokens
+               force_preempt_every=force, **EXACT)
+    assert mine.told == reference.told
     assert mine.gauges["preemptions_forced" if force else "preemptions_memory"] > 0
     assert mine.gauges["held_pages"] == mine.gauges["quarantined_pages"] == 0
     if cache:
@@ -86,11 +82,11 @@ def test_a_tiny_pool_changes_no_token(cache: bool, speculative: str, reference: 
 
 
 @pytest.mark.slow
-def test_in_bfloat16_sequences_part_at_near_ties_only() -> None:
+def test_without_exactness_sequences_part_at_near_ties_only() -> None:
     """And the demo model solves its tasks as well with a cache that is always short of pages."""
-    with engine(max_total_tokens=LARGE, prefix_cache=False) as plain:
+    with engine(max_total_tokens=LARGE, prefix_cache=False, exact="off") as plain:
         want, score = run_in(plain.client, REQUESTS), evaluate(plain.client, 20)
-    with engine(max_total_tokens=TINY, speculative="off") as tiny:
+    with engine(max_total_tokens=TINY, speculative="off", exact="off") as tiny:
         mine, tiny_score = run_in(tiny.client, REQUESTS), evaluate(tiny.client, 20)
         assert gauges(tiny.client)["evicted_pages"] > mine.gauges["evicted_pages"] > 0
     assert mine.gauges["preemptions_memory"] > 0 and mine.cached > 0
@@ -142,9 +138,5 @@ def test_logprobs_of_a_cached_prompt(cached: Engine, plain: Engine) -> None:
     assert mine.usage.cached_tokens == 0 and mine.token_ids == want.token_ids
     assert mine.prompt_logprobs is not None and want.prompt_logprobs is not None
     assert len(mine.prompt_logprobs) == len(prompt) and mine.prompt_logprobs[0] is None
-    for got, wanted in zip(mine.prompt_logprobs[1:], want.prompt_logprobs[1:], strict=True):
-        assert got is not None and wanted is not None
-        assert (got.token_id, got.rank) == (wanted.token_id, wanted.rank)
-        assert got.logprob == pytest.approx(wanted.logprob, abs=1e-4)
-        assert [token for token, _ in got.top] == [token for token, _ in wanted.top]
+    assert mine.prompt_logprobs == want.prompt_logprobs
     assert _cached_tokens(cached.client, Request(prompt=prompt, params=_greedy(1))) == [288]

@@ -28,7 +28,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.client import Client
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, RecoveryConfig
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.messages import ActorStatus
+from actorium.actors.messages import ActorStatus, TokenLogprob
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import roles_of
@@ -219,44 +219,49 @@ def test_streams_go_on_when_the_worker_is_killed(base: Path) -> None:
 
 PROMPTS = ("Once upon a time", "The king and his", "What is 12 + 30?", "A cat said")
 TOKENS = 150
-GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True)
-Told = tuple[str, list[int], str]
+GREEDY = SamplingParams(max_tokens=TOKENS, temperature=0.0, ignore_eos=True, logprobs=3)
+SAMPLED = SamplingParams(max_tokens=TOKENS, seed=7, ignore_eos=True, logprobs=3,
+                         repetition_penalty=1.1)
+Told = tuple[str, list[int], list[TokenLogprob], str]
 
 
 @pytest.fixture(scope="module")
 def demo() -> Iterator[Engine]:
-    """The demo model in float32, where greedy tokens do not depend on who else is in the batch."""
+    """The demo model, whose numbers do not depend on who else is in the batch."""
     if not (DEMO_MODEL / "model.safetensors").is_file():
         pytest.skip("the demo model is not there")
-    with short_dir() as base, Engine(device="cpu", dtype="float32", run_dir=str(base),
+    with short_dir() as base, Engine(device="cpu", exact="on", run_dir=str(base),
                                      max_restarts=100, crash_reports=False) as engine:
         yield engine
 
 
-async def told(client: AsyncClient, prompt: str, begun: asyncio.Event) -> Told:
+async def told(client: AsyncClient, number: int, begun: asyncio.Event) -> Told:
     """All of a stream; the event is set once it is well under way."""
-    text, ids, reason = "", [], ""
-    async for delta in client.stream(prompt, GREEDY):
+    text, reason = "", ""
+    ids: list[int] = []
+    logprobs: list[TokenLogprob] = []
+    async for delta in client.stream(PROMPTS[number], (GREEDY, SAMPLED)[number % 2]):
         text += delta.text
         ids += delta.token_ids
+        logprobs += delta.logprobs or ()
         reason = delta.finish_reason or reason
         if len(ids) >= 20:
             begun.set()
-    return text, ids, reason
+    return text, ids, logprobs, reason
 
 
 async def streams(engine: Engine, victim: str | None, number: int) -> tuple[list[Told], int]:
     """Four streams, two of which begin when the victim has just died; and its new epoch."""
     begun, epoch = asyncio.Event(), 0
     async with AsyncClient(engine.name, engine.config.runtime.run_dir) as client:
-        tasks = [asyncio.create_task(told(client, prompt, begun)) for prompt in PROMPTS[:2]]
+        tasks = [asyncio.create_task(told(client, i, begun)) for i in (0, 1)]
         await begun.wait()
         if victim is not None:
             before = next(a for a in (await client.status()).actors if a.role == victim)
             os.kill(before.pid, number)
             assert not any(task.done() for task in tasks), "in mid-stream"
             epoch = before.epoch + 1
-        tasks += [asyncio.create_task(told(client, prompt, begun)) for prompt in PROMPTS[2:]]
+        tasks += [asyncio.create_task(told(client, i, begun)) for i in (2, 3)]
         found = await asyncio.wait_for(asyncio.gather(*tasks), 60)
     return found, epoch
 
@@ -264,7 +269,8 @@ async def streams(engine: Engine, victim: str | None, number: int) -> tuple[list
 @pytest.fixture(scope="module")
 def undisturbed(demo: Engine) -> list[Told]:
     found, _ = asyncio.run(streams(demo, None, 0))
-    assert all(len(ids) == TOKENS and reason == "length" for _, ids, reason in found)
+    assert all(len(ids) == len(logprobs) == TOKENS and reason == "length"
+               for _, ids, logprobs, reason in found)
     return found
 
 

@@ -240,9 +240,7 @@ def test_two_gateways_at_one_port() -> None:
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    # fp32: in bf16 equal prompts may part ways, since batches of other sizes round differently.
-    with serving(port, gateways=2, max_num_seqs=16, resume_grace=200.0,
-                 dtype="float32") as served:
+    with serving(port, gateways=2, max_num_seqs=16, resume_grace=200.0, exact="on") as served:
         client = served.engine.client
         streams = [open_(served, MANY) for _ in range(8)]
         begun = [read(one, 3) for one in streams]

@@ -179,9 +179,9 @@ def test_wrong_words_are_refused(argv: list[str], says: str) -> None:
 
 @pytest.mark.slow
 def test_our_own_server(capsys: pytest.CaptureFixture[str]) -> None:
-    with serving(dtype="float32", device="cpu", speculative="off") as served:
+    with serving(exact="on", device="cpu") as served:
         assert main(["verify", "--base-url", served.url, "--comparisons", "150", "--cases", "20",
-                     "--logprobs", "close", "--answer-tokens", "12"]) == 0
+                     "--answer-tokens", "12"]) == 0
     shown = capsys.readouterr()
     assert "keeps seeds: yes; keeps prompts apart by salts: yes" in shown.err
     assert "reading           cut" in shown.out
