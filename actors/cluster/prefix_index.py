@@ -6,7 +6,7 @@ known of its cache until it has told all of it; meanwhile decisions about it are
 
 from __future__ import annotations
 
-from collections import OrderedDict
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
@@ -29,8 +29,10 @@ class PrefixIndex:
         self._holders: dict[int, int] = {}
         self._next: dict[int, int] = {}
         """By replica: the number of the delta that comes next; none = nothing is known."""
-        self._soon: OrderedDict[int, tuple[int, float]] = OrderedDict()
+        self._soon: dict[int, tuple[int, float]] = {}
         """Pages that will come: replica, and until when that is believed."""
+        self._expected: deque[tuple[tuple[int, float], list[int]]] = deque()
+        """The same by request, the oldest first, with its pages."""
         self.resyncs = 0
 
     def __len__(self) -> int:
@@ -72,11 +74,15 @@ class PrefixIndex:
 
     def expect(self, pages: Hashes, replica: int, now: float) -> None:
         """These pages will soon be at a replica."""
-        for page in pages.tolist():
-            self._soon[page] = replica, now + SOON
-            self._soon.move_to_end(page)
-        while len(self._soon) > SOON_PAGES:
-            self._soon.popitem(last=False)
+        soon, expected = self._soon, self._expected
+        entry, numbers = (replica, now + SOON), pages.tolist()
+        soon.update(dict.fromkeys(numbers, entry))
+        expected.append((entry, numbers))
+        while expected and (expected[0][0][1] <= now or len(soon) > SOON_PAGES):
+            old, numbers = expected.popleft()
+            for page in numbers:
+                if soon.get(page) is old:
+                    del soon[page]
 
     def match(self, pages: Hashes, replicas: Sequence[int], now: float) -> dict[int, int]:
         """How many pages of a prefix each of these replicas has, from the first on."""
