@@ -62,6 +62,13 @@ class Linear:
         return self.wide(plain(x))
 
 
+class FloatLinear(Linear):
+    """y as f32, of an input in any dtype. weight: f32[N, K]."""
+
+    def __call__(self, x: Input) -> Tensor:
+        return F.linear(plain(x).float(), self.weight)
+
+
 class PackedLinear(Linear):
     """The same on a weight laid out once for oneDNN's bf16 kernels (AMX where there is AMX)."""
 

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from actorium.kernels.block_rows import BlockRows
 from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
-from actorium.kernels.linear import Gated, Linear
+from actorium.kernels.linear import FloatLinear, Gated, Linear
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
+from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.ssd import SSDInputs
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.scaled_linear import to_form
@@ -59,6 +60,15 @@ class Ops(ABC):
         gates = ((self.gelu_mul, self.gelu_mul_quant) if activation == "gelu"
                  else (self.silu_mul, self.silu_mul_quant))
         return Gated(linear, *gates)
+
+    def float_linear(self, weight: Tensor) -> Linear:
+        """A product with this weight, f32[N, K], that is made and given in f32, whatever the dtype
+        of its input (a router's)."""
+        return FloatLinear(weight)
+
+    def head_products(self, weight: Tensor) -> HeadProducts:
+        """Products of heads with these matrices, [H, N, M]."""
+        return HeadProducts(weight)
 
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
@@ -129,6 +139,10 @@ class Ops(ABC):
     def sigmoid_mul(self, x: Tensor, gate: Tensor) -> Tensor:
         """x * sigmoid(gate). x: [T, N]; gate: like x, perhaps overwritten."""
         return x * gate.sigmoid_()
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        """sigmoid(x), in place. x: f32, contiguous."""
+        return x.sigmoid_()
 
     def silu_mul_quant(self, gate_up: Tensor, form: InputForm) -> Quantised:
         """`silu_mul`, rounded to its dtype, then quantised to 8 bits in this form; not `plain`.

@@ -20,6 +20,7 @@ from torch import Tensor
 from actorium.gpu.attention.capabilities import CARDS, EXTEND, AttentionNeeds, BackendCard, unmet
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
+from actorium.kernels.cpu.latent_native import NativeLatents
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference.latent import latent_causal, latent_masked
 from actorium.kernels.reference.paged_attention import (
@@ -110,9 +111,12 @@ class NativeAttention(AttentionBackend):
 
     card = CARDS["native"]
 
-    def __init__(self, lib: ctypes.CDLL, threads: int, exact: bool = False) -> None:
-        """threads: of each call, torch's own. exact: decodes have the bits of extends."""
-        self.lib, self.threads, self.exact = lib, threads, exact
+    def __init__(self, lib: ctypes.CDLL, threads: int, exact: bool = False,
+                 latent_rank: int = 0) -> None:
+        """threads: of each call, torch's own. exact: decodes have the bits of extends, as those
+        over latents have anyway; latent_rank: see `AttentionNeeds`."""
+        self.lib, self.threads = lib, threads
+        self.exact, self._latents = exact or latent_rank > 0, latent_rank > 0
 
     @classmethod
     def missing(cls, part: str, device: torch.device) -> str:
@@ -124,15 +128,22 @@ class NativeAttention(AttentionBackend):
             return "this CPU has no instructions for its kernel"
         return ""
 
+    @classmethod
+    def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
+        """See `AttentionBackend`. Over latents, decodes are by the kernel of extends."""
+        return cls.missing(EXTEND if needs.latent_rank else part, device) or unmet(
+            cls.card.part(part), needs)
+
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                soft_cap: float = 0.0) -> Attend:
-        return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
-                            page_size, window, scale)
+        kernel = NativeLatents if self._latents else NativeExtend
+        return kernel(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
+                      page_size, window, scale)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0) -> Attend:
-        return NativeDecode(self.lib, self.threads, pages, lens, q_len, page_size, window, scale,
-                            self.exact)
+        own = (self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
+        return NativeLatents.of_decodes(*own) if self._latents else NativeDecode(*own, self.exact)
 
 
 class TritonAttention(AttentionBackend):

@@ -121,7 +121,7 @@ def make_backend(name: str, needs: AttentionNeeds, exact: bool = False) -> Atten
         lib = library()
         assert lib is not None
         extends = BACKENDS[name].fault(EXTEND, needs, torch.device("cpu")) == ""
-        return NativeAttention(lib, torch.get_num_threads(), exact and extends)
+        return NativeAttention(lib, torch.get_num_threads(), exact and extends, needs.latent_rank)
     if name == "sage":
         return SageAttention(needs.device)
     return TritonAttention(needs.latent_rank) if name == "triton" else TorchAttention(

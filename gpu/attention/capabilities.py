@@ -31,6 +31,7 @@ class AttentionNeeds(NamedTuple):
     cache_dtype: str
     """Of the pages, a name of `--kv-cache-dtype`. What scales lie beside them goes with it."""
     head_dim: int
+    """With latents, of the rotated part."""
     page_size: int
     windows: bool = False
     """Some layers see no more than a window."""
@@ -57,6 +58,9 @@ class Capabilities(NamedTuple):
     """() = any power of two."""
     windows: bool = True
     latents: bool = False
+    """What is said of heads does not bind their rows."""
+    most_latent_row: int = 0
+    """Latent and rotated key; 0 = any."""
     query_len: int = 0
     """Of decodes: rows of a window of drafts at most, 0 = any."""
     soft_caps: bool = False
@@ -81,7 +85,7 @@ class BackendCard(NamedTuple):
 _TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                       latents=True)
 _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES, INT8_PAGES),
-                       most_head_dim=256, graphs=True)
+                       most_head_dim=256, latents=True, most_latent_row=1024, graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
                        latents=True, soft_caps=True, graphs=True)
 _SAGE = Capabilities(("cpu", "cuda"), HALVES, (*HALVES, INT8_PAGES), most_head_dim=256,
@@ -114,10 +118,14 @@ bfloat16, fp8_e4m3, fp8_e5m2, int8)'
          f"it reads no pages in {needs.cache_dtype} (--kv-cache-dtype "
          f"{', '.join(can.cache_dtypes)})"),
         (not needs.latent_rank or can.latents, "it does not attend to latents (MLA)"),
-        (not can.most_head_dim or needs.head_dim <= can.most_head_dim,
+        (not needs.latent_rank or not can.most_latent_row
+         or needs.latent_rank + needs.head_dim <= can.most_latent_row,
+         f"its latents are of {can.most_latent_row} numbers at most, with the rotated key"),
+        (bool(needs.latent_rank) or not can.most_head_dim or needs.head_dim <= can.most_head_dim,
          f"its heads are of {can.most_head_dim} numbers at most, the model's of {needs.head_dim}"),
-        (needs.head_dim % can.head_dim_step == 0, f"its heads are of multiples of "
-         f"{can.head_dim_step} numbers, the model's of {needs.head_dim}"),
+        (bool(needs.latent_rank) or needs.head_dim % can.head_dim_step == 0,
+         f"its heads are of multiples of {can.head_dim_step} numbers, the model's of "
+         f"{needs.head_dim}"),
         (not can.page_sizes or needs.page_size in can.page_sizes,
          f"its pages are of {' or '.join(map(str, can.page_sizes))} tokens, not {needs.page_size}"),
         (can.windows or not needs.windows, "it has no sliding windows"),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ExpertShape, ModelShape, Routing
@@ -17,6 +16,8 @@ from actorium.gpu.parallel.rank_types import RankGroup
 from actorium.gpu.passes.canonical_ops import add, all_reduce, route_in_groups
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import Input, InputForm, plain
+from actorium.kernels.linear import Linear
+from actorium.kernels.ops import Ops
 from actorium.kernels.reference.experts import Experts, route_groups
 
 SMALLEST = 1e-20
@@ -51,8 +52,9 @@ class GroupedMixture:
 
     shape: ExpertShape
     routing: Routing
-    router: Tensor
-    """f32[E, hidden]"""
+    ops: Ops
+    router: Linear
+    """To the experts, in f32."""
     bias: Tensor
     """f32[E]: on the scores, when experts are chosen."""
     experts: Experts
@@ -88,7 +90,7 @@ class GroupedMixture:
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
         s, r = self.shape, self.routing
-        scores = F.linear(x.float(), self.router).sigmoid()
+        scores = self.ops.sigmoid(self.router.wide(x))
         weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen)
         if s.normalised:
             weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST)
@@ -98,5 +100,6 @@ class GroupedMixture:
 def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
     """The mixture of these weights."""
     return GroupedMixture(
-        s, routing, w.pop("gate.weight"), w.pop("gate.e_score_correction_bias"),
+        s, routing, w.ops, w.ops.float_linear(w.pop("gate.weight")),
+        w.pop("gate.e_score_correction_bias"),
         experts(w, s.number), dense(w.under("shared_experts.").parts()), w.group)

@@ -23,7 +23,7 @@ from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
-from actorium.kernels.reference.latent import absorb, expand
+from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.latent import write_latent as write_rows
 from actorium.kernels.reference.rope import apply_rope
 
@@ -62,9 +62,9 @@ class LatentAttention:
     queries: LatentQueries | None
     """None where `down` gives the queries."""
     kv_norm: Tensor
-    to_keys: Tensor
+    to_keys: HeadProducts
     """[heads, plain, rank]"""
-    to_values: Tensor
+    to_values: HeadProducts
     """[heads, rank, value]"""
     o: Linear
     place: int
@@ -115,7 +115,7 @@ class LatentAttention:
     def expand(self, y: Tensor) -> Tensor:
         """What attention over latents gave -> [T, heads * value]."""
         m, heads = shape_of(self.shape), self.shape.heads
-        values = expand(y.view(-1, heads, m.row)[..., :m.rank], self.to_values)
+        values = self.to_values(y.view(-1, heads, m.row)[..., :m.rank])
         return values.reshape(-1, heads * m.value)
 
     def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
@@ -124,7 +124,7 @@ class LatentAttention:
         if self.queries is not None:
             q = self.queries.run(q.contiguous())
         plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
-        return torch.cat((absorb(plain, self.to_keys), apply_rope(turned, rope)), -1)
+        return torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
 
 
 def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
@@ -147,7 +147,8 @@ def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
         [m.plain, m.value], 1)
     return LatentAttention(
         s, w.ops, w.product([q, row]), queries,
-        w.norm("kv_a_layernorm"), keys.contiguous(), values.transpose(1, 2).contiguous(),
+        w.norm("kv_a_layernorm"), w.ops.head_products(keys.contiguous()),
+        w.ops.head_products(values.transpose(1, 2).contiguous()),
         w.summed(s.o_bias, "o_proj"), s.place(i)[1], w.optional(KV_SCALES))
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention
 from actorium.gpu.models.decoder import Decoder
-from actorium.gpu.models.deepseek import GroupedMixture
 from actorium.gpu.models.gated_delta import GatedDelta
 from actorium.gpu.models.mamba2 import Mamba2
 from actorium.gpu.models.recurrent import RecurrentLayer
@@ -43,8 +42,6 @@ def departures(model: Decoder, asked: str) -> list[str]:
     kinds = {type(layer.mixer).__name__ for layer in model.layers
              if isinstance(layer.mixer, RecurrentLayer) and not _by_steps(layer.mixer)}
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
-    if any(isinstance(layer.mlp, GroupedMixture) for layer in model.layers):
-        found.append("the choice of experts, by torch in float32")
     if model.group.place.size > 1:
         found.append("sums over ranks, of which nothing has been shown")
     if model.vision is not None:

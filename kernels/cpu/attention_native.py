@@ -18,6 +18,8 @@ from actorium.kernels.reference.paged_attention import ExtendChunk, seen_pages
 
 READ = (torch.bfloat16, torch.int8)
 """Pages that the kernels read as they are."""
+ROUND = 128
+"""Tokens at whose multiples the kernels' rounds begin: so must what is given them of a sequence."""
 WIDENED = 1 << 25
 """Elements of pages in FP8 that a decode makes bf16 at a time, unless one sequence has more."""
 
@@ -71,7 +73,8 @@ class NativeDecode:
         """The page tables without what no row sees, and lengths that go with them."""
         tables, lens = self.pages, self.lens
         if self.window:
-            tables, lens = seen_pages(tables, lens, self.page_size, self.window + self.q_len - 1)
+            tables, lens = seen_pages(tables, lens, self.page_size, self.window + self.q_len - 1,
+                                      ROUND)
         width = -(-int(lens.max()) // self.page_size) if len(lens) else 0
         return tables[:, :max(1, width)].contiguous(), lens.contiguous()
 
@@ -108,9 +111,10 @@ class NativeExtend:
 
     def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
         """Over pages in FP8, chunk by chunk."""
-        size = self.page_size
+        size, several = self.page_size, max(1, ROUND // self.page_size)
         for address, first, start, count in self.chunks.tolist():
-            behind = max(0, start + 1 - self.window) // size if self.window else 0
+            behind = (max(0, start + 1 - self.window) // (several * size) * several
+                      if self.window else 0)
             own = self.tables[address][behind:-(-(start + count) // size)]
             wide = widen(self.lib, self.threads, layer, own, size)
             table = torch.arange(len(own), dtype=torch.int32)

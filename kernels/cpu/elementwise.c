@@ -48,6 +48,15 @@ INLINE float sigmoid(float x) {
     return (x >= 0 ? 1.0f : e) / (1.0f + e);
 }
 
+/* One number after the other, which the compiler must not do in vectors: those would round the last
+ * few otherwise. */
+static __attribute__((noinline)) float sigmoid_alone(float x) { return sigmoid(x); }
+
+void sigmoid_floats(float *x, int64_t count, int threads) {
+#pragma omp parallel for num_threads(threads) if (count > 16384)
+    for (int64_t i = 0; i < count; i++) x[i] = sigmoid_alone(x[i]);
+}
+
 /* gelu in its tanh form is x * sigmoid(2 * sqrt(2 / pi) * (x + 0.044715 x^3)). */
 INLINE void gate_mul(const bf16 *gate, bf16 *out, int dim, int gelu) {
 #ifdef FLOATS16

@@ -371,15 +371,19 @@ static void extend_rows(struct call c, const struct row *row, int64_t n, int thr
             int64_t end = first + width < all ? first + width : all;
             int k = (int)(i % kv_heads);
             if (first >= end || !ready) continue;
+#ifdef LATENT
+            if (dim == 576) task_of(&c, r, k, first, end, &s, 576);
+#else
             if (dim == 128) task_of(&c, r, k, first, end, &s, 128);
             else if (dim == 64) task_of(&c, r, k, first, end, &s, 64);
+#endif
             else task_of(&c, r, k, first, end, &s, dim);
         }
         tiles_release();
     }
 }
 
-#ifndef SAGE
+#if !defined(SAGE) && !defined(LATENT)
 #ifdef TILES
 int extend_ready(void) { return tiles_permitted(); }
 #else

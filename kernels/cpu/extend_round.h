@@ -5,8 +5,14 @@
 #define KEYS 128    /* keys per round of the online softmax */
 #define SLACK 8.0f  /* how far, in bits, scores may pass the maximum subtracted */
 
+#ifdef LATENT
+#define WIDEST 1024 /* numbers of a row, which is key and value */
+#else
+#define WIDEST MAX_DIM
+#endif
+
 /* A key or value of nobody's. */
-static const bf16 zeros[MAX_DIM] __attribute__((aligned(64)));
+static const bf16 zeros[WIDEST] __attribute__((aligned(64)));
 
 /* Numbers in int8 as bf16. */
 INLINE void widen_codes(const int8_t *codes, bf16 scale, int dim, bf16 *to) {

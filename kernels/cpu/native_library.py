@@ -49,6 +49,8 @@ SIGNATURES = {
                     + [c_float, c_int],
     "sage_extend": [c_void_p, c_int64] + _POINTER * 4 + [c_int64, c_void_p] + [c_int] * 5
                    + [c_float, c_int],
+    "latent_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 4
+                     + [c_float, c_int],
     "widen_pages": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int],
     "delta_step": [c_void_p, c_int64, c_int64] + _POINTER * 9 + [c_float, c_int],
     "delta_window": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_int] * 2 + [c_float, c_int],
@@ -63,6 +65,7 @@ SIGNATURES = {
     "linear_unpack": [c_void_p, c_int64, c_void_p],
     "linear_rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
     "linear_packed": _POINTER * 5 + [c_int64, c_int, c_int],
+    "linear_heads": _POINTER * 3 + [c_int64, c_int64, c_int],
     "grouped_pack": [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int],
     "grouped_rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int],
     "gguf_rows": [c_int, c_void_p] + [c_int64] * 3 + _POINTER * 2 + [c_int64, c_int],
@@ -72,6 +75,7 @@ SIGNATURES = {
     "grouped_linear_int8": _POINTER * 6 + [c_int64, c_int, c_void_p, c_int64, c_int],
     "grouped_experts": _POINTER * 2 + [c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 3
                        + [c_int64, c_int],
+    "sigmoid_floats": [c_void_p, c_int64, c_int],
     "add_rows": _POINTER * 3 + [c_int64],
     "sigmoid_mul": _POINTER * 3 + [c_int64],
     "copy_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 3,

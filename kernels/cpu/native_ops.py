@@ -18,8 +18,10 @@ from actorium.kernels.cpu.grouped_native import (
     can_group,
     one_call,
 )
+from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
+    MAX_TILE_INS,
     Gated,
     Linear,
     NativeLinear,
@@ -34,6 +36,7 @@ from actorium.kernels.linear import (
 )
 from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.reference.kv import write_kv
+from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.torch_ops import TorchOps
 
 SMALL_WEIGHT = 4 << 20
@@ -73,10 +76,14 @@ class NativeOps(TorchOps):
             wide, order = padded_columns(weight)
             return Reordered(
                 TileLinear(wide, bias, self.lib, self.threads, self.scratch), order)
-        self.inexact.add("x".join(map(str, weight.shape)))
+        self._leave(weight)
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
             return NativeLinear(weight, bias, self.lib, self.threads)
         return super().linear(weight, bias)
+
+    def _leave(self, weight: Tensor) -> None:
+        """To a library."""
+        self.inexact.add("x".join(map(str, weight.shape)))
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         if activation == "silu" and can_group(weight) and weight.shape[0] % 32 == 0:
@@ -95,6 +102,27 @@ class NativeOps(TorchOps):
         if activation == "silu" and can_group(weight) and weight.outs % 32 == 0:
             return NativeGroupedGated(weight, bias, self.lib, self.threads, self.grouped_memory)
         return self.gated_by(self.linear_of_blocks(weight, bias), activation)
+
+    def float_linear(self, weight: Tensor) -> Linear:
+        scratch = self.scratch
+        if scratch is None or weight.shape[1] > MAX_TILE_INS:
+            self._leave(weight)
+            return super().float_linear(weight)
+        own, order = padded_columns(weight)
+        tiles = [TileLinear(part, None, self.lib, self.threads, scratch)
+                 for part in split_floats(own)]
+        return SplitLinear(tiles) if len(order) == weight.shape[1] else Reordered(
+            SplitLinear(tiles), order)
+
+    def head_products(self, weight: Tensor) -> HeadProducts:
+        if self.scratch is None or weight.dtype is not torch.bfloat16:
+            self._leave(weight)
+            return super().head_products(weight)
+        return NativeHeads(weight, self.lib, self.threads, self.scratch)
+
+    def sigmoid(self, x: Tensor) -> Tensor:
+        self.lib.sigmoid_floats(x.data_ptr(), x.numel(), self.threads)
+        return x
 
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:
         joined = one_call([each.gate_up for each in own], [each.down for each in own])

@@ -91,9 +91,34 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
 #pragma omp parallel num_threads(threads)
     many(&j, &d, w->scratch + omp_get_thread_num() * many_scratch());
 }
+
+/* Products of heads, each with rows and panels of its own. w: the heads' weights one behind the other,
+ * an even number of panels each; x: [heads, rows, ins]; y: bf16 [rows, heads, outs of a head]. */
+void linear_heads(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, int64_t heads,
+                  int threads) {
+    struct job one = {w, x, 0, 0, y, rows, OUT_BF16, 0};
+    int64_t panels = w->outs / PANEL / heads, few = rows <= MAX_FEW;
+    int64_t each = few ? rows : many_rows(&one), blocks = rows ? (rows + each - 1) / each : 0;
+    if (w->outs * w->ins * rows <= 65536) threads = 1;
+#pragma omp parallel for schedule(dynamic, 1) num_threads(threads)
+    for (int64_t task = 0; task < heads * blocks; task++) {
+        int64_t h = task / blocks, row = task % blocks * each;
+        struct job j = one;
+        j.x += h * rows * w->ins;
+        if (few) {
+            product_few(&j, h * panels, (h + 1) * panels);
+            continue;
+        }
+        int64_t count = rows - row < each ? rows - row : each;
+        uint8_t *scratch = w->scratch + omp_get_thread_num() * many_scratch();
+        many_arrange(&j, row, count, scratch);
+        product_many(&j, row, count, h * panels, (h + 1) * panels, scratch);
+    }
+}
 #else
 int linear_scratch(void) { return 0; }
 void linear_packed(void) {}
+void linear_heads(void) {}
 
 int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads) {
     (void)w, (void)rows, (void)threads;

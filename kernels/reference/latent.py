@@ -2,8 +2,8 @@
 
 A token has one row in a layer's pages, [pages * page_size, 1, rank + rope]: its latent, from which
 every head's key and value could be computed, and the rotated part of its key, which all heads
-share. They are never computed: the matrix from latent to keys is applied to the query (`absorb`),
-that from latent to values to the result of attention (`expand`). What remains is attention with one
+share. They are never computed: the matrix from latent to keys is applied to the query, that from
+latent to values to the result of attention (`HeadProducts`). What remains is attention with one
 head of keys, and the keys are the values as well.
 
 So queries and results have the width of a row; the last `rope` numbers of a result mean nothing.
@@ -23,18 +23,17 @@ FEW = 8
 latents."""
 
 
-def absorb(q: Tensor, to_keys: Tensor) -> Tensor:
-    """Returns queries whose products with latents equal those of `q` with the keys of these
-    latents.
+class HeadProducts:
+    """Products of heads, each with a matrix of its own: what turns queries into such that meet
+    latents as they would have met the keys of these latents, and latents into values."""
 
-    q: [T, H, N]; to_keys: [H, N, rank] -> [T, H, rank].
-    """
-    return torch.bmm(q.transpose(0, 1), to_keys).transpose(0, 1)
+    def __init__(self, weight: Tensor) -> None:
+        """weight: [H, N, M]."""
+        self.weight = weight
 
-
-def expand(latents: Tensor, to_values: Tensor) -> Tensor:
-    """Values of every head. latents: [T, H, rank]; to_values: [H, rank, V] -> [T, H, V]."""
-    return torch.bmm(latents.transpose(0, 1), to_values).transpose(0, 1)
+    def __call__(self, x: Tensor) -> Tensor:
+        """x: [T, H, N] -> [T, H, M]."""
+        return torch.bmm(x.transpose(0, 1), self.weight).transpose(0, 1)
 
 
 def write_latent(pages: Tensor, latent: Tensor, rope: Tensor, index: Tensor,

@@ -48,15 +48,17 @@ def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tenso
 
 
 def seen_pages(
-    pages: Tensor, lens: Tensor, page_size: int, seen: int
+    pages: Tensor, lens: Tensor, page_size: int, seen: int, step: int = 1
 ) -> tuple[Tensor, Tensor]:
-    """Returns page tables and lengths that begin with the page of each row's `seen`-th last token.
+    """Returns page tables and lengths that begin with the page of each row's `seen`-th last token,
+    or before it, at a multiple of `step` tokens, a power of two.
 
     Pages behind a window may belong to other sequences and need not be read. pages: i32[B, P];
     lens: i32[B] -> i32[B, W], i32[B]; a row's tokens up to its length lie within the W pages.
     """
-    first = (lens - seen).clamp(min=0) // page_size
-    width = min(pages.shape[1], -(-(seen - 1) // page_size) + 1)
+    several = max(1, step // page_size)
+    first = (lens - seen).clamp(min=0) // (several * page_size) * several
+    width = min(pages.shape[1], -(-(seen - 1) // page_size) + several)
     place = first[:, None] + torch.arange(width, device=pages.device)
     return pages.gather(1, place.clamp(max=pages.shape[1] - 1)), lens - first * page_size
 

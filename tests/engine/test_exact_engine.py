@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_deepseek import add_mtp
+from helpers_deepseek import add_mtp, write_deepseek
 from helpers_hybrid import DENSE, MOE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
@@ -43,6 +43,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "Qwen3.5": write_mtp,
     "Granite 4": lambda path: write_granite(
         path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128, mamba_n_heads=16),
+    "DeepSeek": lambda path: add_mtp(path, write_deepseek(path, 3, BF16)),
     "rows of any length": lambda path: write_checkpoint(
         path, dtype=BF16, head_dim=32, intermediate_size=100),
 }
@@ -74,7 +75,7 @@ def test_a_request_is_the_same_in_any_company(base: str, tmp_path: Path, kind: s
     with engine(tmp_path, base, max_num_batched_tokens=512, speculative="off") as one:
         alone = [heard([one.client.generate(prompt, GREEDY)])[0] for prompt in PROMPTS]
         assert heard(one.client.generate(PROMPTS, GREEDY)) == alone, "together, prefixes cached"
-    drafts = {"speculative": "mtp:2"} if kind == "Qwen3.5" else {}
+    drafts = {"speculative": "mtp:2"} if kind in ("Qwen3.5", "DeepSeek") else {}
     with engine(tmp_path, base, max_num_batched_tokens=16, force_preempt_every=5, threads=1,
                 disable_radix_cache=True, **drafts) as other:
         assert heard(other.client.generate(PROMPTS[::-1], GREEDY))[::-1] == alone

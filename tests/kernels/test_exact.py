@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from types import SimpleNamespace
 
 import pytest
 import torch
 from helpers_builds import EACH_BUILD, built
+from helpers_exact import by_rows
 from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import NativeAttention
@@ -23,20 +23,12 @@ from actorium.kernels.reference.logprobs import log_sum_exp, logprobs
 from actorium.kernels.reference.ssd import SSDSizes
 
 pytestmark = pytest.mark.usefixtures("all_threads")
-PAGE, COUNTS = 16, (2, 3, 5, 17, 32, 33, 100, 513)
+PAGE = 16
 
 
 @pytest.fixture(params=EACH_BUILD)
 def ops(request: pytest.FixtureRequest) -> NativeOps:
     return NativeOps(built(request.param), torch.get_num_threads())
-
-
-def by_rows(run: Callable[[Tensor], Tensor], x: Tensor, counts: tuple[int, ...] = COUNTS) -> None:
-    """Each row comes out as it does alone, first and last of any number of them."""
-    alone = torch.cat([run(x[i:i + 1]) for i in range(len(x))])
-    for count in counts:
-        for at in (0, len(x) - count):
-            assert torch.equal(run(x[at:at + count].contiguous()), alone[at:at + count]), count
 
 
 @pytest.mark.parametrize(("columns", "outs"), [(64, 96), (576, 160), (2048, 64)])
@@ -112,13 +104,16 @@ def test_norms_gates_experts_and_softmax(ops: NativeOps) -> None:
 class Pages:
     """A layer's pages with one sequence, and queries of all its tokens."""
 
-    def __init__(self, heads: int, kv_heads: int, dim: int, length: int, codes: bool) -> None:
+    def __init__(self, heads: int, kv_heads: int, dim: int, length: int, kind: str) -> None:
         gen = torch.Generator().manual_seed(heads * dim + length)
         width = -(-length // PAGE)
         shape = ((width + 1) * PAGE, 2 * kv_heads, dim)
         self.layer = torch.randn(shape, generator=gen).bfloat16()
         self.scales: Tensor | None = None
-        if codes:
+        if kind == "fp8":
+            self.layer = self.layer.to(torch.float8_e4m3fn)
+            self.scales = torch.rand(2 * kv_heads, generator=gen).add_(0.5)
+        if kind == "int8":
             self.layer = torch.randint(-127, 128, shape, generator=gen, dtype=torch.int8)
             self.scales = torch.rand(shape[:2], generator=gen).mul_(0.02).bfloat16()
         self.table = (1 + torch.randperm(width, generator=gen)).int()
@@ -143,15 +138,15 @@ class Pages:
         return attend(q, self.layer, None, self.scales).view(len(ends), q_len, *q.shape[1:])
 
 
-@pytest.mark.parametrize("codes", [False, True], ids=["bf16", "int8"])
+@pytest.mark.parametrize("pages", ["bf16", "int8", "fp8"])
 @pytest.mark.parametrize(("heads", "kv_heads", "dim", "length", "window"), [
     (4, 2, 64, 290, 0), (3, 3, 32, 140, 50), (8, 1, 128, 270, 0), (4, 2, 256, 140, 0),
     (7, 1, 96, 300, 129)])
 def test_attention(ops: NativeOps, heads: int, kv_heads: int, dim: int, length: int, window: int,
-                   codes: bool) -> None:
+                   pages: str) -> None:
     """Chunks of any size, decodes alone and together, and windows of drafts."""
     own = NativeAttention(ops.lib, ops.threads, exact=True)
-    case = Pages(heads, kv_heads, dim, length, codes)
+    case = Pages(heads, kv_heads, dim, length, pages)
     whole = case.extended(own, window, [length])
     for size in (7, 64, 130):
         sizes = [size] * (length // size) + [length % size]

@@ -12,8 +12,7 @@ from torch import Tensor
 from actorium.gpu.attention.attention_backend import TorchAttention
 from actorium.kernels.reference.latent import (
     FEW,
-    absorb,
-    expand,
+    HeadProducts,
     latent_masked,
     write_latent,
 )
@@ -40,10 +39,10 @@ class Weights:
 
     def absorbed(self, q: Tensor) -> Tensor:
         plain, rope = q.split([PLAIN, ROPE], -1)
-        return torch.cat((absorb(plain, self.to_keys), rope), -1)
+        return torch.cat((HeadProducts(self.to_keys)(plain), rope), -1)
 
     def values(self, out: Tensor) -> Tensor:
-        return expand(out[..., :RANK], self.to_values)
+        return HeadProducts(self.to_values)(out[..., :RANK])
 
 
 @dataclass

@@ -58,12 +58,13 @@ def test_auto_takes_the_fastest_that_can() -> None:
     for part, needs, why in (
             (EXTEND, NEEDS._replace(head_dim=72), "multiples of 32 numbers, the model's of 72"),
             (DECODE, NEEDS._replace(head_dim=512), "256 numbers at most, the model's of 512"),
-            (DECODE, NEEDS._replace(latent_rank=64), "latents"),
+            (DECODE, NEEDS._replace(latent_rank=1000), "1024 numbers at most"),
             (DECODE, NEEDS._replace(dtype="float32"), "no queries in float32 (bfloat16)"),
             (DECODE, NEEDS._replace(cache_dtype="float16"), "no pages in float16")):
         found = choose(part, needs, auto, CPU)
         assert found.name == "torch" and "not native: " in found.why and why in found.why
     assert choose(DECODE, NEEDS._replace(head_dim=72), auto, CPU).name == "native"
+    assert choose(EXTEND, NEEDS._replace(head_dim=8, latent_rank=64), auto, CPU).name == "native"
     assert choose(DECODE, NEEDS, DeviceConfig(native_kernels=False), CPU).name == "torch"
     assert choose(DECODE, NEEDS, DeviceConfig(kernels="torch"), CPU).name == "torch"
 
