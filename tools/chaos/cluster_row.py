@@ -1,5 +1,6 @@
 """The row of a cluster: streams over several replicas behind a router while replicas, their actors,
-and the router are killed and stopped."""
+and the router are killed and stopped, alone and together, and replicas are drained and come and go.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +10,17 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.config.cluster_settings import REPLICA_ROLE, ROUTER_ROLE
+from actorium.actors.cluster.cluster_control import DrainReplica, ScaleCluster, UndrainReplica
+from actorium.actors.config.cluster_settings import (
+    REPLICA_ROLE,
+    ROUTER_ROLE,
+    replica_index,
+)
 from actorium.tools.chaos.checked_streams import Traffic
 from actorium.tools.chaos.faults import KILL, STOP, Fault
 from actorium.tools.chaos.kill_rows import FaultPlayer, drive, report
 from actorium.tools.chaos.rig import Rig, rig
+from actorium.tools.cli.cluster_asker import ClusterAsker
 
 FRONT = (ROUTER_ROLE, "tokenizer", "detokenizer", "watchdog")
 """Of the cluster."""
@@ -21,6 +28,11 @@ OWN = ("scheduler", "worker-0", "watchdog")
 """Of each replica."""
 APART = 4.0
 """Seconds between two faults: a replica that died is mostly back by then."""
+DRAIN, SCALE = "drain", "scale"
+"""A replica gets no requests, and those that it has go on elsewhere; one replica fewer. Each is
+taken back after a while."""
+TAKEN_BACK = 1.5
+"""Seconds after which it is."""
 LOOKS = 0.2
 """Seconds between two looks at the router's counters."""
 COUNTED = ("migrated_requests", "migrated_tokens", "routed_by_prefix", "routed_by_load",
@@ -30,23 +42,50 @@ SETTLES = 20.0
 
 
 def faults(seed: int, count: int, replicas: int) -> list[Fault]:
-    """So many, in random order: a third kills replicas as a whole, a sixth stops one or an actor
-    of one, the others kill one actor, of a replica or of the cluster's own."""
+    """So many, in random order: of twelve, three kill replicas as a whole, two an actor of a
+    replica, two one of the cluster's own, one the router and a replica at once, two stop somebody,
+    one drains a replica, and one makes them fewer."""
     chance = random.Random(seed)
 
-    def one(kind: int) -> tuple[str, str]:
+    def one(kind: int) -> tuple[str, tuple[str, ...]]:
         index = chance.randrange(replicas)
-        if kind < 2:
-            return KILL, f"{REPLICA_ROLE}{index}"
-        if kind == 2:
-            return STOP, chance.choice((f"{REPLICA_ROLE}{index}", f"{index}/scheduler",
-                                        f"{index}/worker-0", ROUTER_ROLE))
-        return KILL, chance.choice((*FRONT, *(f"{index}/{role}" for role in OWN)))
+        whole = f"{REPLICA_ROLE}{index}"
+        if kind < 3:
+            return KILL, (whole,)
+        if kind < 5:
+            return KILL, (f"{index}/{chance.choice(OWN)}",)
+        if kind < 7:
+            return KILL, (chance.choice(FRONT),)
+        if kind < 9:
+            return STOP, (chance.choice((whole, f"{index}/scheduler", f"{index}/worker-0",
+                                         ROUTER_ROLE)),)
+        return ((KILL, (ROUTER_ROLE, whole)), (DRAIN, (whole,)), (SCALE, (whole,)))[kind - 9]
 
-    whats = [one(number % 6) for number in range(count)]
+    whats = [one(number % 12) for number in range(count)]
     chance.shuffle(whats)
-    return [Fault(round(APART * (i + chance.uniform(0.05, 0.25)), 3), kind, (role,))
-            for i, (kind, role) in enumerate(whats)]
+    return [Fault(round(APART * (i + chance.uniform(0.05, 0.25)), 3), kind, roles)
+            for i, (kind, roles) in enumerate(whats)]
+
+
+class ClusterFaultPlayer(FaultPlayer):
+    """Drains and scales as well."""
+
+    async def strike(self, fault: Fault) -> None:
+        """See `FaultPlayer`."""
+        if fault.kind not in (DRAIN, SCALE):
+            await super().strike(fault)
+            return
+        self.traffic.gaps.fault(fault.name, monotonic())
+        index = replica_index(fault.roles[0])
+        assert index is not None
+        count = self.rig.engine.config.cluster.replicas
+        there, back = (((DrainReplica, index), (UndrainReplica, index)) if fault.kind == DRAIN
+                       else ((ScaleCluster, count - 1), (ScaleCluster, count)))
+        self.done[fault.kind] += 1
+        with ClusterAsker(self.rig.engine.name, str(self.rig.base)) as asker:
+            await asyncio.to_thread(asker.ask, *there)
+            await asyncio.sleep(TAKEN_BACK)
+            await asyncio.to_thread(asker.ask, *back)
 
 
 class RouterCounts:
@@ -74,7 +113,8 @@ def cluster(seed: int, count: int, streams: int, replicas: int = 4) -> dict[str,
     async def run(made: Rig) -> tuple[Traffic, FaultPlayer, list[str]]:
         async with AsyncClient(made.engine.name, str(made.base)) as client:
             watching = asyncio.create_task(counts.watch(client))
-            traffic, player = await drive(made, faults(seed, count, replicas), streams, seed)
+            traffic, player = await drive(made, faults(seed, count, replicas), streams, seed,
+                                          ClusterFaultPlayer)
             rest = await at_rest(client)
             watching.cancel()
             return traffic, player, rest

@@ -98,7 +98,7 @@ class FaultPlayer:
     """Applies the faults of a plan and records their effects."""
 
     def __init__(self, made: Rig, traffic: Traffic, faults: Sequence[Fault]) -> None:
-        self._rig, self._traffic, self._faults = made, traffic, faults
+        self.rig, self.traffic, self._faults = made, traffic, faults
         self.done: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
         """By role."""
@@ -111,16 +111,17 @@ class FaultPlayer:
         began = monotonic()
         for fault in self._faults:
             await asyncio.sleep(max(0.0, began + fault.at - monotonic()))
-            await self._strike(fault)
+            await self.strike(fault)
         await asyncio.sleep(CALM)
 
-    async def _strike(self, fault: Fault) -> None:
+    async def strike(self, fault: Fault) -> None:
+        """Applies one fault, and waits until it has had its effect."""
         until = monotonic() + HUNG
-        while not actors(self._rig.run_dir).keys() >= {*fault.roles} and monotonic() < until:
+        while not actors(self.rig.run_dir).keys() >= {*fault.roles} and monotonic() < until:
             await asyncio.sleep(0.05)  # a busy machine has not brought back all of them yet
         at = monotonic()
-        self._traffic.gaps.fault(fault.name, at)
-        victims = strike(fault, self._rig.run_dir)
+        self.traffic.gaps.fault(fault.name, at)
+        victims = strike(fault, self.rig.run_dir)
         if len(victims) < len(fault.roles):
             self.wrong.append(f"{fault.name}: only {[v.role for v in victims]} were there")
         self.done[fault.kind] += 1
@@ -145,25 +146,25 @@ class FaultPlayer:
 
     async def _send_stale_messages(self, old: RunningActor) -> None:
         """Sends as the dead scheduler once the next one has been heard from."""
-        now = actors(self._rig.run_dir).get("scheduler")
+        now = actors(self.rig.run_dir).get("scheduler")
         if now is None or now.epoch <= old.epoch or not self._flows(monotonic() - LATELY):
             return
-        last = self._traffic.tally.requests * 21 // 20 + CLIENTS
+        last = self.traffic.tally.requests * 21 // 20 + CLIENTS
         sids = range(max(last - AROUND, 1), last)
-        self.ghosts += await asyncio.to_thread(send_stale_messages, self._rig.run_dir, old.epoch,
+        self.ghosts += await asyncio.to_thread(send_stale_messages, self.rig.run_dir, old.epoch,
                                                sids, 20)
 
     def _flows(self, since: float) -> bool:
         """Returns true if most streams have received something since then."""
-        live = list(self._traffic.live.values())
+        live = list(self.traffic.live.values())
         return sum(want.last > since for want in live) * 2 > len(live)
 
 
-async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int
-                ) -> tuple[Traffic, FaultPlayer]:
-    """Runs streams through faults, each to its end."""
+async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int,
+                player: type[FaultPlayer] | None = None) -> tuple[Traffic, FaultPlayer]:
+    """Runs streams through faults, each to its end. player: of faults of other kinds, too."""
     traffic = Traffic(RequestMaker(seed, TOKENS), Gaps(), aborts=0.03)
-    striker, over = FaultPlayer(made, traffic, faults), asyncio.Event()
+    striker, over = (player or FaultPlayer)(made, traffic, faults), asyncio.Event()
     async with AsyncExitStack() as stack:
         clients = [await stack.enter_async_context(
             AsyncClient(made.engine.name, str(made.base))) for _ in range(CLIENTS)]
