@@ -1,0 +1,136 @@
+"""What a cluster's router costs, beside an engine of one: the first token, and a streamed one.
+
+    python benchmarks/router.py [--replicas 4] [--rounds 5] [--requests 200] [--streams 1,8,64]
+        [--json FILE]
+
+Workers without a model, so that all that is measured is the ring. Engine and cluster run side by
+side and are asked by turns: requests of one token, one after the other, whose times are compared
+round by round; then streams at once, while the processor time of the router, of a scheduler and of
+the detokenizer is read from /proc, threads and all.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import json
+import os
+import random
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.params import SamplingParams
+
+PROMPT = 200
+"""Tokens: twelve pages, none of which any other prompt shares."""
+TOKENS = 400
+"""Of a stream."""
+WARM = 30
+WATCHED = ("scheduler", "detokenizer")
+"""In a cluster the first one is the router."""
+
+
+def scheduled_seconds(pid: int) -> float:
+    """Processor time of all threads of a process, in user mode and in the kernel."""
+    total = 0
+    for task in Path(f"/proc/{pid}/task").iterdir():
+        total += int((task / "schedstat").read_text().split()[0])
+    return total / 1e9
+
+
+class Asked:
+    """An engine that is asked."""
+
+    def __init__(self, engine: Engine, seed: int) -> None:
+        self.client = AsyncClient(engine.name)
+        self.chance = random.Random(seed)
+
+    def prompt(self) -> list[int]:
+        return [self.chance.randrange(500) for _ in range(PROMPT)]
+
+    async def first_tokens(self, count: int) -> list[float]:
+        """Milliseconds from each request to its only token."""
+        found = []
+        for _ in range(count):
+            prompt, began = self.prompt(), perf_counter()
+            await self.client.generate(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
+            found.append(1e3 * (perf_counter() - began))
+        return found
+
+    async def streams(self, count: int) -> Mapping[str, float]:
+        """Microseconds of a processor for a token of `count` streams at once, by role."""
+        pids = {actor.role: actor.pid for actor in (await self.client.status()).actors
+                if actor.role in WATCHED}
+        before = {role: scheduled_seconds(pid) for role, pid in pids.items()}
+        params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
+
+        async def one() -> None:
+            async for _ in self.client.stream(self.prompt(), params):
+                pass
+
+        await asyncio.gather(*(one() for _ in range(count)))
+        return {role: 1e6 * (scheduled_seconds(pid) - before[role]) / (count * TOKENS)
+                for role, pid in pids.items()}
+
+
+async def measured(alone: Asked, cluster: Asked, rounds: int, requests: int, streams: list[int]
+                   ) -> dict[str, Any]:
+    """See the module."""
+    both = {"engine": alone, "cluster": cluster}
+    for each in both.values():
+        await each.first_tokens(WARM)
+    first: dict[str, list[float]] = {name: [] for name in both}
+    costs: dict[str, dict[str, list[Mapping[str, float]]]] = {name: {} for name in both}
+    for number in range(rounds):
+        for name in sorted(both, reverse=bool(number % 2)):
+            first[name].append(median(await both[name].first_tokens(requests)))
+        for count in streams:
+            for name, each in both.items():
+                costs[name].setdefault(str(count), []).append(await each.streams(count))
+    for each in both.values():
+        await each.client.close()
+    return {
+        "first_token_ms": first,
+        "router_adds_ms": median(b - a for a, b in zip(first["engine"], first["cluster"],
+                                                       strict=True)),
+        "us_per_token": {name: {count: {role: median(cost[role] for cost in found)
+                                        for role in found[0]} for count, found in own.items()}
+                         for name, own in costs.items()}}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
+    parser.add_argument("--replicas", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--requests", type=int, default=200)
+    parser.add_argument("--streams", default="1,8,64")
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    counts = [int(count) for count in options.streams.split(",")]
+    shared = {"null_worker": True, "skip_tokenizer": True}
+    load = os.getloadavg()[0]
+    with (Engine("", **shared) as engine,
+          Engine("", replicas=options.replicas, **shared) as cluster):
+        found = asyncio.run(measured(Asked(engine, 1), Asked(cluster, 2), options.rounds,
+                                     options.requests, counts))
+    for name, own in found["first_token_ms"].items():
+        print(f"{name:<8} first token, median of {options.requests}: "
+              + ", ".join(f"{value:.2f}" for value in own) + " ms")
+    print(f"the router adds {found['router_adds_ms']:.2f} ms")
+    for count in counts:
+        parts = [f"{name} {role} {cost:.1f}" for name, own in found["us_per_token"].items()
+                 for role, cost in own[str(count)].items()]
+        print(f"{count} streams, us of a processor for a token: {', '.join(parts)}")
+    if options.json:
+        found |= {"cores": os.cpu_count(), "load": [load, os.getloadavg()[0]],
+                  "replicas": options.replicas}
+        options.json.write_text(json.dumps(found, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
