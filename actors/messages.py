@@ -449,6 +449,10 @@ class Ready(Message):
     rank: Count = 0
     host_pages: Count = 0
     """Slots for pages in the host's memory."""
+    host_parts: list[Count] = []
+    """Slots that a page of each group takes, and at last a checkpoint where there are any."""
+    disk: Literal["", "ahead", "at once"] = ""
+    """When pages go to a disk as well (`PageOrder`): before host slots run out, or at once."""
 
 
 class RowLogprobs(Struct, frozen=True, array_like=True, gc=False):
@@ -507,7 +511,24 @@ class StepResult(Message):
     """i4[n]: host slots of `StepPlan.load` that are corrupt: their pages were not copied."""
 
 
-ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult
+class PageAnswer(Message):
+    """A rank has done a `PageOrder`; or (ticket 0) made the copies of a plan, of which rank 0 tells
+    by its result."""
+
+    epoch: Epoch
+    worker: Epoch
+    rank: Count
+    ticket: StepNo
+    step: StepNo = 0
+    found: bytes = b""
+    """u1[n], of the order's names: 0 = not there or not written, 1 = done, 2 = corrupt."""
+    lost: Column = b""
+    pages: Count = 0
+    disk_bytes: StepNo = 0
+    """What the directory holds, as far as this worker knows."""
+
+
+ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult | PageAnswer
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -585,7 +606,8 @@ class StepPlan(Message):
     """Microseconds that this may take; 0 = as long as it takes."""
     store: Column = b""
     load: Column = b""
-    """i4[n, 2] each, before all else: (page, host slot) to copy, then (host slot, page)."""
+    """i4[n, 3] each, before all else: (kind * 65536 + part, page, host slot) to copy out, then
+    back. kind: a group, or behind them a checkpoint; part: which slot's worth of it."""
 
 
 class Masks(Message):
@@ -609,7 +631,19 @@ class Reset(Message):
     """Epoch of the `Ready` that was processed; 0 = none yet."""
 
 
-ToWorker = StepPlan | Masks | Reset
+class PageOrder(Message):
+    """What is to be done on the disk with pages in host slots, off the steps' thread."""
+
+    epoch: Epoch
+    ticket: StepNo
+    verb: Literal["find", "read", "write", "wipe"]
+    names: Column = b""
+    """16 bytes each."""
+    slots: Column = b""
+    """i4[n], of what is read or written."""
+
+
+ToWorker = StepPlan | Masks | Reset | PageOrder
 
 
 # --- scheduler -> detokenizer --------------------------------------------------------------------

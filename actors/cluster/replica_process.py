@@ -57,12 +57,14 @@ def replica_config(config: Config, index: int, life: int, processors: int) -> Co
     processors: of this machine."""
     replace = msgspec.structs.replace
     name, recovery, device = config.runtime.name, config.recovery, config.device
+    memory = config.memory
     threads = (device.threads or processors) // config.cluster.replicas
     ledger = recovery.ledger_dir
     return replace(
         config,
         cluster=ClusterConfig(replica_of=f"{name}:{index}:{life}"),
         device=replace(device, threads=max(1, threads)),
+        memory=replace(memory, host_cache=memory.host_cache // config.cluster.replicas),
         recovery=replace(recovery, ledger_dir=ledger and f"{ledger}/replica-{index}"),
         gateway=replace(config.gateway, port=None),
         probes=replace(config.probes, probe_port=None),

@@ -181,6 +181,9 @@ class RouterCore(Core):
         gauges: Counter[str] = Counter()
         for view in self.views:
             gauges.update(view.gauges)
+        for shared in ("disk_pages", "disk_bytes"):  # of a directory that all of them use
+            if shared in gauges:
+                gauges[shared] = max(int(view.gauges.get(shared, 0)) for view in self.views)
         own = self.placements.gauges()
         phase = ("draining" if self._draining else "starting" if self._gather_until is not None
                  else "stepping" if self.book.live else "idle")

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import difflib
 import functools
-import math
 import os
 import types
 import typing
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
+from actorium.actors.config.byte_sizes import whole_number
 from actorium.actors.config.flag_names import flag_names, spellings
 from actorium.actors.config.graph_settings import level_settings
 from actorium.actors.config.tree import SECRETS, Config
@@ -29,7 +29,6 @@ ENV_PREFIX = "ACTORIUM_"
 ENV_CONFIG = "ACTORIUM_CONFIG"
 """Names the TOML file, like `--config`; the one ACTORIUM_ variable that mirrors no field."""
 
-_SUFFIXES = {"k": 1 << 10, "m": 1 << 20, "g": 1 << 30}
 DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "float16",
            "half": "float16", "fp8": "fp8_e4m3", "float8_e4m3fn": "fp8_e4m3",
            "float8_e5m2": "fp8_e5m2", "int8_per_token_head": "int8"}
@@ -143,10 +142,8 @@ def _parsed(kind: type, text: str, optional: bool) -> Any:
         return {**dict.fromkeys(_TRUE, True), **dict.fromkeys(_FALSE, False)}.get(
             text.lower(), text)
     if kind is int:
-        short = text[:-2] if text.lower().endswith(("kib", "mib", "gib")) else text
-        scale = _SUFFIXES.get(short[-1:].lower())
-        number = int(text) if scale is None else float(short[:-1]) * scale
-        return int(number) if math.isfinite(number) and number == int(number) else text
+        number = whole_number(text)
+        return text if number is None else number
     if kind is float:
         return float(text)
     if kind == Names:

@@ -99,8 +99,12 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prefix_cache: bool = True
     """Keep the pages of ended sequences and share common prefixes; off = pages are free at once."""
     host_cache: int = 0
-    """Bytes of the host's memory for pages that the pool has no room for; 0 = none. Only for models
-    whose layers all have full attention, without images, on one rank and without a cluster."""
+    """Bytes of the host's memory for pages that the pool has no room for; 0 = none. Ranks and
+    replicas share them out. Not for models that take images."""
+    disk_cache: str = ""
+    """DIR:64GiB, a directory and the most that may lie in it: for pages that the host's memory has
+    no room for, or without host_cache for all that the pool has none for. They are found again
+    after a restart, by all engines that serve the same model in the same way."""
     eviction_policy: str = "lru"
     """lru | lfu | priority: which cached prefix goes first when pages run out."""
     debug_memory: bool = False

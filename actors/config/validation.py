@@ -8,6 +8,7 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
+from actorium.actors.config.byte_sizes import disk_cache_fault
 from actorium.actors.config.cluster_settings import cluster_rules
 from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
 from actorium.actors.config.media_settings import media_rules
@@ -101,6 +102,7 @@ def _memory_rules(mem: MemoryConfig) -> list[Rule]:
          "must be between 0.05 and 0.98"),
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
         ("memory.host_cache", mem.host_cache >= 0, "must not be negative"),
+        ("memory.disk_cache", not (fault := disk_cache_fault(mem.disk_cache)), fault),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in KV_DTYPES,
          f"must be one of {', '.join(KV_DTYPES)}"),
         ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),

@@ -24,6 +24,7 @@ from actorium.actors.messages import (
     Flush,
     Hello,
     Open,
+    PageAnswer,
     Ready,
     Recall,
     Reply,
@@ -130,6 +131,8 @@ class SchedulerCore(Core):
                 self._on_ready(worker)
         elif isinstance(message, Flush):
             self._on_flush(message)
+        elif isinstance(message, PageAnswer):
+            self.state.tier.answered(message)
         elif isinstance(message, Recall):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_recall(self.state, message, now)
@@ -153,6 +156,8 @@ class SchedulerCore(Core):
             self._plan(now)  # others may have their places
         for request, rejection in self.masks.pop_stuck():
             self._fail_request(request, rejection)
+        for order in self.state.tier.orders():
+            self.outgoing.to_worker(order)
         if events := self.outgoing.events:
             self._metrics.ended(events, now)
             self.outgoing.report_batch(self._event_batch(events))
@@ -201,7 +206,7 @@ class SchedulerCore(Core):
             state.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
         state.reset_for_worker(ready)
-        state.tier = self._new_page_tier(state.kv_cache, ready.host_pages)
+        state.tier = self._new_page_tier(state.kv_cache, ready)
         self._planner.reset(self._new_draft_policy(ready.drafts), self._new_prefill_pacer(ready))
         self._worker = ready
         if self._planner.pacing.active:

@@ -270,4 +270,4 @@ class SchedulerExtensions:
     new_draft_policy: Callable[[int], DraftPolicy] = lambda drafts: DraftPolicy()
     """(drafts that the worker can make) -> the policy."""
     new_prefill_pacer: Callable[[Ready], PrefillPacer] = lambda worker: PrefillPacer()
-    new_page_tier: Callable[[KVCacheManager, int], PageTier] = lambda pages, slots: PageTier()
+    new_page_tier: Callable[[KVCacheManager, Ready], PageTier] = lambda pages, worker: PageTier()

@@ -9,15 +9,13 @@ import msgspec
 
 from actorium.actors.core import Send
 from actorium.actors.messages import (
-    Masks,
     Open,
     Recall,
-    Reset,
     SequenceEvent,
-    StepPlan,
     Submit,
     ToDetokenizer,
     TokenBatch,
+    ToWorker,
     Unknown,
 )
 from actorium.actors.runtime.roles import WORKER
@@ -44,7 +42,7 @@ class OutgoingMessages:
         self._rejections: list[Send] = []
         """Sent although the ledger is full."""
 
-    def to_worker(self, message: StepPlan | Masks | Reset) -> None:
+    def to_worker(self, message: ToWorker) -> None:
         """Adds a message to the worker."""
         self._worker_messages.append(Send(WORKER, message))
 

@@ -77,7 +77,9 @@ def extensions_of(context: Context, load: Load = no_vocabulary,
         media=MediaHolds(context.epoch) if takes_media(config) else MediaUse(),
         new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
         new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker),
-        new_page_tier=lambda pages, slots: HostTier(pages, slots) if slots else PageTier())
+        new_page_tier=lambda pages, worker: HostTier(
+            pages, worker, context.epoch, config.device.tensor_parallel_size)
+        if worker.host_pages else PageTier())
 
 
 def observed(core: Core, context: Context) -> Core:

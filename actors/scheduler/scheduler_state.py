@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 
 import msgspec
 import numpy as np
@@ -99,6 +100,7 @@ class SchedulerState:
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
+            self.tier.arrived(sequence.sid, partial(self._key, sequence))
 
     def change_client(self, request: RequestState, client: bytes) -> None:
         """Gives an unfinished request to another client."""
@@ -118,6 +120,7 @@ class SchedulerState:
             self.queue.finished(sequence, running=True)
         else:
             self.queue.remove(sequence)
+            self.tier.forget(sequence.sid)
         request = sequence.request
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:

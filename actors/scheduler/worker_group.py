@@ -11,7 +11,8 @@ from msgspec.structs import replace
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import PageGroup, Ready
 
-SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts")
+SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
+        "disk")
 """Fields of `Ready` in which ranks that serve one model do not differ."""
 
 
@@ -46,6 +47,7 @@ class WorkerGroup:
         pages = zip(*(ready.groups for ready in self._ready.values()), strict=True)
         return replace(
             first, checkpoints=min(ready.checkpoints for ready in self._ready.values()),
+            host_pages=min(ready.host_pages for ready in self._ready.values()),
             groups=[PageGroup(min(group.pages for group in same), same[0].window)
                     for same in pages])
 

@@ -1,54 +1,98 @@
 """Pages in the host's memory: copies of evicted ones, each with a checksum.
 
-A slot holds all that the device has of a page, one layer after the other, and the CRC-32 of it,
-which finds every flip of up to three bits and every burst of up to 32 of them. It is computed as
-the page is stored and compared before the page is copied back.
+A slot holds one page of one group, one layer after the other, and the CRC-32 of it, which finds
+every flip of up to three bits and every burst of up to 32 of them. It is computed as the page
+leaves the device, goes with it to the disk and back, and is compared before the page is copied to
+the device again.
+
+All slots are as wide as the smallest thing that is kept; what is larger (pages of a group with more
+layers, checkpoints of recurrent states) takes several, its parts.
 """
 
 from __future__ import annotations
 
 import zlib
 from collections.abc import Sequence
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from actorium.gpu.step.pools import zeros
 
+COPY_KIND = 1 << 16
+"""What `StepPlan.store` multiplies a kind by."""
+
+
+class SlotPiece(NamedTuple):
+    """Bytes of one tensor's rows, and where they lie in a slot."""
+
+    rows: Tensor
+    """u1[rows, bytes]: a view of the device's tensor."""
+    start: int
+    end: int
+
 
 class HostPages:
-    """As many slots as fit into `budget` bytes. tensors: [pages * page_size, ...] each, of every
-    layer of the device's pages."""
+    """Slots, as many as fit into a budget of bytes."""
 
-    def __init__(self, tensors: Sequence[Tensor], page_size: int, budget: int) -> None:
-        self._views = [own.view(torch.uint8).view(len(own) // page_size, -1) for own in tensors]
-        width = sum(view.shape[1] for view in self._views)
-        self.slots = budget // width
-        on_cuda = tensors[0].device.type == "cuda"
-        self.data = (torch.empty((self.slots, width), dtype=torch.uint8, pin_memory=True) if on_cuda
-                     else zeros((self.slots, width), torch.uint8, torch.device("cpu")))
-        """u1[slots, bytes of a page]."""
-        self._sums = np.zeros(self.slots, np.uint32)
+    def __init__(self, kinds: Sequence[Sequence[Tensor]], budget: int,
+                 things: Sequence[int] = ()) -> None:
+        """kinds[k]: all tensors of a kind of thing, [things, ...] each: the pages of a group (with
+        every layer of it), then checkpoints where there are any. things: make room for so many of
+        each kind instead of spending a budget."""
+        views = [[own.view(len(own), -1).view(torch.uint8) for own in tensors] for tensors in kinds]
+        totals = [sum(view.shape[1] for view in own) for own in views]
+        self.width = min(totals)
+        """Bytes of a slot."""
+        self.parts = [-(-total // self.width) for total in totals]
+        """Slots that one thing of each kind takes."""
+        self._pieces = [[_pieces(own, part * self.width, (part + 1) * self.width)
+                         for part in range(parts)]
+                        for own, parts in zip(views, self.parts, strict=True)]
+        self.slots = sum(count * parts for count, parts in zip(things, self.parts, strict=True)
+                         ) if things else budget // self.width
+        on_cuda = views[0][0].device.type == "cuda"
+        size = (self.slots, self.width)
+        self.data = (torch.empty(size, dtype=torch.uint8, pin_memory=True) if on_cuda
+                     else zeros(size, torch.uint8, torch.device("cpu")))
+        """u1[slots, width]."""
+        self.rows: NDArray[np.uint8] = self.data.numpy()
+        """The same memory."""
+        self.sums = np.zeros(self.slots, np.uint32)
+        """CRC-32 of each slot."""
 
     def copy(self, store: bytes, load: bytes) -> bytes:
         """Copies pages out, then back: `StepPlan.store` and `load`. Returns `StepResult.lost`."""
-        for page, slot in np.frombuffer(store, np.int32).reshape(-1, 2).tolist():
+        for unit, number, slot in np.frombuffer(store, np.int32).reshape(-1, 3).tolist():
             own, at = self.data[slot], 0
-            for view in self._views:
-                own[at:at + view.shape[1]].copy_(view[page])
-                at += view.shape[1]
-            self._sums[slot] = self._sum(slot)
+            for rows, start, end in self._pieces[unit // COPY_KIND][unit % COPY_KIND]:
+                own[at:at + end - start].copy_(rows[number, start:end])
+                at += end - start
+            if at < self.width:
+                own[at:] = 0
+            self.sums[slot] = zlib.crc32(self.rows[slot])
         lost = []
-        for slot, page in np.frombuffer(load, np.int32).reshape(-1, 2).tolist():
-            if self._sum(slot) != self._sums[slot]:
+        for unit, number, slot in np.frombuffer(load, np.int32).reshape(-1, 3).tolist():
+            if zlib.crc32(self.rows[slot]) != self.sums[slot]:
                 lost.append(slot)
                 continue
             own, at = self.data[slot], 0
-            for view in self._views:
-                view[page].copy_(own[at:at + view.shape[1]])
-                at += view.shape[1]
+            for rows, start, end in self._pieces[unit // COPY_KIND][unit % COPY_KIND]:
+                rows[number, start:end].copy_(own[at:at + end - start])
+                at += end - start
         return np.array(lost, np.int32).tobytes()
 
-    def _sum(self, slot: int) -> int:
-        return zlib.crc32(self.data[slot].numpy().data)
+
+def _pieces(views: Sequence[Tensor], start: int, end: int) -> list[SlotPiece]:
+    """The bytes `start` to `end` of a thing, whose tensors' rows follow one another."""
+    found, at = [], 0
+    for view in views:
+        width = view.shape[1]
+        first, last = max(start - at, 0), min(end - at, width)
+        if first < last:
+            found.append(SlotPiece(view, first, last))
+        at += width
+    return found

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
+from actorium.actors.messages import RowMask, StepPlan, StepResult
 from actorium.actors.params import Resolved
 from actorium.gpu.step.forward import ForwardPass, Proposer, StepModel
 from actorium.gpu.step.host_pages import HostPages
@@ -23,11 +21,13 @@ from actorium.gpu.step.input_batch import (
     prepare_batch,
     stage_rows,
 )
+from actorium.gpu.step.logprob_rows import prompt_logprobs, row_logprobs
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
 from actorium.gpu.step.staging import Download, Upload
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.step_images import MediaReport
+from actorium.gpu.step.step_replay import StepGraphs, StepReplay
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.kernels.reference.logprobs import Logprobs, join
 
@@ -50,39 +50,6 @@ def _nothing() -> None:
 
 def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
     raise ValueError(f"masks: those of step {plan.step} should follow, nobody waits for them")
-
-
-class StepReplay(Protocol):
-    """A step of decodes that is replayed from graphs; see `graphs.decode_graphs`."""
-
-    @property
-    def logits(self) -> Tensor:
-        """[rows, V], rows >= those of the step; after `forward`."""
-
-    @property
-    def packed(self) -> Tensor | None:
-        """i64[2 + q_len, rows], after `finish`: counts, finish and tokens of `SamplerOutput`. None
-        where the step is sampled operation by operation."""
-
-    def lend(self, step: InputBatch) -> None:
-        """Give the step's rows on the device to `step`."""
-
-    def forward(self) -> None:
-        """Queue everything up to the logits."""
-
-    def finish(self) -> None:
-        """Queue sampling and drafts."""
-
-    def follow(self, emitted: SamplerOutput) -> None:
-        """Queue drafts after a sampling that was done outside."""
-
-
-class StepGraphs(Protocol):
-    """Graphs of whole steps of decodes."""
-
-    def serve(self, step: InputBatch, drafts: int, up: Upload) -> StepReplay | None:
-        """How to replay a step that makes so many drafts; None: it must run otherwise. What the
-        graph needs goes to the upload."""
 
 
 @dataclass(slots=True)
@@ -127,8 +94,8 @@ class LaunchedStep:
             drafts = self.drafts.wait()[0].astype(np.int32).tobytes()
         return StepResult(
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
-            _row_logprobs(self.ranked, self.ranked_values, counts),
-            _prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
+            row_logprobs(self.ranked, self.ranked_values, counts),
+            prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
             *self.media, self.lost)
 
 
@@ -325,41 +292,3 @@ def _named_tokens(tables: SlotTables, slots: I32) -> I32 | None:
     for row, own in zip(named, params, strict=True):
         row[:len(own.logprob_ids)] = own.logprob_ids
     return named
-
-
-def _row_logprobs(ranked: list[tuple[int, int, int]], values: Download | None,
-                  counts: NDArray[np.uint8]) -> list[RowLogprobs]:
-    if values is None:
-        return []
-    arrays, out, at = values.wait(), [], 0
-    chosen, ranks, ids, top = (a.tobytes() for a in arrays)
-    most = arrays[2].shape[1]
-    for row, rows, k in ranked:
-        count = int(counts[row])
-        end = at + count
-        if count > 1 and k < most:
-            out.append(_pack(row, 0, arrays, at, end, k))
-        elif count:
-            first, last = 4 * most * at, 4 * (most * (end - 1) + k)
-            out.append(RowLogprobs(row, 0, chosen[4 * at:4 * end], ranks[4 * at:4 * end],
-                                   ids[first:last], top[first:last]))
-        at += rows
-    return out
-
-
-def _prompt_logprobs(prompts: Sequence[PromptLogprobRows],
-                     values: Download | None) -> list[RowLogprobs]:
-    if values is None:
-        return []
-    arrays, out, at = values.wait(), [], 0
-    for p in prompts:
-        out.append(_pack(p.slot, p.start, arrays, at, at + len(p.tokens), p.k))
-        at += len(p.tokens)
-    return out
-
-
-def _pack(row: int, start: int, arrays: list[NDArray[Any]], first: int, last: int,
-          k: int) -> RowLogprobs:
-    chosen, ranks, top_ids, top = (a[first:last] for a in arrays)
-    return RowLogprobs(row, start, chosen.tobytes(), ranks.tobytes(), top_ids[:, :k].tobytes(),
-                       top[:, :k].tobytes())

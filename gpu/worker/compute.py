@@ -17,12 +17,22 @@ from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
 from actorium.actors.core import Context
-from actorium.actors.messages import Masks, Ready, Reset, RowMask, StepPlan, StepResult
+from actorium.actors.messages import (
+    Masks,
+    PageAnswer,
+    PageOrder,
+    Ready,
+    Reset,
+    RowMask,
+    StepPlan,
+    StepResult,
+)
 from actorium.gpu.worker.compilations import Compilations
 
 if TYPE_CHECKING:
     from actorium.gpu.parallel.step_gate import StepGate
     from actorium.gpu.step.runner import ModelRunner
+    from actorium.gpu.worker.disk_threads import DiskThreads
     from actorium.gpu.worker.measure import WorkspaceMeter
     from actorium.gpu.worker.prefault import PagePrefault
     from actorium.gpu.worker.timing import TimedStep
@@ -52,9 +62,10 @@ class ComputeThread:
         self._post: WakeUp = _nothing
         self._epoch = 0
         """Epoch of the scheduler that is served."""
+        self._disk: DiskThreads | None = None
         self._adopted = False
         """The scheduler has greeted this worker; plans before that are for its predecessor."""
-        self.results: deque[Ready | StepResult] = deque()
+        self.results: deque[Ready | StepResult | PageAnswer] = deque()
         self.failure: BaseException | None = None
         self.phase, self.detail = "starting", "importing torch"
         self.memory: dict[str, float] = {}
@@ -74,8 +85,12 @@ class ComputeThread:
         threading.Thread(target=self._run_guarded, args=(self._compute,), name="compute",
                          daemon=True).start()
 
-    def submit(self, message: StepPlan | Masks | Reset | None) -> None:
+    def submit(self, message: StepPlan | Masks | Reset | PageOrder | None) -> None:
         """Queue a message. None: the scheduler has ended, and no masks will come."""
+        if isinstance(message, PageOrder):
+            if self._disk is not None:
+                self._disk.submit(message)
+            return
         if isinstance(message, StepPlan):
             self.plans_received += 1
         self._work.put(message)
@@ -160,6 +175,8 @@ class ComputeThread:
             return False
         if reset.epoch > self._epoch:
             self._gate.pass_by(reset.epoch)
+            if self._disk is not None:
+                self._disk.reset(reset.epoch)
         self._epoch, self._adopted = reset.epoch, reset.worker > 0
         if not self._adopted:
             self.results.append(self._ready)
@@ -208,7 +225,9 @@ class ComputeThread:
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         if (images := opened.runner.tables.images) is not None:
             images.open(self._ctx.run_dir)
-        self._ready = opened.ready
+        self._ready, self._disk = opened.ready, opened.disk
+        if opened.disk is not None:
+            opened.disk.start(self._answer, self._run_guarded)
         self.compilations.watch()
         self.results.append(opened.ready)
         self._report("ready", opened.ready.device)
@@ -222,7 +241,14 @@ class ComputeThread:
         result = timed.result()
         if not self._ready.rank:  # one of the ranks answers, and all have the same answer
             self.results.append(result)
+        elif timed.copies:
+            self._answer(PageAnswer(result.epoch, self._ctx.epoch, self._ready.rank, 0,
+                                    step=result.step, lost=result.lost))
         self.steps += 1
+        self._post()
+
+    def _answer(self, answer: PageAnswer) -> None:
+        self.results.append(answer)
         self._post()
 
     def _report(self, phase: str, detail: str) -> None:

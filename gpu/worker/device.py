@@ -11,13 +11,11 @@ from typing import NamedTuple
 
 import torch
 
-from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.config.pass_names import chooses
 from actorium.actors.config.speculative import parse_acceptance
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import PageGroup, Ready
-from actorium.actors.models.media_models import takes_media
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.architectures import read_shape
@@ -31,7 +29,6 @@ from actorium.gpu.plan.memory_plan import MemoryPlan, as_served, demand_of, make
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.plan.weight_bytes import bytes_by_format
-from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.speculation import make_proposer
@@ -40,6 +37,7 @@ from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.worker.disk_threads import DiskThreads
 from actorium.gpu.worker.exactness import require_exact
 from actorium.gpu.worker.graph_setup import (
     ReportPhase,
@@ -58,6 +56,7 @@ from actorium.gpu.worker.measure import (
     taken,
 )
 from actorium.gpu.worker.summary import summarize
+from actorium.gpu.worker.tiers import check_tiers, open_tiers, physical_bytes, tier_capacity
 from actorium.gpu.worker.warmup import (
     WarmupCase,
     check_numbers,
@@ -89,6 +88,8 @@ class OpenedDevice(NamedTuple):
     meter: WorkspaceMeter | None
     """Of a CPU: it goes on with the steps of requests."""
     info: WorkerInfo
+    disk: DiskThreads | None = None
+    """Not begun."""
 
 
 def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[str, float],
@@ -107,7 +108,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
     check_positions(config, shape, physical_bytes())
-    check_host_cache(config, shape)
+    check_tiers(config, shape)
     if device.type == "cuda" and not (
             config.device.disable_custom_all_reduce or config.device.kernels == "torch"
             or triton_fault(device)):
@@ -136,24 +137,24 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     graphs = capture_graphs(config, runner, footprint, report, seconds)
     if device.type == "cpu" and not any(graphs):
         graphs = capture_programs(config, runner, footprint, meter, report)
-    if config.memory.host_cache:
-        runner.host = host_pages(runner, config)
     name = torch.cuda.get_device_name(device) if device.type == "cuda" else ""
+    where = f"{device.type} {name}".strip()
+    info = summarize(config, model, runner, plan, footprint, graphs, where)
+    disk = open_tiers(runner, config, info, model.shape, epoch, group.place)
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
         groups=[PageGroup(pool.pages, group.window)
                 for pool, group in zip(runner.pools, model.shape.groups, strict=True)],
         slots=runner.tables.slots, max_model_len=model.shape.max_model_len,
-        vocab_size=model.shape.vocabulary, device=f"{device.type} {name}".strip(),
+        vocab_size=model.shape.vocabulary, device=where,
         checkpoints=runner.states.checkpoints if runner.states else 0,
         recurrent=runner.states is not None, load_seconds=seconds,
         drafts=runner.tables.drafts.max_drafts, rank=group.place.rank,
-        host_pages=runner.host.slots if runner.host else 0)
-    info = summarize(config, model, runner, plan, footprint, graphs, ready.device)
+        **tier_capacity(runner, config))
     LOG.info("exact: %s", f"no: {info.inexact}" if info.inexact else "yes")
     LOG.info("-O%d: passes %s; graphs: %s", info.level, info.passes,
              info.graphs or f"none ({info.no_graphs or 'none were asked for'})")
-    return OpenedDevice(runner, ready, footprint, meter, info)
+    return OpenedDevice(runner, ready, footprint, meter, info, disk)
 
 
 def pick_device(config: DeviceConfig, place: RankPlace = ALONE) -> torch.device:
@@ -197,34 +198,6 @@ def check_positions(config: Config, shape: ModelShape, memory: int) -> None:
         raise BadConfig(f"max_model_len: tables of {shape.max_model_len:,} positions take "
                         f"{taken:,} bytes, and this machine has {memory:,}: ask for less",
                         "model.max_model_len")
-
-
-def check_host_cache(config: Config, shape: ModelShape) -> None:
-    """Raise `BadConfig` where pages cannot go to the host's memory, or not so many."""
-    if not config.memory.host_cache:
-        return
-    for cannot, why in (
-            (config.memory.host_cache > physical_bytes(), "is more than this machine's memory"),
-            (not config.memory.prefix_cache, "needs the prefix cache"),
-            (len(shape.groups) > 1 or shape.groups[0].window, "windows of attention are not kept"),
-            (shape.state is not None, "recurrent states are not kept"),
-            (takes_media(config), "a model that takes images or videos is not supported"),
-            (config.device.tensor_parallel_size > 1, "several ranks are not supported"),
-            (replica_of(config.cluster) is not None, "replicas of a cluster are not supported")):
-        if cannot:
-            raise BadConfig(f"host_cache: {why}", "memory.host_cache")
-
-
-def host_pages(runner: ModelRunner, config: Config) -> HostPages:
-    """The host's copies of pages, those of the layer that drafts included."""
-    pools = [*runner.pools, *([runner.draft_pool] if runner.draft_pool else [])]
-    return HostPages([own for pool in pools for own in pool.tensors], runner.tables.page_size,
-                     config.memory.host_cache)
-
-
-def physical_bytes() -> int:
-    """Memory of the machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def max_drafts(config: Config, shape: ModelShape) -> int:

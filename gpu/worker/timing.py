@@ -68,6 +68,11 @@ class TimedStep:
         self._timer, self._launched = timer, launched
         self._start, self._end, self._first, self._late = start, end, first, late
 
+    @property
+    def copies(self) -> bool:
+        """Whether pages were copied to the host's memory or from there."""
+        return bool(self._launched.plan.store or self._launched.plan.load)
+
     def result(self) -> StepResult:
         """Wait for the step; its result, with its times."""
         if self._first:

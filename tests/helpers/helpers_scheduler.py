@@ -25,6 +25,8 @@ from actorium.actors.messages import (
     Cancel,
     Flush,
     Open,
+    PageAnswer,
+    PageOrder,
     Reply,
     Reset,
     SequenceEvent,
@@ -58,14 +60,16 @@ def config(page_size: int = 16, pool_tokens: int = 4096, seqs: int = 8, chunk: i
            queued: int = 4096, overlap: bool = True, force_preempt: int = 0,
            max_model_len: int | None = None, policy: str = "fcfs", cache: bool = True,
            eviction: str = "lru", weights: dict[str, float] | None = None,
-           save: str = "auto", speculative: str = "off", host_pages: int = 0) -> Config:
+           save: str = "auto", speculative: str = "off", host_pages: int = 0,
+           disk: bool = False) -> Config:
     return Config(
         recovery=RecoveryConfig(restart=False),
         speculation=SpeculationConfig(speculative=speculative),
         model=ModelConfig(max_model_len=max_model_len),
         memory=MemoryConfig(page_size=page_size, max_total_tokens=pool_tokens, debug_memory=True,
                             audit_every=1, prefix_cache=cache, eviction_policy=eviction,
-                            checkpoint_policy=save, host_cache=8 * page_size * host_pages),
+                            checkpoint_policy=save, host_cache=8 * page_size * host_pages,
+                            disk_cache="/nowhere:1GiB" if disk else ""),
         scheduler=SchedulerConfig(max_num_seqs=seqs, max_num_batched_tokens=chunk, overlap=overlap,
                                   max_num_queued_reqs=queued, force_preempt_every=force_preempt,
                                   schedule_policy=policy, tenant_weights=weights or {}))
@@ -105,6 +109,9 @@ class Ring:
         self.worker = self.new_worker(3)
         self.plans: deque[StepPlan] = deque()
         self.results: deque[StepResult] = deque()
+        self.orders: deque[PageOrder] = deque()
+        self.answers: deque[PageAnswer] = deque()
+        """Of the worker's disk."""
         self.sent: list[StepPlan] = []
         self.heard: dict[int, Heard] = {}
         self.submits: dict[str, Submit] = {}
@@ -136,7 +143,11 @@ class Ring:
         Ready."""
         self.plans.clear()
         self.results.clear()
+        self.orders.clear()
+        before = self.worker.memory
         self.worker = self.new_worker(self.worker.ready.epoch + 1)
+        if before is not None and self.worker.memory is not None:
+            self.worker.memory.disk = before.disk
         (ready,) = self.worker.on_wake(self.now)
         self.tell(msgspec.structs.replace(ready.message, **changes))
 
@@ -159,6 +170,8 @@ class Ring:
                     self.worker.on_message(message, self.now)
                     for answer in self.worker.on_wake(self.now):
                         self.tell(answer.message)
+                elif isinstance(message, PageOrder):
+                    self.orders.append(message)
                 else:
                     self.plans.append(message)
                     self.sent.append(message)
@@ -233,13 +246,29 @@ class Ring:
         self.wake()
         return True
 
+    def move_pages(self) -> bool:
+        """Let the worker's disk do its oldest order."""
+        if not self.orders:
+            return False
+        self.worker.on_message(self.orders.popleft(), self.now)
+        self.answers += [send.message for send in self.worker.on_wake(self.now)]
+        return True
+
+    def answer(self) -> bool:
+        """Hand over the disk's oldest answer and wake the scheduler."""
+        if not self.answers:
+            return False
+        self.tell(self.answers.popleft())
+        self.wake()
+        return True
+
     def run(self, chance: random.Random | None = None, limit: int = 20_000) -> None:
         """Until nothing moves; with `chance`, worker and scheduler advance in random order."""
         self.wake()
         for _ in range(limit):
             if chance is not None and chance.random() < 0.5:
                 self.work()
-            elif not self.deliver() and not self.work():
+            elif not (self.deliver() or self.work() or self.answer() or self.move_pages()):
                 return
         raise AssertionError(f"still busy: {self.scheduler.health()}")
 
@@ -253,7 +282,7 @@ class Ring:
         assert all(heard.reason for heard in self.heard.values())
         gauges = self.scheduler.health().gauges
         assert gauges["running"] == gauges["waiting"] == gauges["held_pages"] == 0
-        assert not self.state.requests and not self.in_flight
+        assert not self.state.requests and not (self.in_flight or self.orders or self.answers)
         assert self.scheduler.next_timer() is None
         assert list(self.scheduler.on_wake(self.now)) == []
 

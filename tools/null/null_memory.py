@@ -11,7 +11,7 @@ from zlib import crc32
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import Admit, Ready
+from actorium.actors.messages import Admit, PageOrder, Ready
 from actorium.actors.runtime.splitmix64 import FIRST_FACTOR, GOLDEN_GAMMA, SECOND_FACTOR
 
 Ints = NDArray[np.int32]
@@ -38,9 +38,11 @@ class PageMemory:
         """Checkpoints."""
         self._windows = [group.window for group in groups]
         self._content = [np.zeros((group.pages, page_size), np.uint64) for group in groups]
-        self.host = np.zeros((ready.host_pages, page_size), np.uint64)
-        """Copies of pages of the first group."""
+        self.host = np.zeros((ready.host_pages, max(page_size, 2)), np.uint64)
+        """Copies of pages, and of states."""
         self._sums = [0] * ready.host_pages
+        self.disk: dict[bytes, tuple[Longs, int]] = {}
+        """By name: a copy and its checksum."""
         self.clear()
 
     def clear(self) -> None:
@@ -92,16 +94,46 @@ class PageMemory:
 
     def copy(self, store: bytes, load: bytes) -> bytes:
         """Applies a plan's `store` and `load`; returns the result's `lost`."""
-        for page, slot in ints_of(store).reshape(-1, 2).tolist():
-            self.host[slot] = self._content[0][page]
-            self._sums[slot] = crc32(self.host[slot])
-        lost = []
-        for slot, page in ints_of(load).reshape(-1, 2).tolist():
-            if crc32(self.host[slot]) == self._sums[slot]:
-                self._content[0][page] = self.host[slot]
+        size = self._page_size
+        for unit, number, slot in ints_of(store).reshape(-1, 3).tolist():
+            kind, own = unit >> 16, self.host[slot]
+            if kind < len(self._content):
+                own[:size] = self._content[kind][number]
             else:
+                own[:2] = self._kept[number]
+            self._sums[slot] = crc32(own)
+        lost = []
+        for unit, number, slot in ints_of(load).reshape(-1, 3).tolist():
+            kind, own = unit >> 16, self.host[slot]
+            if crc32(own) != self._sums[slot]:
                 lost.append(slot)
+            elif kind < len(self._content):
+                self._content[kind][number] = own[:size]
+            else:
+                self._kept[number] = int(own[0]), int(own[1])
         return np.array(lost, np.int32).tobytes()
+
+    def obey(self, order: PageOrder) -> bytes:
+        """Does an order; returns the answer's `found`."""
+        names = [order.names[at:at + 16] for at in range(0, len(order.names), 16)]
+        if order.verb == "wipe":
+            self.disk.clear()
+        if order.verb == "find":
+            return bytes(name in self.disk for name in names)
+        found = []
+        for name, slot in zip(names, ints_of(order.slots).tolist(), strict=bool(order.slots)):
+            if order.verb == "write":
+                self.disk[name] = self.host[slot].copy(), self._sums[slot]
+                found.append(1)
+            elif (page := self.disk.get(name)) is None:
+                found.append(0)
+            elif crc32(page[0].data) != page[1]:
+                del self.disk[name]
+                found.append(2)
+            else:
+                self.host[slot], self._sums[slot] = page
+                found.append(1)
+        return bytes(found)
 
     def append(self, column: bytes) -> None:
         """Applies a plan's page_appends. Raises `BadPlan` on a gap or on the sink page."""

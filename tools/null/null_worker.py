@@ -18,6 +18,7 @@ Of several ranks each computes every plan, and rank 0 answers.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -28,7 +29,9 @@ from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.messages import (
     Admit,
     Masks,
+    PageAnswer,
     PageGroup,
+    PageOrder,
     Ready,
     Reset,
     RowMask,
@@ -110,7 +113,7 @@ class NullWorker(Core):
                            max_model_len=config.model.max_model_len or MAX_MODEL_LEN,
                            vocab_size=VOCAB, device="null", recurrent=checkpoints is not None,
                            checkpoints=checkpoints or 0, drafts=drafts, rank=rank_of(context.role),
-                           host_pages=config.memory.host_cache // (8 * self.page_size))
+                           **_tiers(config))
         self._epoch = 0
         """The scheduler's epoch."""
         self._acknowledged = False
@@ -153,6 +156,10 @@ class NullWorker(Core):
             self._reset(message)
         elif not self._acknowledged or message.epoch != self._epoch:
             return
+        elif isinstance(message, PageOrder):
+            found = b"" if self.memory is None else self.memory.obey(message)
+            self._out.append(Send("scheduler", PageAnswer(
+                message.epoch, self.ready.epoch, self.ready.rank, message.ticket, found=found)))
         elif isinstance(message, Masks):
             plan, self._held = self._held, None
             if plan is None or plan.step != message.step:
@@ -170,6 +177,10 @@ class NullWorker(Core):
         result = self.run(plan)
         if self.ready.rank == 0:
             self._out.append(Send("scheduler", result))
+        elif plan.store or plan.load:
+            self._out.append(Send("scheduler", PageAnswer(
+                plan.epoch, self.ready.epoch, self.ready.rank, 0, step=plan.step,
+                lost=result.lost)))
         self._steps += 1
 
     def _reset(self, reset: Reset) -> None:
@@ -394,6 +405,18 @@ def _speculation(config: Config, acceptance: tuple[float, ...]) -> tuple[int, tu
     if asked.auto and not acceptance:
         return 0, ()
     return asked.drafts, acceptance or ACCEPTANCE
+
+
+def _tiers(config: Config) -> dict[str, Any]:
+    """Fields of `Ready`: a token takes 8 bytes of the host's memory. Pages "on the disk" stay in
+    the worker's."""
+    memory, size = config.memory, config.memory.page_size
+    if not (memory.host_cache or memory.disk_cache):
+        return {}
+    buffer = 2 + 2 * config.scheduler.max_num_batched_tokens // size
+    slots = memory.host_cache // (8 * size) if memory.host_cache else buffer
+    disk = "" if not memory.disk_cache else "ahead" if memory.host_cache else "at once"
+    return {"host_pages": slots, "disk": disk}
 
 
 def build(context: Context) -> NullWorker:

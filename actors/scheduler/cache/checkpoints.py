@@ -28,6 +28,10 @@ class CheckpointPool:
         self._free = list(range(count, 0, -1))
         self._owners: OrderedDict[int, TreeNode] = OrderedDict()
         """Least recently used first."""
+        self._reserved: set[int] = set()
+        """On their way back from a tier below."""
+        self.on_drop: Callable[[TreeNode], None] = lambda node: None
+        """Called with a node that is about to lose its checkpoint."""
 
     @property
     def held(self) -> int:
@@ -39,17 +43,39 @@ class CheckpointPool:
 
         Never reassigns a number that the same plan writes.
         """
+        number = self.reserve(step)
+        if number:
+            self.attach(node, number, step)
+            self.saved += 1
+        return number
+
+    def reserve(self, step: int) -> int:
+        """A number for a state that plan `step` writes, and that no node has yet; 0 as `save`."""
         if not self._free:
-            number, oldest = next(iter(self._owners.items()), (0, node))
-            if not number or oldest.checkpoint_step == step:
+            oldest = next(iter(self._owners.values()), None)
+            if oldest is None or oldest.checkpoint_step == step:
                 return 0
             self.drop(oldest)
             self.evicted += 1
-        node.checkpoint, node.checkpoint_step = self._free.pop(), step
-        self._owners[node.checkpoint] = node
-        self.saved += 1
+        number = self._free.pop()
+        self._reserved.add(number)
+        return number
+
+    def attach(self, node: TreeNode, number: int, step: int) -> bool:
+        """Gives a reserved number, written by plan `step`, to the end of a node. False: it has one.
+        """
+        if node.checkpoint:
+            return False
+        self._reserved.remove(number)
+        node.checkpoint, node.checkpoint_step = number, step
+        self._owners[number] = node
         self.version += 1
-        return node.checkpoint
+        return True
+
+    def give_back(self, number: int) -> None:
+        """A reserved number is not wanted after all."""
+        self._reserved.remove(number)
+        self._free.append(number)
 
     def use(self, node: TreeNode) -> int:
         """Returns the number at a node's end and marks it as used now."""
@@ -67,6 +93,7 @@ class CheckpointPool:
         """Frees the number of a node whose end is gone or whose state is no longer worth keeping.
         """
         if node.checkpoint:
+            self.on_drop(node)
             del self._owners[node.checkpoint]
             self._free.append(node.checkpoint)
             node.checkpoint = 0
@@ -78,7 +105,8 @@ class CheckpointPool:
         if found != dict(self._owners):
             raise AccountingError(f"checkpoints {sorted(found)} are in the tree, "
                                   f"{sorted(self._owners)} in the books")
-        if sorted([*self._free, *self._owners]) != list(range(1, self.count + 1)):
+        known = [*self._free, *self._owners, *self._reserved]
+        if sorted(known) != list(range(1, self.count + 1)):
             raise AccountingError(f"of {self.count} checkpoints {sorted(self._owners)} are held "
                                   f"and {sorted(self._free)} free")
 

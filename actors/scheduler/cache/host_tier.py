@@ -1,35 +1,42 @@
-"""Pages evicted from the device lie in the host's memory and come back ahead of their reader.
+"""Pages evicted from the device lie in the host's memory, and below it on a disk, and come back
+ahead of their reader.
 
-Pure books: which page of tokens lies in which host slot, least recently used first. The worker
-moves the bytes and keeps their checksums. A page is named by a hash chained over the salt and all
-tokens up to its end, so equal names mean equal prefixes.
+Pure books: what lies in which host slot, least recently used first, and what the disk was asked.
+The worker moves the bytes and keeps their checksums. A page is named by a hash chained over the
+salt and all tokens up to its end, so equal names mean equal prefixes.
 
 The order of plans makes it safe. An evicted page is stored at the begin of the very plan that may
 give it to somebody else; what it holds was written by earlier plans, since a running sequence locks
-what its plan writes. A page that comes back belongs to the sequence that waits for it until the
-result has confirmed its checksum. Only then the prefix tree has it, and only then anybody is
-admitted on it: a corrupt page is computed again, and never read.
+what its plan writes. A page that comes back belongs to the sequence that waits for it until every
+rank has confirmed its checksum. Only then the prefix tree has it, and only then anybody is admitted
+on it: a corrupt page is computed again, and never read. A slot that the disk writes or reads is in
+use until the ranks have answered, and orders for it are given once its copies are confirmed.
 """
 
 from __future__ import annotations
 
-from collections import OrderedDict
-from collections.abc import Iterable
-from dataclasses import dataclass
-from hashlib import blake2b
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
 
 import numpy as np
 
+from actorium.actors.messages import PageAnswer, PageOrder, Ready
+from actorium.actors.scheduler.cache.disk_books import DiskAsk, DiskBooks
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
-from actorium.actors.scheduler.cache.page_allocator import AccountingError, Ints
+from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.cache.page_names import COPY_KIND, NodeNames, page_names
 from actorium.actors.scheduler.cache.page_tier import PageTier
+from actorium.actors.scheduler.cache.prefix_search import PageNeeds, Thing, longest
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
+from actorium.actors.scheduler.cache.tier_slots import TierSlots
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 from actorium.actors.scheduler.cache.tree_observer import TreeObserver
 
-FETCHES = 2
-"""Times that one admission waits for pages: others may evict them before it gets its turn."""
-HASH_BYTES = 16
+FETCHES = 4
+"""Times that one admission waits for pages without getting further: others may evict them before it
+gets its turn."""
+ASKS = 256
+"""Waiting sequences of which the disk is asked before it is their turn."""
 
 
 @dataclass(slots=True)
@@ -39,37 +46,57 @@ class PageFetch:
     key: PrefixKey
     """Ends with the last of them."""
     match: PrefixMatch
-    """What the tree had before them; locked meanwhile."""
-    pages: Ints
-    names: list[bytes]
+    """What the tree has before them; locked meanwhile."""
+    pages: list[Ints]
+    """By group."""
+    things: list[Thing]
     slots: list[int]
-    """Where they lie. They stay this fetch's until it ends, even if another finds them corrupt."""
+    """Where their parts lie, one after the other: in use until it ends."""
+    checkpoint: int = 0
+
+
+@dataclass(slots=True)
+class PlanCopies:
+    """What a plan copies."""
+
+    waiting: set[int]
+    """Ranks that have not confirmed it."""
+    stored: list[tuple[bytes, int]]
+    fetches: list[int]
+    lost: set[int] = field(default_factory=set)
 
 
 class HostTier(PageTier, TreeObserver):
-    """The books of `slots` host slots, for a model with one group of full attention."""
+    """The books of a worker's host slots."""
 
-    def __init__(self, kv_cache: KVCacheManager, slots: int) -> None:
-        self.stored = self.unstored = self.hits = self.corrupt = self.evicted = 0
+    def __init__(self, kv_cache: KVCacheManager, worker: Ready, epoch: int = 0,
+                 ranks: int = 1) -> None:
+        """epoch: the scheduler's."""
+        self.stored = self.unstored = self.hits = self.corrupt = 0
         """Pages, since the worker started."""
-        self._kv_cache, self._count = kv_cache, slots
-        self._free = list(range(slots - 1, -1, -1))
-        self._slots: OrderedDict[bytes, int] = OrderedDict()
-        """Least recently used first."""
-        self._corrupt: set[int] = set()
-        """Slots without a name that a fetch in flight still reads: nothing may be stored there."""
-        self._store: list[tuple[int, int]] = []
-        self._load: list[tuple[int, int]] = []
-        self._fetches: dict[int, PageFetch] = {}
+        self._kv_cache, self._ranks = kv_cache, ranks
+        self.slots = TierSlots(worker.host_pages, bool(worker.disk))
+        self.disk = DiskBooks(self.slots, epoch, ranks, worker.disk) if worker.disk else None
+        windows, size = kv_cache.windows, kv_cache.page_size
+        parts = [*worker.host_parts, *[1] * (1 + len(windows))][:len(windows) + worker.recurrent]
+        self.needs = PageNeeds(tuple(window and max(1, -(-(window - 1) // size))
+                                     for window in windows), tuple(parts), worker.recurrent)
+        self._epoch, self._worker = epoch, worker.epoch
+        self._store: list[tuple[int, int, int]] = []
+        self._load: list[tuple[int, int, int]] = []
+        self._stored: list[tuple[bytes, int]] = []
         self._begun: list[int] = []
-        """Fetches that no plan has yet."""
-        self._steps: dict[int, list[int]] = {}
-        """Fetches by the plan that makes them."""
-        self._tried: dict[int, int] = {}
-        self._names_of: tuple[TreeNode | None, int, str, list[bytes]] = (None, 0, "", [])
-        """Of the node cut last: a leaf is often trimmed page by page."""
+        """Stores and fetches that no plan has yet."""
+        self._fetches: dict[int, PageFetch] = {}
+        self._copies: dict[int, PlanCopies] = {}
+        """By step."""
+        self._tried: dict[int, tuple[int, int]] = {}
+        """By sequence: pages of its match when it last waited, and how often it has since."""
+        self._asks: dict[int, DiskAsk] = {}
+        self._names = NodeNames(size)
         if kv_cache.tree is not None:
             kv_cache.tree.observer.add(self)
+            kv_cache.checkpoints.on_drop = self.dropped
 
     @property
     def due(self) -> bool:  # type: ignore[override]
@@ -79,153 +106,263 @@ class HostTier(PageTier, TreeObserver):
 
     def cut(self, node: TreeNode, keep: int) -> None:
         """Stores the pages that a leaf is about to lose."""
-        names = self._node_names(node)
-        for name, page in zip(names[keep:node.size], node.pages[0][keep:].tolist(), strict=True):
-            if name in self._slots:
-                self._slots.move_to_end(name)
-            elif (slot := self._take_slot()) is not None:
-                self._slots[name] = slot
-                self._store.append((page, slot))
-                self.stored += 1
-            else:
-                self.unstored += 1
+        names = self._names.of(node)
+        for kind, pages in enumerate(node.pages):
+            for index in range(keep, node.size):
+                if pages[index]:
+                    self._keep(self.needs.thing(kind, index, names), int(pages[index]))
+
+    def dropped(self, node: TreeNode) -> None:
+        """Stores the checkpoint that a node's end is about to lose, if a plan has written it."""
+        if node.checkpoint_step < self._kv_cache.step:
+            self._keep(self.needs.thing(len(self.needs.reach), node.size - 1,
+                                        self._names.of(node)), node.checkpoint)
 
     def abandoned(self) -> None:
+        self._kv_cache.checkpoints.on_drop = self.dropped
         self.flush()  # they may have been stored from pages of two owners
 
-    def _node_names(self, node: TreeNode) -> list[bytes]:
-        start = node.end - node.size
-        last, at, salt, names = self._names_of
-        path, above = [node.key], node.parent
-        while above is not None and above.parent is not None:
-            path.append(above.key)
-            above = above.parent
-        root_salt = "" if above is None else above.salt
-        if last is not node or at != start or salt != root_salt or len(names) < node.size:
-            names = self._names(PrefixKey(root_salt, b"".join(reversed(path))))[start:]
-            self._names_of = (node, start, root_salt, names)
-        return names
-
-    def _names(self, key: PrefixKey) -> list[bytes]:
-        page = self._kv_cache.page_size * 4
-        name, names = key.salt.encode(), []
-        for at in range(0, len(key.data) // page * page, page):
-            name = blake2b(key.data[at:at + page], digest_size=HASH_BYTES, key=blake2b(
-                name, digest_size=HASH_BYTES).digest()).digest()
-            names.append(name)
-        return names
-
-    def _take_slot(self) -> int | None:
-        if self._free:
-            return self._free.pop()
-        pinned = {name for fetch in self._fetches.values() for name in fetch.names}
-        oldest = next((name for name in self._slots if name not in pinned), None)
-        if oldest is None:
-            return None
-        slot = self._slots[oldest]
-        if any(own == slot for _, own in self._store):
-            return None  # a plan stores more than there are slots: what it has begun stays
-        self.evicted += 1
-        return self._slots.pop(oldest)
+    def _keep(self, thing: Thing, number: int) -> None:
+        taken = list[tuple[bytes, int, int]]()
+        for part, name in enumerate(thing.names):
+            if self.slots.touch(name):
+                if self.disk is not None:
+                    self.disk.touch(name)
+                continue
+            slot = self.slots.take()
+            if slot is None:
+                for own, its, _ in taken:
+                    self.slots.drop(own)
+                    self.slots.done(its)
+                self.unstored += 1
+                return
+            self.slots.put(name, slot)
+            taken.append((name, slot, thing.kind * COPY_KIND + part))
+        self.stored += bool(taken)
+        self._store += [(unit, number, slot) for _, slot, unit in taken]
+        self._stored += [(name, slot) for name, slot, _ in taken]
 
     # --- back ------------------------------------------------------------------------------------
 
+    def arrived(self, sid: int, key: Callable[[], PrefixKey]) -> None:
+        """Asks the disk ahead of the sequence's turn."""
+        if self.disk is not None and self._kv_cache.tree is not None and len(self._asks) < ASKS:
+            own = self._usable(key())
+            names = page_names(own, self._kv_cache.page_size)
+            if names:
+                self._ask(sid, names, 0 if self.needs.recurrent
+                          else self._kv_cache.tree.known(own))
+
+    def forget(self, sid: int) -> None:
+        self._tried.pop(sid, None)
+        self._asks.pop(sid, None)
+
     def fetch(self, sid: int, key: PrefixKey, match: PrefixMatch | None) -> bool:
-        """See `PageTier`: the pages right after the match that lie here, while there is room."""
+        """See `PageTier`: what lets the sequence start later than after the match, as far as there
+        is room."""
         if sid in self._fetches:
             return True
-        if match is None or self._tried.get(sid, 0) >= FETCHES or not self._begin(sid, key, match):
-            self._tried.pop(sid, None)  # it is admitted now
+        ask = self._asks.get(sid)
+        if match is not None and ask is not None and ask.tickets:
+            return True
+        if match is None or not self._go_on(sid, key, match):
+            self.forget(sid)  # it is admitted now
             return False
-        self._tried[sid] = self._tried.get(sid, 0) + 1
         return True
 
-    def _begin(self, sid: int, key: PrefixKey, match: PrefixMatch) -> bool:
-        size, tree = self._kv_cache.page_size, self._kv_cache.tree
-        most = (len(key.data) // 4 - 1) // size  # a token is left to compute
+    def _usable(self, key: PrefixKey) -> PrefixKey:
+        """Without the last token, which is computed in any case."""
+        size = self._kv_cache.page_size
+        return PrefixKey(key.salt, key.data[:(len(key.data) // 4 - 1) // size * size * 4])
+
+    def _ask(self, sid: int, names: Sequence[bytes], start: int) -> None:
+        assert self.disk is not None
+        things = [thing for thing in self.needs.asked(names, start, len(names))
+                  if not self._held(thing)]
+        self._asks[sid] = self.disk.find(things, start, names[-1])
+
+    def _held(self, thing: Thing) -> bool:
+        return all(name in self.slots.held for name in thing.names)
+
+    def _go_on(self, sid: int, key: PrefixKey, match: PrefixMatch) -> bool:
+        """The next thing to wait for; False: there is none."""
+        tree, size = self._kv_cache.tree, self._kv_cache.page_size
         start = match.length // size
-        names = []
-        for name in self._names(PrefixKey(key.salt, key.data[:most * size * 4]))[start:]:
-            if name not in self._slots:
-                break
-            names.append(name)
-        if not names or tree is None:
+        before, times = self._tried.get(sid, (-1, 0))
+        times = 0 if start > before else times
+        if tree is None or times >= FETCHES:
             return False
-        end = (start + len(names)) * size * 4
-        fetch = PageFetch(PrefixKey(key.salt, key.data[:end]), match, np.zeros(0, np.int32), names,
-                          [self._slots[name] for name in names])
-        self._fetches[sid] = fetch  # pins them
+        whole = self._usable(key)
+        names = page_names(whole, size)
+        if start >= len(names):
+            return False
+        ask = self._asks.get(sid)
+        if self.disk is not None and (ask is None or ask.start > start):
+            self._ask(sid, names, start)
+            if self._asks[sid].tickets:
+                return True
+            ask = self._asks[sid]
+        known = tree.known(whole) if self.needs.recurrent else start
+        self._tried[sid] = start, times + 1
+        things = longest(self.needs, match, known, names, len(names), size, self._held)
+        if self.disk is not None and ask is not None and not (things and self.needs.simple):
+            found = ask.found
+            more = longest(self.needs, match, known, names, len(names), size,
+                           lambda thing: self._held(thing) or thing.names[0] in found)
+            missing = [thing for thing in more if not self._held(thing)]
+            for thing in more:
+                for name in thing.names:
+                    self.slots.touch(name)
+            if missing and self.disk.read(missing, ask):
+                return True
+        return bool(things) and self._begin(sid, whole, match, things)
+
+    def _begin(self, sid: int, key: PrefixKey, match: PrefixMatch, things: list[Thing]) -> bool:
+        kv_cache, tree = self._kv_cache, self._kv_cache.tree
+        assert tree is not None
+        end, states = things[-1].place + 1, len(self.needs.reach)
+        key = PrefixKey(key.salt, key.data[:end * kv_cache.page_size * 4])
+        if self.needs.recurrent and not any(self.needs.reach):
+            hits, lookups = tree.stats.hits, tree.stats.lookups
+            match = tree.match(key)  # pages beyond the last state, and that state's own
+            tree.stats.hits, tree.stats.lookups = hits, lookups
+        slots = [self.slots.held[name] for thing in things for name in thing.names]
+        for slot in slots:
+            self.slots.use(slot)
         if match.length:
             tree.lock(match.node)
-        pages = self._kv_cache.allocate(len(names), sid)
+        counts = [sum(thing.kind == g for thing in things) for g in range(states)]
+        pages = kv_cache.allocate(counts, sid)
+        checkpoint = 0
+        if pages is not None and self.needs.recurrent:
+            checkpoint = kv_cache.checkpoints.reserve(kv_cache.step)
+            if not checkpoint:
+                kv_cache.release(pages, sid)
+                pages = None
         if pages is None:
-            del self._fetches[sid]
             if match.length:
                 tree.unlock(match.node)
+            for slot in slots:
+                self.slots.done(slot)
             return False
-        fetch.pages = pages[0]
-        self._load += zip(fetch.slots, pages[0].tolist(), strict=True)
+        self._fetches[sid] = PageFetch(key, match, pages, things, slots, checkpoint)
+        numbers = [iter(own.tolist()) for own in pages] + [iter((checkpoint,))]
+        at = iter(slots)
+        for thing in things:
+            number = next(numbers[thing.kind])
+            self._load += [(thing.kind * COPY_KIND + part, number, next(at))
+                           for part in range(len(thing.names))]
         self._begun.append(sid)
         return True
 
     def planned(self, step: int) -> tuple[bytes, bytes]:
+        if not self.due:
+            return b"", b""
         store, load = (np.array(rows, np.int32).tobytes() for rows in (self._store, self._load))
-        if self._begun:
-            self._steps[step], self._begun = self._begun, []
-        self._store, self._load = [], []
+        self._copies[step] = PlanCopies(set(range(self._ranks)), self._stored, self._begun)
+        self._store, self._load, self._stored, self._begun = [], [], [], []
         return store, load
 
     def loaded(self, step: int, lost: bytes) -> None:
-        bad = set(np.frombuffer(lost, np.int32).tolist())
-        for sid in self._steps.pop(step, ()):
-            fetch = self._fetches.pop(sid)
-            good = next((i for i, slot in enumerate(fetch.slots) if slot in bad),
-                        len(fetch.slots))
-            for name, slot in zip(fetch.names, fetch.slots, strict=True):
-                if self._slots.get(name) != slot:
-                    continue  # another that fetched it has found it corrupt
-                if slot in bad:
-                    del self._slots[name]
-                    self._corrupt.add(slot)
-                    self.corrupt += 1
-                else:
-                    self._slots.move_to_end(name)
-            self.hits += good
-            self._finish(sid, fetch, good)
-        unread = self._corrupt.difference(*(own.slots for own in self._fetches.values()))
-        self._free += sorted(unread)
-        self._corrupt -= unread
+        self._copied(step, 0, lost)
 
-    def _finish(self, sid: int, fetch: PageFetch, good: int) -> None:
+    def _copied(self, step: int, rank: int, lost: bytes) -> None:
+        copies = self._copies.get(step)
+        if copies is None:
+            return
+        copies.lost.update(np.frombuffer(lost, np.int32).tolist())
+        copies.waiting.discard(rank)
+        if copies.waiting:
+            return
+        del self._copies[step]
+        for name, slot in copies.stored:
+            if self.disk is not None and self.slots.held.get(name) == slot:
+                self.disk.add(name)
+            self.slots.done(slot)
+        for sid in copies.fetches:
+            self._finish(sid, self._fetches.pop(sid), copies.lost, step)
+
+    def _finish(self, sid: int, fetch: PageFetch, lost: set[int], step: int) -> None:
         """Gives the tree what came back whole; the rest is free."""
-        kv_cache, tree = self._kv_cache, self._kv_cache.tree
+        good, at = len(fetch.things), 0
+        for place, thing in enumerate(fetch.things):
+            for name in thing.names:
+                slot = fetch.slots[at]
+                at += 1
+                if slot in lost:
+                    good = min(good, place)
+                    if self.slots.held.get(name) == slot:  # nobody else has found it corrupt
+                        self.slots.drop(name)
+                        self.corrupt += 1
+                else:
+                    self.slots.touch(name)
+        for slot in fetch.slots:
+            self.slots.done(slot)
+        if not self.needs.simple and good < len(fetch.things):
+            good = 0
+        self.hits += good
+        self._give(sid, fetch, good, step)
+
+    def _give(self, sid: int, fetch: PageFetch, good: int, step: int) -> None:
+        kv_cache, tree, match = self._kv_cache, self._kv_cache.tree, fetch.match
         assert tree is not None
+        used = False
         if good:
-            pages = np.concatenate((fetch.match.pages[0], fetch.pages[:good]))
-            key = PrefixKey(fetch.key.salt, fetch.key.data[:len(pages) * kv_cache.page_size * 4])
-            kv_cache.move_lock(kv_cache.cache_pages(key, [pages], None, 0), None)
-        if fetch.match.length:
-            tree.unlock(fetch.match.node)
-        kv_cache.release([fetch.pages], sid)
+            end = fetch.things[good - 1].place + 1
+            key = PrefixKey(fetch.key.salt, fetch.key.data[:end * kv_cache.page_size * 4])
+            pages = [np.zeros(end, np.int32) for _ in fetch.pages]
+            for own, had in zip(pages, match.pages, strict=True):
+                own[:len(had)] = had[:end]
+            numbers = [iter(own.tolist()) for own in fetch.pages]
+            for thing in fetch.things[:good]:
+                if thing.kind < len(pages):
+                    pages[thing.kind][thing.place] = next(numbers[thing.kind])
+            kv_cache.move_lock(kv_cache.cache_pages(key, pages, None, 0), None)
+            if fetch.checkpoint:
+                node, _ = tree.insert(key, pages)
+                used = node.end == end and kv_cache.checkpoints.attach(
+                    node, fetch.checkpoint, step)
+        if fetch.checkpoint and not used:
+            kv_cache.checkpoints.give_back(fetch.checkpoint)
+        if match.length:
+            tree.unlock(match.node)
+        kv_cache.release(fetch.pages, sid)
+
+    # --- the worker's side -----------------------------------------------------------------------
+
+    def orders(self) -> Sequence[PageOrder]:
+        return () if self.disk is None else self.disk.orders()
+
+    def answered(self, answer: PageAnswer) -> None:
+        if (answer.epoch, answer.worker) != (self._epoch, self._worker):
+            return
+        if not answer.ticket:
+            self._copied(answer.step, answer.rank, answer.lost)
+        elif self.disk is not None:
+            self.disk.answered(answer)
 
     # --- the books -------------------------------------------------------------------------------
 
     def flush(self) -> None:
-        pinned = {name for fetch in self._fetches.values() for name in fetch.names}
-        for name in [name for name in self._slots if name not in pinned]:
-            self._free.append(self._slots.pop(name))
-        held = set(self._slots.values())
-        self._store = [row for row in self._store if row[1] in held]  # which a fetch reads
+        for name in list(self.slots.held):
+            self.slots.drop(name)
+        read = {slot for _, _, slot in self._load}  # by a fetch of the next plan
+        for _, slot in self._stored:
+            if slot not in read:
+                self.slots.done(slot)
+        self._stored = [row for row in self._stored if row[1] in read]
+        self._store = [row for row in self._store if row[2] in read]
+        self._asks.clear()
+        if self.disk is not None:
+            self.disk.wipe()
 
     def holders(self) -> Iterable[tuple[int, list[Ints]]]:
-        if sorted([*self._free, *self._slots.values(), *self._corrupt]) != [*range(self._count)]:
-            raise AccountingError(
-                f"of {self._count} host slots {sorted(self._slots.values())} are held, "
-                f"{sorted(self._free)} free and {sorted(self._corrupt)} corrupt")
-        return [(sid, [fetch.pages]) for sid, fetch in self._fetches.items()]
+        self.slots.audit()
+        return [(sid, fetch.pages) for sid, fetch in self._fetches.items()]
 
     def gauges(self) -> dict[str, float]:
-        return {"host_pages": len(self._slots), "host_pages_stored": self.stored,
+        return {"host_pages": len(self.slots.held), "host_pages_stored": self.stored,
                 "host_pages_unstored": self.unstored,
                 "host_pages_hit": self.hits, "host_pages_corrupt": self.corrupt,
-                "host_pages_evicted": self.evicted}
+                "host_pages_evicted": self.slots.evicted,
+                **({} if self.disk is None else self.disk.gauges())}

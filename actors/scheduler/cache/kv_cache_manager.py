@@ -95,15 +95,16 @@ class KVCacheManager:
 
     # --- pages in and out ----------------------------------------------------------------------
 
-    def allocate(self, count: int, owner: int | Ints) -> list[Ints] | None:
+    def allocate(self, count: int | Sequence[int], owner: int | Ints) -> list[Ints] | None:
         """Allocates `count` pages of every group, evicting cached ones where too few are free.
         Returns None (and allocates nothing) where even that is not enough."""
+        counts = [count] * len(self.pools) if isinstance(count, int) else count
         for group, pool in enumerate(self.pools):
-            while pool.free < count:
+            while (lacking := counts[group] - pool.free) > 0:
                 if self.tree is None or not self.tree.evictable[group]:
                     return None
-                self._uncache(self.tree.evict(group, count - pool.free))
-        return [pool.allocate(count, owner) for pool in self.pools]
+                self._uncache(self.tree.evict(group, lacking))
+        return [pool.allocate(own, owner) for pool, own in zip(self.pools, counts, strict=True)]
 
     def release(self, pages: Sequence[Ints], owner: int) -> None:
         """Releases the pages of `owner`, one array per group; holes (0) are skipped."""

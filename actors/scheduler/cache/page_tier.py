@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 
+from actorium.actors.messages import PageAnswer, PageOrder
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 
 
 class PageTier:
-    """Hooks of the planner (`host_tier` keeps pages in the host's memory)."""
+    """Hooks of the scheduler (`host_tier` keeps pages in the host's memory and on a disk)."""
 
     due = False
     """Whether the next plan has copies to make."""
+
+    def arrived(self, sid: int, key: Callable[[], PrefixKey]) -> None:
+        """Sequence `sid` waits from now on."""
+
+    def forget(self, sid: int) -> None:
+        """It has ended without being admitted."""
 
     def fetch(self, sid: int, key: PrefixKey, match: PrefixMatch | None) -> bool:
         """Whether sequence `sid` should wait for pages after `match`, which are on their way."""
@@ -23,7 +30,14 @@ class PageTier:
         return b"", b""
 
     def loaded(self, step: int, lost: bytes) -> None:
-        """The copies of a plan are made; lost: `StepResult.lost`."""
+        """Rank 0 has made the copies of a plan; lost: `StepResult.lost`."""
+
+    def orders(self) -> Sequence[PageOrder]:
+        """What is to be sent to the worker beside the plans."""
+        return ()
+
+    def answered(self, answer: PageAnswer) -> None:
+        """A rank has done an order, or made a plan's copies."""
 
     def flush(self) -> None:
         """Forgets every page."""

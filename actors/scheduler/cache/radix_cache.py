@@ -106,6 +106,11 @@ class RadixCache(EvictableTree):
         self.stats.hits += length
         return CheckpointMatch(PrefixMatch(length, self._pages_of(path), path[-1]), branch, pending)
 
+    def known(self, key: PrefixKey) -> int:
+        """Returns the pages of the longest usable prefix, states aside. Does not count as a use."""
+        path, last = self._find(key)
+        return path[-1].end - path[-1].size + last if path else 0
+
     def nodes(self) -> Iterator[TreeNode]:
         """Yields all nodes, parents before children."""
         for root in self._roots.values():

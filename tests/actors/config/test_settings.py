@@ -9,6 +9,7 @@ import pytest
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config import tree as configs
+from actorium.actors.config.byte_sizes import parse_disk_cache
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.command_line import parse
@@ -388,6 +389,25 @@ def test_invalid_json_is_refused(line: str, error: str, tmp_path: Path) -> None:
     ("8G", 8 << 30), ("8589934592", 8 << 30)])
 def test_sizes_are_read_as_people_write_them(text: str, size: int) -> None:
     assert config_of("dir", "--host-cache", text).memory.host_cache == size
+
+
+@pytest.mark.parametrize(("text", "size"), [
+    ("/var/pages:64GiB", 64 << 30), ("/var/pages:2T", 2 << 40), ("/a:b:16m", 16 << 20)])
+def test_a_directory_and_its_bound(text: str, size: int) -> None:
+    found = parse_disk_cache(config_of("dir", "--disk-cache", text).memory.disk_cache)
+    assert found == (Path(text.rpartition(":")[0]), size)
+
+
+@pytest.mark.parametrize("text", ["/var/pages", "64GiB", ":64GiB", "/var/pages:", "/var/pages:much",
+                                  "/var/pages:12XiB"])
+def test_a_disk_cache_without_directory_or_size_is_refused(text: str) -> None:
+    with pytest.raises(BadConfig, match="^--disk-cache: must be a directory and a size, as DIR:"):
+        config_of("dir", "--disk-cache", text)
+
+
+def test_a_disk_cache_has_room_for_something() -> None:
+    with pytest.raises(BadConfig, match="^--disk-cache: must have room for at least 1 MiB"):
+        config_of("dir", "--disk-cache", "/var/pages:64KiB")
 
 
 @pytest.mark.parametrize("text", ["GiB", "8iB", "8XiB", "8 potatoes", "1.0000000001KiB"])

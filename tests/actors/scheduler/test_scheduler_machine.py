@@ -43,12 +43,11 @@ class SchedulerMachine(RuleBasedStateMachine):
                 save=st.sampled_from(["auto", "auto", "chunks", "end", "none"]),
                 drafts=st.integers(0, 4), fixed=st.booleans(),
                 acceptance=st.sampled_from([(0.0,), (1.0,), (0.5,), (0.8, 0.6), (0.9, 0.0, 1.0)]),
-                host=st.sampled_from([0, 1, 7, 200]))
+                host=st.sampled_from([0, 1, 7, 200]), disk=st.booleans())
     def begin(self, page_size: int, pages: int, chunk: int, seqs: int, overlap: bool, queued: int,
               force: int, policy: str, cache: bool, eviction: str,
               windows: tuple[int, ...], checkpoints: int | None, save: str, drafts: int,
-              fixed: bool, acceptance: tuple[float, ...], host: int) -> None:
-        whole = windows == (0,) and checkpoints is None and cache
+              fixed: bool, acceptance: tuple[float, ...], host: int, disk: bool) -> None:
         force = force if chunk > 1 else 0  # else each token costs a whole prompt of steps
         tokens = max(page_size * pages, 24)
         self.ring = Ring(config(page_size=page_size, pool_tokens=tokens, seqs=seqs, chunk=chunk,
@@ -56,7 +55,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                                 max_model_len=MAX_MODEL_LEN, policy=policy, cache=cache,
                                 eviction=eviction, weights={"a": 2.0}, save=save,
                                 speculative=speculative(drafts, fixed),
-                                host_pages=host if whole else 0),
+                                host_pages=host if cache else 0, disk=disk and cache),
                          windows=windows, checkpoints=checkpoints, acceptance=acceptance,
                          cost=None if fixed else dear)
         kv_cache = self.ring.scheduler.state.kv_cache
@@ -97,8 +96,20 @@ class SchedulerMachine(RuleBasedStateMachine):
         bits = self.ring.worker.memory.host.view(np.uint8).reshape(-1)
         for flip in flips if len(bits) else ():
             bits[flip // 8 % len(bits)] ^= 1 << flip % 8
+        disk = list(self.ring.worker.memory.disk.values())
+        for flip in flips if disk else ():
+            page = disk[flip % len(disk)][0].view(np.uint8)
+            page[flip // 8 % len(page)] ^= 1 << flip % 8
 
-    @rule(moves=st.lists(st.sampled_from("wdn"), min_size=1, max_size=25))
+    @rule(every=st.integers(1, 3))
+    def lose_files(self, every: int) -> None:
+        """Another engine makes room, or somebody clears the directory."""
+        assert self.ring.worker.memory is not None
+        disk = self.ring.worker.memory.disk
+        for name in list(disk)[::every]:
+            del disk[name]
+
+    @rule(moves=st.lists(st.sampled_from("wdwdwdnoa"), min_size=1, max_size=25))
     def move(self, moves: list[str]) -> None:
         """The worker works, a result is delivered, or the scheduler merely wakes."""
         for move in moves:
@@ -107,6 +118,10 @@ class SchedulerMachine(RuleBasedStateMachine):
                 self.ring.work()
             elif move == "d":
                 self.ring.deliver()
+            elif move == "o":
+                self.ring.move_pages()
+            elif move == "a":
+                self.ring.answer()
             else:
                 self.ring.wake()
 

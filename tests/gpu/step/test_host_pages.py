@@ -13,7 +13,8 @@ PAGES, SIZE = 50, 4
 
 
 def column(rows: list[tuple[int, int]]) -> bytes:
-    return np.array(rows, np.int32).tobytes()
+    """rows: page and slot."""
+    return np.array([(0, page, slot) for page, slot in rows], np.int32).tobytes()
 
 
 def test_a_thousand_flips_are_found_and_no_page_with_one_is_copied() -> None:
@@ -21,12 +22,12 @@ def test_a_thousand_flips_are_found_and_no_page_with_one_is_copied() -> None:
     tensors = [torch.randn(PAGES * SIZE, 2, 8, dtype=torch.bfloat16) for _ in range(3)]
     tensors.append(torch.randint(-9, 9, (PAGES * SIZE, 6), dtype=torch.int8))
     width = SIZE * (3 * 32 + 6)
-    host = HostPages(tensors, SIZE, width * PAGES + 1)
+    host = HostPages([[own.view(PAGES, -1) for own in tensors]], width * PAGES + 1)
     assert host.slots == PAGES and host.data.shape == (PAGES, width)
     before = [own.clone() for own in tensors]
     everything = [(i, PAGES - 1 - i) for i in range(PAGES)]
     assert host.copy(column(everything), b"") == b""
-    back = [(slot, page) for page, slot in everything]
+    back = everything
     dice = random.Random(5)
     for _ in range(20):  # of 50 flips each
         for own in tensors:

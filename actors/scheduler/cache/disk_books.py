@@ -1,0 +1,219 @@
+"""What the scheduler knows of pages on the worker's disk: what it has asked, and what is under way.
+
+Nothing is remembered of what lies there: another engine may add and remove pages. It is asked page
+by page, when a sequence begins to wait.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from actorium.actors.messages import PageAnswer, PageOrder
+from actorium.actors.scheduler.cache.prefix_search import Thing
+from actorium.actors.scheduler.cache.tier_slots import TierSlots
+
+CLEAN_SHARE = 4
+"""Slots are written ahead of their eviction until one in so many can be had at once."""
+WRITES = 64
+"""Most pages that are on their way to the disk at a time."""
+
+
+@dataclass(slots=True, eq=False)
+class DiskAsk:
+    """What a waiting sequence has heard of the disk."""
+
+    start: int
+    """Index of the first page that it asked for."""
+    found: set[bytes] = field(default_factory=set)
+    """First names of the things that are there."""
+    tickets: set[int] = field(default_factory=set)
+    """Orders that it waits for."""
+
+
+@dataclass(slots=True)
+class OpenOrder:
+    """An order that not all ranks have answered."""
+
+    verb: str
+    things: list[Thing]
+    """By name, of what is read or found."""
+    names: list[bytes]
+    slots: list[int]
+    asks: list[DiskAsk]
+    waiting: set[int]
+    """Ranks."""
+    found: list[int]
+    """1 = on all ranks so far."""
+
+
+class DiskBooks:
+    """Orders and their answers; `slots` are the host's, through which everything goes."""
+
+    def __init__(self, slots: TierSlots, epoch: int, ranks: int, when: str) -> None:
+        """epoch: the scheduler's; when: `Ready.disk`."""
+        self.written = self.unwritten = self.read_back = self.corrupt = 0
+        """Pages, since the worker started."""
+        self._slots, self._epoch, self._ranks = slots, epoch, ranks
+        self._ready = slots.count if when == "at once" else slots.count // CLEAN_SHARE
+        """Slots that are to be had at once."""
+        self._tickets = 0
+        self._open: dict[int, OpenOrder] = {}
+        self._out: list[PageOrder] = []
+        self._dirty: OrderedDict[bytes, None] = OrderedDict()
+        """Held and not on the disk, least recently used first."""
+        self._writing: set[bytes] = set()
+        self._reading: dict[bytes, int] = {}
+        """Name -> ticket."""
+        self._last: tuple[bytes, DiskAsk] | None = None
+        self._held = (0, 0)
+        """Pages and bytes of the directory, by rank 0."""
+        self._order("find", [], [], [])  # says what is there
+
+    # --- back ------------------------------------------------------------------------------------
+
+    def find(self, things: list[Thing], start: int, last: bytes) -> DiskAsk:
+        """Asks for things; last: the name of the prefix's last page. The choices of one request ask
+        once."""
+        if self._last is not None and self._last[0] == last and self._last[1].tickets:
+            return self._last[1]
+        ask = DiskAsk(start)
+        if things:
+            self._order("find", things, [thing.names[0] for thing in things], [], ask)
+        self._last = last, ask
+        return ask
+
+    def read(self, things: Iterable[Thing], ask: DiskAsk) -> bool:
+        """Begins to bring things into slots, as far as there are some; False: none."""
+        names, of, slots = list[bytes](), list[Thing](), list[int]()
+        for thing in things:
+            wanted = [name for name in thing.names if name not in self._slots.held]
+            under_way = [name for name in wanted if name in self._reading]
+            for name in under_way:
+                ticket = self._reading[name]
+                ask.tickets.add(ticket)
+                self._open[ticket].asks.append(ask)
+            own = [self._slots.take() for name in wanted if name not in self._reading]
+            if None in own:
+                for slot in own:
+                    if slot is not None:
+                        self._slots.done(slot)
+                break
+            names += [name for name in wanted if name not in self._reading]
+            of += [thing] * len(own)
+            slots += [slot for slot in own if slot is not None]
+        if names:
+            self._order("read", of, names, slots, ask)
+        return bool(ask.tickets)
+
+    # --- out -------------------------------------------------------------------------------------
+
+    def add(self, name: bytes) -> None:
+        """A slot's copy is confirmed: it may be written."""
+        if name not in self._slots.clean and name not in self._writing:
+            self._dirty[name] = None
+
+    def touch(self, name: bytes) -> None:
+        if name in self._dirty:
+            self._dirty.move_to_end(name)
+
+    def _write_ahead(self) -> None:
+        """Writes the least recently used ones, before their slots are needed."""
+        wanted = self._ready - self._slots.spare - len(self._writing)
+        names = list[bytes]()
+        while self._dirty and len(names) < wanted and len(self._writing) < WRITES:
+            name, _ = self._dirty.popitem(last=False)
+            if name in self._slots.held:
+                names.append(name)
+                self._writing.add(name)
+        if names:
+            slots = [self._slots.held[name] for name in names]
+            for slot in slots:
+                self._slots.use(slot)
+            self._order("write", [], names, slots)
+
+    def wipe(self) -> None:
+        """Removes all pages of this model."""
+        self._dirty.clear()
+        self._last = None
+        for order in self._open.values():
+            order.found = [0] * len(order.names)
+        self._order("wipe", [], [], [])
+
+    # --- orders ----------------------------------------------------------------------------------
+
+    def _order(self, verb: str, things: list[Thing], names: list[bytes], slots: list[int],
+               ask: DiskAsk | None = None) -> None:
+        self._tickets += 1
+        asks = [] if ask is None else [ask]
+        self._open[self._tickets] = OpenOrder(verb, things, names, slots, asks,
+                                              set(range(self._ranks)), [1] * len(names))
+        if ask is not None:
+            ask.tickets.add(self._tickets)
+        if verb == "read":
+            self._reading.update(dict.fromkeys(names, self._tickets))
+        self._out.append(PageOrder(self._epoch, self._tickets, verb,  # type: ignore[arg-type]
+                                   b"".join(names), np.array(slots, np.int32).tobytes()))
+
+    def orders(self) -> Sequence[PageOrder]:
+        """Takes out what is to be sent."""
+        if self._dirty:
+            self._write_ahead()
+        out, self._out = self._out, []
+        return out
+
+    def answered(self, answer: PageAnswer) -> None:
+        """A rank has done an order: it counts when all have."""
+        order = self._open.get(answer.ticket)
+        if order is None or answer.rank not in order.waiting:
+            return
+        order.waiting.discard(answer.rank)
+        if not answer.rank:
+            self._held = answer.pages, answer.disk_bytes
+        for i, found in enumerate(answer.found.ljust(len(order.found), b"\0")):
+            self.corrupt += found > 1
+            order.found[i] &= found == 1
+        if order.waiting:
+            return
+        del self._open[answer.ticket]
+        for ask in order.asks:
+            ask.tickets.discard(answer.ticket)
+        if order.verb == "find":
+            for ask in order.asks:
+                ask.found |= {name for name, there in zip(order.names, order.found, strict=True)
+                              if there}
+        elif order.verb == "read":
+            self._read(order)
+        else:
+            self._wrote(order)
+
+    def _read(self, order: OpenOrder) -> None:
+        for thing, name, slot, there in zip(order.things, order.names, order.slots, order.found,
+                                            strict=True):
+            del self._reading[name]
+            if there and name not in self._slots.held:
+                self._slots.put(name, slot)
+                self._slots.clean.add(name)
+                self.read_back += 1
+            elif not there:
+                for ask in order.asks:
+                    ask.found.discard(thing.names[0])
+            self._slots.done(slot)
+
+    def _wrote(self, order: OpenOrder) -> None:
+        for name, slot, there in zip(order.names, order.slots, order.found, strict=True):
+            self._writing.discard(name)
+            self.written += there
+            self.unwritten += not there
+            if self._slots.held.get(name) == slot:
+                self._slots.clean.add(name)  # also where it failed: the slot must not stay for ever
+            self._slots.done(slot)
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
+        return {"disk_pages": self._held[0], "disk_bytes": self._held[1],
+                "disk_pages_written": self.written, "disk_pages_unwritten": self.unwritten,
+                "disk_pages_hit": self.read_back, "disk_pages_corrupt": self.corrupt}

@@ -1,0 +1,81 @@
+"""How far a prefix reaches when pages below the pool count as well, and which of them that takes.
+
+What a model needs to start at the end of page e: of a group of full attention all pages before e,
+of one with a window those that the window covers, of recurrent layers the checkpoint taken there.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
+
+from actorium.actors.scheduler.cache.page_names import COPY_KIND, part_name
+from actorium.actors.scheduler.cache.radix_cache import PrefixMatch
+
+
+class Thing(NamedTuple):
+    """A page of a group, or a checkpoint."""
+
+    kind: int
+    """Of `StepPlan.store`."""
+    place: int
+    """Of its page in the prefix."""
+    names: tuple[bytes, ...]
+    """Of its parts."""
+
+
+class PageNeeds(NamedTuple):
+    """What a model keeps of a page's end."""
+
+    reach: tuple[int, ...]
+    """Per group: pages that a match needs before its end; 0 = all."""
+    parts: tuple[int, ...]
+    """Slots that a thing of each kind takes: a page of each group, then a checkpoint."""
+    recurrent: bool
+
+    @property
+    def simple(self) -> bool:
+        """Whether any run of pages can be used."""
+        return not (self.recurrent or any(self.reach))
+
+    def thing(self, kind: int, index: int, names: Sequence[bytes]) -> Thing:
+        """names: of the prefix's pages."""
+        return Thing(kind, index, tuple(part_name(names[index], kind * COPY_KIND + part)
+                                        for part in range(self.parts[kind])))
+
+    def asked(self, names: Sequence[bytes], start: int, end: int) -> list[Thing]:
+        """All that could be of use of the pages `start` to `end`."""
+        kinds = range(len(self.parts))
+        return [self.thing(kind, index, names) for index in range(start, end) for kind in kinds]
+
+
+Have = Callable[[Thing], bool]
+
+
+def longest(needs: PageNeeds, match: PrefixMatch, known: int, names: Sequence[bytes], end: int,
+            page_size: int, have: Have) -> list[Thing]:
+    """What to bring back, in the order of pages, to start as late as can be and later than after
+    the match; empty: there is nothing to gain. known: pages that the tree has of the prefix, which
+    may be more than the match; end: pages that it may reach at most.
+
+    The last of what is returned tells the end: its place + 1.
+    """
+    start, full = match.length // page_size, [g for g, reach in enumerate(needs.reach) if not reach]
+    windowed = [g for g, reach in enumerate(needs.reach) if reach]
+    base = start if windowed else max(start, known)
+    run: list[list[Thing]] = []
+    for index in range(base, end):
+        things = [needs.thing(g, index, names) for g in full]
+        if not all(map(have, things)):
+            break
+        run.append(things)
+    for stop in range(base + len(run), start, -1):
+        beside = [needs.thing(g, index, names) for g in windowed
+                  for index in range(max(0, stop - needs.reach[g]), stop)
+                  if index >= start or not match.pages[g][index]]
+        if needs.recurrent:
+            beside.append(needs.thing(len(needs.reach), stop - 1, names))
+        if all(map(have, beside)):
+            pages = [thing for things in run[:max(0, stop - base)] for thing in things]
+            return sorted(pages + beside, key=lambda thing: (thing.place, thing.kind))
+    return []

@@ -1,0 +1,130 @@
+"""A working set of ten pools goes through the host's memory and a disk: every token as without."""
+
+from __future__ import annotations
+
+import random
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_hybrid import DENSE, write_hybrid
+from helpers_mamba import write_granite
+from helpers_models import write_checkpoint
+from helpers_prefix import gauges
+
+from actorium import Engine, SamplingParams
+from actorium.actors.client.client import Request
+
+BF16, PAGE, POOL = torch.bfloat16, 16, 480
+"""Tokens of the pool: two sequences fit."""
+PARAMS = SamplingParams(max_tokens=12, temperature=0, ignore_eos=True, logprobs=1)
+DICE = random.Random(11)
+SHARED = [DICE.randrange(199) for _ in range(70)]
+PROMPTS = [[DICE.randrange(199) for _ in range(150)] for _ in range(24)] + [
+    SHARED + [DICE.randrange(199) for _ in range(80)] for _ in range(8)]
+"""Ten times the pool."""
+WRITERS: dict[str, Callable[[Path], Any]] = {
+    "full attention": lambda path: write_checkpoint(path, dtype=BF16, head_dim=32),
+    "windows": lambda path: write_checkpoint(
+        path, "Gemma3ForCausalLM", dtype=BF16, head_dim=32, sliding_window=32,
+        sliding_window_pattern=2),
+    "GatedDeltaNet": lambda path: write_hybrid(
+        path, DENSE, 5, BF16, head_dim=32, num_hidden_layers=4,
+        layer_types=["linear_attention", "full_attention"] * 2),
+    "Mamba-2": lambda path: write_granite(
+        path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128,
+        mamba_n_heads=16),
+}
+
+ROOM = {"Mamba-2": 3_000_000}
+"""Bytes on the host: some of the pages, or of the states, and by far not all."""
+
+
+@pytest.fixture
+def base() -> Iterator[Path]:
+    path = tempfile.mkdtemp(dir="/tmp", prefix="act")
+    yield Path(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
+def engine(path: Path, base: Path, **settings: Any) -> Engine:
+    return Engine(path, run_dir=str(base), **{
+        "skip_tokenizer": True, "device": "cpu", "threads": 2, "exact": "on",
+        "max_num_batched_tokens": 64, "max_num_seqs": 4, "page_size": PAGE,
+        "max_total_tokens": POOL, "debug_memory": True, **settings})
+
+
+def told(running: Engine) -> list[Any]:
+    """Tokens and log-probabilities of all prompts, four at a time."""
+    found: dict[int, Any] = {}
+    requests = [Request(prompt=prompt, params=PARAMS) for prompt in PROMPTS]
+    for number, result in running.client.run(requests, window=4):
+        if isinstance(result, Exception):
+            raise result
+        (one,) = result
+        found[number] = list(one.token_ids), [str(row) for row in one.logprobs or ()]
+    return [found[number] for number in range(len(PROMPTS))]
+
+
+def flip(directory: Path, every: int) -> int:
+    """Flips a bit in each so many files; returns how many."""
+    pages = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != "lock")[::every]
+    for page in pages:
+        data = bytearray(page.read_bytes())
+        data[DICE.randrange(len(data))] ^= 1 << DICE.randrange(8)
+        page.write_bytes(data)
+    return len(pages)
+
+
+@pytest.mark.parametrize("kind", [kind if kind == "full attention" else pytest.param(
+    kind, marks=pytest.mark.slow) for kind in WRITERS])
+def test_every_token_is_as_without_tiers(kind: str, tmp_path: Path, base: Path) -> None:
+    WRITERS[kind](tmp_path)
+    with engine(tmp_path, base / "a", prefix_cache=False, max_total_tokens=8 * POOL) as running:
+        wanted = told(running)
+    disk = base / "pages"
+    tiers = {"host_cache": ROOM.get(kind, 200_000), "disk_cache": f"{disk}:256MiB"}
+    with engine(tmp_path, base / "b", **tiers) as running:
+        assert told(running) == wanted and told(running) == wanted
+        found = gauges(running.client)
+    assert found["evicted_pages"] > 300
+    assert found["host_pages_hit"] > 0 and found["disk_pages_hit"] > 0
+    assert not found["host_pages_corrupt"] and not found["disk_pages_corrupt"]
+    with engine(tmp_path, base / "c", **tiers) as running:  # finds them again
+        assert told(running) == wanted
+        assert gauges(running.client)["disk_pages_hit"] > 50
+    planted = flip(disk, 3)
+    with engine(tmp_path, base / "d", **tiers) as running:
+        assert told(running) == wanted
+        found = gauges(running.client)
+    assert planted > 20 and 0 < found["disk_pages_corrupt"] <= planted
+
+
+@pytest.mark.slow
+def test_ranks_keep_their_own_slices(tmp_path: Path, base: Path) -> None:
+    """A page of which one rank has lost its part is lost."""
+    WRITERS["full attention"](tmp_path)
+    ranks = {"tensor_parallel_size": 2, "exact": "off", "dtype": "float32"}
+    with engine(tmp_path, base / "a", prefix_cache=False, max_total_tokens=8 * POOL,
+                **ranks) as running:
+        wanted = [tokens for tokens, _ in told(running)]
+    disk = base / "pages"
+    tiers = {"host_cache": 400_000, "disk_cache": f"{disk}:256MiB", **ranks}
+    with engine(tmp_path, base / "b", **tiers) as running:
+        for _ in range(2):
+            assert [tokens for tokens, _ in told(running)] == wanted
+        found = gauges(running.client)
+    assert found["host_pages_hit"] > 0 and found["disk_pages_hit"] > 0
+    namespaces = [path for path in disk.iterdir() if path.is_dir()]
+    assert len(namespaces) == 2
+    for page in namespaces[0].rglob("*"):
+        if page.is_file():
+            page.unlink()
+    with engine(tmp_path, base / "c", **tiers) as running:
+        assert [tokens for tokens, _ in told(running)] == wanted
+        found = gauges(running.client)
+    assert not found["disk_pages_corrupt"]
