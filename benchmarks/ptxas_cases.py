@@ -33,6 +33,7 @@ from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
 from actorium.kernels.triton.all_reduce import PeerRows, room_of, sum_rows, sum_rows_norm
+from actorium.kernels.triton.exact_product import exact_product
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.grouped_mm import (
     MANY,
@@ -200,6 +201,40 @@ def fp8(a: Attention) -> Attention:
 def coded(a: Attention) -> Attention:
     """Over INT8 pages."""
     return a._replace(pages=torch.int8)
+
+
+def exact_attends(a: Attention, q_len: int) -> None:
+    """What `--exact on` decodes with, in parts, and extends with: the same kernel."""
+    pages, lens = torch.zeros(64, 512, dtype=I32), torch.ones(64, dtype=I32)
+    layer, scales = empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), scales_of(a.kv_heads,
+                                                                                     a.pages)
+    attention = TritonAttention(exact_for=8192)
+    attention.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)(
+        empty(64 * q_len, a.heads, a.dim), layer, None, scales)
+    own = [ExtendRow(0, 0, 2048, torch.zeros(2048, dtype=I32))]
+    attention.extend(own, PAGE, a.window, a.dim**-0.5)(
+        empty(2048, a.heads, a.dim), layer, None, scales)
+
+
+def exacts() -> Iterator[Case]:
+    """Of `--exact on`."""
+    for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen2.5-7B, window", QWEN2._replace(window=4096)),
+                    ("Qwen3.5-27B", QWEN35), ("Gemma 3 4B, window", GEMMA_4B),
+                    ("Llama-3.2-1B", LLAMA_1B), ("Llama-3.1-8B, INT8 pages", coded(LLAMA)),
+                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35))):
+        yield Case(f"exact attention {name}", partial(exact_attends, a, 1))
+    yield Case("exact attention Llama-3.1-8B, FP8 pages", partial(exact_attends, fp8(LLAMA), 3), 89)
+    for outs, ins in ((6144, 4096), (28672, 4096), (3848, 2560)):
+        for count in (1, MANY + 1):
+            yield Case(f"exact product {outs} x {ins}, {count} rows",
+                       partial(exact_rows, count, outs, ins))
+
+
+def exact_rows(count: int, outs: int, ins: int) -> None:
+    """A product, and one that adds."""
+    x, weight = empty(count, ins), empty(outs, ins)
+    exact_product(x, weight, empty(outs))
+    exact_product(x, weight, residual=empty(count, outs))
 
 
 def decodes() -> Iterator[Case]:
@@ -537,6 +572,6 @@ def sampler() -> Iterator[Case]:
 
 def cases() -> list[Case]:
     """All of them."""
-    parts = (rows, decodes, extends, sages, latents, recurrent, products, grouped, few_rows,
-             sampler)
+    parts = (rows, decodes, extends, exacts, sages, latents, recurrent, products, grouped,
+             few_rows, sampler)
     return [case for part in parts for case in part()]

@@ -63,6 +63,13 @@ RULES = (
     Rule("_extend", "fp32", 8, 1, 1, "fma"),
     Rule("_extend", "few tokens", 4, 3, 2, "mma"),
     Rule("_extend", "", 8, 1, 1, "wgmma"),
+    # A decode has a prompt's tile: what is left of it is empty, and two fill the memory's pipes.
+    Rule("_exact", "Qwen3.5-27B|Gemma 3 4B", 8, 1, 1, "wgmma"),
+    Rule("_exact", "", 4, 2, 2, "wgmma"),
+    Rule("_pieces", "", 4, 8, 8),
+    Rule("_fold_parts", "", 1, 16, 16),
+    Rule("_exact_product", ", 1 rows", 4, 2, 2, "wgmma"),
+    Rule("_exact_product", "", 8, 2, 2, "wgmma"),
     Rule("_sage", "decode", 4, 2, 1, "mma"),
     Rule("_sage", "", 8, 1, 1, "wgmma"),
     Rule("_code_keys", "", 4, 4, 4),
@@ -142,9 +149,12 @@ WHOLE = ("operands are in registers there, and each warp's rows meet a whole mat
          "eight warps compute every product twice, and spill too")
 CODING = "programs that code keys themselves hold a block of them in fp32 beside the sums"
 WIDENED = "codes of values 256 wide become bf16 beside the sums"
+TWO_SUMS = "a chunk's sums, beside those of the chunks before it"
 EXCEPTIONS = (
     Spill("_prepare", "", 80, 84, 92, WHOLE),
     Spill("_prepare", "", 89, 44, 64, WHOLE),
+    Spill("_exact", "Qwen2.5-7B, window", 90, 32, 32, TWO_SUMS),
+    Spill("_exact", "Qwen3.5-27B, INT8 pages", 90, 16, 16, TWO_SUMS),
     Spill("_sage", "Llama-3.1-8B", 80, 8, 8, CODING),
     Spill("_sage", "Llama-3.1-8B", 89, 8, 8, CODING),
     Spill("_sage", "split", 80, 172, 192, CODING),

@@ -16,15 +16,16 @@ from actorium.kernels.sampling_ops import SamplingOps
 
 def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: bool,
                kernels: str = "auto", exact: bool = False) -> Ops:
-    """The kernels for a model. native=False: none in C. exact: recurrent layers take prompts token
-    by token.
+    """The kernels for a model. native=False: none in C. exact: whatever it costs: recurrent layers
+    take prompts token by token, in C, and Triton's products have one configuration for any rows.
 
     kernels: auto (the fastest: Triton's on CUDA, in C on a CPU) | torch | triton.
     Raises `ValueError` where those asked for cannot run.
     """
     if takes_triton(device, kernels):
+        from actorium.kernels.triton.exact_ops import ExactTritonOps
         from actorium.kernels.triton.triton_ops import TritonOps
-        return TritonOps()
+        return ExactTritonOps() if exact else TritonOps()
     if (kernels == "auto" and native and device.type == "cpu" and dtype is torch.bfloat16
             and head_dim <= 256):
         lib = library()

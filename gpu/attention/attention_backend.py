@@ -13,6 +13,7 @@ from __future__ import annotations
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -152,14 +153,21 @@ class TritonAttention(AttentionBackend):
 
     card = CARDS["triton"]
 
-    def __init__(self, latent_rank: int = 0) -> None:
-        """latent_rank: see `AttentionNeeds`. Loads the kernels."""
+    def __init__(self, latent_rank: int = 0, exact_for: int = 0) -> None:
+        """latent_rank: see `AttentionNeeds`. exact_for: tokens of a sequence at most, where queries
+        are to have the same bits however they are computed; 0 = they are not. Loads the kernels."""
+        from actorium.kernels.triton import exact_attention as exact
         from actorium.kernels.triton.decode import decode
         from actorium.kernels.triton.extend import extend
         from actorium.kernels.triton.latent import LatentDecode
 
         self._rank, self._extend, self._decode, self._latent = (
             latent_rank, extend, decode, LatentDecode)
+        self.exact = exact_for > 0
+        if self.exact:
+            chunk = exact.chunk_of(exact_for)
+            self._extend = partial(exact.exact_extend, chunk=chunk)
+            self._decode = partial(exact.exact_decode, chunk=chunk)
 
     @classmethod
     def missing(cls, part: str, device: torch.device) -> str:

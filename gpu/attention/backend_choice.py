@@ -16,7 +16,13 @@ from actorium.gpu.attention.attention_backend import (
     TorchAttention,
     TritonAttention,
 )
-from actorium.gpu.attention.capabilities import DECODE, EXTEND, AttentionNeeds, needs_of
+from actorium.gpu.attention.capabilities import (
+    DECODE,
+    EXTEND,
+    HALVES,
+    AttentionNeeds,
+    needs_of,
+)
 from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
@@ -69,7 +75,9 @@ def select_attention(shape: ModelShape, config: Config, device: torch.device, dr
         name, why = choose(part, needs, config.device, device)
         LOG.info("attention of %s: %s (%s)", WORDS[part], name, why)
         made[part] = next((own for own in made.values() if own.name == name),
-                          None) or make_backend(name, needs, config.device.exact != "off")
+                          None) or make_backend(
+                              name, needs, config.device.exact != "off",
+                              shape.max_model_len if config.device.exact == "on" else 0)
     return StepAttention(made[EXTEND], made[DECODE],
                          TORCH_DTYPES.get(config.memory.kv_cache_dtype),
                          config.device.exact == "on")
@@ -114,9 +122,11 @@ def _could(part: str, needs: AttentionNeeds, device: torch.device) -> str:
     return f"{' or '.join(able)} could" if able else "no backend could"
 
 
-def make_backend(name: str, needs: AttentionNeeds, exact: bool = False) -> AttentionBackend:
+def make_backend(name: str, needs: AttentionNeeds, exact: bool = False, exact_for: int = 0
+                 ) -> AttentionBackend:
     """One of `BACKENDS` that can serve these needs here. exact: its decodes have the bits of its
-    extends, where it can do that."""
+    extends, where it can do that and hardly gets slower; exact_for: whatever it costs, for
+    sequences of so many tokens, 0 = not so."""
     if name == "native":
         lib = library()
         assert lib is not None
@@ -124,5 +134,7 @@ def make_backend(name: str, needs: AttentionNeeds, exact: bool = False) -> Atten
         return NativeAttention(lib, torch.get_num_threads(), exact and extends, needs.latent_rank)
     if name == "sage":
         return SageAttention(needs.device)
-    return TritonAttention(needs.latent_rank) if name == "triton" else TorchAttention(
-        needs.latent_rank)
+    if name == "triton":
+        can = needs.dtype in HALVES and not needs.latent_rank
+        return TritonAttention(needs.latent_rank, exact_for if can else 0)
+    return TorchAttention(needs.latent_rank)

@@ -14,6 +14,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.gated_delta import GatedDelta
 from actorium.gpu.models.mamba2 import Mamba2
 from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.worker.device_exactness import device_departures
 from actorium.kernels.cpu.native_ops import NativeOps
 
 NAMED = 3
@@ -24,9 +25,9 @@ def departures(model: Decoder, asked: str) -> list[str]:
     """What is not exact, in words; empty: everything is. asked: `--exact`."""
     if asked == "off":
         return ["--exact off"]
-    if model.device.type != "cpu":
-        return [f"nothing is promised on {model.device.type}"]
     ops = model.ops
+    if model.device.type != "cpu" or ops.name == "triton":
+        return device_departures(model)
     if not isinstance(ops, NativeOps):
         return [f"products and attention in {model.shape.dtype} are torch's here"]
     found = []

@@ -185,7 +185,7 @@ def _int8(x: tl.tensor, x_scales: tl.tensor, sums: tl.tensor, w: tl.tensor, scal
 
 def int8_mm(
     x: Tensor, x_scales: Tensor, sums: Tensor, weight: Int8Weight, dtype: torch.dtype,
-    bias: Tensor | None = None, residual: Tensor | None = None,
+    bias: Tensor | None = None, residual: Tensor | None = None, own: Int8Tile | None = None,
 ) -> Tensor:
     """x @ weight.T + bias, [T, N], of what `quantise_int8` gives. residual: [T, N], contiguous, is
     added, and holds the sum."""
@@ -194,7 +194,7 @@ def int8_mm(
            else residual)
     if not rows:
         return out
-    t = tile(rows, outs)
+    t = own or tile(rows, outs)
     _int8[(triton.cdiv(rows, t.rows), triton.cdiv(outs, t.outs))](
         x, x_scales, sums, weight.codes, weight.scales,
         weight.scales if weight.mins is None else weight.mins, x if bias is None else bias, out,
@@ -208,6 +208,8 @@ class TritonInt8(Linear):
     """`Linear` of a weight in 8 bits with a scale a row; each token is quantised likewise."""
 
     widens = True
+    launch: Int8Tile | None = None
+    """For any rows; None: as so many are best launched."""
 
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: [N, ...], see `has_row_scales`; not kept. bias: [N]."""
@@ -215,16 +217,17 @@ class TritonInt8(Linear):
         self.form = InputForm(self.own.ins, plain=False, int8=True)
 
     def __call__(self, x: Input) -> Tensor:
-        return int8_mm(*self.quantised(x), self.own, x.dtype, self.bias)
+        return int8_mm(*self.quantised(x), self.own, x.dtype, self.bias, None, self.launch)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in the residual's memory where that is contiguous."""
         residual = residual.contiguous()
-        return int8_mm(*self.quantised(x), self.own, residual.dtype, self.bias, residual)
+        return int8_mm(*self.quantised(x), self.own, residual.dtype, self.bias, residual,
+                       self.launch)
 
     def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded in between."""
-        return int8_mm(*self.quantised(x), self.own, torch.float32, self.bias)
+        return int8_mm(*self.quantised(x), self.own, torch.float32, self.bias, None, self.launch)
 
     def quantised(self, x: Input) -> tuple[Tensor, Tensor, Tensor]:
         """What `quantise_int8` gives, by it or by what made x."""

@@ -9,7 +9,10 @@ from torch import Tensor
 from triton.language import tensor
 
 from actorium.kernels.reference.logprobs import Logprobs, others
-from actorium.kernels.triton.sampling_keys import tiles
+from actorium.kernels.triton.sampling_keys import PROGRAMS, tiles
+
+SHARES = 16
+"""Of a row, at most, however many rows there are: a row's sum is always made of the same ones."""
 
 
 @triton.jit(do_not_specialize=["tokens", "each"])
@@ -61,7 +64,7 @@ def _join(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: t
 def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
     """See `kernels.reference.logprobs.logprobs`."""
     rows, vocab = logits.shape
-    cut, device = tiles(rows, vocab), logits.device
+    cut, device = tiles(PROGRAMS // SHARES, vocab), logits.device
     tops, masses, ahead = (torch.empty(rows, cut.splits, dtype=dtype, device=device)
                            for dtype in (torch.float32, torch.float32, torch.int32))
     chosen, norms = (torch.empty(rows, dtype=torch.float32, device=device) for _ in range(2))

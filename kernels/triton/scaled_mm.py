@@ -153,14 +153,14 @@ def _product(x: tl.tensor, x_scales: tl.tensor, w: tl.tensor, w_scales: tl.tenso
 
 def scaled_mm(
     x: Tensor, x_scales: Tensor, w: Scaled, dtype: torch.dtype, bias: Tensor | None = None,
-    residual: Tensor | None = None,
+    residual: Tensor | None = None, own: ScaledTile | None = None,
 ) -> Tensor:
     """See `kernels.scaled_linear.scaled_mm`."""
     (rows, width), outs = x.shape, len(w.weight)
     out = torch.empty((rows, outs), dtype=dtype, device=x.device)
     if not rows:
         return out
-    t, groups = tile(rows, outs, device_limits(x.device).capability), w.scales.shape[1]
+    t, groups = own or tile(rows, outs, device_limits(x.device).capability), w.scales.shape[1]
     added = x if residual is None else residual
     _product[(triton.cdiv(rows, t.rows), triton.cdiv(outs, t.outs))](
         x, x_scales, w.weight, w.scales, x if bias is None else bias, added, added.stride(0), out,
