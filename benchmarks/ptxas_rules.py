@@ -65,7 +65,7 @@ RULES = (
     Rule("_extend", "", 8, 1, 1, "wgmma"),
     # A decode has a prompt's tile: what is left of it is empty, and two fill the memory's pipes.
     Rule("_exact", "Qwen3.5-27B|Gemma 3 4B", 8, 1, 1, "wgmma"),
-    Rule("_exact", "", 4, 2, 2, "wgmma"),
+    Rule("_exact", "", 4, 2, 1, "wgmma"),
     Rule("_pieces", "", 4, 8, 8),
     Rule("_fold_parts", "", 1, 16, 16),
     Rule("_exact_product", ", 1 rows", 4, 2, 2, "wgmma"),

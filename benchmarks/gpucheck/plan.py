@@ -133,6 +133,8 @@ def kernels() -> list[Group]:
               for kind in ("row", "block") for n in rows)), 40, "products.products"),
         group("products of codes", (f"{kind}, {n} rows" for kind in shapes.CODES for n in rows),
               40, "products.codes"),
+        group("exact", (*(own[0] for own in (*shapes.EXACT_PRODUCTS, *shapes.EXACT_DECODES)),
+                        shapes.EXACT_PROMPT), 60, "exact.exacts"),
         group("experts", (f"{n} rows" for n in shapes.EXPERT_ROWS), 35, "products.mixtures"),
         group("latent decode", (f"{b} x {n}, {h} heads" for b, n, h in shapes.LATENTS), 25,
               "attention.latents"),

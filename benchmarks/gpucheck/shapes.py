@@ -145,3 +145,13 @@ CODES = {"int4, groups of 128": (4, 128, False, 8), "int4, groups of 32 with min
 DRAWS = {"greedy": (0, 0.0, False), "temperature": (0, 1.0, False), "top_p 0.9": (0, 0.9, False),
          "top_k 50, top_p 0.9": (50, 0.9, False), "top_p 0.9, flat logits": (0, 0.9, True)}
 """(top_k, top_p, flat); top_p 0.0: greedy."""
+
+EXACT_PRODUCTS = (
+    *((f"{outs} x {ins}, {rows} rows", "bf16", outs, ins, rows)
+      for outs, ins in ((6144, 4096), (28_672, 4096)) for rows in (1, 64, 2048)),
+    *((f"{kind}, {rows} rows", kind, 6144, 4096, rows)
+      for kind in ("fp8", "int8", "int4") for rows in (64, 2048)))
+"""Name, format of the weight, its rows and columns, rows of x: of `--exact on`."""
+EXACT_DECODES = (("decode 16 x 4096", 16, 4096), ("decode 1 x 16384", 1, 16_384))
+"""Name, sequences, their lengths."""
+EXACT_PROMPT = "prompt of 2048"

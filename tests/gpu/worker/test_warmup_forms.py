@@ -47,7 +47,8 @@ from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
-         "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages", "sage alone, int8 pages")
+         "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages", "sage alone, int8 pages",
+         "exact", "exact windows")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
@@ -58,7 +59,7 @@ def model_of(path: Path, kind: str) -> Any:
     """A tiny one."""
     source, small = path / "source", {"max_position_embeddings": 3000}
     long: dict[str, Any] = {"max_position_embeddings": 12_000, "num_hidden_layers": 2}
-    if kind == "windows":
+    if kind.endswith("windows"):
         write_checkpoint(path, "Gemma3ForCausalLM", dtype=torch.bfloat16, sliding_window=1024,
                          layer_types=["sliding_attention", "full_attention"], **long)
     elif kind == "hybrid":
@@ -90,6 +91,7 @@ def model_of(path: Path, kind: str) -> Any:
     sage, alone = kind.startswith("sage"), kind.startswith("sage alone")
     config = Config(model=ModelConfig(model=str(path), quantization=quantization), memory=pages,
                     device=DeviceConfig(kernels="triton",
+                                        exact="on" if kind.startswith("exact") else "auto",
                                         prefill_attention_backend="sage" if sage else "",
                                         decode_attention_backend="sage" if alone else ""),
                     speculation=SpeculationConfig(speculative=drafts))
@@ -173,7 +175,11 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
         cached = sum(requests.serve(runner, 24 // len(ways), way) for way in ways)
     assert met.launches > 500 and cached > 0
     assert met.beyond(warm) == []
-    assert {"extend._extend", "latent._latent", "sage._sage"} & met.names()
+    exact = {f"exact_attention.{name}" for name in ("_exact", "_pieces", "_fold_parts")}
+    if kind.startswith("exact"):
+        assert exact | {"exact_product._exact_product"} < met.names()
+    assert bool(exact & met.names()) == kind.startswith("exact")
+    assert met.names() & {"extend._extend", "latent._latent", "sage._sage", *exact}
     assert {"commit._commit", "penalties._penalise", "logprobs._join"} < met.names()
     assert kind != "skinny" or sum(name == "skinny._skinny" for name, _ in met.found) > 3
     if captured:
