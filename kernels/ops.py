@@ -70,6 +70,11 @@ class Ops(ABC):
         """Products of heads with these matrices, [H, N, M]."""
         return HeadProducts(weight)
 
+    def linear_in_leaves(self, weight: Tensor, bias: Tensor | None, leaves: int) -> Linear:
+        """`linear`, its sums of columns made in so many parts, added in a binary tree, where the
+        backend can; for what ranks sum. leaves: a power of two."""
+        return self.linear(weight, bias)
+
     def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
         """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
         `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""

@@ -184,6 +184,10 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """Whether a token has the same bits alone and in any batch, in chunks of any size, decoded,
     verified as a draft or computed again: auto (what costs little, on a cpu; the start says what
     is not) | on (everything, or the start is refused) | off (the fastest). docs/exactness.md"""
+    exact_ranks: int = 1
+    """With --exact on, in bfloat16 on a cpu: engines of 1, 2, 4 ... up to so many ranks (a power of
+    two) give the same bits, each summing in as many parts as this; 1 = each number of ranks has
+    bits of its own. docs/exactness.md"""
     passes: str = "auto"
     """Which operations of a layer are joined: auto (all, less those that were measured to lose on
     this machine), all, none, or names of passes, each taken away by a - before it

@@ -13,6 +13,7 @@ from actorium.gpu.models.latent_attention import latent_attention
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import Dense, dense, experts, mixture_fused
 from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes.canonical_ops import add, all_reduce, route_in_groups
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import Input, InputForm, plain
@@ -59,12 +60,8 @@ class GroupedMixture:
     """f32[E]: on the scores, when experts are chosen."""
     experts: Experts
     shared: Dense
-    group: RankGroup
-
-    @property
-    def ranks(self) -> int:
-        """That share each expert."""
-        return self.group.place.size
+    total: RankGroup | MixtureSum | None
+    """See `Mixture`."""
 
     @property
     def waits(self) -> bool:
@@ -80,7 +77,7 @@ class GroupedMixture:
         """See `Mlp`."""
         routed = route_in_groups(x, self)
         out = add(self.shared.forward(x), routed)
-        return all_reduce(out, self.group) if self.ranks > 1 else out
+        return out if self.total is None else all_reduce(out, self.total)
 
     def route(self, x: Input) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]."""
@@ -102,4 +99,4 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
     return GroupedMixture(
         s, routing, w.ops, w.ops.float_linear(w.pop("gate.weight")),
         w.pop("gate.e_score_correction_bias"),
-        experts(w, s.number), dense(w.under("shared_experts.").parts()), w.group)
+        experts(w, s.number), dense(w.under("shared_experts.").parts()), w.mixture_sum())

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
-from actorium.gpu.parallel.split_layers import JoinedLinear, SummedLinear
+from actorium.gpu.parallel.split_layers import JoinedLinear, MixtureSum, SummedLinear
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
     LazyTensor,
@@ -19,6 +19,7 @@ from actorium.gpu.weights.lazy_tensors import (
     materialised,
 )
 from actorium.kernels.block_rows import BlockRows, stacked_blocks
+from actorium.kernels.cpu.leaf_linear import LeavesBeside, leaf_columns
 from actorium.kernels.grouped_rows import ROWS, RowFormat, RowLookup, is_grouped, row_format
 from actorium.kernels.linear import (
     Gated,
@@ -55,20 +56,27 @@ class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
     def __init__(self, tensors: WeightTensors, prefix: str, ops: Ops, plus_one: bool,
-                 group: RankGroup = LoneRank()) -> None:
-        """plus_one: norms multiply by 1 + weight; group: of ranks that share the model."""
+                 group: RankGroup = LoneRank(), beside: int = 1) -> None:
+        """plus_one: norms multiply by 1 + weight; group: of ranks that share the model; beside: see
+        `parts`."""
         self.tensors, self.prefix, self.ops, self.plus_one = tensors, prefix, ops, plus_one
-        self.group = group
+        self.group, self.beside = group, beside
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
         return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one,
-                            self.group)
+                            self.group, self.beside)
 
     def parts(self) -> LayerWeights:
-        """The same, of which each rank gives its part: for a mixture, which sums those of all its
-        experts at once."""
-        return LayerWeights(self.tensors, self.prefix, self.ops, self.plus_one)
+        """The same, of which each rank gives its part, its leaves side by side: for a mixture,
+        which sums those of all its experts at once."""
+        return LayerWeights(self.tensors, self.prefix, self.ops, self.plus_one,
+                            beside=self.group.leaves)
+
+    def mixture_sum(self) -> RankGroup | MixtureSum | None:
+        """What sums `parts`; None: there is one."""
+        group, sure = self.group, self.group.exact_ranks > 1
+        return MixtureSum(group, group.leaves) if sure else group if group.place.size > 1 else None
 
     def pop(self, *names: str) -> Tensor:
         """One tensor, or several stacked."""
@@ -107,18 +115,29 @@ class LayerWeights:
     def summed(self, bias: bool, name: str) -> Linear:
         """A projection whose weight's columns the ranks share: what it gives is the sum of what
         theirs give."""
-        if self.group.place.size == 1:
+        group = self.group
+        if group.place.size == group.leaves == self.beside == 1:
             return self.linear(bias, name)
         part = self.part(bias, name)
-        if self.group.place.rank and part.bias is not None:
+        if group.place.rank and part.bias is not None:
             part = part._replace(bias=torch.zeros_like(part.bias))  # rank 0 adds it
-        return SummedLinear(self.product([part]), self.group)
+        if self.beside > 1:
+            leaves = leaf_columns(part.weight, self.beside)
+            biases = [part.bias, *[None] * (self.beside - 1)]
+            return LeavesBeside(list(map(self.ops.linear, leaves, biases)), leaves[0].shape[1])
+        own = self._in_leaves(part)
+        return own if group.place.size == 1 else SummedLinear(own, group)
 
     def joined(self, name: str) -> Linear:
         """The same where every rank has the whole of the input, of which it takes its part."""
         part, group = self.part(False, name), self.group
-        own = self.product([part])
+        own = self._in_leaves(part)
         return own if group.place.size == 1 else JoinedLinear(own, group, part.weight.shape[1])
+
+    def _in_leaves(self, part: Part) -> Linear:
+        if self.group.leaves == 1 or part.order is not None:
+            return self.product([part])
+        return self.ops.linear_in_leaves(part.weight, part.bias, self.group.leaves)
 
     def product(self, parts: Sequence[Part]) -> Linear:
         """One product with these rows; those in different formats side by side."""
@@ -136,7 +155,10 @@ class LayerWeights:
             return self.ops.gated_by(self.linear(bias, *names), activation)
         read = [self.part(bias, name) for name in names]
         parts = stacked(read)
-        if len(parts) > 1 or parts[0].order is not None:
+        # Gates are rounded alike whether or not ranks share their rows out.
+        uneven = max(self.beside, self.group.leaves) > 1 and len(parts[0].weight) % (
+            32 * max(self.beside, self.group.leaves))
+        if len(parts) > 1 or parts[0].order is not None or uneven:
             return self.ops.gated_by(self.product(parts), activation)
         own = self.ops.gated(parts[0].weight, parts[0].bias, activation)
         if isinstance(own, TileGated):

@@ -12,6 +12,7 @@ from torch import Tensor
 from actorium.gpu.families.model_shape import ExpertShape
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.grouped_rows import ROWS
@@ -95,12 +96,8 @@ class Mixture:
     """To the experts, and, in the last row, to the gate of the shared expert."""
     experts: Experts
     shared: Dense | None
-    group: RankGroup
-
-    @property
-    def ranks(self) -> int:
-        """That share each expert."""
-        return self.group.place.size
+    total: RankGroup | MixtureSum | None
+    """What sums the parts of each expert that ranks, or leaves, give."""
 
     @property
     def waits(self) -> bool:
@@ -120,7 +117,7 @@ class Mixture:
         if self.shared is not None:
             gate = ops.shared_gate(logits, self.shape.number)
             out = ops.add(ops.sigmoid_scale(self.shared.forward(x), gate), out)
-        return ops.all_reduce(out, self.group) if self.ranks > 1 else out
+        return out if self.total is None else ops.all_reduce(out, self.total)
 
     def route(self, x: Input, logits: Tensor) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]. logits: [T, E or more]."""
@@ -149,4 +146,4 @@ def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
     if s.shared:
         router = torch.cat((router, w.pop("shared_expert_gate.weight")))
     return Mixture(s, w.ops.linear(router), experts(w, s.number),
-                   dense(w.under("shared_expert.").parts()) if s.shared else None, w.group)
+                   dense(w.under("shared_expert.").parts()) if s.shared else None, w.mixture_sum())

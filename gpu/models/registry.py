@@ -26,6 +26,7 @@ from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import HYBRIDS
+from actorium.gpu.families.rank_bits import require_rank_bits
 from actorium.gpu.models.decoder import Decoder as Model
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
@@ -82,6 +83,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         shape = replace(shape, fp8=None)
     elif how := how_served(device, config.device.kernels):
         LOG.warning("--quantization fp8: %s", how)
+    require_rank_bits(shape, config.device.exact_ranks, parse_passes(config.device.passes))
+    group.exact_ranks = config.device.exact_ranks
     kind, dtype, whole = MODELS[shape.architecture], TORCH_DTYPES[shape.dtype], shape
     slices, shape = slices_of(whole, group.place), whole.split(group.place.size)
     drafts = as_served(shape, demand_of(config))[1].drafts

@@ -61,6 +61,13 @@ class RankGroup(ABC):
         self.place = place
         self.timeout_s = timeout_s
         """Of each collective; may be changed between two of them."""
+        self.exact_ranks = 1
+        """`--exact-ranks`, 1 = off; set before a model is loaded."""
+
+    @property
+    def leaves(self) -> int:
+        """Parts in which each rank sums its columns, to have the bits of `exact_ranks` ranks."""
+        return max(1, self.exact_ranks // self.place.size)
 
     def prepare(self, width: int, dtype: torch.dtype) -> None:  # noqa: B027
         """Choose how rows of so many numbers are summed, before anything is. All ranks call this

@@ -68,6 +68,26 @@ class JoinedLinear(SummedLinear):
         return super().part(F.pad(own, (0, self.columns - own.shape[1])).contiguous())
 
 
+class MixtureSum:
+    """What adds up what the leaves of a mixture give, those of a rank and those of all: each is a
+    rounded sum of what experts gave, and their sum is rounded once."""
+
+    def __init__(self, group: RankGroup, leaves: int) -> None:
+        """leaves: of a rank, side by side."""
+        self.group, self.leaves = group, leaves
+
+    def sums(self, dtype: torch.dtype) -> bool:
+        """Never with what is added to it: that would be rounded otherwise on one rank."""
+        return False
+
+    def all_reduce(self, x: Tensor) -> Tensor:
+        """[T, leaves * N] -> [T, N]."""
+        own = list(x.float().chunk(self.leaves, 1))
+        while len(own) > 1:
+            own = [a + b for a, b in zip(own[::2], own[1::2], strict=True)]
+        return self.group.reduce_to(own[0].contiguous(), x.dtype)
+
+
 class SplitEmbedding:
     """An embedding of whose rows each rank has its own; a `RowLookup`."""
 

@@ -117,7 +117,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     model = load_model(path, config, device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
                        partial(keep_winners, most=most) if chooses(config.device.passes)
-                       else keep_all)
+                       and config.device.exact_ranks == 1 else keep_all)
     seconds["load"] = perf_counter() - start
     require_exact(model, config.device.exact)
     weights = taken(device) - before

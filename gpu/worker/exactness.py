@@ -40,11 +40,16 @@ def departures(model: Decoder, asked: str) -> list[str]:
             found.append(f"attention by {part.name}")
         elif not part.exact:
             found.append("decodes, which prompts' attention would round otherwise")
-    kinds = {type(layer.mixer).__name__ for layer in model.layers
-             if isinstance(layer.mixer, RecurrentLayer) and not _by_steps(layer.mixer)}
+    mixers = [layer.mixer for layer in model.layers]
+    kinds = {type(own).__name__ for own in mixers
+             if isinstance(own, RecurrentLayer) and not _by_steps(own)}
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
-    if model.group.place.size > 1:
-        found.append("sums over ranks, of which nothing has been shown")
+    if any(isinstance(own, Mamba2) and own.shared_by > 1 for own in mixers):
+        found.append("the norm over a group of Mamba-2's heads, which ranks share")
+    if model.group.place.size > 1 and not model.group.replays:
+        found.append("sums over ranks by torch's gloo")
+    if ops.uncut:
+        found.append(f"bits of other numbers of ranks (weights of {', '.join(sorted(ops.uncut))})")
     if model.vision is not None:
         found.append("images")
     return found
@@ -54,7 +59,7 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     """Whether its prompts go token by token, by the kernel of its decodes."""
     if isinstance(layer, GatedDelta):
         return layer.native is not None and layer.native.exact
-    return isinstance(layer, Mamba2) and layer.native is not None and layer.shared_by == 1
+    return isinstance(layer, Mamba2) and layer.native is not None
 
 
 def require_exact(model: Decoder, asked: str) -> None:

@@ -6,8 +6,8 @@
  * slots. A rank has two slots, used in turn: who writes phase p has seen all lines at p - 1, so that
  * nobody reads p - 2 any more.
  *
- * Sums are made in f32 in the order of the ranks, on every rank alike, or once for all: all ranks
- * have the same bits. A rank that waits spins for a while and then sleeps on a futex; now and then
+ * Sums are made in f32 in a binary tree of neighbouring ranks, on every rank alike, or once for all:
+ * all ranks have the same bits, and each number has the same whatever is summed beside it. A rank that waits spins for a while and then sleeps on a futex; now and then
  * it looks whether the one it waits for still holds its lock on the file, which ends with its
  * process.
  *
@@ -166,6 +166,30 @@ INLINE void narrow_block(void *to, const float *from, int type, int64_t at, int6
         for (int64_t i = 0; i < n; i++) ((_Float16 *)to)[at + i] = (_Float16)from[i];
 }
 
+/* Keeps the compiler from adding what comes next before what has come. */
+INLINE void settle(float *sums) { __asm__ volatile("" : : "r"(sums) : "memory"); }
+
+/* The sum of ranks from..to at `at`: their two halves, the first the larger power of two. */
+static void sum_tree(float *sums, const void *const *parts, int64_t from, int64_t to, int type,
+                     int64_t at, int64_t n) {
+    int64_t half = 1;
+    if (to - from == 1) {
+        widen_block(sums, parts[from], type, at, n);
+        return;
+    }
+    while (2 * half < to - from) half *= 2;
+    sum_tree(sums, parts, from, from + half, type, at, n);
+    settle(sums);
+    if (to - from - half == 1) {
+        add_block(sums, parts[from + half], type, at, n);
+        return;
+    }
+    float others[BLOCK];
+    sum_tree(others, parts, from + half, to, type, at, n);
+    settle(others);
+    for (int64_t i = 0; i < n; i++) sums[i] += others[i];
+}
+
 /* y[0, n) = (add +) the sum over the ranks of parts[0, n). parts: of `type`; y, add: of `out`. */
 static void sum_ranks(const void *const *parts, int64_t ranks, int type, const void *add, void *y,
                       int out, int64_t n, int threads) {
@@ -173,8 +197,8 @@ static void sum_ranks(const void *const *parts, int64_t ranks, int type, const v
     for (int64_t at = 0; at < n; at += BLOCK) {
         float sums[BLOCK];
         int64_t count = n - at < BLOCK ? n - at : BLOCK;
-        widen_block(sums, parts[0], type, at, count);
-        for (int64_t r = 1; r < ranks; r++) add_block(sums, parts[r], type, at, count);
+        sum_tree(sums, parts, 0, ranks, type, at, count);
+        settle(sums);
         if (add) add_block(sums, add, out, at, count);
         narrow_block(y, sums, out, at, count);
     }

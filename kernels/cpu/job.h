@@ -3,6 +3,7 @@
 #include "packed.h"
 
 enum { OUT_BF16, OUT_FLOAT, OUT_SILU };
+#define MAX_LEVELS 4 /* of a tree of 16 leaves: see `linear_leaves` */
 
 struct job {
     const struct packed *w;
@@ -12,6 +13,9 @@ struct job {
     int64_t rows;
     int kind;
     int stream; /* not OUT_FLOAT: write whole lines past the caches */
+    int64_t apart;                  /* numbers from row to row of x */
+    int folds;                      /* so many of `parts` are added, in their order */
+    const float *parts[MAX_LEVELS]; /* [rows, outs], PANEL numbers behind the last readable */
 };
 
 /* What is fetched meanwhile: so many lines with every block. */
@@ -33,6 +37,12 @@ INLINE void finish_row(const struct job *j, floats16 a, floats16 b, int64_t row,
         a = add_lanes(a, wide_some(j->bias + n, left));
         b = add_lanes(b, wide_some(j->bias + n + 16, left - 16));
     }
+    for (int i = 0; i < j->folds; i++) {
+        const float *part = j->parts[i] + row * outs + n;
+        a = add_lanes(settled_lanes(a), load_lanes(part));
+        b = add_lanes(settled_lanes(b), load_lanes(part + 16));
+    }
+    if (j->folds) a = settled_lanes(a), b = settled_lanes(b);
     if (j->kind == OUT_SILU) {
         __m256i out = to_bf16(mul_lanes(silu_lanes(a), b));
         bf16 *y = (bf16 *)j->y + row * (outs / 2) + n / 2;

@@ -23,6 +23,11 @@ INLINE floats16 join_lanes(__m256 x, __m256 y) {
 }
 INLINE void store_lanes(float *y, floats16 x) { _mm512_storeu_ps(y, x); }
 INLINE floats16 add_lanes(floats16 x, floats16 y) { return _mm512_add_ps(x, y); }
+/* A sum that is made before anything is added to it, whatever the compiler may otherwise regroup. */
+INLINE floats16 settled_lanes(floats16 x) {
+    __asm__("" : "+v"(x));
+    return x;
+}
 INLINE floats16 sub_lanes(floats16 x, floats16 y) { return _mm512_sub_ps(x, y); }
 INLINE floats16 mul_lanes(floats16 x, floats16 y) { return _mm512_mul_ps(x, y); }
 INLINE floats16 div_lanes(floats16 x, floats16 y) { return _mm512_div_ps(x, y); }
@@ -109,6 +114,10 @@ INLINE void store_lanes(float *y, floats16 x) {
     _mm256_storeu_ps(y + 8, x.b);
 }
 INLINE floats16 add_lanes(floats16 x, floats16 y) { return BOTH(_mm256_add_ps, x, y); }
+INLINE floats16 settled_lanes(floats16 x) {
+    __asm__("" : "+x"(x.a), "+x"(x.b));
+    return x;
+}
 INLINE floats16 sub_lanes(floats16 x, floats16 y) { return BOTH(_mm256_sub_ps, x, y); }
 INLINE floats16 mul_lanes(floats16 x, floats16 y) { return BOTH(_mm256_mul_ps, x, y); }
 INLINE floats16 div_lanes(floats16 x, floats16 y) { return BOTH(_mm256_div_ps, x, y); }

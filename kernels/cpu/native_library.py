@@ -66,6 +66,7 @@ SIGNATURES = {
     "linear_rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int],
     "linear_packed": _POINTER * 5 + [c_int64, c_int, c_int],
     "linear_heads": _POINTER * 3 + [c_int64, c_int64, c_int],
+    "linear_leaves": _POINTER * 6 + [c_int64, c_int, c_int64, c_int],
     "grouped_pack": [c_void_p, c_void_p, c_int64, c_int64, c_void_p, c_int],
     "grouped_rows": [c_void_p, c_void_p, c_int64, c_void_p, c_int, c_int],
     "gguf_rows": [c_int, c_void_p] + [c_int64] * 3 + _POINTER * 2 + [c_int64, c_int],

@@ -19,6 +19,7 @@ from actorium.kernels.cpu.grouped_native import (
     one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
+from actorium.kernels.cpu.leaf_linear import leaf_linear
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
     MAX_TILE_INS,
@@ -59,6 +60,8 @@ class NativeOps(TorchOps):
         self.inexact: set[str] = set()
         """Shapes of the weights whose products go to libraries, which sum many rows otherwise than
         few."""
+        self.uncut: set[str] = set()
+        """Shapes of those that were to be summed in leaves, and are not."""
 
     @functools.cached_property
     def grouped_memory(self) -> GroupedMemory:
@@ -84,6 +87,14 @@ class NativeOps(TorchOps):
     def _leave(self, weight: Tensor) -> None:
         """To a library."""
         self.inexact.add("x".join(map(str, weight.shape)))
+
+    def linear_in_leaves(self, weight: Tensor, bias: Tensor | None, leaves: int) -> Linear:
+        own = None if self.scratch is None else leaf_linear(weight, bias, leaves, self.lib,
+                                                            self.threads, self.scratch)
+        if own is None:
+            self.uncut.add("x".join(map(str, weight.shape)))
+            return self.linear(weight, bias)
+        return own
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         if activation == "silu" and can_group(weight) and weight.shape[0] % 32 == 0:

@@ -7,6 +7,8 @@
 #ifdef PRODUCTS
 void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
                    int64_t rows, int kind, int threads);
+void linear_leaves(const struct leaves *l, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
+                   float *parts, int64_t rows, int kind, int64_t chunk, int threads);
 
 #ifndef STREAM_FROM
 #define STREAM_FROM (1 << 20) /* elements of a result that caches would not keep */
@@ -39,7 +41,7 @@ int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads) {
 
 void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
                         void *y, int64_t rows, int kind, int64_t task, int64_t tasks) {
-    struct job j = {w, x, bias, add, y, rows, kind, 0};
+    struct job j = {w, x, bias, add, y, rows, kind, 0, w->ins};
     if (rows > MAX_FEW) linear_packed(w, x, bias, add, y, rows, kind, 1);
     else few_run(&j, task, tasks);
 }
@@ -81,7 +83,7 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
     int64_t line = kind == OUT_SILU ? 2 * PANEL : PANEL;
     int whole = w->outs % line == 0 && (uintptr_t)y % 64 == 0 && rows > MAX_FEW;
     struct job j = {w, x, bias, add, y, rows, kind,
-                    kind != OUT_FLOAT && whole && rows * w->outs >= STREAM_FROM};
+                    kind != OUT_FLOAT && whole && rows * w->outs >= STREAM_FROM, w->ins};
     if (w->outs * w->ins * rows <= 65536) threads = 1;
     if (rows <= MAX_FEW) {
         few(&j, threads);
@@ -96,7 +98,7 @@ void linear_packed(const struct packed *w, const bf16 *x, const bf16 *bias, cons
  * an even number of panels each; x: [heads, rows, ins]; y: bf16 [rows, heads, outs of a head]. */
 void linear_heads(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, int64_t heads,
                   int threads) {
-    struct job one = {w, x, 0, 0, y, rows, OUT_BF16, 0};
+    struct job one = {w, x, 0, 0, y, rows, OUT_BF16, 0, w->ins};
     int64_t panels = w->outs / PANEL / heads, few = rows <= MAX_FEW;
     int64_t each = few ? rows : many_rows(&one), blocks = rows ? (rows + each - 1) / each : 0;
     if (w->outs * w->ins * rows <= 65536) threads = 1;
@@ -115,10 +117,98 @@ void linear_heads(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, 
         product_many(&j, row, count, h * panels, (h + 1) * panels, scratch);
     }
 }
+
+/* --- a tree of sums ---------------------------------------------------------------------------- */
+
+/* A product whose columns are summed in parts, its leaves, which are added in a binary tree, all in
+ * f32: so ranks sum that have a leaf each, or some neighbours. Filled by kernels/cpu/leaf_linear.py.
+ *
+ * A leaf adds to its sums those before it that are whole: the third of (0 + 1) + (2 + 3) first 2, then
+ * 0 + 1, which wait in parts 0 and 1. So nothing is passed over once more. */
+struct leaves {
+    int64_t count, apart; /* a power of two; numbers from row to row of x */
+    const struct packed *own[1 << MAX_LEVELS];
+    int64_t from[1 << MAX_LEVELS]; /* a leaf's first column in x */
+};
+
+static struct job leaf_of(const struct leaves *l, int64_t i, const struct job *whole, float *parts) {
+    struct job j = *whole;
+    int64_t size = j.rows * j.w->outs;
+    j.w = l->own[i], j.x += l->from[i], j.apart = l->apart;
+    for (j.folds = 0; i >> j.folds & 1; j.folds++) j.parts[j.folds] = parts + j.folds * size;
+    if (i) j.bias = 0;
+    if (i + 1 < l->count) j.add = 0, j.y = parts + j.folds * size, j.kind = OUT_FLOAT, j.stream = 0;
+    return j;
+}
+
+static void leaf_run(const struct leaves *l, const struct job *whole, float *parts, int64_t r,
+                     int64_t runs) {
+    for (int64_t i = 0; i < l->count; i++) {
+        struct job j = leaf_of(l, i, whole, parts);
+        few_run(&j, r, runs);
+    }
+}
+
+static int leaf_threads(const struct leaves *l, int64_t rows, int threads) {
+    return l->own[0]->outs * l->apart * rows <= 65536 ? 1 : threads;
+}
+
+int64_t linear_leaves_tasks(const struct leaves *l, int64_t rows, int threads) {
+    return few_runs(l->own[0], rows > MAX_FEW ? 1 : leaf_threads(l, rows, threads));
+}
+
+void linear_leaves_task(const struct leaves *l, const bf16 *x, const bf16 *bias, const bf16 *add,
+                        void *y, float *parts, int64_t rows, int kind, int64_t chunk, int64_t task,
+                        int64_t tasks) {
+    struct job j = {l->own[0], x, bias, add, y, rows, kind, 0, l->apart};
+    if (rows > MAX_FEW) linear_leaves(l, x, bias, add, y, parts, rows, kind, chunk, 1);
+    else leaf_run(l, &j, parts, task, tasks);
+}
+
+/* y = x w^T (+ bias) (+ add). parts: f32, for each level of the tree [chunk, outs], and PANEL numbers
+ * behind them. chunk: rows that go through all leaves before the next. */
+void linear_leaves(const struct leaves *l, const bf16 *x, const bf16 *bias, const bf16 *add, void *y,
+                   float *parts, int64_t rows, int kind, int64_t chunk, int threads) {
+    const struct packed *w = l->own[0];
+    int64_t outs = w->outs, each = kind == OUT_FLOAT ? 4 : 2;
+    int stream = kind != OUT_FLOAT && outs % PANEL == 0 && (uintptr_t)y % 64 == 0
+                 && rows * outs >= STREAM_FROM;
+    for (int64_t at = 0; at < rows; at += chunk) {
+        struct job whole = {w, x + at * l->apart, bias, add ? add + at * outs : 0,
+                            (uint8_t *)y + at * outs * each, rows - at < chunk ? rows - at : chunk,
+                            kind, stream, l->apart};
+        int team = leaf_threads(l, whole.rows, threads);
+        if (whole.rows <= MAX_FEW) {
+            int64_t runs = few_runs(w, team);
+#pragma omp parallel for schedule(dynamic, 1) num_threads(team) if (team > 1)
+            for (int64_t r = 0; r < runs; r++) leaf_run(l, &whole, parts, r, runs);
+            continue;
+        }
+        for (int64_t i = 0; i < l->count; i++) {
+            struct job j = leaf_of(l, i, &whole, parts);
+            struct deal d = deal_out(&j, team);
+#pragma omp parallel num_threads(team)
+            many(&j, &d, w->scratch + omp_get_thread_num() * many_scratch());
+        }
+    }
+}
 #else
 int linear_scratch(void) { return 0; }
 void linear_packed(void) {}
 void linear_heads(void) {}
+void linear_leaves(void) {}
+
+int64_t linear_leaves_tasks(const struct leaves *l, int64_t rows, int threads) {
+    (void)l, (void)rows, (void)threads;
+    return 1;
+}
+
+void linear_leaves_task(const struct leaves *l, const bf16 *x, const bf16 *bias, const bf16 *add,
+                        void *y, float *parts, int64_t rows, int kind, int64_t chunk, int64_t task,
+                        int64_t tasks) {
+    (void)l, (void)x, (void)bias, (void)add, (void)y, (void)parts, (void)rows, (void)kind;
+    (void)chunk, (void)task, (void)tasks;
+}
 
 int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads) {
     (void)w, (void)rows, (void)threads;

@@ -38,14 +38,14 @@ INLINE void decode_next(const struct packed *w, struct stream *s, __m512i table,
 
 /* Tiles: 0, 1 sums of rows 0-15; 2, 3 of rows 16-31; 4, 5 x; 6, 7 weights. */
 INLINE void tile_step(const struct job *j, const int two, const bf16 *b, int64_t k) {
-    long stride = j->w->ins * 2;
+    long stride = j->apart * 2;
     TILE_LOAD(6, b, 64);
     TILE_LOAD(4, j->x + k, stride);
     TILE_DOT(0, 4, 6);
     TILE_LOAD(7, b + 512, 64);
     TILE_DOT(1, 4, 7);
     if (two) {
-        TILE_LOAD(5, j->x + 16 * j->w->ins + k, stride);
+        TILE_LOAD(5, j->x + 16 * j->apart + k, stride);
         TILE_DOT(2, 5, 6);
         TILE_DOT(3, 5, 7);
     }

@@ -110,13 +110,13 @@ INLINE void multiply_few(int n, const float *x, const float *w, int64_t blocks, 
 }
 #endif
 
-/* Rows as they are given, `ins` numbers from row to row. */
-INLINE void multiply_rows(int n, const bf16 *rows, int64_t ins, const few_number *w, int64_t blocks,
+/* Rows as they are given, `apart` numbers from row to row. */
+INLINE void multiply_rows(int n, const bf16 *rows, int64_t apart, const few_number *w, int64_t blocks,
                           float *sums, int fresh, struct ahead soon) {
     float own[GROUP][RUN_FEW * STEP];
     for (int r = 0; r < n; r++)
         for (int64_t k = 0; k < blocks * STEP; k += 16)
-            store_lanes(own[r] + k, wide_lanes(rows + r * ins + k));
+            store_lanes(own[r] + k, wide_lanes(rows + r * apart + k));
     multiply_few(n, own[0], w, blocks, sums, fresh, soon);
 }
 
@@ -214,7 +214,7 @@ static const float *decoded_run(const struct packed *w, int64_t panel, int64_t f
 }
 
 /* n rows to [k][GROUP]; rows beyond them are zero. */
-INLINE void arrange_group(const bf16 *x, int n, int64_t ins, int32_t *to) {
+INLINE void arrange_group(const bf16 *x, int n, int64_t apart, int64_t ins, int32_t *to) {
     for (int64_t k = 0; k < ins; k++)
-        for (int i = 0; i < GROUP; i++) to[k * GROUP + i] = i < n ? x[i * ins + k] << 16 : 0;
+        for (int i = 0; i < GROUP; i++) to[k * GROUP + i] = i < n ? x[i * apart + k] << 16 : 0;
 }

@@ -47,9 +47,9 @@ struct decoder {
 /* x rows to tiles: [chunks of k][groups of 3 row tiles, the last may have less][steps][row tiles],
  * rows beyond the end zero. */
 static void arrange(const struct job *j, int64_t row0, int64_t rows, int64_t chunk, uint8_t *to) {
-    int64_t ins = j->w->ins, tiles = (rows + 15) / 16, steps = ins / STEP;
+    int64_t apart = j->apart, tiles = (rows + 15) / 16, steps = j->w->ins / STEP;
     for (int64_t tile = 0; tile < tiles; tile++) {
-        const bf16 *from = j->x + (row0 + tile * 16) * ins;
+        const bf16 *from = j->x + (row0 + tile * 16) * apart;
         int64_t group = tile / WIDE * WIDE, width = tiles - group < WIDE ? tiles - group : WIDE;
         for (int64_t first = 0; first < steps; first += chunk) {
             int64_t count = steps - first < chunk ? steps - first : chunk;
@@ -57,7 +57,7 @@ static void arrange(const struct job *j, int64_t row0, int64_t rows, int64_t chu
             for (int64_t s = first; s < first + count; s++, at += width * TILE_BYTES)
                 for (int64_t r = 0; r < 16; r++) {
                     __m512i v = _mm512_setzero_si512();
-                    if (tile * 16 + r < rows) v = _mm512_loadu_si512(from + r * ins + s * STEP);
+                    if (tile * 16 + r < rows) v = _mm512_loadu_si512(from + r * apart + s * STEP);
                     _mm512_store_si512(at + r * 64, v);
                 }
         }

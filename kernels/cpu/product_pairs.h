@@ -69,21 +69,21 @@ INLINE void multiply_arranged(int n, const int32_t *x, const bf16 *w, int64_t bl
     else multiply_some(n, (const uint8_t *)x, 4, 4 * GROUP, w, blocks, sums, fresh, soon);
 }
 
-/* Rows as they are given, `ins` numbers from row to row. */
-INLINE void multiply_rows(int n, const bf16 *rows, int64_t ins, const bf16 *w, int64_t blocks,
+/* Rows as they are given, `apart` numbers from row to row. */
+INLINE void multiply_rows(int n, const bf16 *rows, int64_t apart, const bf16 *w, int64_t blocks,
                           float *sums, int fresh, struct ahead soon) {
-    multiply_some(n, (const uint8_t *)rows, 2 * ins, 4, w, blocks, sums, fresh, soon);
+    multiply_some(n, (const uint8_t *)rows, 2 * apart, 4, w, blocks, sums, fresh, soon);
 }
 
 #define decoded_run plain_run
 #define few_run plain_run
 
 /* n rows to [pairs of k][GROUP]; rows beyond them are zero. */
-INLINE void arrange_group(const bf16 *x, int n, int64_t ins, int32_t *to) {
+INLINE void arrange_group(const bf16 *x, int n, int64_t apart, int64_t ins, int32_t *to) {
     for (int64_t k = 0; k < ins / 2; k += 16) {
         int32_t part[GROUP][16] __attribute__((aligned(64)));
         for (int i = 0; i < GROUP; i++)
-            _mm512_store_si512(part[i], i < n ? _mm512_loadu_si512(x + i * ins + 2 * k)
+            _mm512_store_si512(part[i], i < n ? _mm512_loadu_si512(x + i * apart + 2 * k)
                                               : _mm512_setzero_si512());
         for (int p = 0; p < 16; p++)
             for (int i = 0; i < GROUP; i++) to[(k + p) * GROUP + i] = part[i][p];

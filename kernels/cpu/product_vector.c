@@ -50,7 +50,7 @@ INLINE void panels(const struct job *j, const int32_t *arranged, int64_t row0, i
                     multiply_arranged(n, arranged + r * WORDS(w->ins) + first * WORDS(STEP) * GROUP,
                                       b, count, sums + PANEL * r, first == 0, soon);
                 else
-                    multiply_rows(n, j->x + (row0 + r) * w->ins + first * STEP, w->ins, b, count,
+                    multiply_rows(n, j->x + (row0 + r) * j->apart + first * STEP, j->apart, b, count,
                                   sums + PANEL * r, first == 0, soon);
                 if (first + count < steps) continue;
                 for (int64_t i = r; i < r + n; i++)
@@ -78,8 +78,8 @@ int64_t many_rows(const struct job *j) {
 void many_arrange(const struct job *j, int64_t row0, int64_t rows, uint8_t *scratch) {
     const struct packed *w = j->w;
     for (int64_t r = 0; r < rows; r += GROUP)
-        arrange_group(j->x + (row0 + r) * w->ins, (int)(rows - r < GROUP ? rows - r : GROUP), w->ins,
-                      (int32_t *)scratch + r * WORDS(w->ins));
+        arrange_group(j->x + (row0 + r) * j->apart, (int)(rows - r < GROUP ? rows - r : GROUP),
+                      j->apart, w->ins, (int32_t *)scratch + r * WORDS(w->ins));
 }
 
 void product_many(const struct job *j, int64_t row0, int64_t rows, int64_t from, int64_t to,

@@ -177,6 +177,16 @@ static void run_packed(const union slot *a, int phase, int64_t task, int64_t tas
     linear_packed_task(P(0), P(1), P(2), P(3), P(4), L(5), I(6), task, tasks);
 }
 
+static int64_t leaves_tasks(const union slot *a, int phase) {
+    (void)phase;
+    return linear_leaves_tasks(P(0), L(6), I(9));
+}
+
+static void run_leaves(const union slot *a, int phase, int64_t task, int64_t tasks) {
+    (void)phase;
+    linear_leaves_task(P(0), P(1), P(2), P(3), P(4), P(5), L(6), I(7), L(8), task, tasks);
+}
+
 static struct grouped_call grouped_of(const union slot *a) {
     return (struct grouped_call){P(0), P(1), P(2), P(3), P(4), L(5), I(6), P(7), L(8), I(9), 0, 0};
 }
@@ -276,6 +286,7 @@ static const struct kind kinds[] = {
     {"rotate_write", 1, rotate_tasks, run_rotate},
     {"paged_decode", 1, decode_tasks, run_decode},
     {"linear_packed", 1, packed_tasks, run_packed},
+    {"linear_leaves", 1, leaves_tasks, run_leaves},
     {"grouped_linear", 2, grouped_tasks, run_grouped},
     {"grouped_linear_int8", 2, quantised_tasks, run_quantised},
     {"rms_norm_int8", 1, norm_int8_tasks, run_norm_int8},

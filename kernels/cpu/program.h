@@ -4,6 +4,7 @@
 
 struct grouped;
 struct packed;
+struct leaves;
 
 /* A row; more: another one lies behind it, and is fetched meanwhile. */
 void norm_row(const bf16 *in, const bf16 *w, bf16 *out, int dim, float eps, int more);
@@ -53,6 +54,12 @@ void decode_exact_task(const struct paged_decode *d, int64_t task);
 int64_t linear_packed_tasks(const struct packed *w, int64_t rows, int threads);
 void linear_packed_task(const struct packed *w, const bf16 *x, const bf16 *bias, const bf16 *add,
                         void *y, int64_t rows, int kind, int64_t task, int64_t tasks);
+
+/* `linear_leaves` likewise. */
+int64_t linear_leaves_tasks(const struct leaves *l, int64_t rows, int threads);
+void linear_leaves_task(const struct leaves *l, const bf16 *x, const bf16 *bias, const bf16 *add,
+                        void *y, float *parts, int64_t rows, int kind, int64_t chunk, int64_t task,
+                        int64_t tasks);
 
 /* Arguments of `grouped_linear`, or of `grouped_linear_int8`. */
 struct grouped_call {

@@ -125,7 +125,8 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
                 run: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
     """sum over each row's experts of weight * expert(row).
 
-    x: [T, H]; weights, experts: [T, chosen]; run: each expert, [n, H] -> [n, H].
+    x: [T, H]; weights, experts: [T, chosen]; run: each expert, [n, H] -> [n, H], or of another
+    width.
     """
     chosen = experts.shape[1]
     if len(x) == 1:
@@ -134,13 +135,12 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
     sorted_experts, order = experts.flatten().sort(stable=True)
     counts = torch.bincount(sorted_experts, minlength=len(run)).tolist()
     grouped = x.index_select(0, order // chosen)
-    out = torch.empty_like(grouped)
-    at = 0
+    outs, at = [], 0
     for expert, count in zip(run, counts, strict=True):
         if count:
-            out[at:at + count] = expert(grouped[at:at + count])
+            outs.append(expert(grouped[at:at + count]))
             at += count
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    parts = out.index_select(0, back).view(-1, chosen, x.shape[1])
+    parts = torch.cat(outs).index_select(0, back).unflatten(0, (-1, chosen))
     return torch.bmm(weights.unsqueeze(1), parts).squeeze(1)

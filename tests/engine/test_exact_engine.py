@@ -86,5 +86,21 @@ def test_what_cannot_be_exact_is_refused_or_told(base: str, tmp_path: Path) -> N
     with pytest.raises(BadConfig, match=r"exact: on was asked for.* float32 are torch's"):
         engine(tmp_path, base)
     write_checkpoint(tmp_path, dtype=BF16, head_dim=32)
-    with pytest.raises(BadConfig, match="sums over ranks"):
-        engine(tmp_path, base, tensor_parallel_size=2)
+    with pytest.raises(BadConfig, match="exact_ranks: must be a multiple of"):
+        engine(tmp_path, base, tensor_parallel_size=4, exact_ranks=2)
+    write_checkpoint(tmp_path, dtype=BF16, head_dim=32, intermediate_size=97)
+    with pytest.raises(BadConfig, match="2 parts of MLPs of 97 are not equal"):
+        engine(tmp_path, base, exact_ranks=2)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["Qwen3", "Qwen3-MoE", "Qwen3.5"])
+def test_one_rank_and_two_are_the_same(base: str, tmp_path: Path, kind: str) -> None:
+    """Alone on one; together, preempted, in small steps on two, with drafts where there are any."""
+    WRITERS[kind](tmp_path)
+    with engine(tmp_path, base, exact_ranks=2, speculative="off") as one:
+        alone = [heard([one.client.generate(prompt, GREEDY)])[0] for prompt in PROMPTS]
+    drafts = {"speculative": "mtp:2"} if kind == "Qwen3.5" else {}
+    with engine(tmp_path, base, exact_ranks=2, tensor_parallel_size=2, max_num_batched_tokens=16,
+                force_preempt_every=5, **drafts) as two:
+        assert heard(two.client.generate(PROMPTS, GREEDY)) == alone

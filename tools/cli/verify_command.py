@@ -11,7 +11,6 @@ from time import monotonic
 from typing import ClassVar
 
 from actorium import __version__
-from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir
@@ -23,7 +22,7 @@ from actorium.tools.cli.eval_model import EvalModelOptions, named_server, write_
 from actorium.tools.verify.company import PATIENCE
 from actorium.tools.verify.conditions import VALUES
 from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
-from actorium.tools.verify.own_engines import OwnEngines, Start
+from actorium.tools.verify.own_engines import OwnEngines, Start, over_ranks
 from actorium.tools.verify.server_asker import ServerAsker, probed
 from actorium.tools.verify.verify_cases import Vocabulary, drawn_cases
 from actorium.tools.verify.verify_page import verify_page
@@ -123,8 +122,12 @@ async def _own(parsed: Parsed[VerifyCommandOptions], start: Start,
     options = parsed.options
     config = with_model_path(for_batches(parsed.config))
     tight = TIGHT * (options.prompt_tokens + options.answer_tokens)
-    asker = OwnEngines(config, parsed.written, _has_drafts(config), start, tight,
-                       {axis: VALUES[axis] for axis in options.only_axes()}, options.patience)
+    shape = read_shape(Path(model_dir.resolve(config.model.model)), config)
+    values, held = {axis: VALUES[axis] for axis in options.only_axes()}, ""
+    if "ranks" in values:
+        config, held = over_ranks(config, shape, parsed.written)
+    asker = OwnEngines(config, parsed.written, shape.mtp_layers > 0, start, tight, values,
+                       options.patience, held)
     try:
         await asker.start()
         info = asker.info
@@ -166,11 +169,6 @@ async def _all(parsed: Parsed[VerifyCommandOptions], asker: VerifyAsker, vocabul
         lambda share: minutes is not None and monotonic() - begun > 60 * minutes * share, _show)
     keep(run)
     await run.run()
-
-
-def _has_drafts(config: Config) -> bool:
-    path = Path(model_dir.resolve(config.model.model))
-    return read_shape(path, config).mtp_layers > 0
 
 
 def _show(tally: VerifyTally) -> None:

@@ -21,6 +21,8 @@ from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.runtime.rundir import engine_dir
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.rank_bits import rank_faults
 from actorium.tools.chaos.faults import KILL, Fault, strike
 from actorium.tools.verify.company import PART, PATIENCE, asked_before, read_together
 from actorium.tools.verify.conditions import (
@@ -51,7 +53,6 @@ again: what the engine's own deadlines do not end is given up then."""
 DEATHS = 5
 """Workers of an engine that are killed until it is started anew: the delay before the next one
 doubles from death to death."""
-RANKS_HELD = "with --exact on the number of ranks is held: others sum in another order"
 OTHERS = 2
 """Engines that run beside the plain one."""
 Start = Callable[[Config], AbstractContextManager[Engine]]
@@ -83,6 +84,22 @@ def varied(config: Config, condition: Condition, tight: int) -> Config:
                speculation=speculation, runtime=runtime)
 
 
+def over_ranks(config: Config, shape: ModelShape, written: Mapping[str, str],
+               most: int = 2) -> tuple[Config, str]:
+    """(with `--exact on` that of engines whose bits do not depend on the number of ranks, up to
+    `most`; why it is held where they do). written: settings that stay as they are."""
+    device = config.device
+    if device.exact != "on" or FLAGS["ranks"] in written:
+        return config, ""
+    if "exact_ranks" not in written:
+        if found := rank_faults(shape, most):
+            return config, f"with --exact on the number of ranks is held: {'; '.join(found)}"
+        device = msgspec.structs.replace(device, exact_ranks=most)
+    elif device.exact_ranks == 1:
+        return config, "with --exact-ranks 1 the number of ranks is held"
+    return msgspec.structs.replace(config, device=device), ""
+
+
 def plain_config(config: Config, written: Mapping[str, str]) -> Config:
     """That of the plain engine: without drafts, and with quick ways back from deaths, unless the
     command line says else."""
@@ -112,16 +129,16 @@ class OwnEngines:
 
     def __init__(self, config: Config, written: Mapping[str, str], drafts: bool, start: Start,
                  tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES,
-                 patience: float = PATIENCE) -> None:
+                 patience: float = PATIENCE, ranks_held: str = "") -> None:
         """written: settings that stay as they are. drafts: the model has a layer for them.
-        patience: seconds that a request may take."""
+        patience: seconds that a request may take. ranks_held: why their number is, see
+        `over_ranks`."""
         self._config, self._start, self._tight = plain_config(config, written), start, tight
         self._patience = patience
         self._running: dict[Condition, _Running] = {}
         self.plain = PLAIN
-        self.held: Mapping[str, str] = {"ranks": RANKS_HELD} if (
-            config.device.exact == "on" and "ranks" in values
-            and FLAGS["ranks"] not in written) else {}
+        self.held: Mapping[str, str] = {"ranks": ranks_held} if (
+            ranks_held and "ranks" in values) else {}
         self.values: Mapping[str, Sequence[Any]] = {
             axis: several for axis, several in values.items()
             if axis not in self.held and FLAGS.get(axis) not in written

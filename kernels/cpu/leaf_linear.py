@@ -1,0 +1,101 @@
+"""Products whose sums go in a tree over parts of the columns, as those of so many ranks do."""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from actorium.kernels.inputs import Input, plain
+from actorium.kernels.linear import (
+    Linear,
+    OnePassLinear,
+    Reordered,
+    TileLinear,
+    can_pad,
+    can_tile,
+    padded_columns,
+)
+
+MAX_LEAVES = 16
+"""As in `cpu/job.h`."""
+PART_BYTES = 2 << 20
+"""Of the sums of one leaf, at most: they stay in a cache until the next leaf adds to them."""
+SLACK = 32
+"""Numbers behind the last, which vectors read beyond it."""
+
+
+class LeafLinear(OnePassLinear):
+    """A `Linear` whose columns are summed leaf by leaf in f32, the leaves added in a binary tree,
+    and that rounded once: the bits that ranks give which have a leaf each, or some neighbours."""
+
+    def __init__(self, leaves: list[TileLinear], bias: Tensor | None, lib: ctypes.CDLL,
+                 threads: int) -> None:
+        """leaves: of columns one after the other, without biases, a power of two of them; bias:
+        [N], of the first."""
+        self.lib, self.threads, self.leaves, self.bias = lib, threads, leaves, bias
+        self.outs, self.ins = leaves[0].outs, sum(leaf.ins for leaf in leaves)
+        self.bias_at = 0 if bias is None else bias.data_ptr()
+        self.levels = (len(leaves) - 1).bit_length()
+        self.chunk = max(64, PART_BYTES // (4 * self.outs) // 48 * 48)
+        widths = torch.tensor([leaf.ins for leaf in leaves])
+        table = torch.zeros((2, MAX_LEAVES), dtype=torch.int64)
+        table[0, :len(leaves)] = torch.tensor([leaf.packed_at for leaf in leaves])
+        table[1, :len(leaves)] = widths.cumsum(0) - widths
+        self.table = torch.cat((torch.tensor([len(leaves), self.ins]), table.flatten()))
+        self.table_at = self.table.data_ptr()
+
+    def run(self, x: Input, residual: int, y: Tensor, kind: int) -> Tensor:
+        """Fills y as `cpu/job.h` has it; residual: address or 0."""
+        x = plain(x).contiguous()
+        if not len(x):
+            return y
+        size = self.levels * min(len(x), self.chunk) * self.outs + SLACK
+        parts = torch.empty((size,), dtype=torch.float32)
+        self.lib.linear_leaves(self.table_at, x.data_ptr(), self.bias_at, residual, y.data_ptr(),
+                               parts.data_ptr(), len(x), kind, self.chunk, self.threads)
+        return y
+
+
+class LeavesBeside(Linear):
+    """The leaves' products side by side, each rounded: [T, K] -> [T, leaves * N]. What experts
+    give, whose weighted sums are made leaf by leaf, and then added."""
+
+    def __init__(self, leaves: list[Linear], width: int) -> None:
+        """width: columns of each; of x there may be fewer than of all."""
+        self.leaves, self.width = leaves, width
+
+    def __call__(self, x: Input) -> Tensor:
+        x = plain(x)
+        parts = F.pad(x, (0, self.width * len(self.leaves) - x.shape[1])).split(self.width, 1)
+        return torch.cat([leaf(part.contiguous())
+                          for leaf, part in zip(self.leaves, parts, strict=True)], 1)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        """residual + y, both [T, leaves * N]."""
+        return residual + self(x)
+
+
+def leaf_columns(weight: Tensor, leaves: int) -> list[Tensor]:
+    """[N, K] -> so many of [N, K / leaves], rounded up: the last ones have zeros behind their
+    own."""
+    each = -(-weight.shape[1] // leaves)
+    padded = F.pad(weight, (0, leaves * each - weight.shape[1]))
+    return [part.contiguous() for part in padded.split(each, 1)]
+
+
+def leaf_linear(weight: Tensor, bias: Tensor | None, leaves: int, lib: ctypes.CDLL, threads: int,
+                scratch: Tensor) -> Linear | None:
+    """The product in so many leaves; None where it is not exact. weight: [N, K]."""
+    if not weight.is_floating_point() or not can_pad((parts := leaf_columns(weight, leaves))[0]):
+        return None
+    columns, each = weight.shape[1], parts[0].shape[1]
+    as_it_is = can_tile(parts[0]) and columns == each * leaves
+    padded = [(part, None) if as_it_is else padded_columns(part) for part in parts]
+    own = LeafLinear([TileLinear(part, None, lib, threads, scratch) for part, _ in padded], bias,
+                     lib, threads)
+    orders = [(order + i * each).clamp_(max=columns - 1)
+              for i, (_, order) in enumerate(padded) if order is not None]
+    return Reordered(own, torch.cat(orders)) if orders else own
