@@ -68,14 +68,18 @@ class LeavesBeside(Linear):
         self.leaves, self.width = leaves, width
 
     def __call__(self, x: Input) -> Tensor:
-        x = plain(x)
-        parts = F.pad(x, (0, self.width * len(self.leaves) - x.shape[1])).split(self.width, 1)
-        return torch.cat([leaf(part.contiguous())
-                          for leaf, part in zip(self.leaves, parts, strict=True)], 1)
+        return torch.cat([leaf(part)
+                          for leaf, part in zip(self.leaves, self._parts(x), strict=True)], 1)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y, both [T, leaves * N]."""
-        return residual + self(x)
+        """residual + y, both [T, leaves * N]; each leaf's rounded once, as a rank's is."""
+        return torch.cat([leaf.add(part, own.contiguous()) for leaf, part, own in zip(
+            self.leaves, self._parts(x), residual.chunk(len(self.leaves), 1), strict=True)], 1)
+
+    def _parts(self, x: Input) -> list[Tensor]:
+        x = plain(x)
+        padded = F.pad(x, (0, self.width * len(self.leaves) - x.shape[1]))
+        return [part.contiguous() for part in padded.split(self.width, 1)]
 
 
 def leaf_columns(weight: Tensor, leaves: int) -> list[Tensor]:

@@ -129,6 +129,8 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
     width.
     """
     chosen = experts.shape[1]
+    if not len(x):
+        return run[0](x)
     if len(x) == 1:
         alone = torch.cat([run[expert](x) for expert in experts[0].tolist()])
         return torch.bmm(weights.unsqueeze(1), alone.unsqueeze(0)).squeeze(1)

@@ -11,7 +11,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_deepseek import write_deepseek
 from helpers_hybrid import SPARSE, write_hybrid
 from helpers_kinds import write_bf16_kind
 from helpers_mamba import write_granite
@@ -40,7 +39,7 @@ PARAMS = Resolved(max_tokens=8, temperature=0.0, logprobs=3)
 PROMPTS = [[(7 * i + n) % 190 + 2 for i in range(n)] for n in (1, 5, 70, 33)]
 KINDS: dict[str, Callable[[Path], Any]] = {
     **{kind: partial(write_bf16_kind, kind=kind) for kind in (
-        "llama", "qwen3", "gemma3", "moe", "qwen35")},
+        "llama", "qwen3", "gemma3", "moe", "qwen35", "deepseek")},
     "odd": lambda path: write_checkpoint(
         path, "LlamaForCausalLM", dtype=BF16, head_dim=32, intermediate_size=90, mlp_bias=True,
         attention_bias=True, tie_word_embeddings=True, vocab_size=201),
@@ -117,8 +116,7 @@ def test_the_number_of_ranks_changes_nothing(tmp_path: Path, kind: str, most: in
     (lambda path: write_checkpoint(path, dtype=BF16, intermediate_size=97), "MLPs of 97"),
     (lambda path: write_checkpoint(path, dtype=BF16, num_attention_heads=3, head_dim=32,
                                    num_key_value_heads=1), "share 3 attention heads evenly"),
-    (lambda path: write_granite(path, dtype=BF16), "Mamba-2"),
-    (lambda path: write_deepseek(path, 5, BF16), "attention over latents")])
+    (lambda path: write_granite(path, dtype=BF16), "Mamba-2")])
 def test_what_cannot_have_the_bits_of_two_ranks_is_refused(
         tmp_path: Path, write: Callable[[Path], Any], words: str) -> None:
     write(tmp_path)
