@@ -33,6 +33,7 @@ from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
 from actorium.kernels.triton.all_reduce import PeerRows, room_of, sum_rows, sum_rows_norm
+from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import exact_product
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
 from actorium.kernels.triton.grouped_mm import (
@@ -224,10 +225,18 @@ def exacts() -> Iterator[Case]:
                     ("Qwen3.5-27B, INT8 pages", coded(QWEN35))):
         yield Case(f"exact attention {name}", partial(exact_attends, a, 1))
     yield Case("exact attention Llama-3.1-8B, FP8 pages", partial(exact_attends, fp8(LLAMA), 3), 89)
+    yield Case("exact experts Qwen3-30B-A3B", partial(exact_experts, 128, 2048, 768))
     for outs, ins in ((6144, 4096), (28672, 4096), (3848, 2560)):
         for count in (1, MANY + 1):
             yield Case(f"exact product {outs} x {ins}, {count} rows",
                        partial(exact_rows, count, outs, ins))
+
+
+def exact_experts(number: int, width: int, inner: int) -> None:
+    """Eight of a token, which are chosen, and summed."""
+    own = ExactExperts(empty(number, 2 * inner, width), empty(number, width, inner))
+    weights, _ = own.choose(empty(64, number), 8, True)
+    own(empty(64, width), weights, of_each(64, number))
 
 
 def exact_rows(count: int, outs: int, ins: int) -> None:

@@ -88,6 +88,9 @@ RULES = (
     Rule("_keep", "", 4, 12, 12),
     Rule("_one", "", 4, 12, 12),
     # Few rows: bytes of weights under way. Many: sums and partial sums in registers.
+    Rule("_choose_experts", "", 1, 16, 16),
+    Rule("_combine", "", 4, 8, 8),
+    Rule("_product", "^exact experts", 8, 1, 1, "wgmma"),
     Rule("_product", "^experts.*fp32, 4096 rows", 8, 1, 1, "fma"),
     Rule("_product", "^experts.*fp32", 4, 1, 1, "fma"),
     Rule("_product", "^experts.* 4096 rows", 8, 1, 1, "wgmma"),

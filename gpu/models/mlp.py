@@ -18,7 +18,7 @@ from actorium.gpu.weights.loader import Fused
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.reference.experts import Experts, route
+from actorium.kernels.reference.experts import Experts
 from actorium.kernels.scaled_linear import has_products, is_packed
 
 
@@ -122,7 +122,7 @@ class Mixture:
     def route(self, x: Input, logits: Tensor) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]. logits: [T, E or more]."""
         s = self.shape
-        weights, chosen = route(logits[:, :s.number], s.chosen, s.normalised)
+        weights, chosen = self.experts.choose(logits[:, :s.number], s.chosen, s.normalised)
         return self.experts(x, weights, chosen)
 
 

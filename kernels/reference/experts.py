@@ -52,6 +52,10 @@ class Experts(ABC):
     form = InputForm()
     """The form in which x is best given; see `Linear`."""
 
+    def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
+        """See `route`."""
+        return route(logits, chosen, normalised)
+
     @abstractmethod
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """sum over each row's experts of weight * expert(row): [T, H].

@@ -17,6 +17,7 @@ from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.scaled_linear import has_products, is_packed
 from actorium.kernels.triton import grouped_mm, int8_mm, scaled_mm
 from actorium.kernels.triton.device_limits import device_limits
+from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import ExactLinear, fits_exactly
 from actorium.kernels.triton.triton_ops import TritonOps
 
@@ -67,8 +68,6 @@ class ExactGrouped(grouped_mm.TritonGrouped):
 class ExactTritonOps(TritonOps):
     """On CUDA devices, and in Triton's interpreter."""
 
-    groups_experts = False
-
     def __init__(self) -> None:
         super().__init__()
         self.inexact: set[str] = set()
@@ -90,6 +89,12 @@ class ExactTritonOps(TritonOps):
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         return self.gated_by(self.linear(weight, bias), activation)
+
+    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+        if down.dtype in (torch.bfloat16, torch.float16):
+            return ExactExperts(gate_up, down)
+        self.inexact.add("experts in FP8 or float32")
+        return super().experts(gate_up, down)
 
     def experts_of(self, own: list[ExpertProducts]) -> Experts:  # type: ignore[override]
         self.inexact.add("experts, whose rows are shared out among products, and summed, by torch")

@@ -140,12 +140,17 @@ class SortedExperts(Experts, Generic[Weight]):
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """See `Experts`."""
         order, ends = grouped(chosen, self.numbers)
+        return combine(weights, self.results(x, order, ends, chosen.shape[1]))
+
+    def results(self, x: Input, order: Tensor, ends: Tensor, chosen: int) -> Tensor:
+        """[T * chosen, H]: what each token's experts give, side by side. order, ends: see
+        `grouped`."""
         inner = torch.empty((len(order), self.inner), dtype=x.dtype, device=x.device)
         outs = torch.empty((len(order), x.shape[1]), dtype=x.dtype, device=x.device)
         if len(order):
-            self.launch(x, order, ends, self.gate_up, inner, chosen.shape[1])
+            self.launch(x, order, ends, self.gate_up, inner, chosen)
             self.launch(inner, order, ends, self.down, outs, 0)
-        return combine(weights, outs)
+        return outs
 
     @abstractmethod
     def launch(self, x: Input, order: Tensor, ends: Tensor, w: Weight, out: Tensor,
@@ -167,10 +172,13 @@ class GroupedExperts(SortedExperts[Tensor]):
         x = plain(x)
         x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
-        t = tile(rows, experts, chosen > 0, x.dtype is torch.float32,
-                 device_limits(x.device).shared)
+        t = self.tile_for(rows, experts, chosen > 0, x)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
             x, x.stride(0), order, ends, w, out, rows, width, outs, CHOSEN=max(1, chosen),
             GATED=chosen > 0, EVEN=width % t.columns == 0, WIDE=wide(x.dtype), EXPERTS=experts,
             E_BLOCK=triton.next_power_of_2(experts), ROWS=t.rows, OUTS=t.outs, COLUMNS=t.columns,
             num_warps=t.warps, num_stages=t.stages)
+
+    def tile_for(self, rows: int, experts: int, gated: bool, x: Tensor) -> ExpertTile:
+        """For so many rows of x in all."""
+        return tile(rows, experts, gated, x.dtype is torch.float32, device_limits(x.device).shared)

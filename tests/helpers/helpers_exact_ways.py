@@ -18,10 +18,10 @@ Way = tuple[tuple[int, ...], int, int]
 """Chunks of the prompt, of which what is left is decoded; sequences beside it; rows of a decode."""
 
 
-def tiny(path: Path, exact: str, device: str = "cpu", dtype: str = "bfloat16", **sizes: Any
-         ) -> Model:
-    """A tiny Qwen3 on Triton's kernels."""
-    write_checkpoint(path, "Qwen3ForCausalLM", seed=2, dtype=torch.bfloat16, **SIZES | sizes)
+def tiny(path: Path, exact: str, device: str = "cpu", dtype: str = "bfloat16",
+         architecture: str = "Qwen3ForCausalLM", **sizes: Any) -> Model:
+    """A tiny one on Triton's kernels."""
+    write_checkpoint(path, architecture, seed=2, dtype=torch.bfloat16, **SIZES | sizes)
     config = Config(model=ModelConfig(dtype=dtype),
                     device=DeviceConfig(kernels="triton", exact=exact))
     return load_model(path, config, torch.device(device), lambda *_: None)

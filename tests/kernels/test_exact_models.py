@@ -33,6 +33,17 @@ def test_what_a_model_says_does_not_depend_on_how_it_is_asked(tmp_path: Path, la
         assert torch.equal(said(model, prompt, last, way), want), way
 
 
+@pytest.mark.slow
+def test_so_do_experts(tmp_path: Path) -> None:
+    model = tiny(tmp_path, "on", architecture="Qwen3MoeForCausalLM", moe_intermediate_size=32,
+                 num_experts=4, num_experts_per_tok=2)
+    assert departures(model, "on") == []
+    prompt = list(range(3, 26))
+    want = said(model, prompt, 1, ((23,), 0, 1))
+    for way in (((22,), 0, 1), ((5, 17), 1, 1), ((22,), 3, 1)):
+        assert torch.equal(said(model, prompt, 1, way), want), way
+
+
 def test_what_is_exact_is_served_and_what_is_not_is_refused_by_name(tmp_path: Path) -> None:
     require_exact(tiny(tmp_path / "a", "on"), "on")
     model = tiny(tmp_path / "b", "on", dtype="float32", head_dim=24)
