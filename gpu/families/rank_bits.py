@@ -34,11 +34,13 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
     return found
 
 
-def require_rank_bits(s: ModelShape, ranks: int, passes: tuple[str, ...]) -> None:
-    """Raise `BadConfig` where they cannot. passes: that are on."""
+def require_rank_bits(s: ModelShape, ranks: int, passes: tuple[str, ...], native: bool) -> None:
+    """Raise `BadConfig` where they cannot. passes: that are on; native: by kernels for the CPU."""
     if ranks == 1:
         return
     found = rank_faults(s, ranks)
+    if not native:
+        found.append("kernels that are not the CPU's own")
     if ("reduce_norm" in passes) != ("product_add" in passes):
         found.append("of the passes reduce_norm and product_add one alone")
     if found:

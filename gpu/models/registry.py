@@ -83,7 +83,8 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
         shape = replace(shape, fp8=None)
     elif how := how_served(device, config.device.kernels):
         LOG.warning("--quantization fp8: %s", how)
-    require_rank_bits(shape, config.device.exact_ranks, parse_passes(config.device.passes))
+    require_rank_bits(shape, config.device.exact_ranks, parse_passes(config.device.passes),
+                      device.type == "cpu" and config.device.kernels == "auto")
     group.exact_ranks = config.device.exact_ranks
     kind, dtype, whole = MODELS[shape.architecture], TORCH_DTYPES[shape.dtype], shape
     slices, shape = slices_of(whole, group.place), whole.split(group.place.size)

@@ -20,13 +20,14 @@ from helpers_models import write_checkpoint
 from helpers_runtime import short_dir
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import ROLES, WORKER
+from actorium.gpu.families.architectures import read_shape
 from actorium.tools.cli.engines import settings_of
 from actorium.tools.cli.verify_command import run
 from actorium.tools.verify.conditions import PLAIN, Condition
-from actorium.tools.verify.own_engines import DEATHS, OwnEngines
+from actorium.tools.verify.own_engines import DEATHS, OwnEngines, over_ranks
 
 __all__ = ["cli"]
 
@@ -95,7 +96,8 @@ def test_faults_planted_in_workers(worker: str, kind: str, axes: str, causes: se
 
 @pytest.mark.slow
 def test_what_exact_refuses_is_left_out_and_named(cli: Cli, tmp_path: Path) -> None:
-    write_checkpoint(tmp_path / "m", "LlamaForCausalLM", seed=3, dtype=torch.bfloat16, head_dim=32)
+    write_checkpoint(tmp_path / "m", "LlamaForCausalLM", seed=3, dtype=torch.bfloat16, head_dim=32,
+                     intermediate_size=97)
     report = tmp_path / "report.json"
     done = cli.run("verify", str(tmp_path / "m"), "--skip-tokenizer", "--device", "cpu", "--exact",
                    "on", "--comparisons", "40", "--engines", "4", "--cases", "6",
@@ -105,7 +107,19 @@ def test_what_exact_refuses_is_left_out_and_named(cli: Cli, tmp_path: Path) -> N
     result = json.loads(report.read_text())
     assert result["comparisons"] >= 40 and result["engines"] == ["plain", "threads=1"]
     assert list(result["not_started"]) == ["ranks"]
-    assert b"not tried: ranks: with --exact on" in done.stdout
+    assert b"is held: 2 parts of MLPs of 97 are not equal" in done.stdout
+
+
+def test_with_exact_on_ranks_vary_where_they_can_have_the_same_bits(tmp_path: Path) -> None:
+    for width, ranks, words in ((96, 2, ""), (97, 1, "2 parts of MLPs of 97 are not equal")):
+        write_checkpoint(tmp_path, dtype=torch.bfloat16, intermediate_size=width)
+        shape = read_shape(tmp_path, config := Config(device=DeviceConfig(exact="on")))
+        found, held = over_ranks(config, shape, {})
+        assert found.device.exact_ranks == ranks and held.endswith(words) and bool(held) == bool(
+            words)
+        assert over_ranks(config, shape, {"tensor_parallel_size": "2"}) == (config, "")
+        assert over_ranks(Config(), shape, {}) == (Config(), "")
+        assert over_ranks(config, shape, {"exact_ranks": "1"})[1]
 
 
 def test_who_owes_an_answer_or_died_often_is_started_anew(tmp_path: Path) -> None:
