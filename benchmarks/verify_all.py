@@ -57,6 +57,8 @@ KINDS: Mapping[str, ModelKind] = {
     "Qwen3.5, GatedDeltaNet and MTP": _tiny("qwen35"), "Gemma 3": _tiny("gemma3"),
     "Granite 4 hybrid": _tiny("granite"), "DeepSeek, MTP": _tiny("deepseek"),
     "Llama, INT8": _tiny("llama", "--quantization", "int8"),
+    "Llama, INT4": _tiny("llama", "--quantization", "int4"),
+    "Llama, FP8": _tiny("llama", "--quantization", "fp8"),
     "Llama, pages in INT8": _tiny("llama", "--kv-cache-dtype", "int8"),
     "Llama, two ranks": _tiny("llama", "--tensor-parallel-size", "2"),
     "the demo model": ModelKind(BF16),

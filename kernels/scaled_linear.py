@@ -22,6 +22,8 @@ LARGEST = 448.0
 """The largest number of e4m3."""
 COLUMNS = ROWS = 128
 """Of a block."""
+EXACT_COLUMNS = 1 << 17
+"""Of products in e4m3, of which f64 holds every sum."""
 BYTES = 4
 """Of a scale."""
 AT_ONCE = 1 << 22
@@ -135,16 +137,15 @@ def scaled_mm(
     x: Tensor, x_scales: Tensor, w: Scaled, dtype: torch.dtype, bias: Tensor | None = None,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """residual + x @ w.T + bias, summed in f32 and rounded once.
+    """residual + x @ w.T + bias, summed in f32 and rounded once; a row is the same whatever others
+    there are.
 
     x: e4m3[T, K]; x_scales: f32[T, groups(K)], or [T, 1] where w has a scale a row -> [T, N].
     """
     if w.scales.shape[1] == 1 and w.rows == 1:
         y = exact_mm(x, w.weight) * (x_scales * w.scales.t())
     else:
-        scales = w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)]
-        y = (dequantise(x, x_scales, torch.float32)
-             @ dequantise(w.weight, scales, torch.float32).t())
+        y = blocks_mm(x, x_scales, w)
     if bias is not None:
         y += bias
     if residual is not None:
@@ -162,6 +163,27 @@ def exact_mm(x: Tensor, w: Tensor) -> Tensor:
     y = torch.empty((len(x), len(w)), dtype=torch.float32, device=x.device)
     for at in range(0, len(w), each):
         y[:, at:at + each] = wide @ w[at:at + each].double().t()
+    return y
+
+
+def blocks_mm(x: Tensor, x_scales: Tensor, w: Scaled) -> Tensor:
+    """f32[T, N]: x @ w.T of weights with scales by COLUMNS columns, the same whatever other rows
+    there are: products of so many columns are exact in f64, and then only numbers at one place are
+    multiplied and added, block after block.
+
+    x: e4m3[T, K]; x_scales: f32[T, groups(K)].
+    """
+    scales = w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)].double()
+    wide, by = x.double(), x_scales.double()
+    y = torch.empty((len(x), len(w.weight)), dtype=torch.float32, device=x.device)
+    each = max(1, AT_ONCE // max(1, len(x), w.weight.shape[1]))
+    for at in range(0, len(w.weight), each):
+        rows, own = w.weight[at:at + each].double(), scales[at:at + each]
+        total = wide.new_zeros((len(x), len(rows)))
+        for i, columns in enumerate(rows.split(COLUMNS, 1)):
+            part = wide[:, i * COLUMNS:(i + 1) * COLUMNS] @ columns.t()
+            total += part.mul_(by[:, i:i + 1] * own[:, i])
+        y[:, at:at + each] = total
     return y
 
 

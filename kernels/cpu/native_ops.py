@@ -20,6 +20,7 @@ from actorium.kernels.cpu.grouped_native import (
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
 from actorium.kernels.cpu.leaf_linear import leaf_linear
+from actorium.kernels.cpu.long_linear import LongLinear, can_split
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
     MAX_TILE_INS,
@@ -39,6 +40,7 @@ from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.torch_ops import TorchOps
+from actorium.kernels.scaled_linear import EXACT_COLUMNS, is_packed
 
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
@@ -79,6 +81,10 @@ class NativeOps(TorchOps):
             wide, order = padded_columns(weight)
             return Reordered(
                 TileLinear(wide, bias, self.lib, self.threads, self.scratch), order)
+        if is_packed(weight) and weight.shape[1] <= EXACT_COLUMNS:
+            return super().linear(weight, bias)
+        if self.scratch is not None and can_split(weight):
+            return LongLinear(weight, bias, self.linear)
         self._leave(weight)
         if weight.numel() <= SMALL_WEIGHT and can_pack(weight):
             return NativeLinear(weight, bias, self.lib, self.threads)

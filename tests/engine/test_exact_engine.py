@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from helpers_deepseek import add_mtp, write_deepseek
+from helpers_fp8 import write_twins
 from helpers_hybrid import DENSE, MOE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
@@ -33,6 +34,16 @@ def write_mtp(path: Path) -> None:
     add_mtp(path, write_hybrid(path, DENSE, 5, BF16, mtp_num_hidden_layers=1, **GDN))
 
 
+def write_blocks(path: Path) -> None:
+    """Llama in FP8 with scales of blocks, several to a row."""
+    source = path / "wide"
+    write_checkpoint(source, "LlamaForCausalLM", dtype=BF16, hidden_size=256, head_dim=64,
+                     intermediate_size=384)
+    write_twins(source, path / "fp8", path / "twin", block=True)
+    for file in (path / "fp8").iterdir():
+        file.rename(path / file.name)
+
+
 WRITERS: dict[str, Callable[[Path], Any]] = {
     "Qwen3": lambda path: write_checkpoint(path, dtype=BF16, head_dim=32),
     "Llama": lambda path: write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32),
@@ -44,6 +55,8 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "Granite 4": lambda path: write_granite(
         path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128, mamba_n_heads=16),
     "DeepSeek": lambda path: add_mtp(path, write_deepseek(path, 3, BF16)),
+    "Llama, FP8": lambda path: write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32),
+    "Llama, FP8 in blocks": write_blocks,
     "rows of any length": lambda path: write_checkpoint(
         path, dtype=BF16, head_dim=32, intermediate_size=100),
 }
@@ -72,12 +85,13 @@ def heard(completions: list[Any]) -> list[Any]:
     pytest.param(kind, marks=[pytest.mark.slow] * (kind != "Qwen3")) for kind in WRITERS])
 def test_a_request_is_the_same_in_any_company(base: str, tmp_path: Path, kind: str) -> None:
     WRITERS[kind](tmp_path)
-    with engine(tmp_path, base, max_num_batched_tokens=512, speculative="off") as one:
+    kept = {"quantization": "fp8"} if "FP8" in kind else {}
+    with engine(tmp_path, base, max_num_batched_tokens=512, speculative="off", **kept) as one:
         alone = [heard([one.client.generate(prompt, GREEDY)])[0] for prompt in PROMPTS]
         assert heard(one.client.generate(PROMPTS, GREEDY)) == alone, "together, prefixes cached"
     drafts = {"speculative": "mtp:2"} if kind in ("Qwen3.5", "DeepSeek") else {}
     with engine(tmp_path, base, max_num_batched_tokens=16, force_preempt_every=5, threads=1,
-                disable_radix_cache=True, **drafts) as other:
+                disable_radix_cache=True, **drafts, **kept) as other:
         assert heard(other.client.generate(PROMPTS[::-1], GREEDY))[::-1] == alone
 
 

@@ -16,11 +16,20 @@ from actorium.kernels.cpu.delta_native import NativeDelta, plan_runs
 from actorium.kernels.cpu.mamba_native import NativeMamba
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
+from actorium.kernels.inputs import InputForm, plain
 from actorium.kernels.ragged import ExtendRun
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.experts import combine, route
 from actorium.kernels.reference.logprobs import log_sum_exp, logprobs
 from actorium.kernels.reference.ssd import SSDSizes
+from actorium.kernels.scaled_linear import (
+    FP8,
+    dequantise,
+    dequantise_rows,
+    groups,
+    pack,
+    quantise,
+)
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 PAGE = 16
@@ -84,6 +93,52 @@ def test_products_of_codes(ops: NativeOps, bits: int) -> None:
     x = torch.randn(513, 256).bfloat16()
     by_rows(ops.linear(rows), x)
     by_rows(ops.gated(rows, None, "silu"), x)
+
+
+@pytest.mark.parametrize("scales", ["tensor", "row", "block", "columns"])
+@pytest.mark.parametrize(("columns", "outs"), [(256, 128), (200, 96)])
+def test_products_in_fp8(columns: int, outs: int, scales: str) -> None:
+    """Of every layout of scales, tokens scaled one by one; by torch in every build."""
+    ops = NativeOps(built("this"), torch.get_num_threads())
+    weight = torch.randn(2 * outs, columns).mul_(100).to(FP8)
+    shape = {"tensor": (1, 1), "row": (2 * outs, 1), "columns": (2 * outs, groups(columns)),
+             "block": (-(-outs // 64), groups(columns))}[scales]
+    own = torch.rand(shape).add_(0.1).mul_(1e-3)
+    if scales == "block":
+        own = own.repeat_interleave(128, 0)[:2 * outs]
+    rows, bias = pack(weight, own), torch.randn(2 * outs).bfloat16()
+    x, linear = torch.randn(66, columns).bfloat16(), ops.linear(rows, bias)
+    q, by = quantise(x, columns if scales in ("tensor", "row") else 128)
+    want = (dequantise(q, by, torch.float64) @ dequantise_rows(rows, torch.float64).t()) + bias
+    assert (linear.wide(x) - want).abs().max() < 1e-4 * want.abs().max()
+    by_rows(linear, x, (2, 17, 66))
+    by_rows(linear.wide, x, (2, 17, 66))
+    residual = torch.randn(66, 2 * outs).bfloat16()
+    by_rows(lambda both: linear.add(both[:, :columns].contiguous(), both[:, columns:]),
+            torch.cat((x, residual), 1), (2, 33))
+    gated = ops.gated(pack(weight, own), None, "silu")
+    by_rows(lambda x: plain(gated(x)), x, (2, 66))
+    made = InputForm(128, plain=False)
+    for part in (lambda x: gated.gate_quant(x, made).q.view(torch.uint8),
+                 lambda x: gated.gate_quant(x, made).scales):
+        by_rows(part, linear(x), (2, 66))
+    assert not ops.inexact
+
+
+@pytest.mark.parametrize("columns", [16384 + 96, 40_000])
+def test_products_of_long_rows(ops: NativeOps, columns: int) -> None:
+    weight = torch.randn(64, columns).mul_(columns**-0.5).bfloat16()
+    x, bias = torch.randn(65, columns).bfloat16(), torch.randn(64).bfloat16()
+    linear, residual = ops.linear(weight, bias), torch.randn(65, 64).bfloat16()
+    want = x.double() @ weight.double().t() + bias.double()
+    assert (linear.wide(x) - want).abs().max() < 3e-5
+    assert (linear(x) - want).abs().max() < 0.02
+    assert (linear.add(x, residual) - want - residual).abs().max() < 0.04
+    by_rows(linear, x, (2, 33, 65))
+    by_rows(linear.wide, x, (2, 33, 65))
+    by_rows(lambda both: linear.add(both[:, :columns].contiguous(), both[:, columns:]),
+            torch.cat((x, residual), 1), (2, 33))
+    assert not ops.inexact
 
 
 def test_a_product_that_is_not_exact_is_known(ops: NativeOps) -> None:
