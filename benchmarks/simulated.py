@@ -1,12 +1,13 @@
 """How far a simulation is from what happens: the same conversations through a real engine, whose
 worker takes exactly the time of a step model, and through `tools/simulate`.
 
-    python benchmarks/simulated.py [--requests 120] [--rate 6] [--rounds 3] [--replicas 1]
+    python benchmarks/simulated.py [--requests 1200] [--rate 20] [--rounds 3] [--replicas 4]
         [--routing prefix] [--json FILE]
 
-The engine is whole: client, tokenizer, scheduler, worker, detokenizer, ledger, each a process. What
-it takes beside the steps is measured first, of requests alone (`outside`), and given to the
-simulation. Prints the simulation's errors, of means and p99, for TTFT and TPOT.
+The engine is whole: client, tokenizer, router, schedulers, workers, detokenizer, ledgers, each a
+process. What messages take is measured first, of other requests (`link_delays`), and given to the
+simulation. Prints the simulation's errors, of means and p99, for TTFT and TPOT. As asked here it
+takes some six minutes, on two processors that have nothing else to do.
 """
 
 from __future__ import annotations
@@ -15,7 +16,6 @@ import argparse
 import asyncio
 import json
 import os
-import statistics
 from pathlib import Path
 from time import perf_counter
 from typing import Any
@@ -29,18 +29,18 @@ from actorium.actors.config.tree import Config
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import roles_of
+from actorium.tools.simulate.link_delays import engine_delays
 from actorium.tools.simulate.outcome import simulation_figures
 from actorium.tools.simulate.stepped_worker import STEP_SECONDS
 from actorium.tools.simulate.virtual_cluster import RequestColumns, VirtualCluster, cluster_config
 from actorium.tools.simulate.workload import SimulatedLoad, drawn_workload
 
 WORKER = "actorium.tools.simulate.stepped_worker:build"
+COUNTED = ("steps", "busy_us", "computed_prompt_tokens")
 IDS = 512
 """Token ids of prompts are below this, for the demo model's tokenizer."""
 CONTEXT = 4000
 """Tokens of a conversation at its end; longer ones are made shorter, turn by turn alike."""
-ALONE = 40
-"""Requests by which `outside` is measured."""
 
 
 def short_load(requests: int, rate: float, seed: int) -> SimulatedLoad:
@@ -96,38 +96,41 @@ async def played(name: str, run_dir: str | None, work: SimulatedLoad) -> Request
     return columns
 
 
-async def alone(name: str, run_dir: str | None) -> float:
-    """Seconds of a request beside its steps: medians of short ones, one after the other."""
-    found = []
+async def counters(name: str, run_dir: str | None) -> dict[str, int]:
+    """The schedulers' sums, when their last reports are there."""
+    await asyncio.sleep(1.5)
     async with AsyncClient(name, run_dir) as client:
-        for number in range(ALONE):
-            began = perf_counter()
-            first, *_ = await asked(client, [number % IDS] * 20, 1)
-            found.append(first - began - STEP_SECONDS.seconds(20, 0, 0.0, 0.0))
-    return max(0.0, statistics.median(found))
+        actors = (await client.status()).actors
+    gauges = next(actor.gauges for actor in actors if actor.role == "scheduler")
+    return {each: int(gauges[each]) for each in COUNTED}
 
 
 def compare(work: SimulatedLoad, config: Config) -> dict[str, dict[str, Any]]:
     """Figures of both."""
     name, run_dir = config.runtime.name, config.runtime.run_dir
     replicas = config.cluster.replicas
-    outside = asyncio.run(alone(name, run_dir))
+    delays = asyncio.run(engine_delays(name, run_dir, replicas))
+    before = asyncio.run(counters(name, run_dir))
     real = asyncio.run(played(name, run_dir, work))
+    after = asyncio.run(counters(name, run_dir))
     own = cluster_config(config, replicas, config.cluster.routing)
-    cluster = VirtualCluster(own, STEP_SECONDS, work, 0)
+    model = msgspec.structs.replace(STEP_SECONDS, inward=delays.inward, outward=delays.outward)
+    cluster = VirtualCluster(own, model, work, 0)
     simulated = cluster.run([])
-    nothing = dict.fromkeys(cluster.counts(), 0)
-    return {"real": simulation_figures(vars(real), nothing, replicas, 0.0, None),
-            "simulated": simulation_figures(vars(simulated), nothing, replicas, outside, None),
-            "outside_ms": {"median": 1e3 * outside}}
+    counts = {"real": {each: after[each] - before[each] for each in COUNTED},
+              "simulated": {each: cluster.counts()[each] for each in COUNTED}}
+    return {**{which: simulation_figures(vars(columns), counts[which], replicas, None)
+               | {"step_ms": counts[which]["busy_us"] / counts[which]["steps"] / 1e3}
+               for which, columns in (("real", real), ("simulated", simulated))},
+            "delays_ms": {name: 1e3 * value for name, value in delays._asdict().items()}}
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("--requests", type=int, default=120)
-    parser.add_argument("--rate", type=float, default=6.0)
+    parser.add_argument("--requests", type=int, default=1200)
+    parser.add_argument("--rate", type=float, default=20.0)
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--replicas", type=int, default=1)
+    parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--routing", default="prefix", choices=ROUTINGS)
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
@@ -140,11 +143,13 @@ def main() -> None:
             found = compare(work, engine.config)
         rounds.append(found)
         real, simulated = found["real"], found["simulated"]
-        print(f"round {number}: load {os.getloadavg()[0]:.1f}, beside steps "
-              f"{found['outside_ms']['median']:.2f} ms, cached {real['hit_ratio']:.1%} real, "
-              f"{simulated['hit_ratio']:.1%} simulated")
-        for key in ("ttft_mean_ms", "ttft_p99_ms", "tpot_mean_ms", "tpot_p99_ms"):
-            print(f"  {key:<13} real {real[key]:8.2f}  simulated {simulated[key]:8.2f}  error "
+        delays = found["delays_ms"]
+        print(f"round {number}: load {os.getloadavg()[0]:.1f}, inward {delays['inward']:.2f} ms, "
+              f"outward {delays['outward']:.2f} ms (alone {delays['alone']:.2f}), "
+              f"cached {real['hit_ratio']:.1%} real, {simulated['hit_ratio']:.1%} simulated")
+        for key in ("step_ms", "busy", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "tpot_mean_ms",
+                    "tpot_p50_ms", "tpot_p99_ms"):
+            print(f"  {key:<13} real {real[key]:8.3f}  simulated {simulated[key]:8.3f}  error "
                   f"{simulated[key] / real[key] - 1:+.1%}")
     if options.json:
         options.json.write_text(json.dumps(msgspec.to_builtins(rounds), indent=2) + "\n")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 import re
@@ -45,10 +46,10 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     """Which cluster, which load, and where the figures go."""
 
     step_model: str | None = None
-    """Seconds of a worker's step: base,prompt,sequence,context[,pair[,outside]], or a JSON file of
-    them: base + prompt x prompt tokens + sequence x decoding sequences + context x tokens that
-    these attend to + pair x (prompt token, earlier token) pairs; outside is what a request takes
-    beside its steps."""
+    """Seconds of a worker's step: base,prompt,sequence,context[,pair[,inward[,outward]]], or a JSON
+    file of them: base + prompt x prompt tokens + sequence x decoding sequences + context x tokens
+    that these attend to + pair x (prompt token, earlier token) pairs; inward and outward are what a
+    request and its tokens take between client and scheduler."""
     measure: bool = False
     """Start MODEL on this machine and measure its step model first, which is printed and written to
     the file that --step-model names; a load is simulated then if --requests or --trace is given."""
@@ -120,7 +121,7 @@ def run(_command: str, argv: list[str]) -> int:
         _write(options.html, comparison_html(title, notes, rows))
     if options.plot is not None:
         comparison_plot(Path(options.plot), title,
-                        {name: each.columns for name, each in found.items()}, model.outside)
+                        {name: each.columns for name, each in found.items()})
     return 0
 
 
@@ -180,6 +181,7 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
     Raises what `Engine` does."""
     from actorium.tools.cli.engines import for_batches, own_engine
     from actorium.tools.simulate.calibration import StepCalibration
+    from actorium.tools.simulate.link_delays import engine_delays
 
     plain = for_batches(config)
     plain = msgspec.structs.replace(plain, speculation=msgspec.structs.replace(
@@ -188,6 +190,8 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
         name = config.model.model or "demo model"
         settle = 2 * config.runtime.heartbeat + 0.1  # the last counters come with a heartbeat
         model, error = StepCalibration(engine.client, settle).measure(name)
+        delays = asyncio.run(engine_delays(engine.name, plain.runtime.run_dir))
+    model = msgspec.structs.replace(model, inward=delays.inward, outward=delays.outward)
     print(f"Step model: {describe(model)}",
           f"Its mean error for the loads that it was fitted to: {error:.1%}", sep="\n")
     if options.step_model is not None:
@@ -200,7 +204,8 @@ def describe(model: StepSeconds) -> str:
     beside = f" + {model.pair:.3g} x pairs" if model.pair else ""
     return (f"{model.base:.3g} s + {model.prompt:.3g} x prompt tokens + {model.sequence:.3g} x "
             f"decoding sequences + {model.context:.3g} x context tokens{beside}"
-            + (f"; {model.outside:.3g} s beside steps" if model.outside else "")
+            + (f"; {model.inward:.3g} s to the scheduler, {model.outward:.3g} s back"
+               if model.inward + model.outward else "")
             + (f" ({model.about})" if model.about else ""))
 
 
@@ -222,7 +227,7 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
     answers = run_cells(jobs, works, options.processes or len(os.sched_getaffinity(0)), done)
     columns = joined([answer.columns for answer in answers])
     counts = {name: sum(answer.counts[name] for answer in answers) for name in answers[0].counts}
-    figures = simulation_figures(columns, counts, options.replicas, model.outside,
+    figures = simulation_figures(columns, counts, options.replicas,
                                  options.cost_per_hour)
     figures["simulation"] = {
         "wall_s": round(time.perf_counter() - began, 2), "cells": len(sizes),

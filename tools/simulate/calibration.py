@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import random
 import statistics
-from time import perf_counter, sleep
+from time import sleep
 from typing import Any
 
 from actorium.actors.client.client import Client
@@ -20,8 +20,8 @@ DECODES = ((1, 32), (1, 768), (4, 32), (8, 256), (16, 32), (16, 256))
 """(sequences at once, tokens of each prompt)"""
 OUTPUT = 48
 """Tokens that each of these decodes."""
-SHORT, ALONE = 16, 12
-"""Tokens of the prompts by which what lies beside steps is measured, and how many."""
+SHORT = 16
+"""Tokens of the prompts that come before all others."""
 
 
 class StepCalibration:
@@ -38,7 +38,8 @@ class StepCalibration:
             raise BadModel("--measure: the model's context is too short", "measure")
 
     def measure(self, about: str, rounds: int = 3) -> tuple[StepSeconds, float]:
-        """The model, and the mean relative error with which it gives the loads' own times."""
+        """The model, without what lies beside steps (`link_delays`), and the mean relative error
+        with which it gives the loads' own times."""
         self._ask(4, SHORT, 8)  # what is made once is made now
         sums: list[StepSums] = []
         for _ in range(rounds):
@@ -46,10 +47,7 @@ class StepCalibration:
                      for length, count in PROMPTS]
             sums += [self._counted(number, min(length, self._longest), OUTPUT)
                      for number, length in DECODES]
-        fitted = fit_step_model(sums, 0.0, about)
-        step = fitted.seconds(SHORT, 0, 0.0, SHORT**2 / 2)
-        outside = statistics.median(self._ask(1, SHORT, 1) for _ in range(ALONE)) - step
-        model = fit_step_model(sums, max(0.0, outside), about)
+        model = fit_step_model(sums, about)
         return model, fit_error(model, sums)
 
     def _counted(self, number: int, length: int, output: int, times: int = 1) -> StepSums:
@@ -63,12 +61,9 @@ class StepCalibration:
         return StepSums(int(done["steps"]), times * number * length, decoded, context,
                         times * number * length**2 / 2, done["busy_us"] / 1e6)
 
-    def _ask(self, number: int, length: int, output: int) -> float:
-        """Seconds until all have their answers."""
+    def _ask(self, number: int, length: int, output: int) -> None:
         prompts: list[Any] = [self._vocabulary.draw(self._chance, length) for _ in range(number)]
-        began = perf_counter()
         self._client.generate(prompts, SamplingParams(max_tokens=output, ignore_eos=True))
-        return perf_counter() - began
 
     def _counters(self) -> dict[str, float]:
         sleep(self._settle)

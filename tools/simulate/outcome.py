@@ -36,12 +36,12 @@ def joined(parts: Sequence[Arrays]) -> dict[str, NDArray[Any]]:
     return {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
 
 
-def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int, outside: float,
+def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int,
                        cost_per_hour: float | None) -> dict[str, Any]:
     """The figures of one cluster.
 
-    columns: as `RequestColumns` has them; outside: seconds of a request beside its steps, which its
-    first token waits for; cost_per_hour: of a replica. A request with one token has no TPOT.
+    columns: as `RequestColumns` has them; cost_per_hour: of a replica. A request with one token has
+    no TPOT.
     """
     good = ~columns["failed"]
     prompt, tokens = int(columns["prompt"][good].sum()), int(columns["tokens"][good].sum())
@@ -51,7 +51,7 @@ def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int
         "requests": int(np.isfinite(columns["arrival"]).sum()), "failed": int((~good).sum()),
         "seconds": seconds}
     several = good & (columns["tokens"] > 1)
-    times = {"ttft": (first - columns["arrival"])[good] + outside,
+    times = {"ttft": (first - columns["arrival"])[good],
              "tpot": (end - first)[several] / (columns["tokens"][several] - 1)}
     for name, values in times.items():
         if len(values):
@@ -103,7 +103,7 @@ def comparison_html(title: str, notes: Sequence[str], rows: Sequence[Sequence[st
             + "<table>" + "".join(lines) + "</table>\n")
 
 
-def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays], outside: float) -> None:
+def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays]) -> None:
     """How many of the requests had their first token, and each of their tokens, by when."""
     import matplotlib
 
@@ -113,7 +113,7 @@ def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays], outsi
     figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
     for name, mine in columns.items():
         good = ~mine["failed"] & (mine["tokens"] > 1)
-        ttft = (mine["first"] - mine["arrival"])[good] + outside
+        ttft = (mine["first"] - mine["arrival"])[good]
         tpot = ((mine["end"] - mine["first"])[good] / (mine["tokens"][good] - 1))
         for axis, values in zip(axes, (ttft, tpot), strict=True):
             shares = np.linspace(0, 100, 400)

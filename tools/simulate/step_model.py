@@ -3,8 +3,9 @@
 seconds = base + prompt x prompt tokens + sequence x decoding sequences + context x tokens that
 their attention reads + pair x (prompt token, earlier token) pairs. The first four are what serving
 studies find a step to be made of (Agrawal et al., "Vidur", MLSys 2024, has tables and forests where
-this has a line); the pairs matter for long prompts only. `outside` is what a request spends beside
-the steps: HTTP, tokenizer, router, detokenizer. Pure, but for a file that is read.
+this has a line); the pairs matter for long prompts only. `inward` and `outward` are what a request
+and its tokens spend on their ways between client and scheduler: HTTP, tokenizer, router,
+detokenizer. Pure, but for a file that is read.
 """
 
 from __future__ import annotations
@@ -29,7 +30,10 @@ class StepSeconds(Struct, frozen=True, forbid_unknown_fields=True):
     sequence: float
     context: float
     pair: float = 0.0
-    outside: float = 0.0
+    inward: float = 0.0
+    """From a client to the scheduler."""
+    outward: float = 0.0
+    """From the scheduler to a client."""
     about: str = ""
     """What was measured."""
 
@@ -52,13 +56,13 @@ class StepSums(Struct, frozen=True):
 
 
 def model_of(numbers: Sequence[float], about: str = "") -> StepSeconds:
-    """The model with these seconds, four to six, in the order of its fields."""
-    base, prompt, sequence, context, pair, outside = [*numbers, 0.0, 0.0][:6]
-    return StepSeconds(base, prompt, sequence, context, pair, outside, about)
+    """The model with these seconds, four to seven, in the order of its fields."""
+    base, prompt, sequence, context, pair, inward, outward = [*numbers, 0.0, 0.0, 0.0][:7]
+    return StepSeconds(base, prompt, sequence, context, pair, inward, outward, about)
 
 
 def parse_step_model(text: str) -> StepSeconds:
-    """Of `--step-model`: four to six numbers, or a JSON file with the fields of `StepSeconds`.
+    """Of `--step-model`: four to seven numbers, or a JSON file with the fields of `StepSeconds`.
 
     Raises `BadConfig`.
     """
@@ -73,18 +77,19 @@ def parse_step_model(text: str) -> StepSeconds:
             numbers = [float(word) for word in text.split(",")]
         except ValueError:
             numbers = []
-        if not 4 <= len(numbers) <= 6:
+        if not 4 <= len(numbers) <= 7:
             raise BadConfig(f"{FLAG}: must be a JSON file, or base,prompt,sequence,context"
-                            f"[,pair[,outside]] in seconds, got {text!r}", "step_model")
+                            f"[,pair[,inward[,outward]]] in seconds, got {text!r}", "step_model")
         model = model_of(numbers)
-    values = [model.base, model.prompt, model.sequence, model.context, model.pair, model.outside]
+    values = [model.base, model.prompt, model.sequence, model.context, model.pair, model.inward,
+              model.outward]
     if not all(0 <= value < 1e6 for value in values) or not model.base + model.sequence:
         raise BadConfig(f"{FLAG}: must be seconds, none negative, and a step must take some time, "
                         f"got {values}", "step_model")
     return model
 
 
-def fit_step_model(measured: Sequence[StepSums], outside: float, about: str) -> StepSeconds:
+def fit_step_model(measured: Sequence[StepSums], about: str) -> StepSeconds:
     """The model of least relative squared error, no coefficient negative.
 
     Non-negative least squares by active sets: the coefficient that is most negative is held at 0
@@ -104,4 +109,4 @@ def fit_step_model(measured: Sequence[StepSums], outside: float, about: str) -> 
         if (part >= 0).all():
             break
         used.pop(int(np.argmin(part * scale)))
-    return model_of([*found.tolist(), outside], about)
+    return model_of(found.tolist(), about)

@@ -2,9 +2,10 @@
 trees, without processes; of the workers, the time that their steps take. Pure.
 
 Whatever a replica's scheduler sends its worker takes that worker's time, and comes back when that
-has passed; all other messages arrive at once, in order. The router is built as in an engine, so a
-policy that it learns is simulated from then on. A replica that dies takes its scheduler, pages and
-cache with it; the router hears of it `DETECTION` later, and it comes back empty.
+has passed; all other messages take as long as the step model says, and keep their order. The router
+is built as in an engine, so a policy that it learns is simulated from then on. A replica that dies
+takes its scheduler, pages and cache with it; the router hears of it `DETECTION` later, and it comes
+back empty.
 """
 
 from __future__ import annotations
@@ -41,6 +42,8 @@ DETECTION = 0.05
 """Seconds from a replica's death until its router knows."""
 ROUTER_TICK = 0.5
 """Seconds between two wakes of a router to which nothing comes."""
+CLIENT_SIDE = 2 / 3
+"""Part of the ways between client and scheduler that lies before the router: two of three hops."""
 QUIET = 14.0
 """Seconds after which a replica reports although it has nothing to say that the router acts on."""
 RETAIN = 5.0
@@ -89,6 +92,11 @@ class VirtualCluster:
         self.columns = RequestColumns(work.requests)
         self._config, self._model, self._work = config, model, work
         self._single_steps = single_steps
+        inward, outward = model.inward, model.outward
+        self._to_router_s, self._from_router_s = CLIENT_SIDE * inward, CLIENT_SIDE * outward
+        """Seconds from a client to the router, and back."""
+        self._order_s, self._report_s = inward - self._to_router_s, outward - self._from_router_s
+        """Seconds from the router to a replica, and back."""
         self.router: RouterCore = router_actor.build(
             Context(config, NOTHING, "scheduler", 1, splitmix64(seed) >> 1))
         self._roles = {view.role: view.index for view in self.router.views}
@@ -178,7 +186,7 @@ class VirtualCluster:
         prompt = (work.opening(conversation) if said is None else said) + work.asked(request)
         self._history[conversation] = prompt
         columns.arrival[request], columns.prompt[request] = self.now, len(prompt) // 4
-        self._to_router(Submit(
+        self._at(self.now + self._to_router_s, self._to_router, Submit(
             rid=str(request), client=CLIENT, prompt=prompt, n=1,
             params=Resolved(max_tokens=int(work.output[request])), text=TextParams(),
             seed=request, arrival=self.now))
@@ -188,7 +196,7 @@ class VirtualCluster:
     def _said(self, replica: VirtualReplica, said: Said) -> None:
         """A replica has said this; and something else comes next there."""
         for when, message in said:
-            self._at(max(when, self.now), self._to_router, message)
+            self._at(max(when + self._report_s, self.now), self._to_router, message)
         event = replica.next_event()
         if event != replica.scheduled:
             replica.scheduled = event
@@ -205,7 +213,7 @@ class VirtualCluster:
         """The router says what it has to say."""
         for send in self.router.on_wake(self.now):
             if (index := self._roles.get(send.to)) is not None:
-                self._at(self.now, self._to_replica, (index, send.message))
+                self._at(self.now + self._order_s, self._to_replica, (index, send.message))
             elif send.to != LAUNCHER:  # it keeps the replicas that there are
                 self._hear(send.message)
 
@@ -229,13 +237,13 @@ class VirtualCluster:
         request = self._request_of.get(event.sid)
         if request is None:
             return
-        columns = self.columns
+        columns, heard = self.columns, self.now + self._from_router_s
         if event.cached_tokens is not None and np.isnan(columns.first[request]):
-            columns.first[request], columns.cached[request] = self.now, event.cached_tokens
+            columns.first[request], columns.cached[request] = heard, event.cached_tokens
         if event.finish_reason is None:
             return
         del self._request_of[event.sid]
-        columns.end[request] = self.now
+        columns.end[request] = heard
         known = self.router.book.requests[CLIENT, str(request)]
         answer = bytes(known.entry.choices[0].tokens)
         columns.tokens[request] = len(answer) // 4
@@ -246,6 +254,6 @@ class VirtualCluster:
             self._left -= int(self._work.first[conversation + 1]) - following
         elif following < self._work.first[conversation + 1]:
             self._history[conversation] += answer
-            self._at(self.now + float(self._work.think[request]), self._ask, following)
+            self._at(heard + float(self._work.think[request]), self._ask, following)
             return
         self._history.pop(conversation, None)

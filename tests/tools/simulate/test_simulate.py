@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -63,6 +64,23 @@ def test_a_request_alone_takes_what_its_steps_take() -> None:
     assert found.first[0] - 1.0 == pytest.approx(prompt, abs=2e-6)
     assert found.end[0] - found.first[0] == pytest.approx(sum(decodes), abs=6e-6)
     assert found.tokens.tolist() == [4]
+
+
+def test_messages_take_their_time_on_both_ways() -> None:
+    work = workload([1.0, 1.0 + 1e-4], [100, 100], [4, 1])
+    plain = cluster(work, replicas=1).run([])
+    late = cluster(work, replicas=1, model=msgspec.structs.replace(
+        STEP, inward=0.003, outward=0.006)).run([])
+    assert (late.arrival == plain.arrival).all()
+    assert late.first - plain.first == pytest.approx(0.009)
+    assert late.end - plain.end == pytest.approx(0.009)
+
+
+def test_a_conversation_goes_on_when_its_client_has_the_answer() -> None:
+    work = workload([0.0], [50, 50], [3, 3])._replace(first=np.array([0, 2]), think=np.ones(2))
+    found = cluster(work, replicas=1, model=msgspec.structs.replace(STEP, outward=0.5)).run([])
+    assert found.arrival[1] == pytest.approx(found.end[0] + 1.0)
+    assert found.first[0] > 0.5
 
 
 def test_a_long_prompt_takes_chunks_and_pairs() -> None:
@@ -184,15 +202,14 @@ def test_a_fit_finds_the_model_that_the_sums_come_from() -> None:
         context, pairs = (float(x) for x in rng.integers(1, 90_000, 2))
         seconds = 0.004 * steps + 2e-5 * prompt + 3e-4 * sequences + 1e-8 * context
         rows.append(StepSums(steps, prompt, sequences, context, pairs, seconds))
-    model = fit_step_model(rows, 0.002, "x")
+    model = fit_step_model(rows, "x")
     assert (model.base, model.prompt, model.sequence) == pytest.approx((0.004, 2e-5, 3e-4))
     assert model.context == pytest.approx(1e-8, rel=1e-3) and model.pair < 1e-12
-    assert model.outside == 0.002
 
 
 def test_no_coefficient_is_negative() -> None:
     rows = [StepSums(1, n, 0, 0.0, 0.0, 0.001 * n - 0.002) for n in (4, 8, 16, 32)]
-    model = fit_step_model(rows, 0.0, "")
+    model = fit_step_model(rows, "")
     assert model.base == 0.0 and model.prompt > 0
 
 
@@ -228,13 +245,13 @@ def test_figures() -> None:
                "end": np.array([2.5, 1.5, 10.0]), "prompt": np.array([100, 300, 7]),
                "cached": np.array([0, 200, 0]), "tokens": np.array([5, 1, 0]),
                "failed": np.array([False, False, True])}
-    found = simulation_figures(columns, {"busy_us": 5_000_000}, 2, 0.1, 3.6)
-    assert found["ttft_p50_ms"] == pytest.approx(600) and found["tpot_p99_ms"] == 500
+    found = simulation_figures(columns, {"busy_us": 5_000_000}, 2, 3.6)
+    assert found["ttft_p50_ms"] == pytest.approx(500) and found["tpot_p99_ms"] == 500
     assert (found["requests"], found["failed"], found["hit_ratio"]) == (3, 1, 0.5)
     assert found["busy"] == 0.25 and found["requests_per_s"] == 0.2
     assert found["cost_per_million_output"] == pytest.approx(2 * 0.01 / 6 * 1e6)
     rows = comparison({"a<b": found})
-    assert rows[0] == ["", "a<b"] and ["TTFT p50, ms", "600.0"] in rows
+    assert rows[0] == ["", "a<b"] and ["TTFT p50, ms", "500.0"] in rows
     assert "<th>a&lt;b</th>" in comparison_html("t", ["n"], rows)
 
 
@@ -317,7 +334,7 @@ def test_calibration_finds_the_step_model_of_an_engine() -> None:
     assert model.prompt == pytest.approx(STEP.prompt, rel=0.01)
     assert model.sequence == pytest.approx(STEP.sequence, rel=0.01)
     assert model.context == pytest.approx(STEP.context, rel=0.01)
-    assert error < 1e-3 and model.about == "x" and model.outside == 0.0
+    assert error < 1e-3 and model.about == "x"
     short: Any = CountingEngine(longest=50)
     with pytest.raises(BadModel, match="--measure"):
         StepCalibration(short, 0.0)
