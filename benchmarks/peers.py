@@ -134,7 +134,7 @@ def _answers(url: str) -> bool:
         return False
 
 
-def _free_port() -> int:
+def free_port() -> int:
     with socket.socket() as own:
         own.bind(("127.0.0.1", 0))
         return int(own.getsockname()[1])
@@ -158,7 +158,7 @@ def measure_server(engine: Engine, args: argparse.Namespace, turn: int) -> dict[
     """A server's figures, all workloads one after the other, each with prompts of its own."""
     model = args.gguf if engine.kind == "actorium" and "--gguf" in engine.flags else args.model
     engine = engine._replace(flags=[flag for flag in engine.flags if flag != "--gguf"])
-    port = _free_port()
+    port = free_port()
     with tempfile.TemporaryDirectory() as folder:
         log = Path(folder) / "log"
         with serving(command(engine, model, port, args), port, log) as url:
@@ -215,7 +215,7 @@ def table(found: dict[str, dict[str, float]]) -> str:
     return "\n".join(lines)
 
 
-def _processor() -> str:
+def processor() -> str:
     for line in Path("/proc/cpuinfo").read_text().splitlines():
         if line.startswith("model name"):
             return line.partition(":")[2].strip()
@@ -255,7 +255,7 @@ def main() -> None:
     if args.json:
         args.json.write_text(json.dumps({
             "model": Path(args.model).name, "gguf": Path(args.gguf).name if args.gguf else None,
-            "processor": _processor(), "cores": os.cpu_count(),
+            "processor": processor(), "cores": os.cpu_count(),
             "versions": {engine.name: version(engine, args) for engine in engines},
             "flags": {engine.name: engine.flags for engine in engines},
             "median": found, "rounds": rounds}, indent=1) + "\n")

@@ -28,7 +28,7 @@ from actorium.tools.chaos.faults import Fault, actors, strike, wait_gone
 from actorium.tools.chaos.rig import Rig, rig
 
 STREAMS = 100
-TOKENS = (60, 120)
+TOKENS = (150, 250)
 AT_ONCE = 32
 LOGPROBS = 3
 FAULTS = ("kill worker-0", "kill scheduler", "kill detokenizer", "kill worker-0", "kill worker-0",

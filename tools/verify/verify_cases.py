@@ -69,10 +69,13 @@ class Vocabulary(NamedTuple):
 def drawn_cases(seed: int, count: int, vocabulary: Vocabulary, longest: int = 160,
                 max_tokens: int = 24) -> list[VerifyCase]:
     """Greedy ones, sampled ones, some with penalties, few tokens allowed or a grammar; two in three
-    prompts begin as others do. longest: tokens of a prompt (words of a text: half as many)."""
+    prompts begin as others do. longest: tokens of a prompt (words of a text: half as many). A seed
+    has the same prompts and lengths for all who know the same vocabulary, whatever else they take.
+    """
     chance = random.Random(seed)
     heads = [_prompt(chance, vocabulary, longest // 2) for _ in range(3)]
-    return [_case(chance, vocabulary, heads, longest, max_tokens) for _ in range(count)]
+    return [_case(random.Random(chance.getrandbits(64)), vocabulary, heads, longest, max_tokens)
+            for _ in range(count)]
 
 
 def _prompt(chance: random.Random, vocabulary: Vocabulary, length: int
