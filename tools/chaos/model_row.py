@@ -3,8 +3,7 @@ be the same with and without deaths of worker and scheduler, log-probabilities t
 
 Undisturbed they are asked of an engine without drafts; then of one that drafts with the model's MTP
 layer, and whose actors die. Streams are greedy, sampled, with penalties, of two choices, or held to
-a schema, in turn. Several ranks promise no bits: there all is greedy, in float32, and tokens and
-text alone are compared.
+a schema, in turn.
 """
 
 from __future__ import annotations
@@ -84,8 +83,8 @@ class DrawnRequests:
         return sum((params.max_tokens or 0) * params.n for params in self.params)
 
 
-def differs(ours: HeardStream, theirs: HeardStream, bits: bool) -> str | None:
-    """Where two streams part; bits: log-probabilities count, too."""
+def differs(ours: HeardStream, theirs: HeardStream) -> str | None:
+    """Where two streams part."""
     if ours.keys() != theirs.keys():
         return f"choices {sorted(ours)}, not {sorted(theirs)}"
     for number, mine in ours.items():
@@ -94,7 +93,7 @@ def differs(ours: HeardStream, theirs: HeardStream, bits: bool) -> str | None:
                 ("tokens", mine.tokens, other.tokens),
                 ("log-probabilities", mine.logprobs, other.logprobs),
                 ("log-probabilities of the prompt", mine.prompt_logprobs, other.prompt_logprobs)):
-            if a != b and (bits or what == "tokens"):
+            if a != b:
                 at = next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y),
                           min(len(a), len(b)))
                 return (f"choice {number}: {what} equal for {at} of {len(b)}, then {a[at:at + 1]}, "
@@ -199,11 +198,9 @@ def model(seed: int, streams: int = STREAMS, faults: Sequence[str] = FAULTS, ran
           at_once: int = AT_ONCE, apart: float = 0.0, exact: str = "on") -> dict[str, Any]:
     """Runs the whole row: so many streams, undisturbed and then through these faults in turn.
     ranks: of the worker; apart: seconds between faults, and streams begin anew until all have
-    hit; exact: of one rank, `--exact`."""
-    several = ranks > 1
-    asked = DrawnRequests(seed, streams, (GREEDY,) if several else MIXED)
-    flags: dict[str, Any] = {"tensor_parallel_size": ranks, "dtype": "float32"} if several else {
-        "dtype": "bfloat16", "exact": exact}
+    hit; exact: `--exact`."""
+    asked = DrawnRequests(seed, streams, MIXED)
+    flags: dict[str, Any] = {"tensor_parallel_size": ranks, "dtype": "bfloat16", "exact": exact}
     with _engine(ranks, speculative="off", **flags) as made:
         calm = dict(asyncio.run(_run(made, asked, (), at_once, 0.0))[0])
     wrong = [*made.left]
@@ -213,7 +210,7 @@ def model(seed: int, streams: int = STREAMS, faults: Sequence[str] = FAULTS, ran
     if hits < len(faults):
         wrong.append(f"only {hits} of {len(faults)} faults")
     for number, ours in found:
-        if part := differs(ours, calm[number], bits=not several):
+        if part := differs(ours, calm[number]):
             wrong.append(f"stream {number}: {part}")
         elif fault := amiss(ours, asked.params[number]):
             wrong.append(f"stream {number}: {fault}, undisturbed, too")

@@ -109,7 +109,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         for name in list(disk)[::every]:
             del disk[name]
 
-    @rule(moves=st.lists(st.sampled_from("wdwdwdnoa"), min_size=1, max_size=25))
+    @rule(moves=st.lists(st.sampled_from("wdwdwdnoa"), min_size=1, max_size=32))
     def move(self, moves: list[str]) -> None:
         """The worker works, a result is delivered, or the scheduler merely wakes."""
         for move in moves:

@@ -61,7 +61,9 @@ def test_experts_that_lie_on_their_side(tmp_path: Path) -> None:
         tensors[name], turned = tensors[name].transpose(1, 2).contiguous(), turned + 1
     save_file(tensors, file)
     assert turned == 4
-    assert torch.equal(want, Stepper(load(tmp_path)).step([(Seq(PROMPTS[1]), 33)]))
+    # Some processors' products with a weight that lies on its side round otherwise.
+    torch.testing.assert_close(want, Stepper(load(tmp_path)).step([(Seq(PROMPTS[1]), 33)]),
+                               atol=1e-5, rtol=1e-5)
 
 
 def test_a_config_as_it_was_published(tmp_path: Path) -> None:
