@@ -11,7 +11,8 @@ from msgspec import Struct
 from actorium.actors.cluster.cluster_control import ReplicaRow, ReplicaSet, ReplicaState
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import ReplicaView
-from actorium.actors.config.cluster_settings import MOST_REPLICAS
+from actorium.actors.config.cluster_settings import MOST_REPLICAS, NODES_ROLE
+from actorium.actors.runtime.roles import LAUNCHER
 
 LOG = logging.getLogger("actorium.router")
 FOR_EVER = float("inf")
@@ -46,7 +47,8 @@ class Fleet:
         self._placements, self._nodes = placements, dict(nodes)
         self.members: dict[int, Member] = {}
         self.changed = False
-        """Somebody has to be told."""
+        """`told` have to be told."""
+        self.told = [LAUNCHER, *([NODES_ROLE] if nodes.keys() - {""} else [])]
 
     @property
     def target(self) -> int:

@@ -17,6 +17,7 @@ from actorium.actors.cluster.cluster_messages import (
     Resync,
     RouterHello,
 )
+from actorium.actors.cluster.node_messages import ForReplica
 from actorium.actors.cluster.placing import Placer, ReplicaView
 from actorium.actors.cluster.prefix_index import PrefixIndex
 from actorium.actors.cluster.request_book import NOWHERE, RequestBook, RoutedRequest
@@ -79,7 +80,7 @@ class Placements:
     # --- orders ---
 
     def send(self, view: ReplicaView, message: Any) -> None:
-        self.out.append(Send(view.role, message))
+        self.out.append(Send(view.role, ForReplica(view.index, message) if view.node else message))
 
     def send_all(self, message: Any) -> None:
         for view in self.by_index.values():
@@ -186,6 +187,7 @@ class Placements:
         if tokens >= MEASURED_TOKENS and busy > 0 and view.gauges:
             view.rate += NEW_SHARE * (tokens * 1e6 / busy - view.rate)
         view.ready, view.gauges = report.ready, report.gauges
+        view.lost = view.lost and not report.ready
 
     def on_delta(self, view: ReplicaView, delta: CacheDelta) -> None:
         """What has changed in a replica's cache."""

@@ -15,6 +15,7 @@ from actorium.actors.cluster.request_book import RequestBook
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import (
     MOST_REPLICAS,
+    NODES_ROLE,
     ROUTER_ROLE,
     ClusterConfig,
     replica_name,
@@ -57,7 +58,8 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
     config = context.config
 
     def role_of(index: int, node: str) -> str:
-        return f"../{replica_name(config.runtime.name, index)}/{ROUTER_ROLE}"
+        own = f"../{replica_name(config.runtime.name, index)}/{ROUTER_ROLE}"
+        return NODES_ROLE if node else own
 
     index, book = PrefixIndex(), RequestBook(config.recovery.retain, prior)
     placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
@@ -70,9 +72,17 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
 
 def capacities(settings: ClusterConfig) -> dict[str, int]:
     """How many replicas each node may have at the most; "" = the head."""
-    return {"": MOST_REPLICAS}
+    if not settings.nodes:
+        return {"": MOST_REPLICAS}
+    nodes = {name: int(most) for name, most in settings.nodes.items()}
+    return ({"": settings.replicas} if settings.replicas else {}) | nodes
 
 
 def first_replicas(settings: ClusterConfig) -> list[ReplicaState]:
-    """Those that a cluster begins with."""
-    return [ReplicaState(i, "", i) for i in range(settings.replicas)]
+    """Those that a cluster begins with: the head's, which its launcher has started, then one of
+    each node in turns."""
+    here = [("", place) for place in range(settings.replicas)]
+    most = max(settings.nodes.values(), default=0.0)
+    there = [(name, place) for place in range(int(most))
+             for name, count in settings.nodes.items() if place < count]
+    return [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]

@@ -37,6 +37,12 @@ from actorium.actors.cluster.cluster_messages import (
 )
 from actorium.actors.cluster.cluster_orders import FlushOrders
 from actorium.actors.cluster.fleet import Fleet
+from actorium.actors.cluster.node_messages import (
+    FromNodes,
+    NodesHello,
+    ReplicaBack,
+    ReplicaSilent,
+)
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import ReplicaView
 from actorium.actors.cluster.request_book import (
@@ -45,6 +51,7 @@ from actorium.actors.cluster.request_book import (
     RoutedRequest,
     without_sids,
 )
+from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.messages import (
     Cancel,
@@ -78,7 +85,7 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = ToRouter | ReplicaSet
+    inbox: Any = ToRouter | ReplicaSet | FromNodes
     front: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, placements: Placements, fleet: Fleet, epoch: int,
@@ -111,6 +118,8 @@ class RouterCore(Core):
             self._on_gone(message)
         elif isinstance(message, ReplicaSet):
             self.fleet.adopt(message.replicas, now)
+        elif isinstance(message, FromNodes):
+            self._on_nodes(message)
         elif self._gather_until is not None or not self._started:
             self._early.append(message)
         else:
@@ -156,7 +165,8 @@ class RouterCore(Core):
             placements.place_pending(now)
         if self.fleet.changed:
             self.fleet.changed = False
-            self._out.append(Send(LAUNCHER, self.fleet.replica_set()))
+            wanted = self.fleet.replica_set()
+            self._out += [Send(role, wanted) for role in self.fleet.told]
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
         return self._records() + orders + out
@@ -396,17 +406,33 @@ class RouterCore(Core):
         self._flushes.gone(view.index)
         self._reply_flushes()
 
+    def _give_up(self, view: ReplicaView, why: str) -> None:
+        """It may run on, but nothing is heard of it."""
+        running = [request.submit for request in self.book.placed_at(view.index)
+                   if not request.over]
+        self._leave(view, why)
+        view.lost = True
+        for submit in running:
+            self.placements.evict(view, submit)
+        self.placements.ask(view)
+        view.fence = view.asked
+
+    def _on_nodes(self, message: NodesHello | ReplicaSilent | ReplicaBack) -> None:
+        if isinstance(message, NodesHello):
+            self._out.append(Send(NODES_ROLE, self.fleet.replica_set()))
+        elif (view := self.placements.by_index.get(message.index)) is None:
+            pass
+        elif isinstance(message, ReplicaBack):
+            self.placements.ask(view)
+            view.fence = view.asked
+        elif view.synced:
+            self._give_up(view, "is at a node that is not heard of")
+
     def _on_tick(self, now: float) -> None:
         self.fleet.tick(now)
         for view in self.views:
             if view.synced and now - view.heard > SILENT:
-                running = [request.submit for request in self.book.placed_at(view.index)
-                           if not request.over]
-                self._leave(view, f"has not been heard of for {SILENT:g} s")
-                for submit in running:
-                    self.placements.evict(view, submit)
-                self.placements.ask(view)
-                view.fence = view.asked
+                self._give_up(view, f"has not been heard of for {SILENT:g} s")
         for request in [*self.placements.pending.values()]:
             deadline = request.submit.deadline
             if deadline is not None and deadline <= now:

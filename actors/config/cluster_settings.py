@@ -7,6 +7,8 @@ from collections.abc import Mapping
 
 from msgspec import Struct
 
+from actorium.actors.runtime.security.endpoints import parse
+
 ROUTINGS = ("prefix", "round_robin", "random")
 MOST_REPLICAS = 64
 ROUTER = "actorium.actors.cluster.router_actor:build"
@@ -16,6 +18,9 @@ builds the replica's workers, where that is not the engine's own."""
 REPLICA_ROLE = "replica-"
 ROUTER_ROLE = "scheduler"
 """The router stands where an engine's scheduler does: neither tokenizer nor detokenizer knows."""
+NODES = "actorium.actors.cluster.nodes_actor:build"
+NODES_ROLE = "nodes"
+_NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REPLICA_OF = re.compile(r"([^/:]+):(\d+):(\d+)")
 
 
@@ -30,6 +35,15 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Which replica gets a request: prefix (the one that is expected to make its first token
     soonest, by the prefixes that each has cached and the work that waits there) | round_robin |
     random (both for comparison)."""
+    nodes: dict[str, float] = {}
+    """Other machines of the cluster, by name, and how many replicas each has (a=2,b=2); with them
+    `replicas` are those of this machine, which may be 0. They join by `actorium cluster join`."""
+    cluster_listen: str | None = None
+    """tcp://HOST:PORT where nodes join."""
+    cluster_keys: str | None = None
+    """Folder of the keys with which nodes and head know each other (`actorium cluster keys`)."""
+    node_timeout: float = 3.0
+    """Seconds without a word from a node after which its requests go on elsewhere."""
     replica_of: str = ""
     """Set by a cluster for its replicas, CLUSTER:INDEX:LIFE; not for people."""
 
@@ -65,8 +79,9 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
     of a worker and its scheduler, a replica nothing that its cluster has for all."""
     if clustered(settings):
         front = {role: built for role, built in roles.items() if not role.startswith("worker-")}
+        nodes = {NODES_ROLE: NODES} if settings.nodes else {}
         return {f"{REPLICA_ROLE}{i}": REPLICA for i in range(settings.replicas)} | front | {
-            ROUTER_ROLE: ROUTER}
+            ROUTER_ROLE: ROUTER} | nodes
     if settings.replica_of:
         return {role: built for role, built in roles.items()
                 if role.startswith("worker-") or role in (ROUTER_ROLE, "watchdog")}
@@ -75,7 +90,7 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
 
 def clustered(settings: ClusterConfig) -> bool:
     """Whether there is a router, with replicas behind it."""
-    return settings.replicas > 1
+    return settings.replicas > 1 or bool(settings.nodes)
 
 
 def replica_built(place: int, worker: str = "") -> str:
@@ -97,14 +112,36 @@ def built_with(roles: Mapping[str, str], worker: str) -> dict[str, str]:
             else worker if role.startswith("worker-") else built for role, built in roles.items()}
 
 
+def _is_endpoint(text: str) -> bool:
+    try:
+        parse(text)
+    except ValueError:
+        return False
+    return True
+
+
 def cluster_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:
     """(section.field, whether its value is valid, what it must be)"""
     return [
-        ("cluster.replicas", 1 <= c.replicas <= MOST_REPLICAS,
-         f"must be between 1 and {MOST_REPLICAS}"),
+        ("cluster.replicas", (0 if c.nodes else 1) <= c.replicas <= MOST_REPLICAS,
+         f"must be between 1 and {MOST_REPLICAS} (0 where there are nodes)"),
+        ("cluster.nodes", all(_NODE.fullmatch(name) and number >= 1 and number == int(number)
+                              for name, number in c.nodes.items()),
+         "must be names (letters, digits, '.', '_', '-') with whole numbers of replicas from 1 on"),
+        ("cluster.nodes", c.replicas + sum(c.nodes.values()) <= MOST_REPLICAS,
+         f"must have no more than {MOST_REPLICAS} replicas together with --replicas"),
+        ("cluster.nodes", not c.nodes or bool(c.cluster_listen),
+         "need an address where they join: --cluster-listen tcp://HOST:PORT"),
+        ("cluster.nodes", not c.nodes or bool(c.cluster_keys),
+         "need keys: --cluster-keys FOLDER (`actorium cluster keys` makes them)"),
+        ("cluster.cluster_listen", c.cluster_listen is None or bool(c.nodes),
+         "goes with --nodes"),
+        ("cluster.cluster_listen", c.cluster_listen is None or _is_endpoint(c.cluster_listen),
+         "must be tcp://HOST:PORT ([...] around an IPv6 address)"),
+        ("cluster.node_timeout", 0.5 <= c.node_timeout <= 600, "must be between 0.5 and 600"),
         ("cluster.routing", c.routing in ROUTINGS, f"must be one of {', '.join(ROUTINGS)}"),
         ("cluster.replica_of", not c.replica_of or replica_of(c) is not None,
          "must be CLUSTER:INDEX:LIFE"),
-        ("cluster.replica_of", not c.replica_of or c.replicas == 1,
+        ("cluster.replica_of", not c.replica_of or not clustered(c),
          "a replica has no replicas"),
     ]

@@ -80,7 +80,7 @@ def _build(target: str, ctx: Context) -> Core:
 
 
 def _open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> FrontGate | None:
-    if ctx.config.runtime.listen is None:
+    if ctx.config.runtime.listen is None and ctx.config.cluster.cluster_listen is None:
         return None
     from actorium.actors.runtime.security.curve_gate import open_curve_gate
 

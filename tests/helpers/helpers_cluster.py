@@ -18,7 +18,7 @@ from actorium.actors.cluster.cluster_messages import FromReplica, ReplicaGone, T
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
-from actorium.actors.core import CLIENT, LEDGER, Context
+from actorium.actors.core import CLIENT, LEDGER, Context, Send
 from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
@@ -182,14 +182,16 @@ class ClusterBox:
                 self.answers.append(send.message)
             elif send.to == "detokenizer":
                 self._hear(msgspec.msgpack.decode(_encode(send.message), type=ToDetokenizer))
-            elif (index := self.index_of(send.to)) not in self.gone:
-                self.replicas[index].inbox.append(
-                    msgspec.msgpack.decode(_encode(send.message), type=ToReplica))
+            else:
+                self.carry(send)
         return moved or count > 0
 
-    def index_of(self, role: str) -> int:
-        """Of the replica whose scheduler has this role."""
-        return int(role.split("/")[1].removeprefix(f"{NAME}."))
+    def carry(self, send: Send) -> None:
+        """An order on its way to a replica."""
+        index = int(send.to.split("/")[1].removeprefix(f"{NAME}."))
+        if index not in self.gone:
+            self.replicas[index].inbox.append(
+                msgspec.msgpack.decode(_encode(send.message), type=ToReplica))
 
     def _launch(self, order: ReplicaSet | AskReplicaSet) -> None:
         """As a launcher does."""

@@ -20,7 +20,8 @@ COMMANDS = {
     "ps": ("ps", "engines and their actors (--json)"),
     "top": ("top", "[NAME]: engines, live: actors, queues, pages, tokens a second (--once)"),
     "stop": ("ps", "[NAME]: stop a running engine"),
-    "cluster": ("cluster", "status | scale | drain | undrain: replicas that come and go"),
+    "cluster": ("cluster", "status | scale | drain | up | join ...: replicas that come and go, on "
+                "one machine or several"),
     "flush-cache": ("ps", "[NAME]: let a running engine forget its cached prefixes"),
     "generate": ("generate", "[MODEL] --prompt TEXT ... | --input FILE.jsonl: an offline batch"),
     "chat": ("chat", "[MODEL]: talk to a model (--name: one that runs already)"),

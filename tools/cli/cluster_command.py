@@ -28,6 +28,11 @@ ABOUT = {
     "drain": "NAME REPLICA: no more requests for a replica; those that run there go on elsewhere",
     "undrain": "NAME REPLICA: it gets requests again",
 }
+MACHINES = {
+    "up": "FILE.toml: serve with replicas on several machines; this one is the head",
+    "join": "tcp://HEAD:PORT --key FILE: serve replicas of a cluster on this machine",
+    "keys": "FOLDER NODE ...: make the keys with which head and nodes know each other",
+}
 COLUMNS = ("replica", "node", "phase", "sequences", "cached pages", "requests", "by prefix",
            "by load", "blind", "migrated in", "migrated out")
 
@@ -50,11 +55,16 @@ def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: actorium cluster COMMAND [FLAGS]\n")
-        print("\n".join(f"  {name:<8} {about}" for name, about in ABOUT.items()))
+        print("\n".join(f"  {name:<8} {about}" for name, about in (ABOUT | MACHINES).items()))
         return 0
+    if argv[0] in MACHINES:
+        from actorium.tools.cli import cluster_nodes
+
+        command: Callable[[list[str]], int] = getattr(cluster_nodes, argv[0])
+        return command(argv[1:])
     if argv[0] not in ABOUT:
         raise BadConfig(f"{argv[0]}: no such command of `actorium cluster` "
-                        f"({', '.join(ABOUT)})", argv[0])
+                        f"({', '.join(ABOUT | MACHINES)})", argv[0])
     return _ask(argv[0], argv[1:])
 
 

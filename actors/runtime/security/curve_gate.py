@@ -15,6 +15,7 @@ from typing import Any
 import zmq
 from zmq.utils import z85
 
+from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.front import Front
@@ -38,20 +39,25 @@ def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Cu
 
     Raises `BadConfig` without a server key, or if the address cannot be bound.
     """
-    listen = ctx.config.runtime.listen
-    if listen is None or ctx.role not in endpoints.FRONTS:
+    runtime, cluster = ctx.config.runtime, ctx.config.cluster
+    nodes = ctx.role == NODES_ROLE
+    listen = cluster.cluster_listen if nodes else runtime.listen
+    if listen is None or not nodes and ctx.role not in endpoints.FRONTS:
         return None
-    where = keys.directory(ctx.config.runtime.keys_dir)
+    where = keys.directory(cluster.cluster_keys if nodes else runtime.keys_dir)
     gate = CurveGate(context, keys.AllowList(where))
+    at = endpoints.parse(listen)
     try:
-        _bind(front.socket, keys.read_server(where), endpoints.parse(listen), ctx.role)
+        _bind(front.socket, keys.read_server(where), at.ipv6,
+              str(at) if nodes else at.address(ctx.role), "cluster_listen" if nodes else "listen")
     except BaseException:
         gate.close()
         raise
     return gate
 
 
-def _bind(socket: zmq.Socket[bytes], pair: keys.KeyPair, at: endpoints.Endpoint, role: str) -> None:
+def _bind(socket: zmq.Socket[bytes], pair: keys.KeyPair, ipv6: bool, address: str, flag: str
+          ) -> None:
     socket.setsockopt(zmq.ZAP_DOMAIN, DOMAIN)
     socket.setsockopt(zmq.ZAP_ENFORCE_DOMAIN, 1)  # nobody gets in if nobody answers
     socket.setsockopt(zmq.CURVE_SERVER, 1)
@@ -60,12 +66,13 @@ def _bind(socket: zmq.Socket[bytes], pair: keys.KeyPair, at: endpoints.Endpoint,
     socket.setsockopt(zmq.HEARTBEAT_IVL, HEARTBEAT_MS)
     socket.setsockopt(zmq.HEARTBEAT_TIMEOUT, SILENCE_MS)
     socket.setsockopt(zmq.BACKLOG, BACKLOG)
-    socket.setsockopt(zmq.IPV6, int(at.ipv6))
+    socket.setsockopt(zmq.IPV6, int(ipv6))
     try:
-        socket.bind(at.address(role))
+        socket.bind(address)
     except zmq.ZMQError as error:
-        raise BadConfig(f"listen: cannot bind {at.address(role)}: {error.strerror}",
-                        "runtime.listen") from None
+        section = "runtime" if flag == "listen" else "cluster"
+        raise BadConfig(f"{flag}: cannot bind {address}: {error.strerror}",
+                        f"{section}.{flag}") from None
 
 
 class CurveGate:

@@ -1,0 +1,359 @@
+"""The head's end of the links to its nodes: role "nodes" of a cluster of several machines.
+
+It has nodes start the replicas that the router wants, carries messages between router and replicas,
+and tells the router who is gone. A node that is silent keeps its replicas: when it is heard of
+again, they take part again. Times in requests are CLOCK_MONOTONIC of the machine that reads them:
+they are shifted on the way, by what the clocks differed when the node joined.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import msgspec
+from msgspec import Struct
+
+from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
+from actorium.actors.cluster.cluster_messages import (
+    Adopt,
+    FromReplica,
+    Inventory,
+    KnownRequest,
+    Place,
+    ReplicaGone,
+    ReplicaReport,
+)
+from actorium.actors.cluster.node_messages import (
+    EndReplica,
+    ForReplica,
+    FromNode,
+    HeadBeat,
+    HeadSays,
+    JoinCluster,
+    LeaveCluster,
+    NodeSays,
+    NodesHello,
+    RefusedNode,
+    ReplicaBack,
+    ReplicaEnded,
+    ReplicaSilent,
+    StartReplica,
+    Welcome,
+)
+from actorium.actors.config.cluster_settings import ROUTER_ROLE
+from actorium.actors.core import CLIENT, Core, Health, Send
+from actorium.actors.messages import MAX_MESSAGE_BYTES, Submit
+from actorium.actors.runtime.process import EXIT_BAD_CONFIG, describe_exit
+from actorium.actors.watchdog.restart_policy import Restarts
+
+LOG = logging.getLogger("actorium.nodes")
+BEATS = 6
+"""In the time after which silence counts."""
+NO_SESSION = "no such session"
+"""Why a node is to begin anew at once."""
+LAUNCHES = 12
+"""Bits of a launch's number that an incarnation of this actor has for itself."""
+
+
+class NodeLink(Struct):
+    """The session of a node."""
+
+    node: str
+    client: bytes
+    agent: str
+    session: str
+    heard: float
+    """When anything came last, CLOCK_MONOTONIC seconds."""
+    ahead: float
+    """Seconds by which the node's clock is ahead."""
+    running: dict[int, int]
+    """Its replicas, with their launches."""
+    seen: int = 0
+    """Number of its last message."""
+    sent: int = 0
+    said: list[Any] = []
+    """What is to be sent."""
+
+
+class RemoteReplica(Struct):
+    """A replica that shall run at a node."""
+
+    state: ReplicaState
+    launch: int = 0
+    """Of its last start; 0 = none."""
+    start_at: float | None = None
+    """When it is started again."""
+    ready: bool = False
+    failed: str = ""
+    """Why it is not started again."""
+
+
+class NodesCore(Core):
+    """See the module."""
+
+    inbox: Any = ReplicaSet | ForReplica
+    front: Any = FromNode
+    front_bytes = MAX_MESSAGE_BYTES
+
+    def __init__(self, names: Iterable[str], instance: str, config: bytes, epoch: int,
+                 timeout: float, start_timeout: float, restarts: Restarts, local: bool) -> None:
+        """names: of the nodes that may join; instance: of this cluster; config: for replicas, see
+        `Welcome`; timeout: seconds of silence; local: the head has replicas of its own."""
+        self.names = frozenset(names)
+        self.links: dict[str, NodeLink] = {}
+        """Those that are heard of, by node."""
+        self.replicas: dict[int, RemoteReplica] = {}
+        self._by_client: dict[bytes, NodeLink] = {}
+        self._instance, self._config, self._timeout = instance, config, timeout
+        self._start_timeout, self._restarts = start_timeout, restarts
+        self._launch = epoch << LAUNCHES
+        self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello())]
+        self._knows_set = self._draining = False
+        self._was_up = local
+        self._steps = 0
+        self._beat_at = 0.0
+
+    # --- the router ------------------------------------------------------------------------------
+
+    def on_message(self, message: Any, now: float) -> None:
+        self._steps += 1
+        if isinstance(message, ForReplica):
+            self._on_order(message)
+        else:
+            self._on_set(message, now)
+
+    def _on_order(self, order: ForReplica) -> None:
+        replica = self.replicas.get(order.index)
+        link = None if replica is None else self.links.get(replica.state.node)
+        if link is not None and order.index in link.running:
+            link.said.append(ForReplica(order.index, shifted_order(order.order, link.ahead)))
+
+    def _on_set(self, wanted: ReplicaSet, now: float) -> None:
+        self._knows_set = True
+        states = {state.index: state for state in wanted.replicas if state.node}
+        for index in [*self.replicas.keys() - states.keys()]:
+            link = self.links.get(self.replicas.pop(index).state.node)
+            if link is not None and index in link.running:
+                link.said.append(EndReplica(index))
+        for index, state in states.items():
+            replica = self.replicas.setdefault(index, RemoteReplica(state))
+            replica.state = state
+        for link in self.links.values():
+            self._settle(link, now)
+
+    def _tell(self, message: Any) -> None:
+        self._out.append(Send(ROUTER_ROLE, message))
+
+    # --- nodes -----------------------------------------------------------------------------------
+
+    def on_client(self, client: bytes, message: Any, now: float) -> None:
+        self._steps += 1
+        if isinstance(message, JoinCluster):
+            self._on_join(client, message, now)
+            return
+        link = self._by_client.get(client)
+        if link is None or link.session != message.session or message.number != link.seen + 1:
+            if link is not None:
+                self._lose(link, "has lost messages")
+            self._out.append(Send(CLIENT, RefusedNode(message.session, NO_SESSION), client))
+            return
+        link.seen, link.heard = message.number, now
+        self._on_said(link, message, now)
+
+    def _on_join(self, client: bytes, join: JoinCluster, now: float) -> None:
+        why = ""
+        old = self.links.get(join.node)
+        if join.node not in self.names:
+            why = f"no node of this cluster is named {join.node!r}: {', '.join(sorted(self.names))}"
+        elif old is not None and old.agent != join.agent:
+            why = f"a node named {join.node!r} is there already"
+        elif self._draining:
+            why = "the cluster is stopping"
+        if why:
+            LOG.warning("refused a node: %s", why)
+            self._out.append(Send(CLIENT, RefusedNode(join.session, why), client))
+            return
+        if old is not None:
+            self._lose(old, "begins anew")
+        running = {r.index: r.launch for r in join.running} if join.instance == self._instance \
+            else {}
+        link = NodeLink(join.node, client, join.agent, join.session, now, join.now - now, running)
+        self.links[join.node] = self._by_client[client] = link
+        self._out.append(Send(CLIENT, Welcome(join.session, self._instance, self._config,
+                                              self._timeout), client))
+        LOG.info("node %s has joined; it runs %d replicas", join.node, len(running))
+        for index, launch in running.items():
+            self._launch = max(self._launch, launch)
+            if (replica := self.replicas.get(index)) is not None and replica.launch == launch:
+                self._tell(ReplicaBack(index))
+        if self._knows_set:
+            self._settle(link, now)
+
+    def _settle(self, link: NodeLink, now: float) -> None:
+        """Has a node run what it shall, and nothing else."""
+        mine = {index: replica for index, replica in self.replicas.items()
+                if replica.state.node == link.node}
+        link.said += [EndReplica(index) for index in link.running if index not in mine]
+        for index, replica in mine.items():
+            launch = link.running.get(index)
+            if launch is None and replica.launch and replica.start_at is None \
+                    and not replica.failed:  # it ran, and its agent does not know it any more
+                self._tell(ReplicaGone(index, replica.launch))
+                replica.launch = 0
+            if launch is not None and launch != replica.launch:
+                replica.launch = launch
+                self._tell(ReplicaBack(index))
+            elif launch is None and replica.start_at is None and not replica.failed:
+                replica.start_at = now
+
+    def _start(self, link: NodeLink, replica: RemoteReplica) -> None:
+        self._launch += 1
+        state = replica.state
+        replica.launch, replica.start_at, replica.ready = self._launch, None, False
+        link.running[state.index] = self._launch
+        link.said.append(StartReplica(state.index, state.place, self._launch))
+
+    def _on_said(self, link: NodeLink, message: NodeSays, now: float) -> None:
+        for each in message.said:
+            if isinstance(each, FromReplica):
+                replica = self.replicas.get(each.replica)
+                if replica is not None and replica.state.node == link.node:
+                    self._on_frame(link, replica, each, now)
+            elif isinstance(each, ReplicaEnded):
+                self._on_ended(link, each, now)
+            elif isinstance(each, LeaveCluster):
+                self._lose(link, "leaves")
+
+    def _on_frame(self, link: NodeLink, replica: RemoteReplica, frame: FromReplica, now: float
+                  ) -> None:
+        for message in frame.messages:
+            if isinstance(message, ReplicaReport) and message.ready and not replica.ready:
+                replica.ready = self._was_up = True
+                self._restarts.on_ready(str(replica.state.index), now)
+        self._tell(shifted_report(frame, -link.ahead))
+
+    def _on_ended(self, link: NodeLink, ended: ReplicaEnded, now: float) -> None:
+        if link.running.get(ended.index) == ended.launch:
+            del link.running[ended.index]
+        replica = self.replicas.get(ended.index)
+        if replica is None or replica.launch != ended.launch:
+            if replica is not None and replica.state.node == link.node:
+                self._settle(link, now)
+            return
+        how = f"{describe_exit(ended.status)}{ended.why and ': ' + ended.why}"
+        LOG.warning("replica %d at %s %s", ended.index, link.node, how)
+        self._tell(ReplicaGone(ended.index, ended.launch))
+        replica.ready = False
+        at = self._restarts.on_death(str(ended.index), now)
+        if ended.status == EXIT_BAD_CONFIG or at is None:
+            replica.failed = how
+        else:
+            replica.start_at = at
+
+    def on_client_gone(self, client: bytes, now: float) -> None:
+        if (link := self._by_client.get(client)) is not None:
+            self._lose(link, "is not connected")
+
+    def _lose(self, link: NodeLink, why: str) -> None:
+        """Its requests go on elsewhere, until it begins a new session."""
+        if self.links.get(link.node) is link:
+            del self.links[link.node]
+        self._by_client.pop(link.client, None)
+        LOG.warning("node %s %s: its %d replicas are left out", link.node, why, len(link.running))
+        for index, replica in self.replicas.items():
+            if replica.state.node == link.node:
+                replica.ready = False
+                self._tell(ReplicaSilent(index))
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        for link in [*self.links.values()]:
+            if now - link.heard > self._timeout:
+                self._lose(link, f"has not been heard of for {self._timeout:g} s")
+        for replica in self.replicas.values():
+            home = self.links.get(replica.state.node)
+            due = replica.start_at is not None and replica.start_at <= now
+            if due and home is not None and replica.state.index not in home.running \
+                    and not self._draining:
+                self._start(home, replica)
+        if now >= self._beat_at:
+            self._beat_at = now + self._timeout / BEATS
+            for link in self.links.values():
+                link.said.append(HeadBeat())
+        out, self._out = self._out, []
+        for link in self.links.values():
+            if link.said:
+                link.sent += 1
+                out.append(Send(CLIENT, HeadSays(link.session, link.sent, link.said), link.client))
+                link.said = []
+        return out
+
+    def next_timer(self) -> float | None:
+        dues = [r.start_at for r in self.replicas.values()
+                if r.start_at is not None and r.state.node in self.links]
+        return min([self._beat_at, *dues])
+
+    def drain(self, now: float) -> None:
+        """The cluster ends: so do its replicas, and agents wait for the next one."""
+        self._draining = True
+        for link in self.links.values():
+            link.said += [EndReplica(index) for index in link.running]
+
+    @property
+    def done(self) -> bool:
+        return self._draining and not self._out and not any(
+            link.said for link in self.links.values())
+
+    def health(self) -> Health:
+        ready = sum(replica.ready for replica in self.replicas.values())
+        phase = "draining" if self._draining else "ready" if self._was_up else "loading"
+        missing = sorted(self.names - self.links.keys())
+        parts = [f"{len(self.links)} of {len(self.names)} nodes, {ready} of {len(self.replicas)} "
+                 "of their replicas ready"]
+        parts += [f"missing: {', '.join(missing)}"] if missing else []
+        parts += [f"replica {index} at {r.state.node} {r.failed}"
+                  for index, r in self.replicas.items() if r.failed]
+        return Health(phase, self._steps, self._start_timeout,
+                      {"nodes": float(len(self.names)), "nodes_joined": float(len(self.links))},
+                      "; ".join(parts))
+
+    def on_peer_stuck(self, role: str, now: float) -> bool:
+        """A router that does not read: it will ask when it does, or its successor."""
+        return role == ROUTER_ROLE
+
+    def on_peer_back(self, role: str, now: float) -> None:
+        self._tell(NodesHello())
+
+
+# --- clocks --------------------------------------------------------------------------------------
+
+def _shifted(submit: Submit, by: float) -> Submit:
+    deadline = submit.deadline
+    return msgspec.structs.replace(
+        submit, arrival=submit.arrival + by,
+        deadline=None if deadline is None else deadline + by)
+
+
+def _shifted_all(known: list[KnownRequest], by: float) -> list[KnownRequest]:
+    return [msgspec.structs.replace(each, submit=_shifted(each.submit, by)) for each in known]
+
+
+def shifted_order(order: Any, by: float) -> Any:
+    """An order with the times of a clock that is so many seconds ahead."""
+    if isinstance(order, Place):
+        return msgspec.structs.replace(order, submit=_shifted(order.submit, by))
+    if isinstance(order, Adopt):
+        return msgspec.structs.replace(order, requests=_shifted_all(order.requests, by))
+    return order
+
+
+def shifted_report(frame: FromReplica, by: float) -> FromReplica:
+    """What a replica says, likewise."""
+    if not any(isinstance(message, Inventory) for message in frame.messages):
+        return frame
+    return msgspec.structs.replace(frame, messages=[
+        msgspec.structs.replace(message, requests=_shifted_all(message.requests, by))
+        if isinstance(message, Inventory) else message for message in frame.messages])
