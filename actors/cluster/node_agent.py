@@ -205,7 +205,7 @@ class NodeAgent:
             case Connect():
                 self._connect(action)
             case Configure():
-                self._configure(action.config)
+                self._configure(action)
             case Launch():
                 self._start(action)
             case Terminate():
@@ -232,12 +232,15 @@ class NodeAgent:
         socket.send(msgspec.msgpack.encode(action.join))
         self._poller.register(socket, zmq.POLLIN)
 
-    def _configure(self, data: bytes) -> None:
-        config = configs.load(data)
+    def _configure(self, action: Configure) -> None:
+        config = configs.load(action.config)
         replace = msgspec.structs.replace
+        threads = (config.device.threads or len(os.sched_getaffinity(0))) // action.replicas
         runtime = replace(config.runtime, run_dir=str(self._run_dir.path.parent))
         model = replace(config.model, model=self._model or config.model.model)
-        config = self._config = replace(config, runtime=runtime, model=model)
+        config = self._config = replace(
+            config, runtime=runtime, model=model,
+            device=replace(config.device, threads=max(1, threads)))
         if config.runtime.name != self._run_dir.path.name:
             raise BadConfig(f"name: the cluster is named {config.runtime.name!r}: join it with "
                             f"--name {config.runtime.name}", "runtime.name")

@@ -47,6 +47,8 @@ class Configure(Struct, frozen=True):
     """The configuration of the replicas that are started from now on."""
 
     config: bytes
+    replicas: int
+    """That share the machine, at the most."""
 
 
 class Launch(Struct, frozen=True):
@@ -146,7 +148,7 @@ class NodeAgentCore:
         if welcome.instance != self._instance:
             self._end_all()
         self._instance = welcome.instance
-        self._actions.append(Configure(welcome.config))
+        self._actions.append(Configure(welcome.config, welcome.replicas))
         LOG.info("joined %s", welcome.instance)
 
     def _on_order(self, order: Any) -> None:

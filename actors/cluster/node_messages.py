@@ -89,6 +89,8 @@ class Welcome(Message, frozen=True):
     """The configuration of its replicas, JSON, without secrets."""
     timeout: float
     """Seconds without a word after which either side gives the session up."""
+    replicas: Count = 1
+    """As many as the node has at the most."""
 
 
 class RefusedNode(Message, frozen=True):

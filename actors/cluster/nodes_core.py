@@ -9,7 +9,7 @@ they are shifted on the way, by what the clocks differed when the node joined.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -87,7 +87,7 @@ class RemoteReplica(Struct):
     """When it is started again."""
     ready: bool = False
     failed: str = ""
-    """Why it is not started again."""
+    """Why it is not started again, by this agent."""
 
 
 class NodesCore(Core):
@@ -97,15 +97,18 @@ class NodesCore(Core):
     front: Any = FromNode
     front_bytes = MAX_MESSAGE_BYTES
 
-    def __init__(self, names: Iterable[str], instance: str, config: bytes, epoch: int,
+    def __init__(self, counts: Mapping[str, float], instance: str, config: bytes, epoch: int,
                  timeout: float, start_timeout: float, restarts: Restarts, local: bool) -> None:
-        """names: of the nodes that may join; instance: of this cluster; config: for replicas, see
-        `Welcome`; timeout: seconds of silence; local: the head has replicas of its own."""
-        self.names = frozenset(names)
+        """counts: the nodes that may join, and how many replicas each has; instance: of this
+        cluster; config: for replicas, see `Welcome`; timeout: seconds of silence; local: the head
+        has replicas of its own."""
+        self.names, self._counts = frozenset(counts), dict(counts)
         self.links: dict[str, NodeLink] = {}
         """Those that are heard of, by node."""
         self.replicas: dict[int, RemoteReplica] = {}
         self._by_client: dict[bytes, NodeLink] = {}
+        self._agents: dict[str, str] = {}
+        """The agent that each node had last."""
         self._instance, self._config, self._timeout = instance, config, timeout
         self._start_timeout, self._restarts = start_timeout, restarts
         self._launch = epoch << LAUNCHES
@@ -181,9 +184,15 @@ class NodesCore(Core):
             else {}
         link = NodeLink(join.node, client, join.agent, join.session, now, join.now - now, running)
         self.links[join.node] = self._by_client[client] = link
-        self._out.append(Send(CLIENT, Welcome(join.session, self._instance, self._config,
-                                              self._timeout), client))
+        self._out.append(Send(CLIENT, Welcome(
+            join.session, self._instance, self._config, self._timeout,
+            int(self._counts[join.node])), client))
         LOG.info("node %s has joined; it runs %d replicas", join.node, len(running))
+        if self._agents.get(join.node) != join.agent:  # somebody may have put things right there
+            self._agents[join.node] = join.agent
+            for each in self.replicas.values():
+                if each.state.node == join.node:
+                    each.failed = ""
         for index, launch in running.items():
             self._launch = max(self._launch, launch)
             if (replica := self.replicas.get(index)) is not None and replica.launch == launch:
@@ -231,7 +240,7 @@ class NodesCore(Core):
         for message in frame.messages:
             if isinstance(message, ReplicaReport) and message.ready and not replica.ready:
                 replica.ready = self._was_up = True
-                self._restarts.on_ready(str(replica.state.index), now)
+                self._restarts.on_ready(f"{link.agent} {frame.replica}", now)
         self._tell(shifted_report(frame, -link.ahead))
 
     def _on_ended(self, link: NodeLink, ended: ReplicaEnded, now: float) -> None:
@@ -246,7 +255,7 @@ class NodesCore(Core):
         LOG.warning("replica %d at %s %s", ended.index, link.node, how)
         self._tell(ReplicaGone(ended.index, ended.launch))
         replica.ready = False
-        at = self._restarts.on_death(str(ended.index), now)
+        at = self._restarts.on_death(f"{link.agent} {ended.index}", now)
         if ended.status == EXIT_BAD_CONFIG or at is None:
             replica.failed = how
         else:

@@ -60,7 +60,7 @@ class NodesBox(ClusterBox):
     def new_hub(self) -> NodesCore:
         """The next of the nodes' actors."""
         self.hub_epoch += 1
-        self.hub = NodesCore(self.nodes, "c-1", b"{}", self.hub_epoch, TIMEOUT, 60.0,
+        self.hub = NodesCore(self.alone.cluster.nodes, "c-1", b"{}", self.hub_epoch, TIMEOUT, 60.0,
                              Restarts(3, 60.0, 1), False)
         return self.hub
 

@@ -32,8 +32,8 @@ class ClusterAsker:
         if not is_running(path):
             raise EngineUnavailable(f"no engine named {name!r} is running", "name")
         if not clustered(configs.load(private_paths.read_file(path / "config.json")).cluster):
-            raise BadConfig(f"name: {name!r} is an engine of one; start it with --replicas N or "
-                            "--autoscale MIN:MAX to make it a cluster", "name")
+            raise BadConfig(f"name: {name!r} is an engine of one; start it with --replicas N "
+                            "to make it a cluster", "name")
         self._path: Path = path
         self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)

@@ -101,6 +101,9 @@ def test_a_replica_that_cannot_be_started_is_left_out() -> None:
     box.run()
     box.assert_whole()
     assert rows(box)[1].phase == "starting"
+    box.kill_agent("b")  # and what was wrong there has been mended
+    turns(box, 200)
+    assert rows(box)[1].phase == "ready"
 
 
 def test_the_nodes_actor_dies() -> None:
