@@ -1,5 +1,4 @@
-"""`actorium verify` on engines: a tiny model in float32 keeps its answers, and faults that are
-planted in its worker are shrunk to what shows them."""
+"""`actorium verify` on engines: a tiny model in float32 keeps its answers."""
 
 from __future__ import annotations
 
@@ -11,21 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import AsyncMock
 
-import helpers_contradicting
 import pytest
 import torch
 from helpers_cli import Cli, cli
-from helpers_kinds import write_kind
 from helpers_models import write_checkpoint
-from helpers_runtime import short_dir
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config, DeviceConfig
-from actorium.actors.launcher.engine import Engine
-from actorium.actors.runtime.roles import ROLES, WORKER
 from actorium.gpu.families.architectures import read_shape
-from actorium.tools.cli.engines import settings_of
-from actorium.tools.cli.verify_command import run
 from actorium.tools.verify.conditions import PLAIN, Condition
 from actorium.tools.verify.own_engines import DEATHS, OwnEngines, over_ranks
 
@@ -62,37 +54,6 @@ def test_an_engine_that_does_not_start(cli: Cli, tmp_path: Path) -> None:
     done = cli.run("verify", str(tmp_path), "--skip-tokenizer", "--device", "cpu")
     assert done.returncode == 2 and b"config.json" in done.stderr
 
-
-@pytest.mark.slow
-@pytest.mark.parametrize(("worker", "kind", "axes", "causes"), [
-    ("helpers_contradicting:sharing_seeds", "llama", "company,order,cache", {"company"}),
-    ("helpers_contradicting:committing_too_much", "hybrid", "company,drafts", {"drafts"}),
-    ("helpers_contradicting:forgetting_checkpoints", "hybrid", "company,cache", {"cache"}),
-    ("helpers_faulty_attention:masking_worker", "llama", "company,tokens_per_step",
-     {"tokens_per_step"})])
-def test_faults_planted_in_workers(worker: str, kind: str, axes: str, causes: set[str],
-                                   tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each is shrunk to its axis."""
-    monkeypatch.setenv("PYTHONPATH", str(Path(helpers_contradicting.__file__).parent))
-    write_kind(tmp_path / "m", kind)
-    report = tmp_path / "report.json"
-
-    @contextlib.contextmanager
-    def start(config: Config) -> Iterator[Engine]:
-        values = settings_of(config)
-        with Engine(values.pop("model"), roles=dict(ROLES) | {WORKER: worker}, **values) as made:
-            yield made
-
-    with short_dir() as run_dir:
-        monkeypatch.setenv("ACTORIUM_RUN_DIR", str(run_dir))
-        assert run("verify", [
-            str(tmp_path / "m"), "--skip-tokenizer", "--device", "cpu", "--dtype", "float32",
-            "--fork-server", "off", "--comparisons", "80", "--engines", "3", "--cases", "12",
-            "--answer-tokens", "10", "--axes", axes, "--logprobs", "close", "--shrink", "1",
-            "--max-runs", "30", "--json", str(report)], start) == 1
-    [own] = json.loads(report.read_text())["shrunk"]
-    found = {word.partition("=")[0] for word in own["condition"].split(", ")}
-    assert found - {"order"} == causes, own
 
 @pytest.mark.slow
 def test_what_exact_refuses_is_left_out_and_named(cli: Cli, tmp_path: Path) -> None:

@@ -1,0 +1,104 @@
+"""Faults planted in the workers of real engines, each of which `actorium verify` finds and shrinks
+to the conditions that show it. The table of them is in docs/verify.md."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import helpers_contradicting
+import pytest
+from helpers_kinds import write_kind
+from helpers_runtime import short_dir
+
+from actorium.actors.config.tree import Config
+from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime.roles import ROLES, WORKER
+from actorium.tools.cli.engines import settings_of
+from actorium.tools.cli.verify_command import run
+
+pytestmark = pytest.mark.slow
+DEMO = "demo"
+"""The packaged model, whose drafts are often right, and which has a tokenizer."""
+
+
+class Planted(NamedTuple):
+    """A fault, and where it is looked for."""
+
+    worker: str
+    kind: str
+    axes: str
+    """That are varied: those that show it, and others."""
+    causes: set[str]
+    """Axes that the smallest pair has."""
+    differs: str = "token"
+    flags: tuple[str, ...] = ()
+    cases: int = 24
+    runs: int = 40
+    """That shrinking may take."""
+    comparisons: int = 120
+    answer: int = 12
+    """Tokens at the most."""
+
+
+PLANTED = [
+    Planted("sharing_seeds", "llama", "company,order,cache", {"company"}),
+    Planted("seeding_by_slot", "llama", "company,logprobs,cache", {"company"}),
+    Planted("telling_other_rows", "llama", "company,cache,threads", {"company"}, "logprob"),
+    Planted("taking_other_scales", "llama", "company,logprobs,threads", {"company"},
+            flags=("--kv-cache-dtype", "int8")),
+    Planted("committing_twice", DEMO, "company,drafts", {"drafts"}),
+    Planted("committing_too_much", "hybrid", "company,drafts", {"drafts"}),
+    Planted("turning_drafts_back", DEMO, "company,drafts", {"drafts"}),
+    Planted("masking_late", DEMO, "drafts,logprobs", {"drafts"}),
+    Planted("penalising_without_drafts", DEMO, "company,drafts", {"drafts"}),
+    Planted("penalising_what_it_computes", "llama", "company,cache,threads", {"cache"}),
+    Planted("reading_stale_pages", "llama", "company,cache,pool",
+            {"cache", "pool", "company"}, runs=120),
+    Planted("forgetting_checkpoints", "hybrid", "company,cache", {"cache"}),
+    Planted("saving_late", "hybrid", "company,cache,threads", {"cache"}),
+    Planted("helpers_faulty_attention:masking_worker", "llama", "company,tokens_per_step",
+            {"tokens_per_step"}, "logprob", cases=12),
+    Planted("committing_too_much_once_preempted", "hybrid", "company,drafts,preempt_every",
+            {"drafts", "preempt_every"}),
+    Planted("seeding_anew", "llama", "company,worker,logprobs", {"worker"},
+            comparisons=500, answer=60)]
+
+
+def verified(fault: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """The report."""
+    monkeypatch.setenv("PYTHONPATH", str(Path(helpers_contradicting.__file__).parent))
+    worker = fault.worker if ":" in fault.worker else f"helpers_contradicting:{fault.worker}"
+    report, model = folder / "report.json", []
+    if fault.kind != DEMO:
+        write_kind(folder / "m", fault.kind)
+        model = [str(folder / "m"), "--skip-tokenizer"]
+
+    @contextlib.contextmanager
+    def start(config: Config) -> Iterator[Engine]:
+        values = settings_of(config)
+        with Engine(values.pop("model"), roles=dict(ROLES) | {WORKER: worker}, **values) as made:
+            yield made
+
+    with short_dir() as run_dir:
+        monkeypatch.setenv("ACTORIUM_RUN_DIR", str(run_dir))
+        assert run("verify", [
+            *model, "--device", "cpu", "--dtype", "float32", "--fork-server", "off",
+            "--comparisons", str(fault.comparisons), "--engines", "4",
+            "--cases", str(fault.cases), "--answer-tokens", str(fault.answer),
+            "--axes", fault.axes, "--logprobs", "close", "--shrink", "1",
+            "--max-runs", str(fault.runs), "--json", str(report), *fault.flags], start) == 1
+    return dict(json.loads(report.read_text()))
+
+
+@pytest.mark.parametrize("fault", PLANTED, ids=[own.worker for own in PLANTED])
+def test_a_fault_planted_in_workers(fault: Planted, tmp_path: Path,
+                                    monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is found, and shrunk to its axes."""
+    [own] = verified(fault, tmp_path, monkeypatch)["shrunk"]
+    found = {word.partition("=")[0] for word in own["condition"].split(", ")}
+    assert found - {"order"} == fault.causes, own
+    assert own["difference"]["kind"] == fault.differs
