@@ -49,7 +49,8 @@ def write_bf16_kind(path: Path, kind: str) -> None:
             path, DENSE, 5, dtype, mtp_num_hidden_layers=1, head_dim=32, num_hidden_layers=4,
             layer_types=["linear_attention", "full_attention"] * 2))
     elif kind == "granite":
-        write_granite(path, 5, dtype, num_local_experts=0, num_experts_per_tok=0)
+        write_granite(path, 5, dtype, num_local_experts=4, mamba_n_groups=2, hidden_size=128,
+                      mamba_n_heads=16)
     elif kind == "deepseek":
         add_mtp(path, write_deepseek(path, 3, dtype))
     else:
