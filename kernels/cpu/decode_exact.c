@@ -12,6 +12,15 @@
 #include "program.h"
 #if defined(TILES_OF_VECTORS) || defined(FLOATS)
 #include "extend_round.h"
+
+/* One pair of weights after the other into the sums of `n` queries, in this order. */
+INLINE void add_pair(float pairs[][KEYS / 2], int i, float sums[2], const int n) {
+    for (int h = 0; h < n; h++) {
+        sums[h] += pairs[h][i];
+        __asm__("" : "+x"(sums[h]));
+    }
+}
+
 #ifdef FLOATS
 #include "exact_floats.h"
 #else
@@ -45,49 +54,50 @@ INLINE void weigh_keys(float *scores, int from, int to, float scale, struct colu
         store_lanes(scores + s, exp2_lanes(fms_lanes(load_lanes(scores + s), by, top)));
 }
 
-/* The sums of `count` weights: pair after pair, which the compiler must leave as it is. */
-INLINE void sum_pairs(float weights[][KEYS], int count, struct column *c, const int n) {
-    float pairs[2][KEYS / 2], sum[2];
-    for (int h = 0; h < n; h++) {
+/* Sums of two neighbouring weights each, which the compiler must leave as they are. */
+INLINE void pair_up(float weights[][KEYS], int count, float pairs[][KEYS / 2], const int n) {
+    for (int h = 0; h < n; h++)
         for (int s = 0; s < count / 2; s++) pairs[h][s] = weights[h][2 * s] + weights[h][2 * s + 1];
-        sum[h] = c[h].sum;
-    }
-    __asm__("" : "+m"(pairs));
-    for (int s = 0; s < count / 2; s++)
-        for (int h = 0; h < n; h++) {
-            sum[h] += pairs[h][s];
-            __asm__("" : "+x"(sum[h]));
-        }
-    for (int h = 0; h < n; h++) c[h].sum = sum[h];
+    __asm__("" : "+m"(*(float(*)[2][KEYS / 2])pairs));
 }
 
 /* Queries of a row, n of them (1 or 2), over a round of which it sees [from, to). */
 INLINE void round_of(const bf16 *const q[2], const number *keys, const bf16 *const *values,
                      int from, int to, float scale, int dim, struct column *c, const int n) {
     float scores[2][KEYS] __attribute__((aligned(64)));
-    float *outputs[2] = {c[0].outputs, c[n - 1].outputs};
+    float pairs[2][KEYS / 2], sums[2], *outputs[2] = {c[0].outputs, c[n - 1].outputs};
     score_keys(q, keys, to, dim, scores, n);
-    for (int h = 0; h < n; h++) weigh_keys(scores[h], from, to, scale, c + h, dim);
-    sum_pairs(scores, (to + 1) & ~1, c, n);
-    gather_keys(values, (to + 1) & ~1, dim, scores, outputs, n);
+    for (int h = 0; h < n; h++) {
+        weigh_keys(scores[h], from, to, scale, c + h, dim);
+        sums[h] = c[h].sum;
+    }
+    pair_up(scores, (to + 1) & ~1, pairs, n);
+    gather_keys(values, (to + 1) & ~1, dim, scores, pairs, outputs, sums, n);
+    for (int h = 0; h < n; h++) c[h].sum = sums[h];
 }
 
-/* A round's tokens, 0 where no row sees one; `low`, `end`: what any row sees. */
+/* Tokens of the round from `begin` on up to `end`, whole registers of them. */
+INLINE int length_of(int begin, int end) {
+    int left = end - begin < KEYS ? end - begin : KEYS;
+    return left > 0 ? (left + 15) & ~15 : 0;
+}
+
+/* A round's first `count` tokens, -1 where no row sees one; `low`, `end`: what any row sees. */
 INLINE void find(const struct paged_decode *d, const int32_t *table, int begin, int low, int end,
-                 int64_t tokens[KEYS]) {
-    for (int s = 0; s < KEYS; s++) {
+                 int count, int64_t tokens[KEYS]) {
+    for (int s = 0; s < count; s++) {
         int p = begin + s;
         tokens[s] = p < low || p >= end ? -1 : token_of(d, table, p);
     }
 }
 
 /* Where their keys and values of key head k lie. */
-INLINE void find_head(const struct paged_decode *d, const int64_t tokens[KEYS], int k, int dim,
-                      bf16 wider[KEYS][2 * MAX_DIM], const bf16 *at[KEYS],
+INLINE void find_head(const struct paged_decode *d, const int64_t tokens[KEYS], int count, int k,
+                      int dim, bf16 wider[KEYS][2 * MAX_DIM], const bf16 *at[KEYS],
                       const bf16 *values[KEYS]) {
     const int64_t size = d->scales ? 1 : sizeof(bf16), kv = (int64_t)d->kv_heads * dim * size;
     const char *pages = (const char *)d->pages + (int64_t)k * dim * size;
-    for (int s = 0; s < KEYS; s++) {
+    for (int s = 0; s < count; s++) {
         at[s] = values[s] = zeros;
         if (tokens[s] < 0) continue;
         const char *from = pages + tokens[s] * 2 * kv;
@@ -136,15 +146,17 @@ INLINE void attend_exact(const struct paged_decode *d, struct part a, int dim) {
         memset(column[i].outputs, 0, dim * sizeof(float));
     }
     int64_t tokens[2][KEYS];
-    find(d, table, low / KEYS * KEYS, low, end, tokens[0]);
-    for (int begin = low / KEYS * KEYS, at_hand = 0; begin < end; begin += KEYS, at_hand ^= 1) {
+    int begin = low / KEYS * KEYS, count = length_of(begin, end);
+    find(d, table, begin, low, end, count, tokens[0]);
+    for (int at_hand = 0, next; begin < end; begin += KEYS, count = next, at_hand ^= 1) {
         const bf16 *at[KEYS], *values[KEYS];
-        find(d, table, begin + KEYS, low, end, tokens[!at_hand]);
+        next = length_of(begin + KEYS, end);
+        find(d, table, begin + KEYS, low, end, next, tokens[!at_hand]);
         for (int i = 0; i < a.share; i++) {
-            find_head(d, tokens[at_hand], a.k + i, dim, wider, at, values);
-            for (int s = 0; s < KEYS && begin + s < end; s += 16) {
+            find_head(d, tokens[at_hand], count, a.k + i, dim, wider, at, values);
+            for (int s = 0; s < count; s += 16) {
                 if (i + 1 < a.share) fetch_tokens(d, tokens[at_hand] + s, a.k + i + 1, dim);
-                else fetch_tokens(d, tokens[!at_hand] + s, a.k, dim);
+                else if (s < next) fetch_tokens(d, tokens[!at_hand] + s, a.k, dim);
                 turn_keys(at + s, dim, keys + s * KEY_STEP);
             }
             for (int r = 0; r < a.rows; r++) {
@@ -156,7 +168,7 @@ INLINE void attend_exact(const struct paged_decode *d, struct part a, int dim) {
                 /* What a draft behind this row left may be anything; 0 times that is not 0. */
                 const bf16 *own_values[KEYS], *const *of = values;
                 if (a.rows > 1) {
-                    for (int s = 0; s < KEYS; s++)
+                    for (int s = 0; s < count; s++)
                         own_values[s] = s >= from && s < to ? values[s] : zeros;
                     of = own_values;
                 }

@@ -8,7 +8,7 @@ typedef struct {
     Delta d;      /* its rows of p and out: `count` tokens of each sequence */
     bf16 *pending; /* [slots, held, channels + 2 values]: queries, keys, values, b, a */
     const int64_t *accepted;
-    int count, held;
+    int count, held, prompt; /* prompt: all tokens are certain, there are no drafts */
 } Window;
 
 /* The inputs of a token: queries, keys and values; b and a. */
@@ -204,7 +204,7 @@ static void window_of(const Window *w, int64_t sequence, int head) {
     }
     int64_t inputs = channels + 2 * d->values, before = w->held ? w->accepted[sequence] : 0;
     before = before < 0 ? 0 : before > w->held ? w->held : before;
-    int tokens = (int)before + w->count, certain = (int)before + 1;
+    int tokens = (int)before + w->count, certain = w->prompt ? tokens : (int)before + 1;
     bf16 *columns = d->columns + slot * (d->width - 1) * channels;
     bf16 *pending = w->held ? w->pending + slot * w->held * inputs : NULL;
     int wide_n = (n + LANES - 1) / LANES * LANES;
@@ -236,7 +236,7 @@ static void window_of(const Window *w, int64_t sequence, int head) {
                        d->p + (row + t) * d->stride + channels + h * m,
                        d->out + ((row + t) * d->values + h) * m);
     }
-    if (w->count > 1) keep(w, row, pending, inputs, head);
+    if (w->count > 1 && !w->prompt) keep(w, row, pending, inputs, head);
 }
 
 int64_t delta_window_tasks(int64_t rows, const int *sizes) { return rows * sizes[1]; }
@@ -248,7 +248,7 @@ void delta_window_task(const bf16 *p, int64_t stride, const int64_t *slots, bf16
                        const int64_t *accepted, int count, int held, float eps, int64_t task) {
     Window w = {{p, stride, slots, columns, conv, states, decay, bias, norm, out,
                  sizes[0], sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps},
-                pending, accepted, count, held};
+                pending, accepted, count, held, 0};
     window_of(&w, task / w.d.keys, (int)(task % w.d.keys));
 }
 
@@ -288,8 +288,11 @@ static void copy_head(const Delta *d, int64_t from, int64_t to, int head) {
            (size_t)shared * m * n * (d->narrow_states ? 2 : 4));
 }
 
+#define BLOCK 32 /* tokens of a prompt at once */
+
 /* `delta_extend` token by token, with the bits that as many calls of `delta_step` give. Arguments as
- * there. */
+ * there. A window of certain tokens reads and writes few rows of a state for all of them, while they
+ * are near. */
 void delta_extend_steps(const bf16 *p, int64_t stride, int64_t count, const int64_t *runs,
                         const int64_t *saves, const int64_t *save_starts, bf16 *columns,
                         const float *conv, void *states, const float *decay, const float *bias,
@@ -301,12 +304,15 @@ void delta_extend_steps(const bf16 *p, int64_t stride, int64_t count, const int6
         const int64_t *run = runs + 3 * i; /* first token, tokens, row */
         int head = (int)(task % sizes[1]);
         Window w = {{p, stride, run + 2, columns, conv, states, decay, bias, norm, out, sizes[0],
-                     sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps}, NULL, NULL, 1, 0};
-        for (int64_t t = 0; t <= run[1]; t++) {
+                     sizes[1], sizes[2], sizes[3], sizes[4], sizes[5], eps}, NULL, NULL, 0, 0, 1};
+        for (int64_t t = 0; t <= run[1]; t += w.count) {
             for (; save < save_starts[i + 1] && saves[2 * save] == t; save++)
                 if (saves[2 * save + 1] != run[2])
                     copy_head(&w.d, run[2], saves[2 * save + 1], head);
             if (t == run[1]) break;
+            int64_t end = save < save_starts[i + 1] && saves[2 * save] < run[1] ? saves[2 * save]
+                                                                                 : run[1];
+            w.count = (int)(end - t < BLOCK ? end - t : BLOCK);
             w.d.p = p + (run[0] + t) * stride;
             w.d.out = out + (run[0] + t) * width;
             window_of(&w, 0, head);

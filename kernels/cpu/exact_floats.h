@@ -37,54 +37,65 @@ INLINE void turn_keys(const bf16 *const at[16], int dim, float *to) {
 }
 #endif
 
-/* Scores of `n` queries (1 or 2) with the first `count` of a round's keys; what is behind those may
- * be anything. */
+/* Scores of `n` queries (1 or 2) with `groups` registers of a round's keys, from `s` on. */
+INLINE void score_some(float query[][MAX_DIM], const float *keys, int s, int dim,
+                       float scores[][KEYS], const int n, const int groups) {
+    floats16 sum[2][AT_ONCE];
+    for (int h = 0; h < n; h++)
+        for (int g = 0; g < groups; g++) sum[h][g] = no_lanes();
+    for (int d = 0; d < dim; d++)
+#pragma GCC unroll 8
+        for (int g = 0; g < groups; g++) {
+            floats16 key = load_lanes(keys + (int64_t)d * KEYS + s + 16 * g);
+            for (int h = 0; h < n; h++)
+                sum[h][g] = fma_lanes(key, all_lanes(query[h][d]), sum[h][g]);
+        }
+    for (int h = 0; h < n; h++)
+        for (int g = 0; g < groups; g++) store_lanes(scores[h] + s + 16 * g, sum[h][g]);
+}
+
+/* Scores with the first `count` keys, in whole registers; what is behind those may be anything. */
 INLINE void score_keys(const bf16 *const q[2], const float *keys, int count, int dim,
                        float scores[][KEYS], const int n) {
     float query[2][MAX_DIM];
     for (int h = 0; h < n; h++)
         for (int d = 0; d < dim; d++) query[h][d] = wide(q[h][d]);
-    for (int s = 0; s < count; s += 16 * AT_ONCE) {
-        floats16 sum[2][AT_ONCE];
-        for (int h = 0; h < n; h++)
-            for (int g = 0; g < AT_ONCE; g++) sum[h][g] = no_lanes();
-        for (int d = 0; d < dim; d++)
-#pragma GCC unroll 8
-            for (int g = 0; g < AT_ONCE; g++) {
-                floats16 key = load_lanes(keys + (int64_t)d * KEYS + s + 16 * g);
-                for (int h = 0; h < n; h++)
-                    sum[h][g] = fma_lanes(key, all_lanes(query[h][d]), sum[h][g]);
-            }
-        for (int h = 0; h < n; h++)
-            for (int g = 0; g < AT_ONCE; g++) store_lanes(scores[h] + s + 16 * g, sum[h][g]);
-    }
+    int s = 0;
+    for (; s + 16 * (AT_ONCE - 1) < count; s += 16 * AT_ONCE)
+        score_some(query, keys, s, dim, scores, n, AT_ONCE);
+    for (; s < count; s += 16) score_some(query, keys, s, dim, scores, n, 1);
 }
 
-/* `count` keys' values of dims d to d + 16 * parts. */
+/* `count` keys' values, an even number, of dims d to d + 16 * parts. */
 INLINE void gather_part(const bf16 *const *at, int count, int d, float weights[][KEYS],
-                        float *const outputs[2], const int parts, const int n) {
+                        float pairs[][KEYS / 2], float *const outputs[2], float sums[2],
+                        const int parts, const int n) {
     floats16 sum[2][4];
     for (int h = 0; h < n; h++)
         for (int p = 0; p < parts; p++) sum[h][p] = load_lanes(outputs[h] + d + 16 * p);
-    for (int s = 0; s < count; s++)
+    for (int s = 0; s < count; s++) {
+        if (d == 0 && s % 2) add_pair(pairs, s / 2, sums, n);
 #pragma GCC unroll 4
         for (int p = 0; p < parts; p++) {
             floats16 value = wide_lanes(at[s] + d + 16 * p);
             for (int h = 0; h < n; h++)
                 sum[h][p] = fma_lanes(value, all_lanes(weights[h][s]), sum[h][p]);
         }
+    }
     for (int h = 0; h < n; h++)
         for (int p = 0; p < parts; p++) store_lanes(outputs[h] + d + 16 * p, sum[h][p]);
 }
 
-/* outputs += weights x values of `count` keys, of n queries (1 or 2). */
+/* outputs += weights x values of `count` keys, of n queries (1 or 2), and sums += pairs, which takes
+ * no time of its own there. */
 INLINE void gather_keys(const bf16 *const *at, int count, int dim, float weights[][KEYS],
-                        float *const outputs[2], const int n) {
+                        float pairs[][KEYS / 2], float *const outputs[2], float sums[2],
+                        const int n) {
     int d = 0;
 #ifdef FLOATS16_512
-    for (; d + 64 <= dim; d += 64) gather_part(at, count, d, weights, outputs, 4, n);
+    for (; d + 64 <= dim; d += 64) gather_part(at, count, d, weights, pairs, outputs, sums, 4, n);
 #endif
-    for (; d < dim; d += 32) gather_part(at, count, d, weights, outputs, 2, n);
+    for (; d < dim; d += 32) gather_part(at, count, d, weights, pairs, outputs, sums, 2, n);
 }
 
 /* A query's outputs, times share, as bf16. */

@@ -17,36 +17,44 @@ INLINE void turn_keys(const bf16 *const at[16], int dim, bf16 *to) {
     }
 }
 
-/* Scores of `n` queries (1 or 2) with the first `count` of a round's keys; what is behind those may
- * be anything. */
-INLINE void score_keys(const bf16 *const q[2], const bf16 *keys, int count, int dim,
-                       float scores[][KEYS], const int n) {
-    for (int s = 0; s < count; s += 16 * AT_ONCE) {
-        __m512 sum[2][AT_ONCE];
-        for (int h = 0; h < n; h++)
-            for (int g = 0; g < AT_ONCE; g++) sum[h][g] = _mm512_setzero_ps();
-        for (int p = 0; p < dim / 2; p++) {
-            __m512bh pair[2];
-            for (int h = 0; h < n; h++) {
-                int32_t both;
-                memcpy(&both, q[h] + 2 * p, 4);
-                pair[h] = (__m512bh)_mm512_set1_epi32(both);
-            }
-#pragma GCC unroll 8
-            for (int g = 0; g < AT_ONCE; g++) {
-                __m512bh key = load(keys + (int64_t)(p * KEYS + s + 16 * g) * 2);
-                for (int h = 0; h < n; h++) sum[h][g] = _mm512_dpbf16_ps(sum[h][g], key, pair[h]);
-            }
+/* Scores of `n` queries (1 or 2) with `groups` registers of a round's keys, from `s` on. */
+INLINE void score_some(const bf16 *const q[2], const bf16 *keys, int s, int dim,
+                       float scores[][KEYS], const int n, const int groups) {
+    __m512 sum[2][AT_ONCE];
+    for (int h = 0; h < n; h++)
+        for (int g = 0; g < groups; g++) sum[h][g] = _mm512_setzero_ps();
+    for (int p = 0; p < dim / 2; p++) {
+        __m512bh pair[2];
+        for (int h = 0; h < n; h++) {
+            int32_t both;
+            memcpy(&both, q[h] + 2 * p, 4);
+            pair[h] = (__m512bh)_mm512_set1_epi32(both);
         }
-        for (int h = 0; h < n; h++)
-            for (int g = 0; g < AT_ONCE; g++) _mm512_storeu_ps(scores[h] + s + 16 * g, sum[h][g]);
+#pragma GCC unroll 8
+        for (int g = 0; g < groups; g++) {
+            __m512bh key = load(keys + (int64_t)(p * KEYS + s + 16 * g) * 2);
+            for (int h = 0; h < n; h++) sum[h][g] = _mm512_dpbf16_ps(sum[h][g], key, pair[h]);
+        }
     }
+    for (int h = 0; h < n; h++)
+        for (int g = 0; g < groups; g++) _mm512_storeu_ps(scores[h] + s + 16 * g, sum[h][g]);
 }
 
-/* outputs += weights, rounded to bf16, x values of `count` keys, of n queries (1 or 2). outputs:
- * [dim / 32][2][16], dims in the order in which unpacking leaves them. */
+/* Scores with the first `count` keys, in whole registers; what is behind those may be anything. */
+INLINE void score_keys(const bf16 *const q[2], const bf16 *keys, int count, int dim,
+                       float scores[][KEYS], const int n) {
+    int s = 0;
+    for (; s + 16 * (AT_ONCE - 1) < count; s += 16 * AT_ONCE)
+        score_some(q, keys, s, dim, scores, n, AT_ONCE);
+    for (; s < count; s += 16) score_some(q, keys, s, dim, scores, n, 1);
+}
+
+/* outputs += weights, rounded to bf16, x values of `count` keys, of n queries (1 or 2), and
+ * sums += pairs, which takes no time of its own there. outputs: [dim / 32][2][16], dims in the order
+ * in which unpacking leaves them. */
 INLINE void gather_keys(const bf16 *const *at, int count, int dim, float scores[][KEYS],
-                        float *const outputs[2], const int n) {
+                        float pairs[][KEYS / 2], float *const outputs[2], float sums[2],
+                        const int n) {
     int32_t weights[2][KEYS / 2] __attribute__((aligned(64)));
     for (int h = 0; h < n; h++)
         for (int s = 0; s < count; s += 32)
@@ -59,7 +67,8 @@ INLINE void gather_keys(const bf16 *const *at, int count, int dim, float scores[
             for (int p = 0; p < parts; p++)
                 for (int j = 0; j < 2; j++)
                     sum[h][p][j] = _mm512_loadu_ps(outputs[h] + d + p * 32 + j * 16);
-        for (int i = 0; i < count / 2; i++)
+        for (int i = 0; i < count / 2; i++) {
+            if (d == 0) add_pair(pairs, i, sums, n);
             for (int p = 0; p < parts; p++) {
                 __m512i x = _mm512_loadu_si512(at[2 * i] + d + p * 32);
                 __m512i y = _mm512_loadu_si512(at[2 * i + 1] + d + p * 32);
@@ -71,6 +80,7 @@ INLINE void gather_keys(const bf16 *const *at, int count, int dim, float scores[
                     sum[h][p][1] = _mm512_dpbf16_ps(sum[h][p][1], hi, weight);
                 }
             }
+        }
         for (int h = 0; h < n; h++)
             for (int p = 0; p < parts; p++)
                 for (int j = 0; j < 2; j++)

@@ -216,10 +216,13 @@ def test_attention(ops: NativeOps, heads: int, kv_heads: int, dim: int, length: 
             assert torch.equal(got, whole[end - q_len:end]), (end, q_len)
 
 
+@pytest.mark.parametrize("heads", [Heads(2, 4, 32, 24), Heads(1, 3, 20, 11)])
 @pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-def test_prompts_through_delta_layers(ops: NativeOps, state_dtype: torch.dtype) -> None:
+def test_prompts_through_delta_layers(ops: NativeOps, heads: Heads, state_dtype: torch.dtype
+                                      ) -> None:
     """They are as many steps; states and columns that are kept on the way, too."""
-    heads, gen = Heads(2, 4, 32, 24), torch.Generator().manual_seed(0)
+    gen, values, value_dim, key_dim = (torch.Generator().manual_seed(0), heads.values,
+                                       heads.value_dim, heads.key_dim)
 
     def normal(*size: int) -> Tensor:
         return torch.randn(size, generator=gen)
@@ -227,11 +230,12 @@ def test_prompts_through_delta_layers(ops: NativeOps, state_dtype: torch.dtype) 
     runs = [ExtendRun(3, 40, ((16, 10), (32, 11), (40, 12))), ExtendRun(1, 2, ((1, 13),)),
             ExtendRun(2, 33)]
     tokens = sum(run.length for run in runs)
-    p = normal(tokens, heads.channels + 4 * 24 + 8).bfloat16()
+    p = normal(tokens, heads.channels + values * (value_dim + 2)).bfloat16()
     columns = normal(20, 3, heads.channels).bfloat16()
-    states = normal(20, 4, 24, 32).to(state_dtype)
-    layer = NativeDelta(ops.lib, ops.threads, heads, normal(4, heads.channels), normal(4).square(),
-                        normal(4), normal(24), 1e-6, exact=True)
+    states = normal(20, values, value_dim, key_dim).to(state_dtype)
+    layer = NativeDelta(ops.lib, ops.threads, heads, normal(4, heads.channels),
+                        normal(values).square(), normal(values), normal(value_dim), 1e-6,
+                        exact=True)
     own = columns.clone(), states.clone()
     got, at = layer.extend(p, *own, plan_runs(runs)), 0
     for run in runs:
