@@ -12,6 +12,7 @@ from actorium.actors.cluster.prefix_index import PrefixIndex
 from actorium.actors.cluster.request_book import RoutedRequest
 from actorium.actors.messages import Submit
 from actorium.actors.runtime.splitmix64 import splitmix64
+from actorium.actors.scheduler.cache.media_keys import media_key
 from actorium.actors.scheduler.request_state import salt_of
 
 FIRST_RATE = 4000.0
@@ -156,9 +157,11 @@ class PrefixPlacer(Placer):
 
 
 def pages_of(submit: Submit, page_size: int) -> Hashes:
-    """The numbers of a prompt's whole pages."""
-    salt = salt_of(submit)
-    return prefix_hashes(submit.prompt, page_size, root_hash(salt))
+    """The numbers of a prompt's whole pages; those of images differ as the caches' keys do."""
+    salt, data = salt_of(submit), submit.prompt
+    if submit.media:
+        data = media_key(data, submit.media, page_size)
+    return prefix_hashes(data, page_size, root_hash(salt))
 
 
 def new_placer(routing: str, seed: int, index: PrefixIndex, page_size: int, slots: int) -> Placer:

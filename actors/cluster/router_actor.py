@@ -24,6 +24,7 @@ from actorium.actors.core import Context
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.records import LedgerHistory
 from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
+from actorium.actors.scheduler.scheduler_actor import media_use
 
 OWN_LEDGER = "router"
 """Of the folder of `--ledger-dir`, in which each replica has one, too."""
@@ -61,7 +62,8 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
         own = f"../{replica_name(config.runtime.name, index)}/{ROUTER_ROLE}"
         return NODES_ROLE if node else own
 
-    index, book = PrefixIndex(), RequestBook(config.recovery.retain, prior)
+    index = PrefixIndex()
+    book = RequestBook(config.recovery.retain, prior, media_use(context))
     placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
                         config.scheduler.max_num_seqs)
     placements = Placements(role_of, book, placer, index, context.epoch)

@@ -169,7 +169,9 @@ class RouterCore(Core):
             self._out += [Send(role, wanted) for role in self.fleet.told]
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
-        return self._records() + orders + out
+        # Not before all are known: what no request names may go.
+        media = self.book.media.pop() if self._gather_until is None else []
+        return self._records() + media + orders + out
 
     def _records(self) -> list[Send]:
         """What must be in the ledger before anything else of a wake goes out."""
@@ -226,6 +228,7 @@ class RouterCore(Core):
         return True
 
     def on_peer_back(self, role: str, now: float) -> None:
+        self.book.media.started(role)
         if role == DETOKENIZER:
             self.placements.send_all(Hello(DETOKENIZER, 0))
         for view in self.views:
@@ -248,7 +251,8 @@ class RouterCore(Core):
         elif isinstance(message, Recall):
             self._on_recall(message, now)
         elif isinstance(message, Hello):
-            self.placements.send_all(message)
+            if not self.book.media.started(message.role):
+                self.placements.send_all(message)
         elif isinstance(message, Flush):
             ready = [view for view in self.views if view.ready]
             self._flushes.begin(message, [view.index for view in ready])

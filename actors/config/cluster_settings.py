@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec import Struct
 
@@ -62,6 +63,13 @@ def replica_of(settings: ClusterConfig) -> ReplicaOf | None:
     """None of an engine that is no replica."""
     found = _REPLICA_OF.fullmatch(settings.replica_of)
     return found and ReplicaOf(found[1], int(found[2]), int(found[3]))
+
+
+def front_dir(settings: ClusterConfig, run_dir: Path) -> Path:
+    """The run directory of the engine that clients speak to, with their images in it: of a replica
+    its cluster's, beside its own."""
+    replica = replica_of(settings)
+    return run_dir if replica is None else run_dir.parent / replica.cluster
 
 
 def replica_name(cluster: str, index: int) -> str:

@@ -9,7 +9,6 @@ from pathlib import Path
 from actorium.actors.config.cluster_settings import (
     REPLICA,
     ROUTER_ROLE,
-    clustered,
     replica_index,
 )
 from actorium.actors.config.tree import Config
@@ -29,9 +28,11 @@ class ReplicaStarts(LauncherObserver):
 
     def before_start(self, config: Config) -> None:
         """Raises `BadConfig` for what replicas cannot do."""
-        if clustered(config.cluster) and takes_media(config):
-            raise BadConfig("replicas: images are not served by several replicas; leave out the "
-                            "tower with --language-model-only", "cluster.replicas")
+        if config.cluster.nodes and takes_media(config):
+            raise BadConfig("nodes: the model takes images, which lie in the memory of the head, "
+                            "where replicas of other machines cannot read them: serve it on one "
+                            "machine, with --replicas N, or leave out the tower with "
+                            "--language-model-only", "cluster.nodes")
 
     def fork(self, words: Sequence[str]) -> StartedProcess | None:
         return start(python(PROCESS, *words)) if words[-1].startswith(REPLICA) else None

@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 
 from actorium.actors.core import Send
-from actorium.actors.scheduler.media_use import MEDIA, MediaUse
-from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.media_use import MEDIA, Asked, MediaUse
 from actorium.actors.vision.media_messages import HoldMedia
 
 
@@ -21,13 +20,13 @@ class MediaHolds(MediaUse):
         self._free: dict[bytes, None] = {}
         self._reset = True
 
-    def queued(self, request: RequestState) -> None:
+    def queued(self, request: Asked) -> None:
         for key in dict.fromkeys(item.key for item in request.submit.media):
             self._requests[key] += 1
             self._held.append(key)
             self._free.pop(key, None)
 
-    def ended(self, request: RequestState) -> None:
+    def ended(self, request: Asked) -> None:
         for key in dict.fromkeys(item.key for item in request.submit.media):
             self._requests[key] -= 1
             if not self._requests[key]:

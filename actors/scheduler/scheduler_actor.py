@@ -74,12 +74,18 @@ def extensions_of(context: Context, load: Load = no_vocabulary,
         metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
         masks=StructuredOutputManager(load), trials=SuspectTrials(),
         auditor=PeriodicAuditor(config.memory),
-        media=MediaHolds(context.epoch) if takes_media(config) else MediaUse(),
+        media=media_use(context),
         new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
         new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker),
         new_page_tier=lambda pages, worker: HostTier(
             pages, worker, context.epoch, config.device.tensor_parallel_size)
         if worker.host_pages else PageTier())
+
+
+def media_use(context: Context) -> MediaUse:
+    """Who tells the media actor what requests name: not a replica, whose router does."""
+    own = takes_media(context.config) and replica_of(context.config.cluster) is None
+    return MediaHolds(context.epoch) if own else MediaUse()
 
 
 def observed(core: Core, context: Context) -> Core:

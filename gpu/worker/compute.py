@@ -16,6 +16,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
+from actorium.actors.config.cluster_settings import front_dir
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Masks,
@@ -224,7 +225,7 @@ class ComputeThread:
         with contextlib.suppress(OSError):  # a full disk must not keep the engine from serving
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         if (images := opened.runner.tables.images) is not None:
-            images.open(self._ctx.run_dir)
+            images.open(front_dir(self._ctx.config.cluster, self._ctx.run_dir))
         self._ready, self._disk = opened.ready, opened.disk
         if opened.disk is not None:
             opened.disk.start(self._answer, self._run_guarded)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,11 +15,15 @@ from helpers_images import data_url, gif, picture, write_text_side
 from helpers_runtime import short_dir
 from helpers_vision import write_vl
 
+from actorium import Image, SamplingParams, Video
+from actorium.actors.client.client import Client
 from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
+from actorium.actors.vision.patch_store import patch_folder
 
 BLUE = (0, 0, 255)
+LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)
 
 
 def image(*args: Any) -> dict[str, Any]:
@@ -54,3 +62,66 @@ def test_answers_are_about_the_pictures(tmp_path: Path, kind: str) -> None:
         with pytest.raises(openai.BadRequestError, match=r"messages\[0\].content\[0\].image_url: "):
             ask({"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}})
         assert ask(image(), text) == red
+
+
+def streams(engine: Engine, then: Callable[[], None] | None = None) -> list[list[int]]:
+    """The tokens of several streams about pictures, some with two, one without; `then` is called
+    when half of them have begun."""
+    asked: list[list[Any]] = [
+        [Image(picture(32 + 8 * (n % 3), 24, (40 * n, 20, 90))), f"what is {n}?"] for n in range(6)]
+    asked += [[Image(picture()), Image(picture(32, 24, BLUE)), "both?"], [Video([picture()] * 4)],
+              ["no picture"]]
+    found: list[list[int]] = [[] for _ in asked]
+    begun = threading.Semaphore(0)
+
+    def follow(number: int) -> None:
+        with Client(engine.name, run_dir=engine.config.runtime.run_dir,
+                    resume_timeout=60.0) as client:
+            for delta in client.chat([{"role": "user", "content": asked[number]}], LONG,
+                                     stream=True):
+                if len(found[number]) < 4 <= len(found[number]) + len(delta.token_ids):
+                    begun.release()
+                found[number] += delta.token_ids
+
+    threads = [threading.Thread(target=follow, args=(number,)) for number in range(len(asked))]
+    for thread in threads:
+        thread.start()
+    assert all(begun.acquire(timeout=60) for _ in range(len(asked) // 2))
+    if then is not None:
+        then()
+    for thread in threads:
+        thread.join(120)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["2.5", "3"])
+def test_a_replica_dies_with_images_under_way(tmp_path: Path, kind: str) -> None:
+    """Its streams go on at the other replica with the tokens that one engine gives, which reads
+    the same patches; they are kept once, and nothing of them is left behind."""
+    write_vl(tmp_path, kind, vocab_size=288, max_position_embeddings=4096, eos_token_id=257)
+    write_text_side(tmp_path, kind)
+    settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 8, "max_total_tokens": 8192,
+                                "max_model_len": 2048}
+    with short_dir() as base, Engine(str(tmp_path), run_dir=str(base), threads=1,
+                                     **settings) as engine:
+        whole = streams(engine)
+    assert [len(one) for one in whole] == [LONG.max_tokens] * 9
+    assert len({tuple(one) for one in whole}) == 9
+    with short_dir() as base, Engine(str(tmp_path), run_dir=str(base), threads=2, replicas=2,
+                                     restart=True, **settings) as engine:
+        assert engine.status is not None
+        pids = {one.role: one.pid for one in engine.status.actors}
+        assert {"media", "replica-0", "replica-1"} <= set(pids)
+        assert streams(engine) == whole
+
+        def routed() -> dict[str, float]:
+            return next(one.gauges for one in engine.client.status().actors
+                        if one.role == "scheduler")
+
+        assert streams(engine, lambda: os.kill(pids["replica-0"], signal.SIGKILL)) == whole
+        assert routed()["migrated_requests"] >= 1
+        folder = patch_folder(engine_dir(engine.name, str(base)))
+        assert len([*folder.glob("*.rows")]) == 6 + 2 + 1, "asked about three times, kept once"
+        shared = folder.resolve()
+    assert not folder.exists() and not shared.exists()

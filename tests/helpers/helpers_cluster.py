@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict, deque
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,9 @@ from actorium.actors.core import CLIENT, LEDGER, Context, Send
 from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
+    Admit,
     Hello,
+    MediaItem,
     Open,
     Ready,
     Reply,
@@ -36,6 +39,7 @@ from actorium.actors.messages import (
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import scheduler_actor
 from actorium.actors.scheduler.request_state import choice_seed
+from actorium.actors.vision.media_messages import HoldMedia
 from actorium.tools.null import null_worker
 
 NAME = "c"
@@ -65,6 +69,8 @@ class ReplicaBox:
         self.worker = Worker(context._replace(role="worker-0"))
         self.inbox: deque[Any] = deque()
         self.said: deque[FromReplica] = deque()
+        self.admitted: list[Admit] = []
+        """What the worker was told of sequences."""
 
     def step(self, now: float) -> bool:
         """A wake of the scheduler and one of its worker; False if nothing moved."""
@@ -74,6 +80,7 @@ class ReplicaBox:
         for send in self.scheduler.on_wake(now):
             moved = True
             if send.to == "worker-0":
+                self.admitted += getattr(send.message, "admit", [])
                 self.worker.on_message(send.message, now)
             else:
                 assert send.to == f"../{NAME}/scheduler", send
@@ -113,6 +120,8 @@ class ClusterBox:
         self.replies: list[Any] = []
         self.answers: list[Any] = []
         """What the router has said to people."""
+        self.holds: list[HoldMedia] = []
+        """What the routers have said to the media actor."""
         self.wanted: ReplicaSet | None = None
         self.gone: set[int] = set()
         """Replicas that have left."""
@@ -139,13 +148,14 @@ class ClusterBox:
             self.to_router.append(ReplicaGone(index, old.launch))
 
     def submit(self, prompt: list[int], max_tokens: int = 16, n: int = 1, rid: str = "",
-               client: bytes = b"client", linger: float = 0.0, **params: Any) -> str:
+               client: bytes = b"client", linger: float = 0.0,
+               media: Sequence[MediaItem] = (), **params: Any) -> str:
         """A request comes from the tokenizer."""
         rid = rid or f"r{len(self.submits)}"
         self.submits[rid] = Submit(
             rid, client, b"".join(t.to_bytes(4, "little") for t in prompt), n,
             Resolved(max_tokens=max_tokens, **params), TextParams(), 11 + len(self.submits),
-            linger=linger)
+            linger=linger, media=[*media])
         self.to_router.append(self.submits[rid])
         return rid
 
@@ -178,6 +188,8 @@ class ClusterBox:
                 self.ledger.append(send.message)
             elif send.to == "launcher":
                 self._launch(send.message)
+            elif send.to == "media":
+                self.holds.append(send.message)
             elif send.to == CLIENT:
                 self.answers.append(send.message)
             elif send.to == "detokenizer":
