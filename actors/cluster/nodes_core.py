@@ -115,7 +115,7 @@ class NodesCore(Core):
         self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello())]
         self._knows_set = self._draining = False
         self._was_up = local
-        self._steps = 0
+        self._steps = self._losses = 0
         self._beat_at = 0.0
 
     # --- the router ------------------------------------------------------------------------------
@@ -270,6 +270,7 @@ class NodesCore(Core):
         if self.links.get(link.node) is link:
             del self.links[link.node]
         self._by_client.pop(link.client, None)
+        self._losses += 1
         LOG.warning("node %s %s: its %d replicas are left out", link.node, why, len(link.running))
         for index, replica in self.replicas.items():
             if replica.state.node == link.node:
@@ -326,7 +327,9 @@ class NodesCore(Core):
         parts += [f"replica {index} at {r.state.node} {r.failed}"
                   for index, r in self.replicas.items() if r.failed]
         return Health(phase, self._steps, self._start_timeout,
-                      {"nodes": float(len(self.names)), "nodes_joined": float(len(self.links))},
+                      {"nodes": float(len(self.names)), "nodes_joined": float(len(self.links)),
+                       "node_losses": float(self._losses), "node_replicas_failed":
+                       float(sum(bool(replica.failed) for replica in self.replicas.values()))},
                       "; ".join(parts))
 
     def on_peer_stuck(self, role: str, now: float) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEDULER, DETOKENIZER, WORKER, MEDIA = "scheduler", "detokenizer", "worker-0", "media"
+NODES_ROLE = "nodes"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 MICRO = 1e-6
 
@@ -168,3 +169,13 @@ ROUTER = (
         "Sequences of which a replica said something that were no longer its own."),
 )
 """Of a cluster's router, which stands where an engine's scheduler does; after `actorium:`."""
+
+NODES = (
+    Row("nodes", GAUGE, "nodes", "Machines that may join the cluster.", NODES_ROLE),
+    Row("nodes_joined", GAUGE, "nodes_joined", "Those that are heard of.", NODES_ROLE),
+    Row("node_losses", COUNTER, "node_losses",
+        "Times that one was given up: its connection broke, or it was silent.", NODES_ROLE),
+    Row("node_replicas_failed", GAUGE, "node_replicas_failed",
+        "Replicas at nodes that are not started again.", NODES_ROLE),
+)
+"""Of a cluster's head, where other machines have replicas; after `actorium:`."""

@@ -24,6 +24,8 @@ from actorium.actors.watchdog.metric_rows import (
     GAUGE,
     HISTOGRAM,
     HISTOGRAMS,
+    NODES,
+    NODES_ROLE,
     OWN,
     ROUTER,
     SCHEDULER,
@@ -206,7 +208,8 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
 
 def _router(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Of a cluster, whose scheduler is the router."""
-    yield from (_row("actorium:", row, facts, {}) for row in ROUTER)
+    rows = ROUTER + NODES if NODES_ROLE in facts.actors else ROUTER
+    yield from (_row("actorium:", row, facts, {}) for row in rows)
     gauges = _gauges(facts, SCHEDULER)
     yield _family("actorium:routed_requests", COUNTER,
                   "Placements, by what decided: prefix (most of the prompt is cached there), load, "

@@ -14,14 +14,16 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from actorium.actors.cluster.nodes_core import NodesCore
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
-from actorium.actors.watchdog.metric_rows import HISTOGRAMS, OWN, ROUTER
+from actorium.actors.watchdog.metric_rows import HISTOGRAMS, NODES, NODES_ROLE, OWN, ROUTER
 from actorium.actors.watchdog.metrics import MetricsInput, families, render
 from actorium.actors.watchdog.probe_server import served_name
+from actorium.actors.watchdog.restart_policy import Restarts
 from actorium.actors.watchdog.supervised import Supervised, starting
 
 DASHBOARD = Path(__file__).parents[3] / "tools/grafana/actorium.json"
@@ -245,6 +247,17 @@ def test_of_a_cluster_the_router_is_told() -> None:
     assert not [f.name for f in families(facts(gauges)) if "rout" in f.name]
 
 
+def test_nodes_are_told_where_other_machines_may_join() -> None:
+    core = NodesCore({"a": 1, "b": 2}, "c-1", b"", 1, 3.0, 60.0, Restarts(3, 60.0, 0), True)
+    nodes = starting(NODES_ROLE, 9, 1, 100.0)
+    nodes.gauges = core.health().gauges
+    found = facts(actors={NODES_ROLE: nodes}, config=CLUSTER)
+    assert value(found, "actorium:nodes") == 2
+    assert value(found, "actorium:nodes_joined") == 0
+    assert {row.gauge for row in NODES} == set(core.health().gauges)
+    assert not [f.name for f in families(facts(config=CLUSTER)) if "node" in f.name]
+
+
 def test_every_gauge_of_the_router_has_a_metric() -> None:
     told = {row.gauge for row in ROUTER} | {"routed_by_prefix", "routed_by_load", "routed_blind"}
     gauges = ClusterBox(settings()).router.placements.gauges()
@@ -269,7 +282,8 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
-    exported = {name for name, _ in values(facts(gauges, config=CLUSTER))}
+    nodes = {NODES_ROLE: starting(NODES_ROLE, 9, 1, 100.0)}
+    exported = {name for name, _ in values(facts(actors=actors(**gauges) | nodes, config=CLUSTER))}
     asked = {name for expression in expressions(dashboard)
              for name in re.findall(r"(?:vllm|actorium):\w+", expression)}
     assert len(asked) > 40
@@ -279,7 +293,9 @@ def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
 def test_the_dashboard_shows_every_metric() -> None:
     """Of ours, and what it says of vLLM's: a metric that nobody looks at is not worth its name."""
     text = DASHBOARD.read_text()
-    missing = [f.name for f in families(facts(config=CLUSTER)) if f.name not in text]
+    nodes = {NODES_ROLE: starting(NODES_ROLE, 9, 1, 100.0)}
+    told = families(facts(actors=actors() | nodes, config=CLUSTER))
+    missing = [f.name for f in told if f.name not in text]
     assert missing == ["vllm:cache_config_info"]
 
 
