@@ -5,8 +5,9 @@ worker takes exactly the time of a step model, and through `tools/simulate`.
         [--routing prefix] [--json FILE]
 
 The engine is whole: client, tokenizer, router, schedulers, workers, detokenizer, ledgers, each a
-process. What messages take is measured first, of other requests (`link_delays`), and given to the
-simulation. Prints the simulation's errors, of means and p99, for TTFT and TPOT. As asked here it
+process. What messages take is measured of other requests (`link_delays`) and given to the
+simulation: after the load, which shall meet a router that has seen nothing, as the simulated one
+has. Prints the simulation's errors, of means and p99, for TTFT and TPOT. As asked here it
 takes some six minutes, on two processors that have nothing else to do.
 """
 
@@ -96,6 +97,12 @@ async def played(name: str, run_dir: str | None, work: SimulatedLoad) -> Request
     return columns
 
 
+async def warmed(name: str, run_dir: str | None) -> None:
+    """What is made once is made: by requests of which the router learns nothing."""
+    async with AsyncClient(name, run_dir) as client:
+        await asyncio.gather(*(asked(client, [number] * 16, 8) for number in range(8)))
+
+
 async def counters(name: str, run_dir: str | None) -> dict[str, int]:
     """The schedulers' sums, when their last reports are there."""
     await asyncio.sleep(1.5)
@@ -109,10 +116,11 @@ def compare(work: SimulatedLoad, config: Config) -> dict[str, dict[str, Any]]:
     """Figures of both."""
     name, run_dir = config.runtime.name, config.runtime.run_dir
     replicas = config.cluster.replicas
-    delays = asyncio.run(engine_delays(name, run_dir, replicas))
+    asyncio.run(warmed(name, run_dir))
     before = asyncio.run(counters(name, run_dir))
     real = asyncio.run(played(name, run_dir, work))
     after = asyncio.run(counters(name, run_dir))
+    delays = asyncio.run(engine_delays(name, run_dir, replicas))
     own = cluster_config(config, replicas, config.cluster.routing)
     model = msgspec.structs.replace(STEP_SECONDS, inward=delays.inward, outward=delays.outward)
     cluster = VirtualCluster(own, model, work, 0)

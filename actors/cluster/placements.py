@@ -180,12 +180,13 @@ class Placements:
 
     # --- replicas ---
 
-    def on_report(self, view: ReplicaView, report: ReplicaReport) -> None:
+    def on_report(self, view: ReplicaView, report: ReplicaReport, now: float) -> None:
         """How a replica is; its counters say how fast it computes prompts."""
-        tokens, busy = (report.gauges.get(name, 0.0) - view.gauges.get(name, 0.0)
-                        for name in ("computed_prompt_tokens", "busy_us"))
-        if tokens >= MEASURED_TOKENS and busy > 0 and view.gauges:
-            view.rate += NEW_SHARE * (tokens * 1e6 / busy - view.rate)
+        tokens, spent = (report.gauges.get(name, 0.0) - view.gauges.get(name, 0.0)
+                         for name in ("computed_prompt_tokens", "prompt_us"))
+        if tokens >= MEASURED_TOKENS and spent > 0 and view.gauges:
+            view.rate += NEW_SHARE * (tokens * 1e6 / spent - view.rate)
+            view.measured = now
         view.ready, view.gauges = report.ready, report.gauges
         view.lost = view.lost and not report.ready
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
+from math import inf
+from operator import mul
 
 from msgspec import Struct
 
@@ -19,6 +21,9 @@ FIRST_RATE = 4000.0
 """Prompt tokens a second of a replica of which nothing has been measured."""
 SEQUENCE = 0.004
 """Seconds of computing elsewhere that are worth one running sequence less beside a request."""
+HALF_LIFE = 30.0
+"""Seconds after which a rate that was measured counts half beside those of other replicas: one that
+was slow for a moment would get no prompts, and never be seen to be fast again."""
 FULL = 10.0
 """Seconds that a request is taken to wait at a replica with twice as many sequences as slots."""
 
@@ -54,7 +59,9 @@ class ReplicaView(Struct):
     resyncing: bool = False
     """It was asked for all of its cache."""
     rate: float = FIRST_RATE
-    """Prompt tokens that it computes a second of work, as measured."""
+    """Prompt tokens that it computes in a second that goes into nothing else, as measured."""
+    measured: float = -inf
+    """When that was, last."""
     gauges: dict[str, float] = {}
     closed: bool = False
     """It is drained, or leaves: it gets no requests."""
@@ -133,9 +140,10 @@ class PrefixPlacer(Placer):
         found = self._index.match(pages, [view.index for view in among], now)
         tokens = len(request.submit.prompt) // 4
         costs = {}
-        for view in among:
+        for view, rate in zip(among, believed_rates(among, now), strict=True):
             cached = min(found[view.index] * self._page_size, tokens - 1)
-            costs[view.index] = self._seconds(view, tokens - cached), view.sequences, view.routed
+            seconds = self._seconds(view, tokens - cached, rate)
+            costs[view.index] = seconds, view.sequences, view.routed
         chosen = min(among, key=lambda view: costs[view.index])
         cached = found[chosen.index] * self._page_size
         most = max(found.values())
@@ -150,10 +158,21 @@ class PrefixPlacer(Placer):
         self._index.expect(pages, chosen.index, now)
         return chosen
 
-    def _seconds(self, view: ReplicaView, uncached: int) -> float:
+    def _seconds(self, view: ReplicaView, uncached: int, rate: float) -> float:
         """Until the first token of a prompt with so many tokens that are not cached."""
         wait = FULL * max(0.0, view.sequences / self._slots - 1)
-        return (view.backlog + uncached) / view.rate + SEQUENCE * view.sequences + wait
+        return (view.backlog + uncached) / rate + SEQUENCE * view.sequences + wait
+
+
+def believed_rates(views: Sequence[ReplicaView], now: float) -> list[float]:
+    """Prompt tokens a second of each: as measured, or, the longer ago that was, as others have."""
+    weights = [0.5 ** ((now - view.measured) / HALF_LIFE) for view in views]
+    total = sum(weights)
+    if not total:
+        return [view.rate for view in views]
+    usual = sum(map(mul, weights, [view.rate for view in views])) / total
+    return [usual + weight * (view.rate - usual)
+            for view, weight in zip(views, weights, strict=True)]
 
 
 def pages_of(submit: Submit, page_size: int) -> Hashes:

@@ -338,7 +338,7 @@ class RouterCore(Core):
             elif isinstance(message, CacheDelta):
                 self.placements.on_delta(view, message)
             elif isinstance(message, ReplicaReport):
-                self.placements.on_report(view, message)
+                self.placements.on_report(view, message, now)
                 self.next_sid = max(self.next_sid, message.next_sid)
             elif isinstance(message, Inventory):
                 if frame.seen >= view.asked:  # else as things were before the last question

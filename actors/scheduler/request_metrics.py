@@ -25,6 +25,42 @@ from actorium.actors.scheduler.scheduler_state import SchedulerState
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
 REFRESH = 16
 """While steps go on, the gauges are made anew each time so many have been asked for."""
+LEAST_SHARE = 10
+"""A prompt takes at least the part 1 / `LEAST_SHARE` of a step, however short the step before was.
+"""
+
+
+class PromptWork:
+    """Prompt tokens that were computed, and what steps took longer for them.
+
+    A step with a prompt is held against the last one without: what both take (weights that are
+    read, decodes) is not the prompt's. Where decodes go on all the time, most of a step is that.
+    """
+
+    def __init__(self) -> None:
+        self.tokens = 0
+        """Computed in steps whose results are here: none from the prefix cache; once more those
+        that a preempted sequence had to compute again."""
+        self.us = 0
+        self._plain_us = 0
+        """Of the last step without a prompt; 0 = there was none."""
+
+    def add(self, record: PlanRecord, result: StepResult) -> None:
+        """A step's result."""
+        prompt, busy = record.prompt_tokens, result.busy_us - result.encode_us
+        if prompt:
+            self.tokens += prompt
+            self.us += max(busy - self._plain_us, busy // LEAST_SHARE)
+        else:
+            self.plain(busy)
+
+    def plain(self, busy_us: int) -> None:
+        """A step that has only decoded."""
+        self._plain_us = busy_us or self._plain_us
+
+    def gauges(self) -> dict[str, float]:
+        """Sums."""
+        return {"computed_prompt_tokens": float(self.tokens), "prompt_us": float(self.us)}
 
 
 @dataclass(slots=True)
@@ -52,9 +88,7 @@ class RequestMetrics(SchedulerMetrics):
         """Sequences that have ended, by reason."""
         self._rejected: Counter[str] = Counter()
         """Requests refused when they came, by the code of the error."""
-        self.computed_prompt_tokens = 0
-        """Of prompts, computed in steps whose results are here: none from the prefix cache; once
-        more those that a preempted sequence had to compute again."""
+        self.prompts = PromptWork()
         self._resumed = {"resumed_sequences": 0.0, "resumed_tokens": 0.0}
         self._lives: dict[int, SequenceTimes] = {}
         self._times = np.zeros(slots)
@@ -89,7 +123,7 @@ class RequestMetrics(SchedulerMetrics):
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
         """A step's result; before what it ends is taken off the books."""
         self.histograms["step_tokens"].add(record.computed)
-        self.computed_prompt_tokens += record.computed - record.decodes * record.window
+        self.prompts.add(record, result)
         if result.busy_us:
             self.histograms["step"].add(result.busy_us / 1e6)
         if len(result.counts) != len(record.slots) or not len(record.slots):
@@ -187,8 +221,7 @@ class RequestMetrics(SchedulerMetrics):
             for histogram in self.histograms.values():
                 gauges |= histogram.gauges()
             self._gauges = gauges
-        return memory_gauges(state) | self._gauges | {
-            "computed_prompt_tokens": float(self.computed_prompt_tokens)}
+        return memory_gauges(state) | self._gauges | self.prompts.gauges()
 
 
 def memory_gauges(state: SchedulerState) -> dict[str, float]:

@@ -23,6 +23,7 @@ from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.extensions import SchedulerMetrics, StateAuditor
 from actorium.actors.scheduler.plan_record import PlanRecord
+from actorium.actors.scheduler.request_metrics import PromptWork
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
 from actorium.tools.simulate.modelled_worker import ModelledWorker
@@ -35,16 +36,15 @@ class SteadyMetrics(SchedulerMetrics):
     """The few counters that a router, or the figures of a simulation, are made of."""
 
     def __init__(self) -> None:
-        self.computed_prompt_tokens = 0
+        self.prompts = PromptWork()
 
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
-        self.computed_prompt_tokens += record.computed - record.decodes * record.window
+        self.prompts.add(record, result)
 
     def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None
                ) -> dict[str, float]:
         tree = state.kv_cache.tree
-        return {"computed_prompt_tokens": float(self.computed_prompt_tokens),
-                "preemptions": float(state.preemptions.total()),
+        return {**self.prompts.gauges(), "preemptions": float(state.preemptions.total()),
                 "evicted_pages": 0.0 if tree is None else float(tree.stats.evictions)}
 
 
@@ -189,6 +189,7 @@ class SteadyScheduler(SchedulerCore):
         if (pacing := self._planner.pacing).active:
             for i in range(-first.step % 4, len(busy_us), 4):
                 pacing.measured(first, int(busy_us[i]), idle_us[i] if i < len(idle_us) else 0)
+        self.counters.prompts.plain(int(busy_us[-1]))
         self._totals["tokens"] += len(first.slots) * len(busy_us)
         self._totals["busy_us"] += int(busy_us.sum())
         self._totals["idle_us"] += sum(idle_us)

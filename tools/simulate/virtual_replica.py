@@ -36,17 +36,23 @@ Said = list[tuple[float, Any]]
 """Messages to the router, and when they were sent."""
 
 
+def replica_context(config: Config, index: int, launch: int) -> Context:
+    """What a replica's scheduler is built with. config: the cluster's; launch: how often the
+    replica was started."""
+    cluster = config.runtime.name
+    own = msgspec.structs.replace(
+        config, cluster=ClusterConfig(replica_of=f"{cluster}:{index}:{launch}"),
+        runtime=msgspec.structs.replace(config.runtime, name=replica_name(cluster, index)))
+    return Context(own, NOTHING, "scheduler", 1, 0)
+
+
 class VirtualReplica:
     """One life of a replica."""
 
     def __init__(self, config: Config, index: int, launch: int, model: StepSeconds,
                  single_steps: bool = False) -> None:
         """config: the cluster's; single_steps: none are taken at once, for comparison."""
-        cluster = config.runtime.name
-        own = msgspec.structs.replace(
-            config, cluster=ClusterConfig(replica_of=f"{cluster}:{index}:{launch}"),
-            runtime=msgspec.structs.replace(config.runtime, name=replica_name(cluster, index)))
-        context = Context(own, NOTHING, "scheduler", 1, 0)
+        context = replica_context(config, index, launch)
         self.index, self.launch = index, launch
         self.bare = SteadyScheduler(context, single_steps)
         self._scheduler = scheduler_actor.observed(self.bare, context)
@@ -123,7 +129,7 @@ class VirtualReplica:
         report_at = self._scheduler.next_timer()
         assert report_at is not None
         if report_at != self._report_at:
-            self._report_at, self._reported = report_at, self.bare.counters.computed_prompt_tokens
+            self._report_at, self._reported = report_at, self.bare.counters.prompts.tokens
         if looks:
             self._look()
         return said
@@ -136,7 +142,7 @@ class VirtualReplica:
     @property
     def _has_news(self) -> bool:
         """The next report tells the router how fast prompts were computed."""
-        return self._reported != self.bare.counters.computed_prompt_tokens
+        return self._reported != self.bare.counters.prompts.tokens
 
     def _last_report(self, until: float) -> float | None:
         """When to make the next report, if one is due by then: the last that is due, unless one

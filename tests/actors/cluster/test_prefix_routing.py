@@ -8,10 +8,14 @@ import numpy as np
 from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
+from actorium.actors.cluster.placing import FIRST_RATE, HALF_LIFE, ReplicaView, believed_rates
 from actorium.actors.cluster.prefix_hashes import prefix_hashes, root_hash
 from actorium.actors.cluster.prefix_index import SOON, PrefixIndex
 from actorium.actors.cluster.prefix_report import PrefixReport
+from actorium.actors.messages import StepResult
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
+from actorium.actors.scheduler.plan_record import PlanRecord
+from actorium.actors.scheduler.request_metrics import PromptWork
 
 PAGE = 4
 
@@ -156,3 +160,37 @@ def test_conversations_stay_where_their_prefix_is() -> None:
     ratio, computed = converse(4, "prefix", 1024)
     _, in_turns = converse(4, "round_robin", 1024)
     assert ratio > one - 0.08 and in_turns > 1.5 * computed, (one, ratio, computed, in_turns)
+
+
+# --- how fast replicas are believed to be --------------------------------------------------------
+
+def test_a_rate_of_long_ago_counts_less_than_those_of_others() -> None:
+    """A replica that was slow for a moment gets no prompts, so it is never seen to be fast again:
+    in time it is believed to be as fast as others."""
+    fast, slow, fresh = (ReplicaView(i, "") for i in range(3))
+    assert believed_rates([fast, slow, fresh], 100.0) == [FIRST_RATE] * 3
+    fast.rate, slow.rate, slow.measured = 20_000.0, 100.0, 100.0
+    believed = []
+    for now in (100.0, 100.0 + HALF_LIFE, 100.0 + 4 * HALF_LIFE):
+        fast.measured = now
+        believed.append(believed_rates([fast, slow, fresh], now))
+    assert [each[0] for each in believed] == [20_000.0] * 3
+    assert believed[0][1] == 100.0 and 5_000 < believed[1][1] < 10_000 < 17_000 < believed[2][1]
+    assert believed[0][2] == 10_050.0, "one that has not been measured is like the others"
+
+
+def test_what_a_prompt_adds_to_a_step_is_what_it_took() -> None:
+    work = PromptWork()
+
+    def step(prompt: int, decodes: int, busy_us: int, encode_us: int = 0) -> None:
+        slots = np.arange(1, decodes + 1, dtype=np.int32)
+        record = PlanRecord(1, slots, slots, slots.tobytes(), 0, {}, prompt + decodes)
+        work.add(record, StepResult(1, 1, b"", b"", b"", busy_us=busy_us, encode_us=encode_us))
+
+    step(100, 0, 22_000)  # there was no step to hold it against
+    step(0, 4, 12_000)
+    step(200, 4, 22_000)
+    step(50, 3, 14_500 + 7_000, 7_000)  # an image was made besides
+    assert work.gauges() == {"computed_prompt_tokens": 350.0, "prompt_us": 34_500.0}
+    step(10, 4, 11_000)  # no longer than without, by chance
+    assert work.us == 34_500 + 1_100

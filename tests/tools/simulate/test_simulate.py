@@ -107,6 +107,16 @@ def test_a_conversation_finds_its_prefix_and_one_that_is_sent_about_does_not() -
     assert hits["prefix"] > hits["round_robin"] + 0.1
 
 
+def test_the_router_measures_what_prompts_take_and_not_what_decodes_take() -> None:
+    """Most of a step with a prompt is what the step would have taken without. A rate that counts
+    that is far too low, and a replica without traffic keeps it."""
+    work = drawn_workload("chat", 150, 20.0, 3)
+    busy = cluster(work._replace(output=np.minimum(work.output, 60), think=work.think / 10))
+    busy.run([])
+    for view in busy.router.views:
+        assert 0.5 / STEP.prompt < view.rate < 2 / STEP.prompt
+
+
 def test_all_is_the_same_again() -> None:
     runs = [cluster(small_chat(), "random").run([ReplicaDeath(0.5, 0, 1.0)]) for _ in range(2)]
     for name in ("arrival", "first", "end", "cached", "tokens"):
