@@ -5,6 +5,9 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
+import subprocess
+import sys
 import threading
 import zlib
 from pathlib import Path
@@ -176,6 +179,35 @@ def test_a_half_written_file_is_never_a_page_and_goes(tmp_path: Path) -> None:
     assert opened(tmp_path / "pages").pages == 2 and left.exists(), "it may still be written"
     os.utime(left, (1000, 1000))
     assert opened(tmp_path / "pages").pages == 1 and not left.exists()
+
+
+KILLED_IN_A_WRITE = """
+import os, signal, sys
+from pathlib import Path
+from actorium.gpu.step.disk_pages import DiskPages
+
+def half(fd, parts):
+    os.write(fd, bytes(parts[0]) + bytes(parts[1])[:1000])
+    os.kill(os.getpid(), signal.SIGKILL)
+
+disk = DiskPages(Path(sys.argv[1]), 1 << 24, b"n" * 16)
+os.writev = half
+disk.write(bytes.fromhex(sys.argv[2]), memoryview(bytes(3000)), 0)
+"""
+
+
+def test_who_is_killed_while_it_writes_leaves_no_page(tmp_path: Path) -> None:
+    """Nor does what it leaves keep anybody else from writing it."""
+    disk = opened(tmp_path / "pages")
+    put(disk, 1)
+    killed = subprocess.run([sys.executable, "-c", KILLED_IN_A_WRITE, tmp_path / "pages",
+                             name_of(2).hex()], timeout=60)
+    assert killed.returncode == -signal.SIGKILL
+    (left,) = [path for path in files(tmp_path / "pages") if path.name.startswith(".")]
+    assert left.stat().st_size == HEADER.size + 1000
+    assert not disk.holds(name_of(2)) and got(disk, 2) == MISSING
+    put(disk, 2)
+    assert got(disk, 2) == page_of(2) and got(opened(tmp_path / "pages"), 1) == page_of(1)
 
 
 def test_a_disk_that_is_full_or_gone_is_a_miss(tmp_path: Path,
