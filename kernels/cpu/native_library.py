@@ -81,6 +81,8 @@ SIGNATURES = {
     "sigmoid_mul": _POINTER * 3 + [c_int64],
     "copy_rows": [c_void_p, c_int64, c_void_p] + [c_int64] * 3,
     "gather_columns": [c_void_p, c_int64] + _POINTER * 2 + [c_int64] * 2,
+    "crc_of": [c_void_p, c_int64, c_void_p],
+    "page_copies": [c_void_p, c_int64] + _POINTER * 3 + [c_int64] + _POINTER * 2 + [c_int] * 2,
     "share_work": [c_int],
     "run_program": [c_void_p, c_int64, c_int],
     "sample_rows": [c_void_p] + [c_int64] * 2 + _POINTER * 7 + [c_int],
