@@ -521,7 +521,7 @@ class PageAnswer(Message):
     ticket: StepNo
     step: StepNo = 0
     found: bytes = b""
-    """u1[n], of the order's names: 0 = not there or not written, 1 = done, 2 = corrupt."""
+    """u1[n], of the order's names: 0 = not there or not written, 1 = done, 2 corrupt, 3 late."""
     lost: Column = b""
     pages: Count = 0
     disk_bytes: StepNo = 0

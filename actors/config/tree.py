@@ -105,6 +105,9 @@ class MemoryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """DIR:64GiB, a directory and the most that may lie in it: for pages that the host's memory has
     no room for, or without host_cache for all that the pool has none for. They are found again
     after a restart, by all engines that serve the same model in the same way."""
+    disk_timeout: float = 2.0
+    """Seconds within which `disk_cache` must say what it has, and give it; what has not come by
+    then is computed, and the disk left alone for half a minute."""
     eviction_policy: str = "lru"
     """lru | lfu | priority: which cached prefix goes first when pages run out."""
     debug_memory: bool = False

@@ -103,6 +103,7 @@ def _memory_rules(mem: MemoryConfig) -> list[Rule]:
         ("memory.kv_cache_bytes", mem.kv_cache_bytes >= 1 << 16, "must be at least 64 KiB"),
         ("memory.host_cache", mem.host_cache >= 0, "must not be negative"),
         ("memory.disk_cache", not (fault := disk_cache_fault(mem.disk_cache)), fault),
+        ("memory.disk_timeout", 0 < mem.disk_timeout < math.inf, "must be above 0 and finite"),
         ("memory.kv_cache_dtype", mem.kv_cache_dtype in KV_DTYPES,
          f"must be one of {', '.join(KV_DTYPES)}"),
         ("memory.state_dtype", mem.state_dtype in ("float32", "bfloat16"),

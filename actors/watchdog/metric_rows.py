@@ -69,6 +69,8 @@ OWN = (
     Row("disk_pages_hit", COUNTER, "disk_pages_hit", "Pages read back from the disk."),
     Row("disk_pages_corrupt", COUNTER, "disk_pages_corrupt",
         "Files that were no whole page or had another checksum: their tokens were computed again."),
+    Row("disk_pages_late", COUNTER, "disk_pages_late",
+        "Pages that were not there within --disk-timeout: their tokens were computed."),
     Row("checkpoints", GAUGE, "checkpoints", "Recurrent states kept for prefix reuse."),
     Row("checkpoints_saved", COUNTER, "checkpoints_saved", "Recurrent states saved."),
     Row("checkpoints_evicted", COUNTER, "checkpoints_evicted", "Recurrent states given up."),

@@ -1,11 +1,20 @@
 """Two threads that do the scheduler's page orders: one finds and reads, since somebody waits for
-that, the other writes. Steps go on meanwhile."""
+that, the other writes. Steps go on meanwhile.
+
+A disk may hang. So each order has a time by which it is answered, and a third thread that sees to
+it: what has not come by then is missing, and the disk is left alone for a while. A thread that
+hangs touches no slot: pages go through a buffer of its own, and one that comes late is dropped.
+"""
 
 from __future__ import annotations
 
+import logging
+import math
 import threading
+from collections import deque
 from collections.abc import Callable
 from queue import SimpleQueue
+from time import monotonic
 
 import numpy as np
 
@@ -13,74 +22,196 @@ from actorium.actors.messages import PageAnswer, PageOrder
 from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
 from actorium.gpu.step.host_pages import HostPages
 
+LOG = logging.getLogger("actorium.worker")
 NAME_BYTES = 16
+LATE = 3
+"""Of `PageAnswer.found`, beside those of `disk_pages`."""
+WRITES_LATER = 10
+"""Nobody waits for writes: they have so many times as long, since some of them make room."""
+REST_S = 30.0
+"""Seconds for which a disk that was too slow is left alone."""
 Answer = Callable[[PageAnswer], None]
 Guard = Callable[[Callable[[], None]], None]
 """Runs a thread's body and tells the worker of what it raises."""
+
+
+class DiskTask:
+    """An order until it is answered."""
+
+    __slots__ = ("done", "due", "found", "late", "order", "over")
+
+    def __init__(self, order: PageOrder, due: float) -> None:
+        """due: on the monotonic clock."""
+        self.order, self.due = order, due
+        self.found = bytearray(len(order.names) // NAME_BYTES)
+        self.done = 0
+        """Names of which `found` says something."""
+        self.over = self.late = False
+        """It was answered, or nobody waits for it any more; its time had run out."""
+
+
+class DiskLane:
+    """What one thread does, in order."""
+
+    def __init__(self, name: str, patience: float, width: int) -> None:
+        """patience: seconds for each order; width: of a page, in bytes."""
+        self.name, self.patience = name, patience
+        self.queue: SimpleQueue[DiskTask] = SimpleQueue()
+        self.open: deque[DiskTask] = deque()
+        """Not over, the oldest first."""
+        self.doing: DiskTask | None = None
+        self.page = np.zeros(width, np.uint8)
+        """On its way."""
+
+    @property
+    def hangs(self) -> bool:
+        """Whether the thread is still at what was given up."""
+        return self.doing is not None and self.doing.late
 
 
 class DiskThreads:
     """Moves pages between host slots and files. Slots are the scheduler's: it gives none of an
     order's to anything else before the answer."""
 
-    def __init__(self, disk: DiskPages, host: HostPages, worker: int, rank: int) -> None:
-        """worker: its epoch."""
+    def __init__(self, disk: DiskPages, host: HostPages, worker: int, rank: int,
+                 timeout: float) -> None:
+        """worker: its epoch; timeout: seconds within which what is read is there."""
         self._disk, self._host, self._worker, self._rank = disk, host, worker, rank
         self._epoch = 0
-        self._reads: SimpleQueue[PageOrder] = SimpleQueue()
-        self._writes: SimpleQueue[PageOrder] = SimpleQueue()
-        self._turns = threading.Lock(), threading.Lock()
-        """Held by each thread while it touches a slot."""
+        self._reads = DiskLane("disk reads", timeout, host.width)
+        self._writes = DiskLane("disk writes", WRITES_LATER * timeout, host.width)
+        self._lanes = self._reads, self._writes
+        self._changed = threading.Condition()
+        """Holds its lock: who touches a slot, an open task, or what is below."""
+        self._looks_at = math.inf
+        """When the third thread looks next."""
+        self._rests_until = -math.inf
         self._answer: Answer
 
     def start(self, answer: Answer, guarded: Guard) -> None:
-        """answer: called from the threads."""
+        """answer: called from the threads, and by `submit`; it must not call back."""
         self._answer = answer
-        for queue, turn, name in ((self._reads, self._turns[0], "disk reads"),
-                                  (self._writes, self._turns[1], "disk writes")):
-            threading.Thread(target=guarded, name=name, daemon=True,
-                             args=(lambda queue=queue, turn=turn: self._work(queue, turn),)).start()
+        for lane in self._lanes:
+            threading.Thread(target=guarded, name=lane.name, daemon=True,
+                             args=(lambda lane=lane: self._work(lane),)).start()
+        threading.Thread(target=guarded, name="disk times", daemon=True,
+                         args=(self._watch,)).start()
 
     def submit(self, order: PageOrder) -> None:
-        """Queue an order."""
-        (self._reads if order.verb in ("find", "read") else self._writes).put(order)
+        """Queue an order; while the disk rests its answer is there at once."""
+        lane = self._reads if order.verb in ("find", "read") else self._writes
+        waits = order.verb != "wipe"
+        with self._changed:
+            task = DiskTask(order, monotonic() + lane.patience if waits else math.inf)
+            lane.open.append(task)
+            if waits and (monotonic() < self._rests_until or any(own.hangs for own in self._lanes)):
+                self._end(lane, task)
+                return
+            if task.due < self._looks_at:
+                self._changed.notify()
+        lane.queue.put(task)
 
     def reset(self, epoch: int) -> None:
         """Another scheduler has taken over: orders of the one before touch no slot any more once
         this returns."""
-        with self._turns[0], self._turns[1]:
+        with self._changed:
             self._epoch = epoch
+            for lane in self._lanes:
+                for task in lane.open:
+                    task.over = True
+                lane.open.clear()
 
-    def _work(self, queue: SimpleQueue[PageOrder], turn: threading.Lock) -> None:
+    def _end(self, lane: DiskLane, task: DiskTask) -> None:
+        """Answers, unless nobody waits any more; with the lock held."""
+        if task.over:
+            return
+        task.over = True
+        lane.open.remove(task)
+        if task.order.epoch == self._epoch:
+            self._answer(PageAnswer(self._epoch, self._worker, self._rank, task.order.ticket,
+                                    found=bytes(task.found), pages=self._disk.pages,
+                                    disk_bytes=self._disk.bytes))
+
+    # --- the threads that touch the disk ---------------------------------------------------------
+
+    def _work(self, lane: DiskLane) -> None:
         while True:
-            order = queue.get()
-            found = self._do(order, turn)
-            if order.epoch == self._epoch:
-                self._answer(PageAnswer(order.epoch, self._worker, self._rank, order.ticket,
-                                        found=found, pages=self._disk.pages,
-                                        disk_bytes=self._disk.bytes))
+            task = lane.queue.get()
+            began = monotonic()
+            with self._changed:
+                lane.doing = task
+            self._do(lane, task)
+            with self._changed:
+                self._end(lane, task)
+                lane.doing = None
+            if task.late and monotonic() - began > lane.patience:
+                LOG.warning("disk_cache: %s: the disk answers again, after %.1f s",
+                            self._disk.directory, monotonic() - began)
 
-    def _do(self, order: PageOrder, turn: threading.Lock) -> bytes:
-        names = [order.names[at:at + NAME_BYTES] for at in range(0, len(order.names), NAME_BYTES)]
-        if order.verb == "find":
-            return bytes(DONE if self._disk.holds(name) else MISSING for name in names)
-        if order.verb == "wipe":
+    def _do(self, lane: DiskLane, task: DiskTask) -> None:
+        verb, names = task.order.verb, task.order.names
+        if verb == "wipe":
             self._disk.wipe()
-            return b""
-        found = bytearray(len(names))
-        for i, (name, slot) in enumerate(zip(names, np.frombuffer(order.slots, np.int32).tolist(),
-                                             strict=True)):
-            with turn:
-                if order.epoch != self._epoch:
-                    break
-                found[i] = self._read(name, slot) if order.verb == "read" else \
-                    self._disk.write(name, self._host.rows[slot].data, int(self._host.sums[slot]))
-        return bytes(found)
+            return
+        slots = np.frombuffer(task.order.slots, np.int32).tolist()
+        for i in range(len(task.found)):
+            name, found = names[i * NAME_BYTES:(i + 1) * NAME_BYTES], MISSING
+            if task.over:
+                return
+            if verb == "find":
+                found = DONE if self._disk.holds(name) else MISSING
+            elif verb == "write":
+                found = self._write(lane, task, name, slots[i])
+            else:
+                found = self._read(lane, task, name, slots[i])
+            with self._changed:
+                if not task.over:
+                    task.found[i], task.done = found, i + 1
 
-    def _read(self, name: bytes, slot: int) -> int:
-        found, crc = self._disk.read(name, self._host.rows[slot].data)
-        if found == DONE:
-            self._host.sums[slot] = crc
+    def _read(self, lane: DiskLane, task: DiskTask, name: bytes, slot: int) -> int:
+        found, crc = self._disk.read(name, lane.page.data)
+        with self._changed:
+            if found == DONE and not task.over:
+                self._host.rows[slot] = lane.page
+                self._host.sums[slot] = crc
         return found
 
+    def _write(self, lane: DiskLane, task: DiskTask, name: bytes, slot: int) -> int:
+        with self._changed:
+            if task.over:
+                return MISSING
+            lane.page[:] = self._host.rows[slot]
+            crc = int(self._host.sums[slot])
+        return DONE if self._disk.write(name, lane.page.data, crc) else MISSING
 
+    # --- the one that looks at the clock ---------------------------------------------------------
+
+    def _watch(self) -> None:
+        with self._changed:
+            while True:
+                due = min((task.due for lane in self._lanes for task in lane.open),
+                          default=math.inf)
+                now = monotonic()
+                if due <= now:
+                    self._give_up(now)
+                    continue
+                self._looks_at = due
+                self._changed.wait(None if due == math.inf else due - now)
+
+    def _give_up(self, now: float) -> None:
+        """Answers all that waits for the disk: what is not there yet is missing."""
+        count = 0
+        for lane in self._lanes:
+            if lane.doing is not None:
+                lane.doing.late = True
+            for task in [task for task in lane.open if task.due < math.inf]:
+                task.late = True
+                if task.order.verb != "write":
+                    left = len(task.found) - task.done
+                    task.found[task.done:] = bytes([LATE]) * left
+                    count += left
+                self._end(lane, task)
+        self._rests_until = now + REST_S
+        LOG.warning("disk_cache: %s: the disk is too slow (%g s; disk_timeout): %d pages are "
+                    "computed again, and it is left alone for %g s", self._disk.directory,
+                    self._reads.patience, count, REST_S)

@@ -54,7 +54,8 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: obj
     pages = BUFFER_STEPS * -(-config.scheduler.max_num_batched_tokens // runner.tables.page_size)
     groups = len(runner.pools)
     host = HostPages(kinds, asked // place.size, () if asked else
-                     [pages + 1] * groups + [BUFFER_STATES] * (len(kinds) - groups))
+                     [pages + 1] * groups + [BUFFER_STATES] * (len(kinds) - groups),
+                     config.device.native_kernels)
     runner.host = host
     if bound is None:
         return None
@@ -70,7 +71,7 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: obj
     except OSError as error:
         raise BadConfig(f"disk_cache: {bound.directory}: {error.strerror}",
                         "memory.disk_cache") from None
-    return DiskThreads(disk, host, epoch, place.rank)
+    return DiskThreads(disk, host, epoch, place.rank, config.memory.disk_timeout)
 
 
 def tier_capacity(runner: ModelRunner, config: Config) -> dict[str, Any]:

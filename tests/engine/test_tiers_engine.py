@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
+import os
 import random
 import shutil
+import signal
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -58,16 +63,16 @@ def engine(path: Path, base: Path, **settings: Any) -> Engine:
         "max_total_tokens": POOL, "debug_memory": True, **settings})
 
 
-def told(running: Engine) -> list[Any]:
+def told(running: Engine, prompts: Sequence[list[int]] = PROMPTS) -> list[Any]:
     """Tokens and log-probabilities of all prompts, four at a time."""
     found: dict[int, Any] = {}
-    requests = [Request(prompt=prompt, params=PARAMS) for prompt in PROMPTS]
+    requests = [Request(prompt=prompt, params=PARAMS) for prompt in prompts]
     for number, result in running.client.run(requests, window=4):
         if isinstance(result, Exception):
             raise result
         (one,) = result
         found[number] = list(one.token_ids), [str(row) for row in one.logprobs or ()]
-    return [found[number] for number in range(len(PROMPTS))]
+    return [found[number] for number in range(len(prompts))]
 
 
 def flip(directory: Path, every: int) -> int:
@@ -102,6 +107,39 @@ def test_every_token_is_as_without_tiers(kind: str, tmp_path: Path, base: Path) 
         assert told(running) == wanted
         found = gauges(running.client)
     assert planted > 20 and 0 < found["disk_pages_corrupt"] <= planted
+
+
+@contextlib.contextmanager
+def hanging(directory: Path) -> Iterator[int]:
+    """Who opens one of a directory's files waits: each has a lease, and its holder does not hear
+    that it shall give it back. Yields their number."""
+    fds = [os.open(path, os.O_RDONLY) for path in directory.rglob("*")
+           if path.is_file() and path.name != "lock"]
+    try:
+        for fd in fds:
+            fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # which nobody minds
+            fcntl.fcntl(fd, fcntl.F_SETLEASE, fcntl.F_WRLCK)
+        yield len(fds)
+    finally:
+        for fd in fds:
+            os.close(fd)
+
+
+def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, base: Path) -> None:
+    WRITERS["full attention"](tmp_path)
+    disk, asked = base / "pages", PROMPTS[:12]
+    with engine(tmp_path, base, disk_cache=f"{disk}:64MiB", disk_timeout=0.3) as running:
+        wanted = told(running, asked)
+        before = gauges(running.client)
+        with hanging(disk) as count:
+            began = time.monotonic()
+            assert told(running, asked) == wanted
+            took = time.monotonic() - began
+        found = gauges(running.client)
+        assert told(running, asked) == wanted
+    assert count > 50 and before["disk_pages_late"] == 0
+    assert found["disk_pages_late"] > 0
+    assert took < 20.0, "the kernel gives up a lease after 45 s, of one file"
 
 
 @pytest.mark.slow

@@ -55,7 +55,7 @@ class DiskBooks:
 
     def __init__(self, slots: TierSlots, epoch: int, ranks: int, when: str) -> None:
         """epoch: the scheduler's; when: `Ready.disk`."""
-        self.written = self.unwritten = self.read_back = self.corrupt = 0
+        self.written = self.unwritten = self.read_back = self.corrupt = self.late = 0
         """Pages, since the worker started."""
         self._slots, self._epoch, self._ranks = slots, epoch, ranks
         self._ready = slots.count if when == "at once" else slots.count // CLEAN_SHARE
@@ -174,7 +174,8 @@ class DiskBooks:
         if not answer.rank:
             self._held = answer.pages, answer.disk_bytes
         for i, found in enumerate(answer.found.ljust(len(order.found), b"\0")):
-            self.corrupt += found > 1
+            self.corrupt += found == 2
+            self.late += found == 3
             order.found[i] &= found == 1
         if order.waiting:
             return
@@ -216,4 +217,5 @@ class DiskBooks:
         """For the heartbeat."""
         return {"disk_pages": self._held[0], "disk_bytes": self._held[1],
                 "disk_pages_written": self.written, "disk_pages_unwritten": self.unwritten,
-                "disk_pages_hit": self.read_back, "disk_pages_corrupt": self.corrupt}
+                "disk_pages_hit": self.read_back, "disk_pages_corrupt": self.corrupt,
+                "disk_pages_late": self.late}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 
+import msgspec
 import numpy as np
 from helpers_scheduler import Ring, assert_whole, cached, config, finish, gauges
 
@@ -127,6 +128,29 @@ def test_two_who_wait_for_the_same_corrupt_pages_both_compute_them() -> None:
     assert cached(ring.of(rids[0])[0]) == 0
     assert gauges(ring)["host_pages_corrupt"] == 2 and not gauges(ring)["host_pages_hit"]
     assert_whole(ring)
+
+
+def test_what_the_disk_does_not_give_in_time_is_computed() -> None:
+    """Of four pages the last two are late: those before them are used."""
+    ring = Ring(config(page_size=16, pool_tokens=160, seqs=2, chunk=32, disk=True))
+    for prompt in PROMPTS[:10]:
+        finish(ring, prompt)
+    in_time = ring.move_pages
+
+    def late() -> bool:
+        reads, moved = bool(ring.orders) and ring.orders[0].verb == "read", in_time()
+        if reads:
+            answer = ring.answers.pop()
+            ring.answers.append(msgspec.structs.replace(answer, found=answer.found[:2] + b"\3\3"))
+        return moved
+
+    ring.move_pages = late  # type: ignore[method-assign]
+    assert cached(finish(ring, PROMPTS[0])[0]) == 32
+    found = gauges(ring)
+    assert (found["disk_pages_hit"], found["disk_pages_late"]) == (2, 2)
+    assert not found["disk_pages_corrupt"]
+    ring.move_pages = in_time  # type: ignore[method-assign]
+    assert cached(finish(ring, PROMPTS[1])[0]) == 64
 
 
 def small_tier(slots: int = 8) -> tuple[KVCacheManager, HostTier]:
