@@ -48,7 +48,7 @@ def _kind(name: str, path: Path) -> None:
 
 
 def _tiny(name: str, *flags: str) -> ModelKind:
-    return ModelKind(("--skip-tokenizer", *flags), partial(_kind, name))
+    return ModelKind(flags, partial(_kind, name))
 
 
 BF16 = ("--dtype", "bfloat16")

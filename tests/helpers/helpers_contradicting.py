@@ -1,6 +1,6 @@
-"""Workers with faults of the kind that `actorium verify` is for: right alone, wrong in company,
-with drafts, behind a cached prefix, once preempted or after a death. Each wraps one function of a
-real worker's; with `--dtype float32` its kernels are those in torch."""
+"""Workers, and a gateway, with faults of the kind that `actorium verify` is for: right alone, wrong
+in company, with drafts, behind a cached prefix, once preempted or after a death. Each wraps one
+function of a real worker's; with `--dtype float32` its kernels are those in torch."""
 
 from __future__ import annotations
 
@@ -255,3 +255,25 @@ def seeding_anew(ctx: Any) -> Any:
         return admit
 
     return _with(ctx, SlotTables, "admit", wrapped)
+
+
+# --- over HTTP ------------------------------------------------------------------------------------
+
+def losing_an_event(ctx: Any) -> Any:
+    """A gateway that does not send the first event of a stream that is taken up."""
+    from weakref import WeakSet
+
+    from actorium.actors.gateway import actor
+    from actorium.actors.gateway.resume.event_ids import ResumableStream
+
+    usual, lost = ResumableStream.label, WeakSet[Any]()
+
+    def label(self: Any, events: bytes) -> bytes:
+        told = usual(self, events)
+        if self._recut is None or self in lost or not told:
+            return told
+        lost.add(self)
+        return told.partition(b"\n\n")[2]
+
+    ResumableStream.label = label  # type: ignore[method-assign]
+    return actor.build(ctx)

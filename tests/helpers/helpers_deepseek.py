@@ -84,18 +84,18 @@ def add_mtp(path: Path, model: Any, seed: int = 1) -> Any:
     own = {name: tensor for name, tensor in mtp.state_dict().items() if name.startswith("layers.")}
     names = _deepseek if model.config.model_type.startswith("deepseek") else _qwen
     for name, tensor in own.items():
-        for stored, part in names(name, tensor, model.config.num_hidden_layers):
+        for stored, part in names(name, tensor, model.config):
             tensors[stored] = part.contiguous().clone()
     save_file(tensors, str(file), metadata={"format": "pt"})
     return mtp
 
 
-def _deepseek(name: str, tensor: Tensor, layers: int) -> Iterator[tuple[str, Tensor]]:
+def _deepseek(name: str, tensor: Tensor, config: Any) -> Iterator[tuple[str, Tensor]]:
     """Each expert apart, as DeepSeek's own; the copies of embedding and head are noise here."""
-    at = f"model.layers.{layers}."
+    at = f"model.layers.{config.num_hidden_layers}."
     name = name.removeprefix("layers.0.")
     if name.startswith("enorm"):
-        noise = torch.full((199, 64), torch.nan)
+        noise = torch.full((config.vocab_size, config.hidden_size), torch.nan)
         yield f"{at}embed_tokens.weight", noise
         yield f"{at}shared_head.head.weight", noise
     if name.endswith("experts.gate_up_proj"):
@@ -110,7 +110,7 @@ def _deepseek(name: str, tensor: Tensor, layers: int) -> Iterator[tuple[str, Ten
         yield at + name.removeprefix("mtp_block."), tensor
 
 
-def _qwen(name: str, tensor: Tensor, _: int) -> Iterator[tuple[str, Tensor]]:
+def _qwen(name: str, tensor: Tensor, _: Any) -> Iterator[tuple[str, Tensor]]:
     name = name.removeprefix("layers.0.")
     other = {"enorm.weight": "pre_fc_norm_embedding.weight", "eh_proj.weight": "fc.weight",
              "hnorm.weight": "pre_fc_norm_hidden.weight", "post_norm.weight": "norm.weight"}

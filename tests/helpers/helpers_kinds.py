@@ -6,9 +6,11 @@ from pathlib import Path
 
 import torch
 from helpers_deepseek import add_mtp, write_deepseek
+from helpers_drafting import follow_tokens
 from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
+from helpers_text import byte_level, write_tokenizer
 
 
 def write_kind(path: Path, kind: str) -> None:
@@ -34,25 +36,31 @@ def write_kind(path: Path, kind: str) -> None:
 
 
 def write_bf16_kind(path: Path, kind: str) -> None:
-    """One in bfloat16, of a size that `--exact on` may take; "qwen35" and "deepseek" have an MTP
-    layer."""
-    dtype = torch.bfloat16
+    """One in bfloat16, of a size that `--exact on` may take, with a byte-level tokenizer (and a few
+    tokens that it does not know); "qwen35" and "deepseek" have an MTP layer whose drafts are often
+    right."""
+    dtype, tokenizer = torch.bfloat16, byte_level()
+    # An odd number of tokens: with ranks the head has rows that are padding.
+    common = {"vocab_size": 283, "eos_token_id": tokenizer.token_to_id("<eos>")}
     if kind == "llama":
-        write_checkpoint(path, "LlamaForCausalLM", dtype=dtype, head_dim=32)
+        write_checkpoint(path, "LlamaForCausalLM", dtype=dtype, head_dim=32, **common)
     elif kind == "gemma3":
         write_checkpoint(path, "Gemma3ForCausalLM", dtype=dtype, head_dim=32, sliding_window=32,
-                         sliding_window_pattern=2)
+                         sliding_window_pattern=2, **common)
     elif kind == "moe":
-        write_hybrid(path, MOE, 5, dtype, head_dim=32)
+        write_hybrid(path, MOE, 5, dtype, head_dim=32, **common)
     elif kind == "qwen35":
         add_mtp(path, write_hybrid(
             path, DENSE, 5, dtype, mtp_num_hidden_layers=1, head_dim=32, num_hidden_layers=4,
-            layer_types=["linear_attention", "full_attention"] * 2))
+            layer_types=["linear_attention", "full_attention"] * 2, **common))
+        follow_tokens(path)
     elif kind == "granite":
         write_granite(path, 5, dtype, num_local_experts=4, mamba_n_groups=2, hidden_size=128,
-                      mamba_n_heads=16)
+                      mamba_n_heads=16, **common)
     elif kind == "deepseek":
-        add_mtp(path, write_deepseek(path, 3, dtype))
+        add_mtp(path, write_deepseek(path, 3, dtype, **common))
+        follow_tokens(path)
     else:
         assert kind == "qwen3", kind
-        write_checkpoint(path, dtype=dtype, head_dim=32)
+        write_checkpoint(path, dtype=dtype, head_dim=32, **common)
+    write_tokenizer(path, tokenizer)

@@ -116,10 +116,15 @@ def write_model(path: Path, tokenizer: Tokenizer | None = None, **config: Any) -
             "max_position_embeddings": 256, "eos_token_id": tokenizer.token_to_id("<eos>")}
     (path / "config.json").write_text(json.dumps(base | config))
     (path / "generation_config.json").write_text(json.dumps(generation))
+    write_tokenizer(path, tokenizer)
+    return path
+
+
+def write_tokenizer(path: Path, tokenizer: Tokenizer) -> None:
+    """Its files, with a chat template, in the model directory `path`."""
     tokenizer.save(str(path / "tokenizer.json"))
     (path / "tokenizer_config.json").write_text(json.dumps(
         {"chat_template": TEMPLATE, "bos_token": "<bos>", "eos_token": {"content": "<eos>"}}))
-    return path
 
 
 def context(model: Path, run_dir: Path = Path("/nowhere"), **model_config: Any) -> Context:

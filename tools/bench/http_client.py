@@ -1,9 +1,9 @@
 """HTTP/1.1 requests and server-sent events: as little code as possible between socket and clock.
 
 `EventReader` reads events as the WHATWG standard says, however the stream is cut: lines end in CR,
-LF or both; comments, `id:`, `event:` and `retry:` are passed over; several `data:` lines make one
-text; the space after the colon may be missing. One thing is added: what an ended stream leaves
-without its blank line counts as well, since some servers close so early.
+LF or both; comments, `event:` and `retry:` are passed over; several `data:` lines make one text;
+the space after the colon may be missing. One thing is added: what an ended stream leaves without
+its blank line counts as well, since some servers close so early.
 """
 
 from __future__ import annotations
@@ -36,6 +36,8 @@ class EventReader:
         self._rest = b""
         self._data: list[bytes] = []
         self._begun = self._after_cr = False
+        self.last_id = b""
+        """Of the event that was told last, or of the last one before it that had an id."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
         """The data of each event that `part` ends."""
@@ -73,6 +75,8 @@ class EventReader:
         name, _, value = line.partition(b":")
         if name == b"data":
             self._data.append(value.removeprefix(b" "))
+        elif name == b"id":
+            self.last_id = value.removeprefix(b" ")
 
 
 LIMIT = 1 << 22
@@ -112,18 +116,18 @@ class Http:
         host = f"[{self._host}]" if ":" in self._host else self._host
         return f"http{'s' if self._tls else ''}://{host}:{self._port}{self._prefix}"
 
-    async def events(self, path: str, body: dict[str, Any], headers: str = ""
-                     ) -> AsyncIterator[bytes]:
+    async def events(self, path: str, body: dict[str, Any], headers: str = "",
+                     reader: EventReader | None = None) -> AsyncIterator[bytes]:
         """The data of the events that a POST is answered with, less the last one, [DONE]; or the
-        whole of another answer. `headers`: lines, each with its end. Raises `EngineUnavailable`, on
-        any status but 200 `RefusedByServer`."""
+        whole of another answer. `headers`: lines, each with its end. reader: a new one, which knows
+        the ids. Raises `EngineUnavailable`, on any status but 200 `RefusedByServer`."""
         data = msgspec.json.encode(body)
         async with _Exchange(self) as exchange:
             await exchange.send("POST", path, headers, data)
             if b"event-stream" not in exchange.fields.get(b"content-type", b""):
                 yield await exchange.whole()
                 return
-            reader = EventReader()
+            reader = reader or EventReader()
             async for part in exchange.parts():
                 for event in reader.feed(part):
                     if event != DONE:

@@ -22,8 +22,9 @@ from actorium.tools.cli.eval_model import EvalModelOptions, named_server, write_
 from actorium.tools.verify.company import PATIENCE
 from actorium.tools.verify.conditions import VALUES
 from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
-from actorium.tools.verify.own_engines import OwnEngines, Start, over_ranks
+from actorium.tools.verify.own_engines import OwnEngines, Start
 from actorium.tools.verify.server_asker import ServerAsker, probed
+from actorium.tools.verify.varied_settings import over_ranks
 from actorium.tools.verify.verify_cases import Vocabulary, drawn_cases
 from actorium.tools.verify.verify_page import verify_page
 from actorium.tools.verify.verify_report import verify_result, verify_table
@@ -184,7 +185,7 @@ def _report(parsed: Parsed[VerifyCommandOptions], tally: VerifyTally, run: Verif
             print("\r\033[K", end="", file=sys.stderr)
     result = {"task": "verify", "model": parsed.config.model.model, "server": options.base_url or
               "", "seed": options.seed, "logprobs": options.logprobs, "version": __version__,
-              **verify_result(tally, run.plain)}
+              **verify_result(tally, run.plain, run.counts)}
     print(verify_table(result))
     write_reports(options, result, verify_page)
     return 1 if tally.found else 0

@@ -50,15 +50,19 @@ class Condition(Struct, frozen=True, kw_only=True):
     logprobs: bool = True
     """Are asked for."""
     reading: str = "whole"
-    """whole (all at once) | stream (as it comes) | cut (given up on the way, taken up again)."""
+    """whole (all at once) | stream (as it comes) | cut (given up on the way, taken up again) | http
+    (a stream of the gateway's) | http-cut (one whose connection is lost, taken up again)."""
     worker: str = "lives"
     """killed: the process that computes dies under way."""
     company_leaves: bool = False
     """The others are aborted under way."""
+    place: int = 0
+    """No axis, since no value of it is plain: what happens under way happens at places that are
+    drawn by it."""
 
 
 PLAIN = Condition()
-AXES: tuple[str, ...] = Condition.__struct_fields__
+AXES: tuple[str, ...] = tuple(axis for axis in Condition.__struct_fields__ if axis != "place")
 ENGINE_AXES = AXES[:AXES.index("company")]
 """Those that are flags of an engine."""
 SENDING_AXES = tuple(axis for axis in AXES if axis not in ENGINE_AXES)
@@ -69,7 +73,8 @@ VALUES: Mapping[str, tuple[Any, ...]] = {
     "pool": ("tight",), "preempt_every": (3, 7), "threads": (1,), "overlap": (False,),
     "graphs": (False,), "company": COMPANIES, "order": ("middle", "last"),
     "cache": ("together", "warm", "shared", "evicted"), "choices": (2, 4), "logprobs": (False,),
-    "reading": ("stream", "cut"), "worker": ("killed",), "company_leaves": (True,)}
+    "reading": ("stream", "cut", "http", "http-cut"), "worker": ("killed",),
+    "company_leaves": (True,)}
 """Values of each axis beside the plain one."""
 
 
@@ -85,7 +90,7 @@ def with_plain(condition: Condition, axes: Sequence[str], plain: Condition = PLA
 
 def engine_part(condition: Condition, plain: Condition = PLAIN) -> Condition:
     """What the engine must be started for: all else is plain."""
-    return with_plain(condition, SENDING_AXES, plain)
+    return with_plain(condition, (*SENDING_AXES, "place"), plain)
 
 
 def described(condition: Condition, plain: Condition = PLAIN) -> str:

@@ -14,9 +14,9 @@ EXACT, CLOSE, OFF = "exact", "close", "off"
 """How log-probabilities are compared: equal to the bit (as they are printed) | within so many nats
 | not at all."""
 TOKEN, END, TEXT, LOGPROB, SILENCE = "token", "end", "text", "logprob", "silence"
-"""What differs first: a token; a token that only one side has, or why it ended; the text, of
-servers that tell no tokens; the log-probability of a token, though all tokens are the same; that
-one side has not answered at all."""
+"""What differs first: a token; a token that only one side has, or why it ended; the text, where all
+tokens and log-probabilities are the same, and of servers that tell no tokens; the log-probability
+of a token, though all tokens are the same; that one side has not answered at all."""
 
 
 class NoAnswer(Struct, frozen=True):
@@ -40,6 +40,8 @@ class CaseAnswer(Struct, frozen=True, kw_only=True):
     """Of each token, in nats."""
     tops: tuple[dict[int | str, float], ...] = ()
     """Of the likeliest tokens at each position."""
+    died: bool = False
+    """The process that computed it died meanwhile."""
 
 
 def spliced(first: Sequence[CaseAnswer], whole: Sequence[CaseAnswer]) -> tuple[CaseAnswer, ...]:
@@ -93,11 +95,7 @@ def silence(other: NoAnswer, plain: str = "an answer") -> AnswerDifference:
 def _of_choice(a: CaseAnswer, b: CaseAnswer, choice: int, strictness: Strictness
                ) -> AnswerDifference | None:
     if not (a.tokens and b.tokens):
-        at = first_divergence(a.text, b.text)
-        if at is None:
-            return None
-        return AnswerDifference(kind=TEXT, at=at, choice=choice, plain=a.text[at:at + 40],
-                                other=b.text[at:at + 40])
+        return _of_text(a, b, choice)
     at = first_divergence(a.tokens, b.tokens)
     uneven = _uneven(a, b, len(a.tokens) if at is None else at, strictness)
     if at is not None or a.finish != b.finish:
@@ -106,7 +104,13 @@ def _of_choice(a: CaseAnswer, b: CaseAnswer, choice: int, strictness: Strictness
         return _told(TOKEN if both else END, a, b, place, choice, uneven[1])
     if uneven[0] is not None:
         return _told(LOGPROB, a, b, uneven[0], choice, uneven[1])
-    return None
+    return _of_text(a, b, choice)
+
+
+def _of_text(a: CaseAnswer, b: CaseAnswer, choice: int) -> AnswerDifference | None:
+    at = first_divergence(a.text, b.text)
+    return None if at is None else AnswerDifference(
+        kind=TEXT, at=at, choice=choice, plain=a.text[at:at + 40], other=b.text[at:at + 40])
 
 
 def _uneven(a: CaseAnswer, b: CaseAnswer, common: int, strictness: Strictness

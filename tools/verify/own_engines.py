@@ -5,48 +5,44 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.client.calls import AsyncDeltaStream
-from actorium.actors.client.requests import Linger, Request, StreamDelta
-from actorium.actors.config.tree import Config, RuntimeConfig
-from actorium.actors.errors import ActoriumError, DeadlineExceeded
+from actorium.actors.config.tree import Config
+from actorium.actors.errors import ActoriumError, EngineUnavailable
+from actorium.actors.gateway.actor import where
+from actorium.actors.gauges import speculation_of
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.runtime.roles import WORKER
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.rank_bits import rank_faults
-from actorium.tools.chaos.faults import KILL, Fault, strike
-from actorium.tools.verify.company import PART, PATIENCE, asked_before, read_together
-from actorium.tools.verify.conditions import (
-    PLAIN,
-    VALUES,
-    Condition,
-    differing,
-    engine_part,
+from actorium.tools.bench.http_client import Http
+from actorium.tools.verify.company import (
+    PART,
+    PATIENCE,
+    AnswerReader,
+    asked_before,
+    read_together,
 )
-from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, spliced
+from actorium.tools.verify.conditions import PLAIN, VALUES, Condition, engine_part
+from actorium.tools.verify.contradictions import NoAnswer
+from actorium.tools.verify.engine_readers import (
+    EngineReader,
+    ReadingProgress,
+    engine_request,
+    fill,
+)
+from actorium.tools.verify.gateway_reader import GatewayReader, gateway_body
+from actorium.tools.verify.stream_cuts import cut_of
+from actorium.tools.verify.varied_settings import FLAGS, plain_config, varied
 from actorium.tools.verify.verify_cases import VerifyCase
-from actorium.tools.verify.verify_run import EngineNotStartedError, Heard
+from actorium.tools.verify.verify_run import EngineCounts, EngineNotStartedError, Heard
+from actorium.tools.verify.worker_death import WorkerDeath
 
-FLAGS = {"tokens_per_step": "max_num_batched_tokens", "drafts": "speculative",
-         "ranks": "tensor_parallel_size", "page_size": "page_size", "pool": "max_total_tokens",
-         "preempt_every": "force_preempt_every", "threads": "threads", "overlap": "overlap",
-         "graphs": "enforce_eager"}
-"""Axis -> the setting that it is. Those that a command line sets itself stay as they are there."""
-TOPS = 5
-"""Likeliest tokens that are told of each position."""
-FILLERS, FILLER_TOKENS = 6, 300
-"""Prompts that are sent so that pages of others go."""
-LINGER = 30.0
-"""Seconds for which a request whose stream is cut goes on."""
 GUARD = 4
 """So many times as long all requests of a round may take, with those that are asked before and
 again: what the engine's own deadlines do not end is given up then."""
@@ -58,68 +54,19 @@ OTHERS = 2
 Start = Callable[[Config], AbstractContextManager[Engine]]
 
 
-def varied(config: Config, condition: Condition, tight: int) -> Config:
-    """The configuration of an engine for a condition. tight: tokens of a small pool."""
-    put = msgspec.structs.replace
-    scheduler, memory, device = config.scheduler, config.memory, config.device
-    speculation = config.speculation
-    for axis in differing(condition):
-        value = getattr(condition, axis)
-        if axis in ("tokens_per_step", "preempt_every", "overlap"):
-            scheduler = put(scheduler, **{FLAGS[axis]: value})
-        elif axis in ("ranks", "threads"):
-            device = put(device, **{FLAGS[axis]: value})
-        elif axis == "graphs":
-            device = put(device, enforce_eager=True)
-        elif axis == "page_size":
-            memory = put(memory, page_size=value)
-        elif axis == "pool":
-            memory = put(memory, max_total_tokens=tight)
-        elif axis == "drafts":
-            speculation = put(speculation, speculative=f"mtp:{value},fixed")
-    # Deaths are part of the run, and so is the way of each engine's own name.
-    recovery = put(config.recovery, max_restarts=100_000)
-    runtime = put(config.runtime, name=RuntimeConfig().name, crash_reports=False)
-    return put(config, scheduler=scheduler, memory=memory, device=device, recovery=recovery,
-               speculation=speculation, runtime=runtime)
-
-
-def over_ranks(config: Config, shape: ModelShape, written: Mapping[str, str],
-               most: int = 2) -> tuple[Config, str]:
-    """(with `--exact on` that of engines whose bits do not depend on the number of ranks, up to
-    `most`; why it is held where they do). written: settings that stay as they are."""
-    device = config.device
-    if device.exact != "on" or FLAGS["ranks"] in written:
-        return config, ""
-    if "exact_ranks" not in written:
-        if found := rank_faults(shape, most):
-            return config, f"with --exact on the number of ranks is held: {'; '.join(found)}"
-        device = msgspec.structs.replace(device, exact_ranks=most)
-    elif device.exact_ranks == 1:
-        return config, "with --exact-ranks 1 the number of ranks is held"
-    return msgspec.structs.replace(config, device=device), ""
-
-
-def plain_config(config: Config, written: Mapping[str, str]) -> Config:
-    """That of the plain engine: without drafts, and with quick ways back from deaths, unless the
-    command line says else."""
-    recovery, speculation = config.recovery, config.speculation
-    if "fork_server" not in written:
-        recovery = msgspec.structs.replace(recovery, fork_server="on")
-    if "speculative" not in written:
-        speculation = msgspec.structs.replace(speculation, speculative="off")
-    return msgspec.structs.replace(config, recovery=recovery, speculation=speculation)
-
-
 @dataclass
 class _Running:
     engine: Engine
     client: AsyncClient
     second: AsyncClient
     """Takes up streams that the first has lost."""
+    http: Http | None
+    """Its gateway."""
     stop: contextlib.AsyncExitStack
     deaths: int = 0
     """Of its worker, by this command."""
+    taken_back: int = 0
+    """Sequences that its scheduler took back from dead workers."""
     silent: bool = False
     """It owes an answer."""
 
@@ -144,8 +91,10 @@ class OwnEngines:
             if axis not in self.held and FLAGS.get(axis) not in written
             and (axis != "drafts" or drafts)}
         if "reading" in values:  # deltas come one by one to the client anyway
-            self.values = {**self.values, "reading": ("cut",)}
+            self.values = {**self.values, "reading": ("cut", "http", "http-cut")}
+        self._http = "reading" in self.values
         self.info: dict[str, Any] = {}
+        self.counts = EngineCounts()
 
     async def start(self) -> None:
         """The plain engine. Raises `ActoriumError`."""
@@ -155,21 +104,41 @@ class OwnEngines:
     async def close(self) -> None:
         """Stops them all."""
         for condition in reversed(list(self._running)):
-            await self._running.pop(condition).stop.aclose()
+            await self._stop(condition)
+
+    async def _stop(self, condition: Condition) -> None:
+        own = self._running.pop(condition)
+        with suppress(ActoriumError):
+            drafted = speculation_of(await own.client.status())
+            self.counts.drafts += int(drafted.get("num_draft_tokens", 0))
+            self.counts.accepted += int(drafted.get("num_accepted_tokens", 0))
+        await own.stop.aclose()
 
     async def _started(self, condition: Condition) -> _Running:
         stack = contextlib.AsyncExitStack()
         try:
-            config = varied(self._config, condition, self._tight)
+            config = varied(self._config, condition, self._tight, self._http)
             engine = stack.enter_context(self._start(config))
             client, second = [await stack.enter_async_context(
                 AsyncClient(engine.name, config.runtime.run_dir)) for _ in range(2)]
             await client.wait_ready()
+            http = self._gateway_of(engine) if self._http else None
+            if http is not None:
+                stack.callback(http.close)
         except BaseException:
             await stack.aclose()
             raise
-        self._running[condition] = _Running(engine, client, second, stack)
+        self._running[condition] = _Running(engine, client, second, http, stack)
         return self._running[condition]
+
+    def _run_dir(self, engine: Engine) -> Path:
+        return engine_dir(engine.name, self._config.runtime.run_dir)
+
+    def _gateway_of(self, engine: Engine) -> Http:
+        address = where(self._run_dir(engine))
+        if address is None:
+            raise EngineUnavailable("the gateway does not say where it listens")
+        return Http(address.url)
 
     async def _for(self, condition: Condition) -> _Running:
         wanted = engine_part(condition)
@@ -178,7 +147,7 @@ class OwnEngines:
             return own
         others = [one for one in self._running if one != self.plain]
         for one in (wanted,) if own is not None else others[:len(others) + 1 - OTHERS]:
-            await self._running.pop(one).stop.aclose()
+            await self._stop(one)
         try:
             return await self._started(wanted)
         except ActoriumError as error:
@@ -205,128 +174,45 @@ class OwnEngines:
         salts = [salt if condition.cache != "cold" else f"{salt}-{i}" for i in range(len(cases))]
         with suppress(ActoriumError):
             await self._prepare(own.client, cases, condition, salt)
-        asked = [_request(case, condition, own_salt, self._patience)
-                 for case, own_salt in zip(cases, salts, strict=True)]
-        taken_up = own.second if condition.reading == "cut" else None
+        after = 1 + condition.place % max(min(case.max_tokens for case in cases) // PART, 1)
+        progress = [ReadingProgress(condition.choices, after) for _ in cases]
+        readers = [self._reader(own, case, condition, own_salt, each)
+                   for case, own_salt, each in zip(cases, salts, progress, strict=True)]
         beside: list[Awaitable[Any]] = []
-        if condition.worker == "killed":
-            beside.append(self._kill(own))
         if condition.cache == "evicted":
-            beside.append(_fill(own.client, cases, f"{salt}f", self._patience))
-        return await read_together(
-            [_Reader(own.client, request, taken_up) for request in asked],
-            condition.company_leaves, beside)
+            beside.append(fill(own.client, cases, f"{salt}f", self._patience))
+        if condition.worker != "killed":
+            return await read_together(readers, condition.company_leaves, beside)
+        death = WorkerDeath(self._run_dir(own.engine), progress)
+        heard = await read_together(readers, condition.company_leaves, [*beside, death.strike()])
+        return await self._marked(own, death, heard)
+
+    def _reader(self, own: _Running, case: VerifyCase, condition: Condition, salt: str,
+                progress: ReadingProgress) -> AnswerReader:
+        cut = cut_of(case, condition)
+        if condition.reading in ("http", "http-cut"):
+            assert own.http is not None
+            body = gateway_body(case, condition, salt, self._patience)
+            return GatewayReader(own.http, body, self._patience, cut, progress)
+        return EngineReader(own.client, engine_request(case, condition, salt, self._patience),
+                            None if cut is None else (own.second, cut.tokens), progress)
+
+    async def _marked(self, own: _Running, death: WorkerDeath, heard: list[Heard]) -> list[Heard]:
+        """The answers, those marked that were under way when the worker died."""
+        count = await death.taken_back(own.client, own.taken_back)
+        met = death.met(count - own.taken_back)
+        own.taken_back = count
+        own.deaths += death.struck
+        self.counts.deaths += death.struck
+        self.counts.deaths_met += bool(met)
+        return [tuple(msgspec.structs.replace(choice, died=True) for choice in one)
+                if number in met and isinstance(one, tuple) else one
+                for number, one in enumerate(heard)]
 
     async def _prepare(self, client: AsyncClient, cases: Sequence[VerifyCase],
                        condition: Condition, salt: str) -> None:
-        await asyncio.gather(*(_Reader(client, _request(one, PLAIN, salt, self._patience)).read()
-                               for one in asked_before(cases, condition)))
+        await asyncio.gather(*(
+            EngineReader(client, engine_request(one, PLAIN, salt, self._patience)).read()
+            for one in asked_before(cases, condition)))
         if condition.cache == "evicted":
-            await _fill(client, cases, f"{salt}e", self._patience)
-
-    async def _kill(self, own: _Running) -> None:
-        """Once the requests are under way."""
-        await asyncio.sleep(0.03)
-        own.deaths += 1
-        run_dir = engine_dir(own.engine.name, self._config.runtime.run_dir)
-        strike(Fault(0.0, KILL, (WORKER,)), run_dir)
-
-
-def _request(case: VerifyCase, condition: Condition, salt: str, patience: float) -> Request:
-    params = SamplingParams(
-        n=condition.choices, max_tokens=case.max_tokens, temperature=case.temperature,
-        top_p=case.top_p, top_k=case.top_k, presence_penalty=case.presence_penalty,
-        repetition_penalty=case.repetition_penalty, seed=case.seed,
-        allowed_token_ids=list(case.allowed) or None, ignore_eos=not case.schema,
-        logprobs=TOPS if condition.logprobs else None,
-        structured=Structured(json_schema=case.schema) if case.schema
-        else None)
-    prompt = case.prompt if isinstance(case.prompt, str) else list(case.prompt)
-    return Request(prompt=prompt, params=params, cache_salt=salt, timeout=patience)
-
-
-async def _fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str, patience: float
-                ) -> Heard:
-    """Long prompts that nobody has asked, made of the cases' own tokens."""
-    tokens = [token for case in cases for token in case.prompt if isinstance(token, int)] or [9]
-    rows = [(tokens[i:] + tokens[:i]) * (1 + FILLER_TOKENS // len(tokens)) for i in range(FILLERS)]
-    asked = [Request(prompt=row[:FILLER_TOKENS], cache_salt=salt, timeout=patience,
-                     params=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
-             for row in rows]
-    await asyncio.gather(*(_Reader(client, one).read() for one in asked))
-    return ""
-
-
-class _Reader:
-    """See `AnswerReader`."""
-
-    def __init__(self, client: AsyncClient, request: Request, taken_up: AsyncClient | None = None
-                 ) -> None:
-        """taken_up: the stream is given up on the way, and read again by this client."""
-        self._client, self._request, self._taken_up = client, request, taken_up
-        assert request.params is not None
-        self._n = request.params.n
-        self._tokens_wanted = request.params.max_tokens or 1
-
-    async def read(self) -> Heard:
-        try:
-            if self._taken_up is not None:
-                return await self._read_cut(self._taken_up)
-            async with contextlib.aclosing(self._stream()) as stream:
-                return _answers([delta async for delta in stream], self._n)
-        except DeadlineExceeded:
-            return NoAnswer(self._request.timeout or 0.0)
-        except ActoriumError as error:
-            return error.code
-
-    async def leave(self) -> None:
-        with suppress(ActoriumError):
-            async for _ in self._some():
-                pass
-
-    def _stream(self) -> AsyncDeltaStream:
-        return AsyncDeltaStream(self._client, self._request)
-
-    async def _some(self) -> AsyncIterator[StreamDelta]:
-        """A part of the tokens; then it is closed."""
-        count = 0
-        async with contextlib.aclosing(self._stream()) as stream:
-            async for delta in stream:
-                yield delta
-                count += len(delta.token_ids)
-                if count * PART >= self._tokens_wanted:
-                    return
-
-    async def _read_cut(self, other: AsyncClient) -> Heard:
-        """What a caller has who lost the connection: the first part, and of the whole, which is
-        read again, what comes behind it."""
-        first: list[StreamDelta] = []
-        # A name of its own for each reading: one that was aborted is not answered at once.
-        request = msgspec.structs.replace(
-            self._request, linger=Linger(rid=secrets.token_hex(12), seconds=LINGER))
-        stream = AsyncDeltaStream(self._client, request)
-        try:
-            async for delta in stream:
-                first.append(delta)
-                if PART * sum(len(one.token_ids) for one in first) >= self._tokens_wanted:
-                    break
-            # Under the same name: the request itself goes on, or its answer is still known.
-            async with contextlib.aclosing(AsyncDeltaStream(other, request)) as again:
-                whole = [delta async for delta in again]
-        finally:
-            await stream.aclose()
-        return spliced(_answers(first, self._n), _answers(whole, self._n))
-
-
-def _answers(deltas: Sequence[StreamDelta], n: int) -> tuple[CaseAnswer, ...]:
-    found = []
-    for index in range(n):
-        own = [delta for delta in deltas if delta.index == index]
-        told = [one for delta in own for one in delta.logprobs or ()]
-        found.append(CaseAnswer(
-            tokens=tuple(token for delta in own for token in delta.token_ids),
-            text="".join(delta.text for delta in own),
-            finish=next((delta.finish_reason for delta in own if delta.finish_reason), ""),
-            logprobs=tuple(one.logprob for one in told) if told else None,
-            tops=tuple(dict(one.top) for one in told)))
-    return tuple(found)
+            await fill(client, cases, f"{salt}e", self._patience)

@@ -8,7 +8,7 @@ import asyncio
 import secrets
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing, suppress
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import msgspec
 
@@ -18,8 +18,9 @@ from actorium.tools.evaluation.http_model import BUSY, CHAT, COMPLETIONS, WAITS
 from actorium.tools.verify.company import PART, PATIENCE, asked_before, read_together
 from actorium.tools.verify.conditions import PLAIN, VALUES, Condition
 from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, spliced
+from actorium.tools.verify.event_reading import json_events
 from actorium.tools.verify.verify_cases import SCHEMA, VerifyCase, joined
-from actorium.tools.verify.verify_run import Choices, Heard
+from actorium.tools.verify.verify_run import Choices, EngineCounts, Heard
 
 TOPS = 5
 FORMAT = {"type": "json_schema", "json_schema": {
@@ -53,6 +54,7 @@ class ServerAsker:
         self._patience = patience
         self._http, self._model, self._headers, self.can = http, model, headers, can
         self.held: Mapping[str, str] = {}
+        self.counts = EngineCounts()
         self.plain = PLAIN if can.salts else Condition(cache="warm")
         mine: dict[str, Sequence[Any]] = {
             "company": VALUES["company"], "order": VALUES["order"], "reading": ("stream", "cut"),
@@ -167,19 +169,9 @@ class _ServerReader:
                     break
         return found
 
-    async def _events(self, headers: str, body: dict[str, Any] | None = None
-                      ) -> AsyncGenerator[dict[str, Any], None]:
-        events = cast(AsyncGenerator[bytes, None],
-                      self._http.events(self._path, body or self._body, headers))
-        async with aclosing(events):
-            async for data in events:
-                try:
-                    event = msgspec.json.decode(data, type=dict[str, Any])
-                except msgspec.MsgspecError as error:
-                    raise EngineUnavailable(f"not JSON: {error}") from None
-                if "error" in event:
-                    raise EngineUnavailable(f"in the stream: {str(event['error'])[:200]}")
-                yield event
+    def _events(self, headers: str, body: dict[str, Any] | None = None
+                ) -> AsyncGenerator[dict[str, Any], None]:
+        return json_events(self._http, self._path, body or self._body, headers)
 
 
 def _answers(events: Sequence[Mapping[str, Any]], n: int) -> Choices:

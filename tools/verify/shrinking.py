@@ -150,19 +150,23 @@ def placed(trial: Trial, condition: Condition) -> tuple[Trial, Condition]:
 
 
 def _lower(trial: Trial, condition: Condition, axis: str) -> Iterator[tuple[Trial, Condition]]:
-    """Lower numbers, if the axis has some."""
+    """Lower numbers, if the axis has some, and ways to read that are parts of another."""
     value = getattr(condition, axis)
     if axis in ("drafts", "choices"):
         for less in VALUES[axis]:
             if less < value:
                 yield trial, msgspec.structs.replace(condition, **{axis: less})
+    elif value == "http-cut":
+        for less in ("http", "cut"):
+            yield trial, msgspec.structs.replace(condition, reading=less)
 
 
 def _simpler(trial: Trial, condition: Condition, last: AnswerDifference | None
              ) -> Iterator[tuple[Trial, Condition]]:
     case = trial.case
     changes: list[dict[str, object]] = [
-        {"schema": ""}, {"allowed": ()}, {"repetition_penalty": 1.0, "presence_penalty": 0.0},
+        {"schema": ""}, {"stop": ()}, {"allowed": ()},
+        {"repetition_penalty": 1.0, "presence_penalty": 0.0},
         {"top_p": 1.0, "top_k": 0}, {"temperature": 0.0, "top_p": 1.0, "top_k": 0}]
     # The tokens of a text are not counted: what was compared tells no place.
     if last is not None and last.kind != "text" and last.at + 1 < case.max_tokens:

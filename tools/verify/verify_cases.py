@@ -19,6 +19,12 @@ SCHEMA = json.dumps({"type": "object", "properties": {
 """What answers of requests with a grammar are to be."""
 ALLOWED = 24
 """Tokens of a request that may be answered by a few alone."""
+STOPS = ("e", "a", "o", "t", "n", "r", "s", "1", " the", "ing", ". ", "\n", ",", " of", "and", "th")
+"""Texts that end answers: some that any model says soon, and some that it may not."""
+SEVERAL = 4
+"""Of them, to a request."""
+RARE = 0.15
+"""Chance of a request to have a grammar; texts that stop it; a text for a prompt; and so on."""
 
 
 class VerifyCase(Struct, frozen=True, kw_only=True):
@@ -36,6 +42,8 @@ class VerifyCase(Struct, frozen=True, kw_only=True):
     """The only tokens that may be sampled; none = all."""
     schema: str = ""
     """JSON schema of the answer; empty = any."""
+    stop: tuple[str, ...] = ()
+    """Texts before which the answer ends."""
     seed: int = 0
 
     @property
@@ -59,7 +67,8 @@ class Vocabulary(NamedTuple):
     first: int = 8
     """Smaller ids may be special."""
     grammars: bool = False
-    """The engine knows texts, so that there are grammars."""
+    """The engine knows texts, so that there are grammars; beside token ids also texts that stop an
+    answer, and prompts that are texts."""
     seeds: bool = True
     """A seed is kept; without it all is greedy."""
     penalties: bool = True
@@ -68,10 +77,10 @@ class Vocabulary(NamedTuple):
 
 def drawn_cases(seed: int, count: int, vocabulary: Vocabulary, longest: int = 160,
                 max_tokens: int = 24) -> list[VerifyCase]:
-    """Greedy ones, sampled ones, some with penalties, few tokens allowed or a grammar; two in three
-    prompts begin as others do. longest: tokens of a prompt (words of a text: half as many). A seed
-    has the same prompts and lengths for all who know the same vocabulary, whatever else they take.
-    """
+    """Greedy ones, sampled ones, some with penalties, few tokens allowed, a grammar or texts that
+    stop them; two in three prompts begin as others do. longest: tokens of a prompt (words of a
+    text: half as many). A seed has the same prompts and lengths for all who know the same
+    vocabulary, whatever else they take."""
     chance = random.Random(seed)
     heads = [_prompt(chance, vocabulary, longest // 2) for _ in range(3)]
     return [_case(random.Random(chance.getrandbits(64)), vocabulary, heads, longest, max_tokens)
@@ -103,13 +112,26 @@ def _case(chance: random.Random, vocabulary: Vocabulary,
     if vocabulary.penalties and chance.random() < 0.25:
         sampled = msgspec.structs.replace(sampled, presence_penalty=chance.choice((0.0, 0.5)),
                                           repetition_penalty=1.2)
-    if vocabulary.grammars and chance.random() < 0.15:
+    if vocabulary.grammars and vocabulary.tokens:
+        sampled = _with_texts(chance, vocabulary, sampled, longest)
+    if vocabulary.grammars and chance.random() < RARE:
         return msgspec.structs.replace(sampled, schema=SCHEMA)
-    if vocabulary.tokens and chance.random() < 0.15:
+    if vocabulary.tokens and chance.random() < RARE:
         allowed = chance.sample(range(vocabulary.first, vocabulary.tokens),
                                 min(ALLOWED, vocabulary.tokens - vocabulary.first))
         return msgspec.structs.replace(sampled, allowed=tuple(sorted(allowed)))
     return sampled
+
+
+def _with_texts(chance: random.Random, vocabulary: Vocabulary, case: VerifyCase, longest: int
+                ) -> VerifyCase:
+    """The case, now and then with a text for a prompt, now and then with some that stop it."""
+    if chance.random() < RARE:  # a word may be a token for each of its bytes
+        case = msgspec.structs.replace(case, prompt=_prompt(
+            chance, vocabulary._replace(tokens=0), chance.randint(2, max(longest // 4, 2))))
+    if chance.random() < RARE:
+        case = msgspec.structs.replace(case, stop=tuple(chance.sample(STOPS, SEVERAL)))
+    return case
 
 
 def joined(head: tuple[int, ...] | str, tail: tuple[int, ...] | str) -> tuple[int, ...] | str:

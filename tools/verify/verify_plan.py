@@ -30,7 +30,7 @@ OFF_PLAIN = 0.35
 """Chance of an axis to be off its plain value."""
 IN_COMPANY = 0.7
 """Of a request to have company: every one of those who are sent together is a comparison."""
-DEATHS_EVERY = 40
+DEATHS_EVERY = 20
 """Rounds of which one may kill the worker, since it takes time to come back."""
 
 
@@ -122,7 +122,8 @@ def rounds_of(seed: int, engine: Condition, cases: Sequence[VerifyCase],
         if condition.company == 0 and condition.company_leaves:
             condition = msgspec.structs.replace(condition, company_leaves=False)
         several = tuple(chance.sample(cases, min(condition.company + 1, len(cases))))
-        condition = msgspec.structs.replace(condition, company=len(several) - 1)
+        condition = msgspec.structs.replace(condition, company=len(several) - 1,
+                                            place=chance.getrandbits(16))
         visits.add(condition)
         yield VerifyRound(several, condition, number)
         number += 1

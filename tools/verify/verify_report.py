@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import asdict
 from typing import Any
 
 import msgspec
@@ -10,7 +11,7 @@ import msgspec
 from actorium.tools.verify.conditions import PLAIN, Condition, described
 from actorium.tools.verify.contradictions import SILENCE
 from actorium.tools.verify.verify_cases import VerifyCase, length_of
-from actorium.tools.verify.verify_run import VerifyTally
+from actorium.tools.verify.verify_run import EngineCounts, VerifyTally
 
 SHOWN = 5
 """Contradictions on a terminal."""
@@ -18,7 +19,8 @@ KEPT = 200
 """In the JSON."""
 
 
-def verify_result(tally: VerifyTally, plain: Condition = PLAIN) -> dict[str, Any]:
+def verify_result(tally: VerifyTally, plain: Condition = PLAIN,
+                  counts: EngineCounts | None = None) -> dict[str, Any]:
     """For JSON."""
     kinds: dict[str, int] = {}
     for own in tally.found:
@@ -27,7 +29,7 @@ def verify_result(tally: VerifyTally, plain: Condition = PLAIN) -> dict[str, Any
         "comparisons": tally.comparisons, "contradictions": len(tally.found), "kinds": kinds,
         "rounds": tally.rounds, "engines": tally.engines, "interrupted": tally.interrupted,
         "plain": described(plain), "not_started": tally.not_started,
-        "unanswered": dict(tally.unanswered),
+        "unanswered": dict(tally.unanswered), "counts": asdict(counts or EngineCounts()),
         "axes": [{"axis": axis, "value": value, "comparisons": count,
                   "contradictions": tally.wrong_by_axis[axis, value]}
                  for (axis, value), count in sorted(tally.by_axis.items())],
@@ -60,6 +62,7 @@ def verify_table(result: Mapping[str, Any]) -> str:
     lines += [f"not tried: {flags}: {why}" for flags, why in result["not_started"].items()]
     lines += [f"without an answer: {count} ({why})"
               for why, count in result["unanswered"].items()]
+    lines += _meanwhile(result["counts"])
     if result["kinds"]:
         lines.append("first differences: " + ", ".join(
             f"{kind} {count}" for kind, count in sorted(result["kinds"].items())))
@@ -70,6 +73,17 @@ def verify_table(result: Mapping[str, Any]) -> str:
     if result["interrupted"]:
         lines.append("interrupted: this is what was found by then")
     return "\n".join(lines)
+
+
+def _meanwhile(counts: Mapping[str, int]) -> list[str]:
+    lines = []
+    if counts["deaths"]:
+        lines.append(f"workers killed: {counts['deaths']}, {counts['deaths_met']} of them with "
+                     "answers under way")
+    if counts["drafts"]:
+        lines.append(f"tokens drafted: {counts['drafts']}, {counts['accepted']} of them accepted "
+                     f"({counts['accepted'] / counts['drafts']:.0%})")
+    return lines
 
 
 def _told_of(own: Mapping[str, Any]) -> list[str]:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from msgspec import Struct
 
-from actorium.tools.verify.conditions import Condition, engine_part, with_plain
+from actorium.tools.verify.conditions import Condition, differing, engine_part, with_plain
 from actorium.tools.verify.contradictions import (
     AnswerDifference,
     CaseAnswer,
@@ -30,6 +30,20 @@ Heard: TypeAlias = Choices | NoAnswer | str
 """The choices of an answer; that none has come; or why there is none."""
 
 
+@dataclass
+class EngineCounts:
+    """What the engines did meanwhile, as they count it themselves."""
+
+    deaths: int = 0
+    """Workers that were killed,"""
+    deaths_met: int = 0
+    """those of them that had answers under way."""
+    drafts: int = 0
+    """Tokens that were drafted,"""
+    accepted: int = 0
+    """and accepted."""
+
+
 class VerifyAsker(Protocol):
     """Who is asked."""
 
@@ -39,6 +53,8 @@ class VerifyAsker(Protocol):
     """Of the axes that can be varied with it, beside the plain ones."""
     held: Mapping[str, str]
     """Axes that stay as they are, though they could be varied, and why."""
+    counts: EngineCounts
+    """Complete once all engines have ended."""
 
     async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
         """Sends them together; of none, starts alone. Starts an engine if the condition needs
@@ -114,6 +130,11 @@ class VerifyRun:
     def plain(self) -> Condition:
         """What all was held against."""
         return self._asker.plain
+
+    @property
+    def counts(self) -> EngineCounts:
+        """Of those who were asked."""
+        return self._asker.counts
 
     async def run(self) -> VerifyTally:
         """All of it. The plain engine's `EngineNotStartedError` is the caller's."""
@@ -199,6 +220,9 @@ class VerifyRun:
             self.tally.unanswered[str(answer if isinstance(plain, tuple) else plain)] += 1
             return
         found = self._difference(trial.case, plain, answer)
+        if isinstance(answer, tuple) and not answer[0].died:
+            # A death that fell on nothing is no comparison of that axis.
+            condition = with_plain(condition, ("worker",))
         axes = _off(condition, self._asker.plain)
         tally = self.tally
         tally.comparisons += 1
@@ -207,7 +231,8 @@ class VerifyRun:
         if found is None:
             return
         tally.wrong_by_axis.update(axes)
-        if not any(own.condition == condition for own in tally.found):
+        if not any(with_plain(own.condition, ("place",)) == with_plain(condition, ("place",))
+                   for own in tally.found):
             self._to_shrink.append((trial, condition))
             # Those with few axes first, and of a kind of their own.
             self._to_shrink.sort(key=lambda one: (len(_off(one[1], self._asker.plain))))
@@ -241,8 +266,7 @@ class VerifyRun:
 
 
 def _off(condition: Condition, plain: Condition) -> list[tuple[str, str]]:
-    return [(axis, str(getattr(condition, axis))) for axis in condition.__struct_fields__
-            if getattr(condition, axis) != getattr(plain, axis)]
+    return [(axis, str(getattr(condition, axis))) for axis in differing(condition, plain)]
 
 
 def _named(engine: Condition, plain: Condition) -> str:

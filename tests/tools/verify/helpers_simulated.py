@@ -10,8 +10,9 @@ from typing import Any
 
 from actorium.tools.verify.conditions import PLAIN, VALUES, Condition
 from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer
+from actorium.tools.verify.stream_cuts import cut_of
 from actorium.tools.verify.verify_cases import VerifyCase
-from actorium.tools.verify.verify_run import EngineNotStartedError, Heard
+from actorium.tools.verify.verify_run import EngineCounts, EngineNotStartedError, Heard
 
 VOCAB, PAGE = 1000, 8
 FAULTS: dict[str, set[str]] = {
@@ -25,6 +26,7 @@ FAULTS: dict[str, set[str]] = {
     "choices share their last page": {"choices"},
     "log-probabilities are those of the row before": {"company"},
     "a stream that is taken up repeats a token": {"reading"},
+    "a connection that is lost costs an event": {"reading"},
     "a chunk's last token is lost at every second cut": {"tokens_per_step"},
     "what was preempted forgets its last token": {"preempt_every"},
     "a rank sums its share twice": {"ranks"},
@@ -49,6 +51,7 @@ class SimulatedEngine:
         self.plain: Condition = PLAIN
         self.values: Mapping[str, Sequence[Any]] = VALUES
         self.held: Mapping[str, str] = {}
+        self.counts = EngineCounts()
         self.fault, self._flaky, self._refuses, self._asked = fault, flaky, refuses, 0
         self.starts: list[Condition] = []
 
@@ -66,7 +69,7 @@ class SimulatedEngine:
                 and condition.preempt_every and len(cases) > 1):
             return [*found[1:], NoAnswer(60.0)]
         if self._has("log-probabilities are those of the row before"):
-            return [tuple(CaseAnswer(tokens=one.tokens, finish="length",
+            return [tuple(CaseAnswer(tokens=one.tokens, finish="length", died=one.died,
                                      logprobs=found[max(row - 1, 0)][0].logprobs)
                           for one in found[row]) for row in range(len(found))]
         return list(found)
@@ -80,7 +83,8 @@ class SimulatedEngine:
         seed = 0 if case.greedy else mixed(case.seed, number) if number else case.seed
         if has("rows have the seed of the first"):
             seed = cases[0].seed
-        if has("a worker that died forgets the seed") and condition.worker == "killed":
+        if (has("a worker that died forgets the seed") and condition.worker == "killed"
+                and case.seed % 16):
             seed += 1
         state = self._read(case, condition)
         if has("choices share their last page") and number < condition.choices - 1:
@@ -95,7 +99,11 @@ class SimulatedEngine:
         if has("a stream that is taken up repeats a token") and condition.reading == "cut":
             cut = len(tokens) // 3
             tokens = (tokens[:cut] + tokens[max(cut - 1, 0):])[:len(tokens)]
+        if (has("a connection that is lost costs an event") and condition.reading == "http-cut"
+                and (cut := cut_of(case, condition)) and not cut.anew):
+            tokens.pop(min(cut.tokens, len(tokens) - 1))
         return CaseAnswer(tokens=tuple(tokens), finish="length",
+                          died=condition.worker == "killed" and case.seed % 16 > 0,
                           logprobs=logprobs if condition.logprobs else None)
 
     def _read(self, case: VerifyCase, condition: Condition) -> int:

@@ -27,6 +27,7 @@ from actorium.tools.verify.verify_page import verify_page
 from actorium.tools.verify.verify_plan import Visits, drawn_engines, rounds_of
 from actorium.tools.verify.verify_report import verify_result, verify_table
 from actorium.tools.verify.verify_run import (
+    EngineCounts,
     EngineNotStartedError,
     Heard,
     VerifyOptions,
@@ -70,6 +71,22 @@ def test_a_planted_fault_is_found_and_shrunk_to_its_cause(fault: str) -> None:
     result = {"model": "m", **verify_result(tally)}
     assert described(own.condition) in verify_table(result)
     assert "<svg" in verify_page(result)
+
+
+def test_a_death_that_met_no_answer_is_no_comparison_of_that_axis() -> None:
+    """In the simulation those with one seed in sixteen are over by then."""
+    engine = SimulatedEngine()
+    engine.values = {"worker": ("killed",), "company": (1,)}
+    run = VerifyRun(engine, CASES, VerifyOptions(comparisons=1000, engines=1))
+    tally = asyncio.run(run.run())
+    killed, together = tally.by_axis["worker", "killed"], tally.by_axis["company", "1"]
+    assert 0 < killed < together
+    known = {case for case in CASES if not case.seed % 16}
+    assert 0 < len(known) < len(CASES), "there are both kinds"
+    engine.counts = EngineCounts(deaths=3, deaths_met=2, drafts=8, accepted=6)
+    table = verify_table(verify_result(tally, counts=run.counts))
+    assert "workers killed: 3, 2 of them with answers under way" in table
+    assert "tokens drafted: 8, 6 of them accepted (75%)" in table
 
 
 def test_what_comes_and_goes_is_said_to() -> None:
@@ -168,6 +185,9 @@ def test_differences_by_hand() -> None:
     assert uneven is not None and uneven.nats == 0.5
     text = difference([CaseAnswer(text="abc")], [CaseAnswer(text="abd")], False, exact)
     assert text is not None and (text.kind, text.at, text.plain) == ("text", 2, "c")
+    cut = [CaseAnswer(tokens=(1, 2), text=told, finish="stop") for told in ("ab", "abe")]
+    text = difference([cut[0]], [cut[1]], False, exact)
+    assert text is not None and (text.kind, text.at, text.other) == ("text", 2, "e")
 
 
 def test_the_same_seed_draws_the_same() -> None:
@@ -179,6 +199,15 @@ def test_the_same_seed_draws_the_same() -> None:
         own = next(first)
         assert own == next(again) and len(own.cases) == own.condition.company + 1
         assert set(differing(own.condition)).isdisjoint(ENGINE_AXES)
+
+
+def test_whose_texts_are_known_is_asked_for_texts() -> None:
+    cases = drawn_cases(1, 200, Vocabulary(tokens=VOCAB, grammars=True))
+    known = [sum(map(bool, found)) for found in (
+        [case.schema for case in cases], [case.stop for case in cases],
+        [isinstance(case.prompt, str) for case in cases], [case.allowed for case in cases])]
+    assert all(10 < count < 60 for count in known), known
+    assert not any(case.stop for case in CASES)
 
 
 def test_texts_for_servers_with_ids_of_their_own() -> None:

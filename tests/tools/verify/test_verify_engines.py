@@ -16,10 +16,12 @@ from helpers_cli import Cli, cli
 from helpers_models import write_checkpoint
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.config.tree import Config, DeviceConfig
+from actorium.actors.config.tree import Config, DeviceConfig, GatewayConfig
+from actorium.actors.errors import EngineUnavailable
 from actorium.gpu.families.architectures import read_shape
 from actorium.tools.verify.conditions import PLAIN, Condition
-from actorium.tools.verify.own_engines import DEATHS, OwnEngines, over_ranks
+from actorium.tools.verify.own_engines import DEATHS, OwnEngines
+from actorium.tools.verify.varied_settings import over_ranks, varied
 
 __all__ = ["cli"]
 
@@ -83,6 +85,14 @@ def test_with_exact_on_ranks_vary_where_they_can_have_the_same_bits(tmp_path: Pa
         assert over_ranks(config, shape, {"exact_ranks": "1"})[1]
 
 
+def test_gateways_are_at_free_ports_and_without_keys() -> None:
+    asked = Config(gateway=GatewayConfig(port=8000, host="0.0.0.0", gateways=2, api_key="k"))
+    gateway = varied(asked, PLAIN, 100, http=True).gateway
+    assert (gateway.port, gateway.host, gateway.gateways, gateway.api_key) == (
+        0, "127.0.0.1", 1, None)
+    assert varied(asked, PLAIN, 100).gateway.port is None
+
+
 def test_who_owes_an_answer_or_died_often_is_started_anew(tmp_path: Path) -> None:
     """A silent engine must not make later rounds silent, nor delays of restarts rounds slow."""
     started: list[Config] = []
@@ -96,7 +106,7 @@ def test_who_owes_an_answer_or_died_often_is_started_anew(tmp_path: Path) -> Non
         yield Fake()
 
     async def work() -> None:
-        asker = OwnEngines(Config(), {}, False, start)
+        asker = OwnEngines(Config(), {}, False, start, values={"threads": (1, 2, 3, 4)})
         first = await asker._for(PLAIN)
         other = await asker._for(Condition(threads=1))
         assert await asker._for(PLAIN) is first and await asker._for(Condition(threads=1)) is other
@@ -110,4 +120,5 @@ def test_who_owes_an_answer_or_died_often_is_started_anew(tmp_path: Path) -> Non
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(AsyncClient, "wait_ready", AsyncMock())
+        patch.setattr(AsyncClient, "status", AsyncMock(side_effect=EngineUnavailable("none")))
         asyncio.run(work())

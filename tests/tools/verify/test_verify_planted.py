@@ -1,4 +1,4 @@
-"""Faults planted in the workers of real engines, each of which `actorium verify` finds and shrinks
+"""Faults planted in the actors of real engines, each of which `actorium verify` finds and shrinks
 to the conditions that show it. The table of them is in docs/verify.md."""
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from helpers_runtime import short_dir
 
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.runtime.roles import ROLES, WORKER
+from actorium.actors.runtime.roles import WORKER, roles_of
 from actorium.tools.cli.engines import settings_of
 from actorium.tools.cli.verify_command import run
 
@@ -42,6 +42,8 @@ class Planted(NamedTuple):
     comparisons: int = 120
     answer: int = 12
     """Tokens at the most."""
+    role: str = WORKER
+    """Who has the fault."""
 
 
 PLANTED = [
@@ -64,8 +66,9 @@ PLANTED = [
             {"tokens_per_step"}, "logprob", cases=12),
     Planted("committing_too_much_once_preempted", "hybrid", "company,drafts,preempt_every",
             {"drafts", "preempt_every"}),
-    Planted("seeding_anew", "llama", "company,worker,logprobs", {"worker"},
-            comparisons=500, answer=60)]
+    Planted("seeding_anew", "llama", "company,worker,logprobs", {"worker"}, comparisons=200),
+    Planted("losing_an_event", "llama", "company,reading,logprobs", {"reading"},
+            role="gateway-0")]
 
 
 def verified(fault: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
@@ -80,7 +83,8 @@ def verified(fault: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> d
     @contextlib.contextmanager
     def start(config: Config) -> Iterator[Engine]:
         values = settings_of(config)
-        with Engine(values.pop("model"), roles=dict(ROLES) | {WORKER: worker}, **values) as made:
+        roles = roles_of(config) | {fault.role: worker}
+        with Engine(values.pop("model"), roles=roles, **values) as made:
             yield made
 
     with short_dir() as run_dir:
@@ -98,7 +102,9 @@ def verified(fault: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> d
 def test_a_fault_planted_in_workers(fault: Planted, tmp_path: Path,
                                     monkeypatch: pytest.MonkeyPatch) -> None:
     """It is found, and shrunk to its axes."""
-    [own] = verified(fault, tmp_path, monkeypatch)["shrunk"]
+    report = verified(fault, tmp_path, monkeypatch)
+    [own] = report["shrunk"]
+    assert ("worker" in fault.causes) is bool(report["counts"]["deaths_met"])
     found = {word.partition("=")[0] for word in own["condition"].split(", ")}
     assert found - {"order"} == fault.causes, own
     assert own["difference"]["kind"] == fault.differs

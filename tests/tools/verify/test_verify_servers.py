@@ -39,8 +39,8 @@ class FakeServer:
         self.under_way = self.asked = 0
         self.seen: set[str] = set()
 
-    async def events(self, path: str, body: dict[str, Any], headers: str = ""
-                     ) -> AsyncGenerator[bytes, None]:
+    async def events(self, path: str, body: dict[str, Any], headers: str = "",
+                     _reader: object = None) -> AsyncGenerator[bytes, None]:
         assert headers.startswith("Authorization")
         if path != self.path:
             raise RefusedByServer("not found", 404)

@@ -1,0 +1,177 @@
+"""Requests at an engine's own client, and what is known of each while it is read."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import math
+import secrets
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import suppress
+from time import monotonic
+
+import msgspec
+
+from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.client.calls import AsyncDeltaStream
+from actorium.actors.client.requests import Linger, Request, StreamDelta
+from actorium.actors.errors import ActoriumError, DeadlineExceeded
+from actorium.actors.params import SamplingParams, Structured
+from actorium.tools.verify.company import PART
+from actorium.tools.verify.conditions import Condition
+from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, spliced
+from actorium.tools.verify.verify_cases import VerifyCase
+from actorium.tools.verify.verify_run import Heard
+
+TOPS = 5
+"""Likeliest tokens that are told of each position."""
+FILLERS, FILLER_TOKENS = 6, 300
+"""Prompts that are sent so that pages of others go."""
+LINGER = 30.0
+"""Seconds for which a request whose stream is cut goes on."""
+
+
+class ReadingProgress:
+    """How far the answer of one request is."""
+
+    def __init__(self, n: int, after: int = 1) -> None:
+        """n: its choices. after: tokens of one of them behind which it is under way."""
+        self.n, self._after = n, after
+        self._tokens, self._ended = [0] * n, set[int]()
+        self.ended_at = math.inf
+        """CLOCK_MONOTONIC seconds at which its last choice, or all that was wanted of it, had come.
+        """
+        self.leaving = False
+        """Not the whole is wanted."""
+        self.turned = asyncio.Event()
+        """It is under way, or over."""
+
+    @property
+    def open_choices(self) -> int:
+        """Choices that have not ended; 0 once it is over."""
+        return self.n - len(self._ended) if self.ended_at == math.inf else 0
+
+    def told(self, choice: int, tokens: int, ended: bool) -> None:
+        """So many tokens of a choice have come."""
+        self._tokens[choice] += tokens
+        if self._tokens[choice] >= self._after:
+            self.turned.set()
+        if ended:
+            self._ended.add(choice)
+            if len(self._ended) == self.n:
+                self.over()
+
+    def over(self) -> None:
+        """Nothing comes any more."""
+        self.ended_at = min(self.ended_at, monotonic())
+        self.turned.set()
+
+
+def engine_request(case: VerifyCase, condition: Condition, salt: str, patience: float) -> Request:
+    """The case as the SDK has it. patience: seconds that it may take."""
+    params = SamplingParams(
+        n=condition.choices, max_tokens=case.max_tokens, temperature=case.temperature,
+        top_p=case.top_p, top_k=case.top_k, presence_penalty=case.presence_penalty,
+        repetition_penalty=case.repetition_penalty, seed=case.seed,
+        allowed_token_ids=list(case.allowed) or None, ignore_eos=not case.schema,
+        stop=list(case.stop) or None,
+        logprobs=TOPS if condition.logprobs else None,
+        structured=Structured(json_schema=case.schema) if case.schema
+        else None)
+    prompt = case.prompt if isinstance(case.prompt, str) else list(case.prompt)
+    return Request(prompt=prompt, params=params, cache_salt=salt, timeout=patience)
+
+
+async def fill(client: AsyncClient, cases: Sequence[VerifyCase], salt: str, patience: float
+               ) -> None:
+    """Long prompts that nobody has asked, made of the cases' own tokens."""
+    tokens = [token for case in cases for token in case.prompt if isinstance(token, int)] or [9]
+    rows = [(tokens[i:] + tokens[:i]) * (1 + FILLER_TOKENS // len(tokens)) for i in range(FILLERS)]
+    asked = [Request(prompt=row[:FILLER_TOKENS], cache_salt=salt, timeout=patience,
+                     params=SamplingParams(max_tokens=2, temperature=0.0, ignore_eos=True))
+             for row in rows]
+    await asyncio.gather(*(EngineReader(client, one).read() for one in asked))
+
+
+class EngineReader:
+    """See `AnswerReader`."""
+
+    def __init__(self, client: AsyncClient, request: Request,
+                 cut: tuple[AsyncClient, int] | None = None,
+                 progress: ReadingProgress | None = None) -> None:
+        """cut: the stream is given up behind so many tokens, and read again by this client."""
+        self._client, self._request, self._cut = client, request, cut
+        assert request.params is not None
+        self._n = request.params.n
+        self._tokens_wanted = request.params.max_tokens or 1
+        self._progress = progress or ReadingProgress(self._n)
+
+    async def read(self) -> Heard:
+        try:
+            if self._cut is not None:
+                return await self._read_cut(*self._cut)
+            return _answers([delta async for delta in self._deltas(self._client, self._request)],
+                            self._n)
+        except DeadlineExceeded:
+            return NoAnswer(self._request.timeout or 0.0)
+        except ActoriumError as error:
+            return error.code
+        finally:
+            self._progress.over()
+
+    async def leave(self) -> None:
+        self._progress.leaving = True
+        count = 0
+        with suppress(ActoriumError):
+            async with contextlib.aclosing(self._deltas(self._client, self._request)) as deltas:
+                async for delta in deltas:
+                    count += len(delta.token_ids)
+                    if count * PART >= self._tokens_wanted:
+                        break
+        self._progress.over()
+
+    async def _deltas(self, client: AsyncClient, request: Request
+                      ) -> AsyncGenerator[StreamDelta, None]:
+        async with contextlib.aclosing(AsyncDeltaStream(client, request)) as stream:
+            async for delta in stream:
+                self._told(delta)
+                yield delta
+
+    def _told(self, delta: StreamDelta) -> None:
+        self._progress.told(delta.index, len(delta.token_ids), delta.finish_reason is not None)
+
+    async def _read_cut(self, other: AsyncClient, tokens: int) -> Heard:
+        """What a caller has who lost the connection: the first part, and of the whole, which is
+        read again, what comes behind it."""
+        first: list[StreamDelta] = []
+        # A name of its own for each reading: one that was aborted is not answered at once.
+        request = msgspec.structs.replace(
+            self._request, linger=Linger(rid=secrets.token_hex(12), seconds=LINGER))
+        stream = AsyncDeltaStream(self._client, request)
+        try:
+            await stream.accepted()
+            while sum(len(one.token_ids) for one in first) < tokens:
+                delta = await anext(stream, None)
+                if delta is None:
+                    break
+                self._told(delta)
+                first.append(delta)
+            # Under the same name: the request itself goes on, or its answer is still known.
+            whole = [delta async for delta in self._deltas(other, request)]
+        finally:
+            await stream.aclose()
+        return spliced(_answers(first, self._n), _answers(whole, self._n))
+
+
+def _answers(deltas: Sequence[StreamDelta], n: int) -> tuple[CaseAnswer, ...]:
+    found = []
+    for index in range(n):
+        own = [delta for delta in deltas if delta.index == index]
+        told = [one for delta in own for one in delta.logprobs or ()]
+        found.append(CaseAnswer(
+            tokens=tuple(token for delta in own for token in delta.token_ids),
+            text="".join(delta.text for delta in own),
+            finish=next((delta.finish_reason for delta in own if delta.finish_reason), ""),
+            logprobs=tuple(one.logprob for one in told) if told else None,
+            tops=tuple(dict(one.top) for one in told)))
+    return tuple(found)
