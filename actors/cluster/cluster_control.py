@@ -27,11 +27,27 @@ class ReplicaState(Struct, frozen=True, array_like=True, gc=False):
     """It ends as soon as nothing runs there."""
 
 
+class AutoscaleState(Struct, frozen=True, array_like=True, gc=False):
+    """Within which bounds the router changes the number of replicas by itself."""
+
+    least: Annotated[int, Meta(ge=1, le=MOST_REPLICAS)] = 1
+    most: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
+    """0 = it does not."""
+    suspended: bool = False
+    """Somebody has set the number by hand, and it stays."""
+
+    @property
+    def active(self) -> bool:
+        return self.most > 0 and not self.suspended
+
+
 class ReplicaSet(Message, frozen=True):
     """router -> launcher, nodes: these replicas shall run, and no others. The launcher keeps it for
     the next router, which is told the same."""
 
     replicas: Annotated[list[ReplicaState], Meta(max_length=MOST_REPLICAS)]
+    autoscale: AutoscaleState = AutoscaleState()
+    """The router's own."""
 
 
 class AskReplicaSet(Message, frozen=True):
@@ -56,6 +72,15 @@ class ScaleCluster(Message, frozen=True):
     """Seconds that requests get to end where they are; then they go on elsewhere."""
 
 
+class AutoscaleCluster(Message, frozen=True):
+    """As many replicas shall there be as the load asks for."""
+
+    rid: Rid
+    least: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
+    most: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
+    """Both 0 = within the bounds that there were."""
+
+
 class DrainReplica(Message, frozen=True):
     """A replica gets no more requests, and those that run there go on elsewhere."""
 
@@ -78,7 +103,7 @@ class AskCluster(Message, frozen=True):
     rid: Rid
 
 
-ToRouterFront = ScaleCluster | DrainReplica | UndrainReplica | AskCluster
+ToRouterFront = ScaleCluster | AutoscaleCluster | DrainReplica | UndrainReplica | AskCluster
 
 
 class ReplicaRow(Struct, frozen=True, omit_defaults=False):
@@ -106,7 +131,7 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
 
 
 class ClusterAnswer(Message, frozen=True):
-    """The answer to each of the four."""
+    """The answer to each of them."""
 
     rid: Rid
     target: int
@@ -117,4 +142,4 @@ class ClusterAnswer(Message, frozen=True):
     error: str = ""
     """Why nothing was done; empty = it is under way."""
     policy: str = ""
-    """What the autoscaler, if there is one, thinks."""
+    """What the autoscaler goes by, and what it decided last; empty = there is none."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from actorium.actors.cluster.cluster_control import (
     AskCluster,
+    AutoscaleCluster,
     ClusterAnswer,
     DrainReplica,
     ScaleCluster,
@@ -12,7 +13,7 @@ from actorium.actors.cluster.cluster_control import (
 from actorium.actors.cluster.fleet import Fleet
 from actorium.actors.cluster.placements import Placements
 
-Asked = ScaleCluster | DrainReplica | UndrainReplica | AskCluster
+Asked = ScaleCluster | AutoscaleCluster | DrainReplica | UndrainReplica | AskCluster
 
 
 class ClusterDesk:
@@ -25,10 +26,12 @@ class ClusterDesk:
         """Does what was asked, or says why not, and how things are then."""
         fleet, error = self._fleet, ""
         if isinstance(message, ScaleCluster):
-            error = fleet.scale(message.replicas, now, message.finish)
+            error = fleet.scale_by_hand(message.replicas, now, message.finish)
+        elif isinstance(message, AutoscaleCluster):
+            error = fleet.scale_by_load(message.least, message.most)
         elif isinstance(message, DrainReplica):
             error = fleet.drain(message.replica, now, message.finish)
         elif isinstance(message, UndrainReplica):
             error = fleet.undrain(message.replica, now)
         return ClusterAnswer(message.rid, fleet.target, len(self._placements.pending),
-                             fleet.rows(), error)
+                             fleet.rows(), error, fleet.policy(now))

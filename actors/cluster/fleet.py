@@ -1,14 +1,23 @@
 """Which replicas there are, which of them get requests, and how one leaves: it gets no new ones,
-its running ones end or go on elsewhere, and then its launcher is told. Pure."""
+its running ones end or go on elsewhere, and then its launcher is told. How many there are people
+say, or the policy (`autoscale`). Pure."""
 
 from __future__ import annotations
 
 import logging
 from collections.abc import Mapping, Sequence
 
+import msgspec
 from msgspec import Struct
 
-from actorium.actors.cluster.cluster_control import ReplicaRow, ReplicaSet, ReplicaState
+from actorium.actors.cluster.autoscale import Autoscaler, LoadReading
+from actorium.actors.cluster.cluster_control import (
+    AutoscaleState,
+    ReplicaRow,
+    ReplicaSet,
+    ReplicaState,
+)
+from actorium.actors.cluster.load_meter import LoadMeter, held_pages
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import ReplicaView
 from actorium.actors.config.cluster_settings import MOST_REPLICAS, NODES_ROLE
@@ -16,6 +25,8 @@ from actorium.actors.runtime.roles import LAUNCHER
 
 LOG = logging.getLogger("actorium.router")
 FOR_EVER = float("inf")
+LOST_PATIENCE = 30.0
+"""Seconds for which a replica that is not heard of is expected back."""
 
 
 class Member(Struct):
@@ -28,6 +39,8 @@ class Member(Struct):
     leaving: bool = False
     move_at: float = FOR_EVER
     """When requests that still run there go on elsewhere, CLOCK_MONOTONIC seconds."""
+    missing_since: float | None = None
+    """It takes no requests since then; None = it does, or was not looked at."""
 
     @property
     def closed(self) -> bool:
@@ -42,9 +55,15 @@ class Member(Struct):
 class Fleet:
     """The replicas, as they shall be."""
 
-    def __init__(self, placements: Placements, nodes: Mapping[str, int]) -> None:
-        """nodes: how many replicas each node may have at the most, "" = the head."""
+    def __init__(self, placements: Placements, nodes: Mapping[str, int], meter: LoadMeter,
+                 autoscaler: Autoscaler, start: float, finish: float) -> None:
+        """nodes: how many replicas each node may have at the most, "" = the head; start: seconds
+        that a replica may take to start; finish: that requests get where the policy has a replica
+        leave."""
         self._placements, self._nodes = placements, dict(nodes)
+        self.meter, self._autoscaler = meter, autoscaler
+        self.autoscale = AutoscaleState()
+        self._start, self._finish = start, finish
         self.members: dict[int, Member] = {}
         self.changed = False
         """`told` have to be told."""
@@ -73,15 +92,14 @@ class Fleet:
 
     def replica_set(self) -> ReplicaSet:
         """For those who start and stop them."""
-        return ReplicaSet([member.state() for member in self.members.values()])
+        return ReplicaSet([member.state() for member in self.members.values()], self.autoscale)
 
     # --- orders; each returns why it is refused, empty = it is not ---
 
     def scale(self, count: int, now: float, finish: float) -> str:
         """So many there shall be. finish: seconds that running requests get to end."""
         if count > self.most:
-            return (f"{count} replicas do not fit: the nodes have room for {self.most}"
-                    if self.most < MOST_REPLICAS else f"at most {MOST_REPLICAS} replicas")
+            return self._too_many(count)
         for member in sorted(self.members.values(), key=lambda m: m.index):
             if self.target < count and member.leaving:
                 member.leaving = False
@@ -91,6 +109,36 @@ class Fleet:
         while self.target > count:
             self._dismiss(now, finish)
         return ""
+
+    def scale_by_hand(self, count: int, now: float, finish: float) -> str:
+        """As `scale`; the policy, if there is one, leaves it so."""
+        error = self.scale(count, now, finish)
+        if not error and self.autoscale.active:
+            self.set_autoscale(msgspec.structs.replace(self.autoscale, suspended=True))
+        return error
+
+    def scale_by_load(self, least: int, most: int) -> str:
+        """As many as the policy wants, from `least` to `most`; 0 and 0 = within the bounds that
+        there were."""
+        state = AutoscaleState(least, most) if most else msgspec.structs.replace(
+            self.autoscale, suspended=False)
+        if not state.most:
+            return "no bounds were ever set: say MIN:MAX, or start with --max-replicas"
+        if not 1 <= state.least <= state.most:
+            return f"MIN:MAX: from 1 on, MIN not above MAX, got {state.least}:{state.most}"
+        if state.most > self.most:
+            return self._too_many(state.most)
+        self.set_autoscale(state)
+        return ""
+
+    def set_autoscale(self, state: AutoscaleState) -> None:
+        """The policy's bounds."""
+        self.changed |= state != self.autoscale
+        self.autoscale = state
+
+    def _too_many(self, count: int) -> str:
+        return (f"{count} replicas do not fit: the nodes have room for {self.most}"
+                if self.most < MOST_REPLICAS else f"at most {MOST_REPLICAS} replicas")
 
     def drain(self, index: int, now: float, finish: float) -> str:
         """No more requests for a replica."""
@@ -129,10 +177,13 @@ class Fleet:
         self.changed = True
 
     def _dismiss(self, now: float, finish: float) -> None:
-        """One fewer: one that gets no requests anyway, else of the fullest node the latest."""
+        """One fewer: one that gets no requests anyway, drained ones first, else of the fullest node
+        the latest."""
         staying = [member for member in self.members.values() if not member.leaving]
         counts = {name: sum(m.node == name for m in staying) for name in self._nodes}
-        member = max(staying, key=lambda m: (m.drained, counts.get(m.node, 0), m.index))
+        views = self._placements.by_index
+        member = max(staying, key=lambda m: (m.drained, not views[m.index].ready,
+                                             counts.get(m.node, 0), m.index))
         member.leaving = True
         self._open_or_close(member, now, finish)
 
@@ -155,6 +206,39 @@ class Fleet:
                 placements.remove_view(member.index)
                 del self.members[member.index]
                 self.changed = True
+        if self.autoscale.active:
+            wanted = self._autoscaler.wanted(self._reading(now), self.autoscale, now)
+            if wanted != self.target:
+                self.scale(min(wanted, self.most), now, self._finish)
+
+    def _reading(self, now: float) -> LoadReading:
+        """For the policy."""
+        placements, ready, coming = self._placements, [], 0
+        for member in self.members.values():
+            view = placements.by_index[member.index]
+            if view.takes_requests:
+                member.missing_since = None
+                ready.append(view)
+            elif not member.closed:
+                since = member.missing_since
+                since = member.missing_since = now if since is None else since
+                coming += now - since < (LOST_PATIENCE if view.lost else self._start)
+        nowhere = sum(request.submit.n for request in placements.pending.values())
+        running, waiting = (sum(int(view.gauges.get(name, 0)) for view in ready)
+                            for name in ("running", "waiting"))
+        return LoadReading(
+            self.target, len(ready), coming, running, nowhere + waiting,
+            nowhere + sum(view.sequences for view in placements.by_index.values()),
+            self.meter.first_token_seconds(ready, now), held_pages(ready))
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
+        return {"replicas_wanted": self.target, "autoscale_active": self.autoscale.active,
+                **{f"autoscaled_by_{why}": n for why, n in self._autoscaler.counts.items()}}
+
+    def policy(self, now: float) -> str:
+        """What the policy goes by, and what it decided last; empty: there is none."""
+        return self._autoscaler.text(self.autoscale, now)
 
     def rows(self) -> list[ReplicaRow]:
         """For people."""

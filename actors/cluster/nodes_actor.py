@@ -27,6 +27,7 @@ def for_nodes(config: Config) -> Config:
     """What nodes are told of the configuration: nothing of the head's keys, doors and folders."""
     replace = msgspec.structs.replace
     runtime = replace(config.runtime, run_dir=None, listen=None, keys_dir=None, trace_dir=None)
-    cluster = replace(config.cluster, replicas=1, nodes={}, cluster_listen=None, cluster_keys=None)
+    cluster = replace(config.cluster, replicas=1, nodes={}, cluster_listen=None, cluster_keys=None,
+                      min_replicas=1, max_replicas=0)
     return without_secrets(replace(config, runtime=runtime, cluster=cluster,
                                    gateway=GatewayConfig(port=None)))

@@ -17,16 +17,17 @@ from pathlib import Path
 import msgspec
 import zmq
 
+from actorium.actors.cluster.replica_devices import VISIBLE_DEVICES, visible_devices
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import (
     ClusterConfig,
+    most_here,
     place_of,
     replica_index,
     replica_name,
 )
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Health
-from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.launcher.launcher_observer import LauncherObserver
 from actorium.actors.launcher.observers import launcher_observers
@@ -37,8 +38,6 @@ from actorium.actors.runtime.process import die_with_parent, raise_file_limit
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, roles_of, worker_roles
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security import private_paths
-
-VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class ReportsUp(LauncherObserver):
@@ -59,30 +58,18 @@ def replica_config(config: Config, index: int, life: int, processors: int) -> Co
     name, recovery, device = config.runtime.name, config.recovery, config.device
     memory = config.memory
     threads = (device.threads or processors) // config.cluster.replicas
+    shares = most_here(config.cluster)
     ledger = recovery.ledger_dir
     return replace(
         config,
         cluster=ClusterConfig(replica_of=f"{name}:{index}:{life}"),
         device=replace(device, threads=max(1, threads)),
-        memory=replace(memory, host_cache=memory.host_cache // config.cluster.replicas),
+        memory=replace(memory, host_cache=memory.host_cache // shares),
         recovery=replace(recovery, ledger_dir=ledger and f"{ledger}/replica-{index}"),
         gateway=replace(config.gateway, port=None),
         probes=replace(config.probes, probe_port=None),
         runtime=replace(config.runtime, name=replica_name(name, index), listen=None,
                         recorder_bytes=0, log_stderr=False, log_interval=0.0))
-
-
-def visible_devices(index: int, ranks: int, before: str | None) -> str:
-    """The CUDA devices of a replica: the next `ranks` of those that the cluster may use. before:
-    `CUDA_VISIBLE_DEVICES` of the cluster. Raises `BadConfig` where there are too few."""
-    own = range(index * ranks, (index + 1) * ranks)
-    if before is None:
-        return ",".join(map(str, own))
-    names = [name for name in before.split(",") if name]
-    if own.stop > len(names):
-        raise BadConfig(f"replicas: replica {index} needs CUDA devices {own.start} to "
-                        f"{own.stop - 1} of {VISIBLE_DEVICES}={before}", "cluster.replicas")
-    return ",".join(names[i] for i in own)
 
 
 def replica_roles(config: Config, built: str) -> dict[str, str]:

@@ -6,8 +6,10 @@ from time import monotonic
 
 import msgspec
 
-from actorium.actors.cluster.cluster_control import ReplicaState
+from actorium.actors.cluster.autoscale import AutoscaleAims, Autoscaler
+from actorium.actors.cluster.cluster_control import AutoscaleState, ReplicaState
 from actorium.actors.cluster.fleet import Fleet
+from actorium.actors.cluster.load_meter import LoadMeter
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import new_placer
 from actorium.actors.cluster.prefix_index import PrefixIndex
@@ -20,6 +22,7 @@ from actorium.actors.config.cluster_settings import (
     ClusterConfig,
     replica_name,
 )
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.records import LedgerHistory
@@ -67,9 +70,19 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
     placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
                         config.scheduler.max_num_seqs)
     placements = Placements(role_of, book, placer, index, context.epoch)
-    fleet = Fleet(placements, capacities(config.cluster))
-    fleet.adopt(first_replicas(config.cluster), 0.0)
+    cluster, runtime = config.cluster, config.runtime
+    fleet = Fleet(placements, capacities(cluster), LoadMeter(book), Autoscaler(aims_of(config)),
+                  runtime.start_timeout, runtime.drain_timeout)
+    fleet.adopt(first_replicas(cluster), 0.0)
+    fleet.autoscale = AutoscaleState(cluster.min_replicas, cluster.max_replicas)
     return RouterCore(book, placements, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
+
+
+def aims_of(config: Config) -> AutoscaleAims:
+    """Of the autoscaler."""
+    c = config.cluster
+    return AutoscaleAims(c.autoscale_queue, c.autoscale_ttft / 1000, c.upscale_delay,
+                         c.downscale_delay, config.scheduler.max_num_seqs)
 
 
 def capacities(settings: ClusterConfig) -> dict[str, int]:
@@ -82,9 +95,11 @@ def capacities(settings: ClusterConfig) -> dict[str, int]:
 
 def first_replicas(settings: ClusterConfig) -> list[ReplicaState]:
     """Those that a cluster begins with: the head's, which its launcher has started, then one of
-    each node in turns."""
+    each node in turns; with a policy no more of them than its fewest."""
     here = [("", place) for place in range(settings.replicas)]
     most = max(settings.nodes.values(), default=0.0)
     there = [(name, place) for place in range(int(most))
              for name, count in settings.nodes.items() if place < count]
+    if settings.max_replicas:
+        there = there[:max(settings.min_replicas - len(here), 0)]
     return [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]

@@ -118,6 +118,7 @@ class RouterCore(Core):
             self._on_gone(message)
         elif isinstance(message, ReplicaSet):
             self.fleet.adopt(message.replicas, now)
+            self.fleet.autoscale = message.autoscale
         elif isinstance(message, FromNodes):
             self._on_nodes(message)
         elif self._gather_until is not None or not self._started:
@@ -196,7 +197,7 @@ class RouterCore(Core):
         for shared in ("disk_pages", "disk_bytes"):  # of a directory that all of them use
             if shared in gauges:
                 gauges[shared] = max(int(view.gauges.get(shared, 0)) for view in self.views)
-        own = self.placements.gauges()
+        own = self.placements.gauges() | self.fleet.gauges()
         phase = ("draining" if self._draining else "starting" if self._gather_until is not None
                  else "stepping" if self.book.live else "idle")
         gauges["ledger_full"] += bool(self._ledger_full)
@@ -366,8 +367,12 @@ class RouterCore(Core):
             batch = fresh
             sids = memoryview(batch.sids).cast("i").tolist()
         self.book.apply_batch(batch)
-        for sid in sids[:batch.firsts]:
-            self.placements.first_token(self.book.by_sid[sid])
+        starts = memoryview(batch.starts).cast("i")
+        for row, sid in enumerate(sids[:batch.firsts]):
+            request = self.book.by_sid[sid]
+            self.placements.first_token(request)
+            if not starts[row]:  # else it goes on after a death, a move or a preemption
+                self.fleet.meter.first_token(request.submit.arrival, now)
         for event in batch.events:
             if event.finish_reason is not None:
                 request = self.book.by_sid[event.sid]

@@ -45,6 +45,21 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Folder of the keys with which nodes and head know each other (`actorium cluster keys`)."""
     node_timeout: float = 3.0
     """Seconds without a word from a node after which its requests go on elsewhere."""
+    min_replicas: int = 1
+    """The fewest replicas that autoscaling leaves."""
+    max_replicas: int = 0
+    """Autoscaling: replicas come as the load asks for them, up to so many, and leave when they are
+    not needed; 0 = off."""
+    autoscale_queue: float = 4.0
+    """Sequences that may wait for each replica that is ready: with more of them more replicas come.
+    """
+    autoscale_ttft: float = 2000.0
+    """Milliseconds that first tokens may take, as measured or expected: when they take longer more
+    replicas come. 0 = not looked at."""
+    upscale_delay: float = 3.0
+    """Seconds for which too many must wait, or first tokens take too long, before replicas come."""
+    downscale_delay: float = 300.0
+    """Seconds for which one replica fewer must have had room enough before one leaves."""
     replica_of: str = ""
     """Set by a cluster for its replicas, CLUSTER:INDEX:LIFE; not for people."""
 
@@ -98,7 +113,12 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
 
 def clustered(settings: ClusterConfig) -> bool:
     """Whether there is a router, with replicas behind it."""
-    return settings.replicas > 1 or bool(settings.nodes)
+    return settings.replicas > 1 or bool(settings.nodes) or settings.max_replicas > 0
+
+
+def most_here(settings: ClusterConfig) -> int:
+    """As many replicas as this machine may have by itself: autoscaling starts more of them."""
+    return settings.replicas if settings.nodes else max(settings.replicas, settings.max_replicas)
 
 
 def replica_built(place: int, worker: str = "") -> str:
@@ -147,9 +167,31 @@ def cluster_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:
         ("cluster.cluster_listen", c.cluster_listen is None or _is_endpoint(c.cluster_listen),
          "must be tcp://HOST:PORT ([...] around an IPv6 address)"),
         ("cluster.node_timeout", 0.5 <= c.node_timeout <= 600, "must be between 0.5 and 600"),
+        *_autoscale_rules(c),
         ("cluster.routing", c.routing in ROUTINGS, f"must be one of {', '.join(ROUTINGS)}"),
         ("cluster.replica_of", not c.replica_of or replica_of(c) is not None,
          "must be CLUSTER:INDEX:LIFE"),
         ("cluster.replica_of", not c.replica_of or not clustered(c),
          "a replica has no replicas"),
+    ]
+
+
+def _autoscale_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:
+    room = c.replicas + sum(c.nodes.values()) if c.nodes else MOST_REPLICAS
+    return [
+        ("cluster.max_replicas", 0 <= c.max_replicas <= room,
+         f"must be between 1 and {room:g}" + (", the replicas of all nodes" if c.nodes else "")
+         + " (0 = no autoscaling)"),
+        ("cluster.max_replicas", not c.max_replicas or c.replicas <= c.max_replicas,
+         f"must not be below --replicas, {c.replicas}"),
+        ("cluster.min_replicas", c.min_replicas >= 1, "must be at least 1"),
+        ("cluster.min_replicas", c.min_replicas == 1 or c.max_replicas > 0,
+         "goes with --max-replicas"),
+        ("cluster.min_replicas", not c.max_replicas or c.min_replicas <= c.max_replicas,
+         f"must not be above --max-replicas, {c.max_replicas}"),
+        ("cluster.autoscale_queue", 0 < c.autoscale_queue <= 1e6, "must be above 0, at most 1e6"),
+        ("cluster.autoscale_ttft", 0 <= c.autoscale_ttft <= 3.6e6, "must be between 0 and 3600000"),
+        ("cluster.upscale_delay", 0 <= c.upscale_delay <= 3600, "must be between 0 and 3600"),
+        ("cluster.downscale_delay", 1 <= c.downscale_delay <= 86400,
+         "must be between 1 and 86400"),
     ]

@@ -3,12 +3,14 @@ router hears of it at once."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from actorium.actors.config.cluster_settings import (
     REPLICA,
     ROUTER_ROLE,
+    most_here,
     replica_index,
 )
 from actorium.actors.config.tree import Config
@@ -33,6 +35,14 @@ class ReplicaStarts(LauncherObserver):
                             "where replicas of other machines cannot read them: serve it on one "
                             "machine, with --replicas N, or leave out the tower with "
                             "--language-model-only", "cluster.nodes")
+        if config.cluster.max_replicas and config.device.device != "cpu":
+            from actorium.actors.cluster.replica_devices import VISIBLE_DEVICES, visible_devices
+
+            try:
+                visible_devices(most_here(config.cluster) - 1, config.device.tensor_parallel_size,
+                                os.environ.get(VISIBLE_DEVICES))
+            except BadConfig as error:
+                raise BadConfig(f"max_{error}", "cluster.max_replicas") from None
 
     def fork(self, words: Sequence[str]) -> StartedProcess | None:
         return start(python(PROCESS, *words)) if words[-1].startswith(REPLICA) else None

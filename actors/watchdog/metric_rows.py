@@ -153,6 +153,10 @@ HISTOGRAMS = (
 ROUTER = (
     Row("replicas", GAUGE, "replicas", "Replicas of the cluster."),
     Row("replicas_ready", GAUGE, "replicas_ready", "Those that take requests."),
+    Row("replicas_wanted", GAUGE, "replicas_wanted",
+        "Replicas that are to stay, as people or the autoscaler have it."),
+    Row("autoscale_active", GAUGE, "autoscale_active",
+        "1 while the autoscaler changes their number."),
     Row("router_live_requests", GAUGE, "router_live", "Requests that the router's book has open."),
     Row("router_waiting_requests", GAUGE, "router_waiting",
         "Requests for which no replica is ready."),

@@ -40,6 +40,7 @@ CAUSES = ("memory", "priority", "forced", "worker")
 REJECTED, WEIGHT_FORMAT = "rejected_", "weight_format_"
 HTTP = f"http{histograms.MARK}"
 ROUTED = ("prefix", "load", "blind")
+AUTOSCALED = ("queue", "ttft", "room", "min", "max")
 DRAFTED = "spec_decode_num_accepted_tokens_pos_"
 
 
@@ -216,6 +217,12 @@ def _router(facts: MetricsInput) -> Iterator[MetricFamily]:
                   "or load alone as a cache was unknown (blind).",
                   [({"by": by}, gauges.get(f"routed_by_{by}", gauges.get(f"routed_{by}", 0.0)))
                    for by in ROUTED])
+    yield _family("actorium:autoscale_decisions", COUNTER,
+                  "Changes of the number of replicas by the autoscaler, by why: queue (too many "
+                  "wait), ttft (first tokens take too long), room (fewer would do), min, max (its "
+                  "bounds).",
+                  [({"reason": why}, gauges.get(f"autoscaled_by_{why}", 0.0))
+                   for why in AUTOSCALED])
 
 
 def _actors(facts: MetricsInput) -> Iterator[MetricFamily]:

@@ -11,20 +11,27 @@ from msgspec import Struct
 
 from actorium.actors.cluster.cluster_control import (
     AskCluster,
+    AutoscaleCluster,
     ClusterAnswer,
     DrainReplica,
     ReplicaRow,
     ScaleCluster,
     UndrainReplica,
 )
+from actorium.actors.config.cluster_settings import MOST_REPLICAS
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.cli.cluster_asker import ClusterAsker
 from actorium.tools.cli.command_line import parse
 
 LOOK_SECONDS = 0.2
+OPERANDS = {"scale": ("N|MIN:MAX|auto",), "drain": ("REPLICA",), "undrain": ("REPLICA",)}
+"""Of a command, after the cluster's name."""
+AUTO = "auto"
+"""For a number of replicas: as many as the load asks for."""
 ABOUT = {
     "status": "NAME: the replicas of a running cluster, and what each of them does",
-    "scale": "NAME N: have so many replicas; no stream is lost, whichever goes",
+    "scale": "NAME N: have so many replicas; no stream is lost, whichever goes. NAME MIN:MAX: as "
+             "many as the load asks for; NAME auto: again within the bounds that there were",
     "drain": "NAME REPLICA: no more requests for a replica; those that run there go on elsewhere",
     "undrain": "NAME REPLICA: it gets requests again",
 }
@@ -69,8 +76,7 @@ def run(_command: str, argv: list[str]) -> int:
 
 
 def _ask(command: str, argv: list[str]) -> int:
-    words = ["NAME"] + {"scale": ["N"], "drain": ["REPLICA"], "undrain": ["REPLICA"]}.get(
-        command, [])
+    words = ["NAME", *OPERANDS.get(command, ())]
     loose = [argv.pop(0) for _ in words if argv and not argv[0].startswith("-")]
     options, config, *_ = parse(f"actorium cluster {command} {' '.join(words)}", argv,
                                 ClusterOptions, ABOUT[command], model=False)
@@ -79,7 +85,7 @@ def _ask(command: str, argv: list[str]) -> int:
                         f"{' '.join(words)}", words[len(loose)])
     with ClusterAsker(loose[0], config.runtime.run_dir) as asker:
         answer = _order(asker, command, loose[1:], options)
-        if command in ("scale", "drain") and options.wait:
+        if command in ("scale", "drain") and options.wait and not _by_load(loose[1]):
             answer = _await(asker, options, _done(command, loose[1:]))
     if options.json:
         print(json.dumps(as_json(answer)))
@@ -92,6 +98,14 @@ def _order(asker: ClusterAsker, command: str, words: list[str], options: Cluster
            ) -> ClusterAnswer:
     if command == "status":
         return asker.ask(AskCluster)
+    if command == "scale" and _by_load(words[0]):
+        if words[0] == AUTO:
+            return asker.ask(AutoscaleCluster)
+        least, most = (_number(word, "MIN:MAX") for word in words[0].split(":", 1))
+        if not 1 <= least <= most <= MOST_REPLICAS:
+            raise BadConfig(f"MIN:MAX: must be from 1 to {MOST_REPLICAS}, MIN not above MAX, got "
+                            f"{words[0]}", "MIN:MAX")
+        return asker.ask(AutoscaleCluster, least, most)
     count = _number(words[0], "N" if command == "scale" else "REPLICA")
     if command == "scale":
         if count < 1:
@@ -101,6 +115,11 @@ def _order(asker: ClusterAsker, command: str, words: list[str], options: Cluster
     if command == "drain":
         return asker.ask(DrainReplica, count, options.drain_timeout)
     return asker.ask(UndrainReplica, count)
+
+
+def _by_load(word: str) -> bool:
+    """Whether `cluster scale` is told to leave the number to the policy."""
+    return word == AUTO or ":" in word
 
 
 def _number(word: str, name: str) -> int:
@@ -143,8 +162,8 @@ def table(answer: ClusterAnswer) -> str:
     widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines]
-    about = f"{answer.target} replicas wanted, {answer.waiting} requests wait for one"
-    return "\n".join([*text, about + (answer.policy and f"; {answer.policy}")])
+    text.append(f"{answer.target} replicas wanted, {answer.waiting} requests wait for one")
+    return "\n".join([*text, answer.policy] if answer.policy else text)
 
 
 def _cells(row: ReplicaRow) -> list[str]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actorium.actors.cluster.replica_process import replica_config, visible_devices
+from actorium.actors.cluster.replica_devices import visible_devices
+from actorium.actors.cluster.replica_process import replica_config
 from actorium.actors.config.cluster_settings import ClusterConfig, ReplicaOf, replica_of
 from actorium.actors.config.sources import from_kwargs
 from actorium.actors.config.tree import Config, DeviceConfig, RecoveryConfig
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
+from actorium.actors.launcher.replica_starts import ReplicaStarts
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
 from actorium.actors.watchdog.supervised import find_missing, starting
 
@@ -53,11 +55,40 @@ def test_devices_go_round() -> None:
 @pytest.mark.parametrize(("given", "field"), [
     ({"replicas": 0}, "cluster.replicas"), ({"replicas": 65}, "cluster.replicas"),
     ({"routing": "best"}, "cluster.routing"), ({"replica_of": "x"}, "cluster.replica_of"),
-    ({"replicas": 2, "replica_of": "a:0:1"}, "cluster.replica_of")])
+    ({"replicas": 2, "replica_of": "a:0:1"}, "cluster.replica_of"),
+    ({"max_replicas": 65}, "cluster.max_replicas"), ({"min_replicas": 2}, "cluster.min_replicas"),
+    ({"replicas": 4, "max_replicas": 3}, "cluster.max_replicas"),
+    ({"max_replicas": 3, "min_replicas": 4}, "cluster.min_replicas"),
+    ({"max_replicas": 3, "autoscale_queue": 0}, "cluster.autoscale_queue"),
+    ({"max_replicas": 3, "autoscale_ttft": -1}, "cluster.autoscale_ttft"),
+    ({"max_replicas": 3, "upscale_delay": -1}, "cluster.upscale_delay"),
+    ({"max_replicas": 3, "downscale_delay": 0}, "cluster.downscale_delay"),
+    ({"replicas": 0, "nodes": "a=2,b=1", "cluster_listen": "tcp://h:1", "cluster_keys": "k",
+      "max_replicas": 4}, "cluster.max_replicas")])
 def test_wrong_settings_are_named(given: dict[str, object], field: str) -> None:
     with pytest.raises(BadConfig) as refused:
         validate(from_kwargs(None, **given))
     assert field.split(".")[1] in str(refused.value)
+
+
+def test_autoscaling_makes_a_cluster_of_one_replica() -> None:
+    """And on this machine replicas to come have their share of what cannot be had twice."""
+    config = validate(from_kwargs(None, max_replicas=4, host_cache=1 << 20))
+    assert "replica-0" in roles_of(config) and "worker-0" not in roles_of(config)
+    own = replica_config(config, 0, 1, 8)
+    assert (own.device.threads, own.memory.host_cache) == (8, 1 << 18)
+    nodes = msgspec.structs.replace(config.cluster, replicas=1, nodes={"a": 3.0})
+    head = msgspec.structs.replace(config, cluster=nodes)
+    assert replica_config(head, 0, 1, 8).memory.host_cache == 1 << 20
+
+
+def test_replicas_to_come_must_find_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
+    cluster, starts = ClusterConfig(max_replicas=4), ReplicaStarts()
+    with pytest.raises(BadConfig, match="max_replicas: replica 3 needs CUDA devices 3 to 3"):
+        starts.before_start(Config(cluster=cluster))
+    starts.before_start(Config(cluster=cluster, device=DeviceConfig(device="cpu")))
+    starts.before_start(Config(cluster=ClusterConfig(max_replicas=3)))
 
 
 def test_a_replica_is_not_missed_while_there_is_another() -> None:

@@ -14,6 +14,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
+from actorium.actors.cluster.autoscale import REASONS
 from actorium.actors.cluster.nodes_core import NodesCore
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
@@ -21,7 +22,7 @@ from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
 from actorium.actors.watchdog.metric_rows import HISTOGRAMS, NODES, NODES_ROLE, OWN, ROUTER
-from actorium.actors.watchdog.metrics import MetricsInput, families, render
+from actorium.actors.watchdog.metrics import AUTOSCALED, MetricsInput, families, render
 from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.restart_policy import Restarts
 from actorium.actors.watchdog.supervised import Supervised, starting
@@ -259,9 +260,13 @@ def test_nodes_are_told_where_other_machines_may_join() -> None:
 
 
 def test_every_gauge_of_the_router_has_a_metric() -> None:
-    told = {row.gauge for row in ROUTER} | {"routed_by_prefix", "routed_by_load", "routed_blind"}
-    gauges = ClusterBox(settings()).router.placements.gauges()
+    told = {row.gauge for row in ROUTER} | {f"routed_{by}" for by in ("by_prefix", "by_load",
+                                                                      "blind")}
+    told |= {f"autoscaled_by_{why}" for why in AUTOSCALED}
+    router = ClusterBox(settings()).router
+    gauges = router.placements.gauges() | router.fleet.gauges()
     assert sorted(gauges.keys() - told) == [] and "routed_blind" in gauges
+    assert set(AUTOSCALED) == set(REASONS)
 
 
 def test_metrics_are_answered_before_any_heartbeat() -> None:
