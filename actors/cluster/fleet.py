@@ -67,6 +67,8 @@ class Fleet:
         self.members: dict[int, Member] = {}
         self.changed = False
         """`told` have to be told."""
+        self._ready: set[int] = set()
+        """Members that took requests at the last look."""
         self.told = [LAUNCHER, *([NODES_ROLE] if nodes.keys() - {""} else [])]
 
     @property
@@ -190,7 +192,8 @@ class Fleet:
     # --- time ---
 
     def tick(self, now: float) -> None:
-        """Moves requests whose time is up, and lets replicas go where nothing runs any more."""
+        """Moves requests whose time is up, lets replicas go where nothing runs any more, and has
+        the policy decide."""
         placements = self._placements
         open_ones = any(view.takes_requests for view in placements.by_index.values())
         for member in [*self.members.values()]:
@@ -206,10 +209,22 @@ class Fleet:
                 placements.remove_view(member.index)
                 del self.members[member.index]
                 self.changed = True
+        self._share_out()
         if self.autoscale.active:
             wanted = self._autoscaler.wanted(self._reading(now), self.autoscale, now)
             if wanted != self.target:
                 self.scale(min(wanted, self.most), now, self._finish)
+
+    def _share_out(self) -> None:
+        """Replicas that have just become ready get their part of what waits at the others."""
+        views = [view for view in self._placements.by_index.values() if view.takes_requests]
+        ready, before = {view.index for view in views}, self._ready
+        self._ready = ready
+        if fresh := len(ready - before) if ready & before else 0:
+            for view in views:
+                waiting = int(view.gauges.get("waiting", 0))
+                if view.index in before and waiting:
+                    self._placements.move_waiting(view, waiting * fresh // len(ready))
 
     def _reading(self, now: float) -> LoadReading:
         """For the policy."""

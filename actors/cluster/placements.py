@@ -229,6 +229,17 @@ class Placements:
             self.displace(request)
             self.evict(view, request.submit)
 
+    def move_waiting(self, view: ReplicaView, sequences: int) -> None:
+        """Of the requests of a replica that have no token yet the last ones, so many sequences or a
+        few more, go on elsewhere."""
+        waiting = [request for request in self._book.placed_at(view.index)
+                   if not request.over and not any(o.tokens for o in request.entry.choices)]
+        while waiting and sequences > 0:
+            request = waiting.pop()
+            sequences -= request.submit.n
+            self.displace(request)
+            self.evict(view, request.submit)
+
     def reconcile(self, view: ReplicaView, known: list[KnownRequest], now: float) -> int:
         """A replica has told of all requests that it knows: those that should be there and are not
         go on elsewhere, and the other way round. Returns the highest number of a sequence."""

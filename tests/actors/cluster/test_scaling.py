@@ -46,6 +46,18 @@ def test_more_replicas_join_and_get_requests() -> None:
     assert all(row.requests for row in rows(box).values())
 
 
+def test_one_that_comes_gets_its_part_of_what_waits() -> None:
+    """Of 24 sequences 8 have slots."""
+    box = loaded(16, replicas=1, max_tokens=400)
+    box.ask(ScaleCluster("q", 2))
+    turns(box, 160)
+    found = rows(box)
+    assert found[1].requests == found[1].migrated_in == found[0].migrated_out > 3
+    assert box.router.health().gauges["migrated_tokens"] == 0, "who has begun stays"
+    box.run(2000)
+    box.assert_whole()
+
+
 def test_replicas_leave_and_their_streams_go_on_at_once() -> None:
     box = loaded(replicas=4)
     assert all(row.sequences for row in rows(box).values())
