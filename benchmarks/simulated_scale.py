@@ -36,8 +36,8 @@ def simulated(replicas: int, options: argparse.Namespace) -> dict[str, Any]:
              str(options.rate_each * replicas), "--requests",
              str(options.requests_each * replicas), "--json", str(path)],
             check=True, stdout=subprocess.DEVNULL)
-        figures = json.loads(path.read_text())["routings"]["prefix"]
-    return {"replicas": replicas, **figures, **figures["simulation"]}
+        (figures,) = json.loads(path.read_text())["clusters"]
+    return {**figures, **figures["simulation"]}
 
 
 def picture(rows: list[dict[str, Any]], path: Path) -> None:

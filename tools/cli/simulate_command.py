@@ -35,8 +35,9 @@ from actorium.tools.simulate.workload import WORKLOADS, SimulatedLoad, drawn_wor
 
 ABOUT = """What replicas behind a router would do with a load: the real router, schedulers, page
 pools and prefix trees, on a virtual clock; of the workers, the time that their steps take. Several
-routings are shown side by side, for the same requests. Flags of `serve` (--max-num-seqs,
---schedule-policy, --max-total-tokens, --page-size, ...) mean what they mean there."""
+routings and numbers of replicas are shown side by side, for the same requests. Flags of `serve`
+(--max-num-seqs, --schedule-policy, --max-total-tokens, --page-size, ...) mean what they mean there.
+"""
 _FAULT = re.compile(r"([0-9.]+):(\d+):([0-9.]+)")
 MOST = 1 << 16
 """Replicas."""
@@ -53,9 +54,9 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     measure: bool = False
     """Start MODEL on this machine and measure its step model first, which is printed and written to
     the file that --step-model names; a load is simulated then if --requests or --trace is given."""
-    replicas: int = 4
-    """Replicas; more than 64 are several clusters of at most 64, among which conversations are
-    dealt out."""
+    replicas: str = "4"
+    """Replicas, or several numbers with commas, compared; more than 64 are several clusters of at
+    most 64, among which conversations are dealt out."""
     routing: str = "prefix"
     """prefix | round_robin | random, or several with commas, compared."""
     workload: str = "chat"
@@ -83,9 +84,26 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     """File (.png, .svg, .pdf) for a picture of the distributions."""
 
 
+class Comparison(NamedTuple):
+    """Which clusters are asked the same."""
+
+    replicas: list[int]
+    routings: list[str]
+    faults: list[ReplicaDeath]
+
+    def title(self, replicas: int, routing: str) -> str:
+        """Of a cluster: what sets it apart."""
+        number = f"{replicas} replica{'s' * (replicas > 1)}"
+        if len(self.replicas) == 1:
+            return routing
+        return f"{routing}, {number}" if len(self.routings) > 1 else number
+
+
 class Simulated(NamedTuple):
     """One cluster's run."""
 
+    replicas: int
+    routing: str
     figures: dict[str, Any]
     columns: Arrays
 
@@ -94,7 +112,7 @@ def run(_command: str, argv: list[str]) -> int:
     """Entry of the command."""
     parsed = parse("actorium simulate", argv, SimulateOptions, ABOUT)
     options = parsed.options
-    routings, faults = check_options(options)
+    compared = check_options(options)
     if options.measure:
         model = measured(parsed.config, options)
         if not {"requests", "trace"} & parsed.written.keys():
@@ -104,8 +122,9 @@ def run(_command: str, argv: list[str]) -> int:
     work = read_trace(Path(options.trace).expanduser(), options.seed) if options.trace else \
         drawn_workload(options.workload, options.requests, options.rate, options.seed)
     began = time.perf_counter()
-    found = {name: simulate(parsed.config, options, model, work, name, faults)
-             for name in routings}
+    found = {compared.title(replicas, routing): simulate(
+        parsed.config, options, model, work, replicas, routing, compared.faults)
+        for replicas in compared.replicas for routing in compared.routings}
     rows = comparison({name: each.figures for name, each in found.items()})
     title = f"{options.replicas} replicas, {options.trace or options.workload}"
     notes = [f"Step model: {describe(model)}",
@@ -113,22 +132,27 @@ def run(_command: str, argv: list[str]) -> int:
     print(comparison_text(rows), *notes, sep="\n")
     if options.json is not None:
         _write(options.json, json.dumps({
-            "replicas": options.replicas, "workload": options.trace or options.workload,
-            "rate": options.rate, "seed": options.seed, "faults": options.faults,
+            "workload": options.trace or options.workload, "rate": options.rate,
+            "seed": options.seed, "faults": options.faults,
             "step_model": msgspec.to_builtins(model),
-            "routings": {name: each.figures for name, each in found.items()}}, indent=2) + "\n")
+            "clusters": [{"replicas": each.replicas, "routing": each.routing, **each.figures}
+                         for each in found.values()]}, indent=2) + "\n")
     if options.html is not None:
         _write(options.html, comparison_html(title, notes, rows))
     if options.plot is not None:
         comparison_plot(Path(options.plot), title,
-                        {name: each.columns for name, each in found.items()})
+                        {name: each.columns for name, each in found.items()},
+                        [(each.replicas, each.routing, each.figures) for each in found.values()])
     return 0
 
 
-def check_options(options: SimulateOptions) -> tuple[list[str], list[ReplicaDeath]]:
-    """The routings and the faults. Raises `BadConfig`, naming the flag."""
+def check_options(options: SimulateOptions) -> Comparison:
+    """What is to be compared. Raises `BadConfig`, naming the flag."""
+    words = options.replicas.split(",")
+    replicas = sorted({int(word) for word in words if re.fullmatch("[0-9]{1,9}", word)})
     checks = [
-        ("replicas", 1 <= options.replicas <= MOST, f"must be from 1 to {MOST}"),
+        ("replicas", len(replicas) == len(words) and 1 <= replicas[0] <= replicas[-1] <= MOST,
+         f"must be from 1 to {MOST}, or several such numbers with commas"),
         ("requests", 1 <= options.requests <= 1 << 26, f"must be from 1 to {1 << 26}"),
         ("rate", 0 < options.rate < 1e9, "must be above 0"),
         ("workload", options.workload in WORKLOADS, f"must be one of {', '.join(WORKLOADS)}"),
@@ -147,7 +171,7 @@ def check_options(options: SimulateOptions) -> tuple[list[str], list[ReplicaDeat
             raise BadConfig(f"--routing: must be of {', '.join(ROUTINGS)}, got {name!r}", "routing")
     if options.plot is not None:
         check_plot(options.plot)
-    return routings, parse_faults(options.faults or "", options.replicas)
+    return Comparison(replicas, routings, parse_faults(options.faults or "", replicas[0]))
 
 
 def parse_faults(text: str, replicas: int) -> list[ReplicaDeath]:
@@ -210,9 +234,9 @@ def describe(model: StepSeconds) -> str:
 
 
 def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work: SimulatedLoad,
-             routing: str, faults: list[ReplicaDeath]) -> Simulated:
-    """A cluster with that routing."""
-    sizes = cell_sizes(options.replicas, MOST_REPLICAS)
+             replicas: int, routing: str, faults: list[ReplicaDeath]) -> Simulated:
+    """A cluster of so many replicas with that routing."""
+    sizes = cell_sizes(replicas, MOST_REPLICAS)
     jobs = cell_jobs(config, model, sizes, routing, options.seed, faults)
     works = [work.part(i, len(sizes)) for i in range(len(sizes))]
     ended = 0
@@ -227,13 +251,12 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
     answers = run_cells(jobs, works, options.processes or len(os.sched_getaffinity(0)), done)
     columns = joined([answer.columns for answer in answers])
     counts = {name: sum(answer.counts[name] for answer in answers) for name in answers[0].counts}
-    figures = simulation_figures(columns, counts, options.replicas,
-                                 options.cost_per_hour)
+    figures = simulation_figures(columns, counts, replicas, options.cost_per_hour)
     figures["simulation"] = {
         "wall_s": round(time.perf_counter() - began, 2), "cells": len(sizes),
         "processor_s": round(sum(answer.seconds for answer in answers), 2),
         "most_megabytes_of_a_process": round(max(answer.megabytes for answer in answers))}
-    return Simulated(figures, columns)
+    return Simulated(replicas, routing, figures, columns)
 
 
 def _write(path: str, text: str) -> None:

@@ -29,6 +29,8 @@ ROWS = (
 )
 """(key of the figures, heading, format)"""
 Arrays = Mapping[str, NDArray[Any]]
+Clusters = Sequence[tuple[int, str, Mapping[str, Any]]]
+"""(replicas, routing, figures) of each."""
 
 
 def joined(parts: Sequence[Arrays]) -> dict[str, NDArray[Any]]:
@@ -103,14 +105,18 @@ def comparison_html(title: str, notes: Sequence[str], rows: Sequence[Sequence[st
             + "<table>" + "".join(lines) + "</table>\n")
 
 
-def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays]) -> None:
-    """How many of the requests had their first token, and each of their tokens, by when."""
+def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays],
+                    clusters: Clusters) -> None:
+    """How many of the requests had their first token, and each of their tokens, by when; with
+    several numbers of replicas also what these come to."""
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
-    figure, axes = pyplot.subplots(1, 2, figsize=(9, 3.6), sharey=True)
+    grown = len({replicas for replicas, _, _ in clusters}) > 1
+    figure, panels = pyplot.subplots(1, 4 if grown else 2, figsize=(17 if grown else 9, 3.6))
+    axes = panels[:2]
     for name, mine in columns.items():
         good = ~mine["failed"] & (mine["tokens"] > 1)
         ttft = (mine["first"] - mine["arrival"])[good]
@@ -119,13 +125,35 @@ def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays]) -> No
             shares = np.linspace(0, 100, 400)
             axis.plot(1e3 * np.percentile(values, shares), shares, label=name)
     for axis, what in zip(axes, ("time to first token", "time per output token"), strict=True):
-        axis.set_xscale("log")
         axis.set_xlabel(f"{what}, ms")
         axis.grid(alpha=0.3)
-    axes[0].set_ylabel("% of requests")
+        axis.set_ylabel("% of requests")
+    axes[0].set_xscale("log")
+    axes[0].xaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+    axes[0].xaxis.set_major_formatter("{x:g}")
+    axes[0].xaxis.set_minor_formatter(ticker.NullFormatter())
     axes[0].legend(fontsize=8)
+    if grown:
+        _plot_over_replicas(panels[2:], clusters)
     figure.suptitle(title, fontsize=10)
     figure.tight_layout()
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=120)
     pyplot.close(figure)
+
+
+def _plot_over_replicas(panels: Sequence[Any], clusters: Clusters) -> None:
+    """Waiting against cost, or against how busy workers are where nothing is said of costs."""
+    cost = "cost_per_million_output"
+    costly = all(cost in figures for _, _, figures in clusters)
+    shown = (("ttft_p99_ms", "TTFT p99, ms"),
+             (cost, "cost of a million output tokens") if costly else ("busy", "workers busy"))
+    for panel, (key, label) in zip(panels, shown, strict=True):
+        for routing in dict.fromkeys(routing for _, routing, _ in clusters):
+            points = [(replicas, figures.get(key, np.nan)) for replicas, name, figures in clusters
+                      if name == routing]
+            panel.plot(*zip(*points, strict=True), "o-", label=routing)
+        panel.set(xlabel="replicas", ylabel=label, ylim=(0, None))
+        panel.set_xticks(sorted({replicas for replicas, _, _ in clusters}))
+        panel.grid(alpha=0.3)
+    panels[0].legend(fontsize=8)

@@ -266,9 +266,13 @@ def test_figures() -> None:
 
 
 @pytest.mark.parametrize(("changes", "flag"), [
-    ({"replicas": 0}, "--replicas"), ({"rate": 0.0}, "--rate"), ({"routing": "lpm"}, "--routing"),
+    ({"replicas": "0"}, "--replicas"), ({"replicas": "2,"}, "--replicas"),
+    ({"replicas": "2,x"}, "--replicas"), ({"replicas": "2,65537"}, "--replicas"),
+    ({"rate": 0.0}, "--rate"), ({"routing": "lpm"}, "--routing"),
     ({"workload": "x"}, "--workload"), ({"requests": 0}, "--requests"),
-    ({"faults": "1:9:1"}, "replicas are 0 to 3"), ({"faults": "1:1"}, "--faults"),
+    ({"faults": "1:9:1"}, "replicas are 0 to 3"),
+    ({"replicas": "2,8", "faults": "1:2:1"}, "replicas are 0 to 1"),
+    ({"faults": "1:1"}, "--faults"),
     ({"cost_per_hour": -1.0}, "--cost-per-hour"), ({"plot": "x.txt"}, "--plot"),
 ])
 def test_bad_options_are_refused_by_name(changes: dict[str, object], flag: str) -> None:
@@ -289,11 +293,31 @@ def test_the_command_compares(tmp_path: Path, capsys: pytest.CaptureFixture[str]
             "--routing", "prefix,random", "--json", str(out), "--html", str(tmp_path / "o.html")]
     assert simulate_command.run("simulate", argv) == 0
     assert "TTFT p50" in capsys.readouterr().out
-    found = json.loads(out.read_text())["routings"]
-    assert set(found) == {"prefix", "random"} and found["random"]["requests"] == 6
+    found = json.loads(out.read_text())["clusters"]
+    assert [each["routing"] for each in found] == ["prefix", "random"]
+    assert [each["requests"] for each in found] == [6, 6]
     assert "<table>" in (tmp_path / "o.html").read_text()
     with pytest.raises(BadConfig, match="--step-model"):
         simulate_command.run("simulate", [])
+
+
+@pytest.mark.slow
+def test_the_command_compares_numbers_of_replicas(tmp_path: Path,
+                                                  capsys: pytest.CaptureFixture[str]) -> None:
+    """All requests at once: more replicas end sooner, and cost no less."""
+    out, plot = tmp_path / "out.json", tmp_path / "out.svg"
+    argv = ["--step-model", "0.01,1e-4,1e-2,1e-6", "--workload", "batch", "--requests", "12",
+            "--replicas", "4,1", "--routing", "prefix,round_robin", "--cost-per-hour", "2",
+            "--json", str(out), "--plot", str(plot)]
+    assert simulate_command.run("simulate", argv) == 0
+    table = capsys.readouterr().out
+    assert "prefix, 1 replica  round_robin, 1 replica  prefix, 4 replicas" in table
+    found = json.loads(out.read_text())["clusters"]
+    assert [(each["replicas"], each["routing"]) for each in found] == [
+        (1, "prefix"), (1, "round_robin"), (4, "prefix"), (4, "round_robin")]
+    assert found[2]["seconds"] < found[0]["seconds"]
+    assert found[2]["cost_per_million_output"] > found[0]["cost_per_million_output"]
+    assert "cost of a million output tokens" in plot.read_text()
 
 
 def test_the_stepped_worker_holds_results_back_for_their_steps() -> None:
