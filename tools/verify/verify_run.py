@@ -61,6 +61,10 @@ class VerifyAsker(Protocol):
         another one than runs, and raises `EngineNotStartedError` where that fails. Ends, whatever
         the engine does."""
 
+    def expect(self, condition: Condition) -> None:
+        """An engine for this condition will be asked for after the present one, and may be started
+        meanwhile."""
+
     def renewed(self, case: VerifyCase, condition: Condition) -> VerifyCase:
         """The case, or one like it that was never asked, where the condition is about a prompt that
         the server must not know and nothing but a new one can be that."""
@@ -138,13 +142,14 @@ class VerifyRun:
 
     async def run(self) -> VerifyTally:
         """All of it. The plain engine's `EngineNotStartedError` is the caller's."""
-        plain = self._asker.plain
+        plain, count = self._asker.plain, self._options.engines
+        engines = drawn_engines(self._options.seed, count, self._asker.values, plain)
+        for following in engines[1:2]:
+            self._asker.expect(following)
         for case in self._cases:
             if self._over(1.0):
                 break
             await self._plain_answer(case)
-        count = self._options.engines
-        engines = drawn_engines(self._options.seed, count, self._asker.values, plain)
         number = 0
         while number < len(engines):
             engine = engines[number]
@@ -160,6 +165,8 @@ class VerifyRun:
                 else:
                     engines = kept + engines[number + 1:]
                 continue
+            for following in engines[number + 1:number + 2]:
+                self._asker.expect(following)
             await self._on_engine(engine, number, (number + 1) / len(engines))
             number += 1
         for trial, condition in self._to_shrink[:self._options.shrink]:

@@ -96,10 +96,12 @@ def test_what_comes_and_goes_is_said_to() -> None:
 
 
 def test_an_engine_that_does_not_start_is_left_out() -> None:
-    tally = tally_of(SimulatedEngine(refuses="ranks"))
+    tally = tally_of(engine := SimulatedEngine(refuses="ranks"))
     assert tally.comparisons >= 300 and not tally.found
     assert tally.not_started == {"ranks=2": "not with ranks"}, "once, and with nothing else"
     assert len(tally.engines) == 14 and not any("ranks" in own for own in tally.engines)
+    unexpected = set(tally.engines) - {described(own) for own in engine.expected}
+    assert len(unexpected) == 2, "the plain one, and what came in place of the refused"
     assert {axis for axis, _ in tally.by_axis} == set(AXES) - {"ranks"}
     assert "not tried: " in verify_table(verify_result(tally))
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,15 +14,17 @@ from unittest.mock import AsyncMock
 import pytest
 import torch
 from helpers_cli import Cli, cli
+from helpers_kinds import write_bf16_kind
 from helpers_models import write_checkpoint
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config, DeviceConfig, GatewayConfig
-from actorium.actors.errors import EngineUnavailable
+from actorium.actors.errors import EngineFailed, EngineUnavailable
 from actorium.gpu.families.architectures import read_shape
 from actorium.tools.verify.conditions import PLAIN, Condition
 from actorium.tools.verify.own_engines import DEATHS, OwnEngines
 from actorium.tools.verify.varied_settings import over_ranks, varied
+from actorium.tools.verify.verify_run import EngineNotStartedError
 
 __all__ = ["cli"]
 
@@ -52,6 +55,22 @@ def test_two_ranks_whose_vocabulary_is_padded(cli: Cli, tmp_path: Path) -> None:
     assert done.returncode == 0, done.stdout
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["qwen35", "deepseek"])
+def test_drafts_of_tiny_models_are_accepted_now_and_then(cli: Cli, tmp_path: Path, kind: str
+                                                         ) -> None:
+    """Else windows of which some is accepted would hardly ever be tried."""
+    write_bf16_kind(tmp_path / "m", kind)
+    report = tmp_path / "report.json"
+    done = cli.run("verify", str(tmp_path / "m"), "--device", "cpu", "--exact", "on",
+                   "--comparisons", "60", "--engines", "2", "--cases", "16", "--axes",
+                   "company,drafts", "--json", str(report), timeout=300.0)
+    assert done.returncode == 0, done.stdout
+    counts = json.loads(report.read_text())["counts"]
+    assert counts["drafts"] > 200 and 0.2 < counts["accepted"] / counts["drafts"] < 0.8
+    assert b"tokens drafted: " in done.stdout
+
+
 def test_an_engine_that_does_not_start(cli: Cli, tmp_path: Path) -> None:
     done = cli.run("verify", str(tmp_path), "--skip-tokenizer", "--device", "cpu")
     assert done.returncode == 2 and b"config.json" in done.stderr
@@ -71,6 +90,44 @@ def test_what_exact_refuses_is_left_out_and_named(cli: Cli, tmp_path: Path) -> N
     assert result["comparisons"] >= 40 and result["engines"] == ["plain", "threads=1"]
     assert list(result["not_started"]) == ["ranks"]
     assert b"is held: 2 parts of MLPs of 97 are not equal" in done.stdout
+
+
+def test_the_next_engine_is_started_while_the_present_one_is_asked() -> None:
+    held, started = threading.Event(), list[int]()
+
+    class Fake:
+        name = "none"
+
+    @contextlib.contextmanager
+    def start(config: Config) -> Iterator[Any]:
+        started.append(config.device.threads)
+        if config.device.threads == 3:
+            raise EngineFailed("three are too many")
+        if config.device.threads == 2:
+            assert held.wait(60)
+        yield Fake()
+        started.remove(config.device.threads)
+
+    async def work() -> None:
+        asker = OwnEngines(Config(), {}, False, start, values={"threads": (1, 2, 3)})
+        for condition in (PLAIN, Condition(threads=1)):
+            assert await asker.ask((), condition) == []
+        asker.expect(Condition(threads=2))
+        assert await asker.ask((), Condition(threads=1)) == [], "though another one is on its way"
+        held.set()
+        await asker.ask((), Condition(threads=2))
+        asker.expect(Condition(threads=3))
+        with pytest.raises(EngineNotStartedError, match="three are too many"):
+            await asker.ask((), Condition(threads=3))
+        assert sorted(started) == [0, 2, 3], "the oldest made room"
+        asker.expect(Condition(threads=1))
+        await asker.close()
+        assert started == [3], "what is on its way when all is over ends, too"
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(AsyncClient, "wait_ready", AsyncMock())
+        patch.setattr(AsyncClient, "status", AsyncMock(side_effect=EngineUnavailable("none")))
+        asyncio.run(work())
 
 
 def test_with_exact_on_ranks_vary_where_they_can_have_the_same_bits(tmp_path: Path) -> None:
