@@ -8,7 +8,7 @@ BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
 .PHONY: demo test test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix ptxas \
-	long-run gpu-check gpu-wheels setup clean verify-all
+	cluster long-run gpu-check gpu-wheels setup clean verify-all
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -21,6 +21,7 @@ help:
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests: an hour and more"
 	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 25 minutes"
+	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: two minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
 	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
@@ -75,6 +76,14 @@ chaos: $(VENV)/.ready-test
 	@mkdir -p $(OUT) build
 	$(BIN)/python -m actorium.tools.chaos --json $(OUT)/chaos.json 2> build/chaos.log \
 		|| { tail -n 5 build/chaos.log; false; }
+
+# Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
+cluster: build/ray/.ready
+	build/ray/bin/python benchmarks/ray_cluster.py $(CLUSTER_FLAGS)
+
+build/ray/.ready: pyproject.toml $(VENV)/.ready-engine
+	$(BIN)/python tools/dependencies.py extra $(VENV) cluster build/ray
+	@touch $@
 
 # VERIFY_FLAGS="--minutes 5 --smollm2-wheel FILE"; 10,000 comparisons or 15 minutes a kind.
 verify-all: $(VENV)/.ready-test

@@ -1,10 +1,13 @@
-"""What this project's dependencies are held to: `python tools/dependencies.py lock|oldest|newest`.
+"""What this project's dependencies are held to:
+`python tools/dependencies.py lock|oldest|newest|extra VENV`.
 
 `lock VENV` brings VENV to the newest versions in range and writes them into `constraints.txt`,
 from which set-up installs.
 `oldest VENV` and `newest VENV` run the tests of whatever touches a request with the ends of the
 ranges in `pyproject.toml`, in an environment of its own (`build/oldest`, `build/newest`); what is
-not named there (torch above all) is taken from VENV. Only the standard library is imported.
+not named there (torch above all) is taken from VENV.
+`extra VENV NAME FOLDER` makes such an environment with an extra that set-up leaves out. Only the
+standard library is imported.
 """
 
 from __future__ import annotations
@@ -63,13 +66,13 @@ def lock(venv: Path) -> None:
     print(f"{CONSTRAINTS.name}: {len(lines)} versions")
 
 
-def run_tests(end: str, venv: Path, flags: list[str]) -> int:
-    """Returns pytest's exit code."""
-    folder = ROOT / "build" / end
+def layered(folder: Path, venv: Path, wanted: list[str]) -> Path:
+    """Makes an environment anew with what is wanted, above all that VENV has. Returns its
+    interpreter."""
     python = folder / "bin" / "python"
     subprocess.run([venv / "bin/python", "-m", "venv", "--clear", folder], check=True)
     subprocess.run([python, "-m", "pip", "--disable-pip-version-check", "install", "--quiet",
-                    *pins(end)], check=True)
+                    *wanted], check=True)
     site = _output(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
     rest = _output(venv / "bin/python", "-c",
                    "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
@@ -78,6 +81,18 @@ def run_tests(end: str, venv: Path, flags: list[str]) -> int:
     for line in _output(python, "-m", "pip", "freeze", "--path", site).splitlines():
         print(line, end="  ")
     print(flush=True)
+    return python
+
+
+def extra(name: str) -> list[str]:
+    """What an extra of the project asks for. Raises `KeyError` if there is none of that name."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    return list(project["optional-dependencies"][name])
+
+
+def run_tests(end: str, venv: Path, flags: list[str]) -> int:
+    """Returns pytest's exit code."""
+    python = layered(ROOT / "build" / end, venv, pins(end))
     return subprocess.run([python, "-m", "pytest", "-m", "not slow", *flags, *files_of_tests()],
                           cwd=ROOT, check=False).returncode
 
@@ -102,8 +117,11 @@ def main(arguments: list[str]) -> int:
             return 0
         case ["oldest" | "newest" as end, venv, *flags]:
             return run_tests(end, Path(venv).resolve(), flags)
-    print("usage: python tools/dependencies.py lock|oldest|newest VENV [PYTEST FLAGS]",
-          file=sys.stderr)
+        case ["extra", venv, name, folder]:
+            layered(Path(folder).resolve(), Path(venv).resolve(), extra(name))
+            return 0
+    print("usage: python tools/dependencies.py lock|oldest|newest VENV [PYTEST FLAGS], or extra "
+          "VENV NAME FOLDER", file=sys.stderr)
     return 2
 
 

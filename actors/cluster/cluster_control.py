@@ -143,3 +143,5 @@ class ClusterAnswer(Message, frozen=True):
     """Why nothing was done; empty = it is under way."""
     policy: str = ""
     """What the autoscaler goes by, and what it decided last; empty = there is none."""
+    placement: str = ""
+    """How Ray, if it places the nodes, gets on with that."""

@@ -21,6 +21,8 @@ class ClusterDesk:
 
     def __init__(self, fleet: Fleet, placements: Placements) -> None:
         self._fleet, self._placements = fleet, placements
+        self.placement = ""
+        """What is heard of Ray."""
 
     def answer(self, message: Asked, now: float) -> ClusterAnswer:
         """Does what was asked, or says why not, and how things are then."""
@@ -34,4 +36,4 @@ class ClusterDesk:
         elif isinstance(message, UndrainReplica):
             error = fleet.undrain(message.replica, now)
         return ClusterAnswer(message.rid, fleet.target, len(self._placements.pending),
-                             fleet.rows(), error, fleet.policy(now))
+                             fleet.rows(), error, fleet.policy(now), self.placement)

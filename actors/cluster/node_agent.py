@@ -57,15 +57,26 @@ RECONNECT_MS = 200
 
 
 class NodeAgent:
-    """One node. `run` blocks until a signal."""
+    """One node. `run` blocks until a signal; make it on the main thread, which gets them."""
 
     def __init__(self, head: Endpoint, keys: KeyPair, node: str, name: str, run_dir: str | None,
-                 model: str) -> None:
+                 model: str, processors: int = 0, generation: int = 0, give_up: float = 0.0
+                 ) -> None:
         """head: where it listens; name: of the run directory beside the replicas', the cluster's;
-        model: replaces the head's path of the model; empty = it is the same here."""
+        model: replaces the head's path of the model; empty = it is the same here. processors: that
+        the replicas share; 0 = the machine's. generation: see `JoinCluster`; give_up: seconds
+        without a head after which it ends; 0 = never."""
         self._head, self._keys, self._model = head, keys, model
+        self._processors = processors or len(os.sched_getaffinity(0))
+        self._give_up = give_up
+        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
+        self._signals = 0
+        # Before the run directory is there: whoever sees that may send a signal.
+        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self._on_signal)
         self._run_dir = RunDir(name, run_dir)
-        self.core = NodeAgentCore(node, secrets.token_hex(8), len(os.sched_getaffinity(0)))
+        self.core = NodeAgentCore(node, secrets.token_hex(8), self._processors, generation)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self._poller = zmq.Poller()
         self._socket: zmq.Socket[bytes] | None = None
@@ -87,18 +98,13 @@ class NodeAgent:
         """Replica -> when it was heard of last."""
         self._kill_at: dict[int, float] = {}
         self._config: Config | None = None
-        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         self._poller.register(self._wake, zmq.POLLIN)
-        self._signals = 0
         self._end_at: float | None = None
 
     # --- life ---
 
     def run(self) -> int:
         """Until SIGTERM or Ctrl-C, which let the node leave; a second one ends it at once."""
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
         try:
             while self._signals < 2 and not self._is_over():
                 self._turn()
@@ -111,16 +117,20 @@ class NodeAgent:
 
     def _is_over(self) -> bool:
         """Whether the node has left."""
+        now = time.monotonic()
+        alone = bool(self._give_up) and self.core.without_head(now) > self._give_up
+        if not self._signals and (alone or self.core.replaced):
+            LOG.warning("ends: %s", self.core.refusal or f"no head for {self._give_up:g} s")
+            self._signals = 1
         if not self._signals:
             return False
-        now = time.monotonic()
         if self._end_at is None:
             self._end_at = now + (LEAVE_GRACE if self.core.leave() else 0.0)
             self._send()
         if now >= self._end_at:
             for index in self.core.replicas:
                 if index not in self._kill_at:
-                    self._do(Terminate(index, now=False))
+                    self._do(Terminate(index, now=self.core.replaced))
         return now >= self._end_at and not self.core.replicas
 
     def _close(self) -> None:
@@ -235,7 +245,7 @@ class NodeAgent:
     def _configure(self, action: Configure) -> None:
         config = configs.load(action.config)
         replace = msgspec.structs.replace
-        threads = (config.device.threads or len(os.sched_getaffinity(0))) // action.replicas
+        threads = (config.device.threads or self._processors) // action.replicas
         runtime = replace(config.runtime, run_dir=str(self._run_dir.path.parent))
         model = replace(config.model, model=self._model or config.model.model)
         config = self._config = replace(

@@ -88,13 +88,17 @@ class LocalReplica(Struct):
 class NodeAgentCore:
     """See the module. Times are CLOCK_MONOTONIC seconds."""
 
-    def __init__(self, node: str, agent: str, processors: int) -> None:
-        """agent: the name of this process among all of that node."""
+    def __init__(self, node: str, agent: str, processors: int, generation: int = 0) -> None:
+        """agent: the name of this process among all of that node; generation: it takes the place
+        of one of a lower one."""
         self.replicas: dict[int, LocalReplica] = {}
         self.joined = False
         self.refusal = ""
         """Why the head does not take us."""
+        self.replaced = False
+        """Another agent has the node's name for good."""
         self._node, self._agent, self._processors = node, agent, processors
+        self._generation = generation
         self._instance = ""
         self._count = 0
         """Sessions so far."""
@@ -129,7 +133,7 @@ class NodeAgentCore:
         if message.session != self._session:
             return
         if isinstance(message, RefusedNode):
-            self.refusal = message.why
+            self.refusal, self.replaced = message.why, message.replaced
             self.lose(f"refuses us: {message.why}", now)
         elif isinstance(message, Welcome):
             self._on_welcome(message, now)
@@ -222,7 +226,7 @@ class NodeAgentCore:
                        for index, replica in self.replicas.items() if not replica.ending]
             self._actions.append(Connect(JoinCluster(
                 self._node, self._agent, self._session, self._instance, now, running,
-                self._processors)))
+                self._processors, self._generation)))
         if self._lost_at is not None and self.replicas and now - self._lost_at > ORPHANED:
             LOG.warning("no head for %g s: the replicas end", ORPHANED)
             self._end_all()
@@ -235,6 +239,10 @@ class NodeAgentCore:
         if self.joined:
             return min(self._beat_at, self._heard + self._timeout)
         return self._connect_at + (WELCOME if self._session else 0.0)
+
+    def without_head(self, now: float) -> float:
+        """Seconds since there was one; 0 = there is."""
+        return 0.0 if self._lost_at is None else now - self._lost_at
 
     def leave(self) -> Sequence[int]:
         """The node leaves: everything goes on elsewhere. Returns the replicas that run here."""

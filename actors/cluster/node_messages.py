@@ -15,6 +15,7 @@ from msgspec import Meta, Struct
 
 from actorium.actors.cluster.cluster_control import Index
 from actorium.actors.cluster.cluster_messages import FromReplica, ToReplica
+from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.messages import Count, Epoch, Message, Short, StepNo
 
 Session = Annotated[str, Meta(min_length=1, max_length=64)]
@@ -44,6 +45,8 @@ class JoinCluster(Message, frozen=True):
     """CLOCK_MONOTONIC of the node: times in messages are shifted by the difference."""
     running: list[RunningReplica]
     processors: Count
+    generation: StepNo = 0
+    """A node's agent takes the place of one of a lower generation."""
 
 
 class NodeBeat(Message, frozen=True):
@@ -98,6 +101,8 @@ class RefusedNode(Message, frozen=True):
 
     session: Session
     why: Short
+    replaced: bool = False
+    """Another agent has the node's name for good: this one is to end."""
 
 
 class StartReplica(Message, frozen=True):
@@ -139,7 +144,10 @@ FromHead = Welcome | RefusedNode | HeadSays
 # --- nodes' actor -> router ----------------------------------------------------------------------
 
 class NodesHello(Message, frozen=True):
-    """It has started, and has to be told which replicas there shall be."""
+    """It has started, and has to be told which replicas there shall be. So says the actor that has
+    Ray place nodes."""
+
+    role: Short = NODES_ROLE
 
 
 class ReplicaSilent(Message, frozen=True):

@@ -28,6 +28,7 @@ def for_nodes(config: Config) -> Config:
     replace = msgspec.structs.replace
     runtime = replace(config.runtime, run_dir=None, listen=None, keys_dir=None, trace_dir=None)
     cluster = replace(config.cluster, replicas=1, nodes={}, cluster_listen=None, cluster_keys=None,
-                      min_replicas=1, max_replicas=0)
+                      min_replicas=1, max_replicas=0,
+                      ray_address=None, ray_replicas=0, ray_cpus=0.0)
     return without_secrets(replace(config, runtime=runtime, cluster=cluster,
                                    gateway=GatewayConfig(port=None)))

@@ -70,6 +70,7 @@ class NodeLink(Struct):
     """Seconds by which the node's clock is ahead."""
     running: dict[int, int]
     """Its replicas, with their launches."""
+    generation: int = 0
     seen: int = 0
     """Number of its last message."""
     sent: int = 0
@@ -109,6 +110,8 @@ class NodesCore(Core):
         self._by_client: dict[bytes, NodeLink] = {}
         self._agents: dict[str, str] = {}
         """The agent that each node had last."""
+        self._generations: dict[str, int] = {}
+        """Of the agents that have joined last."""
         self._instance, self._config, self._timeout = instance, config, timeout
         self._start_timeout, self._restarts = start_timeout, restarts
         self._launch = epoch << LAUNCHES
@@ -168,21 +171,29 @@ class NodesCore(Core):
     def _on_join(self, client: bytes, join: JoinCluster, now: float) -> None:
         why = ""
         old = self.links.get(join.node)
+        outranked = join.generation < self._generations.get(join.node, 0)
         if join.node not in self.names:
             why = f"no node of this cluster is named {join.node!r}: {', '.join(sorted(self.names))}"
-        elif old is not None and old.agent != join.agent:
+        elif outranked:
+            why = f"another agent has taken the place of {join.node}"
+        elif old is not None and old.agent != join.agent and join.generation <= old.generation:
             why = f"a node named {join.node!r} is there already"
         elif self._draining:
             why = "the cluster is stopping"
         if why:
             LOG.warning("refused a node: %s", why)
-            self._out.append(Send(CLIENT, RefusedNode(join.session, why), client))
+            self._out.append(Send(CLIENT, RefusedNode(join.session, why, outranked), client))
             return
+        self._generations[join.node] = join.generation
         if old is not None:
             self._lose(old, "begins anew")
+            if old.agent != join.agent:
+                self._out.append(Send(CLIENT, RefusedNode(
+                    old.session, "another agent takes its place", True), old.client))
         running = {r.index: r.launch for r in join.running} if join.instance == self._instance \
             else {}
-        link = NodeLink(join.node, client, join.agent, join.session, now, join.now - now, running)
+        link = NodeLink(join.node, client, join.agent, join.session, now, join.now - now, running,
+                        join.generation)
         self.links[join.node] = self._by_client[client] = link
         self._out.append(Send(CLIENT, Welcome(
             join.session, self._instance, self._config, self._timeout,

@@ -18,8 +18,10 @@ from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import (
     MOST_REPLICAS,
     NODES_ROLE,
+    RAY_ROLE,
     ROUTER_ROLE,
     ClusterConfig,
+    on_ray,
     replica_name,
 )
 from actorium.actors.config.tree import Config
@@ -75,6 +77,8 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
                   runtime.start_timeout, runtime.drain_timeout)
     fleet.adopt(first_replicas(cluster), 0.0)
     fleet.autoscale = AutoscaleState(cluster.min_replicas, cluster.max_replicas)
+    if cluster.ray_address:
+        fleet.told.append(RAY_ROLE)
     return RouterCore(book, placements, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
 
 
@@ -93,13 +97,21 @@ def capacities(settings: ClusterConfig) -> dict[str, int]:
     return ({"": settings.replicas} if settings.replicas else {}) | nodes
 
 
+def begun_nodes(settings: ClusterConfig) -> dict[str, float]:
+    """The nodes that a cluster begins with: of those that Ray places maybe not all."""
+    placed = [name for name in settings.nodes if on_ray(name)] if settings.ray_address else []
+    spare = placed[settings.ray_replicas or len(placed):]
+    return {name: count for name, count in settings.nodes.items() if name not in spare}
+
+
 def first_replicas(settings: ClusterConfig) -> list[ReplicaState]:
     """Those that a cluster begins with: the head's, which its launcher has started, then one of
     each node in turns; with a policy no more of them than its fewest."""
     here = [("", place) for place in range(settings.replicas)]
-    most = max(settings.nodes.values(), default=0.0)
+    nodes = begun_nodes(settings)
+    most = max(nodes.values(), default=0.0)
     there = [(name, place) for place in range(int(most))
-             for name, count in settings.nodes.items() if place < count]
+             for name, count in nodes.items() if place < count]
     if settings.max_replicas:
         there = there[:max(settings.min_replicas - len(here), 0)]
     return [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]

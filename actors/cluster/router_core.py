@@ -45,13 +45,13 @@ from actorium.actors.cluster.node_messages import (
 )
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import ReplicaView
+from actorium.actors.cluster.ray_messages import RayNews
 from actorium.actors.cluster.request_book import (
     NOWHERE,
     RequestBook,
     RoutedRequest,
     without_sids,
 )
-from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.messages import (
     Cancel,
@@ -85,7 +85,7 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = ToRouter | ReplicaSet | FromNodes
+    inbox: Any = ToRouter | ReplicaSet | FromNodes | RayNews
     front: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, placements: Placements, fleet: Fleet, epoch: int,
@@ -121,6 +121,8 @@ class RouterCore(Core):
             self.fleet.autoscale = message.autoscale
         elif isinstance(message, FromNodes):
             self._on_nodes(message)
+        elif isinstance(message, RayNews):
+            self._desk.placement = message.text
         elif self._gather_until is not None or not self._started:
             self._early.append(message)
         else:
@@ -428,7 +430,7 @@ class RouterCore(Core):
 
     def _on_nodes(self, message: NodesHello | ReplicaSilent | ReplicaBack) -> None:
         if isinstance(message, NodesHello):
-            self._out.append(Send(NODES_ROLE, self.fleet.replica_set()))
+            self._out.append(Send(message.role, self.fleet.replica_set()))
         elif (view := self.placements.by_index.get(message.index)) is None:
             pass
         elif isinstance(message, ReplicaBack):

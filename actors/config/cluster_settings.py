@@ -21,6 +21,10 @@ ROUTER_ROLE = "scheduler"
 """The router stands where an engine's scheduler does: neither tokenizer nor detokenizer knows."""
 NODES = "actorium.actors.cluster.nodes_actor:build"
 NODES_ROLE = "nodes"
+RAY = "actorium.actors.cluster.ray_actor:build"
+RAY_ROLE = "ray"
+RAY_NODE = "ray-"
+"""Before the number of a node that Ray places: one replica, one placement group."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _REPLICA_OF = re.compile(r"([^/:]+):(\d+):(\d+)")
 
@@ -60,6 +64,15 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """Seconds for which too many must wait, or first tokens take too long, before replicas come."""
     downscale_delay: float = 300.0
     """Seconds for which one replica fewer must have had room enough before one leaves."""
+    ray_address: str | None = None
+    """HOST:PORT of a Ray cluster's head, which places the nodes that are called ray-0, ray-1, ...
+    auto = the Ray cluster that this machine is part of, or else one of this machine alone, which is
+    started (local: in any case). `actorium cluster up FILE --ray` names nodes and keys itself."""
+    ray_replicas: int = 0
+    """Replicas on Ray to begin with; 0 = as many as there are such nodes."""
+    ray_cpus: float = 0.0
+    """CPUs that Ray keeps for a replica there, which is also its number of threads; 0 = one for
+    each rank. On cuda each has `tensor_parallel_size` GPUs as well."""
     replica_of: str = ""
     """Set by a cluster for its replicas, CLUSTER:INDEX:LIFE; not for people."""
 
@@ -103,6 +116,7 @@ def cluster_roles(settings: ClusterConfig, roles: Mapping[str, str]) -> dict[str
     if clustered(settings):
         front = {role: built for role, built in roles.items() if not role.startswith("worker-")}
         nodes = {NODES_ROLE: NODES} if settings.nodes else {}
+        nodes |= {RAY_ROLE: RAY} if settings.ray_address else {}
         return {f"{REPLICA_ROLE}{i}": REPLICA for i in range(settings.replicas)} | front | {
             ROUTER_ROLE: ROUTER} | nodes
     if settings.replica_of:
@@ -119,6 +133,11 @@ def clustered(settings: ClusterConfig) -> bool:
 def most_here(settings: ClusterConfig) -> int:
     """As many replicas as this machine may have by itself: autoscaling starts more of them."""
     return settings.replicas if settings.nodes else max(settings.replicas, settings.max_replicas)
+
+
+def on_ray(node: str) -> bool:
+    """Whether Ray places this node, if it places any."""
+    return node.startswith(RAY_NODE) and node.removeprefix(RAY_NODE).isdecimal()
 
 
 def replica_built(place: int, worker: str = "") -> str:
@@ -168,6 +187,17 @@ def cluster_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:
          "must be tcp://HOST:PORT ([...] around an IPv6 address)"),
         ("cluster.node_timeout", 0.5 <= c.node_timeout <= 600, "must be between 0.5 and 600"),
         *_autoscale_rules(c),
+        ("cluster.ray_address", c.ray_address is None or any(map(on_ray, c.nodes)),
+         "needs nodes that are called ray-0, ray-1, ... (--nodes ray-0=1,ray-1=1)"),
+        ("cluster.ray_address", c.ray_address in (None, "auto", "local")
+         or re.fullmatch(r"[^/]+:\d+", str(c.ray_address)) is not None,
+         "must be HOST:PORT, auto or local"),
+        ("cluster.nodes", c.ray_address is None
+         or all(number == 1 for name, number in c.nodes.items() if on_ray(name)),
+         "must give each node that Ray places one replica"),
+        ("cluster.ray_replicas", 0 <= c.ray_replicas <= sum(map(on_ray, c.nodes)),
+         "must be a whole number, no more than the nodes that Ray places"),
+        ("cluster.ray_cpus", 0.0 <= c.ray_cpus <= 4096.0, "must be between 0 and 4096"),
         ("cluster.routing", c.routing in ROUTINGS, f"must be one of {', '.join(ROUTINGS)}"),
         ("cluster.replica_of", not c.replica_of or replica_of(c) is not None,
          "must be CLUSTER:INDEX:LIFE"),

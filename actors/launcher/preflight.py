@@ -27,7 +27,9 @@ def check_machine(config: Config) -> None:
     if (ranks := config.device.tensor_parallel_size) > MOST_RANKS:
         raise BadConfig(f"tensor_parallel_size: must be at most {MOST_RANKS}, got {ranks}",
                         "device.tensor_parallel_size")
-    if config.device.device == "cuda" and not (config.device.null_worker or _has_driver()):
+    here = config.cluster.replicas > 0  # else a head whose replicas are all at nodes
+    if here and config.device.device == "cuda" and not (
+            config.device.null_worker or _has_driver()):
         raise BadConfig("device: cuda was asked for, but this machine has no CUDA device",
                         "device.device")
     source = config.model.generation_config
@@ -55,6 +57,9 @@ def check_packages(config: Config) -> None:
         needed += ["starlette"]
     if missing := [name for name in needed if find_spec(name) is None]:
         raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
+    if config.cluster.ray_address and find_spec("ray") is None:
+        raise BadConfig("ray_address: Ray is not installed: pip install 'actorium[cluster]'",
+                        "cluster.ray_address")
 
 
 def check_keys(config: Config) -> None:

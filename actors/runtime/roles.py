@@ -38,8 +38,8 @@ DRAINING = (*REFUSING, "detokenizer")
 The detokenizer gives up clients that are gone."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
-STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes"),
-              ("gateway",), ("watchdog",))
+STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes",
+              "ray"), ("gateway",), ("watchdog",))
 """How an engine drains: each group (of role prefixes) stops when the groups before it have."""
 
 

@@ -32,9 +32,9 @@ TIMEOUT = 1.0
 class NodeBox:
     """A machine: its agent and its replicas."""
 
-    def __init__(self, name: str, agent: str, ahead: float) -> None:
+    def __init__(self, name: str, agent: str, ahead: float, generation: int = 0) -> None:
         """ahead: seconds by which its clock is ahead."""
-        self.core = NodeAgentCore(name, agent, 2)
+        self.core = NodeAgentCore(name, agent, 2, generation)
         self.name, self.ahead = name, ahead
         self.client = b""
         self.cut = False

@@ -19,3 +19,9 @@ def test_every_library_has_both_bounds() -> None:
     assert len(dependencies.pins("oldest")) == len(dependencies.LIBRARIES)
     assert all("==" in pin for pin in dependencies.pins("oldest"))
     assert all(">=" in pin and ",<" in pin for pin in dependencies.pins("newest"))
+
+
+def test_an_extra_is_what_the_project_says() -> None:
+    assert dependencies.extra("cluster")[0].startswith("ray>=")
+    with pytest.raises(KeyError):
+        dependencies.extra("no_such_extra")

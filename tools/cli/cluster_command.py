@@ -36,7 +36,7 @@ ABOUT = {
     "undrain": "NAME REPLICA: it gets requests again",
 }
 MACHINES = {
-    "up": "FILE.toml: serve with replicas on several machines; this one is the head",
+    "up": "FILE.toml [--ray]: serve with replicas on several machines; this one is the head",
     "join": "tcp://HEAD:PORT --key FILE: serve replicas of a cluster on this machine",
     "keys": "FOLDER NODE ...: make the keys with which head and nodes know each other",
 }
@@ -153,6 +153,7 @@ def _await(asker: ClusterAsker, options: ClusterOptions, done: Callable[[Cluster
 def as_json(answer: ClusterAnswer) -> dict[str, object]:
     """What `--json` prints."""
     return {"target": answer.target, "waiting": answer.waiting, "policy": answer.policy,
+            "placement": answer.placement,
             "replicas": [msgspec.to_builtins(row) for row in answer.rows]}
 
 
@@ -163,7 +164,7 @@ def table(answer: ClusterAnswer) -> str:
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines]
     text.append(f"{answer.target} replicas wanted, {answer.waiting} requests wait for one")
-    return "\n".join([*text, answer.policy] if answer.policy else text)
+    return "\n".join([*text, *filter(None, (answer.policy, answer.placement))])
 
 
 def _cells(row: ReplicaRow) -> list[str]:

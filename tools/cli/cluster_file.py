@@ -9,6 +9,10 @@
     replicas = 2
     address = "10.0.0.2"                # for the hint that is printed
 
+    [ray]                               # nodes that Ray places, one replica each
+    replicas = 2
+    most = 8                            # that `actorium cluster scale` may ask for
+
     [flags]                             # those of `actorium serve`
     model = "Qwen/Qwen3-0.6B"
     port = 8000
@@ -23,11 +27,16 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
+from actorium.actors.config.cluster_settings import MOST_REPLICAS, RAY_NODE, on_ray
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.security import curve_keys
 
+RAY_MOST = 8
+"""Replicas on Ray that there is room for where the file does not say."""
+RAY_LISTEN = "tcp://0.0.0.0:7400"
 RESERVED = {"nodes": "[nodes]", "cluster_listen": "listen", "cluster_keys": "keys",
-            "replicas": "replicas", "name": "name"}
+            "replicas": "replicas", "name": "name", "ray_address": "[ray]",
+            "ray_replicas": "[ray]", "ray_cpus": "[ray]"}
 """Flags that the file says otherwise."""
 
 
@@ -38,19 +47,34 @@ class NodeEntry(Struct, frozen=True, forbid_unknown_fields=True):
     address: str = ""
 
 
+class RayEntry(Struct, frozen=True, forbid_unknown_fields=True):
+    """Nodes that Ray places."""
+
+    address: str = "auto"
+    """As `--ray-address`."""
+    replicas: int = 1
+    """To begin with."""
+    most: int = 0
+    """0 = `RAY_MOST`, or as many as there are to begin with."""
+    cpus: float = 0.0
+    """As `--ray-cpus`."""
+
+
 class ClusterFile(Struct, frozen=True, forbid_unknown_fields=True):
     """See the module."""
 
-    listen: str
-    nodes: dict[str, NodeEntry]
+    listen: str = ""
+    nodes: dict[str, NodeEntry] = {}
+    ray: RayEntry | None = None
     name: str = "default"
     keys: str = "keys"
     replicas: int = 0
     flags: dict[str, Any] = {}
 
 
-def read_cluster_file(path: Path) -> ClusterFile:
-    """Raises `BadConfig` naming the file and the field."""
+def read_cluster_file(path: Path, ray: bool = False, ray_address: str = "") -> ClusterFile:
+    """The file as if it said these about Ray, too. ray: Ray places nodes even if the file does not
+    say so; ray_address: replaces the file's. Raises `BadConfig` naming the file and the field."""
     try:
         found = msgspec.convert(tomllib.loads(path.read_text()), ClusterFile)
     except (OSError, UnicodeDecodeError) as error:
@@ -59,9 +83,13 @@ def read_cluster_file(path: Path) -> ClusterFile:
         raise BadConfig(f"{path}: no TOML: {error}", "FILE") from None
     except msgspec.ValidationError as error:
         raise BadConfig(f"{path}: {error}", "FILE") from None
+    if ray or ray_address or found.ray is not None:
+        found = _with_ray(path, found, ray_address)
     if not found.nodes:
-        raise BadConfig(f"{path}: nodes: at least one is needed; one machine alone is "
+        raise BadConfig(f"{path}: nodes: at least one is needed, or --ray; one machine alone is "
                         "`actorium serve --replicas N`", "nodes")
+    if not found.listen:
+        raise BadConfig(f"{path}: listen: is missing: tcp://HOST:PORT where nodes join", "listen")
     for flag in found.flags:
         if (field := flag.replace("-", "_")) in RESERVED:
             raise BadConfig(f"{path}: flags.{flag}: is said by {RESERVED[field]} of the file",
@@ -69,11 +97,32 @@ def read_cluster_file(path: Path) -> ClusterFile:
     return found
 
 
+def _with_ray(path: Path, file: ClusterFile, address: str) -> ClusterFile:
+    """With the nodes that Ray places."""
+    replace = msgspec.structs.replace
+    ray = file.ray or RayEntry()
+    ray = replace(ray, address=address or ray.address,
+                  most=ray.most or max(RAY_MOST, ray.replicas))
+    if not 1 <= ray.replicas <= ray.most:
+        raise BadConfig(f"{path}: ray.replicas: must be between 1 and ray.most ({ray.most}), got "
+                        f"{ray.replicas}", "ray")
+    if ray.most > MOST_REPLICAS:
+        raise BadConfig(f"{path}: ray.most: must be at most {MOST_REPLICAS}, got {ray.most}", "ray")
+    if own := [name for name in file.nodes if on_ray(name)]:
+        raise BadConfig(f"{path}: nodes.{own[0]}: such names are those of the nodes that Ray "
+                        "places", "nodes")
+    placed = {f"{RAY_NODE}{i}": NodeEntry() for i in range(ray.most)}
+    return replace(file, ray=ray, nodes=file.nodes | placed, listen=file.listen or RAY_LISTEN)
+
+
 def serve_words(file: ClusterFile, keys: Path) -> list[str]:
     """The words of `actorium serve`. keys: the folder of keys."""
     nodes = ",".join(f"{name}={node.replicas}" for name, node in file.nodes.items())
     words = ["--name", file.name, "--nodes", nodes, "--replicas", str(file.replicas),
              "--cluster-listen", file.listen, "--cluster-keys", str(keys)]
+    if file.ray is not None:
+        words += ["--ray-address", file.ray.address, "--ray-replicas", str(file.ray.replicas),
+                  "--ray-cpus", str(file.ray.cpus)]
     for flag, value in file.flags.items():
         name = f"--{flag.replace('_', '-')}"
         if isinstance(value, bool):
@@ -104,8 +153,11 @@ def make_keys(folder: Path, nodes: list[str]) -> list[Path]:
 
 def hint(file: ClusterFile, folder: Path) -> str:
     """What is to be done on the nodes."""
+    own = {name: node for name, node in file.nodes.items() if file.ray is None or not on_ray(name)}
+    if not own:
+        return "Ray places the nodes; their machines need the model at the same path"
     lines = ["each node needs its key file and the model at the same path (or --model PATH):"]
-    for name, node in file.nodes.items():
+    for name, node in own.items():
         at = f" ({node.address})" if node.address else ""
         lines.append(f"  {name}{at}: actorium cluster join {file.listen} --name {file.name} "
                      f"--key {folder / name}.key")

@@ -20,6 +20,20 @@ name of the cluster, its key, --run-dir and --model."""
 ALLOWED = {"name", "run_dir", "model"}
 
 
+UP = """Serve with replicas on several machines, as a file says: this one is the head. The file says
+everything; flags here are about Ray alone."""
+
+
+class UpOptions(Struct, frozen=True, kw_only=True):
+    """What may be said beside the file."""
+
+    ray: bool = False
+    """Have Ray place nodes, one replica each, as [ray] of the file says; where none runs, one is
+    started."""
+    ray_address: str = ""
+    """Ray's head, HOST:PORT; auto (the default) = the Ray of this machine. Goes without --ray."""
+
+
 class JoinOptions(Struct, frozen=True, kw_only=True):
     """How to join."""
 
@@ -27,14 +41,27 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
     """The file of this node's key, which the head has made (`actorium cluster keys`)."""
     node: str = ""
     """This node's name in the cluster; default: that of the key file."""
+    processors: int = 0
+    """Processors that the replicas here share; 0 = all of the machine."""
+    generation: int = 0
+    """An agent takes the place of one with the same name and a lower generation, which then ends;
+    one of the same is refused as long as the other is there."""
+    give_up: float = 0.0
+    """Seconds without a head after which the agent ends; 0 = never."""
 
 
 def up(argv: list[str]) -> int:
     """`actorium cluster up FILE`: the head."""
-    if len(argv) != 1 or argv[0].startswith("-"):
-        raise BadConfig("usage: actorium cluster up FILE.toml", "FILE")
-    path = Path(argv[0])
-    file = read_cluster_file(path)
+    words = list(argv)
+    name = words.pop(0) if words and not words[0].startswith("-") else ""
+    options, _, written, _ = parse("actorium cluster up FILE.toml", words, UpOptions, UP,
+                                   model=False)
+    if others := sorted(set(written) - set(UpOptions.__struct_fields__)):
+        raise BadConfig(f"{written[others[0]]}: is for the file to say, in [flags]", others[0])
+    if not name:
+        raise BadConfig("FILE is missing: actorium cluster up FILE.toml", "FILE")
+    path = Path(name)
+    file = read_cluster_file(path, options.ray, options.ray_address)
     folder = path.absolute().parent / Path(file.keys).expanduser()
     make_keys(folder, list(file.nodes))
     print(hint(file, folder), file=sys.stderr)
@@ -58,7 +85,7 @@ def join(argv: list[str]) -> int:
     head = words.pop(0) if words and not words[0].startswith("-") else ""
     parsed = parse("actorium cluster join tcp://HEAD:PORT", words, JoinOptions, JOIN, model=False)
     options, config, written = parsed.options, parsed.config, parsed.written
-    own = {"key", "node"}
+    own = set(JoinOptions.__struct_fields__)
     if others := sorted(set(written) - ALLOWED - own):
         raise BadConfig(f"{written[others[0]]}: is the head's to say", others[0])
     if not head:
@@ -69,6 +96,8 @@ def join(argv: list[str]) -> int:
         raise BadConfig(f"HEAD: {error}", "HEAD") from None
     if not options.key:
         raise BadConfig("--key is missing: the file that the head has made for this node", "key")
+    if min(options.processors, options.generation, options.give_up) < 0:
+        raise BadConfig("--processors, --generation and --give-up must not be negative", "give_up")
     pair = curve_keys.read_pair(options.key)
     if not pair.server:
         raise BadConfig(f"key: {options.key} is the head's own: a node has one of its own", "key")
@@ -77,4 +106,5 @@ def join(argv: list[str]) -> int:
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="actorium: %(message)s")
     os.umask(0o077)
     return NodeAgent(at, pair, options.node or Path(options.key).stem, config.runtime.name,
-                     config.runtime.run_dir, config.model.model).run()
+                     config.runtime.run_dir, config.model.model, options.processors,
+                     options.generation, options.give_up).run()

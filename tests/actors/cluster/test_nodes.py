@@ -171,6 +171,25 @@ def test_strangers_and_doubles_are_refused() -> None:
     box.assert_whole()
 
 
+def test_an_agent_of_a_higher_generation_takes_the_place_of_another() -> None:
+    """As when Ray has placed a node anew while the old agent lives on: it is told to end, and so is
+    one that was cut off meanwhile."""
+    box = loaded()
+    old, new = box.nodes["b"], NodeBox("b", "b-9", 5.0, generation=7)
+    box.nodes["b2"] = new
+    turns(box, 20)
+    assert old.core.replaced and not new.core.replaced and rows(box)[0].migrated_in == 4
+    box.run(3000)
+    box.assert_whole()
+    turns(box, 100)
+    assert rows(box)[1].phase == "ready" and list(new.boxes) == [1]
+    del box.nodes["b"]
+    late = box.nodes["b3"] = NodeBox("b", "b-8", 0.0, generation=6)
+    turns(box, 30)
+    assert late.core.replaced and "has taken the place" in late.core.refusal
+    assert rows(box)[1].phase == "ready"
+
+
 @pytest.mark.slow
 def test_replicas_without_a_head_end() -> None:
     box = loaded(4000)
