@@ -42,7 +42,7 @@ from actorium.actors.cluster.node_messages import (
     StartReplica,
     Welcome,
 )
-from actorium.actors.config.cluster_settings import ROUTER_ROLE
+from actorium.actors.config.cluster_settings import ROUTER_ROLE, on_ray
 from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Submit
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, describe_exit
@@ -331,14 +331,17 @@ class NodesCore(Core):
     def health(self) -> Health:
         ready = sum(replica.ready for replica in self.replicas.values())
         phase = "draining" if self._draining else "ready" if self._was_up else "loading"
-        missing = sorted(self.names - self.links.keys())
-        parts = [f"{len(self.links)} of {len(self.names)} nodes, {ready} of {len(self.replicas)} "
-                 "of their replicas ready"]
+        # Of those that Ray may place there are spare ones: nobody misses them.
+        expected = {name for name in self.names if not on_ray(name)} | {
+            replica.state.node for replica in self.replicas.values()}
+        missing = sorted(expected - self.links.keys())
+        parts = [f"{len(expected) - len(missing)} of {len(expected)} nodes, {ready} of "
+                 f"{len(self.replicas)} of their replicas ready"]
         parts += [f"missing: {', '.join(missing)}"] if missing else []
         parts += [f"replica {index} at {r.state.node} {r.failed}"
                   for index, r in self.replicas.items() if r.failed]
         return Health(phase, self._steps, self._start_timeout,
-                      {"nodes": float(len(self.names)), "nodes_joined": float(len(self.links)),
+                      {"nodes": float(len(expected)), "nodes_joined": float(len(self.links)),
                        "node_losses": float(self._losses), "node_replicas_failed":
                        float(sum(bool(replica.failed) for replica in self.replicas.values()))},
                       "; ".join(parts))

@@ -241,4 +241,5 @@ class RayCore(Core):
         groups = self.report.groups if self.report is not None else []
         return Health(phase, self._steps, 60.0, {
             "ray_groups": float(len(self.wanted or {})),
-            "ray_groups_running": float(sum(row.phase == RUNNING for row in groups))}, self._said)
+            "ray_groups_running": float(sum(row.phase == RUNNING for row in groups)),
+            "ray_away": float(bool(self._away(self._now)))}, self._said)

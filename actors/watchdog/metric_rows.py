@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 SCHEDULER, DETOKENIZER, WORKER, MEDIA = "scheduler", "detokenizer", "worker-0", "media"
-NODES_ROLE = "nodes"
+NODES_ROLE, RAY_ROLE = "nodes", "ray"
 GAUGE, COUNTER, HISTOGRAM = "gauge", "counter", "histogram"
 MICRO = 1e-6
 
@@ -185,3 +185,11 @@ NODES = (
         "Replicas at nodes that are not started again.", NODES_ROLE),
 )
 """Of a cluster's head, where other machines have replicas; after `actorium:`."""
+
+RAY = (
+    Row("ray_groups", GAUGE, "ray_groups", "Placement groups that there shall be.", RAY_ROLE),
+    Row("ray_groups_running", GAUGE, "ray_groups_running",
+        "Those whose agent runs, as far as is known.", RAY_ROLE),
+    Row("ray_away", GAUGE, "ray_away", "1 while Ray does not answer; what runs goes on.", RAY_ROLE),
+)
+"""Of a cluster's head that has Ray place nodes; after `actorium:`."""

@@ -27,6 +27,8 @@ from actorium.actors.watchdog.metric_rows import (
     NODES,
     NODES_ROLE,
     OWN,
+    RAY,
+    RAY_ROLE,
     ROUTER,
     SCHEDULER,
     VLLM,
@@ -209,7 +211,8 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
 
 def _router(facts: MetricsInput) -> Iterator[MetricFamily]:
     """Of a cluster, whose scheduler is the router."""
-    rows = ROUTER + NODES if NODES_ROLE in facts.actors else ROUTER
+    rows: tuple[Row, ...] = ROUTER + NODES if NODES_ROLE in facts.actors else ROUTER
+    rows += RAY if RAY_ROLE in facts.actors else ()
     yield from (_row("actorium:", row, facts, {}) for row in rows)
     gauges = _gauges(facts, SCHEDULER)
     yield _family("actorium:routed_requests", COUNTER,

@@ -190,6 +190,16 @@ def test_an_agent_of_a_higher_generation_takes_the_place_of_another() -> None:
     assert rows(box)[1].phase == "ready"
 
 
+def test_spare_nodes_of_ray_are_not_missed() -> None:
+    box = loaded(60, **{"ray-0": 1, "ray-1": 1})
+    box.ask(ScaleCluster("s", 1))
+    del box.nodes["ray-1"]
+    box.run(3000)
+    turns(box, 150)
+    assert box.hub.health().detail == "1 of 1 nodes, 1 of 1 of their replicas ready"
+    assert box.hub.health().gauges["nodes"] == 1
+
+
 @pytest.mark.slow
 def test_replicas_without_a_head_end() -> None:
     box = loaded(4000)

@@ -16,12 +16,21 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from actorium.actors.cluster.autoscale import REASONS
 from actorium.actors.cluster.nodes_core import NodesCore
+from actorium.actors.cluster.ray_core import RayCore
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
-from actorium.actors.watchdog.metric_rows import HISTOGRAMS, NODES, NODES_ROLE, OWN, ROUTER
+from actorium.actors.watchdog.metric_rows import (
+    HISTOGRAMS,
+    NODES,
+    NODES_ROLE,
+    OWN,
+    RAY,
+    RAY_ROLE,
+    ROUTER,
+)
 from actorium.actors.watchdog.metrics import AUTOSCALED, MetricsInput, families, render
 from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.restart_policy import Restarts
@@ -259,6 +268,15 @@ def test_nodes_are_told_where_other_machines_may_join() -> None:
     assert not [f.name for f in families(facts(config=CLUSTER)) if "node" in f.name]
 
 
+def test_placement_groups_are_told_where_ray_places_nodes() -> None:
+    core = RayCore(2.0, 0, False, 0)
+    ray = starting(RAY_ROLE, 9, 1, 100.0)
+    ray.gauges = core.health().gauges | {"ray_away": 1.0}
+    found = facts(actors={RAY_ROLE: ray}, config=CLUSTER)
+    assert value(found, "actorium:ray_away") == 1 and value(found, "actorium:ray_groups") == 0
+    assert {row.gauge for row in RAY} == set(core.health().gauges)
+
+
 def test_every_gauge_of_the_router_has_a_metric() -> None:
     told = {row.gauge for row in ROUTER} | {f"routed_{by}" for by in ("by_prefix", "by_load",
                                                                       "blind")}
@@ -287,7 +305,7 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
     dashboard = json.loads(DASHBOARD.read_text())
     gauges = {"spec_decode_num_accepted_tokens_pos_0": 1.0, "rejected_queue_full": 1.0}
-    nodes = {NODES_ROLE: starting(NODES_ROLE, 9, 1, 100.0)}
+    nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE)}
     exported = {name for name, _ in values(facts(actors=actors(**gauges) | nodes, config=CLUSTER))}
     asked = {name for expression in expressions(dashboard)
              for name in re.findall(r"(?:vllm|actorium):\w+", expression)}
@@ -298,7 +316,7 @@ def test_the_dashboard_names_only_metrics_that_are_exported() -> None:
 def test_the_dashboard_shows_every_metric() -> None:
     """Of ours, and what it says of vLLM's: a metric that nobody looks at is not worth its name."""
     text = DASHBOARD.read_text()
-    nodes = {NODES_ROLE: starting(NODES_ROLE, 9, 1, 100.0)}
+    nodes = {role: starting(role, 9, 1, 100.0) for role in (NODES_ROLE, RAY_ROLE)}
     told = families(facts(actors=actors() | nodes, config=CLUSTER))
     missing = [f.name for f in told if f.name not in text]
     assert missing == ["vllm:cache_config_info"]
