@@ -25,6 +25,7 @@ from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.ssd import SSDInputs
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.scaled_linear import to_form
+from actorium.kernels.tower_ops import TowerOps
 
 
 class Ops(ABC):
@@ -227,6 +228,11 @@ class Ops(ABC):
     def apply_plan(self, tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
         """Write a plan's numbers to the resident tables. tables: i32 each, flat; addresses:
         `apply_plan.table_addresses` of them; entries: i32[3, n], table, place, value."""
+
+    @property
+    def tower(self) -> TowerOps:
+        """What a vision tower runs on."""
+        return TowerOps()
 
     @property
     @abstractmethod

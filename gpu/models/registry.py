@@ -101,7 +101,7 @@ def load_model(path: Path, config: Config, device: torch.device, progress: Progr
     model = kind(shape, tensors, device, attention, config.device.native_kernels,
                  config.device.kernels, group)
     model.drafter = load_drafter(model, tensors)
-    model.vision = VisionTower(shape.vision, tensors) if shape.vision else None
+    model.vision = VisionTower(shape.vision, tensors, model.ops.tower) if shape.vision else None
     on = choose(model, parse_passes(config.device.passes))
     PassManager(model, on,
                 Path(dump) if (dump := config.device.dump_passes) else None).install()

@@ -8,8 +8,8 @@ of both families give them: each square becomes one row of the tower's output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import NamedTuple
 
 import numpy as np
@@ -61,13 +61,6 @@ class PatchSegments(NamedTuple):
     lengths: I64
     """[segments]: patches of each."""
 
-    def by_length(self) -> list[I64]:
-        """[segments of a length, that length] each: the patches of those that can be computed at
-        once."""
-        starts = np.cumsum(self.lengths) - self.lengths
-        return [self.order[starts[self.lengths == n][:, None] + np.arange(n)]
-                for n in np.unique(self.lengths)]
-
 
 def frame_segments(grids: Sequence[Grid]) -> PatchSegments:
     """Each frame is one."""
@@ -104,14 +97,20 @@ def learned_positions(grid: Grid, shape: VisionShape) -> tuple[I64, F32]:
     return index, weights
 
 
+def angles(grid: Grid, shape: VisionShape) -> F32:
+    """[2, patches of a frame, head_dim / 2]: cosines and sines of the angles by which the pairs of
+    each patch's heads are turned, by its row and by its column. Each is computed by itself, in
+    double precision: libraries that take several at once round the last of them otherwise."""
+    half = shape.head_dim // 2
+    powers = [shape.theta ** (i / half) for i in range(0, half, 2)]
+    table = np.array([[(math.cos(at / power), math.sin(at / power)) for power in powers]
+                      for at in range(max(grid.rows, grid.columns))], np.float32)
+    own = table[places(grid, shape.merge)]  # [patches, row and column, pairs, cosine and sine]
+    return np.ascontiguousarray(own.reshape(len(own), half, 2).transpose(2, 0, 1))
+
+
 def _between(at: I64, count: int, side: int) -> tuple[I64, I64, F32]:
     """(the learned position before, that behind, weight of the latter) of places on one axis."""
     point = at.astype(np.float32) * np.float32(side - 1) / np.float32(max(1, count - 1))
     before = np.floor(point).astype(np.int64)
     return before, np.minimum(before + 1, side - 1), point - before.astype(np.float32)
-
-
-def spans(counts: Sequence[int]) -> list[slice]:
-    """Of parts of these lengths, one after the other."""
-    ends = np.cumsum([0, *counts]).tolist()
-    return [slice(start, end) for start, end in pairwise(ends)]

@@ -51,7 +51,7 @@ def departures(model: Decoder, asked: str) -> list[str]:
     if ops.uncut:
         found.append(f"bits of other numbers of ranks (weights of {', '.join(sorted(ops.uncut))})")
     if model.vision is not None:
-        found.append("images")
+        found += model.vision.ops.inexact
     return found
 
 

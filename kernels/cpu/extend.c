@@ -267,8 +267,9 @@ static void aim(const struct call *c, const struct row *row, int k, int64_t firs
         int64_t token = column / group, head = (int64_t)k * group + column % group;
         u->q[i] = i < u->n ? c->q + (row->first + token) * c->q_stride + head * c->dim : zeros;
         u->out[i] = c->out + ((row->first + token) * c->heads + head) * c->dim;
-        to[i] = (int32_t)(row->start + token > 0 ? row->start + token : 0);
-        from[i] = c->window && to[i] >= c->window ? to[i] - c->window + 1 : 0;
+        int64_t last = row->start + (c->window < 0 ? row->count - 1 : token);
+        to[i] = (int32_t)(last > 0 ? last : 0);
+        from[i] = c->window > 0 && to[i] >= c->window ? to[i] - c->window + 1 : 0;
     }
     u->see.low = from[0], u->see.high = to[COLS - 1];
     u->see.all_low = from[COLS - 1], u->see.all_high = to[0];
@@ -393,7 +394,8 @@ int extend_ready(void) { return 1; }
 /* pages: bf16, or codes in int8 where there are scales, bf16 [tokens, 2 * kv_heads].
  * rows: of n sequences, the address of the page table, the first token in q and out, tokens before
  * it and tokens of it. q: [tokens, ...] of heads x dim every q_stride elements; out: [tokens, heads,
- * dim]; dim a multiple of 32. */
+ * dim]; dim a multiple of 32. window: tokens that each sees at most, itself among them; 0: all up to
+ * itself; below 0: all of its sequence, those behind it as well. */
 void paged_extend(const bf16 *q, int64_t q_stride, const void *pages, const bf16 *scales,
                   const int64_t *rows, int64_t n, bf16 *out, int heads, int kv_heads, int dim,
                   int page_bits, int window, float scale, int threads) {

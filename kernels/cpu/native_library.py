@@ -52,6 +52,8 @@ SIGNATURES = {
     "latent_extend": [c_void_p, c_int64] + _POINTER * 3 + [c_int64, c_void_p] + [c_int] * 4
                      + [c_float, c_int],
     "widen_pages": [c_void_p, c_int64, c_void_p, c_int64, c_void_p, c_void_p, c_int],
+    "turn_heads_wide": _POINTER * 3 + [c_int64, c_int, c_int, c_int],
+    "map_numbers": _POINTER * 3 + [c_int64, c_int],
     "delta_step": [c_void_p, c_int64, c_int64] + _POINTER * 9 + [c_float, c_int],
     "delta_window": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_int] * 2 + [c_float, c_int],
     "delta_extend_steps": [c_void_p, c_int64, c_int64] + _POINTER * 11 + [c_float, c_int],

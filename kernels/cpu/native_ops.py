@@ -21,6 +21,7 @@ from actorium.kernels.cpu.grouped_native import (
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
 from actorium.kernels.cpu.leaf_linear import leaf_linear
 from actorium.kernels.cpu.long_linear import LongLinear, can_split
+from actorium.kernels.cpu.tower_native import NativeTowerOps
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
     MAX_TILE_INS,
@@ -41,6 +42,7 @@ from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import EXACT_COLUMNS, is_packed
+from actorium.kernels.tower_ops import TowerOps
 
 SMALL_WEIGHT = 4 << 20
 """Elements of a weight of which two layouts are kept."""
@@ -174,6 +176,15 @@ class NativeOps(TorchOps):
             gate_up.data_ptr(), made.q.data_ptr(), made.scales.data_ptr(), *made.q.shape,
             form.columns, gelu, self.threads)
         return made
+
+    @property
+    def tower(self) -> TowerOps:
+        """It is exact even where decoders need not be: its products have many rows, for which the
+        columns that are put behind a weight's own count for little."""
+        if self.scratch is None or not self.lib.extend_ready():
+            return super().tower
+        own = NativeOps(self.lib, self.threads, True, exact=True)
+        return NativeTowerOps(own, self.lib, self.threads, own.inexact)
 
     def silu_mul(self, gate_up: Tensor) -> Tensor:
         return self._gate(self.lib.silu_mul, gate_up)

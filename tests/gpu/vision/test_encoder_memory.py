@@ -54,11 +54,14 @@ def test_the_plan_counts_them_to_the_byte(kind: str, tmp_path: Path) -> None:
     assert make_images(None, model.shape, demand) is None
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("kind", ["2.5", "3"])
-def test_temporaries_are_not_above_the_plan(kind: str, tmp_path: Path) -> None:
-    """Of an image of as many tokens as are allowed, as torch allocates them."""
-    write_vl(tmp_path, kind)
-    model = load(tmp_path)
+def test_temporaries_are_not_above_the_plan(kind: str, dtype: str, tmp_path: Path) -> None:
+    """Of an image of as many tokens as are allowed, as torch allocates them; in bf16 where heads
+    have zeros behind them."""
+    write_vl(tmp_path, kind, tower={"hidden_size": 144, "num_heads": 2}
+             if dtype == "bfloat16" else None)
+    model = load(tmp_path, dtype=dtype)
     demand = Demand(4, chunk=64, encoder_tokens=256)
     (picture,) = question(model, image(32, 32)).pictures
     pixels = torch.from_numpy(picture.pixels())
