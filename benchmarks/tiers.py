@@ -2,14 +2,15 @@
 
     python benchmarks/tiers.py [--shape S06] [--tokens 2000] [--rounds 5] [--no-disk] [--json FILE]
 
-One engine with random weights, whose pool holds a prompt and a quarter, and whose host's memory two
-and a half. A round asks for a new prompt; asks for others until its pages have left the pool, and
-asks for it again; asks for others until they have left the host, too, and asks once more. Each turn
-says how many pages came from where: a turn counts if all whole pages of the prompt came from there
-(the last token is computed in any case), so that all turns that are compared have as many. Pages
-that make room are copied out in every turn. Before a turn that counts, what is on its way to the
-disk is waited for; files are dropped from the system's page cache before they are read, as far as
-the system does so (posix_fadvise).
+One engine with random weights, whose pool holds a prompt and a quarter, and whose host's memory
+four and a half: a quarter of it, more than a prompt, is kept written ahead. A round asks for a new
+prompt; asks for others until its pages have left the pool, and asks for it again; asks for others
+until they have left the host, too, and asks once more. Each turn says how many pages came from
+where: a turn counts if all whole pages of the prompt came from there (the last token is computed in
+any case), so that all turns that are compared have as many. Pages that make room are copied out in
+every turn. Before a turn that counts, what is on its way to the disk is waited for; files are
+dropped from the system's page cache before they are read, as far as the system does so
+(posix_fadvise).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from actorium.actors.client.client import Client
 from actorium.tools.bench.workloads import shape_dir
 
 PARAMS = SamplingParams(max_tokens=1, temperature=0, ignore_eos=True)
-FROM_POOL, FROM_HOST = 2, 5
+FROM_POOL, FROM_HOST = 2, 7
 """Other prompts after which all pages of one have left the pool; the host as well."""
 COUNTED = ("host_pages_hit", "disk_pages_hit", "host_pages_stored", "host_pages_unstored")
 
@@ -78,10 +79,13 @@ class TierBench:
         self.client.generate(prompt, PARAMS)
         return time.perf_counter() - start
 
-    def others(self, count: int) -> None:
-        """Asks for prompts that nobody asks for again."""
+    def others(self, count: int, wait: bool = False) -> None:
+        """Asks for prompts that nobody asks for again; wait: until each is settled, so that what
+        leaves the host is on the disk."""
         for _ in range(count):
             self.ask(self.new())
+            if wait:
+                self.settled()
 
     def turn(self, prompt: list[int], dropped: Path | None = None) -> TierTurn:
         """dropped: a directory that is dropped from the page cache before."""
@@ -103,7 +107,7 @@ class TierBench:
         self.others(FROM_POOL)
         found["host"] = self.turn(prompt)
         if disk is not None:
-            self.others(FROM_HOST)
+            self.others(FROM_HOST, wait=True)
             found["disk"] = self.turn(prompt, disk)
         wanted = {"computed": (0, 0), "host": (self.whole, 0), "disk": (self.whole, self.whole)}
         for kind, turn in list(found.items()):
@@ -137,7 +141,7 @@ def measure(shape: str, tokens: int, rounds: int, disk: bool) -> list[dict[str, 
         settings: dict[str, Any] = {} if pages is None else {"disk_cache": f"{pages}:32GiB"}
         with Engine(str(model), run_dir=f"{base}/run", load_format="dummy", skip_tokenizer=True,
                     device="cpu", max_total_tokens=5 * tokens // 4, kv_cache_bytes=4 << 30,
-                    host_cache=5 * tokens * token // 2, **settings) as engine:
+                    host_cache=9 * tokens * token // 2, **settings) as engine:
             bench = TierBench(engine, tokens, config["vocab_size"])
             bench.others(FROM_HOST)  # memory is taken when it is first written
             return [bench.round(pages) for _ in range(rounds)]

@@ -65,7 +65,7 @@ OWN = (
     Row("disk_bytes", GAUGE, "disk_bytes", "Bytes that they take."),
     Row("disk_pages_written", COUNTER, "disk_pages_written", "Pages written to the disk."),
     Row("disk_pages_unwritten", COUNTER, "disk_pages_unwritten",
-        "Pages that could not be, as of a full disk."),
+        "Pages that could not be, as of a full disk, or a slow one."),
     Row("disk_pages_hit", COUNTER, "disk_pages_hit", "Pages read back from the disk."),
     Row("disk_pages_corrupt", COUNTER, "disk_pages_corrupt",
         "Files that were no whole page or had another checksum: their tokens were computed again."),

@@ -216,6 +216,7 @@ class DiskBooks:
     def gauges(self) -> dict[str, float]:
         """For the heartbeat."""
         return {"disk_pages": self._held[0], "disk_bytes": self._held[1],
-                "disk_pages_written": self.written, "disk_pages_unwritten": self.unwritten,
+                "disk_pages_written": self.written,
+                "disk_pages_unwritten": self.unwritten + self._slots.unwritten,
                 "disk_pages_hit": self.read_back, "disk_pages_corrupt": self.corrupt,
                 "disk_pages_late": self.late}

@@ -129,7 +129,7 @@ class HostTier(PageTier, TreeObserver):
                 if self.disk is not None:
                     self.disk.touch(name)
                 continue
-            slot = self.slots.take()
+            slot = self.slots.take(at_once=True)
             if slot is None:
                 for own, its, _ in taken:
                     self.slots.drop(own)

@@ -12,11 +12,13 @@ LOOKED_AT = 512
 
 
 class TierSlots:
-    """`count` slots. With a disk below, one whose content is not there yet is kept until it is."""
+    """`count` slots. With a disk below, one whose content is not there yet is kept until it is, as
+    long as others are to be had."""
 
     def __init__(self, count: int, disk: bool) -> None:
         self.count, self._disk = count, disk
-        self.evicted = 0
+        self.evicted = self.unwritten = 0
+        """Contents given up for others; those of them that the disk has not got before."""
         self.held: OrderedDict[bytes, int] = OrderedDict()
         """By name, least recently used first."""
         self.clean: set[bytes] = set()
@@ -39,23 +41,36 @@ class TierSlots:
         self.held.move_to_end(name)
         return True
 
-    def take(self) -> int | None:
+    def take(self, at_once: bool = False) -> int | None:
         """A slot for the caller's use, without a name; the least recently used one that may go
-        where none is free. None: each is in use, or not on the disk yet."""
+        where none is free. at_once: rather one that is not on the disk yet than none: what has been
+        used last is worth more. None: each is in use, or not on the disk yet."""
         if self._free:
             slot = self._free.pop()
         else:
-            for name, _ in zip(self.held, range(LOOKED_AT), strict=False):
-                if self.held[name] not in self._uses and (not self._disk or name in self.clean):
-                    break
-            else:
+            found = self._oldest(at_once)
+            if found is None:
                 return None
-            slot = self.held.pop(name)
-            self.clean.discard(name)
+            slot = self.held.pop(found)
+            self.unwritten += self._disk and found not in self.clean
+            self.clean.discard(found)
             self.evicted += 1
         self._uses[slot] = 1
         self._loose.add(slot)
         return slot
+
+    def _oldest(self, at_once: bool) -> bytes | None:
+        """The name that goes next; see `take`."""
+        unwritten = None
+        for name, _ in zip(self.held, range(LOOKED_AT), strict=False):
+            if self.held[name] in self._uses:
+                continue
+            if not self._disk or name in self.clean:
+                return name
+            unwritten = unwritten or name
+            if at_once and not self.clean:
+                break
+        return unwritten if at_once else None
 
     def put(self, name: bytes, slot: int) -> None:
         """A slot in use gets a name, which none has."""

@@ -232,3 +232,21 @@ def test_who_watches_a_tree_is_not_put_out_by_another_nor_by_a_repair() -> None:
     keep(kv_cache, key_of(0, 2))
     kv_cache.flush()
     assert cuts.count == 4 and tier.stored == 4
+
+
+def test_a_burst_gives_up_what_was_used_longest_ago_and_not_what_comes() -> None:
+    """Before the disk has got any of it: six pages for four slots."""
+    kv_cache = KVCacheManager([PageGroup(11, 0)], 4, MemoryConfig(debug_memory=True))
+    tier = HostTier(kv_cache, Ready(1, [PageGroup(11, 0)], 4, 2, 99, 99, "null", host_pages=4,
+                                    disk="ahead"))
+    for number, pages in enumerate((2, 2, 2)):
+        keep(kv_cache, key_of(100 * number, pages), number + 1)
+        kv_cache.flush()
+        tier.planned(number + 1)
+        tier.loaded(number + 1, b"")
+    found = tier.gauges()
+    assert (found["host_pages"], found["host_pages_unstored"]) == (4, 0)
+    assert (found["host_pages_evicted"], found["disk_pages_unwritten"]) == (2, 2)
+    begin(kv_cache, tier, 7, key_of(200, 3))
+    assert len(slots_of(tier.planned(4)[1])) == 2
+    kv_cache.audit(tier.holders())
