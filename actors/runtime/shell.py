@@ -128,6 +128,8 @@ class Shell:
         self._timer: asyncio.TimerHandle | None = None
         self._timer_at = math.inf
         self._wake_queued = False
+        self._front_due = False
+        """The front's fd was readable, or was used, which may have swallowed its edge."""
         self._health = Health("starting", 0, ctx.config.runtime.start_timeout)
         self._heartbeats = Heartbeats(ctx, self.context, self._health, self._ask_loop)
         self._health_timer: asyncio.TimerHandle | None = None
@@ -160,7 +162,7 @@ class Shell:
         if core.front is not None:
             self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
                                hwm=min(self._hwm, CLIENT_HWM), limit=core.front_bytes)
-            self.loop.add_reader(self.front.fd, self.wake)
+            self.loop.add_reader(self.front.fd, self.wake, True)
             self._gate = self._extensions.open_gate(self.ctx, self.context, self.front)
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
@@ -224,7 +226,7 @@ class Shell:
             self._wake_queued = True
             self.loop.call_soon(self.wake)
 
-    def wake(self) -> None:
+    def wake(self, front_due: bool = False) -> None:
         """Take a burst, ask the core, send; in the next turn of the loop again if more waits."""
         self._wake_queued = False
         core, inbox, front = self.core, self.inbox, self.front
@@ -233,8 +235,8 @@ class Shell:
         for message in inbox.receive(BURST):
             core.on_message(message, now)
         more = inbox.more
-        front_used = front is not None and (front.waiting or front.pending())
-        if front is not None and front_used:
+        if front is not None and (front_due or self._front_due or front.waiting):
+            self._front_due = True
             self._receive_clients(core, front, now)
         sends = core.on_wake(now)
         if self._commit_log is not None:
@@ -244,12 +246,12 @@ class Shell:
         if front is not None:
             if front.lost or front.pace_changes:
                 self._report_clients(core, front, now)
-            # Sending on the front may have swallowed the edge of messages that came meanwhile.
-            more = more or ((front_used or bool(sends)) and front.pending())
+            self._front_due = self._front_due and front.pending()
+            more = more or self._front_due
         if more:
             self.wake_soon()
         self._arm_timer(core, now)
-        self._after_wake(core, now)
+        self._after_wake(core)
 
     def _receive_clients(self, core: Core, front: Front, now: float) -> None:
         for client, message in front.receive(BURST):
@@ -269,10 +271,8 @@ class Shell:
             core.on_client_gone(client, now)
         self.wake_soon()
 
-    def _after_wake(self, core: Core, now: float) -> None:
-        if now - self._health_at >= HEALTH_GAP:
-            self._read_health(now)
-        elif self._health_timer is None:  # this wake may be the last for long
+    def _after_wake(self, core: Core) -> None:
+        if self._health_timer is None:  # not now: the next actor wants the processor
             self._health_timer = self.loop.call_later(HEALTH_GAP, self._on_health_timer)
         if self._commit_log is not None:
             self._commit_log.maintain()
@@ -300,6 +300,7 @@ class Shell:
     def _send(self, send: Send, now: float) -> None:
         if send.to == CLIENT:
             assert self.front is not None
+            self._front_due = True
             self.front.send(send.client, send.message)
             if self.front.waiting:
                 self._arm_retry()
@@ -362,6 +363,7 @@ class Shell:
             self._flush(role)
         if self.front is not None and self.front.waiting:
             self.front.flush()
+            self._front_due = True
             self.wake_soon()
         if not self._all_sent():
             self._arm_retry()

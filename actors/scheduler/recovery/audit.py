@@ -6,10 +6,15 @@ from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.scheduler.extensions import StateAuditor
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
+PAGES_A_STEP = 4096
+"""Of a pool, looked at for each step since the last audit: one of 65,536 pages takes a millisecond,
+which the last token of whoever has been alone waits for."""
+
 
 class PeriodicAuditor(StateAuditor):
-    """With debug_memory: a full audit at idle and every `audit_every` steps. Else, each time the
-    engine falls idle, one that production can afford: inconsistent pages are put out of use."""
+    """With debug_memory: a full audit at idle and every `audit_every` steps. Else, when the engine
+    falls idle after as many steps as its pages take, one that production can afford: inconsistent
+    pages are put out of use."""
 
     def __init__(self, config: MemoryConfig) -> None:
         self._config = config
@@ -21,7 +26,11 @@ class PeriodicAuditor(StateAuditor):
             if idle or step >= self._audited + self._config.audit_every:
                 state.audit()
                 self._audited = step
-        elif idle and self._audited != step:
+        elif idle and step - self._audited > self._pages(state) // PAGES_A_STEP:
             self._audited = step
             return state.kv_cache.repair()
         return None
+
+    @staticmethod
+    def _pages(state: SchedulerState) -> int:
+        return sum(pool.total for pool in state.kv_cache.pools)

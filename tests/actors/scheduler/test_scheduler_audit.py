@@ -145,3 +145,21 @@ def test_production_quarantines_doubtful_pages_and_reports_it(
     assert (pool.free, gauges(ring)["cached_pages"]) == (total - 2, 0)
     assert [cached(h) for h in finish(ring, SYSTEM, SYSTEM)] == [0, 48], "it goes on, and caches"
     assert gauges(ring)["quarantined_pages"] == 2
+
+
+def test_a_large_pool_is_not_audited_for_every_request(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its last token would wait for that: 9,000 pages are looked at once in three steps."""
+    audited: list[int] = []
+    repair = KVCacheManager.repair
+
+    def counted(self: KVCacheManager) -> str | None:
+        audited.append(ring.worked)
+        return repair(self)
+
+    monkeypatch.setattr(KVCacheManager, "repair", counted)
+    large = config(page_size=16, pool_tokens=16 * 9000)
+    memory = msgspec.structs.replace(large.memory, debug_memory=False)
+    ring = Ring(msgspec.structs.replace(large, memory=memory))
+    for number in range(12):
+        finish(ring, [number, 1, 2], max_tokens=1)
+    assert ring.worked == 12 and audited == [3, 6, 9, 12]
