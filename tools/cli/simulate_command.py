@@ -8,6 +8,7 @@ import os
 import re
 import sys
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -31,7 +32,13 @@ from actorium.tools.simulate.outcome import (
 )
 from actorium.tools.simulate.step_model import StepSeconds, parse_step_model
 from actorium.tools.simulate.virtual_cluster import ReplicaDeath
-from actorium.tools.simulate.workload import WORKLOADS, SimulatedLoad, drawn_workload, read_trace
+from actorium.tools.simulate.workload import (
+    WORKLOADS,
+    SimulatedLoad,
+    drawn_workload,
+    read_trace,
+    with_burst,
+)
 
 ABOUT = """What replicas behind a router would do with a load: the real router, schedulers, page
 pools and prefix trees, on a virtual clock; of the workers, the time that their steps take. Several
@@ -70,6 +77,11 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
     """Requests a second, for all replicas together."""
     faults: str | None = None
     """Deaths of replicas, T:REPLICA:S with commas: at T seconds, back after S."""
+    burst: str | None = None
+    """AT:SECONDS:TIMES: from AT seconds on conversations begin so many times as often, for SECONDS.
+    """
+    replica_start: float = 60.0
+    """Seconds that a replica takes to start which --max-replicas has come."""
     seed: int = 0
     """Of the load and of random placing."""
     cost_per_hour: float | None = None
@@ -113,6 +125,7 @@ def run(_command: str, argv: list[str]) -> int:
     parsed = parse("actorium simulate", argv, SimulateOptions, ABOUT)
     options = parsed.options
     compared = check_options(options)
+    check_bounds(parsed.config, compared.replicas)
     if options.measure:
         model = measured(parsed.config, options)
         if not {"requests", "trace"} & parsed.written.keys():
@@ -121,6 +134,8 @@ def run(_command: str, argv: list[str]) -> int:
         model = given(options)
     work = read_trace(Path(options.trace).expanduser(), options.seed) if options.trace else \
         drawn_workload(options.workload, options.requests, options.rate, options.seed)
+    if options.burst is not None:
+        work = with_burst(work, *parse_burst(options.burst))
     began = time.perf_counter()
     found = {compared.title(replicas, routing): simulate(
         parsed.config, options, model, work, replicas, routing, compared.faults)
@@ -160,6 +175,7 @@ def check_options(options: SimulateOptions) -> Comparison:
         ("cost_per_hour", options.cost_per_hour is None or options.cost_per_hour >= 0,
          "must not be negative"),
         ("processes", options.processes >= 0, "must not be negative"),
+        ("replica_start", 0 <= options.replica_start <= 86400, "must be from 0 to 86400"),
     ]
     for name, fine, rule in checks:
         if not fine:
@@ -172,6 +188,27 @@ def check_options(options: SimulateOptions) -> Comparison:
     if options.plot is not None:
         check_plot(options.plot)
     return Comparison(replicas, routings, parse_faults(options.faults or "", replicas[0]))
+
+
+def check_bounds(config: Config, replicas: Sequence[int]) -> None:
+    """Of `--max-replicas`. Raises `BadConfig`."""
+    least, most = config.cluster.min_replicas, config.cluster.max_replicas
+    for count in replicas if most else ():
+        if not least <= count <= most:
+            raise BadConfig("--replicas: must be between --min-replicas and --max-replicas "
+                            f"({least} and {most}), got {count}", "replicas")
+
+
+def parse_burst(text: str) -> tuple[float, float, float]:
+    """Of `--burst`. Raises `BadConfig`."""
+    try:
+        at, seconds, times = map(float, text.split(":"))
+        if not (at >= 0 and seconds > 0 and 1 <= times < 1e6):
+            raise ValueError(text)
+    except ValueError:
+        raise BadConfig("--burst: must be AT:SECONDS:TIMES (seconds, and 1 or more times as "
+                        f"often), got {text!r}", "burst") from None
+    return at, seconds, times
 
 
 def parse_faults(text: str, replicas: int) -> list[ReplicaDeath]:
@@ -237,7 +274,7 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
              replicas: int, routing: str, faults: list[ReplicaDeath]) -> Simulated:
     """A cluster of so many replicas with that routing."""
     sizes = cell_sizes(replicas, MOST_REPLICAS)
-    jobs = cell_jobs(config, model, sizes, routing, options.seed, faults)
+    jobs = cell_jobs(config, model, sizes, routing, options.seed, faults, options.replica_start)
     works = [work.part(i, len(sizes)) for i in range(len(sizes))]
     ended = 0
 

@@ -48,6 +48,8 @@ class CellJob(Struct, frozen=True):
     routing: str
     seed: int
     faults: list[ReplicaDeath]
+    start: float = 0.0
+    """As of `VirtualCluster`."""
 
 
 class CellAnswer(NamedTuple):
@@ -68,13 +70,14 @@ def cell_sizes(replicas: int, most: int) -> list[int]:
 
 
 def cell_jobs(config: Config, model: StepSeconds, sizes: Sequence[int], routing: str, seed: int,
-              faults: Sequence[ReplicaDeath]) -> list[CellJob]:
+              faults: Sequence[ReplicaDeath], start: float = 0.0) -> list[CellJob]:
     """Those of one cluster. Faults number the replicas of all cells, the first cell's first."""
     jobs, first = [], 0
     for index, size in enumerate(sizes):
         own = [msgspec.structs.replace(fault, replica=fault.replica - first) for fault in faults
                if first <= fault.replica < first + size]
-        jobs.append(CellJob(msgspec.Raw(dump(config)), model, size, routing, seed + index, own))
+        jobs.append(CellJob(msgspec.Raw(dump(config)), model, size, routing, seed + index, own,
+                            start))
         first += size
     return jobs
 
@@ -82,7 +85,7 @@ def cell_jobs(config: Config, model: StepSeconds, sizes: Sequence[int], routing:
 def run_cell(job: CellJob, work: SimulatedLoad) -> tuple[RequestColumns, dict[str, int]]:
     """In this process."""
     config = cluster_config(load(bytes(job.config)), job.replicas, job.routing)
-    cluster = VirtualCluster(config, job.model, work, job.seed)
+    cluster = VirtualCluster(config, job.model, work, job.seed, start=job.start)
     return cluster.run(job.faults), cluster.counts()
 
 

@@ -24,6 +24,10 @@ ROWS = (
     ("busy", "workers busy", "{:.1%}"), ("preemptions", "preemptions", "{:,}"),
     ("migrated_requests", "requests migrated", "{:,}"),
     ("migrated_tokens", "tokens taken along", "{:,}"),
+    ("mean_replicas", "replicas, in the mean", "{:,.2f}"),
+    ("most_replicas", "replicas, at the most", "{:,}"),
+    ("replicas_more", "times that more came", "{:,}"),
+    ("replicas_fewer", "times that one left", "{:,}"),
     ("cost_per_million_output", "cost, million output tokens", "{:,.3f}"),
     ("cost_per_million_tokens", "cost, million tokens", "{:,.3f}"),
 )
@@ -49,6 +53,9 @@ def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int
     prompt, tokens = int(columns["prompt"][good].sum()), int(columns["tokens"][good].sum())
     first, end = columns["first"], columns["end"]
     seconds = float(np.nanmax(end) - np.nanmin(columns["arrival"]))
+    mean = float(replicas)
+    if "replica_seconds" in counts:
+        mean = counts["replica_seconds"] / counts["simulated_seconds"]
     found: dict[str, Any] = {
         "requests": int(np.isfinite(columns["arrival"]).sum()), "failed": int((~good).sum()),
         "seconds": seconds}
@@ -64,9 +71,13 @@ def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int
         "prompt_tokens": prompt, "output_tokens": tokens,
         "requests_per_s": int(good.sum()) / seconds, "output_per_s": tokens / seconds,
         "hit_ratio": int(columns["cached"][good].sum()) / max(prompt, 1),
-        "busy": counts["busy_us"] / 1e6 / (seconds * replicas), **counts}
+        "busy": counts["busy_us"] / 1e6 / (seconds * mean), **counts}
+    if "replica_seconds" in counts:
+        found |= {"mean_replicas": mean, "replicas_more": sum(
+            counts[f"autoscaled_by_{why}"] for why in ("queue", "ttft", "min")),
+            "replicas_fewer": sum(counts[f"autoscaled_by_{why}"] for why in ("room", "max"))}
     if cost_per_hour is not None:
-        cost = cost_per_hour * replicas * seconds / 3600
+        cost = cost_per_hour * mean * seconds / 3600
         found["cost_per_million_output"] = 1e6 * cost / max(tokens, 1)
         found["cost_per_million_tokens"] = 1e6 * cost / max(tokens + prompt, 1)
     return found

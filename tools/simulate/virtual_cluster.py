@@ -5,7 +5,8 @@ Whatever a replica's scheduler sends its worker takes that worker's time, and co
 has passed; all other messages take as long as the step model says, and keep their order. The router
 is built as in an engine, so a policy that it learns is simulated from then on. A replica that dies
 takes its scheduler, pages and cache with it; the router hears of it `DETECTION` later, and it comes
-back empty.
+back empty. Replicas that the router has come by itself are there after the time that they take to
+start.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from actorium.actors.cluster import router_actor
+from actorium.actors.cluster.cluster_control import ReplicaSet
 from actorium.actors.cluster.cluster_messages import ReplicaGone
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig
@@ -61,8 +63,14 @@ class ReplicaDeath(Struct, frozen=True):
 def cluster_config(config: Config, replicas: int, routing: str) -> Config:
     """The configuration of a simulated cluster."""
     replace = msgspec.structs.replace
+    given = config.cluster
+    cluster = ClusterConfig(
+        replicas=replicas, routing=routing, min_replicas=given.min_replicas,
+        max_replicas=given.max_replicas, autoscale_queue=given.autoscale_queue,
+        autoscale_ttft=given.autoscale_ttft, upscale_delay=given.upscale_delay,
+        downscale_delay=given.downscale_delay)
     return replace(
-        config, cluster=ClusterConfig(replicas=replicas, routing=routing),
+        config, cluster=cluster,
         recovery=replace(config.recovery, restart=False, ledger=False, retain=RETAIN),
         runtime=replace(config.runtime, name=NAME, recorder_bytes=0))
 
@@ -84,9 +92,10 @@ class VirtualCluster:
     """Runs a workload to its end."""
 
     def __init__(self, config: Config, model: StepSeconds, work: SimulatedLoad, seed: int,
-                 single_steps: bool = False) -> None:
+                 single_steps: bool = False, start: float = 0.0) -> None:
         """config: of `cluster_config`; single_steps: no steps are taken many at once, which gives
-        the same figures, later."""
+        the same figures, later; start: seconds that a replica takes to start of which the router
+        has more by itself."""
         logging.getLogger("actorium.router").setLevel(logging.ERROR)  # deaths are what is asked for
         self.now = START
         self.columns = RequestColumns(work.requests)
@@ -102,6 +111,10 @@ class VirtualCluster:
         self._roles = {view.role: view.index for view in self.router.views}
         self.replicas: list[VirtualReplica | None] = [None] * config.cluster.replicas
         self._launches = [1] * len(self.replicas)
+        self._start = start
+        self._there = set(range(len(self.replicas)))
+        """Replicas that there shall be."""
+        self._most, self._changed_at, self._replica_seconds = len(self.replicas), START, 0.0
         self._counts: Counter[str] = Counter()
         self._events: list[tuple[float, int, int, Callable[[Any], None], Any]] = []
         self._scheduled = 0
@@ -115,7 +128,7 @@ class VirtualCluster:
     def run(self, faults: list[ReplicaDeath]) -> RequestColumns:
         """To the end of the last request."""
         for index in range(len(self.replicas)):
-            self._launch(index)
+            self._launch((index, 1))
         self._tick(None)
         for start, request in zip(self._work.starts.tolist(), self._work.first.tolist(),
                                   strict=False):
@@ -137,7 +150,13 @@ class VirtualCluster:
             if replica is not None:
                 found.update(replica.counts())
         own = self.router.health().gauges
-        return {**found, "migrated_requests": int(own["migrated_requests"]),
+        policy: dict[str, int] = {}
+        if self._config.cluster.max_replicas:
+            self._count_seconds()
+            policy = {"replica_seconds": round(self._replica_seconds),
+                      "simulated_seconds": round(self.now - START), "most_replicas": self._most}
+            policy |= {name: int(value) for name, value in own.items() if "autoscaled_by" in name}
+        return {**found, **policy, "migrated_requests": int(own["migrated_requests"]),
                 "migrated_tokens": int(own["migrated_tokens"])}
 
     # --- what happens ----------------------------------------------------------------------------
@@ -156,14 +175,20 @@ class VirtualCluster:
         for replica in self.replicas:
             if replica is not None:
                 view = self.router.placements.by_index[replica.index]
-                if not view.ready or self.now - view.heard > QUIET:
+                # The policy goes by all that is reported.
+                if self.router.fleet.autoscale.active or not view.ready \
+                        or self.now - view.heard > QUIET:
                     said = replica.advance(self.now)
                     self._said(replica, said + replica.wake(self.now))
         self._route()
 
-    def _launch(self, index: int) -> None:
+    def _launch(self, which: tuple[int, int]) -> None:
+        """A replica begins its so many-th life, if it is not to have another one by now."""
+        index, launch = which
+        if index not in self._there or launch != self._launches[index]:
+            return
         replica = self.replicas[index] = VirtualReplica(
-            self._config, index, self._launches[index], self._model, self._single_steps)
+            self._config, index, launch, self._model, self._single_steps)
         self._said(replica, replica.start(self.now))
 
     def _die(self, fault: ReplicaDeath) -> None:
@@ -176,7 +201,30 @@ class VirtualCluster:
         self.replicas[fault.replica] = None
         self._launches[fault.replica] += 1
         self._at(self.now + DETECTION, self._to_router, ReplicaGone(fault.replica, replica.launch))
-        self._at(self.now + fault.back_after, self._launch, fault.replica)
+        self._at(self.now + fault.back_after, self._launch,
+                 (fault.replica, self._launches[fault.replica]))
+
+    def _change(self, wanted: ReplicaSet) -> None:
+        """The router has more replicas, or fewer."""
+        there = {state.index for state in wanted.replicas}
+        self._count_seconds()
+        self._roles = {view.role: view.index for view in self.router.views}
+        while len(self.replicas) <= max(there):
+            self.replicas.append(None)
+            self._launches.append(0)
+        for index in sorted(there - self._there):
+            self._launches[index] += 1
+            self._at(self.now + self._start, self._launch, (index, self._launches[index]))
+        for index in self._there - there:
+            if (replica := self.replicas[index]) is not None:
+                replica.advance(self.now)
+                self._counts.update(replica.counts())
+                self.replicas[index] = None
+        self._there, self._most = there, max(self._most, len(there))
+
+    def _count_seconds(self) -> None:
+        self._replica_seconds += len(self._there) * (self.now - self._changed_at)
+        self._changed_at = self.now
 
     def _ask(self, request: int) -> None:
         """The next turn of a conversation comes."""
@@ -214,8 +262,10 @@ class VirtualCluster:
         for send in self.router.on_wake(self.now):
             if (index := self._roles.get(send.to)) is not None:
                 self._at(self.now + self._order_s, self._to_replica, (index, send.message))
-            elif send.to != LAUNCHER:  # it keeps the replicas that there are
+            elif send.to != LAUNCHER:
                 self._hear(send.message)
+            elif isinstance(send.message, ReplicaSet):
+                self._change(send.message)
 
     def _to_replica(self, order: tuple[int, Any]) -> None:
         index, message = order

@@ -101,6 +101,12 @@ def _tokens(seed: int, at: int, count: int) -> bytes:
     return hash_tokens(np.full(count, seed, np.uint64), places, TOKENS).tobytes()
 
 
+def with_burst(work: SimulatedLoad, at: float, seconds: float, times: float) -> SimulatedLoad:
+    """The same conversations, which begin so many times as often from `at` on, for `seconds`."""
+    during = np.clip(work.starts - at, 0.0, seconds * times)
+    return work._replace(starts=work.starts - during * (1 - 1 / times))
+
+
 def drawn_workload(kind: str, requests: int, rate: float, seed: int) -> SimulatedLoad:
     """A workload of one of `WORKLOADS`. rate: requests a second, on the whole; conversations begin
     by a Poisson process, those of a batch all at once."""
