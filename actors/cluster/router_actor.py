@@ -106,12 +106,13 @@ def begun_nodes(settings: ClusterConfig) -> dict[str, float]:
 
 def first_replicas(settings: ClusterConfig) -> list[ReplicaState]:
     """Those that a cluster begins with: the head's, which its launcher has started, then one of
-    each node in turns; with a policy no more of them than its fewest."""
+    each node in turns; with a policy no more of them than its fewest, or than Ray is to begin with.
+    """
     here = [("", place) for place in range(settings.replicas)]
     nodes = begun_nodes(settings)
     most = max(nodes.values(), default=0.0)
     there = [(name, place) for place in range(int(most))
              for name, count in nodes.items() if place < count]
     if settings.max_replicas:
-        there = there[:max(settings.min_replicas - len(here), 0)]
+        there = there[:max(settings.min_replicas - len(here), settings.ray_replicas)]
     return [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]

@@ -4,6 +4,7 @@ drain. None of them was run in a cluster here."""
 from __future__ import annotations
 
 import os
+import shlex
 import stat
 import subprocess
 from pathlib import Path
@@ -20,7 +21,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http.routes import ROUTES, Access
 from actorium.actors.runtime.security import curve_keys, endpoints, private_paths
 from actorium.tools.cli.cluster_file import ClusterFile, make_keys, read_cluster_file, serve_words
-from actorium.tools.cli.cluster_nodes import JoinOptions
+from actorium.tools.cli.cluster_nodes import JoinOptions, UpOptions
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.serve_command import ServeOptions
 
@@ -31,7 +32,7 @@ FILES: dict[str, list[dict[str, Any]]] = {
     for name in (ENGINE, CLUSTER, KUBERAY)}
 DOCUMENTS = [(name, document) for name, found in FILES.items() for document in found]
 NEWEST = kubernetes_validate.latest_version()
-CRDS = os.environ.get("ACTORIUM_KUBERAY_CRDS", "")
+CRDS = os.environ.get("KUBERAY_CRDS", "")
 """Folder of KubeRay's ray.io_*.yaml (helm-chart/kuberay-operator/crds of its repository)."""
 
 TEMPLATE: dict[str, Any] = {"template": {"metadata": {"labels": dict}, "spec": dict},
@@ -128,7 +129,7 @@ def test_ray_job_has_fields_of_kuberays_alone() -> None:
     assert unknown({"kind": 1}, RAY_JOB) == [".kind: 1"]
 
 
-@pytest.mark.skipif(not CRDS, reason="ACTORIUM_KUBERAY_CRDS names no folder")
+@pytest.mark.skipif(not CRDS, reason="KUBERAY_CRDS names no folder")
 def test_kuberays_own_definition_accepts_it() -> None:
     definition = yaml.safe_load((Path(CRDS) / "ray.io_rayjobs.yaml").read_text())
     schema = next(each["schema"]["openAPIV3Schema"] for each in definition["spec"]["versions"]
@@ -233,6 +234,31 @@ def test_nodes_join_the_head_by_names_that_it_knows(tmp_path: Path) -> None:
     ports = {one["name"]: one["containerPort"] for one in serving["ports"]}
     assert ports[service["ports"][0]["targetPort"]] == listens.port
     assert of(CLUSTER, "Service", nodes["spec"]["serviceName"])["spec"]["clusterIP"] == "None"
+
+
+def test_the_job_of_ray_is_a_head_that_has_room_there(tmp_path: Path) -> None:
+    job = of(KUBERAY, "RayJob")["spec"]
+    name, *words = shlex.split(job["entrypoint"])
+    assert name == "actorium" and words[:2] == ["cluster", "up"]
+    options = parse("actorium cluster up", words[3:], UpOptions, model=False).options
+    path = tmp_path / Path(words[2]).name
+    path.write_text(of(KUBERAY, "ConfigMap")["data"][path.name])
+    file = read_cluster_file(path, options.ray, options.ray_address)
+    config = parse("actorium serve", serve_words(file, Path(file.keys)), ServeOptions).config
+    group, = job["rayClusterSpec"]["workerGroupSpecs"]
+    assert file.ray is not None and file.ray.address == "auto"
+    assert (file.ray.replicas, file.ray.most) == (group["minReplicas"], group["maxReplicas"])
+    limits = group["template"]["spec"]["containers"][0]["resources"]["limits"]
+    assert file.ray.cpus == float(limits["cpu"])
+    head = job["rayClusterSpec"]["headGroupSpec"]["template"]["spec"]
+    container, = head["containers"]
+    ports = {one["name"]: one["containerPort"] for one in container["ports"]}
+    assert ports["http"] == config.gateway.port and config.gateway.host == "0.0.0.0"
+    assert ports["nodes"] == endpoints.parse(file.listen).port
+    assert "readinessProbe" not in container, "the job begins when the pod is ready"
+    assert {mount["name"]: mount["mountPath"] for mount in container["volumeMounts"]
+            }["config"] == str(Path(words[2]).parent)
+    assert head["terminationGracePeriodSeconds"] > config.runtime.drain_timeout
 
 
 def test_a_file_in_the_manifest_is_the_one_that_is_named() -> None:

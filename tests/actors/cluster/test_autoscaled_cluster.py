@@ -145,6 +145,15 @@ def test_several_machines_begin_with_the_fewest(policy: dict[str, float], first:
     assert len(states) == first and {state.node for state in states} <= {"a", "b"}
 
 
+@pytest.mark.parametrize(("ray_replicas", "first"), [(0, 1), (2, 2)])
+def test_on_ray_as_many_as_ray_is_to_begin_with(ray_replicas: int, first: int) -> None:
+    nodes = {f"ray-{i}": 1.0 for i in range(4)}
+    states = router_actor.first_replicas(ClusterConfig(
+        replicas=0, nodes=nodes, ray_address="auto", ray_replicas=ray_replicas,
+        **POLICY))  # type: ignore[arg-type]
+    assert [state.node for state in states] == [*nodes][:first]
+
+
 def test_on_several_machines_replicas_come_where_there_is_room() -> None:
     box = NodesBox({"a": 1.0, "b": 1.0}, pool_tokens=1024)
     turns(box, 3.0)
