@@ -93,6 +93,8 @@ class RayCore(Core):
         self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello(RAY_ROLE))]
         self._said, self._say_at = "", 0.0
         self._draining_since: float | None = None
+        self._told_end = self._ended = False
+        """The driver, when all was given back."""
         self._now = self._look_at = 0.0
         self._steps = 0
 
@@ -114,6 +116,9 @@ class RayCore(Core):
     def driver_ended(self, how: str, now: float) -> None:
         """Its process is gone: another one is started, later and later while Ray is away."""
         self.report = None
+        if self._draining_since is not None:
+            self._ended = True
+            return
         self.fault = self.fault or f"its driver {how}"
         self._start_at = now + min(LONGEST_PAUSE / 2, FIRST_PAUSE * 2.0 ** self._starts)
         self._starts = min(self._starts + 1, 16)
@@ -127,9 +132,12 @@ class RayCore(Core):
         if not self._heard:
             self._heard = now
         orders = self._orders(now)
-        if orders and self.report is not None:
+        ends = self._draining_since is not None and not self._told_end \
+            and self.report is not None and not self.report.groups
+        if (orders or ends) and self.report is not None:
             self._sent, self._driver = self._sent + 1, self.report.driver
-            self._out.append(Send(DRIVER_ROLE, GroupOrders(self._sent, orders)))
+            self._told_end = ends
+            self._out.append(Send(DRIVER_ROLE, GroupOrders(self._sent, orders, ends)))
         text = self.news(now)
         if self.wanted is not None and (text != self._said or now >= self._say_at):
             self._said, self._say_at = text, now + AGAIN
@@ -201,6 +209,8 @@ class RayCore(Core):
 
     def news(self, now: float) -> str:
         """One line for people."""
+        if self._ended:
+            return "ray: all placement groups are given back"
         if away := self._away(now):
             return (f"ray is away ({away}): what runs goes on, nothing is placed until it is back")
         if self.report is None or self.wanted is None:
@@ -233,8 +243,8 @@ class RayCore(Core):
     @property
     def done(self) -> bool:
         since = self._draining_since
-        over = self.report is None or not self.report.groups or self._away(self._now)
-        return since is not None and (bool(over) or self._now - since > LEAVING)
+        return since is not None and (self._ended or self._now - since > LEAVING
+                                      or bool(self._away(self._now)))
 
     def health(self) -> Health:
         phase = "draining" if self._draining_since is not None else "ready"

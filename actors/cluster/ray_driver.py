@@ -104,7 +104,7 @@ class RayDriver:
         """Of Ray's head, HOST:PORT."""
         self._local = False
         self._held: dict[tuple[str, int], HeldGroup] = {}
-        self._seen = 0
+        self._seen, self._over = 0, False
         self._machines: dict[str, str] = {}
         """Ray's name of a machine that lives -> its address."""
         self._gpus = 0.0
@@ -112,20 +112,23 @@ class RayDriver:
         self._last: Any = None
 
     def run(self) -> int:
-        """Until the parent is gone, or Ray; returns an exit code."""
+        """Until it is told to end, or Ray is gone; returns an exit code."""
         try:
             why = self._connect()
             if not why:
                 self._find()
-            while not why:
+            while not why and not self._over:
                 self._turn()
+            if self._over:
+                ray.shutdown()
         except Exception as error:  # whatever Ray fails of: the next driver tries again
             why = f"{type(error).__name__}: {error}".partition("\n")[0]
-        self._outbox.send(RayFault(why[:400]))
+        if why:
+            self._outbox.send(RayFault(why[:400]))
         for box in (self._inbox, self._outbox):
             box.close()
         self._context.term()
-        return 1
+        return int(bool(why))
 
     def _turn(self) -> None:
         self._inbox.socket.poll(int(PAUSE * 1000))
@@ -175,7 +178,7 @@ class RayDriver:
                 self._ask(order)
             else:
                 self._drop(order)
-        self._seen = orders.number
+        self._seen, self._over = orders.number, orders.end
 
     def _ask(self, order: AskGroup) -> None:
         bundle = {"CPU": order.cpus} | ({"GPU": float(order.gpus)} if order.gpus else {})

@@ -42,6 +42,8 @@ class GroupOrders(Message, frozen=True):
 
     number: StepNo
     orders: Annotated[list[AskGroup | DropGroup], Meta(max_length=4 * MOST_REPLICAS)]
+    end: bool = False
+    """The driver is to end, and with it Ray, where that was started for us."""
 
 
 class GroupRow(Struct, frozen=True, array_like=True, gc=False):

@@ -40,6 +40,7 @@ class FakeRay:
         self.orders: list[GroupOrders] = []
         """On their way."""
         self.news = ""
+        self.ended = False
         self._settings = (cpus, gpus, auto)
         self.born = 10
         self.core = self.new_core()
@@ -62,6 +63,7 @@ class FakeRay:
     def obey(self) -> None:
         for message in self.orders:
             self.seen = message.number
+            self.ended = message.end
             for order in message.orders:
                 if isinstance(order, AskGroup):
                     self.asks.append(order)
@@ -256,8 +258,12 @@ def test_at_the_end_all_is_given_back() -> None:
     ray = served()
     ray.core.drain(ray.now)
     assert not ray.core.done
-    ray.turns(2)
-    assert ray.core.done and not ray.groups
+    ray.turns(3)
+    assert not ray.groups and ray.ended and not ray.core.done, "its driver is waited for"
+    ray.wake(1.0)
+    ray.core.driver_ended("exited with code 0", ray.now)
+    ray.wake(40.0)
+    assert ray.core.done and not ray.orders and "away" not in ray.news
 
 
 def test_nobody_waits_at_the_end_for_a_ray_that_is_away() -> None:
