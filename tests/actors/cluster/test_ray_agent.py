@@ -51,3 +51,12 @@ def test_what_keeps_an_agent_from_starting_is_told(key: str) -> None:
 
     assert "has actorium" in asyncio.run(play("0.0.0", WORDS))
     assert "HEAD: must be" in asyncio.run(play(__version__, ["h", *WORDS[1:]]))
+
+
+def test_an_agent_without_a_head_gives_up(key: str) -> None:
+    async def play() -> str:
+        agent = RayAgent("ray-0", "c", "t")
+        assert await agent.start(__version__, [*WORDS, "--give-up", "0.5"], key)
+        return await asyncio.wait_for(agent.watch(), 30.0)
+
+    assert "no head for 0.5 s" in asyncio.run(play())
