@@ -43,7 +43,7 @@ class Placements:
         """By sid: requests that wait for a replica."""
         self.out: list[Send] = []
         self.counts = Counter(migrated_requests=0, migrated_tokens=0, stale_sequences=0,
-                              stale_frames=0)
+                              stale_frames=0, routed_missed=0)
         self._book, self._placer, self._index, self._epoch = book, placer, index, epoch
         self._number = epoch << 32
         self.gathering = False
@@ -172,6 +172,11 @@ class Placements:
         if request.uncached:
             self.by_index[request.replica].backlog -= request.uncached
             request.uncached = 0
+
+    def found_cached(self, request: RoutedRequest, tokens: int) -> None:
+        """So much of its prompt was cached at its replica."""
+        self.counts["routed_missed"] += tokens < request.told
+        request.told = 0
 
     def _release(self, request: RoutedRequest, view: ReplicaView) -> None:
         view.sequences -= request.submit.n

@@ -155,6 +155,8 @@ class PrefixPlacer(Placer):
         self.counts["routed_cached_tokens"] += min(cached, tokens)
         self.counts["routed_prompt_tokens"] += tokens
         request.uncached = max(tokens - cached, 1)
+        told = self._index.told(pages[:max(tokens - 1, 0) // self._page_size], chosen.index)
+        request.told = 0 if request.begun else told * self._page_size
         self._index.expect(pages, chosen.index, now)
         return chosen
 

@@ -63,14 +63,14 @@ class PrefixIndex:
         return True
 
     def forget(self, replica: int) -> None:
-        """Nothing is known of its cache any more."""
+        """Nothing is known of its cache any more, nor expected of it."""
+        for page in [page for page, (index, _) in self._soon.items() if index == replica]:
+            del self._soon[page]
         if self._next.pop(replica, None) is None:
             return
         bit = 1 << replica
         for page in [page for page, held in self._holders.items() if held & bit]:
             self._drop(page, bit)
-        for page in [page for page, (index, _) in self._soon.items() if index == replica]:
-            del self._soon[page]
 
     def expect(self, pages: Hashes, replica: int, now: float) -> None:
         """These pages will soon be at a replica."""
@@ -102,6 +102,12 @@ class PrefixIndex:
                 if not left:
                     break
         return found
+
+    def told(self, pages: Hashes, replica: int) -> int:
+        """As `match` of one replica, by what it has said alone."""
+        numbers = pages.tolist()
+        return next((count for count, page in enumerate(numbers)
+                     if not self._holders.get(page, 0) >> replica & 1), len(numbers))
 
     def _drop(self, page: int, bit: int) -> None:
         held = self._holders.get(page, 0) & ~bit

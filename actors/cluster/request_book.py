@@ -51,7 +51,7 @@ class RoutedRequest:
     """A request, and where it is."""
 
     __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica", "sid",
-                 "uncached")
+                 "told", "uncached")
 
     def __init__(self, entry: LedgerEntry) -> None:
         self.entry = entry
@@ -64,6 +64,8 @@ class RoutedRequest:
         self.cancelled = False
         self.uncached = 0
         """Prompt tokens that its replica has to compute before its first token."""
+        self.told = 0
+        """Prompt tokens of which its replica has said that they are cached there."""
         self.over = False
         """All of its sequences have ended."""
         self.orders: list[Stop | Cancel | Recall] = []

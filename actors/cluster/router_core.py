@@ -376,8 +376,10 @@ class RouterCore(Core):
             if not starts[row]:  # else it goes on after a death, a move or a preemption
                 self.fleet.meter.first_token(request.submit.arrival, now)
         for event in batch.events:
+            request = self.book.by_sid[event.sid]
+            if event.cached_tokens is not None and event.sid == request.sid:
+                self.placements.found_cached(request, event.cached_tokens)
             if event.finish_reason is not None:
-                request = self.book.by_sid[event.sid]
                 if event.error_code is not None:
                     self.book.end_all(request, event)
                 self.placements.check_end(request, now)

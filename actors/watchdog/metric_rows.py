@@ -167,6 +167,8 @@ ROUTER = (
     Row("routed_prompt_tokens", COUNTER, "routed_prompt_tokens", "Prompt tokens placed."),
     Row("routed_cached_tokens", COUNTER, "routed_cached_tokens",
         "Those that were cached where they were placed, as far as was known."),
+    Row("routed_missed", COUNTER, "routed_missed",
+        "Requests of whose prompt less was cached than their replica had said."),
     Row("migrated_requests", COUNTER, "migrated_requests",
         "Requests that went on at another replica."),
     Row("migrated_tokens", COUNTER, "migrated_tokens", "Tokens that they had emitted before."),

@@ -16,6 +16,7 @@ from actorium.tools.chaos import (
     image_row,
     load_rows,
     model_row,
+    node_row,
     poison_rows,
     probe_rows,
     stop_rows,
@@ -134,6 +135,15 @@ def test_streams_go_on_through_a_cluster_s_deaths() -> None:
     assert row["faults"] == {"kill": 8, "stop": 2, "drain": 1, "scale": 1}
     assert row["router"]["migrated_requests"] > 0
     assert row["complete"] > 40 and row["router"]["routed_blind"] <= 0.01 * row["requests"]
+
+
+@pytest.mark.slow
+def test_streams_go_on_where_networks_part() -> None:
+    row = node_row.nodes(seed=5, count=8, streams=20)
+    sound(row)
+    assert row["faults"] == {"partition": 3, "kill agent": 1, "kill replica": 1, "kill": 2,
+                             "drain": 1}
+    assert row["router"]["migrated_requests"] > 0 and row["complete"] > 40
 
 
 @pytest.mark.slow

@@ -36,7 +36,7 @@ TAKEN_BACK = 1.5
 LOOKS = 0.2
 """Seconds between two looks at the router's counters."""
 COUNTED = ("migrated_requests", "migrated_tokens", "routed_by_prefix", "routed_by_load",
-           "routed_blind", "index_resyncs", "stale_frames", "stale_sequences")
+           "routed_blind", "routed_missed", "index_resyncs", "stale_frames", "stale_sequences")
 SETTLES = 20.0
 """Seconds within which all is ready again after the last stream."""
 

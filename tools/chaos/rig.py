@@ -89,13 +89,14 @@ def engine(base: Path, worker: str = WORKER, roles: dict[str, str] | None = None
     values: dict[str, Any] = {
         "null_worker": True, "skip_tokenizer": True, "max_restarts": 10_000,
         "debug_memory": True, "run_dir": str(base)} | config
-    return Engine(roles=_roles(worker, values.get("replicas", 1)) | (roles or {}), **values)
+    cluster = ClusterConfig(replicas=values.get("replicas", 1), nodes=values.get("nodes", {}))
+    return Engine(roles=_roles(worker, cluster) | (roles or {}), **values)
 
 
-def _roles(worker: str, replicas: int) -> dict[str, str]:
+def _roles(worker: str, cluster: ClusterConfig) -> dict[str, str]:
     from actorium.actors.config.tree import Config
 
-    return built_with(roles_of(Config(cluster=ClusterConfig(replicas=replicas))), worker)
+    return built_with(roles_of(Config(cluster=cluster)), worker)
 
 
 def resources(pids: list[int]) -> tuple[int, int]:

@@ -194,3 +194,35 @@ def test_what_a_prompt_adds_to_a_step_is_what_it_took() -> None:
     assert work.gauges() == {"computed_prompt_tokens": 350.0, "prompt_us": 34_500.0}
     step(10, 4, 11_000)  # no longer than without, by chance
     assert work.us == 34_500 + 1_100
+
+
+def test_what_was_expected_of_a_replica_that_died_is_forgotten_even_if_it_never_told() -> None:
+    index = PrefixIndex()
+    pages = prefix_hashes(tokens_of(*range(40)), PAGE, root_hash(""))
+    index.expect(pages, 1, 0.0)
+    index.forget(1)
+    assert index.match(pages, [0, 1], 1.0) == {0: 0, 1: 0}
+
+
+def test_who_finds_less_than_its_replica_had_said_is_counted() -> None:
+    """A replica that says of pages that it has lost that they are there."""
+    box = ClusterBox(settings(2))
+    for _ in range(20):
+        box.turn()
+    prompt = [*range(100, 141)]
+    box.submit(prompt)
+    box.run()
+    box.submit(prompt)
+    box.run()
+    gauges = box.router.placements.gauges()
+    assert gauges["routed_missed"] == 0 and gauges["routed_by_prefix"] >= 1
+    held = {view.index: view.routed for view in box.router.views}
+    (home,) = [index for index, routed in held.items() if routed == 2]
+    tree = box.replicas[home].bare.state.kv_cache.tree
+    assert tree is not None
+    tree.observer = type(tree.observer)()  # nobody is told any more
+    box.replicas[home].bare.state.kv_cache.flush()
+    box.submit(prompt)
+    box.run()
+    assert box.router.placements.gauges()["routed_missed"] == 1
+    box.assert_whole()
