@@ -133,6 +133,13 @@ class Autoscaler:
             about += f": {self._now}"
         return about + (self._last and f"; {now - self._decided:.0f} s ago {self._last}")
 
+    def short_text(self, bounds: AutoscaleState) -> str:
+        """Likewise, without what changes all the time, for the end of a line."""
+        if not bounds.most:
+            return ""
+        how = "suspended" if bounds.suspended else f"{bounds.least} to {bounds.most} by load"
+        return f"; {how}" + (self._last and f", last {self._last.partition(':')[0]})")
+
     def _worked_off(self, ratio: float, now: float) -> bool:
         """Whether the aim will be met again, at the rate of the time since then, before another
         replica could have started."""

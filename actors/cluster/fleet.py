@@ -255,6 +255,11 @@ class Fleet:
         """What the policy goes by, and what it decided last; empty: there is none."""
         return self._autoscaler.text(self.autoscale, now)
 
+    @property
+    def policy_in_short(self) -> str:
+        """To be added to a line about the replicas."""
+        return self._autoscaler.short_text(self.autoscale)
+
     def rows(self) -> list[ReplicaRow]:
         """For people."""
         views = self._placements.by_index

@@ -28,12 +28,9 @@ from actorium.actors.cluster.cluster_messages import (
     CacheDelta,
     FromReplica,
     Inventory,
-    KnownRequest,
     ReplicaGone,
     ReplicaReport,
     ToRouter,
-    launch_of,
-    life_of,
 )
 from actorium.actors.cluster.cluster_orders import FlushOrders
 from actorium.actors.cluster.fleet import Fleet
@@ -46,6 +43,7 @@ from actorium.actors.cluster.node_messages import (
 from actorium.actors.cluster.placements import Placements
 from actorium.actors.cluster.placing import ReplicaView
 from actorium.actors.cluster.ray_messages import RayNews
+from actorium.actors.cluster.replica_lives import ReplicaLives
 from actorium.actors.cluster.request_book import (
     NOWHERE,
     RequestBook,
@@ -73,9 +71,6 @@ BUDGET = 30.0
 """Seconds that a wake may take."""
 TICK = 0.5
 """Seconds between two looks at what waits, and at who is silent."""
-SILENT = 15.0
-"""Seconds without a report after which requests go on elsewhere. Whoever is dead or hung is found
-sooner, by its own watchdog or the cluster's: this is for a link that carries nothing."""
 GATHERING = 3.0
 """Seconds for which a new router waits for the inventories of all replicas."""
 SPARE_SIDS = 4096
@@ -99,8 +94,8 @@ class RouterCore(Core):
         self._early: list[Any] = []
         """What came before all inventories were there."""
         self._gather_until: float | None = None
-        self._inventories: dict[int, list[KnownRequest]] = {}
         self._flushes = FlushOrders()
+        self._lives = ReplicaLives(book, placements, self._flushes)
         self._ledger_full = self._not_durable = ""
         """Why the ledger takes no records; why what is told is not in it."""
         self._out: list[Send] = []
@@ -115,12 +110,14 @@ class RouterCore(Core):
         if isinstance(message, FromReplica):
             self._on_replica(message, now)
         elif isinstance(message, ReplicaGone):
-            self._on_gone(message)
+            self._lives.on_gone(message)
         elif isinstance(message, ReplicaSet):
             self.fleet.adopt(message.replicas, now)
             self.fleet.autoscale = message.autoscale
-        elif isinstance(message, FromNodes):
-            self._on_nodes(message)
+        elif isinstance(message, NodesHello):
+            self._out.append(Send(message.role, self.fleet.replica_set()))
+        elif isinstance(message, ReplicaSilent | ReplicaBack):
+            self._lives.on_node(message)
         elif isinstance(message, RayNews):
             self._desk.placement = message.text
         elif self._gather_until is not None or not self._started:
@@ -170,6 +167,7 @@ class RouterCore(Core):
             self.fleet.changed = False
             wanted = self.fleet.replica_set()
             self._out += [Send(role, wanted) for role in self.fleet.told]
+        self._out += [Send(DETOKENIZER, reply) for reply in self._flushes.pop()]
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
         # Not before all are known: what no request names may go.
@@ -207,7 +205,8 @@ class RouterCore(Core):
         return Health(phase, self._steps, BUDGET,
                       {name: float(value) for name, value in {**gauges, **own}.items()},
                       self._ledger_full or self._not_durable or
-                      f"{own['replicas_ready']} of {len(self.views)} replicas take requests")
+                      f"{own['replicas_ready']} of {len(self.views)} replicas take requests"
+                      + self.fleet.policy_in_short)
 
     # --- the ledger ------------------------------------------------------------------------------
 
@@ -261,7 +260,6 @@ class RouterCore(Core):
             self._flushes.begin(message, [view.index for view in ready])
             for view in ready:
                 self.placements.send(view, message)
-            self._reply_flushes()
 
     def _on_submit(self, submit: Submit, now: float) -> None:
         """A new request gets a replica; one that is sent again is sent again to its own."""
@@ -325,14 +323,9 @@ class RouterCore(Core):
     # --- what replicas say -----------------------------------------------------------------------
 
     def _on_replica(self, frame: FromReplica, now: float) -> None:
-        view = self.placements.by_index.get(frame.replica)
-        if view is None or frame.life < view.life:
-            self.placements.counts["stale_frames"] += 1
+        view = self._lives.of_frame(frame, now)
+        if view is None:
             return
-        if frame.life > view.life:
-            self._on_new_life(view, frame.life)
-            self.placements.ask(view)
-        view.seen, view.heard = frame.seen, now
         for message in frame.messages:
             if isinstance(message, TokenBatch):
                 self._on_batch(view, message, now)
@@ -345,10 +338,9 @@ class RouterCore(Core):
                 self.next_sid = max(self.next_sid, message.next_sid)
             elif isinstance(message, Inventory):
                 if frame.seen >= view.asked:  # else as things were before the last question
-                    self._on_inventory(view, message, now)
-            elif isinstance(message, Reply) and self._flushes.add(view.index, message):
-                self._reply_flushes()
-            else:
+                    most = self._lives.on_inventory(view, message, now)
+                    self.next_sid = max(self.next_sid, most + 1)
+            elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 
     def _is_stale(self, view: ReplicaView, sid: int) -> bool:
@@ -394,63 +386,11 @@ class RouterCore(Core):
         self.placements.check_end(request, now)
         self._out.append(Send(DETOKENIZER, msgspec.structs.replace(message, epoch=self._epoch)))
 
-    def _on_inventory(self, view: ReplicaView, message: Inventory, now: float) -> None:
-        known = self._inventories.setdefault(view.index, [])
-        known += message.requests
-        if not message.more:
-            most = self.placements.reconcile(view, self._inventories.pop(view.index), now)
-            self.next_sid = max(self.next_sid, most + 1)
-
-    # --- replicas come and go --------------------------------------------------------------------
-
-    def _on_new_life(self, view: ReplicaView, life: int) -> None:
-        self._inventories.pop(view.index, None)
-        self.placements.on_new_life(view, life)
-
-    def _on_gone(self, gone: ReplicaGone) -> None:
-        """A replica has died with all that it had."""
-        view = self.placements.by_index.get(gone.replica)
-        if view is not None and launch_of(view.life) <= gone.launch:
-            self._on_new_life(view, life_of(gone.launch + 1, 0))
-            self._leave(view, "has died")
-
-    def _leave(self, view: ReplicaView, why: str) -> None:
-        self.placements.leave(view, why)
-        self._flushes.gone(view.index)
-        self._reply_flushes()
-
-    def _give_up(self, view: ReplicaView, why: str) -> None:
-        """It may run on, but nothing is heard of it."""
-        running = [request.submit for request in self.book.placed_at(view.index)
-                   if not request.over]
-        self._leave(view, why)
-        view.lost = True
-        for submit in running:
-            self.placements.evict(view, submit)
-        self.placements.ask(view)
-        view.fence = view.asked
-
-    def _on_nodes(self, message: NodesHello | ReplicaSilent | ReplicaBack) -> None:
-        if isinstance(message, NodesHello):
-            self._out.append(Send(message.role, self.fleet.replica_set()))
-        elif (view := self.placements.by_index.get(message.index)) is None:
-            pass
-        elif isinstance(message, ReplicaBack):
-            self.placements.ask(view)
-            view.fence = view.asked
-        elif view.synced:
-            self._give_up(view, "is at a node that is not heard of")
-
     def _on_tick(self, now: float) -> None:
         self.fleet.tick(now)
-        for view in self.views:
-            if view.synced and now - view.heard > SILENT:
-                self._give_up(view, f"has not been heard of for {SILENT:g} s")
+        self._lives.tick(now)
         for request in [*self.placements.pending.values()]:
             deadline = request.submit.deadline
             if deadline is not None and deadline <= now:
                 self._end(request, SequenceEvent(request.sid, "deadline"), now)
         self.book.expire(now)
-
-    def _reply_flushes(self) -> None:
-        self._out += [Send(DETOKENIZER, reply) for reply in self._flushes.pop()]

@@ -149,13 +149,17 @@ def test_bounds_are_kept_at_once() -> None:
 
 def test_what_people_read() -> None:
     policy = Autoscaler(AIMS)
-    assert policy.text(AutoscaleState(1, 0), 5.0) == ""
+    assert policy.text(AutoscaleState(1, 0), 5.0) == policy.short_text(AutoscaleState(1, 0)) == ""
     assert policy.text(AutoscaleState(1, 4, True), 5.0) == \
         "autoscaling from 1 to 4 is suspended: the number was set by hand"
     policy.wanted(reading(2, ready=1, coming=1), AutoscaleState(1, 4), 5.0)
     assert policy.text(AutoscaleState(1, 4), 5.0) == (
         "autoscaling from 1 to 4: 1 ready, 1 coming, 0 sequences, 0 wait where 4 may, first token "
         "0.0 of 2 s")
+    assert policy.short_text(AutoscaleState(1, 4)) == "; 1 to 4 by load"
+    policy.wanted(reading(1), AutoscaleState(3, 4), 5.0)
+    assert policy.short_text(AutoscaleState(3, 4)) == "; 3 to 4 by load, last 1 -> 3 (min)"
+    assert policy.short_text(AutoscaleState(3, 4, True)) == "; suspended, last 1 -> 3 (min)"
 
 
 class SmallCluster:
