@@ -224,7 +224,7 @@ class Placements:
 
     def runs_at(self, view: ReplicaView) -> bool:
         """Whether any request runs at a replica."""
-        return any(not request.over for request in self._book.placed_at(view.index))
+        return view.sequences > 0
 
     def move_all(self, view: ReplicaView) -> None:
         """What runs at a replica goes on elsewhere, though it could go on there."""

@@ -139,15 +139,14 @@ class PrefixPlacer(Placer):
         pages = pages_of(request.submit, self._page_size)
         found = self._index.match(pages, [view.index for view in among], now)
         tokens = len(request.submit.prompt) // 4
-        costs = {}
+        costs = []
         for view, rate in zip(among, believed_rates(among, now), strict=True):
             cached = min(found[view.index] * self._page_size, tokens - 1)
-            seconds = self._seconds(view, tokens - cached, rate)
-            costs[view.index] = seconds, view.sequences, view.routed
-        chosen = min(among, key=lambda view: costs[view.index])
+            costs.append((self._seconds(view, tokens - cached, rate), view.sequences, view.routed))
+        chosen = among[costs.index(min(costs))]
         cached = found[chosen.index] * self._page_size
         most = max(found.values())
-        blind = not all(self._index.knows(view.index) for view in among)
+        blind = not self._index.knows_all(found.keys())
         why = ("routed_blind" if blind else "routed_by_prefix"
                if most and found[chosen.index] == most else "routed_by_load")
         self.counts[why] += 1

@@ -7,7 +7,7 @@ known of its cache until it has told all of it; meanwhile decisions about it are
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
@@ -37,6 +37,10 @@ class PrefixIndex:
 
     def __len__(self) -> int:
         return len(self._holders)
+
+    def knows_all(self, replicas: Set[int]) -> bool:
+        """Whether anything is known of the caches of all of these."""
+        return self._next.keys() >= replicas
 
     def knows(self, replica: int) -> bool:
         """Whether anything is known of its cache."""
@@ -88,17 +92,18 @@ class PrefixIndex:
         """How many pages of a prefix each of these replicas has, from the first on."""
         found = dict.fromkeys(replicas, len(pages))
         left = sum(1 << replica for replica in replicas)
+        held, expected = self._holders.get, self._soon.get
         for count, page in enumerate(pages.tolist()):
-            here = self._holders.get(page, 0)
-            soon = self._soon.get(page)
+            here = held(page, 0)
+            soon = expected(page)
             if soon is not None and soon[1] > now:
                 here |= 1 << soon[0]
             lost = left & ~here
             if lost:
-                for replica in replicas:
-                    if lost >> replica & 1:
-                        found[replica] = count
                 left &= here
+                while lost:
+                    found[lost.bit_length() - 1] = count
+                    lost ^= 1 << lost.bit_length() - 1
                 if not left:
                     break
         return found
