@@ -2,13 +2,14 @@
 worker takes exactly the time of a step model, and through `tools/simulate`.
 
     python benchmarks/simulated.py [--requests 1200] [--rate 20] [--rounds 3] [--replicas 4]
-        [--routing prefix] [--json FILE]
+        [--routing prefix] [--slow] [--json FILE]
 
 The engine is whole: client, tokenizer, router, schedulers, workers, detokenizer, ledgers, each a
 process. What messages take is measured of other requests (`link_delays`) and given to the
 simulation: after the load, which shall meet a router that has seen nothing, as the simulated one
-has. Prints the simulation's errors, of means and p99, for TTFT and TPOT. As asked here it
-takes some six minutes, on two processors that have nothing else to do.
+has. Prints the simulation's errors, of means and p99, for TTFT and TPOT, and what each router made
+of the load. As asked here it takes some six minutes, on two processors that have nothing else to
+do. `--slow` makes steps four times as long, for a busy machine; ask `--rate 5` then.
 """
 
 from __future__ import annotations
@@ -25,19 +26,25 @@ import msgspec
 import numpy as np
 
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.cluster.cluster_control import AskCluster, ReplicaRow
 from actorium.actors.config.cluster_settings import ROUTINGS, ClusterConfig, built_with
 from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import roles_of
+from actorium.tools.cli.cluster_asker import ClusterAsker
 from actorium.tools.simulate.link_delays import engine_delays
 from actorium.tools.simulate.outcome import simulation_figures
-from actorium.tools.simulate.stepped_worker import STEP_SECONDS
+from actorium.tools.simulate.step_model import StepSeconds
+from actorium.tools.simulate.stepped_worker import SLOW_SECONDS, STEP_SECONDS
 from actorium.tools.simulate.virtual_cluster import RequestColumns, VirtualCluster, cluster_config
 from actorium.tools.simulate.workload import SimulatedLoad, drawn_workload
 
 WORKER = "actorium.tools.simulate.stepped_worker:build"
+SLOW = "actorium.tools.simulate.stepped_worker:build_slow"
 COUNTED = ("steps", "busy_us", "computed_prompt_tokens")
+ROUTED = ("requests", "by_prefix", "by_load", "blind")
 IDS = 512
 """Token ids of prompts are below this, for the demo model's tokenizer."""
 CONTEXT = 4000
@@ -112,24 +119,38 @@ async def counters(name: str, run_dir: str | None) -> dict[str, int]:
     return {each: int(gauges[each]) for each in COUNTED}
 
 
-def compare(work: SimulatedLoad, config: Config) -> dict[str, dict[str, Any]]:
+def router_rows(name: str, run_dir: str | None) -> list[ReplicaRow]:
+    """What the router says of its replicas; none of an engine without."""
+    try:
+        with ClusterAsker(name, run_dir) as asker:
+            return asker.ask(AskCluster).rows
+    except BadConfig:
+        return []
+
+
+def compare(work: SimulatedLoad, config: Config, steps: StepSeconds) -> dict[str, dict[str, Any]]:
     """Figures of both."""
     name, run_dir = config.runtime.name, config.runtime.run_dir
     replicas = config.cluster.replicas
     asyncio.run(warmed(name, run_dir))
-    before = asyncio.run(counters(name, run_dir))
+    before, earlier = asyncio.run(counters(name, run_dir)), router_rows(name, run_dir)
     real = asyncio.run(played(name, run_dir, work))
     after = asyncio.run(counters(name, run_dir))
+    rows = [msgspec.structs.replace(row, **{each: getattr(row, each) - getattr(old, each)
+                                            for each in ROUTED})
+            for row, old in zip(router_rows(name, run_dir), earlier, strict=True)]
     delays = asyncio.run(engine_delays(name, run_dir, replicas))
     own = cluster_config(config, replicas, config.cluster.routing)
-    model = msgspec.structs.replace(STEP_SECONDS, inward=delays.inward, outward=delays.outward)
+    model = msgspec.structs.replace(steps, inward=delays.inward, outward=delays.outward)
     cluster = VirtualCluster(own, model, work, 0)
     simulated = cluster.run([])
     counts = {"real": {each: after[each] - before[each] for each in COUNTED},
               "simulated": {each: cluster.counts()[each] for each in COUNTED}}
     return {**{which: simulation_figures(vars(columns), counts[which], replicas, None)
-               | {"step_ms": counts[which]["busy_us"] / counts[which]["steps"] / 1e3}
-               for which, columns in (("real", real), ("simulated", simulated))},
+               | {"step_ms": counts[which]["busy_us"] / counts[which]["steps"] / 1e3,
+                  "replicas": msgspec.to_builtins(told)}
+               for which, columns, told in (("real", real, rows),
+                                            ("simulated", simulated, cluster.router.fleet.rows()))},
             "delays_ms": {name: 1e3 * value for name, value in delays._asdict().items()}}
 
 
@@ -140,24 +161,29 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--replicas", type=int, default=4)
     parser.add_argument("--routing", default="prefix", choices=ROUTINGS)
+    parser.add_argument("--slow", action="store_true")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    worker, steps = (SLOW, SLOW_SECONDS) if options.slow else (WORKER, STEP_SECONDS)
     rounds = []
     for number in range(options.rounds):
         work = short_load(options.requests, options.rate, number)
         config = Config(cluster=ClusterConfig(replicas=options.replicas, routing=options.routing))
         with Engine("", speculative="off", target_itl=0.0, replicas=options.replicas,
-                    routing=options.routing, roles=built_with(roles_of(config), WORKER)) as engine:
-            found = compare(work, engine.config)
+                    routing=options.routing, roles=built_with(roles_of(config), worker)) as engine:
+            found = compare(work, engine.config, steps)
         rounds.append(found)
         real, simulated = found["real"], found["simulated"]
         delays = found["delays_ms"]
         print(f"round {number}: load {os.getloadavg()[0]:.1f}, inward {delays['inward']:.2f} ms, "
               f"outward {delays['outward']:.2f} ms (alone {delays['alone']:.2f}), "
               f"cached {real['hit_ratio']:.1%} real, {simulated['hit_ratio']:.1%} simulated")
-        for key in ("step_ms", "busy", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "tpot_mean_ms",
-                    "tpot_p50_ms", "tpot_p99_ms"):
-            print(f"  {key:<13} real {real[key]:8.3f}  simulated {simulated[key]:8.3f}  error "
+        for which in ("real", "simulated"):
+            print(f"  {which:<13} requests by replica (prompt tokens/s) " + ", ".join(
+                f"{row['requests']} ({row['prompt_rate']:,})" for row in found[which]["replicas"]))
+        for key in ("steps", "step_ms", "busy", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms",
+                    "tpot_mean_ms", "tpot_p50_ms", "tpot_p99_ms"):
+            print(f"  {key:<13} real {real[key]:9.3f}  simulated {simulated[key]:9.3f}  error "
                   f"{simulated[key] / real[key] - 1:+.1%}")
     if options.json:
         options.json.write_text(json.dumps(msgspec.to_builtins(rounds), indent=2) + "\n")

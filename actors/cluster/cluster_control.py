@@ -128,6 +128,8 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     migrated_in: int
     migrated_out: int
     """Requests that went on there, or elsewhere, after they had begun."""
+    prompt_rate: int
+    """Prompt tokens a second, as measured there last."""
 
 
 class ClusterAnswer(Message, frozen=True):

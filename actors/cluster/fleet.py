@@ -276,4 +276,4 @@ class Fleet:
             member.index, member.node, phase, view.sequences,
             int(view.gauges.get("cached_pages", 0)), view.routed,
             reasons.get("routed_by_prefix", 0), reasons.get("routed_by_load", 0),
-            reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out)
+            reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out, round(view.rate))

@@ -41,7 +41,7 @@ MACHINES = {
     "keys": "FOLDER NODE ...: make the keys with which head and nodes know each other",
 }
 COLUMNS = ("replica", "node", "phase", "sequences", "cached pages", "requests", "by prefix",
-           "by load", "blind", "migrated in", "migrated out")
+           "by load", "blind", "migrated in", "migrated out", "prompt tokens/s")
 
 
 class ClusterOptions(Struct, frozen=True, kw_only=True):
@@ -170,4 +170,4 @@ def table(answer: ClusterAnswer) -> str:
 def _cells(row: ReplicaRow) -> list[str]:
     return [str(row.replica), row.node or "head", row.phase, *map(str, (
         row.sequences, row.cached_pages, row.requests, row.by_prefix, row.by_load, row.blind,
-        row.migrated_in, row.migrated_out))]
+        row.migrated_in, row.migrated_out, row.prompt_rate))]

@@ -10,6 +10,8 @@ from actorium.tools.simulate.modelled_worker import ModelledWorker
 from actorium.tools.simulate.step_model import StepSeconds
 
 STEP_SECONDS = StepSeconds(0.012, 5e-5, 4e-4, 2e-7, about="steps of exact length")
+SLOW_SECONDS = StepSeconds(0.048, 2e-4, 1.6e-3, 8e-7, about="four times as long")
+"""For machines on which processes wait for a processor."""
 
 
 class SteppedWorker(ModelledWorker, PacedWorker):
@@ -27,3 +29,8 @@ class SteppedWorker(ModelledWorker, PacedWorker):
 def build(context: Context) -> SteppedWorker:
     """The role's entry."""
     return SteppedWorker(context, STEP_SECONDS)
+
+
+def build_slow(context: Context) -> SteppedWorker:
+    """The same, with `SLOW_SECONDS`."""
+    return SteppedWorker(context, SLOW_SECONDS)

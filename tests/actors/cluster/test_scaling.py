@@ -14,6 +14,8 @@ from actorium.actors.cluster.cluster_control import (
     ScaleCluster,
     UndrainReplica,
 )
+from actorium.actors.cluster.placing import FIRST_RATE
+from actorium.tools.cli.cluster_command import COLUMNS, table
 
 
 def rows(box: ClusterBox) -> dict[int, ReplicaRow]:
@@ -192,3 +194,12 @@ def test_streams_while_everything_changes(seed: int) -> None:
     box.repeat_unheard()
     box.run(4000)
     box.assert_whole()
+
+
+def test_a_table_tells_of_each_replica_what_its_headings_say() -> None:
+    answer = loaded().ask(AskCluster("q"))
+    headings, *lines = table(answer).splitlines()
+    assert headings.endswith("prompt tokens/s")
+    for row, line in zip(answer.rows, lines, strict=False):
+        assert line.endswith(str(round(FIRST_RATE))) and row.prompt_rate == FIRST_RATE
+        assert len(line.split()) == len(COLUMNS)
