@@ -152,11 +152,9 @@ def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
     first = np.arange(len(settled)) < record.firsts
     for which, window in ((first, 1), (~first, record.window)):
         among = settled & which & (rows.counts > 0)
-        if among.any():
-            table.append_tokens(record.slots[among], starts[among], rows.tokens[
-                np.repeat(among, rows.counts)], rows.counts[among], window)
-        if (ended := settled & which & (rows.counts == 0)).any():
-            table.retract(record.slots[ended], window)
+        table.append_tokens(record.slots[among], starts[among],
+                            rows.tokens[np.repeat(among, rows.counts)], rows.counts[among], window)
+        table.retract(record.slots[settled & which & (rows.counts == 0)], window)
     return known
 
 
