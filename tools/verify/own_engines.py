@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import secrets
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
@@ -49,8 +50,8 @@ again: what the engine's own deadlines do not end is given up then."""
 DEATHS = 5
 """Workers of an engine that are killed until it is started anew: the delay before the next one
 doubles from death to death."""
-OTHERS = 2
-"""Engines that run beside the plain one."""
+LANES = 2
+"""Engines that run beside the plain one, each asked while the other starts or computes."""
 Start = Callable[[Config], AbstractContextManager[Engine]]
 
 
@@ -88,10 +89,10 @@ class OwnEngines:
         self._start, self._later = start, later or start
         self._patience = patience
         self._running: dict[Condition, _Running] = {}
-        self._present = PLAIN
-        """The engine that is asked, beside the plain one."""
-        self._coming: dict[Condition, asyncio.Task[_Running]] = {}
-        """Engines that are being started."""
+        """Those used last come last."""
+        self._locks: defaultdict[Condition, asyncio.Lock] = defaultdict(asyncio.Lock)
+        self._starting = 0
+        """Engines beside the plain one that are on their way."""
         self.plain = PLAIN
         self.held: Mapping[str, str] = {"ranks": ranks_held} if (
             ranks_held and "ranks" in values) else {}
@@ -104,6 +105,7 @@ class OwnEngines:
         self._http = "reading" in self.values
         self.info: dict[str, Any] = {}
         self.counts = EngineCounts()
+        self.lanes = LANES
 
     async def start(self) -> None:
         """The plain engine. Raises `ActoriumError`."""
@@ -112,7 +114,6 @@ class OwnEngines:
 
     async def close(self) -> None:
         """Stops them all."""
-        await asyncio.gather(*self._coming.values(), return_exceptions=True)
         for condition in reversed(list(self._running)):
             await self._stop(condition)
 
@@ -156,50 +157,48 @@ class OwnEngines:
             raise EngineUnavailable("the gateway does not say where it listens")
         return Http(address.url)
 
-    def expect(self, condition: Condition) -> None:
-        wanted = engine_part(condition)
-        if wanted not in self._running and wanted not in self._coming:
-            self._coming[wanted] = asyncio.ensure_future(self._with_room(wanted))
-
-    async def _with_room(self, wanted: Condition) -> _Running:
-        """Started, once those have ended that are too many beside the plain and the present one."""
-        beside = [one for one in self._running if one != self.plain]
-        surplus = len(beside) + len(self._coming) - OTHERS if wanted != self.plain else 0
-        for one in [one for one in beside if one != self._present][:max(surplus, 0)]:
-            await self._stop(one)
-        return await self._started(wanted)
-
-    async def _for(self, condition: Condition) -> _Running:
-        wanted = engine_part(condition)
+    async def _for(self, wanted: Condition) -> _Running:
+        """The engine, whose lock is held, and which is the one that was used last."""
         own = self._running.get(wanted)
-        if wanted != self.plain:
-            self._present = wanted
         if own is not None and own.deaths < DEATHS and not own.silent:
+            self._running[wanted] = self._running.pop(wanted)
             return own
         if own is not None:
             await self._stop(wanted)
-        self.expect(wanted)
+        if wanted == self.plain:
+            return await self._started(wanted)
+        self._starting += 1
         try:
-            return await self._coming[wanted]
+            await self._make_room()
+            return await self._started(wanted)
         except ActoriumError as error:
-            if wanted == self.plain:
-                raise
             raise EngineNotStartedError(error.message) from None
         finally:
-            self._coming.pop(wanted, None)
+            self._starting -= 1
+
+    async def _make_room(self) -> None:
+        """Stops those beside the plain one that are too many, and were not used for longest."""
+        beside = [one for one in self._running if one != self.plain]
+        idle = [one for one in beside if not self._locks[one].locked()]
+        for one in idle[:max(len(beside) + self._starting - self.lanes, 0)]:
+            async with self._locks[one]:
+                if one in self._running:
+                    await self._stop(one)
 
     def renewed(self, case: VerifyCase, _condition: Condition) -> VerifyCase:
         """Salts keep prompts apart."""
         return case
 
     async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
-        own = await self._for(condition)
-        heard: list[Heard] = [NoAnswer(GUARD * self._patience)] * len(cases)
-        with suppress(TimeoutError):
-            async with asyncio.timeout(GUARD * self._patience):
-                heard = await self._asked(own, cases, condition) if cases else []
-        own.silent |= any(isinstance(one, NoAnswer) for one in heard)
-        return heard
+        wanted = engine_part(condition)
+        async with self._locks[wanted]:  # a round has no company but its own
+            own = await self._for(wanted)
+            heard: list[Heard] = [NoAnswer(GUARD * self._patience)] * len(cases)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(GUARD * self._patience):
+                    heard = await self._asked(own, cases, condition) if cases else []
+            own.silent |= any(isinstance(one, NoAnswer) for one in heard)
+            return heard
 
     async def _asked(self, own: _Running, cases: Sequence[VerifyCase], condition: Condition
                      ) -> list[Heard]:

@@ -55,6 +55,7 @@ class ServerAsker:
         self._http, self._model, self._headers, self.can = http, model, headers, can
         self.held: Mapping[str, str] = {}
         self.counts = EngineCounts()
+        self.lanes = 1
         self.plain = PLAIN if can.salts else Condition(cache="warm")
         mine: dict[str, Sequence[Any]] = {
             "company": VALUES["company"], "order": VALUES["order"], "reading": ("stream", "cut"),
@@ -68,9 +69,6 @@ class ServerAsker:
             axis: several for axis, several in mine.items() if axis in values}
         self._known: set[VerifyCase] = set()
         self._renewed = 0
-
-    def expect(self, condition: Condition) -> None:
-        """It runs already."""
 
     def renewed(self, case: VerifyCase, condition: Condition) -> VerifyCase:
         """Without salts a prompt that begins otherwise is the only one that is not cached."""

@@ -4,6 +4,7 @@ shrunk. It knows an asker alone, which is an engine of its own, somebody's serve
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -55,15 +56,13 @@ class VerifyAsker(Protocol):
     """Axes that stay as they are, though they could be varied, and why."""
     counts: EngineCounts
     """Complete once all engines have ended."""
+    lanes: int
+    """Engines beside the plain one that can be asked at once."""
 
     async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
         """Sends them together; of none, starts alone. Starts an engine if the condition needs
         another one than runs, and raises `EngineNotStartedError` where that fails. Ends, whatever
         the engine does."""
-
-    def expect(self, condition: Condition) -> None:
-        """An engine for this condition will be asked for after the present one, and may be started
-        meanwhile."""
 
     def renewed(self, case: VerifyCase, condition: Condition) -> VerifyCase:
         """The case, or one like it that was never asked, where the condition is about a prompt that
@@ -115,6 +114,15 @@ class VerifyTally:
     interrupted: bool = False
 
 
+@dataclass
+class _Lane:
+    """Engines that are asked one after the other."""
+
+    number: int
+    visits: Visits
+    comparisons: int = 0
+
+
 class VerifyRun:
     """One run."""
 
@@ -127,7 +135,10 @@ class VerifyRun:
         self._over, self._show = over, show
         self._values: dict[str, Sequence[Any]] = dict(asker.values)
         self._plain: dict[VerifyCase, Heard] = {}
-        self._visits = Visits(asker.plain)
+        self._engines: list[Condition | None] = []
+        """None: one that does not start, in whose place there is no other."""
+        self._begun: set[int] = set()
+        """Their numbers."""
         self._to_shrink: list[tuple[Trial, Condition]] = []
 
     @property
@@ -143,35 +154,54 @@ class VerifyRun:
     async def run(self) -> VerifyTally:
         """All of it. The plain engine's `EngineNotStartedError` is the caller's."""
         plain, count = self._asker.plain, self._options.engines
-        engines = drawn_engines(self._options.seed, count, self._asker.values, plain)
-        for following in engines[1:2]:
-            self._asker.expect(following)
         for case in self._cases:
             if self._over(1.0):
                 break
             await self._plain_answer(case)
-        number = 0
-        while number < len(engines):
-            engine = engines[number]
-            try:
-                await self._asker.ask((), engine)
-            except EngineNotStartedError as error:
-                name, value = await self._refused(engine, str(error))
-                kept = engines[:number]
-                if name:
-                    self._values[name] = tuple(
-                        one for one in self._values[name] if one != value)
-                    engines = drawn_engines(self._options.seed, count, self._values, plain, kept)
-                else:
-                    engines = kept + engines[number + 1:]
-                continue
-            for following in engines[number + 1:number + 2]:
-                self._asker.expect(following)
-            await self._on_engine(engine, number, (number + 1) / len(engines))
-            number += 1
+        self._engines = [*drawn_engines(self._options.seed, count, self._asker.values, plain)]
+        lanes = [asyncio.ensure_future(self._on_lane(_Lane(number, Visits(plain))))
+                 for number in range(self._asker.lanes)]
+        try:
+            await asyncio.gather(*lanes)
+        finally:
+            for lane in lanes:
+                lane.cancel()
+            await asyncio.gather(*lanes, return_exceptions=True)
         for trial, condition in self._to_shrink[:self._options.shrink]:
             self.tally.shrunk.append(await self._shrink(trial, condition))
         return self.tally
+
+    async def _on_lane(self, lane: _Lane) -> None:
+        """Every so many-th engine, one after the other: while one starts, those of other lanes are
+        asked."""
+        numbers = range(lane.number, len(self._engines), self._asker.lanes)
+        for done, number in enumerate(numbers, 1):
+            self._begun.add(number)
+            while (engine := self._engines[number]) is not None:
+                try:
+                    await self._asker.ask((), engine)
+                except EngineNotStartedError as error:
+                    await self._replace(number, engine, str(error))
+                else:
+                    share = self._options.comparisons * done / len(self._engines)
+                    await self._on_engine(engine, number, lane, round(share), done / len(numbers))
+                    break
+
+    async def _replace(self, number: int, engine: Condition, why: str) -> None:
+        """Another engine, and others for those that have not begun, none of which has what this
+        one does not start with; none where that is not one flag alone."""
+        name, value = await self._refused(engine, why)
+        self._engines[number] = None
+        if not name:
+            return
+        self._values[name] = tuple(one for one in self._values[name] if one != value)
+        begun = [each for i in sorted(self._begun) if (each := self._engines[i]) is not None]
+        known = len(begun)
+        drawn = drawn_engines(self._options.seed, self._options.engines, self._values,
+                              self._asker.plain, begun)[known:]
+        for i in range(len(self._engines)):
+            if i == number or i not in self._begun:
+                self._engines[i] = drawn.pop(0) if drawn else None
 
     async def _refused(self, engine: Condition, why: str) -> tuple[str, Any]:
         """The axis, and its value there, with which alone no engine starts: others need not be
@@ -189,29 +219,32 @@ class VerifyRun:
         self.tally.not_started[_named(engine, plain)] = why
         return (off[0], getattr(engine, off[0])) if len(off) == 1 else ("", None)
 
-    async def _on_engine(self, engine: Condition, number: int, share: float) -> None:
-        tally, until = self.tally, round(self._options.comparisons * share)
-        self.tally.engines.append(_named(engine, self._asker.plain))
-        begun = tally.comparisons
+    async def _on_engine(self, engine: Condition, number: int, lane: _Lane, until: int,
+                         share: float) -> None:
+        """until: comparisons of the lane by the end of this engine; share: of the time."""
+        tally, begun = self.tally, lane.comparisons
+        tally.engines.append(_named(engine, self._asker.plain))
         for own in rounds_of(self._options.seed + number, engine, self._cases, self._values,
-                             self._visits):
+                             lane.visits):
             # One round at least of each engine, however late it is.
-            if tally.comparisons > begun and (tally.comparisons >= until or self._over(share)):
+            if lane.comparisons > begun and (lane.comparisons >= until or self._over(share)):
                 break
-            before = tally.rounds
-            await self._round(own)
+            lane.comparisons += await self._round(own)
             self._show(tally)
-            if tally.comparisons == begun and (tally.rounds - before == 0 or own.number >= 20):
+            if lane.comparisons == begun and own.number >= 20:
                 break  # it answers nothing
 
-    async def _round(self, own: VerifyRound) -> None:
+    async def _round(self, own: VerifyRound) -> int:
+        """Returns the comparisons that it was."""
         renewed = tuple(self._asker.renewed(case, own.condition) for case in own.cases)
         own = own._replace(cases=renewed)
         heard = await self._asker.ask(own.cases, own.condition)
         self.tally.rounds += 1
+        count = 0
         for (trial, condition), answer in zip(own.trials(), heard, strict=True):
             plain = await self._plain_answer(trial.case)
-            self._compare(trial, condition, plain, answer)
+            count += self._compare(trial, condition, plain, answer)
+        return count
 
     async def _plain_answer(self, case: VerifyCase) -> Heard:
         if case not in self._plain:
@@ -222,10 +255,11 @@ class VerifyRun:
                     self._asker.plain, case, silence(heard, "an answer is owed")))
         return self._plain[case]
 
-    def _compare(self, trial: Trial, condition: Condition, plain: Heard, answer: Heard) -> None:
+    def _compare(self, trial: Trial, condition: Condition, plain: Heard, answer: Heard) -> bool:
+        """Returns whether there were two answers, or one that is owed."""
         if isinstance(plain, str | NoAnswer) or isinstance(answer, str):
             self.tally.unanswered[str(answer if isinstance(plain, tuple) else plain)] += 1
-            return
+            return False
         found = self._difference(trial.case, plain, answer)
         if isinstance(answer, tuple) and not answer[0].died:
             # A death that fell on nothing is no comparison of that axis.
@@ -236,7 +270,7 @@ class VerifyRun:
         tally.by_axis.update(axes)
         tally.pairs.update(itertools.combinations((axis for axis, _ in axes), 2))
         if found is None:
-            return
+            return True
         tally.wrong_by_axis.update(axes)
         if not any(with_plain(own.condition, ("place",)) == with_plain(condition, ("place",))
                    for own in tally.found):
@@ -244,6 +278,7 @@ class VerifyRun:
             # Those with few axes first, and of a kind of their own.
             self._to_shrink.sort(key=lambda one: (len(_off(one[1], self._asker.plain))))
         tally.found.append(FoundContradiction(condition, trial.case, found))
+        return True
 
     def _difference(self, case: VerifyCase, plain: Choices, answer: Choices | NoAnswer
                     ) -> AnswerDifference | None:

@@ -53,10 +53,7 @@ class SimulatedEngine:
         self.held: Mapping[str, str] = {}
         self.counts = EngineCounts()
         self.fault, self._flaky, self._refuses, self._asked = fault, flaky, refuses, 0
-        self.expected: list[Condition] = []
-
-    def expect(self, condition: Condition) -> None:
-        self.expected.append(condition)
+        self.lanes = 1
 
     def renewed(self, case: VerifyCase, _condition: Condition) -> VerifyCase:
         return case

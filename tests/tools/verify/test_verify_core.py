@@ -9,8 +9,9 @@ from itertools import combinations
 
 import msgspec
 import pytest
-from helpers_simulated import FAULTS, VOCAB, SimulatedEngine
+from helpers_simulated import FAULTS, VOCAB, SimulatedEngine, mixed
 
+from actorium.actors.errors import EngineFailed
 from actorium.tools.verify.conditions import (
     AXES,
     ENGINE_AXES,
@@ -19,6 +20,7 @@ from actorium.tools.verify.conditions import (
     Condition,
     described,
     differing,
+    engine_part,
 )
 from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, Strictness, difference
 from actorium.tools.verify.shrinking import shrunk
@@ -96,14 +98,55 @@ def test_what_comes_and_goes_is_said_to() -> None:
 
 
 def test_an_engine_that_does_not_start_is_left_out() -> None:
-    tally = tally_of(engine := SimulatedEngine(refuses="ranks"))
+    tally = tally_of(SimulatedEngine(refuses="ranks"))
     assert tally.comparisons >= 300 and not tally.found
     assert tally.not_started == {"ranks=2": "not with ranks"}, "once, and with nothing else"
     assert len(tally.engines) == 14 and not any("ranks" in own for own in tally.engines)
-    unexpected = set(tally.engines) - {described(own) for own in engine.expected}
-    assert len(unexpected) == 2, "the plain one, and what came in place of the refused"
     assert {axis for axis, _ in tally.by_axis} == set(AXES) - {"ranks"}
     assert "not tried: " in verify_table(verify_result(tally))
+
+
+class SlowEngines(SimulatedEngine):
+    """Two are asked at once."""
+
+    def __init__(self, **options: str) -> None:
+        super().__init__(**options)
+        self.lanes = 2
+        self.asked: set[Condition] = set()
+        self.most = 0
+
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+        engine = engine_part(condition)
+        assert engine not in self.asked, "a round has no company but its own"
+        self.asked.add(engine)
+        self.most = max(self.most, len(self.asked))
+        try:
+            for _ in range(3 if engine == PLAIN else 1 + mixed(engine) % 3):
+                await asyncio.sleep(0)
+            return await super().ask(cases, condition)
+        finally:
+            self.asked.remove(engine)
+
+
+def test_engines_are_asked_side_by_side() -> None:
+    engine = SlowEngines(refuses="ranks")
+    tally = tally_of(engine)
+    assert engine.most == 2 and not tally.found and 900 <= tally.comparisons < 2000
+    assert len(tally.engines) == len(set(tally.engines)) == 14
+    assert tally.not_started == {"ranks=2": "not with ranks"}
+    alone = tally_of(SlowEngines(), engines=1)
+    assert alone.engines == ["plain"] and alone.comparisons >= 900
+
+
+def test_a_lane_that_fails_ends_the_others() -> None:
+    class Failing(SlowEngines):
+        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+            if engine_part(condition) != PLAIN:
+                raise EngineFailed("it is gone")
+            return await super().ask(cases, condition)
+
+    with pytest.raises(EngineFailed, match="it is gone"):
+        tally_of(Failing())
 
 
 def test_two_flags_that_do_not_start_together() -> None:
