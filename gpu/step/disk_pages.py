@@ -21,7 +21,7 @@ import logging
 import os
 import stat
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from struct import Struct
@@ -61,9 +61,10 @@ class DiskPages:
     """The pages of one namespace in a directory of at most `bound` bytes (of all namespaces). No
     method raises `OSError`: what cannot be read is not there."""
 
-    def __init__(self, directory: Path, bound: int, namespace: bytes) -> None:
-        """namespace: 16 bytes. Makes the directory. Raises `OSError`, `UnsafePath`, and
-        `PermissionError` where others may look into it."""
+    def __init__(self, directory: Path, bound: int, namespace: bytes,
+                 crc32: Callable[[memoryview], int] = zlib.crc32) -> None:
+        """namespace: 16 bytes; crc32: what makes the checksums of pages. Makes the directory.
+        Raises `OSError`, `UnsafePath`, and `PermissionError` where others may look into it."""
         check_directory(directory, make=True)
         self._fd = os.open(directory, _DIRECTORY)
         found = os.fstat(self._fd)
@@ -72,6 +73,7 @@ class DiskPages:
             raise PermissionError(
                 errno.EACCES, "others may look into it: it must be this user's, of mode 0700")
         self.directory, self.bound, self._namespace = directory, bound, namespace
+        self._crc32 = crc32
         self._own = namespace.hex()
         self._made: set[str] = set()
         """Directories that are there."""
@@ -127,7 +129,7 @@ class DiskPages:
         magic, namespace, own, size, crc, of_header = HEADER.unpack(header)
         right = (of_header == zlib.crc32(header[:-4]) and magic == MAGIC and own == name
                  and namespace == self._namespace and size == len(page)
-                 and zlib.crc32(page) == crc)
+                 and self._crc32(page) == crc)
         return crc if right else None
 
     def write(self, name: bytes, page: memoryview, crc: int) -> bool:

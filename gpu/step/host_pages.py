@@ -68,7 +68,7 @@ class HostPages:
         """The same memory."""
         self.sums = np.zeros(self.slots, np.uint32)
         """CRC-32 of each slot."""
-        self._native = native and not on_cuda
+        self.native = native and not on_cuda
         flat = [pieces for own in self._pieces for pieces in own]
         self._firsts = np.cumsum([0, *self.parts], dtype=np.int32)
         """Of each kind: its first part among all."""
@@ -80,7 +80,7 @@ class HostPages:
 
     def copy(self, store: bytes, load: bytes) -> bytes:
         """Copies pages out, then back: `StepPlan.store` and `load`. Returns `StepResult.lost`."""
-        lib = library() if self._native else None
+        lib = library() if self.native else None
         if lib is not None:
             self._copy_natively(lib, store, back=False)
             return self._copy_natively(lib, load, back=True)
