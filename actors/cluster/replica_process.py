@@ -28,13 +28,14 @@ from actorium.actors.config.cluster_settings import (
 )
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Health
+from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.launcher.launcher_observer import LauncherObserver
 from actorium.actors.launcher.observers import launcher_observers
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.heartbeat import Heartbeats
 from actorium.actors.runtime.mailbox import Outbox
-from actorium.actors.runtime.process import die_with_parent, raise_file_limit
+from actorium.actors.runtime.process import EXIT_BAD_CONFIG, die_with_parent, raise_file_limit
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, roles_of, worker_roles
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security import private_paths
@@ -88,18 +89,23 @@ def main(argv: list[str]) -> int:
     index = replica_index(role)
     assert index is not None
     config = replica_config(cluster, index, epoch, len(os.sched_getaffinity(0)))
+    own = Context(cluster, run_dir, role, epoch, 0)
+    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     if cluster.device.device != "cpu":
-        os.environ[VISIBLE_DEVICES] = visible_devices(
-            place_of(argv[-1], index), cluster.device.tensor_parallel_size,
-            os.environ.get(VISIBLE_DEVICES))
+        try:
+            os.environ[VISIBLE_DEVICES] = visible_devices(
+                place_of(argv[-1], index), cluster.device.tensor_parallel_size,
+                os.environ.get(VISIBLE_DEVICES))
+        except BadConfig as error:
+            _report(own, context, error.code, error.message)
+            context.term()
+            return EXIT_BAD_CONFIG
     # Its run directory lies beside the cluster's, wherever that is.
     runtime = msgspec.structs.replace(config.runtime, run_dir=str(run_dir.parent))
     config = msgspec.structs.replace(config, runtime=runtime)
     up = ReportsUp()
     launcher = Launcher(config, replica_roles(config, argv[-1]),
                         observers=(*launcher_observers(), up))
-    context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
-    own = Context(cluster, run_dir, role, epoch, 0)
     # Where nothing is started again, nobody says when all is there: requests wait at the router.
     phase = "loading" if config.recovery.restart else "ready"
     beats = up.heartbeats = Heartbeats(

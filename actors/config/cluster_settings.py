@@ -146,6 +146,11 @@ def replica_built(place: int, worker: str = "") -> str:
     return f"{REPLICA}@{place}" + (worker and f";{worker}")
 
 
+def came_later(built: str) -> bool:
+    """Whether this stands for such a replica."""
+    return built.startswith(f"{REPLICA}@")
+
+
 def place_of(built: str, index: int) -> int:
     """Inverse of `replica_built`; those that a cluster begins with have the place of their index.
     """

@@ -11,12 +11,14 @@ from actorium.actors.config.cluster_settings import (
     REPLICA,
     REPLICA_ROLE,
     ROUTER_ROLE,
+    came_later,
     clustered,
     replica_built,
 )
+from actorium.actors.launcher.children import ChildProcess
 from actorium.actors.launcher.launcher import STOP_GRACE, Launcher
 from actorium.actors.messages import ToLauncher
-from actorium.actors.runtime.process import send_signal
+from actorium.actors.runtime.process import EXIT_BAD_CONFIG, send_signal
 from actorium.actors.runtime.rundir import address
 
 if TYPE_CHECKING:
@@ -105,6 +107,16 @@ class ClusterLauncher(Launcher):
         self._leaving -= {actor.role}
         self._forget(actor.role, actor.epoch)
         self._change_replicas()  # it may be wanted again by now
+
+    def _on_fault(self, actor: ChildProcess, status: int, death: str) -> None:
+        """A replica that came later and cannot be what it is told to is left out, until the router
+        has others than now; the rest serves on."""
+        if status != EXIT_BAD_CONFIG or not came_later(self.roles.get(actor.role, "")):
+            super()._on_fault(actor, status, death)
+            return
+        self._say(f"{actor.role} is left out: {self._error_of(actor.pid) or death}")
+        del self.roles[actor.role]
+        self._forget(actor.role, actor.epoch)
 
     def _forget(self, role: str, epoch: int) -> None:
         from actorium.actors.cluster.cluster_control import RetiredReplica

@@ -13,7 +13,7 @@ from actorium.actors.cluster.cluster_control import RetiredReplica
 from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Core, CoreObserver, Health, Send
-from actorium.actors.messages import Beat
+from actorium.actors.messages import Beat, Exited
 from actorium.actors.watchdog import probe_server
 from actorium.actors.watchdog.core import WatchdogCore
 from actorium.actors.watchdog.probe_server import ProbeServer
@@ -68,7 +68,7 @@ class ObservedWatchdog(CoreObserver):
             self._retired[message.role] = message.epoch
             core.expected -= {message.role}
             core.actors.pop(message.role, None)
-        elif not (isinstance(message, Beat)
+        elif not (isinstance(message, Beat | Exited)
                   and message.epoch <= self._retired.get(message.role, 0)):
             core.on_message(message, now)
 

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_cli import NULL, Cli, alive, cli, eventually
+from helpers_cli import NULL, Cli, alive, cli, eventually, read_until
 
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.scheduler.request_state import choice_seed
@@ -133,6 +133,22 @@ def test_replicas_come_rest_and_go_under_streams(cli: Cli) -> None:
         refused = cli.run("cluster", "scale", "c", "0")
         assert refused.returncode == 2 and b"at least one" in refused.stderr
     assert cli.entries() == []
+
+
+@pytest.mark.slow
+def test_a_replica_that_finds_no_device_is_left_out(cli: Cli) -> None:
+    """Though there is none at all: workers without a model need none."""
+    visible = {"CUDA_VISIBLE_DEVICES": "0,1"}
+    with cli.serve(*CLUSTER, "--device", "auto", **visible) as process:
+        assert cli.run("cluster", "scale", "c", "3", "--no-wait").returncode == 0
+        said = read_until(process, b"replica-2 is left out")
+        assert b"replica 2 needs CUDA devices 2 to 2 of CUDA_VISIBLE_DEVICES=0,1" in said
+        assert streams(cli, lambda: None) == WHOLE
+        shown = json.loads(cli.run("cluster", "status", "c", "--json").stdout)["replicas"]
+        assert [row["phase"] for row in shown] == ["ready", "ready", "starting"]
+        assert cli.run("cluster", "scale", "c", "2").returncode == 0
+        assert "replica-2" not in {role for _, role in pids_of(cli)}
+        assert process.poll() is None
 
 
 @pytest.mark.slow
