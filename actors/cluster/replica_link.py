@@ -77,7 +77,8 @@ class ReplicaLink(CoreObserver):
         self._timeout = context.config.scheduler.request_timeout
         self._life = life_of(replica.life, context.epoch)
         self._seen = 0
-        self._report_at = 0.0
+        self.report_at = 0.0
+        """When the next report is due."""
         self._records: list[Send] = []
         self._prefixes = PrefixReport()
         self._asked = False
@@ -89,9 +90,9 @@ class ReplicaLink(CoreObserver):
         if not isinstance(message, ORDERS):
             self._core.on_message(message, now)
             if isinstance(message, Ready):
-                self._report_at = now
+                self.report_at = now
         elif isinstance(message, RouterHello):
-            self._seen, self._report_at = message.number, now
+            self._seen, self.report_at = message.number, now
             self._asked = True
             self._prefixes.start_over()
             self._core.on_message(Hello(ROUTER_ROLE, message.epoch), now)
@@ -140,8 +141,8 @@ class ReplicaLink(CoreObserver):
         if self._asked:  # what has just ended is in the history only now
             self._asked = False
             out = [*self._inventory(), *out]
-        if now >= self._report_at:
-            self._report_at = now + REPORT_EVERY
+        if now >= self.report_at:
+            self.report_at = now + REPORT_EVERY
             out.append(self._report())
         if out:
             self._prefixes.watch(self._scheduler.state.kv_cache.tree)
@@ -166,7 +167,7 @@ class ReplicaLink(CoreObserver):
 
     def next_timer(self) -> float | None:
         due = self._core.next_timer()
-        return self._report_at if due is None else min(due, self._report_at)
+        return self.report_at if due is None else min(due, self.report_at)
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
         """The router does not read: it will ask for everything when it does, or its successor."""

@@ -178,8 +178,7 @@ class VirtualCluster:
                 # The policy goes by all that is reported.
                 if self.router.fleet.autoscale.active or not view.ready \
                         or self.now - view.heard > QUIET:
-                    said = replica.advance(self.now)
-                    self._said(replica, said + replica.wake(self.now))
+                    self._said(replica, replica.report(self.now))
         self._route()
 
     def _launch(self, which: tuple[int, int]) -> None:

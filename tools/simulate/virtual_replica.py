@@ -4,8 +4,8 @@ worker the time that its steps take. Pure.
 What happens within a replica are results of steps and reports to the router. Nobody watches most of
 them, so they are made up for when somebody does: `advance` brings the replica to a time, and
 `next_event` says by when that must be done at the latest, since the router would hear of something
-that it acts on. Steady steps are then taken many at once (`fast_forward`), and of reports that say
-nothing new of the speed at which prompts are computed only the last is made.
+that it acts on. Steady steps are then taken many at once (`fast_forward`), and reports that say
+nothing new of the speed at which prompts are computed are not made.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actorium.actors.cluster.replica_link import REPORT_EVERY
+from actorium.actors.cluster.replica_link import REPORT_EVERY, ReplicaLink
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
@@ -55,7 +55,9 @@ class VirtualReplica:
         context = replica_context(config, index, launch)
         self.index, self.launch = index, launch
         self.bare = SteadyScheduler(context, single_steps)
-        self._scheduler = scheduler_actor.observed(self.bare, context)
+        link = scheduler_actor.observed(self.bare, context)
+        assert isinstance(link, ReplicaLink)
+        self._scheduler = link
         self._worker = ModelledWorker(context._replace(role=WORKER), model)
         self._due: deque[tuple[float, StepResult]] = deque()
         """Results to come, and when."""
@@ -65,9 +67,10 @@ class VirtualReplica:
         """The steps taken last have changed the prefix cache."""
         self._free_at = 0.0
         """When the worker has nothing more to do."""
-        self._report_at = 0.0
         self._reported = 0
         """Computed prompt tokens, as the router knows."""
+        self._reports = False
+        """The last report is made that is due, although it has no news."""
         self.scheduled = inf
         """For the cluster: what `next_event` was, last."""
 
@@ -89,7 +92,14 @@ class VirtualReplica:
             event = float(run.times[run.steps - 1 if run.evicts else run.steps])
         else:
             event = self._due[0][0] if self._due else inf
-        return min(event, self._report_at) if self._has_news else event
+        return min(event, self._scheduler.report_at) if self._has_news else event
+
+    def report(self, now: float) -> Said:
+        """Brings it to that time; the last report that is due by then is made, news or not."""
+        self._reports = True
+        said = self.advance(now)
+        self._reports = False
+        return said + self.wake(now)
 
     def advance(self, until: float) -> Said:
         """Lets everything happen that happens by then."""
@@ -97,7 +107,7 @@ class VirtualReplica:
         while True:
             if self._run is not None:
                 horizon = min(until, float(self._run.times[self._run.steps - 1]))
-                if (report := self._last_report(horizon)) is not None:
+                if (report := self._report_due(horizon)) is not None:
                     self._take_run(self._run, report)
                     said += self.wake(report, looks=False)
                 elif not self._take_run(self._run, horizon):
@@ -105,12 +115,12 @@ class VirtualReplica:
                 elif self._evicted:
                     said += self.wake(horizon, looks=False)
             elif self._due and (when := self._due[0][0]) <= until:
-                if (report := self._last_report(when)) is not None:
+                if (report := self._report_due(when)) is not None:
                     said += self.wake(report)
                 else:
                     self._scheduler.on_message(self._due.popleft()[1], when)
                     said += self.wake(when)
-            elif (report := self._last_report(until)) is not None:
+            elif (report := self._report_due(until)) is not None:
                 said += self.wake(report)
             else:
                 return said
@@ -118,6 +128,7 @@ class VirtualReplica:
     def wake(self, now: float, looks: bool = True) -> Said:
         """Lets the scheduler say what it has to say. looks: what lies ahead may have changed."""
         said: Said = []
+        due = self._scheduler.report_at
         for send in self._scheduler.on_wake(now):
             if send.to == WORKER:
                 self._worker.on_message(send.message, now)
@@ -126,10 +137,8 @@ class VirtualReplica:
         for answer in self._worker.on_wake(now):
             if isinstance(answer.message, StepResult):
                 self._due.append(self._timed(answer.message, now))
-        report_at = self._scheduler.next_timer()
-        assert report_at is not None
-        if report_at != self._report_at:
-            self._report_at, self._reported = report_at, self.bare.counters.prompts.tokens
+        if due != self._scheduler.report_at:  # a report was among that
+            self._reported = self.bare.counters.prompts.tokens
         if looks:
             self._look()
         return said
@@ -144,15 +153,15 @@ class VirtualReplica:
         """The next report tells the router how fast prompts were computed."""
         return self._reported != self.bare.counters.prompts.tokens
 
-    def _last_report(self, until: float) -> float | None:
-        """When to make the next report, if one is due by then: the last that is due, unless one
-        before it has news."""
-        due = self._report_at
-        if due > until:
-            return None
-        while not self._has_news and due + REPORT_EVERY <= until:
-            due += REPORT_EVERY
-        return due
+    def _report_due(self, until: float) -> float | None:
+        """When the next report is to be made, if one is by then. Those without news are passed
+        over, at the times at which they would have been made."""
+        link = self._scheduler
+        while (due := link.report_at) <= until:
+            if self._has_news or (self._reports and due + REPORT_EVERY > until):
+                return due
+            link.report_at = due + REPORT_EVERY
+        return None
 
     def _look(self) -> None:
         self._run = self.bare.steady_run(
