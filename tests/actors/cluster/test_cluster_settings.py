@@ -48,6 +48,7 @@ def test_the_configuration_of_a_replica() -> None:
 def test_devices_go_round() -> None:
     assert visible_devices(0, 1, None) == "0" and visible_devices(2, 2, None) == "4,5"
     assert visible_devices(1, 2, "3,5,GPU-x,7") == "GPU-x,7"
+    assert [visible_devices(1, 1, none) for none in ("", "-1")] == ["", "-1"]
     with pytest.raises(BadConfig, match="replica 2 needs CUDA devices 2 to 2"):
         visible_devices(2, 1, "0,1")
 
@@ -89,6 +90,8 @@ def test_replicas_to_come_must_find_devices(monkeypatch: pytest.MonkeyPatch) -> 
         starts.before_start(Config(cluster=cluster))
     starts.before_start(Config(cluster=cluster, device=DeviceConfig(device="cpu")))
     starts.before_start(Config(cluster=ClusterConfig(max_replicas=3)))
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
+    starts.before_start(Config(cluster=cluster))
 
 
 def test_a_replica_is_not_missed_while_there_is_another() -> None:
