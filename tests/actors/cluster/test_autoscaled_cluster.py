@@ -67,6 +67,7 @@ def test_a_burst_makes_replicas_come_and_quiet_makes_them_leave() -> None:
     assert text.startswith("autoscaling from 1 to 3: 1 ready, ") and "2 -> 1 (room" in text
 
 
+@pytest.mark.slow
 def test_one_that_leaves_by_load_lets_its_streams_end_or_go_on() -> None:
     box = box_of(2)
     burst(box, 2, max_tokens=1600)
@@ -118,6 +119,7 @@ def test_bounds_may_be_given_to_a_cluster_that_had_none() -> None:
     assert wanted(box) == 3
 
 
+@pytest.mark.slow
 def test_replicas_that_die_do_not_make_it_add_and_remove() -> None:
     """The second one dies every second; what is asked for is more than one can do."""
     box = box_of(2)
