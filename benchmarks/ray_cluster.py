@@ -73,7 +73,6 @@ class LocalCluster:
         os.environ["RAY_TMPDIR"] = str(folder)
         os.environ[PATIENCE_OF_RAYLETS] = f"{ALONE:g}"
         self._clusters: list[Any] = []
-        self.start_head(0)
         self.log = folder / "head.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -296,6 +295,7 @@ def local_cluster() -> Iterator[LocalCluster]:
     folder = Path(tempfile.mkdtemp(prefix="ar", dir=os.environ.get("RAY_TMPDIR", "/tmp")))
     cluster = LocalCluster(folder)
     try:
+        cluster.start_head(0)
         yield cluster
     finally:
         cluster.down()
