@@ -118,13 +118,13 @@ class NodeAgent:
     def _is_over(self) -> bool:
         """Whether the node has left."""
         now = time.monotonic()
-        alone = bool(self._give_up) and self.core.without_head(now) > self._give_up
-        if not self._signals and (alone or self.core.replaced):
-            LOG.warning("ends: %s", self.core.refusal or f"no head for {self._give_up:g} s")
-            self._signals = 1
-        if not self._signals:
+        alone = self.core.without_head(now) if self._give_up else 0.0
+        alone = alone if alone > self._give_up else 0.0
+        if not (self._signals or alone or self.core.replaced or self.core.dismissed):
             return False
         if self._end_at is None:
+            LOG.warning("ends: %s", "a signal" if self._signals else f"no head for {alone:.1f} s"
+                        if alone else self.core.refusal or "it is not needed any more")
             self._end_at = now + (LEAVE_GRACE if self.core.leave() else 0.0)
             self._send()
         if now >= self._end_at:

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from actorium.actors.cluster.cluster_messages import FromReplica
 from actorium.actors.cluster.node_messages import (
+    EndAgent,
     EndReplica,
     ForReplica,
     HeadSays,
@@ -97,6 +98,8 @@ class NodeAgentCore:
         """Why the head does not take us."""
         self.replaced = False
         """Another agent has the node's name for good."""
+        self.dismissed = False
+        """The head has no more use for this node."""
         self._node, self._agent, self._processors = node, agent, processors
         self._generation = generation
         self._instance = ""
@@ -166,6 +169,8 @@ class NodeAgentCore:
             else:
                 old.then = order
                 self._end(order.index, old, now=True)
+        elif isinstance(order, EndAgent):
+            self.dismissed = True
         elif isinstance(order, EndReplica) and (old := self.replicas.get(order.index)) is not None:
             old.then = None
             self._end(order.index, old, now=False)

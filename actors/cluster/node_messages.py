@@ -119,6 +119,10 @@ class EndReplica(Message, frozen=True):
     index: Index
 
 
+class EndAgent(Message, frozen=True):
+    """The node has no replica any more, and was placed for one alone: its agent is to end."""
+
+
 class HeadBeat(Message, frozen=True):
     """The head is there."""
 
@@ -135,7 +139,7 @@ class HeadSays(Message, frozen=True):
 
     session: Session
     number: StepNo
-    said: list[StartReplica | EndReplica | HeadBeat | ForReplica]
+    said: list[StartReplica | EndReplica | EndAgent | HeadBeat | ForReplica]
 
 
 FromHead = Welcome | RefusedNode | HeadSays

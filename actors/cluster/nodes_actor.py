@@ -6,6 +6,7 @@ import msgspec
 
 from actorium.actors.cluster.nodes_core import NodesCore
 from actorium.actors.config import tree as configs
+from actorium.actors.config.cluster_settings import on_ray
 from actorium.actors.config.tree import Config, GatewayConfig, without_secrets
 from actorium.actors.core import Context
 from actorium.actors.watchdog.restart_policy import Restarts
@@ -20,7 +21,8 @@ def build(context: Context) -> NodesCore:
         cluster.nodes, f"{config.runtime.name}-{born:x}", configs.dump(for_nodes(config)),
         context.epoch, cluster.node_timeout, config.runtime.start_timeout,
         Restarts(recovery.max_restarts, recovery.restart_window, context.entropy),
-        cluster.replicas > 0)
+        cluster.replicas > 0,
+        frozenset(filter(on_ray, cluster.nodes)) if cluster.ray_address else frozenset())
 
 
 def for_nodes(config: Config) -> Config:

@@ -9,7 +9,7 @@ they are shifted on the way, by what the clocks differed when the node joined.
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from typing import Any
 
 import msgspec
@@ -26,6 +26,7 @@ from actorium.actors.cluster.cluster_messages import (
     ReplicaReport,
 )
 from actorium.actors.cluster.node_messages import (
+    EndAgent,
     EndReplica,
     ForReplica,
     FromNode,
@@ -42,7 +43,7 @@ from actorium.actors.cluster.node_messages import (
     StartReplica,
     Welcome,
 )
-from actorium.actors.config.cluster_settings import ROUTER_ROLE, on_ray
+from actorium.actors.config.cluster_settings import ROUTER_ROLE
 from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Submit
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, describe_exit
@@ -99,10 +100,12 @@ class NodesCore(Core):
     front_bytes = MAX_MESSAGE_BYTES
 
     def __init__(self, counts: Mapping[str, float], instance: str, config: bytes, epoch: int,
-                 timeout: float, start_timeout: float, restarts: Restarts, local: bool) -> None:
+                 timeout: float, start_timeout: float, restarts: Restarts, local: bool,
+                 placed: Set[str] = frozenset()) -> None:
         """counts: the nodes that may join, and how many replicas each has; instance: of this
         cluster; config: for replicas, see `Welcome`; timeout: seconds of silence; local: the head
-        has replicas of its own."""
+        has replicas of its own; placed: nodes that are there as long as they have a replica."""
+        self._placed = placed
         self.names, self._counts = frozenset(counts), dict(counts)
         self.links: dict[str, NodeLink] = {}
         """Those that are heard of, by node."""
@@ -216,6 +219,7 @@ class NodesCore(Core):
         mine = {index: replica for index, replica in self.replicas.items()
                 if replica.state.node == link.node}
         link.said += [EndReplica(index) for index in link.running if index not in mine]
+        link.said += [EndAgent()] if link.node in self._placed and not mine else []
         for index, replica in mine.items():
             launch = link.running.get(index)
             if launch is None and replica.launch and replica.start_at is None \
@@ -322,6 +326,7 @@ class NodesCore(Core):
         self._draining = True
         for link in self.links.values():
             link.said += [EndReplica(index) for index in link.running]
+            link.said += [EndAgent()] if link.node in self._placed else []
 
     @property
     def done(self) -> bool:
@@ -331,8 +336,7 @@ class NodesCore(Core):
     def health(self) -> Health:
         ready = sum(replica.ready for replica in self.replicas.values())
         phase = "draining" if self._draining else "ready" if self._was_up else "loading"
-        # Of those that Ray may place there are spare ones: nobody misses them.
-        expected = {name for name in self.names if not on_ray(name)} | {
+        expected = (self.names - self._placed) | {
             replica.state.node for replica in self.replicas.values()}
         missing = sorted(expected - self.links.keys())
         parts = [f"{len(expected) - len(missing)} of {len(expected)} nodes, {ready} of "

@@ -21,7 +21,7 @@ from actorium.actors.cluster.node_agent_core import (
 )
 from actorium.actors.cluster.node_messages import FromHead, FromNode
 from actorium.actors.cluster.nodes_core import NodesCore
-from actorium.actors.config.cluster_settings import ClusterConfig
+from actorium.actors.config.cluster_settings import ClusterConfig, on_ray
 from actorium.actors.core import CLIENT, Send
 from actorium.actors.watchdog.restart_policy import Restarts
 
@@ -61,7 +61,7 @@ class NodesBox(ClusterBox):
         """The next of the nodes' actors."""
         self.hub_epoch += 1
         self.hub = NodesCore(self.alone.cluster.nodes, "c-1", b"{}", self.hub_epoch, TIMEOUT, 60.0,
-                             Restarts(3, 60.0, 1), False)
+                             Restarts(3, 60.0, 1), False, frozenset(filter(on_ray, self.nodes)))
         return self.hub
 
     def kill_agent(self, name: str) -> None:

@@ -190,14 +190,21 @@ def test_an_agent_of_a_higher_generation_takes_the_place_of_another() -> None:
     assert rows(box)[1].phase == "ready"
 
 
-def test_spare_nodes_of_ray_are_not_missed() -> None:
+def test_spare_nodes_of_ray_are_not_missed_and_their_agents_end() -> None:
+    """Whether Ray is there to end them or not."""
     box = loaded(60, **{"ray-0": 1, "ray-1": 1})
     box.ask(ScaleCluster("s", 1))
-    del box.nodes["ray-1"]
     box.run(3000)
+    turns(box, 20)
+    assert box.nodes["ray-1"].core.dismissed and not box.nodes["ray-1"].boxes
+    del box.nodes["ray-1"]
     turns(box, 150)
     assert box.hub.health().detail == "1 of 1 nodes, 1 of 1 of their replicas ready"
     assert box.hub.health().gauges["nodes"] == 1
+    assert not box.nodes["ray-0"].core.dismissed
+    box.hub.drain(box.now)
+    turns(box, 5)
+    assert box.nodes["ray-0"].core.dismissed
 
 
 @pytest.mark.slow
