@@ -5,7 +5,10 @@ together, in other chunks, on other threads, with rows of the tower kept or made
 from __future__ import annotations
 
 import io
+import os
 import random
+import signal
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -17,9 +20,11 @@ from helpers_vision import write_vl
 from PIL import Image as Pillow
 
 from actorium import Engine, Image, SamplingParams, Video
+from actorium.actors.client.client import Client
 from actorium.actors.client.requests import Request
 
 GREEDY = SamplingParams(max_tokens=16, temperature=0, ignore_eos=True, logprobs=2)
+LONG = SamplingParams(max_tokens=200, temperature=0, ignore_eos=True, logprobs=2)
 
 
 def noise(seed: int, width: int, height: int) -> bytes:
@@ -56,9 +61,9 @@ def engine(path: Path, base: Path, **settings: Any) -> Engine:
         "max_model_len": 1024, "max_total_tokens": 8192, **settings})
 
 
-def heard(own: Engine, asked: Sequence[list[Any]]) -> list[Any]:
+def heard(own: Engine, asked: Sequence[list[Any]], params: SamplingParams = GREEDY) -> list[Any]:
     """Everything that a client is told of requests that are sent at once, number by number."""
-    requests = [Request(messages=[{"role": "user", "content": parts}], params=GREEDY)
+    requests = [Request(messages=[{"role": "user", "content": parts}], params=params)
                 for parts in asked]
     found: list[Any] = [None] * len(requests)
     for number, got in own.client.run(requests):
@@ -80,3 +85,32 @@ def test_an_answer_is_the_same_in_any_company(tmp_path: Path, kind: str) -> None
             tmp_path, base, threads=1, max_num_batched_tokens=16, force_preempt_every=5,
             disable_radix_cache=True, encoder_cache_bytes=0) as other:
         assert heard(other, ASKED[::-1])[::-1] == alone, "made again, in pieces, by one thread"
+
+
+@pytest.mark.slow
+def test_a_replica_that_dies_changes_no_bit(tmp_path: Path) -> None:
+    """What it had begun goes on at the other one, behind images that are made there again."""
+    write(tmp_path, "3")
+    asked = [parts for parts in ASKED for _ in range(2)]
+    with short_dir() as base, engine(tmp_path, base) as one:
+        whole = heard(one, asked, LONG)
+    with short_dir() as base, engine(tmp_path, base, replicas=2, restart=True) as two:
+        assert two.status is not None
+        pid = next(row.pid for row in two.status.actors if row.role == "replica-0")
+
+        def kill_on_the_way() -> None:
+            """As soon as somebody else has 40 tokens."""
+            with Client(two.name, run_dir=str(base)) as client:
+                count = 0
+                for delta in client.chat([{"role": "user", "content": ASKED[4]}], LONG,
+                                         stream=True):
+                    if count < 40 <= count + len(delta.token_ids):
+                        os.kill(pid, signal.SIGKILL)
+                    count += len(delta.token_ids)
+
+        killer = threading.Thread(target=kill_on_the_way)
+        killer.start()
+        assert heard(two, asked, LONG) == whole
+        killer.join()
+        gauges = next(row.gauges for row in two.client.status().actors if row.role == "scheduler")
+        assert gauges["migrated_tokens"] > 0

@@ -64,7 +64,7 @@ def test_answers_are_about_the_pictures(tmp_path: Path, kind: str) -> None:
         assert ask(image(), text) == red
 
 
-def streams(engine: Engine, then: Callable[[], None] | None = None) -> list[list[int]]:
+def streams(engine: Engine, then: Callable[[], Any] | None = None) -> list[list[int]]:
     """The tokens of several streams about pictures, some with two, one without; `then` is called
     when half of them have begun."""
     asked: list[list[Any]] = [
@@ -98,7 +98,8 @@ def streams(engine: Engine, then: Callable[[], None] | None = None) -> list[list
 @pytest.mark.parametrize("kind", ["2.5", "3"])
 def test_a_replica_dies_with_images_under_way(tmp_path: Path, kind: str) -> None:
     """Its streams go on at the other replica with the tokens that one engine gives, which reads
-    the same patches; they are kept once, and nothing of them is left behind."""
+    the same patches; and so they do when the router dies with the media actor. Patches are kept
+    once, and nothing of them is left behind."""
     write_vl(tmp_path, kind, vocab_size=288, max_position_embeddings=4096, eos_token_id=257)
     write_text_side(tmp_path, kind)
     settings: dict[str, Any] = {"device": "cpu", "max_num_seqs": 8, "max_total_tokens": 8192,
@@ -121,6 +122,8 @@ def test_a_replica_dies_with_images_under_way(tmp_path: Path, kind: str) -> None
 
         assert streams(engine, lambda: os.kill(pids["replica-0"], signal.SIGKILL)) == whole
         assert routed()["migrated_requests"] >= 1
+        assert streams(engine, lambda: [os.kill(pids[role], signal.SIGKILL)
+                                        for role in ("scheduler", "media")]) == whole
         folder = patch_folder(engine_dir(engine.name, str(base)))
         assert len([*folder.glob("*.rows")]) == 6 + 2 + 1, "asked about three times, kept once"
         shared = folder.resolve()
