@@ -29,6 +29,8 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
         widths["the product that joins what is drafted from"] = 2 * s.hidden
     found += [f"{ranks} parts of {what} of {width} are not equal"
               for what, width in widths.items() if width % ranks]
+    if s.vision is not None and s.vision.deepstack:
+        found.append("DeepStack's rows, which several ranks add before they round their sum")
     if isinstance(part.recurrence, MambaShape) and part.recurrence.shared_by > 1:
         found.append("the norm over a group of Mamba-2's heads, which ranks would share")
     return found

@@ -33,5 +33,7 @@ def deepened(images: ImageRows | None, layer: int, stream: HiddenStream) -> Hidd
         return stream
     if isinstance(stream, Tensor):
         return stream.index_add(0, images.places, images.deep[layer])
-    hidden, more = stream  # a sum not yet made, which the next layer is ready for
-    return hidden.index_add(0, images.places, images.deep[layer]), more
+    # A sum not yet made, which the next layer is ready for. Its first part may be a rank's own, of
+    # a sum over all ranks, which would count the rows once for each; the second is whole on each.
+    part, hidden = stream
+    return part, hidden.index_add(0, images.places, images.deep[layer])

@@ -88,6 +88,28 @@ def test_an_answer_is_the_same_in_any_company(tmp_path: Path, kind: str) -> None
 
 
 @pytest.mark.slow
+def test_the_same_on_two_ranks(tmp_path: Path) -> None:
+    """DeepStack's rows are added once, not by each rank, and where nobody else notices."""
+    write(tmp_path, "3")
+    with short_dir() as base, engine(tmp_path, base, tensor_parallel_size=2) as two:
+        alone = [heard(two, [parts])[0] for parts in ASKED]
+        assert len({str(own) for own in alone}) == len(ASKED)
+        assert heard(two, ASKED) == alone
+
+
+@pytest.mark.slow
+def test_one_rank_and_two_have_the_same_bits(tmp_path: Path) -> None:
+    """Every rank has all of the tower."""
+    write(tmp_path, "2.5")
+    with short_dir() as base, engine(tmp_path, base, exact_ranks=2) as one:
+        alone = [heard(one, [parts])[0] for parts in ASKED]
+    with short_dir() as base, engine(
+            tmp_path, base, exact_ranks=2, tensor_parallel_size=2, max_num_batched_tokens=16,
+            force_preempt_every=5, encoder_cache_bytes=0) as two:
+        assert heard(two, ASKED) == alone
+
+
+@pytest.mark.slow
 def test_a_replica_that_dies_changes_no_bit(tmp_path: Path) -> None:
     """What it had begun goes on at the other one, behind images that are made there again."""
     write(tmp_path, "3")
