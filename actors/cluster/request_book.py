@@ -98,7 +98,8 @@ class RequestBook:
         and videos of requests that are not over, wherever they are."""
         self._retain, self.media = retain, media
         self._history = prior or LedgerHistory()
-        self._writes = prior is not None
+        self.written = prior is not None
+        """A ledger has it."""
         self.records: list[LedgerRecord] = []
         """For the ledger: what has come into the book since they were last taken."""
         self.requests: dict[Key, RoutedRequest] = {}
@@ -134,7 +135,7 @@ class RequestBook:
 
     def _apply(self, kind: int, message: AdmissionRecord | OutputRecord | TokenBatch) -> None:
         self._history.apply(message)
-        if self._writes:
+        if self.written:
             self.records.append(make_record(kind, message))
 
     def add_outputs(self, request: RoutedRequest, records: Iterable[OutputRecord]) -> None:
@@ -185,7 +186,7 @@ class RequestBook:
             if output.finish is None:
                 output.finish = msgspec.structs.replace(event, sid=output.sid, logprobs=None,
                                                         prompt_logprobs=None)
-                if self._writes:
+                if self.written:
                     self.records.append(make_record(OUTPUT, output_record(output)))
 
     def check_end(self, request: RoutedRequest, now: float) -> bool:
@@ -212,7 +213,7 @@ class RequestBook:
                 table[client, rid] = request
         if before in self._over:
             self._over[client, rid] = self._over.pop(before)
-        if self._writes:
+        if self.written:
             self.records += entry_records(request.entry)
 
     # --- the end ---

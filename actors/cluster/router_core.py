@@ -71,8 +71,11 @@ BUDGET = 30.0
 """Seconds that a wake may take."""
 TICK = 0.5
 """Seconds between two looks at what waits, and at who is silent."""
-GATHERING = 3.0
-"""Seconds for which a new router waits for the inventories of all replicas."""
+GATHERING = 1.5
+"""Seconds for which a new router waits for the inventories of all replicas: one that died with the
+router before does not answer, and all that ran there waits for this."""
+UNWRITTEN = 3.0
+"""The same without a ledger, where it knows of no request but from them."""
 SPARE_SIDS = 4096
 """Numbers left out by a new router, in case a replica's last report was older than its requests."""
 
@@ -143,7 +146,7 @@ class RouterCore(Core):
             if self._epoch > 1:
                 self._out.append(Send(LAUNCHER, AskReplicaSet()))
             if self._epoch > 1 or self.book.live:
-                self._gather_until = now + GATHERING
+                self._gather_until = now + (GATHERING if self.book.written else UNWRITTEN)
                 placements.gathering = True
             for view in self.views:
                 view.heard = now

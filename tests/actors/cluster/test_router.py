@@ -9,6 +9,7 @@ import pytest
 from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import launch_of
+from actorium.actors.cluster.router_core import GATHERING, UNWRITTEN
 from actorium.actors.messages import Cancel, Flush, Hello, Recall, Reply, Stop, Unknown
 
 
@@ -143,6 +144,28 @@ def test_router_and_replicas_die_at_once() -> None:
     box.assert_whole()
     assert told > 50 and box.of(late)
     assert gauges(box)["migrated_requests"] == 7
+
+
+@pytest.mark.parametrize(("ledger", "seconds"), [(True, GATHERING), (False, UNWRITTEN)])
+def test_a_new_router_does_not_wait_long_for_a_replica_that_died_too(
+        ledger: bool, seconds: float) -> None:
+    """With a ledger it knows what it misses, and what ran there goes on at the other one."""
+    box = ClusterBox(settings(), ledger=ledger)
+    for i in range(4):
+        box.submit([1 + i, 2, 3], max_tokens=600)
+    for _ in range(20):
+        box.turn()
+    box.kill(1, told=False)
+    box.cut_off.add(1)
+    box.new_router()
+    began = box.now
+    while box.router.health().phase == "starting" or box.now == began:
+        box.turn()
+    assert seconds - 0.05 < box.now - began < seconds + 0.1
+    if ledger:
+        box.run(2000)
+        box.assert_whole()
+        assert gauges(box)["migrated_requests"] == 2
 
 
 def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
