@@ -11,6 +11,8 @@ SIZE = 1.2
 """Root mean square of an embedding's numbers, beside what random layers add to it."""
 SHARP = 1.3
 """Of a head's rows: how far the likeliest token is ahead."""
+ROUND = 3
+"""Tokens that follow each other in a round: few, so that windows have a token twice."""
 
 
 def follow_tokens(path: Path, seed: int = 2) -> None:
@@ -25,9 +27,9 @@ def follow_tokens(path: Path, seed: int = 2) -> None:
              and ".layers." not in name)
     vocab, hidden = tensors[name].shape
     embedding = torch.randn(vocab, hidden, generator=random)
-    order = torch.randperm(vocab, generator=random)
     head = torch.empty(vocab, hidden)
-    head[order.roll(-1)] = embedding[order] / hidden ** 0.5 * SHARP  # one round through all tokens
+    for round_ in torch.randperm(vocab, generator=random).split(ROUND):
+        head[round_.roll(-1)] = embedding[round_] / hidden ** 0.5 * SHARP
     put = {name: embedding * SIZE, "lm_head.weight": head}
     for fc in (name for name in tensors if name.endswith(("mtp.fc.weight", "eh_proj.weight"))):
         rest = 0.05 * torch.randn(hidden, hidden, generator=random)

@@ -16,6 +16,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
@@ -61,12 +62,14 @@ class Forks:
 
     def __init__(self, control: socket.socket) -> None:
         self._control = control
+        self._lock = threading.Lock()
+        """Engines may be started by several threads."""
 
     def fork(self, request: dict[str, Any], fds: Sequence[int] = ()) -> int:
         """Its pid. request, fds: see `Become`. Raises `OSError`."""
         wait, go = os.pipe2(os.O_CLOEXEC)
         try:
-            with adopting_orphans():
+            with self._lock, adopting_orphans():
                 socket.send_fds(self._control, [json.dumps(request).encode()], [wait, *fds])
                 pid = int(self._control.recv(32) or 0)
             if not pid:
