@@ -15,7 +15,7 @@ import msgspec
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Linger, Request, StreamDelta
-from actorium.actors.errors import ActoriumError, DeadlineExceeded
+from actorium.actors.errors import Aborted, ActoriumError, DeadlineExceeded
 from actorium.actors.params import SamplingParams, Structured
 from actorium.tools.verify.company import PART
 from actorium.tools.verify.conditions import Condition
@@ -27,6 +27,8 @@ TOPS = 5
 """Likeliest tokens that are told of each position."""
 FILLERS, FILLER_TOKENS = 6, 300
 """Prompts that are sent so that pages of others go."""
+TAKEN_BACK = 2
+"""Times that a stream may be lost to who had it before."""
 LINGER = 30.0
 """Seconds for which a request whose stream is cut goes on."""
 
@@ -156,11 +158,19 @@ class EngineReader:
                     break
                 self._told(delta)
                 first.append(delta)
-            # Under the same name: the request itself goes on, or its answer is still known.
-            whole = [delta async for delta in self._deltas(other, request)]
+            whole = await self._taken_up(other, request)
         finally:
             await stream.aclose()
         return spliced(_answers(first, self._n), _answers(whole, self._n))
+
+    async def _taken_up(self, client: AsyncClient, request: Request) -> list[StreamDelta]:
+        """Under the same name: the request itself goes on, or its answer is still known. A client
+        that heard nothing for a while may have sent it once more before it lost it, and so has it
+        again: whoever wants it asks again, too."""
+        for _ in range(TAKEN_BACK):
+            with suppress(Aborted):
+                return [delta async for delta in self._deltas(client, request)]
+        return [delta async for delta in self._deltas(client, request)]
 
 
 def _answers(deltas: Sequence[StreamDelta], n: int) -> tuple[CaseAnswer, ...]:
