@@ -69,7 +69,7 @@ PLANTED = [
     Planted("committing_too_much_once_preempted", "hybrid", "company,drafts,preempt_every",
             {"drafts", "preempt_every"}),
     Planted("seeding_anew", "llama", "company,worker,logprobs", {"worker"}, comparisons=200),
-    Planted("losing_an_event", "llama", "company,reading,logprobs", {"reading"},
+    Planted("losing_an_event", "llama", "company,reading,logprobs", {"reading"}, ("token", "end"),
             role="gateway-0")]
 
 
