@@ -46,6 +46,14 @@ def base() -> Iterator[Path]:
     shutil.rmtree(path, ignore_errors=True)
 
 
+@pytest.fixture
+def memory() -> Iterator[Path]:
+    """Shared memory, as a directory."""
+    path = tempfile.mkdtemp(dir="/dev/shm", prefix="act")
+    yield Path(path)
+    shutil.rmtree(path, ignore_errors=True)
+
+
 def engine(model: Path, base: Path, **settings: Any) -> Engine:
     return Engine(model, run_dir=str(base), **{
         "skip_tokenizer": True, "device": "cpu", "threads": 2, "exact": "on",
@@ -103,9 +111,11 @@ def assert_none_is_torn(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_one_has_evicted_the_other_finds(tmp_path: Path, base: Path) -> None:
+@pytest.mark.parametrize("place", ["base", "memory"])
+def test_what_one_has_evicted_the_other_finds(tmp_path: Path, base: Path, place: str,
+                                              request: pytest.FixtureRequest) -> None:
     write_checkpoint(tmp_path, dtype=torch.bfloat16, head_dim=32)
-    asked, disk = prompts(12), base / "pages"
+    asked, disk = prompts(12), request.getfixturevalue(place) / "pages"
     with engine(tmp_path, base / "a", prefix_cache=False, max_total_tokens=8 * POOL) as running:
         wanted = told(running, asked)
     evicted, found_whole = 12 * WHOLE - POOL // PAGE, 8 * WHOLE  # of four the pool has a part
