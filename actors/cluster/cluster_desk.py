@@ -10,8 +10,8 @@ from actorium.actors.cluster.cluster_control import (
     ScaleCluster,
     UndrainReplica,
 )
-from actorium.actors.cluster.fleet import Fleet
-from actorium.actors.cluster.placements import Placements
+from actorium.actors.cluster.routing.placements import Placements
+from actorium.actors.cluster.scaling.fleet import Fleet
 
 Asked = ScaleCluster | AutoscaleCluster | DrainReplica | UndrainReplica | AskCluster
 

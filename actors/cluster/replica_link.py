@@ -24,7 +24,7 @@ from actorium.actors.cluster.cluster_messages import (
     life_of,
 )
 from actorium.actors.cluster.known_requests import entry_of, pieces
-from actorium.actors.cluster.prefix_report import PrefixReport
+from actorium.actors.cluster.routing.prefix_report import PrefixReport
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
 from actorium.actors.core import LEDGER, Context, Core, CoreObserver, Send
 from actorium.actors.health import READY_PHASES

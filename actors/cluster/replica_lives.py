@@ -11,10 +11,10 @@ from actorium.actors.cluster.cluster_messages import (
     life_of,
 )
 from actorium.actors.cluster.cluster_orders import FlushOrders
-from actorium.actors.cluster.node_messages import ReplicaBack, ReplicaSilent
-from actorium.actors.cluster.placements import Placements
-from actorium.actors.cluster.placing import ReplicaView
+from actorium.actors.cluster.nodes.node_messages import ReplicaBack, ReplicaSilent
 from actorium.actors.cluster.request_book import RequestBook
+from actorium.actors.cluster.routing.placements import Placements
+from actorium.actors.cluster.routing.placing import ReplicaView
 
 SILENT = 15.0
 """Seconds without a report after which requests go on elsewhere. Whoever is dead or hung is found

@@ -6,15 +6,15 @@ from time import monotonic
 
 import msgspec
 
-from actorium.actors.cluster.autoscale import AutoscaleAims, Autoscaler
 from actorium.actors.cluster.cluster_control import AutoscaleState, ReplicaState
-from actorium.actors.cluster.fleet import Fleet
-from actorium.actors.cluster.load_meter import LoadMeter
-from actorium.actors.cluster.placements import Placements
-from actorium.actors.cluster.placing import new_placer
-from actorium.actors.cluster.prefix_index import PrefixIndex
 from actorium.actors.cluster.request_book import RequestBook
 from actorium.actors.cluster.router_core import RouterCore
+from actorium.actors.cluster.routing.placements import Placements
+from actorium.actors.cluster.routing.placing import new_placer
+from actorium.actors.cluster.routing.prefix_index import PrefixIndex
+from actorium.actors.cluster.scaling.autoscale import AutoscaleAims, Autoscaler
+from actorium.actors.cluster.scaling.fleet import Fleet
+from actorium.actors.cluster.scaling.load_meter import LoadMeter
 from actorium.actors.config.cluster_settings import (
     MOST_REPLICAS,
     NODES_ROLE,

@@ -33,16 +33,13 @@ from actorium.actors.cluster.cluster_messages import (
     ToRouter,
 )
 from actorium.actors.cluster.cluster_orders import FlushOrders
-from actorium.actors.cluster.fleet import Fleet
-from actorium.actors.cluster.node_messages import (
+from actorium.actors.cluster.nodes.node_messages import (
     FromNodes,
     NodesHello,
     ReplicaBack,
     ReplicaSilent,
 )
-from actorium.actors.cluster.placements import Placements
-from actorium.actors.cluster.placing import ReplicaView
-from actorium.actors.cluster.ray_messages import RayNews
+from actorium.actors.cluster.ray.ray_messages import RayNews
 from actorium.actors.cluster.replica_lives import ReplicaLives
 from actorium.actors.cluster.request_book import (
     NOWHERE,
@@ -50,6 +47,9 @@ from actorium.actors.cluster.request_book import (
     RoutedRequest,
     without_sids,
 )
+from actorium.actors.cluster.routing.placements import Placements
+from actorium.actors.cluster.routing.placing import ReplicaView
+from actorium.actors.cluster.scaling.fleet import Fleet
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.messages import (
     Cancel,

@@ -12,15 +12,15 @@ from helpers_cluster import ClusterBox, ReplicaBox, settings
 
 from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
 from actorium.actors.cluster.cluster_messages import ToReplica
-from actorium.actors.cluster.node_agent_core import (
+from actorium.actors.cluster.nodes.node_agent_core import (
     Connect,
     Deliver,
     Launch,
     NodeAgentCore,
     Terminate,
 )
-from actorium.actors.cluster.node_messages import FromHead, FromNode
-from actorium.actors.cluster.nodes_core import NodesCore
+from actorium.actors.cluster.nodes.node_messages import FromHead, FromNode
+from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.config.cluster_settings import ClusterConfig, on_ray
 from actorium.actors.core import CLIENT, Send
 from actorium.actors.watchdog.restart_policy import Restarts

@@ -8,7 +8,7 @@ from __future__ import annotations
 import sys
 from functools import partial
 
-from actorium.actors.cluster import node_agent
+from actorium.actors.cluster.nodes import node_agent
 from actorium.actors.config.cluster_settings import replica_built
 from actorium.tools.chaos.rig import WORKER
 from actorium.tools.cli.cluster_nodes import join

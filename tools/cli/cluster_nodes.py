@@ -101,7 +101,7 @@ def join(argv: list[str]) -> int:
     pair = curve_keys.read_pair(options.key)
     if not pair.server:
         raise BadConfig(f"key: {options.key} is the head's own: a node has one of its own", "key")
-    from actorium.actors.cluster.node_agent import NodeAgent
+    from actorium.actors.cluster.nodes.node_agent import NodeAgent
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="actorium: %(message)s")
     os.umask(0o077)

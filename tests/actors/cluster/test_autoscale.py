@@ -13,8 +13,8 @@ from helpers_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.cluster.autoscale import MARGIN, AutoscaleAims, Autoscaler, LoadReading
 from actorium.actors.cluster.cluster_control import AutoscaleState
+from actorium.actors.cluster.scaling.autoscale import MARGIN, AutoscaleAims, Autoscaler, LoadReading
 
 AIMS = AutoscaleAims(queue=4.0, first_token=2.0, up_delay=3.0, down_delay=60.0, slots=8)
 BOUNDS = AutoscaleState(1, 8)

@@ -10,7 +10,7 @@ import pytest
 from helpers_nodes import NodeBox, NodesBox
 
 from actorium.actors.cluster.cluster_control import AskCluster, ReplicaRow, ScaleCluster
-from actorium.actors.cluster.nodes_core import NodesCore
+from actorium.actors.cluster.nodes.nodes_core import NodesCore
 
 
 def rows(box: NodesBox) -> dict[int, ReplicaRow]:

@@ -8,10 +8,15 @@ import numpy as np
 from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
-from actorium.actors.cluster.placing import FIRST_RATE, HALF_LIFE, ReplicaView, believed_rates
-from actorium.actors.cluster.prefix_hashes import prefix_hashes, root_hash
-from actorium.actors.cluster.prefix_index import SOON, PrefixIndex
-from actorium.actors.cluster.prefix_report import PrefixReport
+from actorium.actors.cluster.routing.placing import (
+    FIRST_RATE,
+    HALF_LIFE,
+    ReplicaView,
+    believed_rates,
+)
+from actorium.actors.cluster.routing.prefix_hashes import prefix_hashes, root_hash
+from actorium.actors.cluster.routing.prefix_index import SOON, PrefixIndex
+from actorium.actors.cluster.routing.prefix_report import PrefixReport
 from actorium.actors.messages import StepResult
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 from actorium.actors.scheduler.plan_record import PlanRecord

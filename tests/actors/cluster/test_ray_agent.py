@@ -10,7 +10,7 @@ import pytest
 from helpers_cli import alive, eventually
 
 from actorium import __version__
-from actorium.actors.cluster.ray_agent import RayAgent
+from actorium.actors.cluster.ray.ray_agent import RayAgent
 from actorium.actors.runtime.security import curve_keys
 
 WORDS = ["tcp://127.0.0.1:9", "--name", "c", "--node", "ray-0", "--processors", "1"]

@@ -7,11 +7,11 @@ import random
 
 import pytest
 
-from actorium.actors.cluster import ray_core
 from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
-from actorium.actors.cluster.node_messages import NodesHello
-from actorium.actors.cluster.ray_core import RayCore
-from actorium.actors.cluster.ray_messages import (
+from actorium.actors.cluster.nodes.node_messages import NodesHello
+from actorium.actors.cluster.ray import ray_core
+from actorium.actors.cluster.ray.ray_core import RayCore
+from actorium.actors.cluster.ray.ray_messages import (
     DRIVER_ROLE,
     AskGroup,
     DropGroup,

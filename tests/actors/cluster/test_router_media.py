@@ -13,7 +13,7 @@ import pytest
 from helpers_cluster import ClusterBox, settings
 from helpers_images import write_text_side
 
-from actorium.actors.cluster.placing import pages_of
+from actorium.actors.cluster.routing.placing import pages_of
 from actorium.actors.config.cluster_settings import ClusterConfig, front_dir
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadConfig

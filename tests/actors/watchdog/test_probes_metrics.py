@@ -14,9 +14,9 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from actorium.actors.cluster.autoscale import REASONS
-from actorium.actors.cluster.nodes_core import NodesCore
-from actorium.actors.cluster.ray_core import RayCore
+from actorium.actors.cluster.nodes.nodes_core import NodesCore
+from actorium.actors.cluster.ray.ray_core import RayCore
+from actorium.actors.cluster.scaling.autoscale import REASONS
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms

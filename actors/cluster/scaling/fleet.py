@@ -10,16 +10,16 @@ from collections.abc import Mapping, Sequence
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.cluster.autoscale import Autoscaler, LoadReading
 from actorium.actors.cluster.cluster_control import (
     AutoscaleState,
     ReplicaRow,
     ReplicaSet,
     ReplicaState,
 )
-from actorium.actors.cluster.load_meter import LoadMeter, held_pages
-from actorium.actors.cluster.placements import Placements
-from actorium.actors.cluster.placing import ReplicaView
+from actorium.actors.cluster.routing.placements import Placements
+from actorium.actors.cluster.routing.placing import ReplicaView
+from actorium.actors.cluster.scaling.autoscale import Autoscaler, LoadReading
+from actorium.actors.cluster.scaling.load_meter import LoadMeter, held_pages
 from actorium.actors.config.cluster_settings import MOST_REPLICAS, NODES_ROLE
 from actorium.actors.runtime.roles import LAUNCHER
 

@@ -1,6 +1,6 @@
 """The process that speaks to Ray: placement groups, and an actor in each (`ray_agent`).
 
-    python -m actorium.actors.cluster.ray_driver RUN_DIR PARENT_PID ADDRESS
+    python -m actorium.actors.cluster.ray.ray_driver RUN_DIR PARENT_PID ADDRESS
 
 It is a child of the actor "ray" (`ray_actor`), since Ray ends the processes of its users when it is
 away for a while. Groups and actors are detached: they outlive this process, and the next one finds
@@ -30,8 +30,8 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actorium import __version__
-from actorium.actors.cluster.ray_agent import RayAgent
-from actorium.actors.cluster.ray_messages import (
+from actorium.actors.cluster.ray.ray_agent import RayAgent
+from actorium.actors.cluster.ray.ray_messages import (
     DRIVER_ROLE,
     ENDED,
     RUNNING,

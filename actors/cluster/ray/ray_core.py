@@ -14,8 +14,8 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.cluster.cluster_control import ReplicaSet
-from actorium.actors.cluster.node_messages import NodesHello
-from actorium.actors.cluster.ray_messages import (
+from actorium.actors.cluster.nodes.node_messages import NodesHello
+from actorium.actors.cluster.ray.ray_messages import (
     DRIVER_ROLE,
     ENDED,
     RUNNING,

@@ -17,10 +17,10 @@ from actorium.actors.cluster.cluster_messages import (
     Resync,
     RouterHello,
 )
-from actorium.actors.cluster.node_messages import ForReplica
-from actorium.actors.cluster.placing import Placer, ReplicaView
-from actorium.actors.cluster.prefix_index import PrefixIndex
+from actorium.actors.cluster.nodes.node_messages import ForReplica
 from actorium.actors.cluster.request_book import NOWHERE, RequestBook, RoutedRequest
+from actorium.actors.cluster.routing.placing import Placer, ReplicaView
+from actorium.actors.cluster.routing.prefix_index import PrefixIndex
 from actorium.actors.core import Send
 from actorium.actors.messages import Cancel, Recall, Stop, Submit
 

@@ -8,13 +8,13 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actorium.actors.cluster.ray_core import RayCore
-from actorium.actors.cluster.ray_messages import DRIVER_ROLE
+from actorium.actors.cluster.ray.ray_core import RayCore
+from actorium.actors.cluster.ray.ray_messages import DRIVER_ROLE
 from actorium.actors.core import Context, CoreObserver, Send
 from actorium.actors.launcher.children import start
 from actorium.actors.runtime.process import describe_exit, python
 
-DRIVER = "actorium.actors.cluster.ray_driver"
+DRIVER = "actorium.actors.cluster.ray.ray_driver"
 
 
 def build(context: Context) -> RayWithDriver:

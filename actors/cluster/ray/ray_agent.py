@@ -5,7 +5,7 @@ alone. Nothing here imports Ray. The agent is no child of Ray's process: when th
 Ray does, the agent and its replicas go on, and whoever comes to this machine for the same node
 finds them. Run as a module, it starts a program that is nobody's child, and prints its pid:
 
-    python -m actorium.actors.cluster.ray_agent LOG PROGRAM ARG...
+    python -m actorium.actors.cluster.ray.ray_agent LOG PROGRAM ARG...
 """
 
 from __future__ import annotations
@@ -111,7 +111,7 @@ def detached(log: Path, argv: list[str]) -> int:
     """Start a program that outlives this process and whoever kills its children. Returns its pid;
     what it writes goes to the end of `log`."""
     environ = {name: value for name, value in os.environ.items() if name != SETS_THREADS}
-    done = subprocess.run(python("actorium.actors.cluster.ray_agent", str(log), *argv),
+    done = subprocess.run(python("actorium.actors.cluster.ray.ray_agent", str(log), *argv),
                           stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, env=environ, check=True)
     return int(done.stdout)
 

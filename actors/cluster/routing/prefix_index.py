@@ -12,7 +12,7 @@ from collections.abc import Sequence, Set
 import numpy as np
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
-from actorium.actors.cluster.prefix_hashes import Hashes
+from actorium.actors.cluster.routing.prefix_hashes import Hashes
 
 MOST_PAGES = 1 << 20
 """Pages in the index; what comes beyond that is not learnt, and not missed: it is a guess less."""

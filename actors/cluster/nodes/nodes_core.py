@@ -25,7 +25,7 @@ from actorium.actors.cluster.cluster_messages import (
     ReplicaGone,
     ReplicaReport,
 )
-from actorium.actors.cluster.node_messages import (
+from actorium.actors.cluster.nodes.node_messages import (
     EndAgent,
     EndReplica,
     ForReplica,

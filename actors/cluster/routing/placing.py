@@ -9,9 +9,9 @@ from operator import mul
 
 from msgspec import Struct
 
-from actorium.actors.cluster.prefix_hashes import Hashes, prefix_hashes, root_hash
-from actorium.actors.cluster.prefix_index import PrefixIndex
 from actorium.actors.cluster.request_book import RoutedRequest
+from actorium.actors.cluster.routing.prefix_hashes import Hashes, prefix_hashes, root_hash
+from actorium.actors.cluster.routing.prefix_index import PrefixIndex
 from actorium.actors.messages import Submit
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.cache.media_keys import media_key

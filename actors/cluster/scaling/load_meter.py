@@ -6,8 +6,8 @@ from collections import deque
 from collections.abc import Iterable
 from math import ceil
 
-from actorium.actors.cluster.placing import ReplicaView
 from actorium.actors.cluster.request_book import RequestBook
+from actorium.actors.cluster.routing.placing import ReplicaView
 
 WINDOW = 10.0
 """Seconds for which a first token counts."""

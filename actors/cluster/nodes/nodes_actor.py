@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from actorium.actors.cluster.nodes_core import NodesCore
+from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import on_ray
 from actorium.actors.config.tree import Config, GatewayConfig, without_secrets

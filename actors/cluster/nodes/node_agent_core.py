@@ -11,7 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.cluster.cluster_messages import FromReplica
-from actorium.actors.cluster.node_messages import (
+from actorium.actors.cluster.nodes.node_messages import (
     EndAgent,
     EndReplica,
     ForReplica,

@@ -17,7 +17,7 @@ import msgspec
 import zmq
 
 from actorium.actors.cluster.cluster_messages import FromReplica
-from actorium.actors.cluster.node_agent_core import (
+from actorium.actors.cluster.nodes.node_agent_core import (
     Action,
     Configure,
     Connect,
@@ -26,7 +26,7 @@ from actorium.actors.cluster.node_agent_core import (
     NodeAgentCore,
     Terminate,
 )
-from actorium.actors.cluster.node_messages import FromHead
+from actorium.actors.cluster.nodes.node_messages import FromHead
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import (
     REPLICA_ROLE,
