@@ -98,7 +98,7 @@ class PendingRequest(PendingItem):
         self.in_ledger = False
         """A delta was received, or it is adopted: `Resume` is sent for it, not the request."""
         self.adopt_frame = b""
-        """What to send instead of a plain `Resume`: one that adopts."""
+        """What to send instead of a plain `Resume` until something is heard: one that adopts."""
         self.first_at = 0.0
         """When its first delta was received; 0 = not yet."""
         self._must_exist = False
@@ -152,6 +152,7 @@ class PendingRequest(PendingItem):
         if delta.error is not None:
             self._on_error(delta, now)
             return
+        self.adopt_frame = b""  # it is ours, and would be taken back from who takes it up later
         end = delta.start + len(delta.tokens) // 4
         is_new = end > choice.num_tokens or delta.finish_reason is not None
         gap = delta.start != choice.num_tokens and (delta.start > 0 or end < choice.num_tokens)
@@ -168,8 +169,7 @@ class PendingRequest(PendingItem):
             self._on_finish(delta)
 
     def _schedule_silence(self, now: float, is_new: bool) -> None:
-        if not self.first_at:
-            self.first_at = now
+        self.first_at = self.first_at or now
         if is_new or not self.in_ledger:
             self.delay = SILENCE
         self.in_ledger = True

@@ -10,7 +10,7 @@ from helpers_text import i4
 
 from actorium.actors.client.core import GRACE, SETTLE, ClientCore
 from actorium.actors.client.pending import PendingRequest
-from actorium.actors.client.requests import Request, encode
+from actorium.actors.client.requests import Linger, Request, encode
 from actorium.actors.errors import (
     Aborted,
     ActoriumError,
@@ -163,6 +163,21 @@ def test_unaccepted_requests_are_resent_when_the_tokenizer_dies() -> None:
     assert core.reconnected("tokenizer.front", 104.0) == []
     assert due(core, 104.0) == ["Generate", "ServerInfo"]
     assert call.frame and waiting.frame and not told.frame
+
+
+def test_a_request_that_was_taken_up_is_not_taken_back_by_asking_again() -> None:
+    """Who lost it to another client, and asks since it hears nothing, would get it back."""
+    core = ClientCore("c")
+    pending, first = core.submit(
+        Request(prompt="x", linger=Linger(rid="k.1", seconds=9.0)), 100.0, True)
+
+    def asked(now: float) -> list[bool]:
+        return [msgspec.msgpack.decode(frame, type=Resume).adopt for _, frame in core.resend(now)]
+
+    assert msgspec.msgpack.decode(first, type=Resume).adopt
+    assert asked(120.0) == [True], "what was sent first may be lost"
+    say(core, pending, 0, "a")
+    assert asked(200.0) == [False]
 
 
 def test_a_new_detokenizer_resends_and_a_broken_connection_asks() -> None:
