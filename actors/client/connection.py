@@ -35,6 +35,9 @@ ANSWERS: dict[str, Any] = {
     WATCHDOG: FromWatchdogFront,
     MEDIA: FromMediaFront,
 }
+# Made at import, as all decoders that threads may share: two threads that are the first to decode a
+# type at the same time end the process in msgspec 0.22, which fills in what it knows of the type.
+_DECODERS = {front: msgspec.msgpack.Decoder(union).decode for front, union in ANSWERS.items()}
 
 
 class Link:
@@ -53,7 +56,6 @@ class Link:
         self._sockets: dict[str, zmq.Socket[Any]] = {}
         self._monitors: dict[str, zmq.Socket[Any]] = {}
         self._connections: dict[str, int] = {}
-        self._decode: dict[str, Any] = {}
         self._poller = zmq.Poller()
         self._finalizer = weakref.finalize(self, _close, self._context, self._sockets,
                                            self._monitors)
@@ -91,7 +93,6 @@ class Link:
         self._connections[front] = 0
         for readable in (socket, monitor):
             self._poller.register(readable, zmq.POLLIN)
-        self._decode[front] = msgspec.msgpack.Decoder(ANSWERS[front]).decode
         return [int(s.getsockopt(zmq.FD)) for s in (socket, monitor)]
 
     def send(self, front: str, frame: bytes) -> None:
@@ -104,7 +105,7 @@ class Link:
     def receive(self) -> Iterator[Any]:
         """Every message that has arrived. Raises `ActoriumError` for one of another version."""
         for front, socket in list(self._sockets.items()):
-            decode = self._decode[front]
+            decode = _DECODERS[front]
             while True:
                 try:
                     frame = socket.recv(zmq.NOBLOCK)

@@ -413,4 +413,8 @@ def dump(config: Config) -> bytes:
 
 def load(data: bytes) -> Config:
     """Inverse of `dump`. Raises `msgspec.ValidationError`."""
-    return msgspec.json.decode(data, type=Config)
+    return _decode(data)
+
+
+_decode = msgspec.json.Decoder(Config).decode
+"""Made at import: see `client/connection.py`."""

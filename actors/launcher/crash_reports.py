@@ -42,6 +42,8 @@ PATIENCE_MS = 500
 """Milliseconds that the watchdog has to answer."""
 LEVEL = 1
 STALE_SECONDS = 600.0
+_decode_status = msgspec.msgpack.Decoder(FromWatchdogFront).decode
+"""Made at import, since reports have threads: see `client/connection.py`."""
 
 
 def report(run_dir: Path, exited: Exited, why: str = "",
@@ -129,7 +131,7 @@ def _ask_status(run_dir: Path, path: Path) -> None:
         socket.send(msgspec.msgpack.encode(GetStatus("crash")))
         if socket.poll(PATIENCE_MS):
             with contextlib.suppress(msgspec.MsgspecError):
-                status = msgspec.msgpack.decode(socket.recv(), type=FromWatchdogFront)
+                status = _decode_status(socket.recv())
                 path.write_bytes(msgspec.json.encode(status))
 
 

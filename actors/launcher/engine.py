@@ -31,6 +31,9 @@ from actorium.actors.runtime.rundir import address
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
 
+_decode_status = msgspec.msgpack.Decoder(FromWatchdogFront).decode
+_decode_report = msgspec.json.Decoder(JobReport).decode
+"""Made at import: see `client/connection.py`."""
 CLOSE_MARGIN = 5.0
 """Seconds beyond the drain timeout until a launcher that does not end is killed."""
 
@@ -123,7 +126,7 @@ class Engine:
                 raise EngineFailed(f"the launcher {self._exit()}")
             self._unread += data
         line, self._unread = self._unread.split(b"\n", 1)
-        report = msgspec.json.decode(line, type=JobReport)
+        report: JobReport = _decode_report(line)
         if report.event == "failed":
             raise _error(report)
         return report
@@ -159,7 +162,7 @@ class Engine:
                     poller.unregister(socket)
 
     def _ready(self, socket: zmq.Socket[bytes]) -> Status | None:
-        status: Status = msgspec.msgpack.decode(socket.recv(), type=FromWatchdogFront)
+        status: Status = _decode_status(socket.recv())
         return status if status.ready else None
 
     def close(self) -> None:

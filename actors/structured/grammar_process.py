@@ -28,6 +28,10 @@ class GrammarVerdict(Struct, array_like=True):
     error: str = ""
 
 
+_decode_verdict = msgspec.msgpack.Decoder(GrammarVerdict).decode
+"""Made at import, since threads check: see `client/connection.py`."""
+
+
 class GrammarProcess:
     """The parent's side of the process. For one thread at a time."""
 
@@ -42,7 +46,7 @@ class GrammarProcess:
         if answer is None:
             raise InvalidRequest(f"structured: the grammar takes more than {CPU_SECONDS:g} s or "
                                  f"{MEMORY >> 30} GiB to compile", "structured")
-        verdict = msgspec.msgpack.decode(answer, type=GrammarVerdict)
+        verdict: GrammarVerdict = _decode_verdict(answer)
         if verdict.error:
             raise InvalidRequest(verdict.error, "structured")
         return verdict.grammar

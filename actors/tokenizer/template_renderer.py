@@ -52,6 +52,11 @@ class Rendered(Struct, array_like=True):
     param: str | None = None
 
 
+_decode_rendered = msgspec.msgpack.Decoder(Rendered).decode
+"""Made at import, since each of the tokenizer's threads has a renderer: see
+`client/connection.py`."""
+
+
 class TemplateRenderer:
     """The parent's side of the process. For one thread at a time."""
 
@@ -73,7 +78,7 @@ class TemplateRenderer:
             field = "chat_template" if template else "messages"
             raise InvalidRequest(f"{field}: the chat template takes more than {CPU_SECONDS:g} s "
                                  f"or {MEMORY >> 30} GiB for them", field)
-        found = msgspec.msgpack.decode(answer, type=Rendered)
+        found: Rendered = _decode_rendered(answer)
         if found.error:
             raise InvalidRequest(found.error, found.param)
         return found.text

@@ -3,7 +3,6 @@ dies, log-probabilities to the bit."""
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import threading
@@ -28,11 +27,6 @@ ASKED: list[tuple[Any, SamplingParams]] = [(prompt, SamplingParams(logprobs=3, *
                "presence_penalty": 0.4, "repetition_penalty": 1.1}),
     ("Stops", {"max_tokens": 250, "ignore_eos": True, "seed": 9, "stop": ["qqzz"]}),
     ("Ends", {"max_tokens": 250, "ignore_eos": True, "seed": 11, "min_tokens": 30})]]
-
-
-def rows(cli: Cli) -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(cli.run("ps", "--json").stdout)
-    return found
 
 
 def answers(cli: Cli, kill: Any = None) -> list[Any]:
@@ -77,9 +71,9 @@ def test_a_death_changes_nothing(cli: Cli) -> None:
                               for told in whole for one in told.values())
     with cli.serve(*MODEL, "--speculative", "mtp:2", "--replicas", "2"):
         assert eventually(lambda: cli.run("ps", "--json").returncode == 0)
-        pids = {(row["name"], row["role"]): row["pid"] for row in rows(cli)}
+        pids = {(row["name"], row["role"]): row["pid"] for row in cli.actors()}
         got = answers(cli, lambda: os.kill(pids["c", "replica-0"], signal.SIGKILL))
         assert got == whole
-        gauges = next(row for row in rows(cli)
+        gauges = next(row for row in cli.actors()
                       if (row["name"], row["role"]) == ("c", "scheduler"))["gauges"]
         assert gauges["migrated_requests"] >= 1

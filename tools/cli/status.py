@@ -14,6 +14,8 @@ from actorium.actors.gauges import bytes_of
 from actorium.actors.messages import ActorStatus, GetStatus, Status
 from actorium.actors.runtime.rundir import address
 
+_decode = msgspec.msgpack.Decoder(Status).decode
+"""Made at import: see `actors/client/connection.py`."""
 COUNTED = "restarts."
 """How the watchdog's gauges of restarts begin: "restarts.ROLE.CAUSE"."""
 
@@ -42,7 +44,7 @@ class Asker:
         except zmq.Again:
             return None
         while self._socket.poll(deadline.left_ms()):
-            status = msgspec.msgpack.decode(self._socket.recv(), type=Status)
+            status: Status = _decode(self._socket.recv())
             if status.rid == rid:
                 return status
         return None
