@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= benchmarks/results
+PROCESSOR = $(shell sed -n 's/^vendor_id.*\(Intel\|AMD\).*/\1/p' /proc/cpuinfo | head -n 1 | tr A-Z a-z)
 RERUNS ?= 0
 PART ?= contact
 BIN = $(VENV)/bin
@@ -88,7 +89,7 @@ build/ray/.ready: pyproject.toml $(VENV)/.ready-engine
 # VERIFY_FLAGS="--minutes 5 --smollm2-wheel FILE"; 10,000 comparisons or 15 minutes a kind.
 verify-all: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
-	$(BIN)/python benchmarks/verify_all.py --json $(OUT)/verify-exact.json $(VERIFY_FLAGS)
+	$(BIN)/python benchmarks/verify_all.py --json $(OUT)/verify-exact-$(PROCESSOR).json $(VERIFY_FLAGS)
 
 # Attacks of every kind in full size, counted by area.
 adversary: $(VENV)/.ready-test
