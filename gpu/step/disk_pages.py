@@ -1,6 +1,6 @@
 """Pages as files: named by what they hold, checked when they are read, oldest gone first.
 
-    DIR/lock                      held while somebody makes room
+    DIR/pages.lock                held while somebody makes room
     DIR/<namespace>/<xx>/<name>   a page: `HEADER`, then its bytes
 
 The namespace is a hash of everything that a page's bits depend on beside its tokens (the model, its
@@ -39,6 +39,9 @@ BLOCK = 4096
 SPARE = 16
 """Room is made until a sixteenth of the bound is free; the directory is looked at anew each time
 that this engine has written so much."""
+LOCK = "pages.lock"
+"""Not "lock", as in an engine's run directory, by which a launcher knows those that a killed engine
+has left, and removes them: a cache may lie beside them."""
 STALE_S = 600.0
 """Age of a half-written file that nobody writes any more."""
 SAY_EVERY_S = 60.0
@@ -85,7 +88,7 @@ class DiskPages:
         """All that is there, as of the last look and what was written since."""
         self.evicted = 0
         """Files removed to make room."""
-        os.close(os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
+        os.close(os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd))
         self._look()
 
     def close(self) -> None:
@@ -176,7 +179,7 @@ class DiskPages:
         """Removes the least recently used files of all namespaces until there is room for `size`
         bytes and some more; nothing where another engine is at it."""
         try:
-            lock = os.open("lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
+            lock = os.open(LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600, dir_fd=self._fd)
         except OSError as error:
             self._say("no room is made", error)
             return

@@ -25,7 +25,7 @@ from actorium.actors.cluster.cluster_control import AskCluster, DrainReplica, Un
 from actorium.actors.config.cluster_settings import replica_name
 from actorium.actors.messages import ActorStatus
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.gpu.step.disk_pages import HEADER, MAGIC
+from actorium.gpu.step.disk_pages import HEADER, LOCK, MAGIC
 from actorium.tools.cli import status
 from actorium.tools.cli.cluster_asker import ClusterAsker
 
@@ -97,7 +97,7 @@ def gauges(running: Engine, base: Path, index: int) -> dict[str, float]:
 
 def files(directory: Path) -> list[Path]:
     return [path for path in directory.rglob("*")
-            if path.is_file() and path.name != "lock" and not path.name.startswith(".")]
+            if path.is_file() and path.name != LOCK and not path.name.startswith(".")]
 
 
 def assert_none_is_torn(directory: Path) -> None:

@@ -23,6 +23,7 @@ from helpers_prefix import gauges
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Request
+from actorium.gpu.step.disk_pages import LOCK
 
 BF16, PAGE, POOL = torch.bfloat16, 16, 480
 """Tokens of the pool: two sequences fit."""
@@ -77,7 +78,7 @@ def told(running: Engine, prompts: Sequence[list[int]] = PROMPTS) -> list[Any]:
 
 def flip(directory: Path, every: int) -> int:
     """Flips a bit in each so many files; returns how many."""
-    pages = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != "lock")[::every]
+    pages = sorted(p for p in directory.rglob("*") if p.is_file() and p.name != LOCK)[::every]
     for page in pages:
         data = bytearray(page.read_bytes())
         data[DICE.randrange(len(data))] ^= 1 << DICE.randrange(8)
@@ -114,7 +115,7 @@ def hanging(directory: Path) -> Iterator[int]:
     """Who opens one of a directory's files waits: each has a lease, and its holder does not hear
     that it shall give it back. Yields their number."""
     fds = [os.open(path, os.O_RDONLY) for path in directory.rglob("*")
-           if path.is_file() and path.name != "lock"]
+           if path.is_file() and path.name != LOCK]
     try:
         for fd in fds:
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # which nobody minds

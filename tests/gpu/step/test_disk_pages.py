@@ -14,8 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from actorium.actors.runtime.rundir import sweep
 from actorium.actors.runtime.security.private_paths import UnsafePath
-from actorium.gpu.step.disk_pages import BLOCK, CORRUPT, DONE, HEADER, MISSING, DiskPages
+from actorium.gpu.step.disk_pages import BLOCK, CORRUPT, DONE, HEADER, LOCK, MISSING, DiskPages
 
 WIDTH = 3000
 SPACE = b"n" * 16
@@ -50,7 +51,7 @@ def got(disk: DiskPages, number: int) -> bytes | int:
 
 
 def files(directory: Path) -> list[Path]:
-    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != "lock")
+    return sorted(path for path in directory.rglob("*") if path.is_file() and path.name != LOCK)
 
 
 def test_what_was_written_is_read_by_the_next_one(tmp_path: Path) -> None:
@@ -239,6 +240,15 @@ def test_a_wipe_leaves_other_models_alone(tmp_path: Path) -> None:
     put(other, 4)
     disk.wipe()
     assert got(disk, 1) == MISSING and got(other, 4) == page_of(4) and disk.pages == 1
+
+
+def test_a_cache_among_run_directories_is_not_taken_for_a_dead_engines(tmp_path: Path) -> None:
+    """A launcher that starts removes those; an empty cache looked like one."""
+    disk = opened(tmp_path / "pages")
+    sweep(str(tmp_path))
+    put(disk, 1)
+    sweep(str(tmp_path))
+    assert got(disk, 1) == page_of(1)
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
