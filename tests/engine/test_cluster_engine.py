@@ -101,6 +101,7 @@ def test_a_cluster_answers_and_survives_a_replica(cli: Cli) -> None:
     assert cli.entries() == []
 
 
+@pytest.mark.slow
 def test_replicas_come_rest_and_go_under_streams(cli: Cli) -> None:
     """One more, one drained, and all but one sent home, while streams run: nothing is lost."""
     shown: list[dict[str, Any]] = []

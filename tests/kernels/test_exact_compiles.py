@@ -53,10 +53,12 @@ for heads, kv, dim, window in ((32, 8, 128, 0), (8, 2, 64, 512)):
 """
 
 
+@pytest.mark.slow
 def test_few_rows_and_many_have_one_instruction(tmp_path: Path) -> None:
     assert set(compiled(BEGIN + PRODUCTS, tmp_path)) == {"_exact_product"}
 
 
+@pytest.mark.slow
 def test_decodes_and_prompts_have_one_kernel(tmp_path: Path) -> None:
     names = compiled(BEGIN + ATTENTION, tmp_path)
     assert set(names) == {"_exact", "_fold_parts", "_pieces"}

@@ -91,7 +91,7 @@ def test_tokens_are_those_of_steps_that_are_run(make: Callable[[str], Any], name
     assert graphs.replays > 10
 
 
-@pytest.mark.parametrize("name", ["attention", "hybrid"])
+@pytest.mark.parametrize("name", ["attention", pytest.param("hybrid", marks=pytest.mark.slow)])
 def test_preemptions_and_aborts(make: Callable[[str], Any], name: str) -> None:
     model, sizes = make(name), {"slots": 6, "pages": 40, "checkpoints": 4}
     _, want = play(make_runner(model, 0, arrays=DeviceArrays, **sizes), "truncated")
@@ -141,6 +141,7 @@ def test_windows_that_change_from_step_to_step(make: Callable[[str], Any]) -> No
     assert graphs is not None and graphs.replays > 5
 
 
+@pytest.mark.slow
 def test_right_drafts_and_wrong_ones(make: Callable[[str], Any]) -> None:
     """Of somebody else: the host makes them between two replays."""
     model = make("attention")

@@ -92,6 +92,7 @@ def test_greedy_tokens_of_what_it_is_worth_equal_transformers(
     assert tokenizer.decode(found[1]).startswith(" 6, 7")
 
 
+@pytest.mark.slow
 def test_held_in_codes_it_says_nearly_the_same(folder: Path, tokenizer: Tokenizer) -> None:
     ids = tokenizer.encode(TEXT).ids
     odds = []

@@ -29,6 +29,7 @@ from actorium.tools.verify.verify_run import EngineNotStartedError
 __all__ = ["cli"]
 
 
+@pytest.mark.slow
 def test_a_tiny_model_in_float32(cli: Cli, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", "LlamaForCausalLM", seed=3)
     report, page = tmp_path / "report.json", tmp_path / "report.html"
