@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV ?= .venv
 OUT ?= benchmarks/results
-PROCESSOR = $(shell sed -n 's/^vendor_id.*\(Intel\|AMD\).*/\1/p' /proc/cpuinfo | head -n 1 | tr A-Z a-z)
+PROCESSOR = $(or $(shell sed -n 's/^vendor_id.*\(Intel\|AMD\).*/\1/p' /proc/cpuinfo | head -n 1 | tr A-Z a-z),other)
 RERUNS ?= 0
 PART ?= contact
 BIN = $(VENV)/bin
