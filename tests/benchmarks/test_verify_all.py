@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import json
 from pathlib import Path
 from typing import Any
 
@@ -43,3 +44,57 @@ def test_rows() -> None:
     assert told[2] == "| new | 1,234 | 0 | 2 | 4 of 5 | 400 of 1,000 | 1 | 1.5 |"
     assert told[3] == "| old | 1,234 | 0 | 2 | not counted | not counted | 1 | 1.5 |"
     assert {line.count("|") for line in told} == {9}
+
+
+def row_of(seed: int, comparisons: int, **more: Any) -> dict[str, Any]:
+    return {"comparisons": comparisons, "contradictions": 0, "rounds": 3, "shrunk": [], "kinds": {},
+            "unanswered": {}, "counts": {"deaths": 2, "deaths_met": 1}, "engines": ["plain"],
+            "not_started": {}, "interrupted": False, "minutes": 1.5,
+            "axes": [{"axis": "order", "value": "last", "comparisons": comparisons,
+                      "contradictions": 0}],
+            "runs": [{"seed": seed, "comparisons": comparisons}], **more}
+
+
+def test_a_row_is_the_sum_of_its_runs() -> None:
+    verify_all = benchmark("verify_all")
+    company = {"axis": "company", "value": "7", "comparisons": 5, "contradictions": 1}
+    found = verify_all.summed(
+        row_of(0, 100),
+        row_of(1, 40, contradictions=1, shrunk=[{"axis": "company"}], kinds={"token": 1},
+               counts={"deaths": 1, "deaths_met": 1, "drafts": 9}, engines=["plain", "ranks=2"],
+               unanswered={"company": 1}, not_started={"pool=tight": "no"}, interrupted=True,
+               axes=[company, *row_of(1, 40)["axes"]]))
+    assert found == {
+        "comparisons": 140, "contradictions": 1, "rounds": 6, "shrunk": [{"axis": "company"}],
+        "kinds": {"token": 1}, "unanswered": {"company": 1},
+        "counts": {"deaths": 3, "deaths_met": 2, "drafts": 9}, "engines": ["plain", "ranks=2"],
+        "not_started": {"pool=tight": "no"}, "interrupted": True, "minutes": 3.0,
+        "axes": [company, {"axis": "order", "value": "last", "comparisons": 140,
+                           "contradictions": 0}],
+        "runs": [{"seed": 0, "comparisons": 100}, {"seed": 1, "comparisons": 40}]}
+
+
+@pytest.mark.parametrize(("had", "asked", "rows"), [
+    ({}, [(100, 0), (100, 0)], [100, 100]),
+    ({"A": row_of(0, 100), "B": row_of(3, 60)}, [(40, 4)], [100, 100]),
+    ({"A": {"refused": "no"}, "B": row_of(0, 120)}, [(100, 0)], [100, 120])])
+def test_more_asks_what_a_row_lacks_with_another_seed(
+        had: dict[str, Any], asked: list[tuple[int, int]], rows: list[int], tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    verify_all = benchmark("verify_all")
+    monkeypatch.setattr(verify_all, "KINDS", dict.fromkeys("AB", verify_all.ModelKind()))
+    seen: list[tuple[int, int]] = []
+
+    def verified(kind: object, options: object, folder: Path, comparisons: int, seed: int
+                 ) -> dict[str, Any]:
+        seen.append((comparisons, seed))
+        return row_of(seed, comparisons)
+
+    monkeypatch.setattr(verify_all, "verified", verified)
+    file = tmp_path / "found.json"
+    file.write_text(json.dumps({"kinds": had}))
+    monkeypatch.setattr("sys.argv", ["verify_all.py", "--comparisons", "100", "--more", "--json",
+                                     str(file)])
+    assert verify_all.main() == 0 and seen == asked
+    kinds = json.loads(file.read_text())["kinds"]
+    assert [kinds[name]["comparisons"] for name in "AB"] == rows

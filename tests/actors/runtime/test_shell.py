@@ -196,6 +196,15 @@ def test_a_core_that_cannot_be_built(base: Path, target: str, exit_code: int, co
         assert actor.wait() == exit_code
 
 
+def test_a_launcher_that_is_late_still_hears_why(base: Path) -> None:
+    """A busy machine may keep it from reading for longer than sockets linger."""
+    with ActorProcess(base, target="helpers_runtime:build_bad_model") as actor:
+        time.sleep(1.2)
+        with launcher(base) as ears:
+            _, fatal = ears.until(lambda m: isinstance(m, Fatal))[-1]
+            assert fatal.code == "bad_model" and actor.wait() == 2
+
+
 # --- signals ---
 
 def test_sigterm_drains_and_sigint_is_for_the_launcher(base: Path) -> None:
