@@ -3,10 +3,13 @@
     python benchmarks/router.py [--replicas 4] [--rounds 5] [--requests 200] [--streams 1,8,64]
         [--json FILE]
 
-Workers without a model, so that all that is measured is the ring. Engine and cluster run side by
-side and are asked by turns: requests of one token, one after the other, whose times are compared
-round by round; then streams at once, while the processor time of the router, of a scheduler and of
-the detokenizer is read from /proc, threads and all.
+Workers without a model, so that all that is measured is the ring. A cluster, as many engines as it
+has replicas, and one of these alone run side by side and are asked by turns: requests of one token,
+one after the other, whose times are compared round by round. The engines get a request each in
+turn, as replicas do: processes that see one request in four find less of themselves in the
+processor's caches, with a router or without. Then streams at once, by the cluster and by one
+engine, while the processor time of the router, of a scheduler and of the detokenizer is read from
+/proc, threads and all.
 """
 
 from __future__ import annotations
@@ -16,7 +19,8 @@ import asyncio
 import json
 import os
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -53,14 +57,11 @@ class Asked:
     def prompt(self) -> list[int]:
         return [self.chance.randrange(500) for _ in range(PROMPT)]
 
-    async def first_tokens(self, count: int) -> list[float]:
-        """Milliseconds from each request to its only token."""
-        found = []
-        for _ in range(count):
-            prompt, began = self.prompt(), perf_counter()
-            await self.client.generate(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
-            found.append(1e3 * (perf_counter() - began))
-        return found
+    async def first_token(self) -> float:
+        """Milliseconds from a request to its only token."""
+        prompt, began = self.prompt(), perf_counter()
+        await self.client.generate(prompt, SamplingParams(max_tokens=1, ignore_eos=True))
+        return 1e3 * (perf_counter() - began)
 
     async def streams(self, count: int) -> Mapping[str, float]:
         """Microseconds of a processor for a token of `count` streams at once, by role."""
@@ -78,26 +79,36 @@ class Asked:
                 for role, pid in pids.items()}
 
 
-async def measured(alone: Asked, cluster: Asked, rounds: int, requests: int, streams: list[int]
-                   ) -> dict[str, Any]:
+async def first_tokens(asked: Sequence[Asked], count: int) -> list[float]:
+    """Milliseconds of so many requests, one after the other, by turns of who is asked."""
+    return [await asked[i % len(asked)].first_token() for i in range(count)]
+
+
+async def measured(engines: Sequence[Asked], cluster: Asked, rounds: int, requests: int,
+                   streams: list[int]) -> dict[str, Any]:
     """See the module."""
-    both = {"engine": alone, "cluster": cluster}
-    for each in both.values():
-        await each.first_tokens(WARM)
-    first: dict[str, list[float]] = {name: [] for name in both}
-    costs: dict[str, dict[str, list[Mapping[str, float]]]] = {name: {} for name in both}
+    asked = {"engine": engines[:1], "engines by turns": engines, "cluster": [cluster]}
+    for each in asked.values():
+        await first_tokens(each, WARM * len(engines))
+    first: dict[str, list[float]] = {name: [] for name in asked}
+    costs: dict[str, dict[str, list[Mapping[str, float]]]] = {"engine": {}, "cluster": {}}
     for number in range(rounds):
-        for name in sorted(both, reverse=bool(number % 2)):
-            first[name].append(median(await both[name].first_tokens(requests)))
+        turn = number % len(asked)
+        for name in [*asked][turn:] + [*asked][:turn]:
+            first[name].append(median(await first_tokens(asked[name], requests)))
         for count in streams:
-            for name, each in both.items():
-                costs[name].setdefault(str(count), []).append(await each.streams(count))
-    for each in both.values():
-        await each.client.close()
+            for name, found in costs.items():
+                found.setdefault(str(count), []).append(await asked[name][0].streams(count))
+    for one in (*engines, cluster):
+        await one.client.close()
+
+    def added(name: str) -> float:
+        return median(b - a for a, b in zip(first[name], first["cluster"], strict=True))
+
     return {
         "first_token_ms": first,
-        "router_adds_ms": median(b - a for a, b in zip(first["engine"], first["cluster"],
-                                                       strict=True)),
+        "router_adds_ms": added("engines by turns"),
+        "cluster_adds_ms": added("engine"),
         "us_per_token": {name: {count: {role: median(cost[role] for cost in found)
                                         for role in found[0]} for count, found in own.items()}
                          for name, own in costs.items()}}
@@ -114,14 +125,17 @@ def main() -> None:
     counts = [int(count) for count in options.streams.split(",")]
     shared = {"null_worker": True, "skip_tokenizer": True}
     load = os.getloadavg()[0]
-    with (Engine("", **shared) as engine,
-          Engine("", replicas=options.replicas, **shared) as cluster):
-        found = asyncio.run(measured(Asked(engine, 1), Asked(cluster, 2), options.rounds,
+    with ExitStack() as stack:
+        engines = [Asked(stack.enter_context(Engine("", **shared)), 1 + i)
+                   for i in range(options.replicas)]
+        cluster = stack.enter_context(Engine("", replicas=options.replicas, **shared))
+        found = asyncio.run(measured(engines, Asked(cluster, 0), options.rounds,
                                      options.requests, counts))
     for name, own in found["first_token_ms"].items():
-        print(f"{name:<8} first token, median of {options.requests}: "
+        print(f"{name:<16} first token, median of {options.requests}: "
               + ", ".join(f"{value:.2f}" for value in own) + " ms")
-    print(f"the router adds {found['router_adds_ms']:.2f} ms")
+    print(f"the router adds {found['router_adds_ms']:.2f} ms to what as many engines take, "
+          f"the cluster {found['cluster_adds_ms']:.2f} ms to what one takes")
     for count in counts:
         parts = [f"{name} {role} {cost:.1f}" for name, own in found["us_per_token"].items()
                  for role, cost in own[str(count)].items()]
