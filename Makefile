@@ -21,7 +21,7 @@ help:
 	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests: an hour and more"
-	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 28 minutes"
+	@echo "make chaos      actors killed, stopped, starved and poisoned while streams go on: 25 to 28 minutes"
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
