@@ -287,6 +287,8 @@ def test_contradictions_are_refused_in_one_line(
     (["--disable-piecewise-cuda-graph"], "device.graph_token_counts", "off"),
     (["--disable-cuda-graph"], "device.enforce_eager", True),
     (["--enable-priority-scheduling"], "scheduler.schedule_policy", "priority"),
+    (["--enable-deterministic-inference"], "device.exact", "on"),
+    (["--no-enable-deterministic-inference"], "device.exact", "auto"),
     (["--allowed-origins", '["https://a.example", "*"]'], "gateway.cors_origins",
      "https://a.example,*"),
     (["--async-scheduling"], "scheduler.overlap", True),

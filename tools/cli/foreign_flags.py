@@ -37,7 +37,8 @@ ACCEPTED = (
           "bf16-gemm-backend kernel-config nsa-prefill-backend nsa-decode-backend "
           "dsa-prefill-backend dsa-decode-backend speculative-attention-mode flash-attn "
           "triton-attention-num-kv-splits speculative-moe-runner-backend"),
-    Group("text alone is served, no images and no audio",
+    Group("images and videos are prepared as the model's own preprocessor says, once for all "
+          "processes; audio is not served",
           "mm-embeds skip-mm-profiling chunked-mm-input "
           "fast-image-processor keep-mm-feature-on-device mm-enable-dp-encoder "
           "interleave-mm-strings multimodal",
@@ -148,7 +149,7 @@ ACCEPTED = (
           "speculative-draft-model-revision speculative-draft-tensor-parallel-size "
           "speculative-moe-a2a-backend speculative-disable-by-batch-size"),
     Group("the same seed gives the same tokens in any batch",
-          "deterministic-inference speculative-use-rejection-sampling",
+          "speculative-use-rejection-sampling",
           "speculative-accept-threshold-single speculative-accept-threshold-acc"),
     Group("--device says where layers lie: all on one device",
           valued="n-gpu-layers gpu-layers split-mode main-gpu"),

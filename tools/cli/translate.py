@@ -41,6 +41,7 @@ _MEANT = {
     "attention": ((VALUE, "attention-config"),),
     "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
     "priority": ((SWITCH, "priority-scheduling"),),
+    "exactness": ((SWITCH, "deterministic-inference"),),
     "logs": ((SWITCH, "log-stats"),),
     "logprobs": ((VALUE, "max-logprobs"),),
     "checkpoint": ((VALUE, "tokenizer tokenizer-path"),),
@@ -240,6 +241,12 @@ def _priority(words: list[ForeignWord], result: Translation) -> None:
         result.set("schedule_policy", "priority", words[-1].origin)
 
 
+def _exactness(words: list[ForeignWord], result: Translation) -> None:
+    """SGLang's refuses backends that are not batch-invariant, as --exact on does."""
+    if not words[-1].off:
+        result.set("exact", "on", words[-1].origin)
+
+
 def _logs(words: list[ForeignWord], result: Translation) -> None:
     """No lines on the work: no interval between them."""
     if words[-1].off:
@@ -259,5 +266,5 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
     "accepted": _accept, "speculation": _speculation, "attention": _attention, "graphs": graphs,
-    "generation": _generation, "priority": _priority, "logs": _logs, "logprobs": _logprobs,
-    "checkpoint": _checkpoint}
+    "generation": _generation, "priority": _priority, "exactness": _exactness,
+    "logs": _logs, "logprobs": _logprobs, "checkpoint": _checkpoint}
