@@ -54,7 +54,7 @@ SHORT: dict[str, str] = {
     "-pcp": "prefill-context-parallel-size", "-n": "nnodes", "-r": "node-rank",
     "-q": "quantization", "-sc": "speculative-config", "-cc": "compilation-config",
     "-ac": "attention-config", "-O": "optimization-level", "-ngl": "n-gpu-layers",
-    "-fa": "flash-attn", "-b": "batch-size", "-ub": "ubatch-size",
+    "-fa": "flash-attn", "-cram": "cache-ram", "-b": "batch-size", "-ub": "ubatch-size",
 }
 """Flags with one dash -> the flag that they stand for."""
 

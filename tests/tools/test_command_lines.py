@@ -10,6 +10,7 @@ from helpers_cli import Cli, cli, one_line
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig
 from actorium.actors.launcher import preflight
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
@@ -289,6 +290,16 @@ def test_contradictions_are_refused_in_one_line(
     (["--enable-priority-scheduling"], "scheduler.schedule_policy", "priority"),
     (["--enable-deterministic-inference"], "device.exact", "on"),
     (["--no-enable-deterministic-inference"], "device.exact", "auto"),
+    (["--kv-offloading-size", "1.5", "--kv-offloading-backend", "native"], "memory.host_cache",
+     3 << 29),
+    (["--kv-offloading-size", "0"], "memory.host_cache", 0),
+    (["--enable-hierarchical-cache", "--hicache-size", "30", "--hicache-ratio", "2"],
+     "memory.host_cache", 30_000_000_000),
+    (["--enable-hierarchical-cache", "--hicache-ratio", "2.0"], "memory.host_cache", 0),
+    (["--hicache-size", "30"], "memory.host_cache", 0),
+    (["-cram", "512"], "memory.host_cache", 512 << 20),
+    (["--cache-ram", "-1"], "memory.host_cache", 0),
+    (["--cache-ram=0", "--host-cache", "1g"], "memory.host_cache", 1 << 30),
     (["--allowed-origins", '["https://a.example", "*"]'], "gateway.cors_origins",
      "https://a.example,*"),
     (["--async-scheduling"], "scheduler.overlap", True),
@@ -361,6 +372,40 @@ def test_torch_compile_says_what_it_is_taken_as() -> None:
     assert serve("-cc", '{"custom_ops": ["all"], "pass_config": {}}').notes == [
         "-cc custom_ops, -cc pass_config change nothing here: nothing is compiled by torch "
         "(--passes, --graph-batch-sizes, --graph-token-counts)"]
+
+
+@pytest.mark.parametrize(("argv", "said"), [
+    (["--enable-hierarchical-cache", "--hicache-ratio", "2"],
+     "--enable-hierarchical-cache, --hicache-ratio change nothing here: --host-cache SIZE says how "
+     "much of the host's memory pages get"),
+    (["--enable-hierarchical-cache"],
+     "--enable-hierarchical-cache changes nothing here: --host-cache SIZE says how much of the "
+     "host's memory pages get"),
+    (["--enable-hierarchical-cache", "--hicache-size", "8"],
+     "--hicache-size is taken as the sum over all ranks"),
+    (["--hicache-size", "8"], "--hicache-size changes nothing without --enable-hierarchical-cache"),
+    (["--hicache-storage-backend", "file"],
+     "--hicache-storage-backend changes nothing here: --disk-cache DIR:SIZE keeps pages on a disk"),
+    (["--cache-ram", "-1"], "--cache-ram -1 changes nothing here: --host-cache SIZE says how much "
+     "of the host's memory pages get")])
+def test_tiers_of_which_nobody_says_how_large(argv: list[str], said: str) -> None:
+    assert serve(*argv).notes == [said]
+
+
+@pytest.mark.parametrize(("argv", "error"), [
+    (["--kv-offloading-size", "8", "--kv-offloading-backend", "lmcache"],
+     "--kv-offloading-backend: must be native: pages lie in --host-cache and --disk-cache alone, "
+     "got 'lmcache'"),
+    (["--kv-offloading-size", "-8"], "--kv-offloading-size: must not be negative, got -8"),
+    (["--kv-offloading-size", "nan"], "--kv-offloading-size: is no size, got nan"),
+    (["--enable-hierarchical-cache", "--hicache-size", "much"],
+     "--hicache-size: must be a number, got 'much'"),
+    (["--cache-ram", "8192", "--host-cache", "8g"],
+     "--cache-ram: cannot be combined with --host-cache")])
+def test_tiers_that_cannot_be(argv: list[str], error: str) -> None:
+    with pytest.raises(BadConfig) as caught:
+        serve(*argv)
+    assert str(caught.value) == error
 
 
 def test_flags_of_one_reason_share_a_line() -> None:

@@ -86,11 +86,11 @@ ACCEPTED = (
           "mamba-cache-dtype mamba-block-size mamba-radix-cache-strategy mamba-scheduler-strategy "
           "mamba-track-interval num-lookahead-slots num-gpu-blocks-override"),
     Group("what is preempted is computed again, or found in the prefix cache; nothing is swapped",
-          "hierarchical-cache hicache lmcache",
-          "lmcache-config-file hicache-storage-backend-extra-config swap-space preemption-mode "
-          "hicache-ratio hicache-size hicache-write-policy "
-          "hicache-io-backend hicache-mem-layout hicache-storage-backend "
-          "hicache-storage-prefetch-policy retraction-policy"),
+          valued="swap-space preemption-mode retraction-policy"),
+    Group("pages that the pool has no room for go to --host-cache and --disk-cache, in one way",
+          "lmcache", "lmcache-config-file hicache-storage-backend-extra-config "
+          "hicache-write-policy hicache-io-backend hicache-mem-layout "
+          "hicache-storage-prefetch-policy"),
     Group("prefixes are compared token by token", "chunked-prefix-cache",
           "prefix-caching-hash-algo radix-cache-backend"),
     Group("a request is admitted when its pages are there",
@@ -172,8 +172,8 @@ REFUSED = (
           valued="node-rank data-parallel-rank data-parallel-start-rank"),
     Group("the device is chosen by CUDA_VISIBLE_DEVICES", unless="0",
           valued="base-gpu-id device-ids"),
-    Group("weights and pages lie on the devices alone", unless="0",
-          valued="cpu-offload-gb kv-offloading-size offload-group-size"),
+    Group("weights lie on the devices alone", unless="0",
+          valued="cpu-offload-gb offload-group-size"),
     Group("there is no TLS: put a proxy in front",
           valued="ssl-keyfile ssl-certfile ssl-ca-certs ssl-keyfile-password ssl-ciphers "
           "ssl-key-file ssl-cert-file"),
@@ -195,7 +195,7 @@ REFUSED = (
     Group("prompts and pages are computed in one engine", unless="null none",
           valued="disaggregation-mode"),
     Group("prompts and pages are computed in one engine",
-          valued="kv-transfer-config ec-transfer-config kv-offloading-backend"),
+          valued="kv-transfer-config ec-transfer-config"),
     Group("no code of others is run in an engine", "custom-logit-processor",
           "tool-parser-plugin reasoning-parser-plugin io-processor-plugin scheduler-cls "
           "worker-extension-cls custom-weight-loader", "middleware logits-processors"),

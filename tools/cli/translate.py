@@ -28,6 +28,7 @@ from actorium.tools.cli.foreign_words import (
     number_of,
 )
 from actorium.tools.cli.graph_flags import GRAPH_FLAGS, graphs
+from actorium.tools.cli.tier_flags import TIER_FLAGS, tiers
 
 # --- the table -----------------------------------------------------------------------------------
 
@@ -38,6 +39,7 @@ _MEANT = {
          "speculative-draft-model speculative-model num-speculative-tokens spec-method spec-tokens "
          "spec-model"),),
     "graphs": GRAPH_FLAGS,
+    "tiers": TIER_FLAGS,
     "attention": ((VALUE, "attention-config"),),
     "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
     "priority": ((SWITCH, "priority-scheduling"),),
@@ -266,5 +268,5 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
 
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
     "accepted": _accept, "speculation": _speculation, "attention": _attention, "graphs": graphs,
-    "generation": _generation, "priority": _priority, "exactness": _exactness,
+    "tiers": tiers, "generation": _generation, "priority": _priority, "exactness": _exactness,
     "logs": _logs, "logprobs": _logprobs, "checkpoint": _checkpoint}
