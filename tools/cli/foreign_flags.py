@@ -221,7 +221,7 @@ REFUSED = (
     Group("a GGUF file of a repository is named ORG/NAME:FILE", valued="hf-file"),
     Group("models are fetched by name from the Hugging Face hub alone: fetch the file, and name it",
           valued="model-url docker-repo"),
-    Group("weights are safetensors with a config.json beside them", valued="mmproj"),
+    Group("models that take images are safetensors: a GGUF file has no tower", valued="mmproj"),
 )
 """Flags that ask for what is not here."""
 
