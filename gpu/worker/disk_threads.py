@@ -19,8 +19,9 @@ from time import monotonic
 import numpy as np
 
 from actorium.actors.messages import PageAnswer, PageOrder
-from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
+from actorium.gpu.step.disk_pages import DONE, MISSING
 from actorium.gpu.step.host_pages import HostPages
+from actorium.gpu.worker.disk_opening import OpeningDisk
 
 LOG = logging.getLogger("actorium.worker")
 NAME_BYTES = 16
@@ -73,7 +74,7 @@ class DiskThreads:
     """Moves pages between host slots and files. Slots are the scheduler's: it gives none of an
     order's to anything else before the answer."""
 
-    def __init__(self, disk: DiskPages, host: HostPages, worker: int, rank: int,
+    def __init__(self, disk: OpeningDisk, host: HostPages, worker: int, rank: int,
                  timeout: float) -> None:
         """worker: its epoch; timeout: seconds within which what is read is there."""
         self._disk, self._host, self._worker, self._rank = disk, host, worker, rank
@@ -85,7 +86,7 @@ class DiskThreads:
         """Holds its lock: who touches a slot, an open task, or what is below."""
         self._looks_at = math.inf
         """When the third thread looks next."""
-        self._rests_until = -math.inf
+        self._rests_until = -math.inf if disk.opened else monotonic() + REST_S
         self._answer: Answer
 
     def start(self, answer: Answer, guarded: Guard) -> None:
@@ -98,7 +99,10 @@ class DiskThreads:
                          args=(self._watch,)).start()
 
     def submit(self, order: PageOrder) -> None:
-        """Queue an order; while the disk rests its answer is there at once."""
+        """Queue an order; while the disk rests its answer is there at once. The first order of a
+        scheduler may come before `reset`, which the thread that computes calls."""
+        if order.epoch > self._epoch:
+            self.reset(order.epoch)
         lane = self._reads if order.verb in ("find", "read") else self._writes
         waits = order.verb != "wipe"
         with self._changed:
@@ -113,8 +117,10 @@ class DiskThreads:
 
     def reset(self, epoch: int) -> None:
         """Another scheduler has taken over: orders of the one before touch no slot any more once
-        this returns."""
+        this returns. Without effect where one of its orders was here before."""
         with self._changed:
+            if epoch <= self._epoch:
+                return
             self._epoch = epoch
             for lane in self._lanes:
                 for task in lane.open:
@@ -130,7 +136,7 @@ class DiskThreads:
         if task.order.epoch == self._epoch:
             self._answer(PageAnswer(self._epoch, self._worker, self._rank, task.order.ticket,
                                     found=bytes(task.found), pages=self._disk.pages,
-                                    disk_bytes=self._disk.bytes))
+                                    disk_bytes=self._disk.disk_bytes))
 
     # --- the threads that touch the disk ---------------------------------------------------------
 

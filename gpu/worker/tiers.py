@@ -21,6 +21,7 @@ from actorium.gpu.step.disk_pages import DiskPages
 from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.step.page_sums import native_crc32
 from actorium.gpu.step.runner import ModelRunner
+from actorium.gpu.worker.disk_opening import OpeningDisk
 from actorium.gpu.worker.disk_threads import DiskThreads
 from actorium.gpu.worker.page_identity import page_namespace
 
@@ -67,8 +68,9 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: obj
     try:
         name = page_namespace(config, resolve(config.model.model), shape, info, place, host.parts,
                               host.width)
-        disk = DiskPages(bound.directory, bound.bytes, name,
-                         native_crc32 if host.native else zlib.crc32)
+        disk = OpeningDisk(bound.directory, lambda: DiskPages(
+            bound.directory, bound.bytes, name, native_crc32 if host.native else zlib.crc32),
+            config.memory.disk_timeout)
     except UnsafePath as error:
         raise BadConfig(f"disk_cache: {error}", "memory.disk_cache") from None
     except OSError as error:

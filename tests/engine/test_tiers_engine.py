@@ -111,11 +111,11 @@ def test_every_token_is_as_without_tiers(kind: str, tmp_path: Path, base: Path) 
 
 
 @contextlib.contextmanager
-def hanging(directory: Path) -> Iterator[int]:
+def hanging(directory: Path, whole: bool = False) -> Iterator[int]:
     """Who opens one of a directory's files waits: each has a lease, and its holder does not hear
-    that it shall give it back. Yields their number."""
+    that it shall give it back. whole: nor can the cache be opened. Yields their number."""
     fds = [os.open(path, os.O_RDONLY) for path in directory.rglob("*")
-           if path.is_file() and path.name != LOCK]
+           if path.is_file() and (whole or path.name != LOCK)]
     try:
         for fd in fds:
             fcntl.fcntl(fd, fcntl.F_SETSIG, signal.SIGURG)  # which nobody minds
@@ -141,6 +141,23 @@ def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path, base: Path) -> None:
     assert count > 50 and before["disk_pages_late"] == 0
     assert found["disk_pages_late"] > 0
     assert took < 20.0, "the kernel gives up a lease after 45 s, of one file"
+
+
+@pytest.mark.slow
+def test_a_worker_starts_while_the_disk_hangs(tmp_path: Path, base: Path) -> None:
+    """It has streams to go on with."""
+    WRITERS["full attention"](tmp_path)
+    disk, asked = base / "pages", PROMPTS[:12]
+    with engine(tmp_path, base, disk_cache=f"{disk}:64MiB", disk_timeout=0.3) as running:
+        wanted = told(running, asked)
+        with hanging(disk, whole=True):
+            began = time.monotonic()
+            (pid,) = [actor.pid for actor in running.client.status().actors
+                      if actor.role == "worker-0"]
+            os.kill(pid, signal.SIGKILL)
+            assert told(running, asked) == wanted
+            took = time.monotonic() - began
+    assert took < 30.0, "the kernel gives up a lease after 45 s"
 
 
 @pytest.mark.slow

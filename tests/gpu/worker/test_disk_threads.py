@@ -16,6 +16,7 @@ from actorium.actors.messages import PageAnswer, PageOrder
 from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
 from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.worker import disk_threads
+from actorium.gpu.worker.disk_opening import OpeningDisk
 from actorium.gpu.worker.disk_threads import LATE, DiskThreads
 
 SLOTS, WIDTH, TIMEOUT = 8, 4096, 0.3
@@ -49,15 +50,21 @@ class HangingPages(DiskPages):
 class Moved:
     """The threads, their slots, and what they have answered."""
 
-    def __init__(self, directory: Path) -> None:
-        self.disk = HangingPages(directory)
+    def __init__(self, directory: Path, gate: threading.Event | None = None) -> None:
+        """gate: the disk is not opened before it is."""
+        self.disk, self._gate = HangingPages(directory), gate
+        self.opening = OpeningDisk(directory, lambda: self._opened(directory), TIMEOUT)
         self.host = HostPages([[torch.zeros(4, WIDTH, dtype=torch.uint8)]], SLOTS * WIDTH)
-        self.threads = DiskThreads(self.disk, self.host, 3, 0, TIMEOUT)
+        self.threads = DiskThreads(self.opening, self.host, 3, 0, TIMEOUT)
         self.answers: list[PageAnswer] = []
         self.failed: list[BaseException] = []
         self._came = threading.Condition()
         self.threads.start(self._on_answer, lambda body: body())
         self.threads.reset(1)
+
+    def _opened(self, directory: Path) -> HangingPages:
+        assert self._gate is None or self._gate.wait(60)
+        return self.disk
 
     def _on_answer(self, answer: PageAnswer) -> None:
         with self._came:
@@ -199,3 +206,72 @@ def test_another_scheduler_does_not_wait_for_a_disk_that_hangs(moved: Moved) -> 
     moved.order(3, "find", range(2), epoch=2)
     assert moved.found(3) == [DONE] * 2
     assert (moved.host.rows == 7).all() and [a.ticket for a in moved.answers] == [1, 3]
+
+
+def test_orders_may_come_before_the_reset(moved: Moved) -> None:
+    """Messages reach these threads sooner than the one that computes: what it says later of the
+    same scheduler takes no order back, or who waits for the answer would wait for ever."""
+    moved.fill()
+    moved.disk.gate.clear()
+    moved.disk.entered.clear()
+    moved.order(2, "find", range(2), epoch=2)
+    assert moved.disk.entered.wait(10)
+    moved.threads.reset(2)
+    moved.disk.gate.set()
+    assert moved.found(2) == [DONE] * 2
+    moved.threads._rests_until = time.monotonic() + 60
+    moved.order(3, "find", range(2), epoch=3)
+    moved.threads.reset(3)
+    assert moved.found(3) == [MISSING] * 2
+    moved.threads._rests_until = 0.0
+    moved.order(4, "find", range(2), epoch=2)  # of a scheduler that is gone
+    moved.order(5, "find", range(2), epoch=3)
+    assert moved.found(5) == [DONE] * 2
+    assert all(answer.ticket != 4 for answer in moved.answers)
+
+
+def test_a_disk_that_hangs_when_it_is_opened(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+                                             caplog: pytest.LogCaptureFixture) -> None:
+    """The worker starts without it, and uses it once it is there."""
+    gate, began = threading.Event(), time.monotonic()
+    moved = Moved(tmp_path / "pages", gate)
+    assert TIMEOUT <= time.monotonic() - began < 10
+    assert "does not answer" in caplog.text and not moved.opening.opened
+    moved.order(11, "read", range(3), range(3))
+    moved.order(12, "write", range(3), range(3))
+    assert moved.found(11) == [MISSING] * 3 and moved.found(12) == [MISSING] * 3
+    assert moved.opening.pages == moved.opening.disk_bytes == 0
+    monkeypatch.setattr(moved.threads, "_rests_until", 0.0)
+    moved.order(13, "find", range(3))
+    assert moved.found(13) == [LATE] * 3  # it still hangs, and rests again
+    gate.set()
+    assert moved.opening.holds(name_of(1)) is False  # waits until it is opened
+    assert "the disk answers" in caplog.text
+    while moved.threads._reads.doing is not None:
+        time.sleep(0.01)
+    monkeypatch.setattr(moved.threads, "_rests_until", 0.0)
+    moved.fill()
+    moved.order(14, "find", range(SLOTS))
+    assert moved.found(14) == [DONE] * SLOTS and moved.opening.pages == SLOTS
+
+
+def test_a_disk_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """In time the start is refused; later it is too late for that, and nothing is there."""
+    def refused() -> DiskPages:
+        raise PermissionError(13, "others may look into it")
+
+    with pytest.raises(PermissionError):
+        OpeningDisk(tmp_path, refused, 10.0)
+    gate = threading.Event()
+
+    def late() -> DiskPages:
+        assert gate.wait(60)
+        return refused()
+
+    disk = OpeningDisk(tmp_path, late, 0.05)
+    gate.set()
+    assert disk.holds(name_of(1)) is False and disk.opened
+    assert disk.read(name_of(1), memoryview(bytearray(WIDTH))) == (MISSING, 0)
+    assert disk.write(name_of(1), memoryview(bytes(WIDTH)), 0) is False
+    disk.wipe()
+    assert disk.pages == disk.disk_bytes == 0 and "cannot be used" in caplog.text
