@@ -9,6 +9,7 @@ import random
 import shutil
 import signal
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -74,6 +75,11 @@ def told(running: Engine, prompts: Sequence[list[int]] = PROMPTS) -> list[Any]:
         (one,) = result
         found[number] = list(one.token_ids), [str(row) for row in one.logprobs or ()]
     return [found[number] for number in range(len(prompts))]
+
+
+def actors(running: Engine) -> dict[str, Any]:
+    """As `actorium ps` shows them."""
+    return {actor.role: actor for actor in running.client.status().actors}
 
 
 def flip(directory: Path, every: int) -> int:
@@ -152,12 +158,38 @@ def test_a_worker_starts_while_the_disk_hangs(tmp_path: Path, base: Path) -> Non
         wanted = told(running, asked)
         with hanging(disk, whole=True):
             began = time.monotonic()
-            (pid,) = [actor.pid for actor in running.client.status().actors
-                      if actor.role == "worker-0"]
-            os.kill(pid, signal.SIGKILL)
+            os.kill(actors(running)["worker-0"].pid, signal.SIGKILL)
             assert told(running, asked) == wanted
             took = time.monotonic() - began
     assert took < 30.0, "the kernel gives up a lease after 45 s"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("host", [200_000, 0], ids=["host and disk", "disk"])
+def test_deaths_over_tiers(host: int, tmp_path: Path, base: Path) -> None:
+    """Worker and scheduler die while pages are on their way: each comes back in a moment, with
+    what the tiers have, or without."""
+    WRITERS["full attention"](tmp_path)
+    disk = base / "pages"
+    with engine(tmp_path, base, host_cache=host, disk_cache=f"{disk}:64MiB") as running:
+        wanted = told(running)
+        for _ in range(4):
+            for role in ("worker-0", "scheduler"):
+                answers: list[Any] = []
+                pid = actors(running)[role].pid
+                asking = threading.Thread(target=lambda said=answers: said.extend(told(running)))
+                began = time.monotonic()
+                asking.start()
+                time.sleep(DICE.uniform(0.05, 1.0))
+                os.kill(pid, signal.SIGKILL)
+                asking.join()
+                assert answers == wanted
+                assert time.monotonic() - began < 50.0, "a hang is ended after 60 s"
+                while actors(running)[role].pid == pid:
+                    time.sleep(0.05)
+        assert {role: actors(running)[role].epoch for role in ("worker-0", "scheduler")} == {
+            "worker-0": 5, "scheduler": 5}
+        assert not gauges(running.client)["disk_pages_corrupt"]
 
 
 @pytest.mark.slow
