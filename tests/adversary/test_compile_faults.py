@@ -53,7 +53,8 @@ def ask(served: Served, wanted: dict[str, Any], seed: int, answers: list[str]) -
 
 
 @pytest.mark.mended("a grammar whose checker was killed by somebody was refused as too large")
-@pytest.mark.parametrize("victim", [*ROLES, "checker"])
+@pytest.mark.parametrize("victim", [
+    "tokenizer", "checker", *(pytest.param(role, marks=pytest.mark.slow) for role in ROLES[1:])])
 def test_struck_while_a_grammar_is_compiled(served: Served, victim: str, tried: Callable[..., None],
                                             amount: Callable[[int, int], int]) -> None:
     draw = random.Random(victim)

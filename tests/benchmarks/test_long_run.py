@@ -18,7 +18,8 @@ def _size() -> int:
     return tracemalloc.get_traced_memory()[0]
 
 
-@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority", "fair"])
+@pytest.mark.parametrize("policy", [
+    "fcfs", "fair", *(pytest.param(each, marks=pytest.mark.slow) for each in ("lpm", "priority"))])
 def test_books_balance_under_every_policy(policy: str) -> None:
     loop = long_run.make_loop(policy, debug=True)
     traffic = long_run.Traffic(loop, seed=1, requests=300)

@@ -203,7 +203,7 @@ def test_a_model_of_an_unknown_kind(cli: Cli, tmp_path: Path) -> None:
 
 
 @needs_demo
-def test_the_demo_model_answers_and_is_scored(cli: Cli) -> None:
+def test_the_demo_model_answers(cli: Cli) -> None:
     with cli.serve("--name", "demo", "--device", "cpu") as process:
         assert "importing torch" in process.report.decode()  # type: ignore[attr-defined]
         talk = cli.run("chat", "--name", "demo", "--temperature", "0", "--max-tokens", "12",
@@ -211,6 +211,12 @@ def test_the_demo_model_answers_and_is_scored(cli: Cli) -> None:
         assert talk.returncode == 0, talk.stderr
         first, second = talk.stdout.decode().splitlines()
         assert first == second != ""
+    assert cli.entries() == []
+
+
+@needs_demo
+@pytest.mark.slow
+def test_the_demo_model_is_scored(cli: Cli) -> None:
     scored = cli.run("eval", "demo", "--count", "2", "--json", "--device", "cpu")
     assert scored.returncode == 0, scored.stderr
     result = json.loads(scored.stdout)

@@ -26,6 +26,7 @@ def checked(tmp_path: Path, *arguments: str, seconds: float) -> list[dict[str, A
     return list(json.loads(to.read_text())["kernels"])
 
 
+@pytest.mark.slow
 def test_decisive_kernels_meet_their_rules(tmp_path: Path) -> None:
     found = checked(tmp_path, "--quick", "--jobs", "1", seconds=230)
     assert {row["sm"] for row in found} == {90} and not any(sum(row["spills"]) for row in found)

@@ -77,8 +77,8 @@ def cold(case: Case, prompt: list[int]) -> Output:
     return ring.run()[0]
 
 
-@pytest.mark.parametrize("chunk", [pytest.param(1, marks=pytest.mark.slow), 7,
-                                   pytest.param(64, marks=pytest.mark.slow), 513])
+@pytest.mark.parametrize("chunk", [7, *(pytest.param(rarer, marks=pytest.mark.slow)
+                                         for rarer in (1, 64, 513))])
 def test_turns_through_checkpoints(case: Case, chunk: int) -> None:
     """The next turns of a conversation start from the checkpoint of the last, whatever the chunks
     were: the same tokens as from nothing, and log-probabilities within 1e-4."""
@@ -118,8 +118,8 @@ def test_prompt_logprobs_of_a_cached_prompt(case: Case) -> None:
 
 
 @pytest.mark.parametrize(("overlap", "chunk"), [
-    (True, 7), (False, 64), *(pytest.param(*rarer, marks=pytest.mark.slow)
-                              for rarer in ((True, 64), (False, 7)))])
+    (True, 7), *(pytest.param(*rarer, marks=pytest.mark.slow)
+                 for rarer in ((False, 64), (True, 64), (False, 7)))])
 def test_preemption_resumes_the_same_stream(case: Case, chunk: int, overlap: bool) -> None:
     """Every ninth step somebody gives up slot and state, with plans in flight, and comes back: from
     a checkpoint where there is one."""
@@ -145,7 +145,7 @@ def test_pages_run_out(case: Case) -> None:
         case.check(prompt, out)
 
 
-@pytest.mark.parametrize("chunk", [7, 513])
+@pytest.mark.parametrize("chunk", [7, pytest.param(513, marks=pytest.mark.slow)])
 def test_aborts_and_slots_used_again(case: Case, chunk: int) -> None:
     """Requests are given up while they wait, extend and decode, with two plans in flight; their
     slots, states and pages go to others at once."""

@@ -41,6 +41,7 @@ Hello!<|im_end|>
 def oracle(smollm2: Path) -> Any:
     """Transformers' Llama in float32 with what the gguf package makes of the file."""
     import transformers
+    from transformers.initialization import no_init_weights
 
     reader = gguf.GGUFReader(str(smollm2))
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.LLAMA, 30)
@@ -48,7 +49,8 @@ def oracle(smollm2: Path) -> Any:
         vocab_size=49_152, hidden_size=576, intermediate_size=1536, num_hidden_layers=30,
         num_attention_heads=9, num_key_value_heads=3, max_position_embeddings=8192,
         rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True)
-    model = transformers.LlamaForCausalLM(config).eval()
+    with no_init_weights():  # seconds, for what is overwritten
+        model = transformers.LlamaForCausalLM(config).eval()
     weights: dict[str, Tensor] = {}
     for own in reader.tensors:
         wide = gguf.dequantize(own.data, own.tensor_type).reshape(tuple(map(int, own.shape[::-1])))

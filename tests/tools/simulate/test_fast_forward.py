@@ -67,7 +67,8 @@ CASES: dict[str, tuple[SimulatedLoad, str, list[ReplicaDeath], MemoryConfig, dic
 }
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [pytest.param(case, marks=[pytest.mark.slow] * (at % 2))
+                                  for at, case in enumerate(CASES)])
 def test_many_steps_at_once_are_what_single_steps_come_to(case: str) -> None:
     work, routing, faults, memory, scheduler = CASES[case]
     fast, slow = (ran(work, single, routing, faults, memory, scheduler) for single in (False, True))

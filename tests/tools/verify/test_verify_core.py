@@ -56,7 +56,8 @@ def test_an_engine_without_faults() -> None:
     assert together == pairs
 
 
-@pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.parametrize("fault", [pytest.param(fault, marks=[pytest.mark.slow] * (at % 2))
+                                   for at, fault in enumerate(FAULTS)])
 def test_a_planted_fault_is_found_and_shrunk_to_its_cause(fault: str) -> None:
     tally = tally_of(SimulatedEngine(fault))
     assert tally.found
