@@ -51,6 +51,7 @@ def oracle(smollm2: Path) -> Any:
         rms_norm_eps=1e-5, rope_theta=100_000.0, tie_word_embeddings=True)
     with no_init_weights():  # seconds, for what is overwritten
         model = transformers.LlamaForCausalLM(config).eval()
+    model.tie_weights()
     weights: dict[str, Tensor] = {}
     for own in reader.tensors:
         wide = gguf.dequantize(own.data, own.tensor_type).reshape(tuple(map(int, own.shape[::-1])))
