@@ -94,6 +94,9 @@ class ComputeThread:
             return
         if isinstance(message, StepPlan):
             self.plans_received += 1
+        elif (isinstance(message, Reset) and message.worker == self._ctx.epoch
+              and self._disk is not None):  # here: orders do not wait behind it in the queue
+            self._disk.adopt(message.epoch)
         self._work.put(message)
 
     # --- the threads ---------------------------------------------------------------------------

@@ -78,7 +78,8 @@ class DiskThreads:
                  timeout: float) -> None:
         """worker: its epoch; timeout: seconds within which what is read is there."""
         self._disk, self._host, self._worker, self._rank = disk, host, worker, rank
-        self._epoch = 0
+        self._epoch, self._adopted = 0, False
+        """Of the scheduler that is served, and whether it has greeted this worker."""
         self._reads = DiskLane("disk reads", timeout, host.width)
         self._writes = DiskLane("disk writes", WRITES_LATER * timeout, host.width)
         self._lanes = self._reads, self._writes
@@ -99,13 +100,14 @@ class DiskThreads:
                          args=(self._watch,)).start()
 
     def submit(self, order: PageOrder) -> None:
-        """Queue an order; while the disk rests its answer is there at once. The first order of a
-        scheduler may come before `reset`, which the thread that computes calls."""
-        if order.epoch > self._epoch:
-            self.reset(order.epoch)
+        """Queue an order; while the disk rests its answer is there at once. Without effect before
+        `adopt`: it was for the worker before this one, whose slots were others, or is of another
+        scheduler."""
         lane = self._reads if order.verb in ("find", "read") else self._writes
         waits = order.verb != "wipe"
         with self._changed:
+            if not self._adopted or order.epoch != self._epoch:
+                return
             task = DiskTask(order, monotonic() + lane.patience if waits else math.inf)
             lane.open.append(task)
             if waits and (monotonic() < self._rests_until or any(own.hangs for own in self._lanes)):
@@ -117,15 +119,22 @@ class DiskThreads:
 
     def reset(self, epoch: int) -> None:
         """Another scheduler has taken over: orders of the one before touch no slot any more once
-        this returns. Without effect where one of its orders was here before."""
+        this returns. Without effect where it has adopted this worker already."""
         with self._changed:
             if epoch <= self._epoch:
                 return
-            self._epoch = epoch
+            self._epoch, self._adopted = epoch, False
             for lane in self._lanes:
                 for task in lane.open:
                     task.over = True
                 lane.open.clear()
+
+    def adopt(self, epoch: int) -> None:
+        """The scheduler has greeted this worker: its orders come from now on. To be called where
+        its messages arrive, before those that follow."""
+        self.reset(epoch)
+        with self._changed:
+            self._adopted = self._adopted or epoch == self._epoch
 
     def _end(self, lane: DiskLane, task: DiskTask) -> None:
         """Answers, unless nobody waits any more; with the lock held."""
