@@ -88,15 +88,12 @@ class ComputeThread:
 
     def submit(self, message: StepPlan | Masks | Reset | PageOrder | None) -> None:
         """Queue a message. None: the scheduler has ended, and no masks will come."""
+        if self._disk is not None and isinstance(message, PageOrder | Reset):
+            self._disk.submit(message)  # orders do not wait behind the reset in the queue
         if isinstance(message, PageOrder):
-            if self._disk is not None:
-                self._disk.submit(message)
             return
         if isinstance(message, StepPlan):
             self.plans_received += 1
-        elif (isinstance(message, Reset) and message.worker == self._ctx.epoch
-              and self._disk is not None):  # here: orders do not wait behind it in the queue
-            self._disk.adopt(message.epoch)
         self._work.put(message)
 
     # --- the threads ---------------------------------------------------------------------------

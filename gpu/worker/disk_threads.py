@@ -18,7 +18,7 @@ from time import monotonic
 
 import numpy as np
 
-from actorium.actors.messages import PageAnswer, PageOrder
+from actorium.actors.messages import PageAnswer, PageOrder, Reset
 from actorium.gpu.step.disk_pages import DONE, MISSING
 from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.worker.disk_opening import OpeningDisk
@@ -99,10 +99,19 @@ class DiskThreads:
         threading.Thread(target=guarded, name="disk times", daemon=True,
                          args=(self._watch,)).start()
 
-    def submit(self, order: PageOrder) -> None:
-        """Queue an order; while the disk rests its answer is there at once. Without effect before
-        `adopt`: it was for the worker before this one, whose slots were others, or is of another
-        scheduler."""
+    def submit(self, message: PageOrder | Reset) -> None:
+        """In the order in which they come. An order before its scheduler has greeted this worker is
+        dropped: it was for the worker before, whose slots were others, or is of a scheduler that
+        is gone."""
+        if isinstance(message, PageOrder):
+            self._order(message)
+        elif message.worker == self._worker:
+            self.reset(message.epoch)
+            with self._changed:
+                self._adopted = self._adopted or message.epoch == self._epoch
+
+    def _order(self, order: PageOrder) -> None:
+        """Queues it; while the disk rests its answer is there at once."""
         lane = self._reads if order.verb in ("find", "read") else self._writes
         waits = order.verb != "wipe"
         with self._changed:
@@ -128,13 +137,6 @@ class DiskThreads:
                 for task in lane.open:
                     task.over = True
                 lane.open.clear()
-
-    def adopt(self, epoch: int) -> None:
-        """The scheduler has greeted this worker: its orders come from now on. To be called where
-        its messages arrive, before those that follow."""
-        self.reset(epoch)
-        with self._changed:
-            self._adopted = self._adopted or epoch == self._epoch
 
     def _end(self, lane: DiskLane, task: DiskTask) -> None:
         """Answers, unless nobody waits any more; with the lock held."""

@@ -12,14 +12,14 @@ import numpy as np
 import pytest
 import torch
 
-from actorium.actors.messages import PageAnswer, PageOrder
+from actorium.actors.messages import PageAnswer, PageOrder, Reset
 from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
 from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.worker import disk_threads
 from actorium.gpu.worker.disk_opening import OpeningDisk
 from actorium.gpu.worker.disk_threads import LATE, DiskThreads
 
-SLOTS, WIDTH, TIMEOUT = 8, 4096, 0.3
+SLOTS, WIDTH, TIMEOUT, WORKER = 8, 4096, 0.3, 3
 
 
 class HangingPages(DiskPages):
@@ -55,12 +55,12 @@ class Moved:
         self.disk, self._gate = HangingPages(directory), gate
         self.opening = OpeningDisk(directory, lambda: self._opened(directory), TIMEOUT)
         self.host = HostPages([[torch.zeros(4, WIDTH, dtype=torch.uint8)]], SLOTS * WIDTH)
-        self.threads = DiskThreads(self.opening, self.host, 3, 0, TIMEOUT)
+        self.threads = DiskThreads(self.opening, self.host, WORKER, 0, TIMEOUT)
         self.answers: list[PageAnswer] = []
         self.failed: list[BaseException] = []
         self._came = threading.Condition()
         self.threads.start(self._on_answer, lambda body: body())
-        self.threads.adopt(1)
+        self.threads.submit(Reset(1, WORKER))
 
     def _opened(self, directory: Path) -> HangingPages:
         assert self._gate is None or self._gate.wait(60)
@@ -203,7 +203,7 @@ def test_another_scheduler_does_not_wait_for_a_disk_that_hangs(moved: Moved) -> 
     assert time.monotonic() - began < TIMEOUT
     moved.host.rows[:] = 7
     moved.disk.gate.set()
-    moved.threads.adopt(2)
+    moved.threads.submit(Reset(2, WORKER))
     moved.order(3, "find", range(2), epoch=2)
     assert moved.found(3) == [DONE] * 2
     assert (moved.host.rows == 7).all() and [a.ticket for a in moved.answers] == [1, 3]
@@ -215,14 +215,14 @@ def test_orders_come_before_the_reset_is_applied(moved: Moved) -> None:
     moved.fill()
     moved.disk.gate.clear()
     moved.disk.entered.clear()
-    moved.threads.adopt(2)
+    moved.threads.submit(Reset(2, WORKER))
     moved.order(2, "find", range(2), epoch=2)
     assert moved.disk.entered.wait(10)
     moved.threads.reset(2)
     moved.disk.gate.set()
     assert moved.found(2) == [DONE] * 2
     moved.threads._rests_until = time.monotonic() + 60
-    moved.threads.adopt(3)
+    moved.threads.submit(Reset(3, WORKER))
     moved.order(3, "find", range(2), epoch=3)
     moved.threads.reset(3)
     assert moved.found(3) == [MISSING] * 2
@@ -232,9 +232,10 @@ def test_orders_for_another_worker_are_dropped(moved: Moved) -> None:
     """What was on its way to one that died reaches the next, whose slots are others."""
     moved.fill()
     moved.threads.reset(2)  # it has asked who is there
+    moved.threads.submit(Reset(2, WORKER - 1))
     moved.order(2, "read", range(1), range(1), epoch=2)
     moved.order(3, "read", range(1), range(1), epoch=1)
-    moved.threads.adopt(2)
+    moved.threads.submit(Reset(2, WORKER))
     moved.order(4, "read", range(1), range(1), epoch=1)  # of a scheduler that is gone
     moved.order(5, "read", range(2), range(2, 4), epoch=2)
     assert moved.found(5) == [DONE] * 2 and not moved.host.rows[0].any()
