@@ -6,6 +6,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import random
 import shutil
 import signal
 import subprocess
@@ -17,16 +18,17 @@ from typing import Any
 
 import pytest
 from helpers_cli import Cli, cli, eventually
+from helpers_keys import free_ports
 
 from actorium.actors.client.client import Client, SamplingParams
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker
 
 __all__ = ["cli"]
-PORT = 7433
-FILE = """
+PORT = free_ports()
+FILE = f"""
 name = "c"
-listen = "tcp://0.0.0.0:7433"
+listen = "tcp://0.0.0.0:{PORT}"
 [nodes.a]
 replicas = 1
 [nodes.b]
@@ -78,8 +80,8 @@ def machines() -> Iterator[dict[str, Machine]]:
         pytest.skip("network namespaces need root and iproute2")
     made: dict[str, Machine] = {}
     try:
-        for number, name in enumerate("ab", 1):
-            made[name] = Machine(number)
+        for number, name in zip(random.sample(range(256), 2), "ab", strict=True):
+            made[name] = Machine(number)  # the suite may run twice at the same time
     except subprocess.CalledProcessError as error:
         for machine in made.values():
             machine.remove()
