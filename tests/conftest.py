@@ -33,6 +33,7 @@ import pytest
 import torch
 from helpers_interpreter import spare_repetitions
 from hypothesis import settings
+from xdist.scheduler import LoadFileScheduling
 
 from actorium.actors.launcher import engine
 
@@ -71,6 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for part in (waiting, [file for file in files if file not in set(waiting)]):
         places.update({file: (at + 0.5) / len(part) for at, file in enumerate(part)})
     items.sort(key=lambda item: places[item.path])
+
+
+class FilesOrRooms(LoadFileScheduling):  # type: ignore[misc]
+    """A file's tests go to one worker, and all that ask about the source: it is parsed once."""
+
+    def _split_scope(self, nodeid: str) -> str:
+        return "house" if nodeid.startswith("tests/house/") else str(super()._split_scope(nodeid))
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
+    return FilesOrRooms(config, log) if config.getvalue("dist") == "loadfile" else None
 
 
 def pytest_collection(session: pytest.Session) -> None:

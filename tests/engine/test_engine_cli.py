@@ -191,6 +191,7 @@ def test_a_batch_through_pipes_leaves_order_and_memory_alone(cli: Cli) -> None:
     assert found[0]["token_ids"] == found[199]["token_ids"]
 
 
+@pytest.mark.slow
 def test_a_model_of_an_unknown_kind(cli: Cli, tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({
         "architectures": ["MysteryForCausalLM"], "vocab_size": 100, "hidden_size": 8,

@@ -155,8 +155,10 @@ def test_the_latest_rate_is_of_time_with_work() -> None:
 
 
 @pytest.mark.parametrize(("line", "requests", "tokens"), [
-    ("--num-prompts 1 --dataset-name random --random-input-len 256 --random-output-len 256 "
-     "--attention-backend native --enable-torch-compile --cuda-graph-max-bs 4", 1, (256, 256)),
+    pytest.param(
+        "--num-prompts 1 --dataset-name random --random-input-len 256 --random-output-len 256 "
+        "--attention-backend native --enable-torch-compile --cuda-graph-max-bs 4", 1, (256, 256),
+        marks=pytest.mark.slow),
     ("--num-prompts 200 --random-input-len 128 --random-output-len 256 --random-range-ratio 0.5",
      200, None)])
 def test_pasted_lines(cli: Cli, tmp_path: Path, line: str, requests: int,

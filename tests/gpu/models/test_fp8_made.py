@@ -210,7 +210,7 @@ def test_in_triton(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -
 
 
 @interpreted
-@pytest.mark.parametrize("block", [False, True])
+@pytest.mark.parametrize("block", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_norms_and_gates_quantise_on_their_way(tmp_path: Path, block: bool,
                                                monkeypatch: pytest.MonkeyPatch) -> None:
     """Only what attention gives is quantised by a launch of its own. Where torch's product cannot

@@ -35,7 +35,9 @@ def _prompts(vocab: int) -> list[list[int]]:
     return [[rng.randrange(vocab) for _ in range(n)] for n in LENGTHS]
 
 
-@pytest.fixture(scope="module", params=ARCHITECTURES)
+@pytest.fixture(scope="module", params=[
+    pytest.param(name, marks=[pytest.mark.slow] * (name == "MistralForCausalLM"))
+    for name in ARCHITECTURES])
 def case(request: pytest.FixtureRequest,
          tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     options: dict[str, dict[str, Any]] = {

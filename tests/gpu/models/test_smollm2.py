@@ -109,13 +109,17 @@ def test_held_in_codes_it_says_nearly_the_same(folder: Path, tokenizer: Tokenize
     assert tokenizer.decode(tokens).startswith(" Paris")
 
 
-def test_text_of_the_model_is_as_transformers_has_it(oracle: Any, folder: Path,
-                                                     tokenizer: Tokenizer) -> None:
+@pytest.mark.slow
+def test_text_is_cut_as_the_model_was_taught(oracle: Any, tokenizer: Tokenizer) -> None:
     """Likelihood of plain text: tokens that were cut otherwise would be far less likely."""
     ids = tokenizer.encode(TEXT).ids
     odds = oracle_logits(oracle, ids).log_softmax(-1)
     loss = -odds[:-1].gather(1, torch.tensor(ids[1:]).unsqueeze(1)).mean()
     assert loss < 3.2, float(loss)
+
+
+def test_template_and_special_tokens_come_out_of_the_file(folder: Path,
+                                                          tokenizer: Tokenizer) -> None:
     template = load_template(folder, None)
     assert template is not None
     assert template.special["eos_token"] == "<|im_end|>"

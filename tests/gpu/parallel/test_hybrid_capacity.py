@@ -102,7 +102,7 @@ def test_the_real_one_promises_what_documents_say(flags: list[str], tokens: int,
     assert json.loads(capsys.readouterr().out)["token_capacity"] == tokens
 
 
-@pytest.mark.parametrize("pages", ["auto", "int8"])
+@pytest.mark.parametrize("pages", [pytest.param("auto", marks=pytest.mark.slow), "int8"])
 def test_two_ranks_allocate_and_serve_what_is_planned(pages: str, tmp_path: Path,
                                                       capsys: pytest.CaptureFixture[str]) -> None:
     path = scaled(tmp_path / "model")

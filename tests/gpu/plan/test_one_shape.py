@@ -371,7 +371,7 @@ def test_every_family_is_drawn() -> None:
     assert {config["architectures"][0] for config in CONFIGS} == set(ARCHITECTURES)
 
 
-@settings(max_examples=150, deadline=None,
+@settings(max_examples=60, deadline=None,
           suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow])
 @given(raws(), asked)
 def test_both_hold_the_same_or_refuse_with_the_same_words(raw: dict[str, Any], own: Asked) -> None:

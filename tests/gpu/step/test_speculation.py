@@ -230,7 +230,7 @@ def test_the_models_length_ends_a_window(model: Any) -> None:
 
 @pytest.mark.parametrize(("name", "drafts", "arrays"), [
     pytest.param(name, drafts, arrays, marks=[pytest.mark.slow] * ((name, drafts, arrays) not in (
-        ("hybrid", 3, DeviceArrays), ("deepseek", 1, DeviceArrays), ("deepseek", 3, HostArrays))))
+        ("hybrid", 3, DeviceArrays), ("deepseek", 3, HostArrays))))
     for name in ("hybrid", "deepseek") for drafts in (1, 3) for arrays in (HostArrays, DeviceArrays)
 ])
 def test_own_drafts_change_no_token(make: Callable[[str], Any], name: str, drafts: int,

@@ -95,8 +95,10 @@ def wanted(p: Resolved, done: tuple[int, ...]) -> NDArray[np.float64]:
     return chances / chances.sum()
 
 
-@pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("kind", "arrays"), [
+    pytest.param(kind, arrays, marks=[pytest.mark.slow] * (
+        arrays is HostArrays and kind != "all"))
+    for kind in KINDS for arrays in (HostArrays, DeviceArrays)])
 def test_distribution_of_what_is_emitted(kind: str, arrays: Any) -> None:
     """Triples of tokens, by chi-square; the drafts are what is likeliest, and often right."""
     params, number = Resolved(max_tokens=3, **KINDS[kind]), 4000
