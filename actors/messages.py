@@ -59,8 +59,7 @@ Linger = Annotated[float, Meta(ge=0, le=3600)]
 over (`Resume.adopt`). Its rid must then be hard to guess."""
 
 
-class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True,
-              gc=False):
+class Message(Struct, frozen=True, array_like=True, tag=True, forbid_unknown_fields=True, gc=False):
     """Base of all wire messages."""
 
 

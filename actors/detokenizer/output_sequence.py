@@ -171,8 +171,7 @@ class OutputSequence:
         """Everything since the last delta. Tokens may be ahead of the text, which is held back."""
         usage = None
         if self.finish_reason is not None:
-            usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted,
-                          self.accepted)
+            usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted)
         prompt_logprobs = None
         if self._prompt_logprobs is not None and (self.seen or self.finish_reason is not None):
             prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
+from collections.abc import Callable
 from typing import Any
 
 import zmq
@@ -47,6 +48,8 @@ class Front(BoundSocket):
         self.pace_changes: list[tuple[bytes, bool]] = []
         """(client, slow): clients that began to lag behind, or have caught up, since the owner last
         cleared the list."""
+        self.misnamed: Callable[[bytes, Any], str] | None = None
+        """Says why a client must not go by its identity; empty = it may. None = any may."""
         self._backlogs: dict[bytes, deque[bytes]] = {}
         self._backlog_bytes: Counter[bytes] = Counter()
         self._given_up: set[bytes] = set()
@@ -70,16 +73,19 @@ class Front(BoundSocket):
                 client = recv(NOBLOCK)
             except zmq.Again:
                 break
-            frame = recv(NOBLOCK) if more(RCVMORE) else b""
+            frame: Any = recv(NOBLOCK, self.misnamed is None) if more(RCVMORE) else b""
             if more(RCVMORE):
                 self._refuse(client, "multipart", f"{1 + self._skip_rest()} frames instead of one")
                 continue
             left -= len(frame)
+            if self.misnamed is not None and (why := self.misnamed(client, frame)):
+                self._refuse(client, "name", why)
+                continue
             try:
                 messages.append((client, self._decode(frame)))
             except Exception as error:  # deep nesting and bad UTF-8 are no msgspec errors
                 self._refuse(client, type(error).__name__,
-                             describe_bad_frame(frame, self.union, error))
+                             describe_bad_frame(bytes(frame), self.union, error))
                 continue
             self._given_up.discard(client)
         return messages

@@ -330,8 +330,7 @@ class Shell:
     def _outbox(self, role: str) -> Outbox:
         outbox = self.outboxes.get(role)
         if outbox is None:
-            outbox = Outbox(self.context, address(self.ctx.run_dir, f"{role}.inbox"),
-                            hwm=self._hwm)
+            outbox = Outbox(self.context, address(self.ctx.run_dir, f"{role}.inbox"), hwm=self._hwm)
             self.outboxes[role] = outbox
         return outbox
 

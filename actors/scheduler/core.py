@@ -83,8 +83,7 @@ class SchedulerCore(Core):
         self._new_draft_policy = own.new_draft_policy
         self._new_prefill_pacer, self._new_page_tier = own.new_prefill_pacer, own.new_page_tier
         self.journal = own.guard.journal
-        self.state = SchedulerState(self._config, context.config.memory, own.guard,
-                                    own.queue)
+        self.state = SchedulerState(self._config, context.config.memory, own.guard, own.queue)
         self.state.keep_history = own.history.keep_history
         self._media = own.media
         self.state.on_finished = own.media.before(own.metrics.request_ended)

@@ -78,8 +78,7 @@ class TextModel:
                                  "only token ids are taken", field)
         return self._tokenizer
 
-    def encode(self, text: str, special: bool, field: str,
-               limit: int | None = None) -> array[int]:
+    def encode(self, text: str, special: bool, field: str, limit: int | None = None) -> array[int]:
         """Returns the token ids of `text`, i4.
 
         With a `limit`, a text that is too long is refused by the count of a prefix, so that the

@@ -43,8 +43,7 @@ def _cut_either(at: str, names: tuple[str, ...], rows: int,
     return cut_experts(at, names, upright)
 
 
-def cut_experts(at: str, names: tuple[str, ...],
-                stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+def cut_experts(at: str, names: tuple[str, ...], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Each expert's tensors of all experts' stacked. stacked: [E, rows, columns]; its rows are
     shared out to `names`."""
     for e, expert in enumerate(stacked):

@@ -94,11 +94,11 @@ def machines() -> Iterator[dict[str, Machine]]:
 
 
 @contextlib.contextmanager
-def node(cli: Cli, machine: Machine, name: str) -> Iterator[subprocess.Popen[bytes]]:
+def node(cli: Cli, machine: Machine, name: str, *words: str) -> Iterator[subprocess.Popen[bytes]]:
     """The agent of a machine, with a run directory of its own."""
     base = Path(cli.run_dir) / f"on-{name}"
     argv = cli.argv("cluster", "join", f"tcp://{machine.head}:{PORT}", "--name", "c", "--key",
-                    f"{cli.run_dir}/files/keys/{name}.key")
+                    f"{cli.run_dir}/files/keys/{name}.key", *words)
     with open(Path(cli.run_dir) / "files" / f"{name}.log", "ab") as log:
         process = subprocess.Popen(machine.argv(*argv), stderr=log,
                                    env=cli.env | {"ACTORIUM_RUN_DIR": str(base)})
@@ -200,10 +200,25 @@ def test_nobody_joins_without_a_key(cli: Cli, machines: dict[str, Machine]) -> N
             assert phases(own) == {"a": "ready", "b": "starting"}
 
 
+def test_nobody_joins_as_another(cli: Cli, machines: dict[str, Machine]) -> None:
+    """Not even with a generation that would take the other's place."""
+    with head(cli) as own, node(cli, machines["a"], "a"):
+        assert eventually(lambda: phases(own).get("a") == "ready", 60)
+        with node(cli, machines["b"], "b", "--node", "a", "--generation", "7") as other:
+            words = b"it has the key of 'b' and calls itself 'a'"
+            for log in (Path(own.run_dir) / "c" / "nodes.log", Path(cli.run_dir) / "files/b.log"):
+                assert eventually(lambda log=log: words in log.read_bytes(), 30)
+            assert other.poll() is None and phases(own) == {"a": "ready", "b": "starting"}
+            streams(own, lambda: None)
+        with node(cli, machines["b"], "b"):
+            assert eventually(lambda: phases(own) == {"a": "ready", "b": "ready"}, 60)
+
+
 def test_a_join_that_cannot_be(cli: Cli) -> None:
     for words, why in ((("tcp://h:1",), b"--key is missing"), ((), b"HEAD is missing"),
                        (("tcp://h:1", "--key", "/nowhere"), b"cannot read"),
                        (("tcp://h:1", "--key", "k", "--dtype", "float32"), b"is the head's to say"),
+                       (("tcp://h:1", "--key", "k", "--node", "a/b"), b"--node: 'a/b' is no name"),
                        (("h", "--key", "k"), b"HEAD: must be")):
         done = cli.run("cluster", "join", *words)
         assert done.returncode == 2 and why in done.stderr, done.stderr

@@ -23,6 +23,7 @@ from actorium.actors.cluster.nodes.node_messages import FromHead, FromNode
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.config.cluster_settings import ClusterConfig, on_ray
 from actorium.actors.core import CLIENT, Send
+from actorium.actors.runtime.security.curve_keys import identity
 from actorium.actors.watchdog.restart_policy import Restarts
 
 _encode = msgspec.msgpack.encode
@@ -107,7 +108,7 @@ class NodesBox(ClusterBox):
 
     def _act(self, node: NodeBox, action: Any) -> None:
         if isinstance(action, Connect):
-            node.client = f"{node.name}{next(self._count)}".encode()
+            node.client = identity(node.name, b"%d" % next(self._count))
             if not node.cut:
                 self._to_hub(node, action.join)
         elif isinstance(action, Launch):

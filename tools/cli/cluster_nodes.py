@@ -40,7 +40,7 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
     key: str = ""
     """The file of this node's key, which the head has made (`actorium cluster keys`)."""
     node: str = ""
-    """This node's name in the cluster; default: that of the key file."""
+    """This node's name in the cluster, which the key was made for; default: that of the file."""
     processors: int = 0
     """Processors that the replicas here share; 0 = all of the machine."""
     generation: int = 0
@@ -98,6 +98,11 @@ def join(argv: list[str]) -> int:
         raise BadConfig("--key is missing: the file that the head has made for this node", "key")
     if min(options.processors, options.generation, options.give_up) < 0:
         raise BadConfig("--processors, --generation and --give-up must not be negative", "give_up")
+    node = options.node or Path(options.key).stem
+    try:
+        curve_keys.check_name(node)
+    except BadConfig as error:
+        raise BadConfig(f"--node: {error}", "node") from None
     pair = curve_keys.read_pair(options.key)
     if not pair.server:
         raise BadConfig(f"key: {options.key} is the head's own: a node has one of its own", "key")
@@ -105,6 +110,6 @@ def join(argv: list[str]) -> int:
 
     logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="actorium: %(message)s")
     os.umask(0o077)
-    return NodeAgent(at, pair, options.node or Path(options.key).stem, config.runtime.name,
-                     config.runtime.run_dir, config.model.model, options.processors,
-                     options.generation, options.give_up).run()
+    return NodeAgent(at, pair, node, config.runtime.name, config.runtime.run_dir,
+                     config.model.model, options.processors, options.generation,
+                     options.give_up).run()

@@ -43,7 +43,7 @@ from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
 from actorium.actors.runtime.process import kill_group, python, send_signal
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
 from actorium.actors.runtime.rundir import RunDir, address, write_private
-from actorium.actors.runtime.security.curve_keys import KeyPair
+from actorium.actors.runtime.security.curve_keys import KeyPair, identity
 from actorium.actors.runtime.security.endpoints import Endpoint
 
 LOG = logging.getLogger("actorium.agent")
@@ -233,7 +233,7 @@ class NodeAgent:
         socket.setsockopt(zmq.RCVHWM, HWM)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.ROUTING_ID, b"N" + secrets.token_bytes(15))
+        socket.setsockopt(zmq.ROUTING_ID, identity(action.join.node, secrets.token_bytes(15)))
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())

@@ -12,6 +12,7 @@ from msgspec import Struct
 
 from actorium.actors.cluster.cluster_messages import FromReplica
 from actorium.actors.cluster.nodes.node_messages import (
+    ANY_SESSION,
     EndAgent,
     EndReplica,
     ForReplica,
@@ -133,7 +134,7 @@ class NodeAgentCore:
 
     def on_head(self, message: Welcome | RefusedNode | HeadSays, now: float) -> None:
         """It has said something."""
-        if message.session != self._session:
+        if message.session not in (self._session, ANY_SESSION) or not self._session:
             return
         if isinstance(message, RefusedNode):
             self.refusal, self.replaced = message.why, message.replaced

@@ -19,6 +19,8 @@ from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.messages import Count, Epoch, Message, Short, StepNo
 
 Session = Annotated[str, Meta(min_length=1, max_length=64)]
+ANY_SESSION = "-"
+"""Whichever the node has: a message that was refused does not say."""
 Launch = Epoch
 """How often a replica was started: higher than in any life before."""
 

@@ -26,6 +26,7 @@ from actorium.actors.cluster.cluster_messages import (
     ReplicaReport,
 )
 from actorium.actors.cluster.nodes.node_messages import (
+    ANY_SESSION,
     EndAgent,
     EndReplica,
     ForReplica,
@@ -47,6 +48,7 @@ from actorium.actors.config.cluster_settings import ROUTER_ROLE
 from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Submit
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, describe_exit
+from actorium.actors.runtime.security.curve_keys import claimed
 from actorium.actors.watchdog.restart_policy import Restarts
 
 LOG = logging.getLogger("actorium.nodes")
@@ -171,11 +173,16 @@ class NodesCore(Core):
         link.seen, link.heard = message.number, now
         self._on_said(link, message, now)
 
+    def on_bad_client(self, client: bytes, error_text: str) -> None:
+        self._out.append(Send(CLIENT, RefusedNode(ANY_SESSION, error_text[:1000]), client))
+
     def _on_join(self, client: bytes, join: JoinCluster, now: float) -> None:
         why = ""
         old = self.links.get(join.node)
         outranked = join.generation < self._generations.get(join.node, 0)
-        if join.node not in self.names:
+        if join.node != (own := claimed(client)):
+            why = f"it has the key of {own!r} and calls itself {join.node!r}"
+        elif join.node not in self.names:
             why = f"no node of this cluster is named {join.node!r}: {', '.join(sorted(self.names))}"
         elif outranked:
             why = f"another agent has taken the place of {join.node}"

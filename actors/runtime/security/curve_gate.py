@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import logging
 import time
+from contextlib import suppress
 from typing import Any
 
 import zmq
@@ -46,6 +47,7 @@ def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Cu
         return None
     where = keys.directory(cluster.cluster_keys if nodes else runtime.keys_dir)
     gate = CurveGate(context, keys.AllowList(where))
+    front.misnamed = misnamed if nodes else None
     at = endpoints.parse(listen)
     try:
         _bind(front.socket, keys.read_server(where), at.ipv6,
@@ -54,6 +56,17 @@ def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Cu
         gate.close()
         raise
     return gate
+
+
+def misnamed(client: bytes, frame: zmq.Frame | bytes) -> str:
+    """`Front.misnamed` where what a peer may do depends on its name: it says whose key it has
+    (`curve_keys.identity`), and libzmq says with each message whose key it is."""
+    name = None
+    if isinstance(frame, zmq.Frame):
+        with suppress(zmq.ZMQError):  # it did not come by this gate
+            name = frame.get("User-Id")
+    own = keys.claimed(client)
+    return "" if own == name else f"it has the key of {name!r} and calls itself {own!r}"
 
 
 def _bind(socket: zmq.Socket[bytes], pair: keys.KeyPair, ipv6: bool, address: str, flag: str

@@ -156,6 +156,18 @@ def check_name(name: str) -> None:
                         "'-', '@', a letter or digit first", "name")
 
 
+def identity(name: str, own: bytes) -> bytes:
+    """The ROUTER identity of a peer that says whose key it has. own: tells its connections apart,
+    at most 128 bytes. A gate that asks for it lets nobody in under another name."""
+    return b"%s/%s" % (name.encode(), own)
+
+
+def claimed(identity: bytes) -> str:
+    """Whose key a peer says it has; empty = it does not say."""
+    name, slash, _ = identity.partition(b"/")
+    return name.decode("ascii", "replace") if slash else ""
+
+
 def check_public(key: str) -> None:
     """Raises `BadConfig` unless this can be a public key."""
     if not _KEY.fullmatch(key):

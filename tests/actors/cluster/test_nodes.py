@@ -11,6 +11,7 @@ from helpers_nodes import NodeBox, NodesBox
 
 from actorium.actors.cluster.cluster_control import AskCluster, ReplicaRow, ScaleCluster
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
+from actorium.actors.runtime.security.curve_keys import identity
 
 
 def rows(box: NodesBox) -> dict[int, ReplicaRow]:
@@ -249,3 +250,18 @@ def test_streams_while_everything_breaks(seed: int) -> None:
         turns(box, 300)
     box.run(3000)
     box.assert_whole()
+
+
+def test_a_node_cannot_call_itself_by_anothers_name() -> None:
+    """Who has b's key says that it is a, with a generation that would take a's place: it is told
+    why not, and a's streams notice nothing."""
+    box = loaded()
+    sender = NodeBox("a", "a-9", 0.0, generation=9)
+    sender.core.tick(box.now)
+    [connect] = sender.core.take()
+    box.hub.on_client(identity("b", b"9"), connect.join, box.now)
+    [refusal] = [send.message for send in box.hub.on_wake(box.now) if send.client]
+    assert refusal.why == "it has the key of 'b' and calls itself 'a'" and not refusal.replaced
+    box.run(3000)
+    box.assert_whole()
+    assert all(row.migrated_in == 0 for row in rows(box).values())

@@ -146,7 +146,7 @@ def test_a_client_that_goes_away_ends_its_request(served: Served) -> None:
         sock.sendall(b"POST /v1/chat/completions HTTP/1.1\r\nhost: localhost\r\ncontent-length: "
                      b"%d\r\n\r\n%b" % (len(body), body))
         assert b"200 OK" in sock.recv(4096)
-        assert _comes_to(served, 1)  # the gauge comes by heartbeats, behind the answer's first bytes
+        assert _comes_to(served, 1)  # the gauge comes by heartbeats, behind the first bytes
     assert _comes_to(served, 0)
 
 
