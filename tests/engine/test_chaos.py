@@ -241,3 +241,13 @@ def test_answers_about_images_are_the_same_while_what_decodes_them_dies() -> Non
     row = image_row.images(3, kills=3, others=1, items=12, apart=0.5)
     sound(row)
     assert row["faults"] == {"media": 3, "worker-0": 1} and row["right_undisturbed"] >= 10
+    assert row["compared"] > row["questions"] // 2
+
+
+@pytest.mark.slow
+def test_answers_about_images_are_the_same_while_replicas_die() -> None:
+    row = image_row.images(3, kills=2, others=4, items=12, apart=0.5, replicas=2)
+    sound(row)
+    assert row["faults"] == {"media": 2, "replica-0": 1, "scheduler": 1, "1/worker-0": 1,
+                             "0/scheduler": 1}
+    assert row["right_undisturbed"] >= 10 and row["compared"] > row["questions"] // 2

@@ -73,6 +73,7 @@ ROWS: dict[str, Row] = {
     "model": model_row.model,
     "model-tp2": lambda seed: model_row.ranks(seed, faults=40),
     "images": image_row.images,
+    "cluster-images": lambda seed: image_row.images(seed, kills=6, others=8, replicas=2),
     "probes": lambda seed: probe_rows.probes(seed, stops=5, streams=200, times=100),
     "starved": lambda seed: probe_rows.starved(seed, 20.0, spinners=30, streams=100),
     "teeth": _teeth}
