@@ -265,3 +265,15 @@ def test_a_node_cannot_call_itself_by_anothers_name() -> None:
     box.run(3000)
     box.assert_whole()
     assert all(row.migrated_in == 0 for row in rows(box).values())
+
+
+def test_a_message_that_nobody_could_read_is_answered() -> None:
+    """Its session is not known: the answer is for whichever the node has."""
+    box = loaded()
+    node = box.nodes["b"]
+    box.hub.on_bad_client(node.client, "a field is wrong")
+    turns(box, 1)
+    assert node.core.refusal == "a field is wrong" and not node.core.joined
+    box.run(3000)
+    box.assert_whole()
+    assert node.core.joined and not node.core.refusal and not node.core.replaced
