@@ -47,7 +47,7 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """tcp://HOST:PORT where nodes join."""
     cluster_keys: str | None = None
     """Folder of the keys with which nodes and head know each other (`actorium cluster keys`)."""
-    node_timeout: float = 3.0
+    node_timeout: float = 2.5
     """Seconds without a word from a node after which its requests go on elsewhere."""
     min_replicas: int = 1
     """The fewest replicas that autoscaling leaves."""
