@@ -5,11 +5,11 @@
 
 Workers without a model, so that all that is measured is the ring. A cluster, as many engines as it
 has replicas, and one of these alone run side by side and are asked by turns: requests of one token,
-one after the other, whose times are compared round by round. The engines get a request each in
-turn, as replicas do: processes that see one request in four find less of themselves in the
-processor's caches, with a router or without. Then streams at once, by the cluster and by one
-engine, while the processor time of the router, of a scheduler and of the detokenizer is read from
-/proc, threads and all.
+one after the other, whose times are compared round by round, and what they take of a processor in
+all processes together. The engines get a request each in turn, as replicas do: processes that see
+one request in four find less of themselves in the processor's caches, with a router or without.
+Then streams at once, by the cluster and by one engine, while the processor time of the router, of a
+scheduler and of the detokenizer is read from /proc, threads and all.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import json
 import os
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -47,12 +47,28 @@ def scheduled_seconds(pid: int) -> float:
     return total / 1e9
 
 
+def processes_of(name: str) -> list[int]:
+    """The actors of an engine, those of its replicas included."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdecimal():
+            with suppress(OSError):
+                if f"/{name}".encode() in (entry / "cmdline").read_bytes():
+                    found.append(int(entry.name))
+    return found
+
+
 class Asked:
     """An engine that is asked."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.client = AsyncClient(engine.name)
         self.chance = random.Random(seed)
+        self.pids = processes_of(engine.name)
+
+    def spent(self) -> float:
+        """Seconds of a processor, of all its processes so far."""
+        return sum(map(scheduled_seconds, self.pids))
 
     def prompt(self) -> list[int]:
         return [self.chance.randrange(500) for _ in range(PROMPT)]
@@ -91,11 +107,15 @@ async def measured(engines: Sequence[Asked], cluster: Asked, rounds: int, reques
     for each in asked.values():
         await first_tokens(each, WARM * len(engines))
     first: dict[str, list[float]] = {name: [] for name in asked}
+    spent: dict[str, list[float]] = {name: [] for name in asked}
     costs: dict[str, dict[str, list[Mapping[str, float]]]] = {"engine": {}, "cluster": {}}
     for number in range(rounds):
         turn = number % len(asked)
         for name in [*asked][turn:] + [*asked][:turn]:
+            before = sum(each.spent() for each in asked[name])
             first[name].append(median(await first_tokens(asked[name], requests)))
+            after = sum(each.spent() for each in asked[name])
+            spent[name].append(1e3 * (after - before) / requests)
         for count in streams:
             for name, found in costs.items():
                 found.setdefault(str(count), []).append(await asked[name][0].streams(count))
@@ -107,6 +127,7 @@ async def measured(engines: Sequence[Asked], cluster: Asked, rounds: int, reques
 
     return {
         "first_token_ms": first,
+        "processor_ms_per_request": spent,
         "router_adds_ms": added("engines by turns"),
         "cluster_adds_ms": added("engine"),
         "us_per_token": {name: {count: {role: median(cost[role] for cost in found)
@@ -134,6 +155,8 @@ def main() -> None:
     for name, own in found["first_token_ms"].items():
         print(f"{name:<16} first token, median of {options.requests}: "
               + ", ".join(f"{value:.2f}" for value in own) + " ms")
+    for name, own in found["processor_ms_per_request"].items():
+        print(f"{name:<16} all processes, ms of a processor for a request: {median(own):.2f}")
     print(f"the router adds {found['router_adds_ms']:.2f} ms to what as many engines take, "
           f"the cluster {found['cluster_adds_ms']:.2f} ms to what one takes")
     for count in counts:
