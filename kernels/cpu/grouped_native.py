@@ -33,7 +33,7 @@ from actorium.kernels.linear import (
     known_rows,
     one_behind_the_other,
 )
-from actorium.kernels.reference.experts import Experts, combine
+from actorium.kernels.reference.experts import Experts
 
 PANEL = 16
 """Rows of a weight that lie side by side."""
@@ -206,6 +206,16 @@ class NativeGroupedGated(Gated):
         return self.product.run(x, 0, y, OUT_SILU)
 
 
+def combine_rows(lib: ctypes.CDLL, threads: int, weights: Tensor, outs: Tensor) -> Tensor:
+    """bf16[T, H]: each row's results, weighted, one after the other in f32; a row's bits are its
+    own. weights: bf16[T, chosen]; outs: bf16[T * chosen, H]."""
+    weights, outs = weights.contiguous(), outs.contiguous()
+    y = outs.new_empty((len(weights), outs.shape[1]))
+    lib.grouped_combine(weights.data_ptr(), outs.data_ptr(), y.data_ptr(), *weights.shape,
+                        outs.shape[1], threads)
+    return y
+
+
 class NativeGroupedExperts(Experts):
     """All experts of a layer in one call: threads share the quantising of all inputs, then all
     products. Each row's results have the bits that its experts alone would give."""
@@ -229,7 +239,7 @@ class NativeGroupedExperts(Experts):
             *self._tables, len(self.down), x.data_ptr(), order.data_ptr(), starts.data_ptr(),
             chosen.shape[1], inner.data_ptr(), y.data_ptr(), one.scratch.data_ptr(),
             one.scratch.numel(), one.threads)
-        return combine(weights, y)
+        return combine_rows(one.lib, one.threads, weights, y)
 
 
 def one_call(gate_up: Sequence[Gated], down: Sequence[object]) -> Experts | None:

@@ -39,6 +39,7 @@ _POINTER = [c_void_p]
 SIGNATURES = {
     "rms_norm": _POINTER * 3 + [c_int64, c_int, c_float, c_int],
     "silu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
+    "grouped_combine": _POINTER * 3 + [c_int64, c_int, c_int, c_int],
     "gelu_mul": _POINTER * 2 + [c_int64, c_int, c_int],
     "rms_norm_int8": _POINTER * 5 + [c_int64, c_int, c_int, c_float, c_int],
     "gate_mul_int8": _POINTER * 3 + [c_int64] + [c_int] * 4,

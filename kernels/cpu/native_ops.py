@@ -16,6 +16,7 @@ from actorium.kernels.cpu.grouped_native import (
     NativeGrouped,
     NativeGroupedGated,
     can_group,
+    combine_rows,
     one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
@@ -37,7 +38,7 @@ from actorium.kernels.linear import (
     huge,
     padded_columns,
 )
-from actorium.kernels.reference.experts import ExpertProducts, Experts
+from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts, combine
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -145,7 +146,13 @@ class NativeOps(TorchOps):
 
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:
         joined = one_call([each.gate_up for each in own], [each.down for each in own])
-        return super().experts_of(own) if joined is None else joined
+        return EachExpert(own, self.combine) if joined is None else joined
+
+    def combine(self, weights: Tensor, outs: Tensor) -> Tensor:
+        """See `reference.experts.combine`: of bf16 a row has the same bits among any others."""
+        if not weights.dtype == outs.dtype == torch.bfloat16:
+            return combine(weights, outs)
+        return combine_rows(self.lib, self.threads, weights, outs)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         y = torch.empty_like(x)

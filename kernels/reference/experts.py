@@ -79,16 +79,27 @@ class ExpertProducts(Protocol):
         """x: [n, H] -> [n, H]."""
 
 
+def combine(weights: Tensor, outs: Tensor) -> Tensor:
+    """[T, H]: each row's results, weighted. weights: [T, chosen]; outs: [T * chosen, H]."""
+    return torch.bmm(weights.unsqueeze(1), outs.view(*weights.shape, outs.shape[1])).squeeze(1)
+
+
+Combine = Callable[[Tensor, Tensor], Tensor]
+"""`combine` in another way. torch's product rounds a row otherwise among a hundred than alone, now
+and then (one number of 650,000 in bf16)."""
+
+
 class EachExpert(Experts):
     """Runs experts one after the other, of any kind."""
 
-    def __init__(self, run: Sequence[Callable[[Tensor], Tensor]]) -> None:
+    def __init__(self, run: Sequence[Callable[[Tensor], Tensor]],
+                 combined: Combine = combine) -> None:
         """run: each expert, [n, H] -> [n, H]."""
-        self._run = run
+        self._run, self._combined = run, combined
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
         """See `Experts`."""
-        return mix_experts(plain(x), weights, chosen, self._run)
+        return mix_experts(plain(x), weights, chosen, self._run, self._combined)
 
 
 class StackedExperts(Experts):
@@ -120,13 +131,8 @@ def grouped(chosen: Tensor, numbers: Tensor) -> tuple[Tensor, Tensor]:
     return order, torch.searchsorted(sorted_experts, numbers, right=True)
 
 
-def combine(weights: Tensor, outs: Tensor) -> Tensor:
-    """[T, H]: each row's results, weighted. weights: [T, chosen]; outs: [T * chosen, H]."""
-    return torch.bmm(weights.unsqueeze(1), outs.view(*weights.shape, outs.shape[1])).squeeze(1)
-
-
 def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
-                run: Sequence[Callable[[Tensor], Tensor]]) -> Tensor:
+                run: Sequence[Callable[[Tensor], Tensor]], combined: Combine = combine) -> Tensor:
     """sum over each row's experts of weight * expert(row).
 
     x: [T, H]; weights, experts: [T, chosen]; run: each expert, [n, H] -> [n, H], or of another
@@ -137,7 +143,7 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
         return run[0](x)
     if len(x) == 1:
         alone = torch.cat([run[expert](x) for expert in experts[0].tolist()])
-        return torch.bmm(weights.unsqueeze(1), alone.unsqueeze(0)).squeeze(1)
+        return combined(weights, alone)
     sorted_experts, order = experts.flatten().sort(stable=True)
     counts = torch.bincount(sorted_experts, minlength=len(run)).tolist()
     grouped = x.index_select(0, order // chosen)
@@ -148,5 +154,4 @@ def mix_experts(x: Tensor, weights: Tensor, experts: Tensor,
             at += count
     back = torch.empty_like(order)
     back[order] = torch.arange(len(order), device=order.device)
-    parts = torch.cat(outs).index_select(0, back).unflatten(0, (-1, chosen))
-    return torch.bmm(weights.unsqueeze(1), parts).squeeze(1)
+    return combined(weights, torch.cat(outs).index_select(0, back))

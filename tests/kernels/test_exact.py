@@ -19,7 +19,7 @@ from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
 from actorium.kernels.inputs import InputForm, plain
 from actorium.kernels.ragged import ExtendRun
 from actorium.kernels.reference.delta_rule import Heads
-from actorium.kernels.reference.experts import combine, route
+from actorium.kernels.reference.experts import route
 from actorium.kernels.reference.logprobs import log_sum_exp, logprobs
 from actorium.kernels.reference.ssd import SSDSizes
 from actorium.kernels.scaled_linear import (
@@ -152,8 +152,19 @@ def test_norms_gates_experts_and_softmax(ops: NativeOps) -> None:
     by_rows(ops.silu_mul, x)
     by_rows(ops.gelu_mul, x)
     by_rows(lambda x: route(x, 8, True)[0], x)
-    by_rows(lambda x: combine(x[:, :8].contiguous(), x.view(-1, 8, 32).flatten(0, 1)), x)
     by_rows(lambda x: x.float().log_softmax(-1), x)
+
+
+def test_a_rows_experts_are_weighted_as_alone(ops: NativeOps) -> None:
+    """Many numbers: torch's product rounds one of 650,000 otherwise among a hundred rows."""
+    x = torch.randn((513, 8 * 1000), generator=torch.Generator().manual_seed(1)).bfloat16()
+
+    def run(x: Tensor) -> Tensor:
+        return ops.combine(x[:, :8].contiguous(), x.view(-1, 1000))
+
+    by_rows(run, x)
+    want = (x[:, :8].double().unsqueeze(2) * x.double().view(-1, 8, 1000)).sum(1)
+    torch.testing.assert_close(run(x).double(), want, rtol=2 ** -8, atol=1e-4)
 
 
 class Pages:

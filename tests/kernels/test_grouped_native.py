@@ -6,6 +6,7 @@ import ctypes
 import math
 import os
 from collections.abc import Iterator
+from functools import partial
 from itertools import product
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from actorium.kernels.cpu.grouped_native import (
     NativeGrouped,
     NativeGroupedGated,
     can_group,
+    combine_rows,
     layout_bytes,
     one_call,
 )
@@ -311,7 +313,8 @@ def test_experts_in_one_call_have_the_bits_of_each(lib: ctypes.CDLL, rows: int,
     down = [NativeGrouped(pack_rows(own), None, lib, 2, memory) for own in downs]
     joined = one_call(gate_up, down)
     assert joined is not None
-    each = EachExpert([lambda x, g=g, d=d: d(g(x)) for g, d in zip(gate_up, down, strict=True)])
+    each = EachExpert([lambda x, g=g, d=d: d(g(x)) for g, d in zip(gate_up, down, strict=True)],
+                      partial(combine_rows, lib, 2))
     x, scores = rand(rows, 128, seed=30).to(BF16), rand(rows, number - 1, seed=31)
     weights, chosen = scores.softmax(-1).topk(3, -1)  # the last expert has no row
     weights = weights.to(BF16)
