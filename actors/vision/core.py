@@ -101,6 +101,8 @@ class _Item(Struct, eq=False):
     """How often its key was given away and not named by a request since."""
     fresh_until: float = 0.0
     in_use: bool = False
+    found: bool = False
+    """It lay there at the start: whether its key was given away lately is not known."""
     """Unfinished requests name it."""
 
 
@@ -126,7 +128,7 @@ class MediaCore(Core):
         self._queue: deque[bytes] = deque()
         self._running = 0
         self._items: OrderedDict[bytes, _Item] = OrderedDict(
-            (key, _Item(facts, set(), 1, now + GRACE, True)) for key, facts in found)
+            (key, _Item(facts, set(), 1, now + GRACE, True, True)) for key, facts in found)
         self._bytes = sum(item.facts.bytes for item in self._items.values())
         self._key_of: dict[bytes, bytes] = {}
         """Job -> its item."""
@@ -298,8 +300,7 @@ class MediaCore(Core):
             item = self._items[key] = _Item(facts, set(), fresh_until=now + GRACE, promised=1)
             self._bytes += facts.bytes
             while self._bytes > self._limits.media_cache_bytes:
-                victim = next((name for name, one in self._items.items() if not (
-                    one.in_use or (one.promised and now < one.fresh_until))), key)
+                victim = self._dispensable(now) or key
                 self._remove(victim)
                 if victim == key:
                     return False
@@ -308,6 +309,17 @@ class MediaCore(Core):
         item.jobs.add(job)
         self._key_of[job] = key
         return True
+
+    def _dispensable(self, now: float) -> bytes | None:
+        """The item that goes next: none that a request has, or that one may be about to name. Of
+        what lay there at the start all may be, but a full cache must not turn everybody away for
+        `GRACE`: a request whose item is gone is loaded again."""
+        def first(wanted: Callable[[_Item], bool]) -> bytes | None:
+            return next((name for name, one in self._items.items()
+                         if not one.in_use and wanted(one)), None)
+
+        return first(lambda one: not one.promised or now >= one.fresh_until) \
+            or first(lambda one: one.found)
 
     def _remove(self, key: bytes) -> None:
         item = self._items.pop(key)
@@ -319,6 +331,7 @@ class MediaCore(Core):
     def _answer(self, asker: Asker, key: bytes, now: float) -> None:
         item = self._items[key]
         item.promised += 1
+        item.found = False
         item.fresh_until = now + GRACE
         self._items.move_to_end(key)
         self._forget(asker)

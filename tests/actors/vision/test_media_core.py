@@ -225,6 +225,21 @@ def test_a_new_actor_keeps_all_until_the_scheduler_says_what_is_in_use() -> None
     assert tell(own, now=late) == [Hello("media", 7)]
 
 
+def test_a_new_actor_whose_cache_is_full_takes_new_items_at_once() -> None:
+    """What was given away since stays, and what its scheduler names; the oldest of the rest goes,
+    though its key may have been given away a moment before the death."""
+    own = MediaCore(MediaConfig(media_cache_bytes=3 << 10), PLAIN, 1, 7,
+                    [(key(name), FACTS) for name in (b"a", b"b", b"c")], 100.0)
+    assert tell(own, HoldMedia(1, True, held=[key(b"a")]), now=100.0) == [Hello("media", 7)]
+    tell(own, load("r", b"b"), now=100.5)
+    assert tell(own, stored(b"b"), now=100.5) == [ready("r", b"b")]
+    tell(own, load("s", b"x"), now=101.0)
+    assert tell(own, stored(b"x"), now=101.0) == [RemoveItem(key(b"c")), ready("s", b"x")]
+    tell(own, load("t", b"y"), now=102.0)
+    assert {type(said) for said in tell(own, stored(b"y"), now=102.0)} == {RemoveItem, Rejected}
+    assert [name for name in b"abxy" if own.holds(key(bytes([name])))] == [*b"abx"]
+
+
 def test_what_is_gone_from_the_folder_is_decoded_again() -> None:
     there = {key(b"a")}
     own = MediaCore(MediaConfig(), PLAIN, is_stored=there.__contains__)
