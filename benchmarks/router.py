@@ -20,7 +20,7 @@ import json
 import os
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -29,6 +29,7 @@ from typing import Any
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
+from actorium.tools.chaos.faults import processes_naming
 
 PROMPT = 200
 """Tokens: twelve pages, none of which any other prompt shares."""
@@ -47,24 +48,13 @@ def scheduled_seconds(pid: int) -> float:
     return total / 1e9
 
 
-def processes_of(name: str) -> list[int]:
-    """The actors of an engine, those of its replicas included."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdecimal():
-            with suppress(OSError):
-                if f"/{name}".encode() in (entry / "cmdline").read_bytes():
-                    found.append(int(entry.name))
-    return found
-
-
 class Asked:
     """An engine that is asked."""
 
     def __init__(self, engine: Engine, seed: int) -> None:
         self.client = AsyncClient(engine.name)
         self.chance = random.Random(seed)
-        self.pids = processes_of(engine.name)
+        self.pids = processes_naming(f"/{engine.name}")
 
     def spent(self) -> float:
         """Seconds of a processor, of all its processes so far."""

@@ -158,7 +158,7 @@ def check_name(name: str) -> None:
 
 def identity(name: str, own: bytes) -> bytes:
     """The ROUTER identity of a peer that says whose key it has. own: tells its connections apart,
-    at most 128 bytes. A gate that asks for it lets nobody in under another name."""
+    at most 128 bytes. A front that asks (`curve_gate.misnamed`) hears nobody under another name."""
     return b"%s/%s" % (name.encode(), own)
 
 
