@@ -6,7 +6,7 @@
  * operand came from stays as it is until the products with it are done.
  *
  * `TILES` is defined where there are any. -DVECTOR_TILES prefers vectors to AMX, -DSLOW_PAIRS floats
- * to AVX512-BF16 (`pair_rate.c`). */
+ * to AVX512-BF16 (`pair_rate.c`); -DEMULATED_TILES has AMX's tiles in memory. */
 #pragma once
 #include <stdint.h>
 

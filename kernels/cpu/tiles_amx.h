@@ -11,6 +11,9 @@ struct tile_shapes {
     uint8_t rows[16];
 } __attribute__((aligned(64)));
 
+#ifdef EMULATED_TILES
+#include "tiles_emulated.h"
+#else
 /* Asks Linux for the tile state, for the whole process; whether it was granted. */
 static inline int tiles_permitted(void) {
     const long request = 0x1023, tile_data = 18; /* ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA */
@@ -20,13 +23,6 @@ static inline int tiles_permitted(void) {
 /* Loads a thread's tile shapes. The clobber: tile macros read memory the compiler has written. */
 static inline void load_shapes(const struct tile_shapes *shapes) {
     __asm__ volatile("ldtilecfg %0" : : "m"(*shapes) : "memory");
-}
-
-/* Eight tiles of 64-byte rows; tile i has rows[i] of them. */
-static inline void tiles_shape(const uint8_t rows[8]) {
-    struct tile_shapes shapes = {.palette = 1};
-    for (int i = 0; i < 8; i++) shapes.rows[i] = rows[i], shapes.bytes[i] = 64;
-    load_shapes(&shapes);
 }
 
 /* Gives the tiles back: context switches need not save them. */
@@ -47,3 +43,11 @@ static inline void tiles_release(void) { __asm__ volatile("tilerelease" : : : "m
                      : : "r"((void *)(at)), "r"((long)(stride)) : "memory")
 #define TILE_DOT(c, a, b) \
     __asm__ volatile("tdpbf16ps %%tmm" #b ", %%tmm" #a ", %%tmm" #c : :)
+#endif
+
+/* Eight tiles of 64-byte rows; tile i has rows[i] of them. */
+static inline void tiles_shape(const uint8_t rows[8]) {
+    struct tile_shapes shapes = {.palette = 1};
+    for (int i = 0; i < 8; i++) shapes.rows[i] = rows[i], shapes.bytes[i] = 64;
+    load_shapes(&shapes);
+}

@@ -11,6 +11,12 @@ from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
 from helpers_models import write_checkpoint
 from helpers_text import byte_level, write_tokenizer
+from safetensors.torch import load_file, save_file
+
+LOUD = 8
+"""Times that what experts give is made larger."""
+EXPERTS_OUT = (".experts.", ".down_proj.weight"), (".block_sparse_moe.", ".output_linear.weight")
+"""In and at the end of their last matrices' names."""
 
 
 def write_kind(path: Path, kind: str) -> None:
@@ -38,7 +44,9 @@ def write_kind(path: Path, kind: str) -> None:
 def write_bf16_kind(path: Path, kind: str) -> None:
     """One in bfloat16, of a size that `--exact on` may take, with a byte-level tokenizer (and a few
     tokens that it does not know); "qwen35" and "deepseek" have an MTP layer whose drafts are often
-    right."""
+    right. A token of a mixture has eight experts, whose sum weighs as much as what it is added to,
+    as in trained models: else faults of that sum would not show (that of two or three is the same
+    in whichever order; and one of little weight is rounded away)."""
     dtype, tokenizer = torch.bfloat16, byte_level()
     # An odd number of tokens: with ranks the head has rows that are padding.
     common = {"vocab_size": 283, "eos_token_id": tokenizer.token_to_id("<eos>")}
@@ -48,19 +56,32 @@ def write_bf16_kind(path: Path, kind: str) -> None:
         write_checkpoint(path, "Gemma3ForCausalLM", dtype=dtype, head_dim=32, sliding_window=32,
                          sliding_window_pattern=2, **common)
     elif kind == "moe":
-        write_hybrid(path, MOE, 5, dtype, head_dim=32, **common)
+        write_hybrid(path, MOE, 5, dtype, head_dim=32, num_experts=16, num_experts_per_tok=8,
+                     **common)
+        _let_experts_weigh(path)
     elif kind == "qwen35":
         add_mtp(path, write_hybrid(
             path, DENSE, 5, dtype, mtp_num_hidden_layers=1, head_dim=32, num_hidden_layers=4,
             layer_types=["linear_attention", "full_attention"] * 2, **common))
         follow_tokens(path)
     elif kind == "granite":
-        write_granite(path, 5, dtype, num_local_experts=4, mamba_n_groups=2, hidden_size=128,
-                      mamba_n_heads=16, **common)
+        write_granite(path, 5, dtype, num_local_experts=16, num_experts_per_tok=8,
+                      mamba_n_groups=2, hidden_size=128, mamba_n_heads=16, **common)
+        _let_experts_weigh(path)
     elif kind == "deepseek":
-        add_mtp(path, write_deepseek(path, 3, dtype, **common))
+        add_mtp(path, write_deepseek(path, 3, dtype, n_routed_experts=32, num_experts_per_tok=8,
+                                     **common))
         follow_tokens(path)
     else:
         assert kind == "qwen3", kind
         write_checkpoint(path, dtype=dtype, head_dim=32, **common)
     write_tokenizer(path, tokenizer)
+
+
+def _let_experts_weigh(path: Path) -> None:
+    file = path / "model.safetensors"
+    tensors = load_file(str(file))
+    last = [name for name in tensors
+            if any(part in name and name.endswith(end) for part, end in EXPERTS_OUT)]
+    assert last, "no mixture"
+    save_file(tensors | {name: tensors[name] * LOUD for name in last}, str(file), {"format": "pt"})
