@@ -68,7 +68,7 @@ def test_errors_have_their_types(client: Any) -> None:
         client.messages.create(**ASK | {"extra_body": {"temperature": -1}})
     with pytest.raises(anthropic.NotFoundError, match="other"):
         client.messages.create(**ASK | {"model": "other"})
-    with pytest.raises(anthropic.BadRequestError, match="image"), \
+    with pytest.raises(anthropic.BadRequestError, match="source.url: the model takes text"), \
             client.messages.stream(**ASK | {"messages": [{"role": "user", "content": [
                 {"type": "image", "source": {"type": "url", "url": "x"}}]}]}):
         pass
