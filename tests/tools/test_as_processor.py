@@ -44,7 +44,7 @@ def test_other_words_stay_as_they_are(tmp_path: Path) -> None:
 def test_a_command_has_that_library(tmp_path: Path) -> None:
     if lacks := missing("avx2"):
         pytest.skip(f"no {lacks} here")
-    code = ("import torch, shutil; from actorium.kernels.cpu.native_library import cache_folder;"
+    code = ("import shutil; from actorium.kernels.cpu.native_library import cache_folder;"
             "print(shutil.which('cc'), cache_folder())")
     done = subprocess.run([sys.executable, str(SCRIPT), "avx2", sys.executable, "-c", code],
                           capture_output=True, text=True, check=True)
