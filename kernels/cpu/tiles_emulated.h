@@ -3,7 +3,8 @@
  * What the instructions do, step by step, is their own description's (Intel, Software Developer's
  * Manual, TDPBF16PS): even and odd numbers of pairs are summed apart, from zero and in their order,
  * and only then added to the sums there were; subnormal numbers are zeros. What the processor
- * would refuse ends the process. For tests: some six times as slow as AVX512-BF16. */
+ * would refuse ends the process. For tests: products take three to four times as long as with
+ * AVX512-BF16 (one thread of an AMD EPYC, 1,024 x 1,024, 1 to 512 rows). */
 #pragma once
 #include <immintrin.h>
 #include <stdio.h>

@@ -113,7 +113,12 @@ def test_subnormal_numbers_are_zeros(emulated: ctypes.CDLL) -> None:
     a[0, :4] = 0x0001, 0x1f80, 0x3f80, 0x3f80  # subnormal, 2 ** -64, 1, 1
     b[0, :2] = 0x7f00, 0x1f80  # 2 ** 127; 2 ** -64
     b[1, :2] = 0x0001, 0x3f80  # subnormal; 1
-    sums = dot(emulated, a, b, numpy.zeros((1, 16), numpy.float32))
+    b[0, 3] = 0x1f80  # column 1: 2 ** -128 alone, a subnormal product
+    b[1, 4] = 0x0001  # column 2: a subnormal number times 1
+    b[1, 6] = 0x8080  # column 3: -2 ** -126, to which 1.5 times 2 ** -126 are added
+    before = numpy.zeros((1, 16), numpy.float32)
+    before[0, 3] = 1.5 * 2.0 ** -126
+    sums = dot(emulated, a, b, before)
     assert sums[0, 0] == 1 and not sums[0, 1:].any()
 
 
