@@ -25,7 +25,7 @@ class ModelNames:
         started_with = config.model.model.rstrip("/")
         self.served = config.model.served_model_name or (model,)
         """The names that `/v1/models` lists; answers show the first."""
-        self._known = set(self.served)
+        self._known = {name.rstrip("/") for name in self.served}
         if not config.gateway.strict_model_name:
             repository = repository_of(PurePath(started_with))
             self._known |= {name for path in (started_with, repository)

@@ -39,12 +39,12 @@ class ImageTarget:
         self.keys = key_dir(base, "ann")
         self.engine = Engine(
             str(PICTURE_MODEL), run_dir=str(base), listen=f"tcp://127.0.0.1:{self.port}",
-            keys_dir=str(self.keys), device="cpu", restart=True, crash_reports=False)
+            keys_dir=str(self.keys), device="cpu", restart=True, crash_reports=False, exact="on")
 
-    def right(self) -> int:
-        """Of ten questions, asked over tcp."""
+    def answers(self) -> list[str]:
+        """To ten questions, asked over tcp: always the same ones (`exact`)."""
         with Client(f"tcp://127.0.0.1:{self.port}", key=self.base / "ann.key") as client:
-            return sum(_answer(client, item) == item.question.answer for item in ITEMS)
+            return [_answer(client, item) for item in ITEMS]
 
     def media(self) -> ActorStatus:
         return next(one for one in self.engine.client.status().actors if one.role == "media")
@@ -73,12 +73,20 @@ def target() -> Iterator[ImageTarget]:
             yield made
 
 
-def test_images_are_answered_over_tcp(target: ImageTarget) -> None:
-    assert target.right() >= 9
+@pytest.fixture(scope="module")
+def undisturbed(target: ImageTarget) -> list[str]:
+    return target.answers()
+
+
+def test_images_are_answered_over_tcp(undisturbed: list[str]) -> None:
+    # The model is right in 96 of 100. Which four are not depends on the processor.
+    wanted = [item.question.answer for item in ITEMS]
+    assert sum(a == b for a, b in zip(undisturbed, wanted, strict=True)) >= 7, undisturbed
 
 
 @pytest.mark.parametrize("way", ["ipc", "tcp", "inbox"])
-def test_bad_frames_have_no_effect(target: ImageTarget, way: str, tried: Any, amount: Any) -> None:
+def test_bad_frames_have_no_effect(target: ImageTarget, undisturbed: list[str], way: str,
+                                   tried: Any, amount: Any) -> None:
     rng, count, before = random.Random(way), amount(200, 7_000), target.media()
     with zmq.Context() as context:
         socket = context.socket(zmq.PUSH if way == "inbox" else zmq.DEALER)
@@ -98,7 +106,7 @@ def test_bad_frames_have_no_effect(target: ImageTarget, way: str, tried: Any, am
                             LoadMedia("s", False, "p", urls=["http://127.0.0.1/"]),
                             LoadMedia("t", False, "p", urls=["file:///etc/passwd"])):
                 socket.send(encode(message))
-        assert target.right() >= 9
+        assert target.answers() == undisturbed
         socket.close(linger=0)
     counted = before.gauges.get("bad_frames", 0.0)
     assert eventually(lambda: target.media().gauges.get("bad_frames", 0.0) > counted, 30)

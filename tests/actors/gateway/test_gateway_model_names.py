@@ -27,6 +27,12 @@ def test_an_engine_accepts_all_its_model_names(asked: str | None) -> None:
     assert names("org/name", "mine", "other").known(asked)
 
 
+@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize("served", ["name/", "<script>x</", "org/name//"])
+def test_a_served_name_is_known_as_it_is_shown(served: str, strict: bool) -> None:
+    assert names("org/name", served, strict=strict).known(served)
+
+
 @pytest.mark.parametrize("asked", ["org", "gpt-4", "other/name", "Default", "nam"])
 def test_an_engine_refuses_other_model_names(asked: str) -> None:
     assert not names("org/name").known(asked)
