@@ -32,6 +32,7 @@ import helpers_zygote
 import pytest
 import torch
 from helpers_interpreter import spare_repetitions
+from helpers_skips import SkipReport
 from hypothesis import settings
 from xdist.scheduler import LoadFileScheduling
 
@@ -58,6 +59,11 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     """Here, since pytest reads options of a folder below too late."""
     parser.addoption("--adversary", metavar="FILE", default="",
                      help="tests/adversary in full size; counts go to FILE")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    if not hasattr(config, "workerinput"):
+        config.pluginmanager.register(SkipReport(), "skips")
 
 
 WAITING = ("engine", "adversary")

@@ -3,7 +3,8 @@
     python tools/as_processor.py NAME COMMAND [ARGUMENT ...]
     python tools/as_processor.py amx make test
 
-NAME is one of `PROCESSORS`. `amx` has the tiles of Intel's AMX in memory, and is slow
+NAME is one of `PROCESSORS`, or a number, which takes one of those that this processor can be:
+the next number takes the next one. `amx` has the tiles of Intel's AMX in memory, and is slow
 (`kernels/cpu/tiles_emulated.h`). The C kernels are another's, nothing else: oneDNN, torch and what
 `auto` measures go by the processor that is there. The command finds a compiler first in its PATH
 that exchanges `-march=native`, and a cache of its own, both below `build/processors`.
@@ -53,6 +54,14 @@ def missing(name: str) -> str:
     return needed if needed not in ("", *Path("/proc/cpuinfo").read_text().split()) else ""
 
 
+def by_turns(number: int) -> str:
+    """The NAME that a number means. Raises OSError where this processor can be no other."""
+    names = [name for name in PROCESSORS if name != "this" and not missing(name)]
+    if not names:
+        raise FileNotFoundError("this processor can be no other")
+    return names[number % len(names)]
+
+
 def environment(name: str, to: Path = BUILDS) -> dict[str, str]:
     """Variables for a command whose C kernels are `name`'s; writes the compiler that it finds.
 
@@ -76,11 +85,14 @@ def environment(name: str, to: Path = BUILDS) -> dict[str, str]:
 
 
 def main() -> int:
-    if len(sys.argv) < 3 or sys.argv[1] not in PROCESSORS:
+    if len(sys.argv) < 3 or not (sys.argv[1] in PROCESSORS or sys.argv[1].isdecimal()):
         print(f"{__doc__}\nNAME: {', '.join(PROCESSORS)}", file=sys.stderr)
         return 2
     name, *command = sys.argv[1:]
     try:
+        if name.isdecimal():
+            name = by_turns(int(name))
+            print(f"C kernels of: {name}", file=sys.stderr)
         lacks = missing(name)
         variables = environment(name)
     except OSError as e:

@@ -50,6 +50,14 @@ if ! command -v g++ >/dev/null && ! command -v clang++ >/dev/null; then
     apt_install g++ || note "no C++ compiler: going on without"
 fi
 
+# What tests need beside Python: a browser for the page, `ip` for machines in network namespaces.
+if [[ ",$extras," == *,test,* ]]; then
+    command -v chromium chromium-browser google-chrome google-chrome-stable chrome >/dev/null ||
+        apt_install chromium || note "no browser: the tests of the page will be skipped"
+    command -v ip >/dev/null || apt_install iproute2 ||
+        note "no iproute2: tests of several machines will be skipped"
+fi
+
 note "installing into $venv; once, and some minutes without a package cache"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
 # The versions that the tests ran with; elsewhere (another system, another Python) any in range.

@@ -160,10 +160,7 @@ def test_streams_go_on_without_a_ledger(tried: Callable[..., None],
 @pytest.mark.parametrize("how", ["removed", "unmounted"])
 @pytest.mark.slow
 def test_streams_go_on_where_the_ledger_was_taken_away(
-        how: str, amount: Callable[[int, int], int], tried: Callable[..., None]) -> None:
-    if how == "unmounted" and not amount(0, 1):
-        pytest.skip("in full size only")
-
+        how: str, tried: Callable[..., None]) -> None:
     async def run(made: Rig, where: Path) -> None:
         async with AsyncClient(made.engine.name, str(made.base)) as client:
             before = Streams(client, 1, tokens=600)
@@ -187,12 +184,9 @@ def test_streams_go_on_where_the_ledger_was_taken_away(
 
 
 @pytest.mark.mended("gateways and watchdogs could not be started again in a full run directory")
-def test_a_full_run_directory(amount: Callable[[int, int], int],
-                              tried: Callable[..., None]) -> None:
+@pytest.mark.slow
+def test_a_full_run_directory(tried: Callable[..., None]) -> None:
     """Sockets, logs, journals, tapes, the ledger: all actors come back all the same."""
-    if not amount(0, 1):
-        pytest.skip("in full size only: a quarter of a minute")
-
     async def run(made: Rig, where: Path) -> None:
         async with AsyncClient(made.engine.name, str(made.base)) as client:
             fill(where)

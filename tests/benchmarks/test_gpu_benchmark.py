@@ -265,7 +265,7 @@ def test_tests_that_end_their_process_cost_only_themselves(tmp_path: Path, capfd
 @pytest.mark.slow
 def test_a_missing_device_is_reported(tmp_path: Path) -> None:
     if torch.cuda.is_available():
-        pytest.skip("there is one")
+        pytest.skip("there is a CUDA device")
     done = subprocess.run([sys.executable, str(BENCHMARKS / "gpu.py"), "tests", "--out",
                            str(tmp_path)], capture_output=True, text=True)
     assert done.returncode == 2 and "no CUDA device; --toy" in done.stderr

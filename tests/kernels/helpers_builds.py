@@ -17,7 +17,7 @@ EACH_BUILD = [pytest.param(name, marks=[pytest.mark.slow] * (name not in ("this"
 def built(name: str) -> ctypes.CDLL:
     """That of one of PROCESSORS; skips where it cannot be had."""
     if lacks := missing(name):
-        pytest.skip(f"no {lacks} here")
+        pytest.skip(f"this processor has no {lacks}")
     found = library(None, PROCESSORS[name].flags)
     if found is None:
         pytest.skip("no C compiler, or torch with another OpenMP")

@@ -30,7 +30,7 @@ class Layer:
         if lib is None:
             pytest.skip("no C compiler, or torch with another OpenMP")
         if tiles and not lib.tiles_ready():
-            pytest.skip("no tiles: neither AMX nor fast products of bf16")
+            pytest.skip("this processor has no AMX, nor fast products of bf16")
         gen = torch.Generator().manual_seed(0)
         self.heads, hv = heads, heads.values
         tokens, edge = sum(run.length for run in RUNS), heads.channels + hv * heads.value_dim

@@ -49,7 +49,7 @@ def tiles(folder: Path, flags: tuple[str, ...]) -> ctypes.CDLL:
 @pytest.fixture
 def emulated(tmp_path: Path) -> ctypes.CDLL:
     if lacks := missing("amx"):
-        pytest.skip(f"no {lacks} here")
+        pytest.skip(f"this processor has no {lacks}")
     return tiles(tmp_path, FLAGS)
 
 
@@ -138,7 +138,7 @@ def test_what_the_processor_refuses_ends_the_process(emulated: ctypes.CDLL) -> N
 
 def test_the_instructions_do_the_same(emulated: ctypes.CDLL, tmp_path: Path) -> None:
     if "amx_bf16" not in Path("/proc/cpuinfo").read_text().split():
-        pytest.skip("no AMX here")
+        pytest.skip("this processor has no AMX")
     (tmp_path / "amx").mkdir()
     real = tiles(tmp_path / "amx", AMX)
     for seed in range(200):

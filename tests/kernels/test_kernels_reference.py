@@ -99,7 +99,7 @@ def test_linears_agree(ops: NativeOps, rows: int, outs: int, ins: int, bias: boo
     b = rand(outs, seed=3) if bias else None
     plain = Linear(weight.float(), b.float() if b is not None else None)
     if not can_pack(weight):
-        pytest.skip("no bf16 in oneDNN on this processor")
+        pytest.skip("this processor has no bf16 in oneDNN")
     for fast in (PackedLinear(weight, b), NativeLinear(weight, b, ops.lib, 2)):
         for got, want in ((fast(x), plain(x.float())),
                           (fast.add(x, more), plain.add(x.float(), more.float()))):

@@ -36,7 +36,7 @@ NEAR = 4e-3
 def kernel(request: pytest.FixtureRequest) -> NativeRun:
     lib = built(request.param)
     if not lib.sage_ready():
-        pytest.skip("this build has no VNNI")
+        pytest.skip("this processor has no VNNI")
     return NativeRun(lib)
 
 

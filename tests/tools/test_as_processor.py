@@ -43,7 +43,7 @@ def test_other_words_stay_as_they_are(tmp_path: Path) -> None:
 
 def test_a_command_has_that_library(tmp_path: Path) -> None:
     if lacks := missing("avx2"):
-        pytest.skip(f"no {lacks} here")
+        pytest.skip(f"this processor has no {lacks}")
     code = ("import shutil; from actorium.kernels.cpu.native_library import cache_folder;"
             "print(shutil.which('cc'), cache_folder())")
     done = subprocess.run([sys.executable, str(SCRIPT), "avx2", sys.executable, "-c", code],
@@ -55,6 +55,15 @@ def test_a_command_has_that_library(tmp_path: Path) -> None:
 def test_the_exit_code_is_the_commands(tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "this", sys.executable, "-c", "exit(7)"])
     assert done.returncode == 7
+
+
+def test_numbers_take_turns(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(as_processor, "missing", lambda name: "" if "avx" in name else "x")
+    names = ["avx2", "avx_vnni", "avx512", "avx2"]
+    assert [as_processor.by_turns(number) for number in range(4)] == names
+    monkeypatch.setattr(as_processor, "missing", lambda name: "x")
+    with pytest.raises(OSError, match="can be no other"):
+        as_processor.by_turns(0)
 
 
 @pytest.mark.parametrize("words", [[], ["amx"], ["vax", "true"]])
