@@ -18,7 +18,7 @@ unexport PYTHONDONTWRITEBYTECODE
 help:
 	@echo "make demo       a chat with the packaged model and, where it can be fetched, SmolLM2; where the time goes"
 	@echo "make test       the test suite"
-	@echo "make test-processor  what computes, with C kernels of another processor: AS=NAME, or by turns"
+	@echo "make test-processor  what computes, with C kernels of another processor: AS_PROCESSOR=NAME, or by turns"
 	@echo "make test-oldest, make test-newest  what touches requests, with the ends of the dependencies' ranges"
 	@echo "make lock       constraints.txt anew: the versions that set-up installs"
 	@echo "make battery    the state machines of \`make test\`, 25 times as long, and rarer tests: an hour and more"
@@ -57,10 +57,10 @@ test: $(VENV)/.ready-test
 	$(BIN)/python -m pytest tests --ignore tests/conformance -n 4 --dist loadfile \
 		--no-loadscope-reorder -m "not slow" --reruns $(RERUNS) $(PYTEST_FLAGS)
 
-# What computes, with C kernels of another processor: AS=NAME (tools/as_processor.py), or by turns,
+# What computes, with C kernels of another processor: AS_PROCESSOR=NAME (tools/as_processor.py), or by turns,
 # another one with each commit. What trained models answer must hold there, too.
 test-processor: $(VENV)/.ready-test
-	$(BIN)/python tools/as_processor.py $(or $(AS),$(shell git rev-list --count HEAD)) \
+	$(BIN)/python tools/as_processor.py $(or $(AS_PROCESSOR),$(shell git rev-list --count HEAD)) \
 		$(BIN)/python -m pytest -n 4 --dist loadfile --no-loadscope-reorder -m "not slow" \
 		tests/kernels tests/gpu tests/tools/test_picture_model.py tests/tools/test_planted_faults.py \
 		tests/adversary/test_media_frames.py tests/engine/test_exact_engine.py \
