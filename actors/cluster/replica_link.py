@@ -130,7 +130,9 @@ class ReplicaLink(CoreObserver):
     # --- reports ---
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        records, self._records = self._records, []
+        records: list[Send] = []
+        if not self._scheduler.outgoing.blocked:
+            records, self._records = self._records, []
         sends: list[Send] = []
         out: list[Any] = []
         for send in self._core.on_wake(now):

@@ -171,6 +171,10 @@ class RouterCore(Core):
             wanted = self.fleet.replica_set()
             self._out += [Send(role, wanted) for role in self.fleet.told]
         self._out += [Send(DETOKENIZER, reply) for reply in self._flushes.pop()]
+        if self._ledger_full:  # all that is about requests waits for it, in order
+            now_out = [send for send in self._out if send.to == CLIENT]
+            self._out = [send for send in self._out if send.to != CLIENT]
+            return now_out
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
         # Not before all are known: what no request names may go.

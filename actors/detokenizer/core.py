@@ -74,6 +74,9 @@ class DetokenizerCore(Core):
         self._ended_sequences = EndedSequences()
         self._scheduler_epoch = 0
         """Highest epoch of a scheduler so far."""
+        self._missed = False
+        """The scheduler has to be asked for tokens that never came. (While a sequence lives, its
+        client is looked at five times a second.)"""
         self._asked_at = -math.inf
         self._unsent: dict[int, OutputSequence] = {}
         self._out: list[Send] = []
@@ -139,6 +142,9 @@ class DetokenizerCore(Core):
             for message in self._early_messages:
                 self.on_message(message, now)
             self._early_messages = []
+        if self._missed and now >= self._asked_at + ASK_AGAIN:
+            self._missed, self._asked_at = False, now
+            self._out.append(self._hello())
         connections = self._connections
         for client in connections.unheard(self._clients, now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
@@ -347,9 +353,7 @@ class DetokenizerCore(Core):
                                   events.get(sid))
             at = end
         self._tokens += at
-        if missed and now >= self._asked_at + ASK_AGAIN:
-            self._asked_at = now
-            self._out.append(self._hello())
+        self._missed = self._missed or missed
         for event in message.events:
             if (seq := live.get(event.sid)) is not None and seq.seen >= seq.gap_end:
                 self._guarded(seq, self._finish, seq, event)

@@ -64,10 +64,14 @@ class LedgerCommitter:
             return sends
         if self.lost:
             return [send for send in sends if send.to != RECORDS]
+        first = next(i for i, send in enumerate(sends) if send.to == RECORDS)
+        if self.full:  # behind those that wait
+            self._ledger.add(records)
+            self._held += [send for send in sends[first:] if send.to != RECORDS]
+            return sends[:first]
         try:
             self._ledger.commit(records)
         except LedgerFull as error:
-            first = next(i for i, send in enumerate(sends) if send.to == RECORDS)
             self.full, self._full_since = True, now
             self._held = [send for send in sends[first:] if send.to != RECORDS]
             why = error.strerror or str(error)

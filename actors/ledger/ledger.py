@@ -230,9 +230,13 @@ class Ledger:
         self._waiting.append(LedgerRecord(kind, payload) if isinstance(payload, bytes)
                              else make_record(kind, payload))
 
+    def add(self, records: Iterable[LedgerRecord]) -> None:
+        """Add records to the batch."""
+        self._waiting += records
+
     def commit(self, records: Iterable[LedgerRecord] = ()) -> None:
         """Write the batch and these records. Raises `LedgerFull`; the next try writes them all."""
-        self._waiting += records
+        self.add(records)
         if self._waiting:
             self._writer.commit(pack(self._waiting))
             self._waiting.clear()

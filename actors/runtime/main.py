@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
     from actorium.actors.core import Context, Core
     from actorium.actors.runtime.front import Front
-    from actorium.actors.runtime.shell import CommitLog, FrontGate
+    from actorium.actors.runtime.shell_extensions import CommitLog, FrontGate
 
 USAGE = ("usage: python -m actorium.actors.runtime.main ROLE RUN_DIR EPOCH PARENT_PID "
          "[MODULE:FUNCTION]")
@@ -50,7 +50,8 @@ def _run(role: str, run_dir: str, epoch: int, target: str | None) -> int:
     from actorium.actors.runtime import logs
     from actorium.actors.runtime.roles import roles_of
     from actorium.actors.runtime.security import private_paths
-    from actorium.actors.runtime.shell import Extensions, run_actor
+    from actorium.actors.runtime.shell import run_actor
+    from actorium.actors.runtime.shell_extensions import Extensions
 
     path = Path(run_dir)
     config = configs.load(private_paths.read_file(path / "config.json"))

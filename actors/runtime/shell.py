@@ -3,8 +3,8 @@
 One wake takes a bounded burst from inbox and front, hands it to the core, asks the core once what
 to send, and sends it. Between wakes the process sleeps in epoll; nothing polls.
 
-The shell knows two features by their interface alone, and `main` hands it what implements them:
-the ledger's `CommitLog`, and the `FrontGate` that lets clients of other machines in.
+The shell knows two features by their interface alone (`shell_extensions`), and `main` hands it what
+implements them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import uvloop
 import zmq
@@ -39,6 +39,7 @@ from actorium.actors.runtime.process import (
 )
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, WORKER, worker_roles
 from actorium.actors.runtime.rundir import address
+from actorium.actors.runtime.shell_extensions import CommitLog, Extensions, FrontGate
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
@@ -49,51 +50,6 @@ FATAL_LINGER_MS = 3000
 """How long a dying actor's last word waits for a launcher that is kept from reading."""
 RETRY = 0.02
 """Seconds after which a full pipe is tried again, in case its fd did not become readable."""
-
-
-class FrontGate(Protocol):
-    """Authenticates clients of other machines (`runtime/security/curve_gate.py`)."""
-
-    refused: int
-    """Connections refused so far."""
-
-    @property
-    def fd(self) -> int: ...
-
-    def serve(self) -> None:
-        """Call when `fd` is readable."""
-
-    def close(self) -> None: ...
-
-
-class CommitLog(Protocol):
-    """Holds messages back until the records before them are stored (`ledger/committer.py`)."""
-
-    full: bool
-    """The last commit failed: call `retry` every `pause` seconds."""
-    pause: float
-
-    @property
-    def holding(self) -> bool:
-        """Whether messages wait for the ledger."""
-
-    def commit(self, sends: Sequence[Send], now: float) -> Sequence[Send]:
-        """Store the records among `sends`; return the messages that may be sent now."""
-
-    def retry(self, now: float) -> Sequence[Send]:
-        """Try again after a failure; return the messages that may be sent now."""
-
-    def maintain(self) -> None: ...
-
-    def close(self) -> None: ...
-
-
-class Extensions(NamedTuple):
-    """The features around a shell. Each function returns None where its feature is not wanted."""
-
-    open_gate: Callable[[Context, zmq.Context[Any], Front], FrontGate | None] = \
-        lambda ctx, context, front: None
-    open_commit_log: Callable[[Context, Core], CommitLog | None] = lambda ctx, core: None
 
 
 def run_actor(build: Callable[[Context], Core], ctx: Context,
@@ -278,6 +234,9 @@ class Shell:
             self._health_timer = self.loop.call_later(HEALTH_GAP, self._on_health_timer)
         if self._commit_log is not None:
             self._commit_log.maintain()
+        self._stop_if_done(core)
+
+    def _stop_if_done(self, core: Core) -> None:
         if self._drain_until is not None and core.done and self._all_sent():
             self.loop.stop()
 
@@ -296,8 +255,8 @@ class Shell:
             self._send(send, now)
         if log.full:
             self.loop.call_later(log.pause, self._on_commit_retry, log)
-        else:
-            self.wake_soon()
+        if not log.holding:
+            self.wake_soon()  # what the core held back may go on, with the ledger or without
 
     def _send(self, send: Send, now: float) -> None:
         if send.to == CLIENT:
@@ -433,6 +392,10 @@ class Shell:
         now = monotonic()
         if now - self._health_at >= HEALTH_GAP:
             self._read_health(now)
+        if self._commit_log is not None:
+            self._commit_log.maintain()  # an idle actor's files may go as well
+        if self.core is not None:
+            self._stop_if_done(self.core)  # it may have come to its end without a wake
 
     # --- stopping ---
 

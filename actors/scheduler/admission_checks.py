@@ -48,15 +48,15 @@ def max_sequence_tokens(worker: Ready, kv_cache: KVCacheManager) -> int:
 
 
 def check_admission(request: RequestState, now: float, state: SchedulerState, worker: Ready | None,
-                    rate: float, closed: str) -> Rejection | None:
+                    rate: float, draining: bool) -> Rejection | None:
     """Why a new request is rejected; None if it is accepted. rate: most tokens a second that the
-    engine has computed; closed: why all requests are rejected; empty = they are not."""
+    engine has computed; draining: all are rejected."""
     submit, most = request.submit, state.max_waiting
     if not submit.prompt or len(submit.prompt) % 4:
         return Rejection("invalid_request",
                          f"prompt: {len(submit.prompt)} bytes are no tokens (4 bytes each)")
-    if closed:
-        return Rejection("unavailable", closed)
+    if draining:
+        return Rejection("unavailable", "the engine is stopping")
     full = state.queue.requests >= most + state.table.num_free
     if full and not state.queue.has_fair_share_left(submit.tenant, most):
         return Rejection("queue_full", f"{most} requests are waiting already")

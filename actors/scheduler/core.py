@@ -265,8 +265,8 @@ class SchedulerCore(Core):
     def _accept(self, submit: Submit, now: float) -> None:
         request = new_request_state(submit, self.next_sid)
         self.next_sid += submit.n
-        closed = "the engine is stopping" if self._draining else self.outgoing.blocked
-        rejection = check_admission(request, now, self.state, self._worker, self._best_rate, closed)
+        rejection = check_admission(request, now, self.state, self._worker, self._best_rate,
+                                    self._draining)
         rejection = rejection or self.masks.add_request(request)
         if rejection is not None:
             self._reject(request, rejection, now)
@@ -412,8 +412,8 @@ class SchedulerCore(Core):
         return self._history.all_records(self.state)
 
     def on_ledger_full(self, why: str, now: float) -> None:
-        """The ledger takes no more records: nothing is planned, and nothing sent to clients but
-        rejections."""
+        """The ledger takes no more records: requests wait, nothing is planned, and nothing sent to
+        clients but rejections."""
         self.outgoing.blocked = self._health_detail = why
 
     def on_ledger_lost(self, why: str, now: float) -> None:

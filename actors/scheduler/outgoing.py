@@ -32,7 +32,8 @@ class OutgoingMessages:
 
     def __init__(self, history: RequestHistory, epoch: int) -> None:
         self.blocked = ""
-        """Why the ledger takes no more records; empty = it does. Only rejections go out then."""
+        """Why the ledger takes no more records; empty = it does. Of reports only rejections go out
+        then."""
         self.events: list[SequenceEvent] = []
         """Ends that no result has caused; they go out as a batch of their own."""
         self._history, self._epoch = history, epoch

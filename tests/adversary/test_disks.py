@@ -156,6 +156,33 @@ def test_streams_go_on_without_a_ledger(tried: Callable[..., None],
         assert made.left == [] and list((where / "ledger").iterdir()) == []
 
 
+@pytest.mark.mended("a full disk stopped all streams for five seconds longer than its patience")
+@pytest.mark.mended("requests that came while a full disk was waited for were refused")
+@pytest.mark.slow
+def test_a_full_disk_is_waited_for_no_longer_than_it_may_be(tried: Callable[..., None]) -> None:
+    async def run(made: Rig, where: Path) -> None:
+        async with AsyncClient(made.engine.name, str(made.base)) as client:
+            before = Streams(client, 1, tokens=900)
+            await before.begun()
+            before.traffic.gaps.fault("full", monotonic())
+            fill(where)
+            await asyncio.sleep(PATIENCE / 4)
+            assert await Streams(client, 2, tokens=20).codes() == [None] * 4
+            assert await before.codes() == [None] * 4
+            assert (gauges := made.gauges())["ledger_not_durable"] == 1, gauges
+            silent = before.traffic.gaps.summary()["all"]["max"]
+            assert PATIENCE / 2 < silent < PATIENCE + 2.0
+            tried(8)
+
+    with disk() as where:
+        made = Rig(engine(where.parent / "run", SHORT_WORKER, ledger_dir=str(where / "ledger"),
+                          ledger_patience=PATIENCE), where.parent / "run")
+        try:
+            asyncio.run(run(made, where))
+        finally:
+            made.close()
+
+
 @pytest.mark.mended("a ledger whose files were removed was written to for ever, for nobody")
 @pytest.mark.parametrize("how", ["removed", "unmounted"])
 @pytest.mark.slow

@@ -23,7 +23,7 @@ from actorium.tools.chaos import (
 )
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, quantile
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
-from actorium.tools.chaos.kill_rows import chaos, kills
+from actorium.tools.chaos.kill_rows import chaos, disks, kills
 from actorium.tools.chaos.plants import UNFENCED, Unfenced, no_dedup
 
 pytestmark = pytest.mark.chaos
@@ -95,6 +95,13 @@ def test_every_stream_goes_on_through_every_fault() -> None:
     assert row["complete"] > 20 and row["ghost_messages"] > 0
     assert all(row["struck"][role] for role in ROLES)
     assert row["gaps"]["all"]["p99"] < 5.0  # the machine may be busy; figures are `make chaos`'s
+
+
+@pytest.mark.slow
+def test_streams_wait_for_a_full_ledger_as_long_as_they_shall() -> None:
+    row = disks(seed=1, times=1, streams=8)
+    sound(row)
+    assert row["faults"] == {"full": 1} and row["complete"] > 8
 
 
 def test_poison_is_found_and_other_requests_complete() -> None:

@@ -328,8 +328,8 @@ class Lives:
             stop = self.stops.get((rid, index), 10**9)
             whole = {"length": len(told.tokens) == len(want), "stop": len(told.tokens) == stop,
                      "abort": rid in self.given_up, "deadline": submit.deadline is not None,
-                     "error": told.error in ("quarantined", "queue_full", "unavailable",
-                                             "deadline", "context_overflow")}
+                     "error": told.error in ("quarantined", "queue_full", "deadline",
+                                             "context_overflow")}
             if not whole.get(told.reason or "", False):
                 yield f"{name}: {told.reason} ({told.error}) after {len(told.tokens)} tokens"
             if told.error == "quarantined" and self.poisonous and submit.seed not in self.poison:

@@ -40,6 +40,8 @@ class Fault(Struct, frozen=True):
     at: float
     kind: str
     roles: tuple[str, ...]
+    seconds: float = FULL_SECONDS
+    """For which a disk is full."""
 
     @property
     def name(self) -> str:

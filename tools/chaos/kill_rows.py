@@ -26,7 +26,6 @@ from actorium.actors.runtime.rundir import address
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic
 from actorium.tools.chaos.faults import (
     FULL,
-    FULL_SECONDS,
     KILL,
     STOP,
     Fault,
@@ -90,6 +89,10 @@ TOKENS = (20, 120)
 RANKS = ("worker-0", "worker-1")
 APART = 15.0
 """Seconds between two deaths of ranks: after less work the next delay would be longer."""
+PATIENCE, FULL_LONG = 0.5, 4.0
+"""Seconds for which requests wait for a ledger, and for which there is no room for it."""
+RESUMED = 1.5
+"""Seconds for which a stream may be silent beyond the ledger's patience."""
 AROUND = 800
 """How many sequences before the last one the stale messages are about."""
 
@@ -127,7 +130,7 @@ class FaultPlayer:
         self.done[fault.kind] += 1
         self.struck.update(v.role for v in victims)
         if fault.kind == FULL:
-            await asyncio.sleep(FULL_SECONDS)
+            await asyncio.sleep(fault.seconds)
             for victim in victims:
                 limit_files(victim.pid, -1)
             return
@@ -193,6 +196,20 @@ def ranks(seed: int, faults: int, streams: int) -> dict[str, Any]:
     several = [Fault(round(APART * (i + chance.uniform(0.1, 0.25)), 3), kind, roles)
                for i, (kind, roles) in enumerate(whats[:faults])]
     return chaos(several, seed, streams, roles={RANKS[1]: WORKER}, tensor_parallel_size=len(RANKS))
+
+
+def disks(seed: int, times: int, streams: int) -> dict[str, Any]:
+    """Runs streams over a ledger without room, for longer than they wait for it: they are silent
+    for no longer than that, and no request is refused."""
+    faults = [Fault(2 * FULL_LONG * i + 1.0, FULL, ("scheduler",), FULL_LONG)
+              for i in range(times)]
+    row = chaos(faults, seed, streams, ledger_patience=PATIENCE)
+    silent = row["gaps"]["all"]["max"]
+    if silent > PATIENCE + RESUMED:
+        row["wrong"].append(f"a stream was silent for {silent} s")
+    row["wrong"] += [f"{count} requests were refused: {code}"
+                     for code, count in row["refused"].items()]
+    return row
 
 
 def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> dict[str, Any]:

@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from helpers_cluster import ClusterBox, settings
 
+from actorium.actors.cluster.cluster_control import AskCluster
 from actorium.actors.cluster.cluster_messages import launch_of
 from actorium.actors.cluster.router_core import GATHERING, UNWRITTEN
 from actorium.actors.messages import Cancel, Flush, Hello, Recall, Reply, Stop, Unknown
@@ -271,6 +272,24 @@ def test_a_flush_has_one_answer() -> None:
         box.turn()
     (reply,) = box.replies
     assert isinstance(reply, Reply) and msgspec.json.decode(reply.json)["pages"] > 6
+
+
+def test_all_orders_wait_for_a_full_ledger_one_behind_the_other() -> None:
+    box = ClusterBox(settings(), ledger=True)
+    box.turn()
+    box.turn()
+    box.router.on_ledger_full("no space", box.now)
+    kept, given_up = box.submit([1, 2, 3]), box.submit([4, 5], max_tokens=2000)
+    box.turn()
+    box.to_router.append(Cancel(given_up, b"client"))
+    for _ in range(80):
+        box.turn()
+    assert box.ledger == [] and not box.heard and not any(each.admitted for each in box.replicas)
+    assert box.ask(AskCluster("q")).target == 2, "people who ask are answered"
+    box.router.on_ledger_ok(box.now)
+    box.run()
+    assert [heard.end.finish_reason for heard in box.of(kept) + box.of(given_up)
+            if heard.end is not None] == ["length", "abort"]
 
 
 def test_draining_ends_what_runs_and_refuses_what_comes() -> None:

@@ -93,6 +93,26 @@ def test_a_full_disk_holds_messages_back(tmp_path: Path,
     assert not list(tmp_path.iterdir()), "all was told: nothing is kept"
 
 
+def test_what_comes_while_the_ledger_is_full_waits_behind_what_waits(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)
+    with monkeypatch.context() as patch:
+        full(patch)
+        for number in range(5):
+            assert said(commits.commit(sends("order", "X", str(number)), 10.0 + number / 2)) == \
+                "order"
+        assert len(core.heard) == 1, "it waits since the first of them"
+    assert said(commits.retry(12.5)) == "0 1 2 3 4" and written(tmp_path) == [b"X"] * 5
+    commits.close()
+    with monkeypatch.context() as patch:
+        commits = LedgerCommitter(core := Recording(Ledger(tmp_path / "b")), core.ledger, 2.0)
+        full(patch)
+        commits.commit(sends("X", "a"), 10.0)
+        commits.commit(sends("Y", "b"), 11.9)
+        assert said(commits.retry(12.0)) == "a b" and not commits.holding, "for 2 s in all"
+    commits.close()
+
+
 def test_requests_go_on_without_a_ledger_after_a_while(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     commits = LedgerCommitter(core := Recording(Ledger(tmp_path)), core.ledger, patience=2.0)

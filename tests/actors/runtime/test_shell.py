@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import random
@@ -9,7 +10,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +21,16 @@ from helpers_frames import BAD_FRAMES
 from helpers_runtime import ActorProcess, Peer, Say, Told, Union, make_config, short_dir
 
 from actorium.actors.config.tree import dump
+from actorium.actors.core import LEDGER, Context, Core, Health, Send
+from actorium.actors.ledger.committer import LedgerCommitter
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter, read_all
 from actorium.actors.messages import Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox
 from actorium.actors.runtime.process import EXIT_ORPHAN
 from actorium.actors.runtime.rundir import address
+from actorium.actors.runtime.shell import Shell
+from actorium.actors.runtime.shell_extensions import Extensions
 
 
 @pytest.fixture
@@ -359,3 +366,104 @@ def test_a_message_to_the_worker_goes_to_every_rank(base: Path) -> None:
         peer.send(Say("a plan", 7, to="worker-0"))
         for rank in (first, last):
             assert rank.until(lambda told: True)[0][1] == Told("a plan", 7)
+
+
+class _Full(Core):
+    """Commits one record on a disk that stays full, then waits to be woken."""
+
+    inbox = Union
+    done = False
+    woken_lost = False
+
+    def __init__(self, base: Path) -> None:
+        self.ledger = Ledger(base / "ledger")
+        self.began = self.lost = False
+        self.stop: Callable[[], None] = lambda: None
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        if self.lost:
+            self.woken_lost = True
+            self.stop()
+        if self.began:
+            return []
+        self.began = True
+        return [Send(LEDGER, LedgerRecord(9, b"x"))]
+
+    def on_ledger_lost(self, why: str, now: float) -> None:
+        self.lost = True
+
+    def health(self) -> Health:
+        return Health("idle", 0, 60.0)
+
+
+def test_a_core_is_woken_when_it_may_go_on_without_a_ledger(
+        base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """By nobody's message: the disk stays full, and no client says anything."""
+
+    def commit(self: SegmentWriter, batch: bytes) -> None:
+        raise LedgerFull(28, "the ledger takes no more: no space")
+
+    core = _Full(base)
+    monkeypatch.setattr(SegmentWriter, "commit", commit)
+    shell = Shell(Context(make_config(base), base, "echo", 1, 0), Extensions(
+        open_commit_log=lambda ctx, core: LedgerCommitter(core, core.ledger, patience=0.15)))
+    core.stop = shell.loop.stop
+    shell.loop.call_later(2.0, shell.loop.stop)
+    try:
+        assert shell.run(lambda ctx: core) == 0
+    finally:
+        gc.unfreeze()
+    assert core.lost and core.woken_lost
+
+
+class _EndsByItself(Core):
+    """Has work that ends at some time, of which no message and no timer tells."""
+
+    inbox = Union
+
+    def __init__(self, seconds: float = 0.3) -> None:
+        self.until = time.monotonic() + seconds
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        return []
+
+    @property
+    def done(self) -> bool:
+        return time.monotonic() >= self.until
+
+    def health(self) -> Health:
+        return Health("draining", 0, 60.0)
+
+
+def test_a_drain_ends_when_the_work_does_whoever_says_so(base: Path) -> None:
+    """As a gateway's, whose requests do not pass through the shell."""
+    shell = Shell(Context(make_config(base, drain_timeout=4.0), base, "echo", 1, 0), Extensions())
+    shell.loop.call_later(0.05, shell._on_sigterm)
+    began = time.monotonic()
+    try:
+        assert shell.run(lambda ctx: _EndsByItself()) == 0
+    finally:
+        gc.unfreeze()
+    assert 0.3 <= time.monotonic() - began < 2.0
+
+
+def test_files_of_a_ledger_that_go_from_an_idle_actor_are_written_anew(base: Path) -> None:
+    class Idle(_EndsByItself):
+        ledger = Ledger(base / "ledger")
+
+        def live_records(self) -> list[list[LedgerRecord]]:
+            return [[LedgerRecord(9, b"an answer that nobody has fetched yet")]]
+
+    def remove() -> None:
+        for path in (base / "ledger").glob("*.seg"):
+            path.unlink()
+
+    shell = Shell(Context(make_config(base), base, "echo", 1, 0), Extensions(
+        open_commit_log=lambda ctx, core: LedgerCommitter(core, core.ledger)))
+    shell.loop.call_later(0.1, remove)
+    shell.loop.call_later(1.9, shell.loop.stop)
+    try:
+        shell.run(lambda ctx: Idle(3600.0))
+    finally:
+        gc.unfreeze()
+    assert [kind for kind, _ in read_all(base / "ledger")[0]][1:] == [9]

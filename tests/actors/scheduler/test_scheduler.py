@@ -228,3 +228,26 @@ def test_choice_seeds_are_distinct_and_63_bits() -> None:
 def test_within_counts_inside_ragged_rows() -> None:
     assert within(np.array([2, 0, 3])).tolist() == [0, 1, 0, 1, 2]
     assert within(np.array([], np.int64)).tolist() == []
+
+
+def test_requests_that_come_while_the_ledger_is_full_wait_for_it() -> None:
+    ring = Ring(config(seqs=2, queued=2))
+    old = ring.submit(5, max_tokens=9)
+    ring.wake()
+    for go_on in ("on_ledger_ok", "on_ledger_lost"):
+        ring.scheduler.on_ledger_full("no space", ring.now)
+        new = ring.submit(7, max_tokens=3)
+        ring.run()
+        assert not ring.of(new), "nothing is told of it, neither good nor bad"
+        why = ("gone", ring.now) if go_on == "on_ledger_lost" else (ring.now,)
+        getattr(ring.scheduler, go_on)(*why)
+        ring.run()
+        assert [heard.reason for heard in ring.of(old) + ring.of(new)] == ["length"] * 2
+    ring.scheduler.on_ledger_full("no space", ring.now)
+    waiting = [ring.submit(7, max_tokens=3) for _ in range(5)]
+    ring.run()
+    refused = [rid for rid in waiting if ring.of(rid)]
+    assert len(refused) == 1 and ring.of(refused[0])[0].error_code == "queue_full"
+    ring.scheduler.on_ledger_ok(ring.now)
+    ring.run()
+    assert [heard.reason for rid in waiting[:4] for heard in ring.of(rid)] == ["length"] * 4
