@@ -7,6 +7,7 @@ no clock.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -27,8 +28,9 @@ class RunningView(NamedTuple):
     priority: Ints
     recompute: Ints
     """Tokens to compute again, were it preempted (what the prefix cache would keep left out)."""
-    count_freed: Ints
-    """Pages that would become free or evictable."""
+    frees: Callable[[int], bool]
+    """Whether the preemption of one of them, by index, would make a page free or evictable. This
+    reads its whole page table, so it is asked of the first in line alone, mostly."""
 
 
 def choose_victim(running: RunningView, below: int | None = None) -> int | None:
@@ -42,16 +44,14 @@ def choose_victim(running: RunningView, below: int | None = None) -> int | None:
     order, priority = running.order, running.priority
     if not len(order):
         return None
-    able = running.count_freed > 0
     if below is not None:
-        able &= priority < below
+        able = priority < below
     else:
+        able = np.ones(len(order), np.bool_)
         able[_oldest_of_highest(order, priority)] = False
     candidates = np.flatnonzero(able)
-    if not len(candidates):
-        return None
     keys = (-order[candidates], running.recompute[candidates], priority[candidates])
-    return int(candidates[np.lexsort(keys)[0]])
+    return next(filter(running.frees, candidates[np.lexsort(keys)].tolist()), None)
 
 
 def _oldest_of_highest(order: Ints, priority: Ints) -> int:

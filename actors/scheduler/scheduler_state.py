@@ -358,15 +358,9 @@ class SchedulerState:
         if self.queue.policy == "priority":
             priority[:] = [table.sequences[slot].priority
                            for slot in slots]  # type: ignore[union-attr]
-        frees = np.array([self._frees(slot) for slot in slots.tolist()], np.int64)
-        index = choose_victim(RunningView(table.order[slots], priority, table.len_lo[slots], frees),
-                              below)
+        index = choose_victim(RunningView(table.order[slots], priority, table.len_lo[slots],
+                                          lambda i: table.frees(slots[i], self.kv_cache)), below)
         return None if index is None else table.sequences[slots[index]]
-
-    def _frees(self, slot: int) -> int:
-        pools = self.kv_cache.pools
-        return sum(pool.count_freed(own[own > 0])
-                   for pool, own in zip(pools, self.table.pages_of(slot), strict=True))
 
     def charge_tenants(self, sids: Ints, counts: Ints | None) -> None:
         """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""

@@ -159,6 +159,11 @@ class SlotTable:
         """Returns copies of the slot's page tables, one per group."""
         return [table[slot, :self.held[slot]].copy() for table in self._pages]
 
+    def frees(self, slot: int, kv_cache: KVCacheManager) -> bool:
+        """Whether the slot's sequence is the last owner of a page, but for the prefix cache."""
+        return any(pool.count_freed(own[slot, behind[slot]:self.held[slot]]) for pool, own, behind
+                   in zip(kv_cache.pools, self._pages, self._behind, strict=True))
+
     def holds(self, group: int, slot: int) -> int:
         """Returns the number of pages of a group that the slot holds."""
         return int(self.held[slot] - self._behind[group, slot])
