@@ -77,8 +77,8 @@ class ComputeThread:
         """Steps launched, by how (`ModelRunner.served`)."""
         self.compilations = Compilations()
         """Kernels compiled since the worker was ready."""
-        self.plans_received = 0
-        """Plans submitted that were not dropped."""
+        self.plans_received = self.plans_dropped = 0
+        """Each is changed by one thread alone: who submits, and, as `steps`, who computes."""
 
     def start(self, post: WakeUp) -> None:
         """Start loading. `post` is called, from any thread, when a result or a phase is new."""
@@ -102,7 +102,7 @@ class ComputeThread:
         try:
             body()
         except BaseException as error:
-            self.failure = error
+            self.failure = self.failure or error  # what fails after it may be its doing
             self._post()
 
     def _compute(self) -> None:
@@ -123,12 +123,12 @@ class ComputeThread:
                     timer.reset()
             elif (not self._adopted or message.epoch != self._epoch
                   or not self._gate.opens(message.epoch, message.step)):
-                self.plans_received -= 1
+                self.plans_dropped += 1
             else:
                 try:
                     timed = timer.launch(runner, message)
                 except StepAbandoned:
-                    self.plans_received -= 1
+                    self.plans_dropped += 1
                     runner.reset()
                     timer.reset()
                     self._post()  # `done` may have become true
@@ -153,7 +153,7 @@ class ComputeThread:
             elif isinstance(message, StepPlan):
                 if message.epoch == plan.epoch:
                     raise ValueError(f"masks: a plan came instead of those of step {plan.step}")
-                self.plans_received -= 1
+                self.plans_dropped += 1
             elif message is None:
                 self._gate.leave()
                 raise StepAbandoned

@@ -36,9 +36,6 @@ class WorkerCore(Core):
         """Pass a plan, its masks or a reset to the compute thread."""
         self._compute.submit(message)
 
-    def on_client(self, client: bytes, message: object, now: float) -> None:
-        """The worker has no front."""
-
     def on_wake(self, now: float) -> Sequence[Send]:
         """Send what the compute thread has produced. Raises the error that ended it, if any."""
         compute = self._compute
@@ -61,8 +58,12 @@ class WorkerCore(Core):
 
     @property
     def done(self) -> bool:
+        return self._draining and not self._stepping and not self._compute.results
+
+    @property
+    def _stepping(self) -> bool:
         compute = self._compute
-        return self._draining and compute.steps >= compute.plans_received and not compute.results
+        return compute.plans_received > compute.steps + compute.plans_dropped
 
     def health(self) -> Health:
         """Phase and progress of the compute thread, and its gauges."""
@@ -70,7 +71,7 @@ class WorkerCore(Core):
         phase, budget = compute.phase, self._start_budget
         if phase == "ready":
             budget = STEP_BUDGET
-            if compute.plans_received > compute.steps:
+            if self._stepping:
                 phase = "stepping"
             elif compute.steps:
                 phase = "idle"

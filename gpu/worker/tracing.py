@@ -63,8 +63,8 @@ class StepTrace:
     def queue(self, plan: StepPlan, record: Callable[[], None]) -> None:
         """The device's part begins, of which `record` marks the start."""
         self._queued[plan.epoch, plan.step] = monotonic_ns()
-        if len(self._queued) > MAX_IN_FLIGHT:  # a step that was abandoned is never seen
-            del self._queued[next(iter(self._queued))]
+        for key in tuple(self._queued)[:-MAX_IN_FLIGHT]:  # a step that was abandoned is never seen
+            self._queued.pop(key, None)  # the other thread may just have seen it
         record()
 
     def launched(self, plan: StepPlan) -> None:

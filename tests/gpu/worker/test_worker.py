@@ -35,6 +35,7 @@ from actorium.gpu.plan.sizes import (
     page_table_width,
     pool_pages,
 )
+from actorium.gpu.worker.compute import ComputeThread
 from actorium.gpu.worker.core import WorkerCore, build
 
 
@@ -95,8 +96,16 @@ def _plans(epoch: int, steps: int) -> list[StepPlan]:
             *(StepPlan(epoch, n, decode=_i4(1)) for n in range(2, steps + 1))]
 
 
-def test_loading_computing_and_resetting(model: Path) -> None:
-    shell = Shell(model, memory=MemoryConfig(max_total_tokens=700)).start()
+def test_loading_computing_and_resetting(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers: dict[str, set[str]] = {}
+
+    def written(compute: ComputeThread, name: str, value: Any) -> None:
+        writers.setdefault(name, set()).add(threading.current_thread().name)
+        object.__setattr__(compute, name, value)
+
+    shell = Shell(model, memory=MemoryConfig(max_total_tokens=700))
+    monkeypatch.setattr(ComputeThread, "__setattr__", written)
+    shell.start()
     ready = shell.ready()
     assert (ready.epoch, ready.page_size, ready.slots) == (3, 16, 5)
     assert ready.groups == [PageGroup(1 + 700 // 16, 0)]
@@ -131,6 +140,8 @@ def test_loading_computing_and_resetting(model: Path) -> None:
     assert results[5].idle_us == 0
     shell.core.drain(0.0)
     assert shell.core.done
+    assert {"steps", "plans_received", "phase"} <= writers.keys()
+    assert all(len(threads) == 1 for threads in writers.values()), writers
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [
