@@ -1,18 +1,20 @@
 """Streams of deltas for the routes: of one request, of several merged, or shared.
 
 A shared stream has several readers, and waits a while for a reader that has disconnected. It keeps
-all deltas while it is under way, so that a late reader gets them from the start; after its end the
-engine remembers them.
+all that was said while it is under way, so that a late reader gets it from the start; after its end
+the engine remembers it.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterable, Sequence
+from operator import attrgetter
 from typing import Protocol, TypeAlias
 
 import msgspec
 
+from actorium.actors.client.pending import MAX_UNREAD
 from actorium.actors.client.requests import Completion, StreamDelta, merge_deltas
 from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.gateway.http.http_errors import HttpError
@@ -217,12 +219,41 @@ class SharedStreams:
             del self._shared[name]
 
 
+class DeltaLog:
+    """The deltas of a stream from its start. Those of a choice are merged once there are many, but
+    for the places at which readers stand."""
+
+    def __init__(self) -> None:
+        self.deltas: list[StreamDelta] = []
+        self._merged = 0
+        """How many of them, at the front, are merged and stay as they are."""
+        self._most = MAX_UNREAD
+        """Deltas behind those that are not merged."""
+
+    def add(self, deltas: Sequence[StreamDelta], places: Iterable[int] = ()) -> dict[int, int]:
+        """Adds deltas. places: numbers of deltas that readers have read; returns the numbers that
+        these are from now on, as far as they change."""
+        self.deltas += deltas
+        if len(self.deltas) - self._merged < self._most:
+            return {}
+        begin, new = self._merged, self.deltas[self._merged:]
+        del self.deltas[begin:]
+        moved, at = dict[int, int](), 0
+        for place in sorted({*(place - begin for place in places if place > begin), len(new)}):
+            several = merge_deltas(new[at:place])
+            self.deltas += several
+            moved[begin + place], at = len(self.deltas), place
+        # With many choices there are as many to keep; they must stay a small part all the same.
+        self._merged, self._most = len(self.deltas), max(MAX_UNREAD, 16 * len(several))
+        return moved
+
+
 class SharedStream:
     """One request, read by a task of its own while it has readers, and `grace` seconds longer."""
 
     def __init__(self, rid: str, source: Deltas, grace: float, forget: Callable[[], None]) -> None:
         self.rid, self.source = rid, source
-        self.deltas: list[StreamDelta] = []
+        self.log = DeltaLog()
         self.error: Exception | None = None
         self.done = False
         self._grace, self._forget = grace, forget
@@ -233,7 +264,10 @@ class SharedStream:
     async def _read(self) -> None:
         try:
             async for delta in self.source:
-                self.deltas += [delta, *self.source.more()]
+                moved = self.log.add([delta, *self.source.more()],
+                                     [reader.at for reader in self._readers])
+                for reader in self._readers if moved else ():
+                    reader.at = moved.get(reader.at, reader.at)
                 self._wake_readers()
         except Exception as error:
             self.error = error
@@ -274,26 +308,27 @@ class SharedStreamReader(RelayedStream):
 
     def __init__(self, shared: SharedStream) -> None:
         super().__init__(shared.source)
-        self._shared, self._at = shared, 0
+        self._shared, self.at = shared, 0
+        """`at`: deltas of its log that were read."""
         self.has_news = asyncio.Event()
         shared.add_reader(self)
 
     def more(self) -> list[StreamDelta]:
-        found = self._shared.deltas[self._at:]
-        self._at += len(found)
+        found = self._shared.log.deltas[self.at:]
+        self.at += len(found)
         return found
 
     async def __anext__(self) -> StreamDelta:
         shared = self._shared
-        while self._at == len(shared.deltas):
+        while self.at == len(shared.log.deltas):
             if shared.error is not None:
                 raise shared.error
             if shared.done:
                 raise StopAsyncIteration
             self.has_news.clear()
             await self.has_news.wait()
-        self._at += 1
-        return shared.deltas[self._at - 1]
+        self.at += 1
+        return shared.log.deltas[self.at - 1]
 
     async def aclose(self) -> None:
         self._shared.remove_reader(self)
@@ -313,22 +348,19 @@ async def collected(streams: Sequence[Deltas]) -> Results:
 
 
 async def _completions(stream: Deltas) -> list[Completion]:
-    choices: dict[int, list[StreamDelta]] = {}
+    log = DeltaLog()
     async for delta in stream:
-        choices.setdefault(delta.index, []).append(delta)
-    return [_completion(index, choices[index]) for index in sorted(choices)]
+        log.add([delta])
+    return [_completion(whole)
+            for whole in sorted(merge_deltas(log.deltas), key=attrgetter("index"))]
 
 
-def _completion(index: int, deltas: list[StreamDelta]) -> Completion:
+def _completion(whole: StreamDelta) -> Completion:
     """Raises `Aborted`."""
-    last = deltas[-1]
-    if last.finish_reason in (None, "abort"):
+    if whole.finish_reason in (None, "abort"):
         raise Aborted("the request was aborted")
-    logprobs = [one for delta in deltas for one in delta.logprobs or ()]
     return Completion(
-        text="".join([delta.text for delta in deltas]),
-        token_ids=[token for delta in deltas for token in delta.token_ids],
-        finish_reason=last.finish_reason or "", stop_reason=last.stop_reason,
-        logprobs=logprobs or None,
-        prompt_logprobs=next((d.prompt_logprobs for d in deltas if d.prompt_logprobs), None),
-        usage=last.usage or Usage(0, 0, 0), index=index, rid=last.rid)
+        text=whole.text, token_ids=whole.token_ids, finish_reason=whole.finish_reason or "",
+        stop_reason=whole.stop_reason, logprobs=whole.logprobs,
+        prompt_logprobs=whole.prompt_logprobs, usage=whole.usage or Usage(0, 0, 0),
+        index=whole.index, rid=whole.rid)
