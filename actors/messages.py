@@ -149,6 +149,8 @@ class Generate(Message):
     cache_salt: Salt = ""
     media: MediaKeys = []
     """The images and videos of messages or text, in their order there."""
+    created: Count = 0
+    """Unix time, seconds: what answers call their creation, also when they are told again."""
 
 
 class Abort(Message):
@@ -301,6 +303,9 @@ class Delta(Struct, frozen=True, array_like=True, gc=False):
     """Set with finish_reason."""
     error: Rejected | None = None
     """Set with finish_reason == "error"."""
+    prompt_tokens: Count = 0
+    """This and `created` are set where `start` is 0: what was recorded when it was admitted."""
+    created: Count = 0
 
 
 class TextBatch(Message):
@@ -365,9 +370,8 @@ class Submit(Message):
     text: TextParams
     seed: Seed
     deadline: float | None = None
-    """CLOCK_MONOTONIC seconds."""
     arrival: float = 0.0
-    """CLOCK_MONOTONIC seconds."""
+    """CLOCK_MONOTONIC seconds, as the deadline."""
     tenant: Tenant = ""
     priority: Priority = 0
     grammar: str = ""
@@ -377,6 +381,7 @@ class Submit(Message):
     """With `params.masked`."""
     cache_salt: Salt = ""
     media: Media = []
+    created: Count = 0
 
 
 class Flush(Message):
@@ -696,6 +701,7 @@ class Open(Message):
     prompt_before: Count = 0
     """Number of prompt tokens before those in `prompt`: of a long prompt, a request with many
     choices sends only the end for each."""
+    created: Count = 0
 
 
 class TokenBatch(Message):

@@ -50,8 +50,6 @@ Prompts: TypeAlias = str | list[int] | list[str] | list[list[int]] | list[str | 
 
 READY_TIMEOUT = 600.0
 STATUS_TIMEOUT = 10.0
-ACCEPTED_LATE = 1.0
-"""Seconds that the tokenizer's answer may come after the first delta."""
 
 
 class AsyncDeltaStream(AsyncIterator[StreamDelta]):
@@ -77,19 +75,20 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
 
     @property
     def prompt_tokens(self) -> int | None:
-        """None until the request was accepted, as a rule before its first delta."""
+        """None until the request was accepted; known with its first delta."""
         return None if self._pending is None else self._pending.prompt_tokens
+
+    @property
+    def created(self) -> int:
+        """When the request was first made (`Linger.created`), known with its first delta; else 0.
+        """
+        return 0 if self._pending is None else self._pending.created
 
     async def accepted(self) -> int:
         """Send the request, if it was not, and wait for `prompt_tokens`. 0 if it ends before, the
-        reason of which the next `anext` gives, or if an actor died with the answer."""
+        reason of which the next `anext` gives."""
         pending = await self.start()
-
-        def answered() -> bool:
-            return pending.prompt_tokens is not None or pending.done
-
-        await self._wait(lambda: answered() or pending.in_ledger)
-        await self._signal.wait(answered, ACCEPTED_LATE)
+        await self._wait(lambda: pending.prompt_tokens is not None or pending.done)
         return pending.prompt_tokens or 0
 
     def more(self) -> list[StreamDelta]:

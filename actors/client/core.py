@@ -217,8 +217,7 @@ class ClientCore:
         return []
 
     def renewed(self, now: float) -> list[tuple[str, bytes]]:
-        """Another engine goes on with the ledger of the one before: (front, frame) to send first.
-        """
+        """Another engine has the ledger of the one before: (front, frame) to send first."""
         self._detokenizer_epoch, self.attached = 0, False
         for front in (TOKENIZER, *UNHURRIED):
             self.reconnected(front, now)
@@ -234,10 +233,8 @@ class ClientCore:
         self.next_resend = math.inf
         for item in self.waiting.values():
             if item.due <= now:
-                frame = item.frame
-                if item.schedule_resend(now):
-                    frame = _resume_frame(item)
-                out.append((item.front, frame))
+                again = item.schedule_resend(now)
+                out.append((item.front, _resume_frame(item) if again else item.frame))
             self.next_resend = min(self.next_resend, item.due)
         return out
 

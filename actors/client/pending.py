@@ -82,6 +82,15 @@ class PendingItem:
         self.notify: Callable[[], None] = do_nothing
         """Called whenever something was received for it."""
 
+    def fail(self, error: ActoriumError) -> None:
+        """End with an error, unless it has ended."""
+        if not self.done:
+            self.error = error
+            self._finish()
+
+    def _finish(self) -> None:
+        self.done = True
+
 
 class PendingRequest(PendingItem):
     """A request under way. `on_done` is called once at its end."""
@@ -94,7 +103,9 @@ class PendingRequest(PendingItem):
         self.deltas: deque[StreamDelta] = deque()
         self.accepted = False
         self.prompt_tokens: int | None = None
-        """Number of them, known once the request is accepted."""
+        """Number of them, known once the request is accepted, or by its first delta."""
+        self.created = 0
+        """Unix time of the request in the engine's records, seconds; 0 = not known."""
         self.in_ledger = False
         """A delta was received, or it is adopted: `Resume` is sent for it, not the request."""
         self.adopt_frame = b""
@@ -103,7 +114,7 @@ class PendingRequest(PendingItem):
         """When its first delta was received; 0 = not yet."""
         self._must_exist = False
         self._resumed_at = -math.inf
-        self.on_done: Callable[[PendingRequest], None] = _ignore
+        self.on_done: Callable[[PendingRequest], None] = do_nothing
 
     def adopt(self, frame: bytes, must_exist: bool) -> None:
         """It may be known to the engine already: `frame` is sent first. must_exist: otherwise it
@@ -132,11 +143,9 @@ class PendingRequest(PendingItem):
     @property
     def progress(self) -> RequestProgress:
         """As of now."""
-        prompt = self.prompt_tokens or 0
-        ends = [choice.last.usage if choice.last is not None else None for choice in self.choices]
-        return RequestProgress([usage or Usage(prompt, 0, choice.num_tokens)
-                                for usage, choice in zip(ends, self.choices, strict=True)],
-                               self.first_at)
+        return RequestProgress([(choice.last and choice.last.usage) or Usage(
+            self.prompt_tokens or 0, 0, choice.num_tokens) for choice in self.choices],
+            self.first_at)
 
     # --- receiving ---
 
@@ -153,6 +162,8 @@ class PendingRequest(PendingItem):
             self._on_error(delta, now)
             return
         self.adopt_frame = b""  # it is ours, and would be taken back from who takes it up later
+        if delta.prompt_tokens:
+            self.prompt_tokens, self.created = delta.prompt_tokens, delta.created
         end = delta.start + len(delta.tokens) // 4
         is_new = end > choice.num_tokens or delta.finish_reason is not None
         gap = delta.start != choice.num_tokens and (delta.start > 0 or end < choice.num_tokens)
@@ -234,12 +245,6 @@ class PendingRequest(PendingItem):
         elif all(choice.last is not None for choice in self.choices):
             self._finish()
 
-    def fail(self, error: ActoriumError) -> None:
-        """End with an error, unless it has ended."""
-        if not self.done:
-            self.error = error
-            self._finish()
-
     def _finish(self) -> None:
         self.done = True
         self.on_done(self)
@@ -273,11 +278,6 @@ class PendingCall(PendingItem):
         self.due = now + self.delay
         return False
 
-    def fail(self, error: ActoriumError) -> None:
-        """End with an error, unless it has ended."""
-        if not self.done:
-            self.error, self.done = error, True
-
     def result(self) -> Any:
         """The answering message. Raises the error of the call."""
         if self.error is not None:
@@ -285,9 +285,5 @@ class PendingCall(PendingItem):
         return self.answer
 
 
-def do_nothing() -> None:
-    pass
-
-
-def _ignore(_: PendingRequest) -> None:
+def do_nothing(*_: object) -> None:
     pass

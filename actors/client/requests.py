@@ -43,6 +43,11 @@ class Linger(Struct, frozen=True, kw_only=True):
     """Adopt it if the engine knows it already, whoever sent it, from its first token on."""
     must_exist: bool = False
     """Do not send it if the engine does not know it: that is an `UnknownRequest`."""
+    created: int = 0
+    """Unix time, seconds, which the engine records with it (`AsyncDeltaStream.created`)."""
+
+
+NO_LINGER = Linger(rid="", seconds=0.0)
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -140,16 +145,13 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
     the field."""
     params = check_params(request.params or DEFAULT_PARAMS)
     check_timeout(request.timeout)
-    text: str | None = None
-    tokens: bytes | None = None
-    if (request.prompt is None) == (request.messages is None):
+    prompt, linger = request.prompt, request.linger or NO_LINGER
+    if (prompt is None) == (request.messages is None):
         raise InvalidRequest("prompt: exactly one of prompt and messages is needed", "prompt")
-    if isinstance(request.prompt, str):
-        if not request.prompt:
-            raise InvalidRequest("prompt: must not be empty", "prompt")
-        text = request.prompt
-    elif request.prompt is not None:
-        tokens = pack_token_ids(request.prompt, "prompt")
+    text = prompt if isinstance(prompt, str) else None
+    if text == "":
+        raise InvalidRequest("prompt: must not be empty", "prompt")
+    tokens = None if prompt is None or text is not None else pack_token_ids(prompt, "prompt")
     messages = None if request.messages is None else check_messages(request.messages)
     message = Generate(rid=rid, params=params, text=text, tokens=tokens, messages=messages,
                        timeout=None if request.timeout is None else float(request.timeout),
@@ -162,14 +164,12 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        continue_final_message=request.continue_final_message,
                        truncate_prompt_tokens=check_truncation(request.truncate_prompt_tokens),
                        cache_salt=check_salt(request.cache_salt),
-                       linger=0.0 if request.linger is None else request.linger.seconds,
-                       media=request.media)
+                       linger=linger.seconds, media=request.media, created=linger.created)
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
 
 def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
-    """MessagePack of a dict or of a list of dicts (`kind`). Raises `InvalidRequest` naming `field`.
-    """
+    """MessagePack of a dict or a list of dicts (`kind`). Raises `InvalidRequest` naming `field`."""
     if not isinstance(value, kind):
         raise InvalidRequest(f"{field}: must be a {kind.__name__}, got {type(value).__name__}",
                              field)

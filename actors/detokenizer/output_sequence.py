@@ -29,9 +29,9 @@ Key = tuple[bytes, str, int]
 class OutputSequence:
     """A live sequence. Tokens go in by `append_tokens`, deltas come out of `delta`."""
 
-    __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "cached",
-                 "seen", "gap_end", "drafted", "accepted", "finish_reason", "stop_reason", "error",
-                 "_prompt", "_stream", "_stops", "_min_tokens", "_include_stop", "_text",
+    __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "created",
+                 "cached", "seen", "gap_end", "drafted", "accepted", "finish_reason", "stop_reason",
+                 "error", "_prompt", "_stream", "_stops", "_min_tokens", "_include_stop", "_text",
                  "_tokens", "_start", "_logprobs", "_prompt_logprobs", "_prompt_told")
 
     def __init__(self, message: Open, stream: IncrementalDetokenizer) -> None:
@@ -44,6 +44,7 @@ class OutputSequence:
         self.name = request_name(message)
         """Of its request, in the journal."""
         self.prompt_tokens = message.prompt_before + len(message.prompt) // 4
+        self.created = message.created
         self.cached = 0
         self.seen = 0
         """Tokens taken so far."""
@@ -169,16 +170,16 @@ class OutputSequence:
 
     def delta(self) -> Delta:
         """Everything since the last delta. Tokens may be ahead of the text, which is held back."""
-        usage = None
-        if self.finish_reason is not None:
-            usage = Usage(self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted)
+        usage = None if self.finish_reason is None else Usage(
+            self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted)
         prompt_logprobs = None
         if self._prompt_logprobs is not None and (self.seen or self.finish_reason is not None):
             prompt_logprobs, self._prompt_logprobs = self._prompt_logprobs, None
             self._prompt_told = True
         made = Delta(self.rid, self.index, self._start, self._text,
                      array("i", self._tokens).tobytes(), self._logprobs, prompt_logprobs,
-                     self.finish_reason, self.stop_reason, usage, self.error)
+                     self.finish_reason, self.stop_reason, usage, self.error,
+                     *(() if self._start else (self.prompt_tokens, self.created)))
         self._text = ""
         self._tokens = []
         self._start = self.seen

@@ -18,7 +18,7 @@ import hashlib
 import os
 import re
 from collections.abc import Mapping, Sequence
-from time import monotonic
+from time import monotonic, time
 
 import msgspec
 from starlette.requests import Request as HttpRequest
@@ -36,6 +36,7 @@ from actorium.actors.gateway.resume.delta_streams import (
 )
 from actorium.actors.gateway.resume.event_ids import (
     MAX_CHOICES,
+    CountingRoute,
     ResumableStream,
     parse_event_id,
 )
@@ -57,6 +58,9 @@ class EngineCall:
         self.engine, self.tenant, self.admin = engine, tenant, admin
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
+        self.created = int(time())
+        """When its answer began, Unix time in seconds: of one that is told again, as the engine has
+        recorded it (`admitted`)."""
         self._path = path
         self._from_http = headers is not None
         found = headers or {}
@@ -134,7 +138,7 @@ class EngineCall:
 
     # --- the engine's requests ---
 
-    def stream(self, *requests: Request) -> Deltas:
+    def stream(self, route: CountingRoute, *requests: Request) -> Deltas:
         """Returns the deltas of one or several requests with equal numbers of choices, numbered
         through, from the caller's last event on. Requests are sent when deltas are first awaited;
         `aclose` ends them, unless they may outlive their connection. Raises `HttpError` 400."""
@@ -150,8 +154,13 @@ class EngineCall:
             field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
             raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
                             field.partition(".")[0])
-        self._resumed = ResumableStream(source, f"{self.name}.{self._digest}", self.position)
+        self._resumed = ResumableStream(source, f"{self.name}.{self._digest}", self.position,
+                                        route)
         return self._resumed
+
+    def admitted(self, stream: Deltas) -> None:
+        """Takes over what the engine has recorded of a request of the call's, which has begun."""
+        self.created = stream.created or self.created
 
     def label(self, events: bytes) -> bytes:
         """Adds ids to events where the stream can be resumed, and leaves out events that the caller
@@ -175,7 +184,7 @@ class EngineCall:
 
     def _results(self, requests: Sequence[Request]) -> Results:
         if self.key:
-            return collected(self._sources(requests))
+            return collected(self._sources(requests), self.admitted)
         return self.engine.client.run([self._named(request, number)
                                        for number, request in enumerate(requests)])
 
@@ -190,7 +199,8 @@ class EngineCall:
         grace, engine = self.engine.settings.resume_grace, self.engine
         again = bool(self.key) or self.position is not None
         lingering = msgspec.structs.replace(request, linger=Linger(
-            rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None))
+            rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None,
+            created=self.created))
         if not self.key:
             return self._open(lingering)
         return engine.shared_streams.join(name, rid, lambda: self._open(lingering), grace)

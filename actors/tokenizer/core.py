@@ -346,7 +346,7 @@ class TokenizerCore(Core):
             deadline=now + timeout, arrival=now, tenant=message.tenant,
             priority=message.priority, grammar=grammar, linger=message.linger,
             rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt,
-            media=prompt.media)))
+            media=prompt.media, created=message.created)))
         self._remember(key, len(ids), now)
         self._reply(client, Accepted(message.rid, len(ids)))
 

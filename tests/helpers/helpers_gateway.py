@@ -113,6 +113,11 @@ class ScriptedStream:
     def prompt_tokens(self) -> int | None:
         return USAGE.prompt_tokens
 
+    @property
+    def created(self) -> int:
+        """Nothing is recorded."""
+        return 0
+
     async def accepted(self) -> int:
         return USAGE.prompt_tokens
 

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import os
-from collections.abc import Iterable, Iterator
-from time import time
+from collections.abc import Callable, Iterable, Iterator
+from hashlib import sha256
 from typing import Any
 
 from msgspec import UNSET
@@ -43,6 +42,8 @@ from actorium.actors.gateway.resume.delta_streams import Deltas
 from actorium.actors.gateway.served_model import ServedModel, TokenIdTexts
 
 FUNCTION_CALL = "function_call"
+CallIds = Callable[[int], str]
+"""The id of a choice's call by its number."""
 
 
 class ChatTurn(HttpTurn):
@@ -54,7 +55,6 @@ class ChatTurn(HttpTurn):
     def __init__(self, call: EngineCall, model: ServedModel, body: ChatBody) -> None:
         super().__init__(call, model, body)
         self._id = f"chatcmpl-{call.answer_id}"
-        self._created = int(time())
         self._tools = body.choice()
         self._texts = TokenIdTexts(self.engine.token_texts) if body.return_tokens_as_token_ids \
             else self.engine.token_texts
@@ -120,7 +120,7 @@ class ChatTurn(HttpTurn):
         [choices] = await self.call.complete(requests)
         parsers = [self._parser() for _ in choices]
         return ChatCompletion(
-            id=self._id, created=self._created, model=self.model.name,
+            id=self._id, created=self.call.created, model=self.model.name,
             choices=[self._choice(*one) for one in zip(choices, parsers, strict=True)],
             usage=self._with_reasoning(answers.usage(answers.last_counts(choices)), parsers),
             prompt_logprobs=answers.prompt_logprobs(choices, self.engine.token_texts),
@@ -135,7 +135,8 @@ class ChatTurn(HttpTurn):
         return usage
 
     def _choice(self, one: Completion, parser: ChoiceParser) -> ChatChoice:
-        made = message(parser.read(one.text, last=True, ids=one.token_ids))
+        made = message(parser.read(one.text, last=True, ids=one.token_ids),
+                       self._call_ids(one.index))
         made.role = self.body.answer_role()
         if self._echoed:
             made.content = self._echoed + (made.content or "")
@@ -182,7 +183,8 @@ class ChatTurn(HttpTurn):
     def _choices(self, one: StreamDelta, parser: ChoiceParser) -> list[ChatChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
         parts = parser.read(one.text, one.finish_reason is not None, one.token_ids)
-        out = [ChatChunkChoice(index=one.index, delta=self._delta(part)) for part in parts]
+        ids = self._call_ids(one.index)
+        out = [ChatChunkChoice(index=one.index, delta=self._delta(part, ids)) for part in parts]
         counted = one.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
         if not out and (one.finish_reason or one.logprobs or counted):
             out.append(ChatChunkChoice(index=one.index, delta=DeltaMessage()))
@@ -202,17 +204,18 @@ class ChatTurn(HttpTurn):
             chunk.prompt_token_ids = self._prompt_ids
         return event(encode_json(chunk))
 
+    def _call_ids(self, choice: int) -> CallIds:
+        """Names the calls of a choice after the request, so that a resend gets the same names."""
+        own = f"{self.call.name}.{choice}"
+        return lambda call: f"call_{sha256(f'{own}.{call}'.encode()).hexdigest()[:24]}"
+
     def _chunk(self, choices: list[ChatChunkChoice],
                usage: CompletionUsage | None = None) -> ChatChunk:
-        return ChatChunk(id=self._id, created=self._created, model=self.model.name,
+        return ChatChunk(id=self._id, created=self.call.created, model=self.model.name,
                          choices=choices, usage=usage)
 
 
-def fresh_call_id() -> str:
-    return f"call_{os.urandom(12).hex()}"
-
-
-def delta(part: MessagePart) -> DeltaMessage:
+def delta(part: MessagePart, call_id: CallIds) -> DeltaMessage:
     """The delta of a part, as a stream has it."""
     match part:
         case TextPart(text):
@@ -221,13 +224,13 @@ def delta(part: MessagePart) -> DeltaMessage:
             return DeltaMessage(reasoning_content=text)
         case ToolCallBegin(call, name):
             return DeltaMessage(tool_calls=[FunctionToolCall(
-                index=call, id=fresh_call_id(), type="function", function=FunctionCall(name))])
+                index=call, id=call_id(call), type="function", function=FunctionCall(name))])
         case ToolCallArguments(call, text):
             return DeltaMessage(tool_calls=[FunctionToolCall(
                 index=call, function=FunctionCall(arguments=text))])
 
 
-def message(parts: Iterable[MessagePart]) -> AssistantMessage:
+def message(parts: Iterable[MessagePart], call_id: CallIds = str) -> AssistantMessage:
     """A whole message."""
     content, reasoning = "", ""
     calls: list[FunctionToolCall] = []
@@ -237,8 +240,8 @@ def message(parts: Iterable[MessagePart]) -> AssistantMessage:
                 content += text
             case ReasoningPart(text):
                 reasoning += text
-            case ToolCallBegin(_, name):
-                calls.append(FunctionToolCall(id=fresh_call_id(), type="function",
+            case ToolCallBegin(call, name):
+                calls.append(FunctionToolCall(id=call_id(call), type="function",
                                     function=FunctionCall(name)))
             case ToolCallArguments(_, text):
                 calls[-1].function.arguments += text
@@ -246,7 +249,7 @@ def message(parts: Iterable[MessagePart]) -> AssistantMessage:
                    reasoning_content=reasoning or None, tool_calls=calls or None)
 
 
-def legacy_delta(part: MessagePart) -> DeltaMessage:
+def legacy_delta(part: MessagePart, call_id: CallIds) -> DeltaMessage:
     """The same for a request with `functions`."""
     match part:
         case ToolCallBegin(_, name):
@@ -254,7 +257,7 @@ def legacy_delta(part: MessagePart) -> DeltaMessage:
         case ToolCallArguments(_, text):
             return DeltaMessage(function_call=FunctionCall(arguments=text))
         case _:
-            return delta(part)
+            return delta(part, call_id)
 
 
 def legacy_message(whole: AssistantMessage) -> AssistantMessage:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from time import time
 from typing import Any, Literal
 
 from msgspec import Struct
@@ -131,7 +130,6 @@ class CompletionsTurn(HttpTurn):
     def __init__(self, call: EngineCall, model: ServedModel, body: CompletionBody) -> None:
         super().__init__(call, model, body)
         self._id = f"cmpl-{call.answer_id}"
-        self._created = int(time())
         self._n = body.n or 1
         self._texts = TokenIdTexts(self.engine.token_texts) if body.return_tokens_as_token_ids \
             else self.engine.token_texts
@@ -270,7 +268,7 @@ class CompletionsTurn(HttpTurn):
         return used
 
     def _answer(self, choices: list[TextChoice], usage: CompletionUsage | None) -> TextCompletion:
-        return TextCompletion(id=self._id, created=self._created, model=self.model.name,
+        return TextCompletion(id=self._id, created=self.call.created, model=self.model.name,
                               choices=choices, usage=usage)
 
 

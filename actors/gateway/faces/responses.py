@@ -5,7 +5,6 @@ input.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from time import time
 from typing import Any, Literal
 
 import msgspec
@@ -107,7 +106,7 @@ class ResponsesTurn(HttpTurn):
         self._counts = UsageCounter()
         self._events_told = 0
         self.response = ResponseObject(
-            id=f"resp_{name}", created_at=int(time()), background=body.background,
+            id=f"resp_{name}", created_at=call.created, background=body.background,
             previous_response_id=body.previous_response_id,
             instructions=body.instructions, max_output_tokens=body.max_output_tokens,
             metadata=body.metadata or {}, model=model.name,
@@ -150,6 +149,7 @@ class ResponsesTurn(HttpTurn):
 
     async def collect(self, requests: list[Request]) -> ResponseObject:
         [[one]] = await self.call.complete(requests)
+        self.response.created_at = self.call.created
         self._add(one)
         self._finish(one, answers.usage([one.usage]))
         await self._keep()
@@ -187,14 +187,23 @@ class ResponsesTurn(HttpTurn):
     # --- as it comes ---
 
     def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        out = [] if self._events_told else [self._status_event("response.created"),
-                                            self._status_event("response.in_progress")]
+        out: list[ResponseEvent] = []
+        if not self._events_told:
+            self.response.created_at = self.call.created
+            out = [self._status_event(f"response.{kind}") for kind in ("created", "in_progress")]
         for one in deltas:
             self._counts.add(one)
             out += self._add(one)
             if one.finish_reason is not None:
                 out += self._finish(one, self._counts.usage())
         return self._written(out)
+
+    def counts(self) -> tuple[int, ...]:
+        return self._events_told, *self._output.ends
+
+    def restore(self, counts: tuple[int, ...]) -> None:
+        self._events_told = counts[0] if counts else 0
+        self._output.restore(counts[1:])
 
     async def end(self) -> bytes:
         await self._keep()  # before its caller hears of the end, and asks for it

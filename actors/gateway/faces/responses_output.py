@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from msgspec import UNSET, Struct, UnsetType, structs
 
 from actorium.actors.gateway.faces.chat_protocol import ContentLogprob
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.parts import (
     MessagePart,
     ReasoningPart,
@@ -102,7 +103,9 @@ class OutputBuilder:
         """Parts of the open item's text."""
         self._open = False
         self._logprobs: list[ContentLogprob] = []
-        """Log-probabilities of tokens whose text has not arrived yet."""
+        """Of all tokens so far: each message has a stretch of them."""
+        self._ends: list[int] = []
+        """Where each message's stretch ends, so far: the next one's begins there."""
 
     def add(self, parts: Sequence[MessagePart],
             logprobs: list[ContentLogprob] | None) -> list[ResponseEvent]:
@@ -116,6 +119,27 @@ class OutputBuilder:
             out += self._extend(part)
         return out
 
+    @property
+    def ends(self) -> tuple[int, ...]:
+        """Returns where each message's log-probabilities end, which depends on how the answer was
+        cut; none where there are no log-probabilities."""
+        return tuple(self._ends) if self._logprobs else ()
+
+    def restore(self, ends: Sequence[int]) -> None:
+        """Sets those of a stream that goes on. Raises `HttpError` 400."""
+        messages = [item for item in self.items if isinstance(item, OutputMessage)]
+        if len(ends) != (len(messages) if self._logprobs else 0):
+            raise HttpError(400, "Last-Event-ID: this stream has no such event", "Last-Event-ID")
+        if ends:
+            self._ends = list(ends)
+        for number, item in enumerate(messages):
+            for content in item.content:
+                content.logprobs = self._stretch(number)
+
+    def _stretch(self, message: int) -> list[ContentLogprob]:
+        """Returns a message's log-probabilities."""
+        return self._logprobs[self._ends[message - 1] if message else 0:self._ends[message]]
+
     def _continues(self, part: MessagePart) -> bool:
         """True if the part belongs to the open item."""
         if not self._open or isinstance(part, ToolCallBegin):
@@ -128,6 +152,7 @@ class OutputBuilder:
         own = f"{self._name}_{len(self.items)}"
         if isinstance(part, TextPart):
             item, content = OutputMessage(id=f"msg_{own}"), OutputText()
+            self._ends.append(self._ends[-1] if self._ends else 0)
         elif isinstance(part, ReasoningPart):
             item, content = ReasoningItem(id=f"rs_{own}"), ReasoningText()
         else:
@@ -150,14 +175,9 @@ class OutputBuilder:
             return [self._event("function_call_arguments.delta", delta=part.text)]
         if isinstance(part, ReasoningPart):
             return [self._event("reasoning_text.delta", content_index=0, delta=part.text)]
-        item, logprobs = self.items[-1], self._logprobs
-        assert isinstance(item, OutputMessage)
-        self._logprobs = []
-        if not item.content:
-            item.content = [OutputText(logprobs=[])]
-        item.content[0].logprobs += logprobs
+        told, self._ends[-1] = self._ends[-1], len(self._logprobs)
         return [self._event("output_text.delta", content_index=0, delta=part.text,
-                            logprobs=logprobs)]
+                            logprobs=self._logprobs[told:])]
 
     def close(self, status: ResponseStatus) -> list[ResponseEvent]:
         """Ends the open item, if there is one."""
@@ -175,9 +195,9 @@ class OutputBuilder:
             out = [self._event("reasoning_text.done", content_index=0, text=text),
                    self._event("content_part.done", content_index=0, part=item.content[0])]
         else:
-            content = item.content[0]
-            content.text, content.logprobs = text, content.logprobs + self._logprobs
-            self._logprobs = []
+            self._ends[-1] = len(self._logprobs)
+            content = OutputText(text=text, logprobs=self._stretch(len(self._ends) - 1))
+            item.content = [content]
             out = [self._event("output_text.done", content_index=0, text=text,
                                logprobs=content.logprobs),
                    self._event("content_part.done", content_index=0, part=content)]

@@ -66,14 +66,14 @@ class GenerateOutput:
         if delta.finish_reason is not None:
             self._last = delta
 
-    def as_dict(self, seconds: float) -> dict[str, Any]:
-        """Returns everything so far. seconds: since the request came."""
+    def as_dict(self, seconds: float | None) -> dict[str, Any]:
+        """Returns everything so far. seconds: since the request came, None = not told."""
         prompt_only = self._prompt_only
         return {"text": "" if prompt_only else "".join(self._text),
                 "output_ids": [] if prompt_only else list(self._ids),
                 "meta_info": self._meta(seconds)}
 
-    def _meta(self, seconds: float) -> dict[str, Any]:
+    def _meta(self, seconds: float | None) -> dict[str, Any]:
         last = self._last
         used = last.usage if last is not None and last.usage is not None else \
             Usage(self.prompt_tokens, 0, len(self._ids))
@@ -84,7 +84,9 @@ class GenerateOutput:
             **self._logprob_fields(), "completion_tokens": done,
             "cached_tokens": used.cached_tokens}
         if last is not None:
-            meta |= _speculation(used) | {"e2e_latency": seconds}
+            meta |= _speculation(used)
+            if seconds is not None:
+                meta["e2e_latency"] = seconds
         return meta
 
     def _reason(self, tokens: int) -> dict[str, Any] | None:
@@ -219,13 +221,18 @@ class GenerateTurn(HttpTurn):
 
     async def collect(self, requests: list[Request]) -> Any:
         """Returns an object for each completion; an aborted one has its part so far."""
-        async with self.call.stream(*requests) as stream:
+        async with self.call.stream(self, *requests) as stream:
             async for delta in stream:
                 for one in with_ready(delta, stream):
                     self._outputs[one.index].add(one)
-        seconds = monotonic() - self.call.began
-        found = [output.as_dict(seconds) for output in self._outputs]
+        found = [output.as_dict(self._seconds) for output in self._outputs]
         return found if self._several else found[0]
+
+    @property
+    def _seconds(self) -> float | None:
+        """Since the request came; None where the answer may be told again, which takes another
+        time."""
+        return None if self.call.resumable else monotonic() - self.call.began
 
     async def begin(self, stream: Deltas) -> None:
         await stream.accepted()
@@ -240,7 +247,7 @@ class GenerateTurn(HttpTurn):
             output = self._outputs[delta.index]
             output.add(delta)
             if delta.text or delta.token_ids or delta.finish_reason:
-                shown = output.as_dict(monotonic() - self.call.began)
+                shown = output.as_dict(self._seconds)
                 if self._several:
                     shown["index"] = delta.index
                 out.append(event(encode_json(shown)))

@@ -87,9 +87,10 @@ class HttpTurn(ABC):
 
     async def events(self, requests: list[Request]) -> AsyncGenerator[bytes, None]:
         """Yields the stream's events but the last."""
-        async with self.call.stream(*requests) as stream:
+        async with self.call.stream(self, *requests) as stream:
             await self.begin(stream)
             async for delta in stream:
+                self.call.admitted(stream)
                 if events := self.on_deltas(with_ready(delta, stream)):
                     yield events
         if events := await self.end():
@@ -105,6 +106,14 @@ class HttpTurn(ABC):
     async def end(self) -> bytes:
         """Returns the events after all deltas."""
         return b""
+
+    def counts(self) -> tuple[int, ...]:
+        """Returns what the next events depend on beside the answer so far: on how it was cut into
+        deltas. A stream that goes on begins with the same."""
+        return ()
+
+    def restore(self, counts: tuple[int, ...]) -> None:  # noqa: B027
+        """Sets what `counts` returned. Raises `HttpError` 400 where it cannot have."""
 
     async def refusal(self, error: HttpError) -> bytes:
         """Returns the events of an error within the stream."""

@@ -38,7 +38,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
     """Returns the request's body as a `kind`. Raises `HttpError` 400 or 413."""
     body, call = decode(await raw(request), kind), call_of(request)
     if getattr(body, "resumable", False):
-        call.resumable = True
+        call.resumable, call.answer_id = True, call.name
     if (name := getattr(body, "request_id", None)) is not None:
         call.answer_id = _answer_id(name)
     return body

@@ -123,7 +123,7 @@ class Guard:
         call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
                                           self._keys.is_admin(key))
         exchange.rename(exchange.given_id or call.name)
-        if not call.key:
+        if not call.resumable:  # else the next connection may bring another id
             call.answer_id = exchange.request_id
 
     async def _serve(self, exchange: HttpExchange, receive: Receive) -> None:

@@ -30,6 +30,9 @@ class Deltas(Protocol):
     @property
     def prompt_tokens(self) -> int | None: ...
 
+    @property
+    def created(self) -> int: ...
+
     async def accepted(self) -> int: ...
 
     def more(self) -> list[StreamDelta]: ...
@@ -64,6 +67,11 @@ class RelayedStream(AsyncIterator[StreamDelta]):
     def prompt_tokens(self) -> int | None:
         """The source's count."""
         return self._source.prompt_tokens
+
+    @property
+    def created(self) -> int:
+        """As `AsyncDeltaStream.created`."""
+        return self._source.created
 
     def prompts(self) -> tuple[int, ...]:
         """As `prompts_of` the source."""
@@ -115,6 +123,11 @@ class MergedStream(AsyncIterator[StreamDelta]):
     def prompt_tokens(self) -> int | None:
         """Tokens of all prompts together; None until all are known."""
         return sum(found) if (found := self.prompts()) else None
+
+    @property
+    def created(self) -> int:
+        """Of the first that is known: one call made all of them."""
+        return next((stream.created for stream in self._streams if stream.created), 0)
 
     def prompts(self) -> tuple[int, ...]:
         """Returns the tokens of each prompt; none until all are known."""
@@ -334,12 +347,15 @@ class SharedStreamReader(RelayedStream):
         self._shared.remove_reader(self)
 
 
-async def collected(streams: Sequence[Deltas]) -> Results:
-    """Yields each stream's completions, or its error, as they end."""
+async def collected(streams: Sequence[Deltas], admitted: Callable[[Deltas], None]) -> Results:
+    """Yields each stream's completions, or its error, as they end. admitted: is given each stream
+    whose request the engine has."""
     try:
         for number, stream in enumerate(streams):
             try:
-                yield number, await _completions(stream)
+                found = await _completions(stream)
+                admitted(stream)
+                yield number, found
             except ActoriumError as error:
                 yield number, error
     finally:

@@ -4,11 +4,12 @@ The engine resends a request's tokens from the first; which events they become d
 are cut into deltas (roles, parts of calls, counts). So an id contains how much of each choice the
 route had received before (`places`), what it received last (`cuts`), and how many events it had
 made of that. A resumed stream is cut at the same places, the route makes the same events, and those
-up to that one are dropped: what follows is what would have followed.
+up to that one are dropped: what follows is what would have followed. Some of what a route counts
+depends on how all before was cut (the number of events, say): that is in the id as well (`counts`).
 
-An id is `RID:PROMPTS:PLACES:CUTS:EVENTS`; prompts are the tokens of each, places and cuts are
-`choice.characters.tokens` with an "f" where the choice had ended, joined by commas; choices are
-numbered through all prompts. Pure, but for the streams.
+An id is `RID:COUNTS:PLACES:CUTS:EVENTS`; counts are those of the route before the cuts, places and
+cuts are `choice.characters.tokens` with an "f" where the choice had ended, joined by commas;
+choices are numbered through all prompts. Pure, but for the streams.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import deque
 from collections.abc import Iterable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import msgspec
 
@@ -36,6 +37,16 @@ _ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)
                  rf":((?:{_CUT}(?:,{_CUT})*)?):(\d{{1,9}})")
 
 
+class CountingRoute(Protocol):
+    """The interface of `HttpTurn` for resumed streams."""
+
+    def counts(self) -> tuple[int, ...]:
+        """Returns what depends on how the deltas so far were cut."""
+
+    def restore(self, counts: tuple[int, ...]) -> None:
+        """Sets those. Raises `HttpError` 400 where they are not its own."""
+
+
 class Cut(NamedTuple):
     """A number of characters and tokens of a choice."""
 
@@ -49,15 +60,15 @@ class StreamPosition(NamedTuple):
     """A position between two events of a stream."""
 
     rid: str
-    prompts: tuple[int, ...]
-    """Tokens of each prompt; none = not known."""
+    counts: tuple[int, ...]
+    """Of the route, as `CountingRoute.counts` returned them before the cuts."""
     places: list[Cut]
     cuts: list[Cut]
     events: int
 
     def __str__(self) -> str:
-        prompts = ",".join(map(str, self.prompts))
-        return f"{self.rid}:{prompts}:{_written(self.places)}:{_written(self.cuts)}:{self.events}"
+        counts = ",".join(map(str, self.counts))
+        return f"{self.rid}:{counts}:{_written(self.places)}:{_written(self.cuts)}:{self.events}"
 
 
 def parse_event_id(text: str) -> StreamPosition:
@@ -66,8 +77,8 @@ def parse_event_id(text: str) -> StreamPosition:
     if found is None:
         raise HttpError(400, "Last-Event-ID: not the id of an event of this engine",
                         "Last-Event-ID")
-    rid, prompts, places, cuts, events = found.groups()
-    return StreamPosition(rid, tuple(map(int, prompts.split(","))) if prompts else (),
+    rid, counts, places, cuts, events = found.groups()
+    return StreamPosition(rid, tuple(map(int, counts.split(","))) if counts else (),
                           _cuts(places), _cuts(cuts), int(events))
 
 
@@ -135,9 +146,9 @@ class RecutStream(RelayedStream):
     """A stream from its start, cut as a position says: first its places, then its cuts together,
     then the rest."""
 
-    def __init__(self, source: Deltas, position: StreamPosition) -> None:
+    def __init__(self, source: Deltas, position: StreamPosition, route: CountingRoute) -> None:
         super().__init__(source)
-        self._position = position
+        self._position, self._route = position, route
         self._places, self._cuts = deque(position.places), list(position.cuts)
         self._held: dict[int, ChoiceBuffer] = {}
         self._rest: list[StreamDelta] = []
@@ -146,16 +157,6 @@ class RecutStream(RelayedStream):
     def sent_before(self, events: int) -> bool:
         """Returns whether so many events since the last deltas were sent before the position."""
         return self._phase == KNOWN or (self._phase == CUTS and events <= self._position.events)
-
-    @property
-    def prompt_tokens(self) -> int | None:
-        return sum(self._position.prompts) or self._source.prompt_tokens
-
-    def prompts(self) -> tuple[int, ...]:
-        return self._position.prompts or super().prompts()
-
-    async def accepted(self) -> int:
-        return sum(self._position.prompts) or await self._source.accepted()
 
     def more(self) -> list[StreamDelta]:
         rest, self._rest = self._rest, []
@@ -168,6 +169,7 @@ class RecutStream(RelayedStream):
             cuts, self._cuts = self._cuts, []
             first, *self._rest = [await self._cut(cut) for cut in cuts]
             self._phase = CUTS
+            self._route.restore(self._position.counts)
             return first
         delta = self._left_over() or await self._source.__anext__()
         self._phase = NEW
@@ -194,10 +196,12 @@ class RecutStream(RelayedStream):
 class ResumableStream(RelayedStream):
     """A stream that tracks what the route has received, and so can name its events."""
 
-    def __init__(self, source: Deltas, rid: str, position: StreamPosition | None) -> None:
-        self._recut = RecutStream(source, position) if position is not None else None
+    def __init__(self, source: Deltas, rid: str, position: StreamPosition | None,
+                 route: CountingRoute) -> None:
+        self._recut = RecutStream(source, position, route) if position is not None else None
         super().__init__(self._recut or source)
-        self._rid = rid
+        self._rid, self._route = rid, route
+        self._counts: tuple[int, ...] = ()
         # As `Cut`s, but plain tuples: this is done for every token.
         self._places: dict[int, tuple[int, int, int, bool]] = {}
         self._cuts: list[tuple[int, int, int, bool]] = []
@@ -214,7 +218,7 @@ class ResumableStream(RelayedStream):
                 ended = ended or before[3]
             self._places[choice] = choice, chars, tokens, ended
         self._cuts.clear()
-        self._events = 0
+        self._events, self._counts = 0, self._route.counts()
         self._note(delta)
         return delta
 
@@ -236,9 +240,9 @@ class ResumableStream(RelayedStream):
         """Returns the events with their ids, without those that were sent before the position."""
         prefix = self._prefix
         if not prefix:
-            prompts = ",".join(map(str, self.prompts()))
+            counts = ",".join(map(str, self._counts))
             places = _written(self._places.values())
-            prefix = self._prefix = (f"id: {self._rid}:{prompts}:{places}:"
+            prefix = self._prefix = (f"id: {self._rid}:{counts}:{places}:"
                                      f"{_written(self._cuts)}:").encode()
         if self._recut is None and events.count(b"\n\n") == 1:
             self._events += 1

@@ -180,6 +180,17 @@ def test_a_request_that_was_taken_up_is_not_taken_back_by_asking_again() -> None
     assert asked(200.0) == [False]
 
 
+def test_the_first_delta_of_a_request_that_was_taken_up_brings_its_records() -> None:
+    """Nobody accepts it once more: what is recorded comes with the stream."""
+    core = ClientCore("c")
+    pending, _ = core.submit(Request(prompt=[1, 2], linger=Linger(
+        rid="k.1", seconds=1.0, created=20)), 0.0, True)
+    assert pending.prompt_tokens is None and not pending.created
+    core.on_message(TextBatch([Delta("k.1", 0, 0, "", b"", prompt_tokens=7, created=10)]))
+    core.on_message(TextBatch([Delta("k.1", 0, 0, "a", i4([5]))]))
+    assert (pending.prompt_tokens, pending.created) == (7, 10)
+
+
 def test_a_new_detokenizer_resends_and_a_broken_connection_asks() -> None:
     core = ClientCore("c")
     pending = started(core, streaming=True)

@@ -111,6 +111,21 @@ def test_one_batch_a_client_and_wake(core: DetokenizerCore) -> None:
     assert (delta.start, ints(delta.tokens), delta.text) == (3, [100, 101], "de")
 
 
+def test_the_first_delta_tells_what_was_recorded_of_the_request(core: DetokenizerCore) -> None:
+    """And a stream that is told again does so, too."""
+    first = Open(1, "r", 0, A, i4(list(b"hi")), TextParams(), prompt_before=998, created=17)
+    core.on_message(first, 0.0)
+    found = [only(core)]
+    batch(core, (1, 0, [65]))
+    found.append(only(core))  # the receipt was empty
+    batch(core, (1, 1, [66]))
+    found.append(only(core))
+    core.on_message(msgspec.structs.replace(first, emitted=i4([65, 66]), again=True), 0.0)
+    found.append(only(core))
+    assert [(one.prompt_tokens, one.created) for one in found] == [
+        (1000, 17), (1000, 17), (0, 0), (1000, 17)]
+
+
 def test_duplicates_are_dropped_and_gaps_requested(core: DetokenizerCore) -> None:
     opened(core)
     batch(core, (1, 0, [65, 66]))

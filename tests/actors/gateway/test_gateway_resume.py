@@ -81,6 +81,28 @@ def test_a_request_under_a_key_is_done_once(served: Served) -> None:
     assert code == 400
 
 
+TOLD_AGAIN: dict[str, dict[str, Any]] = {
+    "/v1/chat/completions": BODY | {"stream_options": {
+        "include_usage": True, "continuous_usage_stats": True}},
+    "/v1/messages": {"messages": BODY["messages"], "max_tokens": 8, "stream": True},
+    "/v1/responses": {"input": "Once", "max_output_tokens": 8, "stream": True, "store": False}}
+
+
+def test_a_stream_told_again_under_a_key_begins_as_it_began(served: Served) -> None:
+    """Its prompt's tokens and its time are the engine's records."""
+    first, second = {}, {}
+    for found in (first, second):
+        for path, body in TOLD_AGAIN.items():
+            with open_(served, body, path, Idempotency_Key=f"told{path}") as answer:
+                found[path] = read(answer)
+        time.sleep(1.1)
+    for path in TOLD_AGAIN:
+        assert second[path][0].data == first[path][0].data
+    begun = [json.loads(one[0].data) for one in second.values()]
+    assert begun[0]["usage"]["prompt_tokens"] > 5
+    assert begun[1]["message"]["usage"]["input_tokens"] > 5
+
+
 def test_a_second_request_under_a_key_joins_the_first(served: Served) -> None:
     body = LONG | {"temperature": 1.0, "max_tokens": 200}
     found: list[list[Event]] = [[], []]
