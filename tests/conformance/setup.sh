@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # What the conformance set is run with, each in a place of its own below build/, in the versions
-# that stand here: tests/conformance/setup.sh [clients|model|node|vllm|sglang ...], all of them unless told.
+# that stand here: tests/conformance/setup.sh [clients|model|node|vllm|sglang|llamacpp ...], all of them unless told.
 # Where one cannot be had it says so and fails. The engine's environment is given by VENV (.venv).
 set -euo pipefail
 
@@ -11,6 +11,7 @@ venv=$(realpath -s "${VENV:-$here/.venv}")
 OPENAI_NODE=6.49.0
 VLLM=0.32.0
 SGLANG=0.5.9
+LLAMACPP=0.3.36  # of llama-cpp-python, whose source package holds llama.cpp's
 
 # Nothing is done twice: STAMP of what it depends on.
 fresh() { [ -f "$1" ] && [ "$(cat "$1")" = "$2" ]; }
@@ -81,12 +82,27 @@ sglang() {
     echo "$SGLANG" > "$build/sglang/.ready"
 }
 
+# llama.cpp's chat templates of published models, and its vocabularies with texts and their ids:
+# build/llamacpp/models, out of the source package of its Python binding. Nothing of it is built.
+llamacpp() {
+    local folder=$build/llamacpp
+    if fresh "$folder/.ready" "$LLAMACPP"; then return; fi
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    "$venv/bin/python" -m pip --disable-pip-version-check download --quiet --no-deps \
+        --no-binary llama-cpp-python --dest "$folder" "llama-cpp-python==$LLAMACPP"
+    tar -xzf "$folder/llama_cpp_python-$LLAMACPP.tar.gz" -C "$folder" --strip-components=3 \
+        --wildcards '*/vendor/llama.cpp/models/*' '*/vendor/llama.cpp/LICENSE'
+    rm "$folder/llama_cpp_python-$LLAMACPP.tar.gz"
+    echo "$LLAMACPP" > "$folder/.ready"
+}
+
 mkdir -p "$build"
 if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model node vllm sglang
+[ $# -gt 0 ] || set -- clients model node vllm sglang llamacpp
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2
