@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from time import monotonic
@@ -24,6 +25,7 @@ from actorium.actors.messages import Status
 from actorium.actors.models.media_models import bodies_limit, body_limit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
+LOG = logging.getLogger("actorium.gateway")
 STATUS_SECONDS = 1.0
 """Seconds that new requests wait for the watchdog's status."""
 
@@ -85,6 +87,9 @@ class ServedEngine:
 
     async def _ask_model(self) -> ServedModel:
         model = ServedModel(await self.client.server_info(timeout=30.0), self.config)
+        if model.templates.generic_tools:
+            LOG.warning("the chat template has no place for tools: the system message tells a "
+                        "request's, and asks for calls as <tool_call>{...}</tool_call>")
         if model.parsing.reasoning != NONE and not self.config.model.skip_tokenizer:
             model.thought_end = await self.client.tokenize(CLOSE, False)
         return model

@@ -9,7 +9,7 @@ from typing import Any
 from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
-from actorium.actors.gateway.parsers.choice_parser import ParserFactory
+from actorium.actors.gateway.parsers.choice_parser import ModelTemplates, ParserFactory
 from actorium.actors.models import model_dir
 from actorium.actors.models.model_names import repository_of
 
@@ -45,9 +45,9 @@ class ServedModel:
         settings = config.gateway
         self.info = info
         self.names = ModelNames(config, info["model"])
+        self.templates = ModelTemplates.of(info)
         self.parsing = ParserFactory(settings.tool_call_parser, settings.reasoning_parser,
-                               info.get("chat_template"),
-                               config.model.default_chat_template_kwargs)
+                                     self.templates, config.model.default_chat_template_kwargs)
         self.name: str = info["model"]
         self.max_model_len: int = info["max_model_len"]
         self.thought_end: list[int] = []

@@ -25,7 +25,7 @@ from actorium.actors.models.model_names import user_cache
 from actorium.actors.runtime.security.private_paths import UnsafePath, check_directory
 
 SUFFIX = ".gguf"
-FORM = "2"
+FORM = "3"
 """Of what is made here: a change of it makes all directories anew."""
 SAMPLING = {"temp": "temperature", "top_k": "top_k", "top_p": "top_p", "min_p": "min_p",
             "penalty_repeat": "repetition_penalty"}

@@ -26,6 +26,11 @@ SPACE = "\u2581"
 """What stands for a space in SentencePiece."""
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 """Names of special tokens in tokenizer_config.json and in the metadata."""
+TEMPLATE = "tokenizer.chat_template"
+"""The default chat template. Where there are more, `tokenizer.chat_templates` has their names, and
+each lies behind this key, a dot and its name."""
+MAX_TEMPLATES = 16
+"""Chat templates of one model: the most there are have three or four."""
 _PADDING = re.compile(r"\[PAD\d+\]")
 
 GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
@@ -73,8 +78,12 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
         key = f"tokenizer.ggml.{own}_token_id"
         if key in file and (token := file.number(key)) < len(texts):
             found[name] = texts[token]
-    if "tokenizer.chat_template" in file:
-        found["chat_template"] = file.text("tokenizer.chat_template")
+    keys = {"default": TEMPLATE}
+    if f"{TEMPLATE}s" in file:
+        keys |= {name: f"{TEMPLATE}.{name}"
+                 for name in file.texts(f"{TEMPLATE}s", MAX_TEMPLATES) if name != "default"}
+    found["chat_template"] = [{"name": name, "template": file.text(key)}
+                              for name, key in keys.items() if key in file]
     return found
 
 

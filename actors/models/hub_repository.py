@@ -21,6 +21,7 @@ from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX
 from actorium.actors.models.model_names import MAIN, ModelName, choose_gguf, gguf_models
+from actorium.actors.models.template_files import FOLDER, SUFFIX
 
 CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -75,11 +76,12 @@ def _remote(name: ModelName, commit: str, sibling: Any) -> RemoteFile:
 def choose(listing: HubListing, weights: bool) -> list[str]:
     """The files to fetch, less the shards that an index names. Raises `BadModel`."""
     name, files = listing.name, listing.files
+    beside = [one for one in BESIDE if one in files] + sorted(
+        one for one in files if one.startswith(f"{FOLDER}/") and one.endswith(SUFFIX))
     if not name.file and CONFIG in files and not weights:
-        return [CONFIG, *(one for one in (*BESIDE, INDEX) if one in files)]
+        return [CONFIG, *beside, *(one for one in (INDEX,) if one in files)]
     if not name.file and CONFIG in files and (INDEX in files or SINGLE in files):
-        return [CONFIG, *(one for one in BESIDE if one in files),
-                INDEX if INDEX in files else SINGLE]
+        return [CONFIG, *beside, INDEX if INDEX in files else SINGLE]
     if gguf_models(list(files)):
         parts = choose_gguf(list(files), name)
         lacking = [one.name for one in gguf_files(Path(parts[0])) if str(one) not in files]

@@ -70,9 +70,9 @@ def _within(path: Path) -> str:
     """The path with links followed. Raises `BadModel` if it leads out of the directory."""
     folder, found = os.path.realpath(path.parent), os.path.realpath(path)
     roots = [folder]
-    above = Path(folder).parent
-    if above.name == SNAPSHOTS and above.parent.name.startswith(REPOSITORY):
-        roots += [str(above.parent), str(above.parent.parent / BLOBS)]
+    for above in list(Path(folder).parents)[:2]:  # a snapshot, or a folder in one
+        if above.name == SNAPSHOTS and above.parent.name.startswith(REPOSITORY):
+            roots += [str(above.parent), str(above.parent.parent / BLOBS)]
     if not any(os.path.commonpath((root, found)) == root for root in roots):
         raise BadModel(f"model: {path} is a link that leads out of the model's directory; "
                        "put the file itself there", "model")

@@ -8,7 +8,6 @@ actor. What takes long within these bounds is rendered elsewhere (see `template_
 
 from __future__ import annotations
 
-import contextlib
 import json
 from datetime import datetime
 from pathlib import Path
@@ -26,7 +25,13 @@ from actorium.actors.messages import (
     ToolCall,
 )
 from actorium.actors.models.model_dir import is_jinja, read_json
-from actorium.actors.models.model_files import read_file
+from actorium.actors.models.template_files import (
+    DEFAULT,
+    MAX_SOURCE,
+    TOOL_USE,
+    template_sources,
+)
+from actorium.actors.tokenizer.generic_tools import TemplateTraits, Tools, Turns, probe
 from actorium.actors.tokenizer.template_sandbox import (
     CONCAT,
     MAX_CHARS,
@@ -37,10 +42,9 @@ from actorium.actors.tokenizer.template_sandbox import (
     TooMuch,
 )
 
-MAX_SOURCE = 128 << 10
-"""Characters of a template: it compiles in half a second. The longest there are have 30,000."""
 MAX_SPECIAL = 1024
 """Characters of a special token."""
+PROBE_TICKS = 20_000
 _MARK = "\ue0a7\ue0d3\ue0a7 "
 """Put behind a last turn that is to be continued, to find its end in what the template makes of it.
 Of private characters, and a space at the end, which shows whether the template strips turns."""
@@ -71,7 +75,7 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
-def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
+def _turn(message: ChatMessage, number: int, text_arguments: bool) -> dict[str, Any]:
     """Returns a message as templates expect it, without the fields that it lacks."""
     content = message.content if isinstance(message.content, str) else [
         {"type": "text", "text": part.text} if part.type == "text" else {"type": part.type}
@@ -83,13 +87,14 @@ def _turn(message: ChatMessage, number: int) -> dict[str, Any]:
     if message.tool_calls:
         turn["tool_calls"] = [
             {"type": "function", "id": call.id,
-             "function": {"name": call.name, "arguments": _arguments(call, number)}}
+             "function": {"name": call.name, "arguments": _arguments(call, number, text_arguments)}}
             for call in message.tool_calls]
     return turn
 
 
-def _arguments(call: ToolCall, number: int) -> dict[str, Any]:
-    """Returns a call's arguments as an object: templates write it in the model's own way."""
+def _arguments(call: ToolCall, number: int, as_text: bool) -> dict[str, Any] | str:
+    """Returns a call's arguments as an object, which templates write in the model's own way, or as
+    its text."""
     try:
         found = json.loads(call.arguments or "{}")
     except (ValueError, RecursionError):
@@ -97,7 +102,7 @@ def _arguments(call: ToolCall, number: int) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise InvalidRequest(f"messages: [{number}].tool_calls: the arguments of {call.name} are "
                              "no JSON object", "messages")
-    return found
+    return call.arguments or "{}" if as_text else found
 
 
 class ChatTemplate:
@@ -115,12 +120,29 @@ class ChatTemplate:
         except (TemplateError, RecursionError, SyntaxError, ValueError, MemoryError) as error:
             raise BadModel(f"chat_template: does not compile: {error}", "chat_template") from None
         self.special = special
+        self._traits: TemplateTraits | None = None
+
+    def traits(self, ticks: int = PROBE_TICKS) -> TemplateTraits:
+        """Returns what the template shows of tools, which is found out at the first call. Raises
+        `RenderBudgetExceeded` where that takes more than `ticks`."""
+        if self._traits is None:
+            self._traits = probe(lambda turns, tools: self._probed(turns, tools, ticks))
+        return self._traits
+
+    def _probed(self, turns: Turns, tools: Tools | None, ticks: int) -> str:
+        try:
+            return self._text({"tools": tools, "documents": None, **self.special, "messages": turns,
+                               "add_generation_prompt": True, TICK: Ticks(ticks)}, ticks)
+        except InvalidRequest:
+            return ""
 
     def render(self, messages: list[ChatMessage], args: dict[str, Any],
                tools: list[dict[str, Any]] | None = None, ticks: int = MAX_TICKS,
                ending: PromptEnding = MODELS_TURN) -> str:
         """Returns the prompt, which ends as `ending` says (args may set `add_generation_prompt`,
         too). Turns and tools look to the template as transformers hands them over.
+
+        What the template has no place for is told in the texts of the turns (`generic_tools`).
 
         Raises `InvalidRequest` naming `messages`, `template_args` or `continue_final_message`, and
         `RenderBudgetExceeded` after `ticks` iterations, where that is fewer than a template may
@@ -132,7 +154,9 @@ class ChatTemplate:
         for name in args:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
-        turns = [_turn(m, i) for i, m in enumerate(messages)]
+        traits = self.traits(ticks) if tools or _uses_tools(messages) else TemplateTraits()
+        turns = traits.described([_turn(m, i, traits.text_arguments)
+                                  for i, m in enumerate(messages)], tools)
         opens = args.get("add_generation_prompt", ending.add_generation_prompt)
         if ending.continue_final_message:
             if opens:
@@ -167,6 +191,10 @@ class ChatTemplate:
         return "".join(parts)
 
 
+def _uses_tools(messages: list[ChatMessage]) -> bool:
+    return any(message.tool_calls or message.role == "tool" for message in messages)
+
+
 def _marked(content: Any) -> Any:
     """The content of a turn with the mark behind its last text."""
     if isinstance(content, str):
@@ -184,40 +212,55 @@ def _left_open(text: str) -> str:
     return text[:at] if text.startswith(_MARK, at) else text[:at].rstrip()
 
 
-def load(path: Path, override: str | None) -> ChatTemplate | None:
-    """Returns the template of the model directory `path`, or `override`, which is a file or the
-    template itself; None without one.
+class ChatTemplates:
+    """A model's templates by name."""
 
-    Looked for in the order of transformers: chat_template.jinja, then tokenizer_config.json (where
-    a list of named templates means the one called "default"). Raises `BadModel`.
-    """
+    def __init__(self, sources: dict[str, str], special: dict[str, str]) -> None:
+        """Raises `BadModel` if one does not compile."""
+        self.special = special
+        self._named = {name: ChatTemplate(source, special) for name, source in sources.items()}
+
+    def pick(self, given: str | None, tools: bool) -> ChatTemplate | None:
+        """Returns the template of a conversation: the one that `given` names, else "tool_use" where
+        there are tools and the model has it, else "default", as transformers does; None = `given`
+        is a template itself. Raises `InvalidRequest` where there is none."""
+        if given is not None and given not in self._named:
+            if is_jinja(given) or not self._named:
+                return None
+            names = ", ".join(sorted(self._named))
+            raise InvalidRequest(f"chat_template: neither a template nor one of the model's own: "
+                                 f"{names}", "chat_template")
+        found = self._named.get(given or (TOOL_USE if tools else DEFAULT)) \
+            or self._named.get(DEFAULT)
+        if found is not None:
+            return found
+        if self._named:
+            raise InvalidRequest("messages: the model has no default chat template; chat_template "
+                                 f"names one of {', '.join(sorted(self._named))}", "messages")
+        raise InvalidRequest("messages: the model has no chat template (--chat-template FILE sets "
+                             "one)", "messages")
+
+    def info(self) -> dict[str, Any]:
+        """Returns what ServerInfo tells of them."""
+        sources = {name: own.source for name, own in self._named.items()}
+        return {"has_chat_template": bool(sources), "chat_template": sources.get(DEFAULT),
+                "chat_templates": sources,
+                "generic_tools": [name for name, own in self._named.items() if not _shows(own)]}
+
+
+def _shows(template: ChatTemplate) -> bool:
+    """Whether it has a place for tools; yes, where finding out takes long."""
+    try:
+        return template.traits().tools
+    except RenderBudgetExceeded:
+        return True
+
+
+def load(path: Path, override: str | None) -> ChatTemplates:
+    """Returns the templates of the model directory `path`, or `override`, which is a file or the
+    template itself. Raises `BadModel`."""
     config = read_json(path / "tokenizer_config.json", optional=True)
-    source = _source(path, override, config)
-    if source is None:
-        return None
-    return ChatTemplate(source, special_tokens(path, config))
-
-
-def _source(path: Path, override: str | None, config: dict[str, Any]) -> str | None:
-    if override and is_jinja(override):
-        return override
-    if override:
-        file = Path(override).expanduser()
-        try:
-            return file.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise BadModel(f"chat_template: cannot read {file}: {error}", "chat_template") from None
-    file = path / "chat_template.jinja"
-    with contextlib.suppress(FileNotFoundError):
-        try:
-            return read_file(file, 4 * MAX_SOURCE).decode()
-        except UnicodeDecodeError as error:
-            raise BadModel(f"chat_template: cannot read {file}: {error}", "chat_template") from None
-    template = config.get("chat_template")
-    if isinstance(template, list):
-        template = next((own.get("template") for own in reversed(template)
-                         if isinstance(own, dict) and own.get("name") == "default"), None)
-    return template if isinstance(template, str) else None
+    return ChatTemplates(template_sources(path, override), special_tokens(path, config))
 
 
 def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:

@@ -13,7 +13,11 @@ from typing import TypeAlias
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.chat_template import PromptEnding, RenderBudgetExceeded
+from actorium.actors.tokenizer.chat_template import (
+    ChatTemplate,
+    PromptEnding,
+    RenderBudgetExceeded,
+)
 from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt, chars_of, encoded, of_tokens
 from actorium.actors.tokenizer.template_renderer import (
     TemplateRenderer,
@@ -35,10 +39,10 @@ class PromptEncoder:
 
     def __init__(self, model: TextModel) -> None:
         self._model = model
-        self._renderers: dict[bool, TemplateRenderer] = {}
-        """The renderer of the model's template, and (True) of those that requests bring: a process
-        each, so that no request's template delays the model's."""
-        self._rendering = {False: threading.Lock(), True: threading.Lock()}
+        self._renderers: dict[str, TemplateRenderer] = {}
+        """The renderer of each of the model's templates, and ("") of those that requests bring: a
+        process each, so that no request's template delays the model's."""
+        self._rendering: dict[str, threading.Lock] = {}
 
     def size(self, message: PromptRequest | Detokenize) -> int:
         """Estimates the cost in characters. Above `SHORT_CHARS` other requests should not wait for
@@ -102,24 +106,29 @@ class PromptEncoder:
                                  f"max_model_len={most}, got {wanted}", "truncate_prompt_tokens")
         return max(1, most - room) if wanted < 0 else wanted
 
+    def _template(self, message: PromptRequest) -> ChatTemplate | None:
+        """Returns the model's template for a conversation; None where it brings its own."""
+        tools = bool(unpacked_tools(message.tools))
+        return self._model.templates.pick(message.chat_template, tools)
+
     def _rendered_here(self, message: PromptRequest) -> str:
-        if message.chat_template is not None:
+        template = self._template(message)
+        if template is None:
             raise RenderBudgetExceeded
         args = self._model.default_args | unpacked_args(message.template_args)
-        return self._model.template.render(
-            message.messages or [], args, unpacked_tools(message.tools), SHORT_TICKS,
-            _ending(message))
+        return template.render(message.messages or [], args, unpacked_tools(message.tools),
+                               SHORT_TICKS, _ending(message))
 
     def _rendered(self, message: PromptRequest) -> str:
-        own = message.chat_template is not None
-        text = "" if own else self._model.template.source
-        special = self._model.special_tokens
-        with self._rendering[own]:
-            if own not in self._renderers:
-                self._renderers[own] = TemplateRenderer(text, special)
-            return self._renderers[own].render(
+        template = self._template(message)
+        text = "" if template is None else template.source
+        with self._rendering.setdefault(text, threading.Lock()):
+            if text not in self._renderers:
+                self._renderers[text] = TemplateRenderer(text, self._model.templates.special)
+            own = (message.chat_template or "") if template is None else ""
+            return self._renderers[text].render(
                 message.messages or [], message.template_args, message.tools,
-                self._model.default_args, _ending(message), message.chat_template or "")
+                self._model.default_args, _ending(message), own)
 
     def _chars(self, message: PromptRequest) -> int:
         """Estimates how many characters a template has to process."""

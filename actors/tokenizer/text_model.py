@@ -42,7 +42,7 @@ class TextModel:
         generation = models.sampling_defaults(self.path, config.model.generation_config,
                                               config.model.override_generation_config)
         self._tokenizer: Tokenizer | None = None
-        self._template: chat.ChatTemplate | None = None
+        self._templates = chat.ChatTemplates({}, {})
         size = models.vocab_size(self._json)
         eos = models.eos_ids(self._json, generation)
         if outside := [token for token in eos if token >= size]:
@@ -50,7 +50,7 @@ class TextModel:
                            f"vocabulary of {size}", "model")
         if not config.model.skip_tokenizer:
             self._tokenizer = load_tokenizer(self.path)
-            self._template = chat.load(self.path, config.model.chat_template)
+            self._templates = chat.load(self.path, config.model.chat_template)
             eos = self._with_tokenizer_eos(eos, size)
         self.facts = ModelFacts(
             vocab_size=size,
@@ -67,8 +67,7 @@ class TextModel:
         """Returns the model's end ids and the tokenizer's eos_token (fine-tunes often name it there
         alone)."""
         assert self._tokenizer is not None
-        config = models.read_json(self.path / "tokenizer_config.json", optional=True)
-        token = chat.special_tokens(self.path, config).get("eos_token")
+        token = self._templates.special.get("eos_token")
         found = self._tokenizer.token_to_id(token) if token else None
         return eos if found is None or found in eos or found >= size else (*eos, found)
 
@@ -132,23 +131,10 @@ class TextModel:
         return str(tokenizer.decode_batch([ids], skip_special_tokens=skip_special_tokens)[0])
 
     @property
-    def template(self) -> chat.ChatTemplate:
-        """Returns the chat template. Raises `InvalidRequest` where there is none."""
+    def templates(self) -> chat.ChatTemplates:
+        """Returns the chat templates. Raises `InvalidRequest` without a tokenizer."""
         self._need_tokenizer("messages")
-        if self._template is None:
-            raise InvalidRequest("messages: the model has no chat template "
-                                 "(--chat-template FILE sets one)", "messages")
-        return self._template
-
-    @property
-    def special_tokens(self) -> dict[str, str]:
-        """Returns the tokens that chat templates may use. Raises `InvalidRequest` without a
-        tokenizer."""
-        self._need_tokenizer("messages")
-        if self._template is not None:
-            return self._template.special
-        return chat.special_tokens(
-            self.path, models.read_json(self.path / "tokenizer_config.json", optional=True))
+        return self._templates
 
     @property
     def default_args(self) -> dict[str, Any]:
@@ -173,9 +159,8 @@ class TextModel:
             "dtype": model.dtype if model.dtype != "auto" else _dtype(self._json),
             "eos_ids": list(self.facts.eos_ids),
             "has_tokenizer": self._tokenizer is not None,
-            "has_chat_template": self._template is not None,
+            **self._templates.info(),
             "media": None if self.media is None else self.media.info(),
-            "chat_template": self._template.source if self._template is not None else None,
             "generation_defaults": self.facts.generation,
             "limits": {
                 "message_bytes": MAX_CLIENT_MESSAGE_BYTES, "n": self.facts.max_n,

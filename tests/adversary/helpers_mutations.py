@@ -72,7 +72,9 @@ def chat(path: Path) -> None:
     rendered elsewhere: not here."""
     model = TextModel(configured(path))
     with contextlib.suppress(RenderBudgetExceeded):
-        model.template.render([ChatMessage("user", "hello " * 20)], {}, None, 20_000)
+        template = model.templates.pick(None, False)
+        assert template is not None
+        template.render([ChatMessage("user", "hello " * 20)], {}, None, 20_000)
 
 
 def detokenize(path: Path) -> None:

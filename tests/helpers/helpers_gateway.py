@@ -55,10 +55,11 @@ class Scripted:
         self.model = "demo"
         self._draw = random.Random(seed)
         self._template = template
+        self.generic_tools: list[str] = []
 
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         return {"model": self.model, "model_path": "/models/it", "max_model_len": 4096,
-                "chat_template": self._template}
+                "chat_template": self._template, "generic_tools": self.generic_tools}
 
     prompt_ids: ClassVar[list[int]] = [11, 12, 13]
     """Of any prompt."""

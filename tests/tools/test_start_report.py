@@ -120,3 +120,12 @@ def test_a_workers_report_is_read(tmp_path: Path) -> None:
     write_info(tmp_path, "worker-0", WORKER)
     assert read_info(tmp_path, "worker-0") == WORKER
     assert [file.name for file in tmp_path.iterdir()] == ["worker-0.json"]
+
+
+def test_what_a_template_lacks_is_said() -> None:
+    templates = {"default": "{{ messages }}", "tool_use": "<tool_call>{{ tools }}{{ messages }}"}
+    info = {**INFO, "chat_template": "{{ messages }}", "chat_templates": templates}
+    found = rows(Config(), info=info | {"generic_tools": ["default"]})["parsers"]
+    assert found == "tool calls: hermes; those of the template tool_use; reasoning: none"
+    found = rows(Config(), info=info | {"generic_tools": ["default", "tool_use"]})["parsers"]
+    assert "which the system message asks for: the template has no place for tools" in found

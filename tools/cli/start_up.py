@@ -227,10 +227,7 @@ def _worker_rows(w: WorkerInfo) -> list[tuple[str, str]]:
 
 
 def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
-    from actorium.actors.gateway.parsers.choice_parser import (
-        detect_reasoning_parser,
-        detect_tool_parser,
-    )
+    from actorium.actors.gateway.parsers.choice_parser import NONE, ModelTemplates, ParserFactory
 
     template = info.get("chat_template")
     if template is None:
@@ -243,12 +240,16 @@ def _chat_rows(config: Config, info: dict[str, Any]) -> list[tuple[str, str]]:
         whose = "the template given" if given else "the model's template"
         text = " ".join(template.split())
         shown = f"{whose}: {text[:TEMPLATE_CHARS]}{'...' * (len(text) > TEMPLATE_CHARS)}"
-    tools, reasoning = gateway.tool_call_parser, gateway.reasoning_parser
-    tools = detect_tool_parser(template) if tools == "auto" else tools
-    reasoning = detect_reasoning_parser(template) if reasoning == "auto" else reasoning
+    templates = ModelTemplates.of(info)
+    parsing = ParserFactory(gateway.tool_call_parser, gateway.reasoning_parser, templates)
+    tools = parsing.tools
+    if templates.generic_tools and tools != NONE:
+        tools += ", which the system message asks for: the template has no place for tools"
+    elif templates.with_tools != templates.plain:
+        tools += "; those of the template tool_use"
     if config.model.default_chat_template_kwargs:
         shown += f"; {_kwargs(config.model.default_chat_template_kwargs, template)}"
-    return [("chat", shown), ("parsers", f"tool calls: {tools}; reasoning: {reasoning}")]
+    return [("chat", shown), ("parsers", f"tool calls: {tools}; reasoning: {parsing.reasoning}")]
 
 
 def _kwargs(kwargs: dict[str, Any], template: str) -> str:

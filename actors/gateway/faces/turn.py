@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall, call_of
+from actorium.actors.gateway.faces.tool_choice import ToolSelection
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import (
@@ -25,6 +26,9 @@ from actorium.actors.gateway.http.replies import (
 from actorium.actors.gateway.resume.delta_streams import Deltas, with_ready
 from actorium.actors.gateway.served_model import ServedModel
 
+TOOLS_HEADER = "x-actorium-tools"
+"""Where the chat template has no place for a request's tools: how the model learned of them."""
+
 
 class HttpTurn(ABC):
     """One request under way. `handle` is the route; a face overrides the rest, in the order of the
@@ -34,6 +38,8 @@ class HttpTurn(ABC):
     """Of the request: a struct with `model`, `stream` and `check()`."""
     last_event: ClassVar[bytes] = DONE
     body: Any
+    _tools = ToolSelection(None, None, True)
+    """Those of the request, on faces that have them."""
 
     def __init__(self, call: EngineCall, model: ServedModel, body: Any) -> None:
         """Raises `HttpError` on fields that do not fit together."""
@@ -73,9 +79,16 @@ class HttpTurn(ABC):
 
     async def respond(self, requests: list[Request]) -> Response | EventStream:
         """Returns the answer, whole or as a stream."""
+        headers = self.headers()
         if self.body.stream:
-            return EventStream(self.events(requests), self.last_event, self.refusal)
-        return JsonReply(encode_json(await self.collect(requests)))
+            return EventStream(self.events(requests), self.last_event, self.refusal, headers)
+        return JsonReply(encode_json(await self.collect(requests)), headers=headers)
+
+    def headers(self) -> dict[str, str]:
+        """Returns the headers of the answer that say what it is the answer to."""
+        own = getattr(self.body, "chat_template", None)
+        generic = self._tools.shown and self.model.templates.generic(own)
+        return {TOOLS_HEADER: "system-message"} if generic else {}
 
     # --- all at once ---
 

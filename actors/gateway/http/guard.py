@@ -223,7 +223,8 @@ class Cors:
         found: Headers = [] if self._any else [(b"vary", b"origin")]
         if origin and (self._any or origin in self._origins):
             found += [(b"access-control-allow-origin", b"*" if self._any else origin),
-                     (b"access-control-expose-headers", b"x-request-id, retry-after")]
+                     (b"access-control-expose-headers",
+                      b"x-request-id, retry-after, x-actorium-tools")]
             if b"access-control-request-method" in request_headers:
                 found += _GRANTED
         return found

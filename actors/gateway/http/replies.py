@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Awaitable, Callable
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
 
 import msgspec
 from starlette.responses import Response
@@ -45,16 +45,18 @@ class EventStream:
     """
 
     def __init__(self, events: AsyncGenerator[bytes, None], last: bytes = DONE,
-                 refusal: Callable[[HttpError], Awaitable[bytes]] | None = None
-                 ) -> None:
+                 refusal: Callable[[HttpError], Awaitable[bytes]] | None = None,
+                 headers: Mapping[str, str] | None = None) -> None:
         self._events, self._last, self._refusal = events, last, refusal
+        self._headers = [*_HEADERS, *((name.encode(), value.encode())
+                                      for name, value in (headers or {}).items())]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         call: EngineCall = scope["app"]
         events = self._events
         try:
             part = await self._first(call)
-            await send({"type": "http.response.start", "status": 200, "headers": list(_HEADERS)})
+            await send({"type": "http.response.start", "status": 200, "headers": self._headers})
             while part is not None:
                 if part:
                     await send(_body(part))

@@ -5,6 +5,7 @@ parser.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -27,6 +28,8 @@ from actorium.actors.gateway.parsers.parts import (
 )
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schemas
 from actorium.actors.gateway.parsers.think import CLOSE, OPEN, ThinkParser
+from actorium.actors.models.model_dir import is_jinja
+from actorium.actors.models.template_files import DEFAULT, TOOL_USE
 
 MAX_SWITCHES = 32
 """The most arguments of a template that are considered."""
@@ -37,20 +40,47 @@ _MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
 """Strings that show which format a template uses."""
 
 
+@dataclass(frozen=True)
+class ModelTemplates:
+    """The chat templates of one model."""
+
+    plain: str = ""
+    """Its source; empty = there is none."""
+    with_tools: str = ""
+    """That of conversations with tools."""
+    generic_tools: bool = False
+    """It has no place for tools: the system message tells them, and asks for calls in the form of
+    Hermes."""
+
+    @classmethod
+    def of(cls, info: Mapping[str, Any]) -> ModelTemplates:
+        """Those of an engine. info: what `AsyncClient.server_info` returns."""
+        named = info.get("chat_templates") or {DEFAULT: info.get("chat_template") or ""}
+        name = TOOL_USE if TOOL_USE in named else DEFAULT
+        return cls(named.get(DEFAULT, ""), named.get(name, ""),
+                   name in info.get("generic_tools", ()))
+
+    def generic(self, own: str | None) -> bool:
+        """Whether the system message tells the tools of a request; own: its own template, which
+        cannot show them where it does not name them."""
+        return self.generic_tools if own is None or not is_jinja(own) else "tools" not in own
+
+
 class ParserFactory:
     """Makes the parsers of one model."""
 
-    def __init__(self, tool_parser: str, reasoning_parser: str, template: str | None,
+    def __init__(self, tool_parser: str, reasoning_parser: str, templates: ModelTemplates,
                  default_args: Mapping[str, Any] | None = None) -> None:
-        """The parsers: names, auto (by the template) or none; template: its source; default_args:
-        its variables where a request does not name them."""
+        """The parsers: names, auto (by the template) or none; default_args: the templates'
+        variables where a request does not name them."""
         self._default_args = dict(default_args or {})
-        self._template = template or ""
-        self.tools = detect_tool_parser(self._template) if tool_parser == AUTO else tool_parser
-        self.reasoning = detect_reasoning_parser(self._template) if reasoning_parser == AUTO \
-            else reasoning_parser
+        self.tools = _tool_parser(tool_parser, templates)
+        # A template that shows calls in no known form may be followed by a request's that does.
+        self._reads_calls = tool_parser != NONE
+        self.reasoning = reasoning_parser if reasoning_parser != AUTO \
+            else detect_reasoning_parser(templates.plain + templates.with_tools)
         self._always_inside = reasoning_parser == "deepseek_r1"
-        self._opening = _opening(self._template)
+        self._openings = {False: _opening(templates.plain), True: _opening(templates.with_tools)}
         self._inside: dict[str, bool] = {}
 
     def parser(self, tools: Schemas | None, forced: str | None, reasons: bool,
@@ -67,28 +97,29 @@ class ParserFactory:
         reader = self._reader(tools)
         if not reasons or self.reasoning == NONE:
             return reader
-        begins = self._begins_inside(template_args) if inside is None else inside
+        begins = self._begins_inside(template_args, tools is not None) if inside is None else inside
         return ChainedParser(ThinkParser(begins), reader)
 
     def _reader(self, tools: Schemas | None) -> OutputParser:
-        if tools is None or self.tools == NONE:
+        if tools is None or not self._reads_calls:
             return PlainParser()
         if self.tools == "qwen3_coder":
             return Qwen3CoderParser(tools)
-        return HermesParser() if self.tools == "hermes" else Llama3Parser()
+        return Llama3Parser() if self.tools == "llama3_json" else HermesParser()
 
-    def _begins_inside(self, args: Mapping[str, Any]) -> bool:
+    def _begins_inside(self, args: Mapping[str, Any], tools: bool) -> bool:
         """Returns whether the prompt ends with the opening mark, by rendering the template."""
-        if self._always_inside or self._opening is None:
+        opening = self._openings[tools]
+        if self._always_inside or opening is None:
             return self._always_inside
         args = {**self._default_args, **args}
         found = ((name, value) for name, value in args.items() if _is_switch(name, value))
         switches = dict(islice(found, MAX_SWITCHES))
-        key = repr(sorted(switches.items()))
+        key = repr((tools, sorted(switches.items())))
         if key not in self._inside:
             if len(self._inside) > 256:
                 self._inside.clear()
-            self._inside[key] = self._opening.opens(switches)
+            self._inside[key] = opening.opens(switches)
         return self._inside[key]
 
 
@@ -126,6 +157,14 @@ def _is_switch(name: str, value: Any) -> bool:
     data, which would be cached and compared for each request."""
     return len(name) <= 64 and (value is None or isinstance(value, bool | int | float)
                                 or (isinstance(value, str) and len(value) <= 64))
+
+
+def _tool_parser(given: str, templates: ModelTemplates) -> str:
+    if given == NONE:
+        return NONE
+    if templates.generic_tools:
+        return "hermes"
+    return detect_tool_parser(templates.with_tools) if given == AUTO else given
 
 
 def detect_tool_parser(template: str) -> str:

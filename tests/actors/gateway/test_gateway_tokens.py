@@ -23,7 +23,7 @@ MOOD = 'A calm "mood" of the engine.'
 
 @pytest.fixture(scope="module")
 def served() -> Iterator[Served]:
-    template = load(DEMO_MODEL, None)
+    template = load(DEMO_MODEL, None).pick(None, True)
     assert template is not None
     with serving(null_worker=True, chat_template="{{ mood }}" + template.source,
                  default_chat_template_kwargs={"mood": MOOD}) as found:

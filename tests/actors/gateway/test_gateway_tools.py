@@ -13,6 +13,7 @@ from helpers_gateway import Scripted, scripted_client
 from actorium.actors.gateway.faces.chat_completions import message
 from actorium.actors.gateway.parsers.choice_parser import (
     ChoiceParser,
+    ModelTemplates,
     ParserFactory,
     ThoughtOpening,
 )
@@ -185,9 +186,10 @@ def test_contradicting_fields_are_refused(monkeypatch: pytest.MonkeyPatch,
     (None, "none", "none"),
 ])
 def test_the_template_selects_the_parsers(template: str | None, tools: str, reasoning: str) -> None:
-    found = ParserFactory("auto", "auto", template)
+    templates = ModelTemplates.of({"chat_template": template})
+    found = ParserFactory("auto", "auto", templates)
     assert (found.tools, found.reasoning) == (tools, reasoning)
-    assert ParserFactory("none", "none", template).tools == "none"
+    assert ParserFactory("none", "none", templates).tools == "none"
 
 
 def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
@@ -199,14 +201,15 @@ def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
 
 
 def test_a_requests_template_arguments_override_the_engines() -> None:
-    parsing = ParserFactory("auto", "auto", QWEN35, {"enable_thinking": False})
+    parsing = ParserFactory("auto", "auto", ModelTemplates(QWEN35, QWEN35),
+                            {"enable_thinking": False})
     for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
         found = ChoiceParser(parsing.parser(None, None, True, args), True, 1, [])
         assert message(found.read("hm", last=True)).reasoning_content == reasoning
 
 
 def test_large_arguments_of_a_template_are_not_kept() -> None:
-    parsing = ParserFactory("auto", "auto", QWEN35)
+    parsing = ParserFactory("auto", "auto", ModelTemplates(QWEN35, QWEN35))
     for number in range(300):
         data = {"x" * 100: 1, "data": [number], "text": "y" * 1000 + str(number)}
         parsing.parser(None, None, True, data | {"enable_thinking": number % 2 == 0})
@@ -223,7 +226,7 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
     ([("<|x|>", [1])], [], 0)])  # no model that reasons
 def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids: list[int],
                                          want: int) -> None:
-    parsing = ParserFactory("none", "deepseek_r1", "")
+    parsing = ParserFactory("none", "deepseek_r1", ModelTemplates())
     streamed, whole = (ChoiceParser(parsing.parser(None, None, True, {}), True, 1, ids)
                        for _ in range(2))
     for i, (text, tokens) in enumerate(texts):
@@ -246,3 +249,41 @@ def test_usage_counts_reasoning_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
 
     for usage in asyncio.run(ask()):
         assert usage.completion_tokens_details.reasoning_tokens > 0
+
+
+@pytest.mark.parametrize(("asked", "told"), [
+    ({"tools": [TOOL]}, "system-message"), ({"tools": [TOOL], "tool_choice": "none"}, None),
+    ({}, None),
+    ({"tools": [TOOL], "chat_template": "{{ tools }}{{ messages }}"}, None),
+    ({"tools": [TOOL], "chat_template": "{{ messages }}"}, "system-message"),
+    ({"tools": [TOOL], "chat_template": "default"}, "system-message")])
+def test_a_template_without_a_place_for_tools_is_said_in_a_header(
+        asked: dict[str, Any], told: str | None, monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture) -> None:
+    scripted = Scripted([CALL], template="{{ '<|python_tag|>' }}{{ messages }}")
+    scripted.generic_tools = ["default"]
+
+    async def ask() -> None:
+        client = scripted_client(monkeypatch, scripted)
+        own = {name: asked[name] for name in ("tools", "tool_choice") if name in asked}
+        for stream in (False, True):
+            raw = await client.chat.completions.with_raw_response.create(
+                model="demo", messages=USER, stream=stream, **own,
+                extra_body={k: v for k, v in asked.items() if k not in own})
+            assert raw.headers.get("x-actorium-tools") == told
+        if asked == {"tools": [TOOL]}:
+            choice, got = await both(client, tools=[TOOL])
+            check(choice, got)
+            assert choice.message.tool_calls[0].function.name == "weather", "in Hermes' form"
+
+    asyncio.run(ask())
+    assert "the chat template has no place for tools" in caplog.text
+
+
+def test_the_template_for_tools_selects_the_parser_of_calls() -> None:
+    templates = {"default": "{{ messages }}", "tool_use": HERMES, "rag": QWEN35}
+    found = ModelTemplates.of({"chat_templates": templates, "generic_tools": ["default", "rag"]})
+    assert not found.generic(None) and ParserFactory("auto", "auto", found).tools == "hermes"
+    lacks = ModelTemplates.of({"chat_templates": templates, "generic_tools": ["tool_use"]})
+    assert ParserFactory("llama3_json", "auto", lacks).tools == "hermes", "as the prompt asks"
+    assert ParserFactory("none", "auto", lacks).tools == "none"

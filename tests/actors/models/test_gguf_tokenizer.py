@@ -134,10 +134,20 @@ def test_ends_templates_and_defaults(tmp_path: Path) -> None:
     found = load_tokenizer(folder)
     assert found.encode("Hello").ids == [1, *own.encode("Hello").ids]
     assert eos_ids(read_config(folder), {}) == (2, 0), "<|endoftext|> ends a turn, too"
-    template = load_template(folder, None)
+    template = load_template(folder, None).pick(None, False)
     assert template is not None and template.source == CHAT
     assert template.special["eos_token"] == "<|im_end|>"
     assert generation_defaults(folder) == {"temperature": 0.5, "top_k": 7}
+
+
+def test_named_templates(tmp_path: Path) -> None:
+    path, own = tmp_path / "m.gguf", byte_level("qwen2")
+    named = [{"name": "default", "template": CHAT}, {"name": "tool_use", "template": "{{ tools }}"}]
+    written(path, own, "qwen2", add_eos_token_id=2, add_chat_template=named)
+    found = load_template(resolve(str(path)), None)
+    for tools, want in ((False, CHAT), (True, "{{ tools }}")):
+        template = found.pick(None, tools)
+        assert template is not None and template.source == want
 
 
 def sentencepiece() -> tuple[list[str], list[int], list[float]]:

@@ -20,6 +20,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import hub_download, model_dir
 from actorium.actors.models.model_names import ModelName, hub_cache, parse_name
 from actorium.actors.models.obtain import is_whole, obtain, with_model_path
+from actorium.actors.tokenizer.chat_template import load
 from actorium.tools.cli import main
 
 __all__ = ["hub"]
@@ -56,6 +57,13 @@ def test_a_model_comes_into_the_hf_cache_with_what_an_engine_reads(
     asked = len(hub.asked)
     assert fetched("org/name") == model_dir.resolve("org/name") == folder
     assert len(hub.asked) == asked, "what is there needs no hub"
+
+
+def test_all_chat_templates_come(hub: FakeHub) -> None:
+    name = "additional_chat_templates/tool_use.jinja"
+    hub.add("org/name", model_files() | {name: b"{{ tools }}"})
+    templates = load(fetched("org/name"), None).info()["chat_templates"]
+    assert templates["tool_use"] == "{{ tools }}"
 
 
 def test_huggingface_hub_finds_what_was_fetched(hub: FakeHub) -> None:

@@ -29,7 +29,11 @@ from actorium.actors.messages import (
     Tokenized,
 )
 from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.tokenizer.chat_template import ChatTemplate, RenderBudgetExceeded
+from actorium.actors.tokenizer.chat_template import (
+    ChatTemplate,
+    ChatTemplates,
+    RenderBudgetExceeded,
+)
 from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore
 from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, SHORT_IDS, SHORT_TURNS
 from actorium.actors.tokenizer.template_renderer import TemplateRenderer
@@ -130,7 +134,7 @@ def test_a_template_with_more_iterations_than_estimated(asked: Asked) -> None:
         loops.render(MANY, {}, ticks=1000)
     assert loops.render(MANY, {}) == "done"
     assert asked.core._model is not None
-    asked.core._model._template = loops
+    asked.core._model._templates = ChatTemplates({"default": loops.source}, {})
     short = Tokenize("t", "", messages=MANY[:1])
     assert asked.tell(short) == []
     (told,) = asked.later()
@@ -156,7 +160,7 @@ def test_a_render_that_takes_too_long_is_killed(monkeypatch: pytest.MonkeyPatch)
 def test_quadratic_templates_are_rendered_outside_the_actor(asked: Asked) -> None:
     template = ChatTemplate(SQUARES, {})
     assert asked.core._model is not None
-    asked.core._model._template = template
+    asked.core._model._templates = ChatTemplates({"default": SQUARES}, {})
     turns = [ChatMessage("system", "x" * 20)] * MAX_TURNS
     assert asked.tell(Tokenize("t", "", messages=turns)) == []
     (told,) = asked.later()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 from time import monotonic
+from typing import Any
 
 import pytest
 
@@ -84,13 +85,14 @@ def test_arguments_cannot_replace_reserved_variables() -> None:
 
 
 def test_where_templates_are_found(tmp_path: Path) -> None:
-    assert load(tmp_path, None) is None
+    with pytest.raises(InvalidRequest, match="no chat template"):
+        load(tmp_path, None).pick(None, False)
     config = tmp_path / "tokenizer_config.json"
     config.write_text(json.dumps({"chat_template": "one{{ bos_token }}",
                                   "bos_token": {"content": "<b>"}}))
 
     def text(override: str | None = None) -> str:
-        found = load(tmp_path, override)
+        found = load(tmp_path, override).pick(None, False)
         assert found is not None
         return found.render(HI, {})
 
@@ -138,8 +140,9 @@ TALK = [
 ]
 
 
-@pytest.mark.parametrize("source", [QWEN_LIKE, LLAMA_LIKE])
-def test_tools_and_their_calls_look_as_transformers_shows_them(source: str) -> None:
+@pytest.mark.parametrize(("source", "tools"), [(QWEN_LIKE, TOOLS), (LLAMA_LIKE, None)])
+def test_tools_and_their_calls_look_as_transformers_shows_them(
+        source: str, tools: list[dict[str, Any]] | None) -> None:
     from transformers.utils.chat_template_utils import render_jinja_template
 
     plain = [
@@ -148,9 +151,9 @@ def test_tools_and_their_calls_look_as_transformers_shows_them(source: str) -> N
             {"type": "function", "id": "c", "function": {
                 "name": "weather", "arguments": {"place": "Riga", "n": 2}}}]},
         {"role": "tool", "content": "12 \u00b0C", "name": "weather", "tool_call_id": "c"}]
-    want = render_jinja_template(conversations=[plain], chat_template=source, tools=TOOLS,
+    want = render_jinja_template(conversations=[plain], chat_template=source, tools=tools,
                                  add_generation_prompt=True, bos_token="<s>")[0][0]
-    got = ChatTemplate(source, {"bos_token": "<s>"}).render(TALK, {}, TOOLS)
+    got = ChatTemplate(source, {"bos_token": "<s>"}).render(TALK, {}, tools)
     assert got == want and "Riga" in got
 
 

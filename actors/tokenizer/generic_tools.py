@@ -1,0 +1,157 @@
+"""Tools in conversations whose chat template has no place for them.
+
+What a template shows is found out by rendering small conversations. What it would leave out is
+written into the texts of the turns that it does show, in the form of Hermes: the tools into the
+system message, calls as `<tool_call>{...}</tool_call>` into the model's turns, and their results as
+`<tool_response>...</tool_response>` into turns of the user.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from msgspec import Struct
+
+Turns: TypeAlias = list[dict[str, Any]]
+"""A conversation as templates get it."""
+Tools: TypeAlias = Sequence[dict[str, Any]]
+Rendered: TypeAlias = Callable[[Turns, Tools | None], str]
+"""What a template makes of a conversation; "" = it refuses it."""
+
+INSTRUCTIONS = """# Tools
+
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{}
+</tools>
+
+For each function call, return a json object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+"""Those of Hermes' and Qwen's own templates."""
+
+
+class TemplateTraits(Struct, frozen=True):
+    """What a template shows, and how it wants it."""
+
+    tools: bool = True
+    calls: bool = True
+    results: bool = True
+    """Of calls, in turns of the role "tool"."""
+    system: bool = True
+    """Turns of the role "system"."""
+    text_arguments: bool = False
+    """It prints a call's arguments as they are, so they must be JSON text; else they are an object,
+    which most templates write in the model's own way."""
+
+    def described(self, turns: Turns, tools: Tools | None) -> Turns:
+        """Returns the conversation with all that the template would leave out in its texts."""
+        lacks_tools = bool(tools) and not self.tools
+        out: Turns = []
+        told = False
+        """The last turn holds results."""
+        for turn in turns:
+            # In one prompt all calls are written alike.
+            if turn["role"] == "tool" and (lacks_tools or not self.results):
+                content = _joined(_joined("<tool_response>\n", turn["content"]),
+                                  "\n</tool_response>")
+                turn, between, result = {"role": "user", "content": content}, "\n", True
+            else:
+                between, result = "\n\n", False
+                if turn.get("tool_calls") and (lacks_tools or not self.calls):
+                    turn = _with_calls(turn)
+            if told and turn["role"] == "user":
+                # Results of several calls are one turn, and so are they and what the user says
+                # then: many templates want the user and the model to alternate.
+                before = _joined(out.pop()["content"], between)
+                turn = turn | {"content": _joined(before, turn["content"])}
+            told = result
+            out.append(turn)
+        if tools and lacks_tools:
+            _instruct(out, INSTRUCTIONS.format("\n".join(map(_json, tools))), self.system)
+        return out
+
+
+def _json(value: Any) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _with_calls(turn: dict[str, Any]) -> dict[str, Any]:
+    calls = []
+    for call in turn["tool_calls"]:
+        function = call["function"]
+        arguments = function["arguments"]
+        written = arguments if isinstance(arguments, str) else _json(arguments)
+        calls.append(f'<tool_call>\n{{"name": {_json(function["name"])}, "arguments": {written}}}'
+                     "\n</tool_call>")
+    content = turn["content"]
+    kept = {name: value for name, value in turn.items() if name != "tool_calls"}
+    return kept | {"content": _joined(content, ("\n" if content else "") + "\n".join(calls))}
+
+
+def _instruct(out: Turns, text: str, system: bool) -> None:
+    """Puts the instructions into the system message, or, where the template shows none, before the
+    user's first words."""
+    first = next((i for i, turn in enumerate(out) if turn["role"] == "user"), None)
+    if system and out[0]["role"] == "system":
+        out[0] = out[0] | {"content": _joined(out[0]["content"], "\n\n" + text)}
+    elif system:
+        out.insert(0, {"role": "system", "content": text})
+    elif first is None:
+        out.insert(0, {"role": "user", "content": text})
+    else:
+        out[first] = out[first] | {"content": _joined(text + "\n\n", out[first]["content"])}
+
+
+def _joined(first: Any, second: Any) -> Any:
+    """Returns two contents as one: texts, or lists of parts."""
+    if isinstance(first, str) and isinstance(second, str):
+        return first + second
+    return [part for own in (first, second)
+            for part in ([{"type": "text", "text": own}] if isinstance(own, str) else own)]
+
+
+# --- what a template shows ------------------------------------------------------------------------
+
+_TOOL, _KEY, _WORD = "probe_tool", "probe_key", "probe_word"
+_PARAMETERS = {"type": "object", "required": [_KEY],
+               "properties": {_KEY: {"type": "string", "description": "A word."}}}
+_TOOLS = [{"type": "function", "function": {
+    "name": _TOOL, "description": "Probes.", "parameters": _PARAMETERS}}]
+_USER = {"role": "user", "content": "?"}
+_SYSTEM = {"role": "system", "content": _WORD}
+_RESULT = {"role": "tool", "name": _TOOL, "tool_call_id": "probe0001", "content": _WORD}
+
+
+def _call(arguments: Any) -> dict[str, Any]:
+    return {"role": "assistant", "content": "", "tool_calls": [
+        {"type": "function", "id": "probe0001",
+         "function": {"name": _TOOL, "arguments": arguments}}]}
+
+
+def probe(rendered: Rendered) -> TemplateTraits:
+    """Finds out what a template shows; of one that refuses everything, nothing is known."""
+    system = _WORD in rendered([_SYSTEM, _USER], None)
+    ways = ([_USER], [_SYSTEM, _USER])
+    if not any(rendered(turns, None) for turns in ways):
+        return TemplateTraits()
+    calls = {kind: rendered([_USER, _call(own), _RESULT], None) or rendered([_USER, _call(own)],
+                                                                            None)
+             for kind, own in (("object", {_KEY: "x"}), ("text", _json({_KEY: "x"})))}
+    # Python's own form of an object is what comes of printing one.
+    text = f'"{_KEY}":' in calls["text"] and (
+        _KEY not in calls["object"] or f"'{_KEY}'" in calls["object"])
+    call = _call(_json({_KEY: "x"}) if text else {_KEY: "x"})
+    called = calls["text" if text else "object"]
+    answered = rendered([_USER, call, _RESULT], None)
+    tools = any(_TOOL in rendered(turns, _TOOLS) for turns in ways)
+    # A refusal of one that shows tools is about the conversation, not about what it can show.
+    return TemplateTraits(tools=tools, calls=_KEY in called if called else tools,
+                          results=_WORD in answered if answered else tools,
+                          system=system, text_arguments=text)

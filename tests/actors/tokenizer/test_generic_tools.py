@@ -1,0 +1,112 @@
+"""Chat templates without a place for tools, their calls or results: nothing vanishes, and what a
+template shows by itself it shows as before."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
+from actorium.actors.tokenizer.chat_template import ChatTemplate, ChatTemplates
+from actorium.actors.tokenizer.generic_tools import TemplateTraits
+
+TOOLS: list[dict[str, Any]] = [{"type": "function", "function": {
+    "name": "weather", "description": "The weather of a place.", "parameters": {
+        "type": "object", "properties": {"place": {"type": "string"}}}}}]
+PLAIN = ("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}{{ '\\n' }}{% endfor %}"
+         "{% if add_generation_prompt %}<|assistant|>{% endif %}")
+ALTERNATING = (
+    "{% for m in messages %}{% if (m.role == 'user') != (loop.index0 % 2 == 0) %}"
+    "{{ raise_exception('user and assistant must alternate') }}{% endif %}" + PLAIN.replace(
+        "{% for m in messages %}", ""))
+"""Of Gemma's kind: no system message either."""
+SHOWS = "{% if tools %}{{ tools | tojson }}{% endif %}" + PLAIN.replace(
+    "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}[{{ c.function.name }} "
+    "ARGUMENTS]{% endfor %}")
+OBJECTS = SHOWS.replace("ARGUMENTS", "{{ c.function.arguments | tojson }}")
+PARTS = PLAIN.replace("{{ m.content }}", "{% if m.content is string %}{{ m.content }}{% else %}"
+                      "{% for p in m.content %}({{ p.text }}){% endfor %}{% endif %}")
+ASKED = ChatMessage("user", "How is it in Riga and Bonn?")
+CALLS = ChatMessage("assistant", "", tool_calls=[
+    ToolCall("weather", '{"place": "Riga"}', "a"), ToolCall("weather", '{"place":  "Bonn"}', "b")])
+RESULTS = [ChatMessage("tool", "12 °C", name="weather", tool_call_id="a"),
+           ChatMessage("tool", "30 °C", name="weather", tool_call_id="b")]
+THANKS = ChatMessage("user", "And in Rome?")
+TOLD = [
+    '<tool_call>\n{"name": "weather", "arguments": {"place": "Riga"}}\n</tool_call>\n'
+    '<tool_call>\n{"name": "weather", "arguments": {"place": "Bonn"}}\n</tool_call>',
+    "<tool_response>\n12 °C\n</tool_response>\n<tool_response>\n30 °C\n</tool_response>"]
+
+
+def render(source: str, messages: list[ChatMessage], tools: Any = None) -> str:
+    return ChatTemplate(source, {}).render(messages, {}, tools)
+
+
+def test_tools_are_told_in_the_system_message() -> None:
+    found = render(PLAIN, [ChatMessage("system", "Be brief."), ASKED], TOOLS)
+    assert found.startswith("<|system|>Be brief.\n\n# Tools\n")
+    assert f"<tools>\n{json.dumps(TOOLS[0])}\n</tools>" in found
+    assert found.endswith("</tool_call>\n<|user|>How is it in Riga and Bonn?\n<|assistant|>")
+    assert found.replace("<|system|>Be brief.\n\n#", "<|system|>#") == render(PLAIN, [ASKED], TOOLS)
+    assert "Tools" not in render(PLAIN, [ASKED], [])
+
+
+def test_and_before_the_users_words_where_there_is_none() -> None:
+    found = render(ALTERNATING, [ASKED], TOOLS)
+    assert found.startswith("<|user|># Tools\n")
+    assert found.endswith("</tool_call>\n\nHow is it in Riga and Bonn?\n<|assistant|>")
+
+
+@pytest.mark.parametrize("source", [PLAIN.replace("<|{{ m.role }}|>", "<|{{ m.role }}|>" * 2),
+                                    ALTERNATING])
+@pytest.mark.parametrize("tools", [None, TOOLS])
+def test_calls_and_results_are_told(source: str, tools: Any) -> None:
+    found = render(source, [ASKED, CALLS, *RESULTS, THANKS], tools)
+    if source == ALTERNATING or tools:
+        assert f"<|user|>{TOLD[1]}\n\nAnd in Rome?\n" in found
+    assert f"<|assistant|>{TOLD[0]}\n" in found and found.count("°C") == 2
+
+
+def test_parts_stay_parts() -> None:
+    """A conversation with images has lists of parts."""
+    talk = [ChatMessage("user", [TurnPart("text", "hm")]), CALLS,
+            ChatMessage("tool", [TurnPart("text", "12 °C")], tool_call_id="a")]
+    found = render(PARTS, talk, TOOLS)
+    assert "<|user|>(hm)\n" in found
+    assert "<|user|>(<tool_response>\n)(12 °C)(\n</tool_response>)\n" in found
+
+
+def test_what_a_template_shows_it_shows_by_itself() -> None:
+    found = render(OBJECTS, [ASKED, CALLS, *RESULTS], TOOLS)
+    assert "# Tools" not in found and "<tool_call>" not in found
+    assert '[weather {"place": "Riga"}]' in found and "<|tool|>12 °C\n" in found
+    shown = TemplateTraits(tools=False)  # calls and results alone
+    assert ChatTemplate(OBJECTS.replace("{{ tools | tojson }}", ""), {}).traits() == shown
+
+
+@pytest.mark.parametrize(("written", "want"), [
+    ("{{ c.function.arguments }}", '{"place":  "Bonn"}'),
+    ("{{ 'to ' + c.function.arguments }}", 'to {"place":  "Bonn"}'),
+    ("{{ c.function.arguments | tojson }}", '{"place": "Bonn"}'),
+    ("{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+     "{{ c.function.arguments | tojson }}{% endif %}", '{"place": "Bonn"}'),
+    ("{% for k, v in c.function.arguments.items() %}<{{ k }}={{ v }}>{% endfor %}", "<place=Bonn>"),
+    ("{% if c.function.arguments is string %}{{ c.function.arguments }}{% else %}"
+     "{% for k, v in c.function.arguments.items() %}<{{ k }}={{ v }}>{% endfor %}{% endif %}",
+     "<place=Bonn>"),
+])
+def test_arguments_are_given_as_the_template_writes_them(written: str, want: str) -> None:
+    found = render(SHOWS.replace("ARGUMENTS", written), [ASKED, CALLS, *RESULTS])
+    assert f"[weather {want}]" in found
+
+
+def test_of_what_refuses_everything_nothing_is_known() -> None:
+    assert ChatTemplate("{{ raise_exception('no') }}", {}).traits() == TemplateTraits()
+    assert ChatTemplate("{{ nothing.at.all }}", {}).traits() == TemplateTraits()
+
+
+def test_the_engine_says_which_templates_lack_a_place() -> None:
+    templates = ChatTemplates({"default": PLAIN, "tool_use": OBJECTS}, {})
+    assert templates.info()["generic_tools"] == ["default"]
