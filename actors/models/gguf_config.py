@@ -15,24 +15,11 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
+from actorium.actors.models.gguf_vocabulary import end_ids
 
 GGUF = "gguf"
 """Key of a config.json that was made of a GGUF file: its path (`file`), the type of its matrices
 (`default`), and of modules whose own is another (`modules`)."""
-MAX_TOKENS = 1 << 20
-"""Of a vocabulary."""
-MAX_ENDS = 16
-"""Tokens that end what a model says."""
-END_TOKENS = (
-    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
-    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|return|>", "<|call|>",
-    "<\uff5cend\u2581of\u2581sentence\uff5c>",
-    "<end_of_utterance>",
-)
-"""Tokens that end a turn whatever the metadata says of it, as for llama.cpp: a vocabulary that has
-one, as a control token, means it so."""
-CONTROL = 3
-"""The type of a control token."""
 LLAMA3 = {"low_freq_factor": 1.0, "high_freq_factor": 4.0}
 """Of all of Llama 3's ropes: files have the factors that come of them."""
 ORIGINAL_LENGTHS = (8192, 4096, 2048, 16_384, 32_768, 65_536, 131_072)
@@ -270,17 +257,3 @@ def _llama3_factors(rope: dict[str, Any], theta: float, half: int) -> list[float
             smooth = (original / length - low) / (high - low)
             found.append(1 / ((1 - smooth) / factor + smooth))
     return found
-
-
-def end_ids(file: GgufFile) -> list[int]:
-    """Tokens that end what a model says: those that the metadata names, and those that are known by
-    their texts. Raises `BadModel`."""
-    found = [file.number(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom")
-             if f"tokenizer.ggml.{name}_token_id" in file]
-    if "tokenizer.ggml.tokens" in file and "tokenizer.ggml.token_type" in file:
-        texts = file.texts("tokenizer.ggml.tokens", MAX_TOKENS)
-        types = file.numbers("tokenizer.ggml.token_type", MAX_TOKENS)
-        known = set(END_TOKENS)
-        found += [i for i, (text, kind) in enumerate(zip(texts, types, strict=False))
-                  if kind == CONTROL and text in known]
-    return list(dict.fromkeys(found))[:MAX_ENDS]

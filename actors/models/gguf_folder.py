@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import tempfile
@@ -20,10 +21,12 @@ from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_config import GGUF, gguf_config
 from actorium.actors.models.gguf_file import GgufFile, gguf_files, read_gguf
 from actorium.actors.models.gguf_tokenizer import tokenizer_config, tokenizer_json
+from actorium.actors.models.gguf_vocabulary import mistyped_tokens
 from actorium.actors.models.model_files import MAX_JSON, read_file
 from actorium.actors.models.model_names import user_cache
 from actorium.actors.runtime.security.private_paths import UnsafePath, check_directory
 
+LOG = logging.getLogger("actorium.model")
 SUFFIX = ".gguf"
 FORM = "3"
 """Of what is made here: a change of it makes all directories anew."""
@@ -86,6 +89,9 @@ def _made(file: GgufFile) -> dict[str, Any]:
     if file.text("tokenizer.ggml.model", "none") not in ("none", "no_vocab"):
         found |= {"tokenizer.json": tokenizer_json(file),
                   "tokenizer_config.json": tokenizer_config(file)}
+        if mistyped := mistyped_tokens(file):
+            LOG.warning("%s: %s: no control tokens by tokenizer.ggml.token_type; they are taken as "
+                        "such", file.path, ", ".join(mistyped))
     if defaults:
         top_k = {"top_k": int(defaults["top_k"])} if "top_k" in defaults else {}
         found["generation_config.json"] = defaults | top_k

@@ -14,14 +14,20 @@ import re
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.actors.models.gguf_config import MAX_TOKENS
 from actorium.actors.models.gguf_file import GgufFile
+from actorium.actors.models.gguf_vocabulary import (
+    CONTROL,
+    MAX_TOKENS,
+    NORMAL,
+    UNKNOWN,
+    UNUSED,
+    USER_DEFINED,
+    vocabulary,
+)
 
 MAX_MERGES = 4 << 20
 MAX_PIECE = 256
 """Characters of a SentencePiece token that is made of two others: each place to cut it is tried."""
-NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
-"""Types of tokens."""
 SPACE = "\u2581"
 """What stands for a space in SentencePiece."""
 SPECIAL = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -93,26 +99,10 @@ def tokenizer_json(file: GgufFile) -> dict[str, Any]:
     if kind not in ("gpt2", "llama"):
         raise file.bad("tokenizer.ggml.model", f"{shown(kind)} is not served; served are gpt2 and "
                        "llama")
-    texts, types = _vocabulary(file)
+    texts, types = vocabulary(file)
     if kind == "gpt2":
         return _byte_level(file, texts, types)
     return _sentencepiece(file, texts, types)
-
-
-def _vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
-    """(text, type) of each token. Raises `BadModel` where two have the same text."""
-    texts = [text or f"[EMPTY_{i}]"
-             for i, text in enumerate(file.texts("tokenizer.ggml.tokens", MAX_TOKENS))]
-    types = [NORMAL] * len(texts)
-    if "tokenizer.ggml.token_type" in file:
-        types = file.numbers("tokenizer.ggml.token_type", MAX_TOKENS)
-    if len(types) < len(texts):
-        raise file.bad("tokenizer.ggml.token_type", f"{len(types)} types of {len(texts)} tokens")
-    seen: dict[str, int] = {}
-    for i, text in enumerate(texts):
-        if seen.setdefault(text, i) != i:
-            raise file.bad("tokenizer.ggml.tokens", f"{shown(text)} is there twice")
-    return texts, types[:len(texts)]
 
 
 def _byte_level(file: GgufFile, texts: list[str], types: list[int]) -> dict[str, Any]:

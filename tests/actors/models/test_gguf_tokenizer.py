@@ -150,6 +150,41 @@ def test_named_templates(tmp_path: Path) -> None:
         assert template is not None and template.source == want
 
 
+@pytest.mark.parametrize("kind", [1, 4])
+@pytest.mark.parametrize("text", ["<end_of_turn>", "<|flush|>", "<|calls|>", "</s>", "<turn|>",
+                                  "<|tool_response>", "[e~[", "<|fim_pad|>", "<|file_sep|>"])
+def test_ends_of_another_type_end_a_turn_and_are_one_token(
+        text: str, kind: int, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path, own = tmp_path / "m.gguf", byte_level("qwen2")
+    by_id = {i: text for text, i in own.get_vocab().items()}
+    end = len(by_id)
+    merges = [" ".join(pair) for pair in json.loads(own.to_str())["model"]["merges"]]
+    write(path, [*(by_id[i] for i in range(end)), text], [*[3] * 3, *[1] * (end - 3), kind],
+          model="gpt2", add_tokenizer_pre="qwen2", add_token_merges=merges, add_eos_token_id=0)
+    folder = resolve(str(path))
+    assert eos_ids(read_config(folder), {}) == (0, 2, end)
+    found = load_tokenizer(folder)
+    assert found.encode(f"a{text}b").ids == [*own.encode("a").ids, end, *own.encode("b").ids]
+    assert found.decode([*own.encode("a").ids, end]) == "a", "its text is not shown"
+    assert f"{text}: no control tokens" in caplog.text
+
+
+def test_known_texts_that_mean_something_else_here(tmp_path: Path) -> None:
+    """`</s>` is a tag beside `<eos>`; `<|end|>` ends a message beside what ends an answer."""
+    own = byte_level("qwen2")
+    by_id = {i: text for text, i in own.get_vocab().items()}
+    count = len(by_id)
+    merges = [" ".join(pair) for pair in json.loads(own.to_str())["model"]["merges"]]
+    for i, (others, ends) in enumerate({
+            ("</s>", "<eos>"): (count + 1,), ("<|end|>", "<|return|>", "<|call|>"):
+            (count + 1, count + 2), ("<|end|>", "<|return|>"): (count, count + 1)}.items()):
+        path = tmp_path / f"{i}.gguf"
+        write(path, [*(by_id[i] for i in range(count)), *others],
+              [*[3] * 3, *[1] * (count - 3 + len(others))], model="gpt2",
+              add_tokenizer_pre="qwen2", add_token_merges=merges)
+        assert eos_ids(read_config(resolve(str(path))), {}) == (0, 2, *ends)
+
+
 def sentencepiece() -> tuple[list[str], list[int], list[float]]:
     """(tokens, types, scores) as Llama's: control tokens, bytes, then pieces by their scores."""
     own = Tokenizer(models.BPE())
@@ -220,6 +255,20 @@ def test_gemma_ids_are_those_of_transformers(tmp_path: Path) -> None:
     for text in TEXTS:
         assert found.encode(text, add_special_tokens=False).ids == want.encode(
             text, add_special_tokens=False), text
+
+
+@pytest.mark.parametrize("kind", [1, 4])
+def test_gemmas_end_of_turn_of_another_type(kind: int, tmp_path: Path) -> None:
+    path = tmp_path / "m.gguf"
+    tokens, types, _ = sentencepiece()
+    tokens, types = [*tokens, "<end_of_turn>", "<eos>"], [*types, kind, 3]
+    write(path, tokens, types, arch="gemma3", model="llama", add_bos_token_id=1,
+          add_token_scores=[0.0] * len(tokens), add_eos_token_id=len(tokens) - 1)
+    model = TextModel(Config(model=ModelConfig(model=str(path))))
+    end = len(tokens) - 2
+    assert model.facts.eos_ids == (end + 1, end)
+    assert end in model.encode("Hello<end_of_turn>", False, "prompt")
+    assert model.decode([end], True) == ""
 
 
 @pytest.mark.parametrize(("fields", "why"), [
