@@ -8,6 +8,7 @@ metric.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import NamedTuple
@@ -15,9 +16,10 @@ from typing import NamedTuple
 from actorium.actors.config.cluster_settings import clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.gauges import bytes_of
-from actorium.actors.health import READY_PHASES
+from actorium.actors.health import HUNG, READY_PHASES, SILENT
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
+from actorium.actors.runtime.roles import group_of
 from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
 from actorium.actors.watchdog.metric_rows import (
     COUNTER,
@@ -39,6 +41,11 @@ from actorium.actors.watchdog.supervised import Supervised
 
 REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
+REJECTIONS = ("queue_full", "deadline", "context_overflow", "invalid_request", "unavailable",
+              "quarantined")
+DEATHS = ("killed", "fault", "exited", SILENT, HUNG)
+"""Of an actor. These and `REJECTIONS` are told as 0 before the first one: to `increase` and `rate`
+a counter whose first sample is 1 has not grown."""
 REJECTED, WEIGHT_FORMAT = "rejected_", "weight_format_"
 HTTP = f"http{histograms.MARK}"
 ROUTED = ("prefix", "load", "blind")
@@ -193,6 +200,10 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
                   [({}, float(facts.ready))])
     busy, idle = gauges.get("busy_us", 0.0), gauges.get("idle_us", 0.0)
     idled = idle + gauges.get("late_us", 0.0)
+    rejected = dict.fromkeys(REJECTIONS, 0.0) | {
+        name.removeprefix(REJECTED): n for name, n in gauges.items() if name.startswith(REJECTED)}
+    roles = {group_of(role) for role in facts.actors}
+    restarts = {**dict.fromkeys(itertools.product(roles, DEATHS), 0), **facts.restarts}
     yield _family("actorium:device_idle_ratio", GAUGE,
                   "Part of the device's time with work in which it waited for the host, at most, "
                   "since the start.", [({}, idled / (busy + idle) if busy + idle else 0.0)])
@@ -200,13 +211,12 @@ def _engine(facts: MetricsInput) -> Iterator[MetricFamily]:
                   [({"state": state}, gauges.get(f"{state}_pages", 0.0))
                    for state in ("free", "held", "cached", "quarantined")])
     yield _family("actorium:rejected_requests", COUNTER, "Requests refused, by the error's code.",
-                  [({"code": code.removeprefix(REJECTED)}, n) for code, n in sorted(gauges.items())
-                   if code.startswith(REJECTED)])
+                  [({"code": code}, n) for code, n in sorted(rejected.items())])
     yield _family("actorium:preemptions", COUNTER, "Preemptions by cause.",
                   [({"cause": cause}, gauges.get(f"preemptions_{cause}", 0.0)) for cause in CAUSES])
     yield _family("actorium:restarts", COUNTER, "Restarts of actors, by cause.",
                   [({"role": role, "cause": cause}, float(n))
-                   for (role, cause), n in sorted(facts.restarts.items())])
+                   for (role, cause), n in sorted(restarts.items())])
 
 
 def _router(facts: MetricsInput) -> Iterator[MetricFamily]:
@@ -299,8 +309,34 @@ class _Metrics:
 
 
 def render(facts: MetricsInput, accept: str = "") -> tuple[bytes, str]:
-    """The text and its content type, in the format that the `Accept` header asks for."""
-    from prometheus_client.exposition import choose_encoder
+    """The text and its content type, in the format that the `Accept` header asks for.
 
-    encode, kind = choose_encoder(accept)
-    return encode(_Metrics(facts)), kind  # type: ignore[arg-type]
+    Names are the same in every format and whatever `escaping` is asked for: all of them consist of
+    letters, digits, "_" and ":", which every version of Prometheus stores as they are."""
+    from prometheus_client import exposition
+    from prometheus_client.openmetrics import exposition as openmetrics
+
+    # Under any other scheme prometheus_client escapes the ":" of OpenMetrics' samples.
+    escaping = openmetrics.ALLOWUTF8
+    if _wants_openmetrics(accept):
+        text = openmetrics.generate_latest(_Metrics(facts), escaping=escaping)
+        return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    text = exposition.generate_latest(_Metrics(facts), escaping=escaping)  # type: ignore[arg-type]
+    return text, "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _wants_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics 1 is asked for by name, and Prometheus' text not preferred to it."""
+    openmetrics = text = 0.0
+    for asked in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in asked.split(";"))
+        named = dict(part.partition("=")[::2] for part in parameters)
+        try:
+            weight = float(named.get("q", "1"))
+        except ValueError:
+            weight = 0.0
+        if kind == "text/plain":
+            text = max(text, weight)
+        elif kind == "application/openmetrics-text" and named.get("version", "1").startswith("1"):
+            openmetrics = max(openmetrics, weight)
+    return openmetrics > 0 and openmetrics >= text

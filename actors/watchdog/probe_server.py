@@ -86,7 +86,7 @@ class ProbeServer:
 
     def _load(self, post: Post, engine: ProbedEngine) -> None:
         """In a thread: import what takes time."""
-        import prometheus_client.exposition  # noqa: F401
+        import prometheus_client.openmetrics.exposition  # noqa: F401
 
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
         from actorium.actors.runtime.http.http_server import (

@@ -50,6 +50,14 @@ def strict_server() -> Iterator[Server]:
         yield served
 
 
+@pytest.fixture(scope="module")
+def scraped_servers() -> Iterator[tuple[Server, Server]]:
+    """The packaged model with a key, and with replicas."""
+    with serving("demo", "--api-key", KEY, "--max-model-len", "256", key=KEY) as one, \
+            serving("demo", "--replicas", "2", "--max-model-len", "256") as two:
+        yield one, two
+
+
 @contextmanager
 def serving(name: str, *flags: str, key: str | None = None) -> Iterator[Server]:
     """An engine that `actorium serve` started; it must stop by itself, too."""

@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # What the conformance set is run with, each in a place of its own below build/, in the versions
-# that stand here: tests/conformance/setup.sh [clients|model|node|vllm|sglang|llamacpp ...], all of them unless told.
+# that stand here: tests/conformance/setup.sh [clients|model|node|vllm|sglang|llamacpp|prometheus ...],
+# all of them unless told.
 # Where one cannot be had it says so and fails. The engine's environment is given by VENV (.venv).
 set -euo pipefail
 
@@ -97,12 +98,23 @@ llamacpp() {
     echo "$LLAMACPP" > "$folder/.ready"
 }
 
+# Debian's Prometheus, which scrapes what the dashboard shows.
+prometheus() {
+    if type -P prometheus > /dev/null; then return; fi
+    local sudo=""
+    [ "$(id -u)" = 0 ] || sudo="sudo -n"
+    { $sudo apt-get update -qq && $sudo env DEBIAN_FRONTEND=noninteractive \
+        apt-get install -y -qq --no-install-recommends prometheus; } > "$build/.apt" 2>&1 ||
+        { cat "$build/.apt" >&2
+          echo "conformance: no Prometheus here: apt-get install prometheus" >&2; return 1; }
+}
+
 mkdir -p "$build"
 if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model node vllm sglang llamacpp
+[ $# -gt 0 ] || set -- clients model node vllm sglang llamacpp prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2

@@ -166,6 +166,21 @@ def test_waiting_requests_and_prompt_tokens_add_up() -> None:
     assert value(made, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 4
 
 
+def test_what_is_rare_is_told_before_it_happens() -> None:
+    """To Prometheus' `increase` a counter whose first sample is 1 has not grown."""
+    made = facts(restarts={("worker-0", "killed"): 2}, actors=actors() | {
+        "worker-1": starting("worker-1", 9, 1, 100.0)})
+    for role in ("scheduler", "worker-0", "detokenizer"):
+        for cause in ("killed", "fault", "exited", "silent", "hung"):
+            want = 2 if (role, cause) == ("worker-0", "killed") else 0
+            assert value(made, "actorium:restarts_total", role=role, cause=cause) == want
+    assert not [labels for name, labels in values(made)  # a rank's are its group's
+                if name == "actorium:restarts_total" and ("role", "worker-1") in labels]
+    for code in ("queue_full", "deadline", "context_overflow", "invalid_request", "unavailable",
+                 "quarantined"):
+        assert value(made, "actorium:rejected_requests_total", code=code) == 0
+
+
 def test_steps_by_how_the_worker_ran_them() -> None:
     made = facts()
     assert value(made, "actorium:worker_steps_total", mode="full_graph") == 7
@@ -238,12 +253,55 @@ def test_weights_by_format() -> None:
         assert value(facts(), "actorium:weight_bytes", format=held) == want
 
 
-def test_both_formats_are_served() -> None:
-    text, kind = render(facts())
-    assert kind.startswith("text/plain") and text.endswith(b"\n")
-    made, kind = render(facts({"tokens": 5.0}), "application/openmetrics-text;version=1.0.0,*/*")
-    assert kind.startswith("application/openmetrics-text") and made.endswith(b"# EOF\n")
-    assert {f.name for f in openmetrics_families(made.decode())} >= {"vllm:generation_tokens"}
+TEXT, OPENMETRICS = "text/plain; version=0.0.4", "application/openmetrics-text; version=1.0.0"
+ACCEPTS = {
+    "none": ("", TEXT),
+    "curl": ("*/*", TEXT),
+    "prometheus 2.24": ("application/openmetrics-text; version=0.0.1,text/plain;version=0.0.4;"
+                        "q=0.5,*/*;q=0.1", TEXT),
+    "prometheus 2.42": ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
+                        "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
+                        OPENMETRICS),
+    "prometheus 2.53, native histograms": (
+        "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;"
+        "encoding=delimited,application/openmetrics-text;version=1.0.0;q=0.8,"
+        "application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,"
+        "*/*;q=0.1", OPENMETRICS),
+    "prometheus 3": (
+        "application/openmetrics-text;version=1.0.0;escaping=allow-utf-8;q=0.5,"
+        "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;"
+        "escaping=allow-utf-8;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1", OPENMETRICS),
+    "prometheus 3, escaping underscores": (
+        "application/openmetrics-text;version=1.0.0;escaping=underscores;q=0.5,"
+        "application/openmetrics-text;version=0.0.1;q=0.4,text/plain;version=1.0.0;"
+        "escaping=underscores;q=0.3,text/plain;version=0.0.4;q=0.2,*/*;q=0.1", OPENMETRICS),
+    "prometheus 3, escaping dots": ("application/openmetrics-text;version=1.0.0;escaping=dots;"
+                                    "q=0.5,text/plain;version=0.0.4;q=0.2", OPENMETRICS),
+    "prometheus 3, escaping values": ("text/plain;version=1.0.0;escaping=values;q=0.3,"
+                                      "text/plain;version=0.0.4;q=0.2,*/*;q=0.1", TEXT),
+    "vmagent": ("text/plain;version=0.0.4;q=1,*/*;q=0.1", TEXT),
+    "datadog, text first": ("text/plain, application/openmetrics-text;q=0.3", TEXT),
+    "openmetrics alone": ("application/openmetrics-text", OPENMETRICS),
+    "openmetrics refused": ("application/openmetrics-text;q=0,text/plain;q=0.2", TEXT),
+    "a browser": ("text/html,application/xhtml+xml,application/xml;q=0.9,*/*;q=0.8", TEXT),
+    "nonsense": ("application/openmetrics-text;version=x;q=y,;;=,text/plain;version=z", TEXT)}
+"""Who asks -> the `Accept` header as their sources build it, and the format to be answered."""
+
+
+@pytest.mark.parametrize("asks", ACCEPTS)
+def test_every_accept_header_gets_the_names_as_documented(asks: str) -> None:
+    accept, kind = ACCEPTS[asks]
+    made = facts({"tokens": 5.0})
+    text, told = render(made, accept)
+    assert told == f"{kind}; charset=utf-8"
+    samples, names = set(), set()
+    parse = text_string_to_metric_families if kind == TEXT else openmetrics_families
+    for family in parse(text.decode()):
+        names.add(family.name)
+        samples |= {sample.name for sample in family.samples}
+    assert names == {family.name for family in families(made)}
+    assert samples == {family.name + sample.suffix for family in families(made)
+                       for sample in family.samples}
 
 
 def test_of_a_cluster_the_router_is_told() -> None:
