@@ -12,7 +12,7 @@ from helpers_exact_ways import Way, said, tiny
 from actorium.gpu.worker.exactness import departures
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
-                                                  reason="needs a CUDA device")]
+                                                  reason="no CUDA device")]
 WAYS: list[Way] = [((596,), 0, 1), ((596,), 7, 1), ((300, 296), 3, 1), ((1, 595), 0, 1),
                    ((596,), 0, 4), ((596,), 5, 2), ((7, 593), 0, 1), ((513, 83), 40, 1)]
 
