@@ -131,7 +131,8 @@ class SchedulerConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     least 75 (where most requests wait for their first token eight times, 150); on cuda, and for
     `generate`, `eval` and `bench offline`, off."""
     max_num_queued_reqs: int = 4096
-    """Requests that may wait; more are refused with `queue_full`."""
+    """Requests that may wait; more are refused with `queue_full`. As many as may run and wait, of
+    256 MiB at most, may be on their way through the tokenizer."""
     max_n: int = 128
     """Choices (`n`) that one request may ask for; they share slots and pages with all others."""
     overlap: bool = True

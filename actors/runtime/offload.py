@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
 from typing import Generic, TypeVar
 
 from actorium.actors.errors import ActoriumError
@@ -20,9 +19,10 @@ class OffloadJob(Generic[T]):
     """One piece of work."""
 
     def __init__(self, work: Callable[[], T], journal: InflightJournal,
-                 name: bytes = NOBODY) -> None:
-        """name: the request's name in the journal."""
-        self._work, self._journal = work, journal
+                 name: bytes = NOBODY, cancel: Callable[[OffloadJob[T]], bool] | None = None
+                 ) -> None:
+        """name: the request's name in the journal; cancel: takes it back from the threads."""
+        self._work, self._journal, self._cancel = work, journal, cancel
         self.name = name
         self._found: list[T] = []
         self._error: ActoriumError | None = None
@@ -37,6 +37,10 @@ class OffloadJob(Generic[T]):
         except BaseException as error:
             self._error = self._journal.failed(error)
         self.done = True
+
+    def cancel(self) -> bool:
+        """Nobody wants the result. False if a thread has begun: then it goes on."""
+        return self._cancel is not None and self._cancel(self)
 
     def result(self) -> T:
         """The result, once it is done. Raises what the work has raised."""
@@ -54,10 +58,12 @@ class Offload:
     def __init__(self, journal: InflightJournal | None = None, place: int = 1) -> None:
         """place: the first thread's place in the journal."""
         self._place = place
-        self._jobs: SimpleQueue[tuple[OffloadJob[object], Post]] = SimpleQueue()
+        self._jobs: dict[OffloadJob[object], Post] = {}
+        """Those that no thread has taken, the oldest first."""
         self._journal = journal or InflightJournal()
         self._started = False
         self._turn = threading.Condition()
+        """Holds its lock: who touches the jobs, or what is below."""
         self._waiting = self._running = 0
         """Numbers of jobs that are not done, and that run."""
         self._alone = False
@@ -77,15 +83,28 @@ class Offload:
             for place in range(self._place, self._place + THREADS):
                 threading.Thread(target=self._run, args=(place,), name=f"offload-{place}",
                                  daemon=True).start()
-        job = OffloadJob(work, self._journal, name)
+        job: OffloadJob[T] = OffloadJob(work, self._journal, name, self._take_back)
         with self._turn:
             self._waiting += 1
-        self._jobs.put((job, post))  # type: ignore[arg-type]
+            self._jobs[job] = post  # type: ignore[index]
+            self._turn.notify_all()
         return job
+
+    def _take_back(self, job: OffloadJob[T]) -> bool:
+        with self._turn:
+            found = self._jobs.pop(job, None)  # type: ignore[arg-type]
+            self._waiting -= found is not None
+        return found is not None
+
+    def _next(self) -> tuple[OffloadJob[object], Post]:
+        with self._turn:
+            self._turn.wait_for(lambda: bool(self._jobs))
+            job = next(iter(self._jobs))
+            return job, self._jobs.pop(job)
 
     def _run(self, place: int) -> None:
         while True:
-            job, post = self._jobs.get()
+            job, post = self._next()
             self._run_one(job, place)
             post()
             del job, post  # may be large, and the next one may be long in coming

@@ -98,7 +98,7 @@ def observed(core: Core, context: Context) -> Core:
     if replica is not None:
         around = numbered = NumberedRequests(around, core)
     if isinstance(masks, StructuredOutputManager):
-        around = GrammarCompiler(around, masks)
+        around = GrammarCompiler(around, masks, context.config.scheduler.max_num_queued_reqs)
     return around if replica is None else ReplicaLink(around, numbered, core, replica, context)
 
 

@@ -26,7 +26,9 @@ Post = Callable[..., None]
 class GrammarCompiler(CoreObserver):
     """Wraps the scheduler's core."""
 
-    def __init__(self, core: Core, masking: StructuredOutputManager) -> None:
+    def __init__(self, core: Core, masking: StructuredOutputManager, most: int) -> None:
+        """most: requests that may wait; the core compiles for the next ones itself, and all others
+        wait for that."""
         super().__init__(core)
         self._structured_output = masking
         own = core.journal
@@ -37,6 +39,7 @@ class GrammarCompiler(CoreObserver):
         self._jobs: dict[str, OffloadJob[PreparedGrammar]] = {}
         """Jobs by grammar."""
         self._waiting: list[Submit] = []
+        self._most = most
 
     def on_start(self, post: Post) -> None:
         """post: wakes the core, from any thread."""
@@ -46,13 +49,25 @@ class GrammarCompiler(CoreObserver):
         if isinstance(message, Submit) and self._waits(message):
             return
         if isinstance(message, Cancel):
-            self._waiting = [submit for submit in self._waiting
-                             if (submit.client, submit.rid) != (message.client, message.rid)]
+            self._cancel(message)
         self._core.on_message(message, now)
+
+    def _cancel(self, cancel: Cancel) -> None:
+        """Grammars that no other request waits for, and that no thread has begun to compile, are
+        not compiled."""
+        wait = [submit for submit in self._waiting
+                if (submit.client, submit.rid) != (cancel.client, cancel.rid)]
+        if len(wait) == len(self._waiting):
+            return
+        self._waiting = wait
+        for grammar in self._jobs.keys() - {submit.grammar for submit in wait}:
+            if self._jobs[grammar].cancel():
+                del self._jobs[grammar]
 
     def _waits(self, submit: Submit) -> bool:
         grammar, masking, post = submit.grammar, self._structured_output, self._post
-        if not grammar or post is None or masking.knows(grammar):
+        if (not grammar or post is None or masking.knows(grammar)
+                or len(self._waiting) >= self._most):
             return False
         if self._journal.convictions and self._journal.convicted(grammar_name(grammar)):
             return False  # the core reports it

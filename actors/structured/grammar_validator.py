@@ -8,7 +8,6 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from pathlib import Path
-from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import msgspec
@@ -43,8 +42,11 @@ class GrammarValidator:
         self._lock = threading.Lock()
         """Guards the results: the thread adds, and both remove."""
         self._waiting: set[bytes] = set()
-        """Grammars whose check is under way."""
-        self._asked: SimpleQueue[tuple[Structured, Post]] = SimpleQueue()
+        """Grammars that are to be checked, and the one whose check is under way."""
+        self._asked: dict[bytes, tuple[Structured, Post, int]] = {}
+        """Those whose check has not begun, the oldest first, and how many requests want it."""
+        self._news = threading.Condition()
+        """Holds its lock: who touches the two."""
         self._thread: threading.Thread | None = None
 
     def knows(self, wanted: Structured) -> bool:
@@ -55,18 +57,40 @@ class GrammarValidator:
     def ask(self, wanted: Structured, post: Post) -> None:
         """Starts a check on a thread; when its result is known, `waits` turns false and the thread
         calls `post`."""
-        self._waiting.add(msgspec.msgpack.encode(wanted))
+        key = msgspec.msgpack.encode(wanted)
         if self._thread is None:
             self._thread = threading.Thread(target=self._answer, name="grammars", daemon=True)
             self._thread.start()
-        self._asked.put((wanted, post))
+        with self._news:
+            if key not in self._waiting or key in self._asked:
+                self._asked[key] = wanted, post, self._asked.get(key, (wanted, post, 0))[2] + 1
+            self._waiting.add(key)
+            self._news.notify()
+
+    def forget(self, wanted: Structured) -> None:
+        """One of the requests that `ask` was called for is over: where no other one wants the
+        check, and it has not begun, it is left out."""
+        key = msgspec.msgpack.encode(wanted)
+        with self._news:
+            if key not in self._asked:
+                return
+            _, post, askers = self._asked[key]
+            if askers > 1:
+                self._asked[key] = wanted, post, askers - 1
+            else:
+                del self._asked[key]
+                self._waiting.discard(key)
 
     def _answer(self) -> None:
         while True:
-            wanted, post = self._asked.get()
+            with self._news:
+                self._news.wait_for(lambda: bool(self._asked))
+                key = next(iter(self._asked))
+                wanted, post, _ = self._asked.pop(key)
             if not self.knows(wanted):
                 self._find_out(wanted)
-            self._waiting.discard(msgspec.msgpack.encode(wanted))
+            with self._news:
+                self._waiting.discard(key)
             post()
 
     def waits(self, wanted: Structured) -> bool:

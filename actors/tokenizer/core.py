@@ -9,9 +9,9 @@ until then.
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -38,13 +38,14 @@ from actorium.actors.messages import (
     Tokenized,
     ToTokenizerFront,
 )
-from actorium.actors.params import for_choices
-from actorium.actors.runtime.inflight_journal import InflightJournal, name_of, open_journal
-from actorium.actors.runtime.offload import THREADS, Offload, OffloadJob
+from actorium.actors.params import Structured, for_choices
+from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
+from actorium.actors.runtime.offload import THREADS, Offload
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt
 from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder, PromptRequest
+from actorium.actors.tokenizer.request_queue import PendingMessage, RequestQueue
 from actorium.actors.tokenizer.text_model import TextModel
 
 LOADING_BUDGET = 120.0
@@ -61,22 +62,6 @@ since the scheduler may have died with it; the scheduler drops duplicates."""
 
 class NoActorMessages(Message, frozen=True, tag="Nudge"):
     """The tokenizer's inbox type: actors send it nothing; this message only wakes it up."""
-
-
-class PendingMessage(NamedTuple):
-    """A client message that is not answered yet."""
-
-    client: bytes
-    message: Any
-    now: float
-    """When it arrived."""
-    job: OffloadJob[Any] | None = None
-    """The job that encodes a long prompt."""
-
-    @property
-    def name(self) -> bytes:
-        """Its name in the journal."""
-        return name_of(self.client, self.message.rid.encode())
 
 
 class TokenizerCore(Core):
@@ -97,13 +82,11 @@ class TokenizerCore(Core):
         self._offload = Offload(self.journal)
         self._own_offload = Offload(self.journal, 1 + THREADS)
         """For templates that come with requests, so that they delay no others."""
-        self._pending: deque[PendingMessage] = deque()
+        self._queue = RequestQueue(ctx.config.scheduler)
         self._left = 0
         """What is left of `BURST` in this wake."""
         self._known: dict[tuple[bytes, str], tuple[int, float]] = {}
         """Requests submitted: prompt tokens, and when they were submitted last."""
-        self._parked: list[PendingMessage] = []
-        """Requests whose grammar is being checked or whose prompt is being encoded."""
         self._post: Callable[[], None] | None = None
         self._out: list[Send] = []
         self._draining = False
@@ -119,8 +102,14 @@ class TokenizerCore(Core):
         """Does nothing: the message only wakes the actor up."""
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        """Queues one client message; `on_wake` answers it."""
-        self._pending.append(PendingMessage(client, message, now))
+        """Queues a request, which `on_wake` answers, or refuses it. What concerns one that came
+        before, or is answered at once, does not wait behind others."""
+        entry = PendingMessage(client, message, now)
+        if isinstance(message, Abort | Resume) or (
+                self._model is not None and isinstance(message, ServerInfo | FlushCache)):
+            self._answer(entry)
+        elif (full := self._queue.add(entry)) is not None and entry.key not in self._known:
+            self._reject(client, message.rid, full)  # else it is sent again, as if this got lost
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         """Rejects a frame that is no client message: its rid is unknown, so `rid` is "-"."""
@@ -140,18 +129,17 @@ class TokenizerCore(Core):
         if self._model is None:
             self._model = TextModel(self._config, self._ctx.run_dir)
             self._prompts = PromptEncoder(self._model)
-        if self._parked:
-            self._unpark(self._model)
+        self._queue.unpark(partial(self._still_waits, self._model))
         self._left = BURST
-        while self._pending and self._left > 0:
+        while self._queue.waiting and self._left > 0:
             self._left -= EACH
-            self._answer(self._pending.popleft())
+            self._answer(self._queue.take())
         out, self._out = self._out, []
         return out
 
     def next_timer(self) -> float | None:
         """Asks to be woken at once until the model is loaded, and while messages are queued."""
-        return 0.0 if self._model is None or self._pending else None
+        return 0.0 if self._model is None or self._queue.waiting else None
 
     def drain(self, now: float) -> None:
         """Refuses new requests from here on."""
@@ -160,7 +148,7 @@ class TokenizerCore(Core):
     @property
     def done(self) -> bool:
         """True when no request waits for an answer."""
-        return not (self._pending or self._parked)
+        return not self._queue
 
     def health(self) -> Health:
         """Reports phase "loading" until the files are read."""
@@ -168,7 +156,7 @@ class TokenizerCore(Core):
             return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
         phase = "draining" if self._draining else "ready"
         return Health(phase, self._done_requests, WORKING_BUDGET,
-                      {"tokenizer_waiting": float(len(self._pending) + len(self._parked))})
+                      {"tokenizer_waiting": float(len(self._queue))})
 
     # --- requests -----------------------------------------------------------------------------
 
@@ -176,8 +164,10 @@ class TokenizerCore(Core):
         client, message = entry.client, entry.message
         self._done_requests += 1
         if isinstance(message, Abort):
-            self._parked = [parked for parked in self._parked
-                            if (parked.client, parked.message.rid) != (client, message.rid)]
+            dropped = self._queue.drop(client, message.rid)
+            wanted = None if dropped is None else _structured(dropped.message)
+            if wanted is not None and self._model is not None:
+                self._model.grammars.forget(wanted)
             self._out.append(Send("scheduler", Cancel(message.rid, client)))
             return
         if isinstance(message, Resume):
@@ -198,7 +188,7 @@ class TokenizerCore(Core):
         except BaseException as error:
             self._reject(client, message.rid, journal.failed(error, message.rid))
         journal.clear()
-        if not journal.quiet and not any(parked.name == name for parked in self._parked):
+        if not journal.quiet and entry.key not in self._queue.parked:
             journal.finished(name)
 
     def _reject(self, client: bytes, rid: str, error: ActoriumError) -> None:
@@ -233,22 +223,20 @@ class TokenizerCore(Core):
         busy = self._offload.busy or self._own_offload.busy
         if not (self.journal.suspected(name) and busy) or entry.job is not None:
             return False
-        self._parked.append(entry)
+        self._queue.park(entry)
         return True
 
     def _park_for_grammar(self, entry: PendingMessage) -> bool:
         """Parks a request whose grammar is not checked yet, and starts the check; True if it did.
         """
         message, model, post = entry.message, self._model, self._post
-        if not isinstance(message, Generate) or post is None or model is None:
-            return False
-        wanted = message.params.structured
-        if wanted is None:
+        wanted = _structured(message)
+        if wanted is None or post is None or model is None:
             return False
         defaults.check_params(message.params, model.facts)
         if model.grammars.knows(wanted):
             return False
-        self._parked.append(entry)
+        self._queue.park(entry)
         model.grammars.ask(wanted, post)
         return True
 
@@ -270,28 +258,21 @@ class TokenizerCore(Core):
         return True
 
     def _hand_to_thread(self, entry: PendingMessage) -> None:
-        """Encodes on a thread. A request that was sent twice meanwhile gets one answer."""
+        """Encodes on a thread."""
         message, prompts, post = entry.message, self._prompts, self._post
         assert prompts is not None and post is not None
-        if any(parked.client == entry.client and parked.message.rid == message.rid
-               for parked in self._parked):
-            return
         work = prompts.text if isinstance(message, Detokenize) else prompts.encode_slow
         own = getattr(message, "chat_template", None) is not None
         offload = self._own_offload if own else self._offload
         job = offload.submit(lambda: work(message), post, entry.name)
-        self._parked.append(entry._replace(job=job))
+        self._queue.park(entry._replace(job=job))
 
-    def _unpark(self, model: TextModel) -> None:
-        """Queues the parked requests whose work is finished (one whose grammar has been evicted by
-        others since asks again)."""
-        parked, self._parked = self._parked, []
-        for entry in parked:
-            message = entry.message
-            wanted = message.params.structured if isinstance(message, Generate) else None
-            waits = (wanted is not None and model.grammars.waits(wanted)) \
-                or (entry.job is not None and not entry.job.done)
-            (self._parked if waits else self._pending).append(entry)
+    def _still_waits(self, model: TextModel, entry: PendingMessage) -> bool:
+        """Whether the work for a parked request is not finished (one whose grammar has been evicted
+        by others since asks again)."""
+        wanted = _structured(entry.message)
+        return (wanted is not None and model.grammars.waits(wanted)) \
+            or (entry.job is not None and not entry.job.done)
 
     def _prompt(self, entry: PendingMessage) -> EncodedPrompt | None:
         """Returns the prompt; None if it takes longer than estimated and moves to a thread."""
@@ -354,6 +335,10 @@ class TokenizerCore(Core):
         self._known[key] = tokens, now
         if len(self._known) > KNOWN_REQUESTS:
             del self._known[next(iter(self._known))]
+
+
+def _structured(message: Any) -> Structured | None:
+    return message.params.structured if isinstance(message, Generate) else None
 
 
 def build(ctx: Context) -> TokenizerCore:

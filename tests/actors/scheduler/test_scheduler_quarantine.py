@@ -260,7 +260,7 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
 def test_a_grammar_that_kills_is_refused_for_every_client() -> None:
     ring = MaskedRing(config())
     ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
-    core = GrammarCompiler(ring.scheduler, ring.scheduler.masks)
+    core = GrammarCompiler(ring.scheduler, ring.scheduler.masks, 100)
     core.on_start(lambda: None)
     ring.scheduler = core  # type: ignore[assignment]
     bad, good = ring.structured(GRAMMARS[0]), ring.structured(GRAMMARS[1])

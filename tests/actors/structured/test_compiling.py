@@ -16,6 +16,7 @@ from actorium.actors.core import Context, Core, Send
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
+from actorium.actors.runtime.offload import THREADS
 from actorium.actors.scheduler.scheduler_actor import extended_core
 from actorium.actors.structured.grammar import GrammarVocabulary, json_grammar, regex_grammar
 from actorium.actors.structured.grammar_compiler import GrammarCompiler
@@ -65,7 +66,7 @@ class Stage:
         self.words = Slow()
         self.core = Heard(self.words)
         self.woken = threading.Semaphore(0)
-        self.wrapped = GrammarCompiler(self.core, self.core.masks)
+        self.wrapped = GrammarCompiler(self.core, self.core.masks, 5)
         self.wrapped.on_start(lambda: self.woken.release())
 
     def tell(self, *messages: Any) -> list[str]:
@@ -97,8 +98,31 @@ def test_a_cancelled_request_never_reaches_the_core() -> None:
     cancels = [Cancel("a", b"other"), Cancel("a", CLIENT)]
     assert stage.tell(submit("a", grammar), *cancels) == ["a", "a"]
     stage.words.may.set()
-    stage.later()
+    stage.tell()
     assert [type(one) for one in stage.core.heard] == [Cancel, Cancel] and stage.wrapped.done
+
+
+def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
+    stage, grammars = Stage(), [regex_grammar(f"[ab]{{{number}}}") for number in range(4)]
+    for rid, number in (("a", 0), ("b", 1), ("c", 2), ("d", 3), ("e", 3)):
+        stage.tell(submit(rid, grammars[number]))
+        while number < THREADS and len(stage.words.threads) <= number:
+            threading.Event().wait(0.001)
+    stage.tell(*(Cancel(rid, CLIENT) for rid in "bcd"))
+    stage.words.may.set()
+    while not stage.wrapped.done:
+        stage.later()
+    assert [one.rid for one in stage.core.heard if isinstance(one, Submit)] == ["a", "e"]
+    known = [stage.core.masks.knows(grammar) for grammar in grammars]
+    assert known[0] and known[3] and not known[2] and len(stage.words.threads) == 3
+
+
+def test_few_wait_for_their_grammars() -> None:
+    stage, grammar = Stage(), regex_grammar("[ab]{5}")
+    told = stage.tell(*(submit(str(number), grammar) for number in range(9)))
+    assert told == ["5", "6", "7", "8"], "for these the core compiles it"
+    stage.words.may.set()
+    assert stage.later() == ["5", "6", "7", "8", "0", "1", "2", "3", "4"]
 
 
 def test_the_core_refuses_grammars_that_do_not_compile() -> None:
@@ -126,7 +150,7 @@ def test_a_whole_scheduler_uses_the_compiled_grammar() -> None:
     core = extended_core(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
                          load=lambda: vocabulary())
     assert core.masks is not None
-    wrapped = GrammarCompiler(core, core.masks)
+    wrapped = GrammarCompiler(core, core.masks, 5)
     assert wrapped.next_sid == 1
     woken = threading.Event()
     wrapped.on_start(woken.set)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -103,7 +104,29 @@ def test_a_request_that_is_aborted_while_it_waits_is_never_sent(asked: Asked) ->
     assert asked.tell(generate("gone", Structured(regex="[pq]"))) == []
     (cancel,) = asked.tell(Abort("gone"))
     assert isinstance(cancel, Cancel)
-    assert asked.later() == [] and asked.core.done
+    assert asked.core.done and asked.wake() == []
+
+
+def test_a_check_that_nobody_waits_for_any_more_is_left_out(
+        asked: Asked, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, checked = threading.Event(), list[str | None]()
+
+    def check(self: GrammarProcess, wanted: Structured) -> str:
+        assert first.wait(60)
+        checked.append(wanted.regex)
+        return f"start: /{wanted.regex}/"
+
+    monkeypatch.setattr(GrammarProcess, "check", check)
+    for rid, regex in (("a", "u"), ("b", "v"), ("c", "w"), ("d", "w"), ("e", "x")):
+        assert asked.tell(generate(rid, Structured(regex=regex))) == []
+    for rid in ("b", "c"):  # nobody else wants what the first asked for
+        asked.tell(Abort(rid))
+    first.set()
+    said: list[Any] = []
+    while len(said) < 6:
+        said += asked.later()
+    assert {m.rid for m in said if isinstance(m, Submit)} == {"a", "d", "e"}
+    assert checked == ["u", "w", "x"] and asked.core.done
 
 
 def test_more_grammars_at_once_than_are_kept(asked: Asked,

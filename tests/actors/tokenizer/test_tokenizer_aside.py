@@ -125,7 +125,7 @@ def test_a_grammar_and_a_long_prompt(asked: Asked) -> None:
 def test_an_aborted_long_prompt_is_never_submitted(asked: Asked) -> None:
     assert asked.tell(generate("r", messages=MANY)) == []
     assert [type(message) for message in asked.tell(Abort("r"))] == [Cancel]
-    assert asked.later() == [] and asked.core.done
+    assert asked.core.done and asked.wake() == []
 
 
 def test_a_template_with_more_iterations_than_estimated(asked: Asked) -> None:

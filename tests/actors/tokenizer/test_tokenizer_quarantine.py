@@ -13,8 +13,9 @@ from helpers_text import context, loaded, write_model
 from actorium.actors.messages import Abort, Accepted, Detokenize, Generate, Rejected, Tokenize
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
-from actorium.actors.tokenizer.core import PendingMessage, TokenizerCore
+from actorium.actors.tokenizer.core import TokenizerCore
 from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder
+from actorium.actors.tokenizer.request_queue import PendingMessage
 
 CLIENT, NOW = b"client", 50.0
 LONG = "hello " * (SHORT_CHARS // 5)
