@@ -52,6 +52,9 @@ class ModelConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """auto | safetensors | dummy (random weights: config.json alone is needed)."""
     max_model_len: int | None = None
     """Longest sequence, prompt and completion together; default: the model's own limit."""
+    strict_max_tokens: bool = False
+    """Refuse requests whose `max_tokens` goes beyond the context that their prompt leaves; off = it
+    is cut to that, as many clients always ask for the most that some other model gives."""
     language_model_only: bool = False
     """Of a checkpoint of text and images, leave out the tower for images: its weights take no
     memory."""

@@ -27,6 +27,8 @@ class ModelFacts(Struct, frozen=True):
     """The most choices of a request."""
     max_new_tokens: int | None = None
     """The longest completion, whatever its request asks for."""
+    strict_max_tokens: bool = False
+    """Refuse a max_tokens that does not fit the context, instead of cutting it."""
 
 
 def check_params(params: SamplingParams, facts: ModelFacts) -> None:
@@ -92,13 +94,14 @@ def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
 def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Resolved:
     """Fills in every default: the request's value, else generation_config.json's, else none.
 
-    max_tokens None = generation_config.json's max_new_tokens, else the rest of the context; one
-    that does not fit raises `ContextOverflow`.
+    max_tokens None = generation_config.json's max_new_tokens, else the rest of the context. More
+    than that is cut to it, or raises `ContextOverflow` (`strict_max_tokens`).
     """
     room = facts.max_model_len - prompt_tokens
     max_tokens = _max_tokens(params, facts, room)
-    if max_tokens > room:
+    if max_tokens > room and facts.strict_max_tokens:
         raise context_overflow(facts.max_model_len, prompt_tokens, max_tokens, "max_tokens")
+    max_tokens = min(max_tokens, room)
     if params.min_tokens > max_tokens:
         if max_tokens < room:
             raise InvalidRequest(f"min_tokens: {params.min_tokens} exceeds the {max_tokens} tokens "

@@ -10,7 +10,7 @@ import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
-from actorium.actors.errors import InvalidRequest
+from actorium.actors.errors import InvalidRequest, context_overflow
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import (
@@ -96,15 +96,16 @@ class PromptEncoder:
         return found
 
     def _keep(self, message: PromptRequest, room: int) -> int | None:
-        """Returns how many of the last tokens make up the prompt; None = all. room: tokens that
-        follow."""
+        """Returns how many last tokens make up the prompt; None = all. room: tokens to follow."""
         wanted, most = message.truncate_prompt_tokens, self._model.facts.max_model_len
         if wanted is None:
             return None
         if not wanted or wanted > most:
             raise InvalidRequest(f"truncate_prompt_tokens: must be -1 or between 1 and "
                                  f"max_model_len={most}, got {wanted}", "truncate_prompt_tokens")
-        return max(1, most - room) if wanted < 0 else wanted
+        if wanted < 0 and room >= most:
+            raise context_overflow(most, 1, room, "max_tokens")
+        return most - room if wanted < 0 else wanted
 
     def _template(self, message: PromptRequest) -> ChatTemplate | None:
         """Returns the model's template for a conversation; None where it brings its own."""

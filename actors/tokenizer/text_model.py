@@ -55,8 +55,8 @@ class TextModel:
         self.facts = ModelFacts(
             vocab_size=size,
             max_model_len=models.max_model_len(self._json, config.model.max_model_len),
-            eos_ids=eos,
-            generation=_checked_defaults(generation, self.path),
+            eos_ids=eos, generation=_checked_defaults(generation, self.path),
+            strict_max_tokens=config.model.strict_max_tokens,
             has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n,
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))

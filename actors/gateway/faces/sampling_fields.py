@@ -164,7 +164,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
         """Returns the part of a prompt that `truncate_prompt_tokens` keeps, as the engine would cut
         it."""
         keep = self.truncate_prompt_tokens
-        if keep is None or not -1 <= keep <= max_model_len or keep == 0:
+        beyond = keep == -1 and (max_tokens or 1) >= max_model_len
+        if keep is None or not -1 <= keep <= max_model_len or keep == 0 or beyond:
             return ids  # the engine reports the error
         size = keep if keep > 0 else max(1, max_model_len - (max_tokens or 1))
         return ids[:size] if self.cuts_right else ids[-size:]

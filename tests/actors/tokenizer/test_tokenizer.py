@@ -217,7 +217,6 @@ def test_exactly_one_prompt(core: TokenizerCore) -> None:
 @pytest.mark.parametrize(("params", "code", "param"), [
     ({"temperature": math.nan}, "invalid_request", "temperature"),
     ({"top_p": -0.5}, "invalid_request", "top_p"),
-    ({"max_tokens": 256}, "context_overflow", "max_tokens"),
     ({"min_tokens": 255}, "context_overflow", "min_tokens"),
     ({"min_tokens": 9, "max_tokens": 3}, "invalid_request", "min_tokens"),
     ({"logit_bias": {999: 1.0}}, "invalid_request", "logit_bias"),
@@ -229,6 +228,22 @@ def test_bad_parameters(core: TokenizerCore, params: dict[str, Any], code: str,
                         param: str) -> None:
     answer = rejected(generate(core, "r", params))
     assert (answer.code, answer.param) == (code, param)
+
+
+def test_max_tokens_beyond_the_context_are_cut_to_it(core: TokenizerCore, model: Path) -> None:
+    """Clients ask for the most that some other model gives; with a flag that is refused."""
+    cut = generate(core, "r", {"max_tokens": 32_000}, text="x" * 200)
+    assert cut[0].params.max_tokens == 56 and len(cut[0].prompt) == 4 * 200
+    strict = loaded(TokenizerCore(context(model, strict_max_tokens=True)))
+    answer = rejected(generate(strict, "r", {"max_tokens": 57}, text="x" * 200))
+    assert (answer.code, answer.param) == ("context_overflow", "max_tokens")
+    assert generate(strict, "q", {"max_tokens": 56}, text="x" * 200)[0].params.max_tokens == 56
+
+
+def test_a_prompt_is_not_truncated_away_for_max_tokens(core: TokenizerCore) -> None:
+    answer = rejected(ask(core, Generate("r", SamplingParams(max_tokens=256), text="x" * 200,
+                                         truncate_prompt_tokens=-1)))
+    assert (answer.code, answer.param) == ("context_overflow", "max_tokens")
 
 
 def test_resent_requests_are_accepted_once(core: TokenizerCore,
