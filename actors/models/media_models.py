@@ -24,11 +24,10 @@ def takes_media(config: Config) -> bool:
         return False
     try:
         path = model_dir.resolve(own.model)
-        names = model_dir.read_config(path).get("architectures")
+        name = model_dir.architecture(model_dir.read_config(path))
     except BadModel:
         return False
-    return (isinstance(names, list) and bool(names) and names[0] in WITH_TOWER
-            and any((path / name).is_file() for name in PREPROCESSORS))
+    return name in WITH_TOWER and any((path / file).is_file() for file in PREPROCESSORS)
 
 
 def body_limit(config: Config) -> int:

@@ -14,6 +14,12 @@ import msgspec
 
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
+from actorium.actors.models.model_classes import (
+    MAX_INT32,
+    POSITION_FIELDS,
+    architecture,
+    default_positions,
+)
 from actorium.actors.models.model_files import MAX_JSON, check_file, read_file
 from actorium.actors.models.model_names import (
     ModelName,
@@ -27,13 +33,12 @@ DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo/demo_model`."""
 
 SAMPLING_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
-MAX_INT32 = 2**31 - 1
-"""The largest size or id that a field may name."""
 MAX_EOS = 47
 """End-of-sequence ids of a model; a request may add its own."""
 MAX_NEW_TOKENS = "max_new_tokens"
 """Field of generation_config.json: tokens of the longest completion."""
-_LENGTH_KEYS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length")
+STRETCHED = ("linear", "dynamic")
+"""Kinds of rope scaling for sequences longer than those that the model was trained on."""
 
 
 def resolve(model: str) -> Path:
@@ -171,14 +176,16 @@ def max_new_tokens(source: str, override: Mapping[str, float]) -> int | None:
 
 
 def eos_ids(config: dict[str, Any], generation: dict[str, Any]) -> tuple[int, ...]:
-    """End-of-sequence ids: generation_config.json's, else config.json's. Raises `BadModel`."""
+    """End-of-sequence ids: generation_config.json's, else config.json's; numbers, of this model's
+    vocabulary or not. Raises `BadModel`."""
     value = generation.get("eos_token_id")
     if value is None:
         value = text_config(config).get("eos_token_id", config.get("eos_token_id"))
     if value is None:
         return ()
     ids = value if isinstance(value, list) else [value]
-    if not all(isinstance(i, int) and not isinstance(i, bool) and 0 <= i <= MAX_INT32 for i in ids):
+    if not all(isinstance(i, int) and not isinstance(i, bool) and abs(i) <= MAX_INT32
+               for i in ids):
         raise BadModel(f"model: eos_token_id must be token ids, got {shown(value)}", "model")
     found = tuple(dict.fromkeys(ids))
     if len(found) > MAX_EOS:
@@ -191,20 +198,34 @@ def vocab_size(config: dict[str, Any]) -> int:
     return _positive(text_config(config), ("vocab_size",))
 
 
+def trained_length(config: dict[str, Any]) -> int | None:
+    """Length of the longest sequence before a rope scaling stretches it; None where the config does
+    not tell. Raises `BadModel` where it is no usable number."""
+    text = text_config(config)
+    if all(text.get(name) is None for name in POSITION_FIELDS):
+        return None
+    return _positive(text, POSITION_FIELDS)
+
+
 def max_model_len(config: dict[str, Any], wanted: int | None = None) -> int:
     """Longest sequence: `wanted` where given, else the model's own limit.
 
-    The limit is max_position_embeddings; YaRN models that name their original length may go to
-    original * factor where that is more. Raises `BadModel` without a limit, `BadConfig` if
-    `wanted` exceeds it.
+    The limit is max_position_embeddings, or else what is usual for the class. Where a rope is
+    scaled linearly, dynamically (NTK), or by YaRN with the original length named, it is
+    original * factor where that is more, as for vLLM; Gemma 3's max_position_embeddings counts the
+    scaling already. Raises `BadModel` on numbers that cannot be used, `BadConfig` if `wanted`
+    exceeds the limit.
     """
     text = text_config(config)
-    limit = _positive(text, _LENGTH_KEYS)
+    limit = trained_length(config) or default_positions(config)
     scaling = text.get("rope_scaling") or text.get("rope_parameters")
-    if isinstance(scaling, dict) and scaling.get("rope_type", scaling.get("type")) == "yarn":
-        original = scaling.get("original_max_position_embeddings")
+    if isinstance(scaling, dict) and not architecture(config).startswith("Gemma3"):
+        kind = scaling.get("rope_type") or scaling.get("type")
+        original = scaling.get("original_max_position_embeddings",
+                               limit if kind in STRETCHED else None)
         factor = scaling.get("factor")
-        if (isinstance(original, int) and isinstance(factor, int | float)
+        if (kind in (*STRETCHED, "yarn")
+                and isinstance(original, int) and isinstance(factor, int | float)
                 and 0 < original <= MAX_INT32 and 0 < factor <= MAX_INT32):
             limit = max(limit, min(int(original * factor), MAX_INT32))
     return within(limit, wanted)
@@ -219,12 +240,6 @@ def within(limit: int, wanted: int | None) -> int:
         raise BadConfig(f"max_model_len: {wanted} exceeds the model's own limit of {limit} tokens",
                         "model.max_model_len")
     return wanted
-
-
-def architecture(config: dict[str, Any]) -> str:
-    """The first of config.json's `architectures`, or ""."""
-    names = config.get("architectures")
-    return str(names[0]) if isinstance(names, list) and names else ""
 
 
 def _positive(config: dict[str, Any], keys: tuple[str, ...]) -> int:

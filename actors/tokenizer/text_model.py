@@ -9,16 +9,15 @@ from array import array
 from pathlib import Path
 from typing import Any
 
-import msgspec
 from tokenizers import Tokenizer
 
 from actorium.actors import params
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import BadModel, ContextOverflow, InvalidRequest
+from actorium.actors.errors import ContextOverflow, InvalidRequest
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
+from actorium.actors.models import model_defaults as defaults
 from actorium.actors.models import model_dir as models
-from actorium.actors.params import SamplingParams
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer.defaults import ModelFacts
@@ -44,19 +43,17 @@ class TextModel:
         self._tokenizer: Tokenizer | None = None
         self._templates = chat.ChatTemplates({}, {})
         size = models.vocab_size(self._json)
-        eos = models.eos_ids(self._json, generation)
-        if outside := [token for token in eos if token >= size]:
-            raise BadModel(f"model: {self.path}: eos_token_id: {outside[0]} is outside the "
-                           f"vocabulary of {size}", "model")
+        eos = defaults.known_eos_ids(self.path, self._json, generation, size)
         if not config.model.skip_tokenizer:
             self._tokenizer = load_tokenizer(self.path)
             self._templates = chat.load(self.path, config.model.chat_template)
             eos = self._with_tokenizer_eos(eos, size)
         self.facts = ModelFacts(
             vocab_size=size,
-            max_model_len=models.max_model_len(self._json, config.model.max_model_len),
-            eos_ids=eos, generation=_checked_defaults(generation, self.path),
-            strict_max_tokens=config.model.strict_max_tokens,
+            max_model_len=defaults.longest_sequence(self.path, self._json,
+                                                    config.model.max_model_len),
+            eos_ids=eos, strict_max_tokens=config.model.strict_max_tokens,
+            generation=defaults.usable_defaults(self.path, generation),
             has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n,
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))
@@ -185,12 +182,3 @@ def _dtype(config: dict[str, Any]) -> str:
             if isinstance(source.get(key), str):
                 return str(source[key])
     return "auto"
-
-
-def _checked_defaults(generation: dict[str, Any], path: Path) -> dict[str, Any]:
-    kept = {k: v for k, v in generation.items() if k != "eos_token_id"}
-    try:
-        msgspec.convert(kept, SamplingParams).check()
-    except (msgspec.ValidationError, ValueError) as error:
-        raise BadModel(f"model: {path / 'generation_config.json'}: {error}", "model") from None
-    return kept

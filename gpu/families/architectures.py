@@ -5,11 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.config.tree import MADE_BITS, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
+from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
@@ -83,8 +85,8 @@ def shape_from_config(
     """
     name = _architecture(raw, where)
     if name not in ARCHITECTURES:
-        raise BadModel(f"{where}: architecture {name} is not supported; "
-                       f"supported: {', '.join(ARCHITECTURES)}")
+        raise BadModel(f"{where}: architecture {name} is not supported{_what_is_near(name)}")
+    raw = {**raw, "architectures": [name]}
     fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
     shape = ARCHITECTURES[name].read(raw, where, dtype)
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
@@ -113,11 +115,30 @@ def read_shape(path: Path, config: Config) -> ModelShape:
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:
-    names = raw.get("architectures")
-    if (not isinstance(names, list) or not names or not isinstance(names[0], str)
-            or not names[0].isidentifier() or len(names[0]) > SHOWN):
-        raise BadModel(f"{where}: architectures: must name the model class")
-    return str(names[0])
+    name = architecture(raw)
+    if not name.isidentifier() or len(name) > SHOWN:
+        raise BadModel(f"{where}: architectures: must name the model class, or model_type one of "
+                       f"{', '.join(MODEL_TYPES)}")
+    return name
+
+
+def _what_is_near(name: str) -> str:
+    """Which architectures are like one that is not supported, or else which families are, and what
+    would help."""
+    stems: dict[str, str] = {}
+    for own in ARCHITECTURES:
+        stems.setdefault(_stem(own), own)
+    near = [stems[stem] for stem in get_close_matches(_stem(name), stems, 2)]
+    families = [one for one in stems if not any(one != o and one.startswith(o) for o in stems)]
+    which = (f"near it is {' or '.join(near)}" if near else
+             f"supported are {', '.join(families)} and their kin")
+    return (f"; {which}. A checkpoint with the tensors of a supported model is served once its "
+            "config names that class")
+
+
+def _stem(name: str) -> str:
+    """What a class name tells of the family."""
+    return name.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
 
 
 # --- tensors -------------------------------------------------------------------------------------

@@ -7,7 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.actors.models.model_dir import max_model_len
+from actorium.actors.models.model_classes import default_positions
+from actorium.actors.models.model_dir import max_model_len, trained_length
 from actorium.gpu.families.config_fields import MAX_INT, Fields
 from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape, RopeShape
 
@@ -15,29 +16,38 @@ ConfigReader = Callable[[dict[str, Any], Path, str], ModelShape]
 """(parsed config.json, its path, dtype or "auto") -> the shape, at the model's own longest length.
 Raises `BadModel` naming the field that is missing or wrong."""
 
-ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn")
+ROPE_TYPES = ("default", "linear", "dynamic", "llama3", "yarn", "longrope")
+ROPE_NAMES = {"su": "longrope"}
+"""What some configs call one of them."""
+SILU = ("silu", "swish")
+"""Names of the one activation of these MLPs."""
+MAX_FACTORS = 65_536
+"""Numbers that a rope may list."""
 MTP_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
 
 
 def decoder_shape(
     get: Fields, dtype: str, *, head_dim: int | None = None,
-    ropes: tuple[RopeShape, ...] | None = None, activation: str = "silu",
+    ropes: tuple[RopeShape, ...] | None = None, activation: str = "silu", partial: bool = False,
 ) -> ModelShape:
     """A decoder with full attention, no biases and dense MLPs: families replace what differs.
 
     head_dim: where the config names none (None: hidden / heads). ropes: None reads the one that
-    all layers share. Raises `BadModel`.
+    all layers share. partial: a part of each head may be rotated alone. Raises `BadModel`.
     """
     heads, hidden = get.int("num_attention_heads"), get.int("hidden_size")
     layers = get.layers()
-    own = (shared_rope(get),) if ropes is None else ropes
+    own = (shared_rope(get, partial),) if ropes is None else ropes
     kv_heads = get.int("num_key_value_heads", heads)
     width = get.int("head_dim", head_dim or max(1, hidden // heads))
     if heads % kv_heads:
         raise get.bad("num_key_value_heads", f"{kv_heads} does not divide {heads} heads")
     if width % 2:
         raise get.bad("head_dim", f"must be even, got {width}")
-    if activation == "silu" and get.raw.get("hidden_act", "silu") != "silu":
+    rotary = _rotary_dim(get, width) if partial else 0
+    for rope in own:
+        _check_factors(get, rope, (rotary or width) // 2)
+    if activation == "silu" and get.raw.get("hidden_act", "silu") not in SILU:
         raise get.bad("hidden_act", f"only silu is supported, "
                       f"got {shown(get.raw['hidden_act'])}")
     return ModelShape(
@@ -46,7 +56,7 @@ def decoder_shape(
         kv_heads=kv_heads, head_dim=width, norm_eps=get.float("rms_norm_eps", 1e-6),
         tied=get.flag("tie_word_embeddings"), ropes=own, windows=(0,) * layers,
         max_model_len=_longest(get), dtype=_dtype(get, dtype),
-        attention_scale=width**-0.5, activation=activation)
+        attention_scale=width**-0.5, activation=activation, rotary_dim=rotary)
 
 
 def _longest(get: Fields) -> int:
@@ -82,8 +92,12 @@ def mtp_layers(get: Fields) -> int:
 def shared_rope(get: Fields, partial: bool = False) -> RopeShape:
     """That of all layers, of old (`rope_scaling`) and new (`rope_parameters`) configs. partial: a
     part of each head may be rotated alone. Raises `BadModel`."""
-    name = "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
+    name = _rope_field(get)
     return read_rope(get, name, get.raw.get(name) or {}, get.float("rope_theta", 10000.0), partial)
+
+
+def _rope_field(get: Fields) -> str:
+    return "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
 
 
 def read_rope(get: Fields, name: str, found: Any, base: float,
@@ -98,6 +112,7 @@ def read_rope(get: Fields, name: str, found: Any, base: float,
     r = Fields(found, get.where, f"{name}.")
     theta = r.float("rope_theta", base)
     kind = found.get("rope_type") or found.get("type") or "default"
+    kind = ROPE_NAMES.get(kind, kind) if isinstance(kind, str) else kind
     if not isinstance(kind, str) or kind not in ROPE_TYPES:
         raise r.bad("rope_type", f"must be one of {', '.join(ROPE_TYPES)}, got {shown(kind)}")
     share = found.get("partial_rotary_factor") or get.raw.get("partial_rotary_factor") or 1
@@ -105,14 +120,17 @@ def read_rope(get: Fields, name: str, found: Any, base: float,
         raise r.bad("partial_rotary_factor", "only 1.0 is supported")
     if kind == "default":
         return RopeShape(theta=theta)
-    return _scaled_rope(r, kind, theta, get.int("max_position_embeddings", 2048))
+    return _scaled_rope(get, r, kind, theta)
 
 
-def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> RopeShape:
-    original = r.int("original_max_position_embeddings", positions)
+def _scaled_rope(get: Fields, r: Fields, kind: str, theta: float) -> RopeShape:
+    positions = trained_length(get.raw) or default_positions(get.raw)
+    name = "original_max_position_embeddings"
+    original = get.int(name, r.int(name, positions))
     if kind in ("yarn", "llama3") and theta == 1:
         raise r.bad("rope_theta", "must not be 1")
-    factor = r.float("factor")
+    long = kind == "longrope"
+    factor = r.float("factor", positions / original if long else None)
 
     def optional(key: str) -> float:
         return r.float(key) if r.raw.get(key) else 0.0
@@ -125,7 +143,41 @@ def _scaled_rope(r: Fields, kind: str, theta: float, positions: int) -> RopeShap
         beta_fast=r.float("beta_fast", 32.0), beta_slow=r.float("beta_slow", 1.0),
         mscale=optional("mscale"), mscale_all_dim=optional("mscale_all_dim"),
         truncate=bool(r.raw.get("truncate", True)),
+        short_factors=_factors(r, "short_factor") if long else (),
+        long_factors=_factors(r, "long_factor") if long else (),
     )
-    if kind == "yarn" and factor * original > MAX_INT:
+    if kind in ("yarn", "linear", "dynamic") and factor * original > MAX_INT:
         raise r.bad("factor", f"{shown(factor)} times {original} positions are too many")
+    if long and original == 1:
+        raise r.bad("original_max_position_embeddings", "must be more than 1")
     return rope
+
+
+def _factors(r: Fields, name: str) -> tuple[float, ...]:
+    """A number for each pair of dimensions that is rotated."""
+    found = r.raw.get(name)
+    if not isinstance(found, list) or len(found) > MAX_FACTORS:
+        raise r.bad(name, f"must list positive numbers, got {shown(found)}")
+    each = [Fields({name: one}, r.where, r.prefix) for one in found]
+    return tuple(one.float(name) for one in each)
+
+
+def _check_factors(get: Fields, rope: RopeShape, pairs: int) -> None:
+    """Raise `BadModel` where a longrope has more or fewer factors than pairs are rotated."""
+    for name, own in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
+        if rope.kind == "longrope" and len(own) != pairs:
+            raise get.bad(f"{_rope_field(get)}.{name}",
+                          f"must list {pairs} numbers, one a rotated pair, got {len(own)}")
+
+
+def _rotary_dim(get: Fields, head_dim: int) -> int:
+    """Leading dimensions of a head that are rotated; 0: all."""
+    name, at = _rope_field(get), "partial_rotary_factor"
+    r = Fields(get.raw.get(name) or {}, get.where, f"{name}.")
+    share = r.float(at, get.float(at, 1.0))
+    if share > 1:
+        raise r.bad(at, f"must be above 0 and at most 1, got {shown(share)}")
+    rotary = int(head_dim * share)
+    if rotary % 2 or rotary < 2:
+        raise r.bad(at, f"{share} of {head_dim} dimensions is no even number")
+    return rotary if rotary < head_dim else 0

@@ -28,7 +28,7 @@ def llama(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Llama's config."""
     get = Fields(raw, where)
     bias = get.flag("attention_bias")
-    return replace(decoder_shape(get, dtype), qkv_bias=bias, o_bias=bias,
+    return replace(decoder_shape(get, dtype, partial=True), qkv_bias=bias, o_bias=bias,
                    mlp_bias=get.flag("mlp_bias"))
 
 
@@ -37,7 +37,7 @@ def mistral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     `layer_types` mean nothing, as in transformers, which has Ministral for models with both kinds.
     """
     get = Fields(raw, where)
-    shape = decoder_shape(get, dtype)
+    shape = decoder_shape(get, dtype, partial=True)
     if raw.get("sliding_window") is None:
         return shape
     return replace(shape, windows=(get.int("sliding_window"),) * shape.layers)
@@ -47,7 +47,7 @@ def ministral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Ministral's config: windows in the layers that `layer_types` name, in all of them
     where it is absent; by default of 4,096 tokens, and none where `sliding_window` is null."""
     get = Fields(raw, where)
-    shape = decoder_shape(get, dtype)
+    shape = decoder_shape(get, dtype, partial=True)
     if raw.get("sliding_window", 0) is None:
         return shape
     window = get.int("sliding_window", 4096)
@@ -58,15 +58,15 @@ def ministral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def qwen2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Qwen2's config."""
     get = Fields(raw, where)
-    return replace(_windowed(get, decoder_shape(get, dtype)), qkv_bias=True)
+    return replace(_windowed(get, decoder_shape(get, dtype, partial=True)), qkv_bias=True)
 
 
 def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Qwen3's config."""
     get = Fields(raw, where)
     bias = get.flag("attention_bias")
-    return replace(_windowed(get, decoder_shape(get, dtype, head_dim=128)), qkv_bias=bias,
-                   o_bias=bias, qk_norm=True)
+    shape = decoder_shape(get, dtype, head_dim=128, partial=True)
+    return replace(_windowed(get, shape), qkv_bias=bias, o_bias=bias, qk_norm=True)
 
 
 def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:

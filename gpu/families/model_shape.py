@@ -31,7 +31,7 @@ class RopeShape:
     theta: float = 10000.0
     factor: float = 1.0
     original_max: int = 0
-    """Positions the model was trained on before scaling (llama3, yarn, dynamic)."""
+    """Positions the model was trained on before scaling (llama3, yarn, dynamic, longrope)."""
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     attention_factor: float | None = None
@@ -40,6 +40,11 @@ class RopeShape:
     mscale: float = 0.0
     mscale_all_dim: float = 0.0
     truncate: bool = True
+    short_factors: tuple[float, ...] = ()
+    """Of longrope: what each pair's wavelength is multiplied by where the longest sequence that is
+    served is not longer than `original_max`."""
+    long_factors: tuple[float, ...] = ()
+    """The same where it is longer."""
     axes: tuple[int, ...] = ()
     """Which of a token's positions turns each pair: 0 that in time, 1 in height, 2 in width. Of
     text all three are one; (): so are they of everything."""

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.config_fields import Fields
-from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers, shared_rope
+from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers
 from actorium.gpu.families.model_shape import DeltaShape, ExpertShape, ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
@@ -31,6 +31,8 @@ class QwenFamily(NamedTuple):
     """None = the config's norm_topk_prob says."""
     defaults: dict[str, Any]
     """What a config leaves out (transformers' config classes)."""
+    windowed: bool = False
+    """A window, where `use_sliding_window` switches it on, is that of all layers."""
 
 
 _DELTA = {
@@ -67,7 +69,7 @@ HYBRIDS = {
     "Qwen3_5ForConditionalGeneration": _DENSE_FAMILY,
     "Qwen3_5MoeForCausalLM": _SPARSE_FAMILY,
     "Qwen3_5MoeForConditionalGeneration": _SPARSE_FAMILY,
-    "Qwen3MoeForCausalLM": QwenFamily(False, False, None, _MOE),
+    "Qwen3MoeForCausalLM": QwenFamily(False, False, None, _MOE, True),
     "Qwen3VLMoeForConditionalGeneration": QwenFamily(False, False, True, {}),
 }
 """The architectures read here. Of those with images the text part alone is served, but for
@@ -79,9 +81,11 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     architectures = raw["architectures"]
     family = HYBRIDS[architectures[0]]
     get = Fields({**_text_part(raw, family.defaults), "architectures": architectures}, where)
-    shape = decoder_shape(get, dtype, ropes=(shared_rope(get, partial=family.recurrent),))
+    shape = decoder_shape(get, dtype, partial=True)
     if get.flag("use_sliding_window"):
-        raise get.bad("use_sliding_window", "is not supported for this architecture")
+        if not family.windowed:
+            raise get.bad("use_sliding_window", "is not supported for this architecture")
+        shape = replace(shape, windows=(get.int("sliding_window", 4096),) * shape.layers)
     bias = get.flag("attention_bias")
     shape = replace(shape, qkv_bias=bias, o_bias=bias, qk_norm=True,
                     sparse=_sparse_layers(get, shape.layers), experts=_experts(get, family),
@@ -90,7 +94,6 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         return shape
     linear, delta = _linear_layers(get, shape.layers), _delta(get)
     return replace(shape, norm_plus_one=True, output_gate=True,
-                   rotary_dim=_rotary_dim(get, shape.head_dim),
                    recurrent=linear, recurrence=delta if linear else None)
 
 
@@ -175,16 +178,3 @@ def _experts(get: Fields, family: QwenFamily) -> ExpertShape | None:
     return ExpertShape(
         count, chosen, get.int("moe_intermediate_size"),
         get.int("shared_expert_intermediate_size") if family.shared else 0, normalised)
-
-
-def _rotary_dim(get: Fields, head_dim: int) -> int:
-    found = get.raw.get("rope_parameters") or {}
-    if not isinstance(found, dict):
-        raise get.bad("rope_parameters", "must be an object")
-    name = "rope_parameters.partial_rotary_factor"
-    share = found.get("partial_rotary_factor") or get.float("partial_rotary_factor", 0.25)
-    if not isinstance(share, int | float) or not 0 < share <= 1:
-        raise get.bad(name, f"must be above 0 and at most 1, got {shown(share)}")
-    if int(head_dim * share) % 2 or int(head_dim * share) < 2:
-        raise get.bad(name, f"{share} of {head_dim} dimensions is no even number")
-    return int(head_dim * share)

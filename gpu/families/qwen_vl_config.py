@@ -118,6 +118,8 @@ def _three_axes(shape: ModelShape, text: dict[str, Any], where: Path,
     other. Raises `BadModel`."""
     name = "rope_parameters" if text.get("rope_parameters") else "rope_scaling"
     get, pairs = Fields(text.get(name) or {}, where, f"{name}."), shape.head_dim // 2
+    if shape.rotary_dim:
+        raise get.bad("partial_rotary_factor", "only 1.0 is supported")
     found = get.raw.get("mrope_section", default)
     if (not isinstance(found, list | tuple) or len(found) != 3 or sum(map(_count, found)) != pairs
             or min(map(_count, found)) < 0):

@@ -39,7 +39,7 @@ def rope_tables(s: ModelShape) -> list[Tensor]:
 
 def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:
     rotary = s.rotary_dim or s.head_dim
-    turning, scale = frequencies(rope, rotary)
+    turning, scale = frequencies(rope, rotary, s.max_model_len)
     still = turning.new_zeros((s.head_dim - rotary) // 2)
     table = rope_table(torch.cat((turning, still)), scale, s.max_model_len, TORCH_DTYPES[s.dtype])
     halves = table.view(s.max_model_len, 2, 1, 2, -1)
@@ -47,11 +47,14 @@ def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:
     return table
 
 
-def frequencies(rope: RopeShape, dim: int) -> tuple[Tensor, float]:
-    """(f32[dim / 2] inverse frequencies, factor on cos and sin).
+def frequencies(rope: RopeShape, dim: int, longest: int) -> tuple[Tensor, float]:
+    """(f32[dim / 2] inverse frequencies, factor on cos and sin). longest: the longest sequence that
+    is served.
 
     linear: Chen et al., arXiv 2306.15595. yarn: Peng et al., arXiv 2309.00071. llama3: Llama 3.1.
-    dynamic (NTK) has no effect up to `original_max`, where transformers starts to stretch the base.
+    longrope: Ding et al., arXiv 2402.13753. dynamic is NTK scaling. The last two know other
+    frequencies for sequences beyond `original_max`, where transformers changes them as a sequence
+    grows. Keys in the cache are rotated already, so here `longest` decides for all sequences.
     """
     base = 1.0 / (rope.theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim))
     if rope.kind == "linear":
@@ -60,7 +63,22 @@ def frequencies(rope: RopeShape, dim: int) -> tuple[Tensor, float]:
         return _llama3(rope, base), 1.0
     if rope.kind == "yarn":
         return _yarn(rope, dim, base), _yarn_scale(rope)
+    if rope.kind == "dynamic" and longest > rope.original_max and dim > 2:
+        stretch = rope.factor * longest / rope.original_max - (rope.factor - 1)
+        theta = rope.theta * stretch ** (dim / (dim - 2))
+        return 1.0 / (theta ** (torch.arange(0, dim, 2, dtype=torch.float32) / dim)), 1.0
+    if rope.kind == "longrope":
+        factors = rope.long_factors if longest > rope.original_max else rope.short_factors
+        return base / torch.tensor(factors), _long_scale(rope)
     return base, 1.0
+
+
+def _long_scale(rope: RopeShape) -> float:
+    if rope.attention_factor is not None:
+        return rope.attention_factor
+    if rope.factor <= 1:
+        return 1.0
+    return math.sqrt(1 + math.log(rope.factor) / math.log(rope.original_max))
 
 
 def _llama3(rope: RopeShape, base: Tensor) -> Tensor:

@@ -411,7 +411,11 @@ def test_templates_mean_what_they_did() -> None:
 
 def test_ends_of_sequence(tmp_path: Path, tried: Any) -> None:
     path = demo(tmp_path)
-    for wrong in (99_999, [2, 5000], list(range(1000)), -1, 2**40, [None], "x", {"a": 1}, [[2]]):
+    for foreign in (99_999, [2, 5000], -1):
+        (path / "generation_config.json").write_text(json.dumps({"eos_token_id": foreign}))
+        held(path, text)
+        tried()
+    for wrong in (list(range(1000)), 2**40, [None], "x", {"a": 1}, [[2]]):
         (path / "generation_config.json").write_text(json.dumps({"eos_token_id": wrong}))
         refused(path, text)
         tried()
@@ -470,7 +474,7 @@ def test_serve_ends_in_one_line_with_code_2(tmp_path: Path, tried: Any, amount: 
         ("config.json", config | {"num_hidden_layers": 10**9}),
         ("tokenizer.json", tokenizer | REFUSED["a charsmap of four gigabytes"]),
         ("config.json", config | {"max_position_embeddings": 2**31 - 1}),
-        ("generation_config.json", {"eos_token_id": 5000}),
+        ("generation_config.json", {"eos_token_id": "end"}),
         ("tokenizer_config.json", {"chat_template": "{{"})]
     for i, (name, content) in enumerate(wrong[:amount(1, len(wrong))]):
         path = copy_of(DEMO_MODEL, tmp_path / str(i))

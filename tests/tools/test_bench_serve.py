@@ -238,7 +238,7 @@ def test_every_backend_of_a_served_engine(cli: Cli, tmp_path: Path,  # noqa: F81
                 "--json", str(path), "--tokenizer", ""]) == 0
             result = json.loads(path.read_text())
             assert (result["completed"], result["total_output_tokens"]) == (6, 48), kind
-                # Where every answer came in one event, which a busy machine can do, there was no gap.
+            # On a busy machine each answer may come in one event, without a gap.
             fields = {name for name in VLLM_FIELDS if any(result["itls"]) or "itl" not in name}
             assert set(result) >= fields | DETAILED and result["backend"] == kind
             assert all(result["generated_texts"]) and result["errors"] == [""] * 6

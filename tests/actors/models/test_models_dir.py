@@ -10,6 +10,8 @@ import pytest
 
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
+from actorium.actors.models.model_classes import MODEL_TYPES
+from actorium.actors.models.model_defaults import known_eos_ids
 from actorium.actors.models.model_names import ModelName, parse_name, repository_of
 
 
@@ -122,9 +124,15 @@ def test_generation_defaults_and_eos(tmp_path: Path) -> None:
     assert models.eos_ids({"eos_token_id": 1}, {}) == (1,)
     assert models.eos_ids({"text_config": {"eos_token_id": 3}}, {}) == (3,)
     assert models.eos_ids({}, {}) == ()
-    for bad in ("x", [1, None], -1, 2**40, [True]):
+    for bad in ("x", [1, None], 2**40, [True]):
         with pytest.raises(BadModel, match="eos_token_id"):
             models.eos_ids({"eos_token_id": bad}, {})
+    own = {"eos_token_id": 1}
+    for config, generation, ids in ((own, {"eos_token_id": [5, 99, -1]}, (5,)),
+                                    (own, {"eos_token_id": 99}, (1,)), (own, {}, (1,)),
+                                    ({"eos_token_id": 9}, {}, ())):
+        assert known_eos_ids(tmp_path, config, generation, 9) == ids
+
 
 
 def test_sampling_defaults_of_the_model_of_a_folder_or_neutral(tmp_path: Path) -> None:
@@ -152,7 +160,20 @@ def test_sampling_defaults_of_the_model_of_a_folder_or_neutral(tmp_path: Path) -
                        "original_max_position_embeddings": 32768}}, 131072),
     ({"max_position_embeddings": 40960,
       "rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, 40960),
-    ({"max_position_embeddings": 2048, "rope_scaling": {"type": "linear", "factor": 2.0}}, 2048),
+    ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 4.0}}, 16_384),
+    ({"max_position_embeddings": 4096, "rope_parameters": {"rope_type": "dynamic", "factor": 2}},
+     8192),
+    ({"max_position_embeddings": 8192, "rope_scaling": {
+        "type": "linear", "factor": 4.0, "original_max_position_embeddings": 2048}}, 8192),
+    ({"max_position_embeddings": 4096, "rope_scaling": {"type": "linear", "factor": 0.5}}, 4096),
+    ({"architectures": ["Gemma3ForConditionalGeneration"], "text_config": {
+        "max_position_embeddings": 131_072, "rope_scaling": {"type": "linear", "factor": 8.0}}},
+     131_072),
+    ({"model_type": "gemma3_text", "max_position_embeddings": 32_768,
+      "rope_scaling": {"type": "linear", "factor": 8.0}}, 32_768),
+    ({"architectures": ["LlamaForCausalLM"], "max_seq_len": 700}, 700),
+    ({"architectures": ["Qwen3ForCausalLM"], "max_position_embeddings": None}, 32_768),
+    ({"architectures": ["NobodyForCausalLM"]}, 2048),
     ({"max_position_embeddings": 2048, "rope_scaling": None}, 2048),
 ])
 def test_context_length(config: dict[str, Any], limit: int) -> None:
@@ -163,11 +184,40 @@ def test_context_length(config: dict[str, Any], limit: int) -> None:
 
 
 def test_missing_numbers_are_named() -> None:
-    for call, name in ((models.max_model_len, "max_position_embeddings"),
-                       (models.vocab_size, "vocab_size")):
-        for value in (None, 0, -1, "x", True, 1.5):
+    for call, name, absent in ((models.max_model_len, "max_position_embeddings", ()),
+                               (models.vocab_size, "vocab_size", (None,))):
+        for value in (*absent, 0, -1, "x", True, 1.5):
             with pytest.raises(BadModel, match=name):
                 call({name: value})
+
+
+@pytest.mark.parametrize(("config", "name"), [
+    ({"architectures": None, "model_type": "llama"}, "LlamaForCausalLM"),
+    ({"architectures": [], "model_type": "qwen3_moe"}, "Qwen3MoeForCausalLM"),
+    ({"architectures": ["LlamaModel"], "model_type": "llama"}, "LlamaForCausalLM"),
+    ({"architectures": ["Gemma3TextModel"], "model_type": "gemma3_text"}, "Gemma3ForCausalLM"),
+    ({"architectures": ["LlamaModel"]}, "LlamaModel"),
+    ({"architectures": ["LlamaForSequenceClassification"], "model_type": "llama"},
+     "LlamaForSequenceClassification"),
+    ({"architectures": ["BertModel"], "model_type": "llama"}, "BertModel"),
+    ({"model_type": "bert"}, ""), ({"architectures": ["LlamaForCausalLM"]}, "LlamaForCausalLM"),
+])
+def test_the_class_that_a_config_means(config: dict[str, Any], name: str) -> None:
+    assert models.architecture(config) == name
+
+
+def test_classes_and_their_longest_sequences_are_those_of_transformers() -> None:
+    from transformers.models.auto.configuration_auto import CONFIG_MAPPING
+    from transformers.models.auto.modeling_auto import (
+        MODEL_FOR_CAUSAL_LM_MAPPING_NAMES,
+        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES,
+    )
+
+    for kind, own in MODEL_TYPES.items():
+        assert own.name in (MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.get(kind),
+                            MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING_NAMES.get(kind))
+        text = CONFIG_MAPPING[kind]().get_text_config()
+        assert own.positions == text.max_position_embeddings, kind
 
 
 def test_defaults_of_gemma_3s_text_config_are_filled_in() -> None:

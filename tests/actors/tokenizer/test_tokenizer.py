@@ -370,8 +370,9 @@ def test_without_a_tokenizer(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("file", "content"), [
-    ("tokenizer.json", "{"), ("config.json", '{"vocab_size": 5}'), ("tokenizer_config.json", "[]"),
-    ("generation_config.json", '{"temperature": -3}'), ("config.json", "nonsense"),
+    ("tokenizer.json", "{"), ("config.json", '{"vocab_size": "x"}'),
+    ("tokenizer_config.json", "[]"),
+    ("generation_config.json", '{"eos_token_id": "x"}'), ("config.json", "nonsense"),
 ])
 def test_broken_model_files(tmp_path: Path, file: str, content: str) -> None:
     path = write_model(tmp_path)
@@ -379,6 +380,21 @@ def test_broken_model_files(tmp_path: Path, file: str, content: str) -> None:
     with pytest.raises(BadModel) as caught:
         loaded(TokenizerCore(context(path)))
     assert "\n" not in str(caught.value)
+
+
+def test_what_a_model_s_files_say_that_cannot_be_used_is_a_line_of_the_log(
+        tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    eos = byte_level().token_to_id("<eos>")
+    path = write_model(tmp_path, max_position_embeddings=None, generation={
+        "temperature": 0.5, "top_p": 0, "repetition_penalty": 0, "top_k": -7,
+        "eos_token_id": 99_999})
+    core = loaded(TokenizerCore(context(path)))
+    p = generate(core)[0].params
+    assert (p.temperature, p.top_p, p.repetition_penalty, p.top_k) == (0.5, 1, 1, 0)
+    assert p.eos_ids == (eos,) and p.max_tokens == 32_768 - 4
+    for word in ("top_p", "repetition_penalty", "top_k", "eos_token_id: 99999",
+                 "max_position_embeddings"):
+        assert sum(word in line for line in caplog.messages) == 1, word
 
 
 def test_max_model_len_of_the_configuration(model: Path) -> None:

@@ -133,20 +133,24 @@ def test_wrong_shape_and_type(checkpoint: Path) -> None:
 
 def test_unsupported_architecture(checkpoint: Path) -> None:
     edit(checkpoint, lambda c: c.update(architectures=["GPT2LMHeadModel"]))
-    refused(checkpoint, "GPT2LMHeadModel", "LlamaForCausalLM", "Qwen3ForCausalLM")
+    refused(checkpoint, "GPT2LMHeadModel", "supported are Llama, Mistral", "names that class")
+    edit(checkpoint, lambda c: c.update(architectures=["Qwen4ForCausalLM"]))
+    refused(checkpoint, "Qwen4ForCausalLM", "near it is Qwen3ForCausalLM")
 
 
 @pytest.mark.parametrize(("change", "words"), [
-    ({"architectures": None}, ["architectures"]),
+    ({"architectures": None, "model_type": None}, ["architectures", "model_type"]),
+    ({"architectures": ["BertModel"], "model_type": "qwen3"}, ["BertModel"]),
     ({"hidden_size": "64"}, ["hidden_size"]),
     ({"num_hidden_layers": 0}, ["num_hidden_layers"]),
     ({"num_key_value_heads": 3}, ["num_key_value_heads", "3"]),
     ({"hidden_act": "gelu"}, ["hidden_act", "gelu"]),
     ({"rms_norm_eps": -1}, ["rms_norm_eps"]),
     ({"dtype": "int4"}, ["dtype", "int4"]),
-    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["rope_type", "longrope"]),
+    ({"rope_parameters": {"rope_type": "ntk", "rope_theta": 1e4}}, ["rope_type", "ntk"]),
+    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, ["short_factor"]),
     ({"rope_parameters": {"rope_type": "yarn", "rope_theta": 1e4}}, ["factor"]),
-    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 0.5}}, ["partial_rotary"]),
+    ({"rope_parameters": {"rope_theta": 1e4, "partial_rotary_factor": 1.5}}, ["partial_rotary"]),
     ({"rope_parameters": {"rope_theta": 1e4, "rope_type": "yarn", "factor": 2.0,
                           "attention_factor": "big"}}, ["attention_factor"]),
     ({"quantization_config": {"bits": 4}}, ["quantization_config"]),

@@ -22,8 +22,6 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama3-rope", "LlamaForCausalLM", {"rope_parameters": LLAMA3}),
     ("llama-linear", "LlamaForCausalLM",
      {"rope_parameters": {"rope_type": "linear", "rope_theta": 500.0, "factor": 3.0}}),
-    ("llama-dynamic", "LlamaForCausalLM",
-     {"rope_parameters": {"rope_type": "dynamic", "rope_theta": 10000.0, "factor": 2.0}}),
     ("llama-yarn", "LlamaForCausalLM", {"rope_parameters": YARN}),
     ("llama-odd-head", "LlamaForCausalLM", {"head_dim": 10}),
     ("mistral", "MistralForCausalLM", {"num_attention_heads": 8, "head_dim": 8}),

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 from unittest.mock import patch
 
 import pytest
-from helpers_configs import CONFIGS, EXPERTS, MAMBA, SMALL
+from helpers_configs import CONFIGS, DELTA, EXPERTS, MAMBA, SMALL
 from helpers_models import CPU
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
@@ -120,18 +120,23 @@ def test_both_hold_the_same(raw: dict[str, Any], windows: list[int], tmp_path: P
     ({"head_dim": 15}, "head_dim: must be even, got 15"),
     ({"hidden_act": "gelu"}, "hidden_act: only silu is supported, got 'gelu'"),
     ({"rope_scaling": {"rope_type": "longrope", "factor": 2.0}},
-     "rope_scaling.rope_type: must be one of default, linear, dynamic, llama3, yarn, "
-     "got 'longrope'"),
+     "rope_scaling.short_factor: must list positive numbers, got None"),
+    ({"rope_scaling": {"rope_type": "longrope", "short_factor": [1.0], "long_factor": [1.0]}},
+     "rope_scaling.short_factor: must list 8 numbers, one a rotated pair, got 1"),
+    ({"rope_scaling": {"rope_type": "ntk", "factor": 2.0}},
+     "rope_scaling.rope_type: must be one of default, linear, dynamic, llama3, yarn, longrope, "
+     "got 'ntk'"),
     ({"rope_scaling": {"rope_type": "linear"}}, "factor: must be a positive number, got None"),
-    ({"partial_rotary_factor": 0.5}, "partial_rotary_factor: only 1.0 is supported"),
+    ({"partial_rotary_factor": 0.2}, "partial_rotary_factor: 0.2 of 16 dimensions is no even"),
+    ({"architectures": ["Gemma3ForCausalLM"], "partial_rotary_factor": 0.5},
+     "partial_rotary_factor: only 1.0 is supported"),
     ({"rms_norm_eps": "small"}, "rms_norm_eps: must be a positive number, got 'small'"),
-    ({"max_position_embeddings": None}, "config.json has no usable max_position_embeddings"),
     ({"max_position_embeddings": "far"}, "max_position_embeddings: must be a positive integer"),
     ({"architectures": ["GPT2LMHeadModel"]}, "architecture GPT2LMHeadModel is not supported"),
     ({"dtype": "int8"}, "dtype: must be float32, bfloat16 or float16, got 'int8'"),
     ({"architectures": ["Gemma3ForCausalLM"], "final_logit_softcapping": 30.0},
      "final_logit_softcapping: is not supported, got 30.0"),
-    ({"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS, "use_sliding_window": True},
+    ({"architectures": ["Qwen3NextForCausalLM"], **DELTA, **EXPERTS, "use_sliding_window": True},
      "use_sliding_window: is not supported for this architecture"),
 ])
 def test_both_refuse_with_the_same_words(raw: dict[str, Any], words: str, tmp_path: Path) -> None:
@@ -157,7 +162,9 @@ def ropes() -> st.SearchStrategy[Any]:
     return st.none() | st.fixed_dictionaries({}, optional={
         "rope_type": st.sampled_from(["default", "linear", "dynamic", "llama3", "yarn", "longrope",
                                       "yarn", None]),
-        "factor": number, "rope_theta": st.sampled_from([1, 1e4, 5e5, "far"]),
+        "factor": number, "short_factor": st.sampled_from([[1.0] * 8, [2.0, 1]]),
+        "long_factor": st.sampled_from([[4.0] * 8, ["x"]]),
+        "rope_theta": st.sampled_from([1, 1e4, 5e5, "far"]),
         "original_max_position_embeddings": st.sampled_from([64, 512, 0]),
         "low_freq_factor": number, "beta_fast": number, "mscale_all_dim": number,
         "attention_factor": number, "partial_rotary_factor": st.sampled_from([1.0, 0.5, 0.25])})
@@ -201,7 +208,7 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
         | st.lists(st.sampled_from(["full_attention", "sliding_attention"]), min_size=LAYERS,
                    max_size=LAYERS),
         "attention_bias": st.booleans(), "mlp_bias": st.booleans(),
-        "hidden_act": st.sampled_from(["silu", "gelu"]),
+        "hidden_act": st.sampled_from(["silu", "swish", "gelu"]),
         "rope_scaling": ropes(),
         "rope_parameters": ropes() | st.fixed_dictionaries(
             {"full_attention": ropes(), "sliding_attention": ropes()}),

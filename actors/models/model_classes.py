@@ -1,0 +1,66 @@
+"""Model classes that configs name, or should have named.
+
+A config without `architectures`, or with that of a model without its head (`LlamaModel`), says by
+its `model_type` what it is: its tensors are those of the whole model.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+MAX_INT32 = 2**31 - 1
+"""The largest size or id that a field may name."""
+DEFAULT_POSITIONS = 2048
+"""Of the longest sequence, where neither config nor class tell; as vLLM assumes."""
+POSITION_FIELDS = ("max_position_embeddings", "n_positions", "max_sequence_length", "seq_length",
+                   "max_seq_len", "max_seq_length", "model_max_length", "seq_len")
+"""What configs call the length of the longest sequence."""
+
+
+class ModelClass(NamedTuple):
+    """A class of transformers."""
+
+    name: str
+    positions: int
+    """Length of the longest sequence where a config does not tell."""
+
+
+MODEL_TYPES = {
+    "llama": ModelClass("LlamaForCausalLM", 2048),
+    "mistral": ModelClass("MistralForCausalLM", 131_072),
+    "ministral": ModelClass("MinistralForCausalLM", 131_072),
+    "qwen2": ModelClass("Qwen2ForCausalLM", 32_768),
+    "qwen3": ModelClass("Qwen3ForCausalLM", 32_768),
+    "qwen3_moe": ModelClass("Qwen3MoeForCausalLM", 32_768),
+    "gemma3_text": ModelClass("Gemma3ForCausalLM", 131_072),
+    "gemma3": ModelClass("Gemma3ForConditionalGeneration", 131_072),
+    "deepseek_v3": ModelClass("DeepseekV3ForCausalLM", 4096),
+    "qwen3_next": ModelClass("Qwen3NextForCausalLM", 32_768),
+    "qwen3_5_text": ModelClass("Qwen3_5ForCausalLM", 32_768),
+    "qwen3_5": ModelClass("Qwen3_5ForConditionalGeneration", 32_768),
+    "qwen3_5_moe_text": ModelClass("Qwen3_5MoeForCausalLM", 32_768),
+    "qwen3_5_moe": ModelClass("Qwen3_5MoeForConditionalGeneration", 32_768),
+    "granitemoehybrid": ModelClass("GraniteMoeHybridForCausalLM", 2048),
+    "qwen2_5_vl": ModelClass("Qwen2_5_VLForConditionalGeneration", 32_768),
+    "qwen3_vl": ModelClass("Qwen3VLForConditionalGeneration", 128_000),
+    "qwen3_vl_moe": ModelClass("Qwen3VLMoeForConditionalGeneration", 128_000),
+}
+"""By `model_type`."""
+_POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}
+
+
+def architecture(config: dict[str, Any]) -> str:
+    """The class that a config.json names, or by its `model_type` means; "" where it does not say.
+    """
+    names = config.get("architectures")
+    name = str(names[0]) if isinstance(names, list) and names else ""
+    known = MODEL_TYPES.get(str(config.get("model_type")))
+    if known is None:
+        return name
+    family = known.name.partition("For")[0]
+    return known.name if name in ("", f"{family}Model", f"{family}TextModel") else name
+
+
+def default_positions(config: dict[str, Any]) -> int:
+    """The length of the longest sequence that is assumed where a config does not tell."""
+    return _POSITIONS.get(architecture(config), DEFAULT_POSITIONS)
