@@ -26,9 +26,9 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actorium.actors.errors import BadModel
+from actorium.actors.models.checkpoint_names import INDEX
 from actorium.actors.models.download_bar import DownloadBar, human_bytes
 from actorium.actors.models.hub_repository import (
-    INDEX,
     HubListing,
     RemoteFile,
     choose,
@@ -74,7 +74,7 @@ def fetch(name: ModelName, cache: Path, weights: bool = True,
         listing = list_files(name)
         download = _Download(listing, cache, say, terminal)
         wanted = choose(listing, weights)
-        if INDEX in wanted:
+        if weights and INDEX in wanted:
             download.receive([listing.files[INDEX]], silent=True)
             wanted += shards_of(download.snapshot / INDEX, listing)
         download.receive([listing.files[one] for one in wanted])

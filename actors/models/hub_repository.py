@@ -17,13 +17,14 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import BadModel, shown
+from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX
 from actorium.actors.models.model_names import MAIN, ModelName, choose_gguf, gguf_models
 from actorium.actors.models.template_files import FOLDER, SUFFIX
 
-CONFIG, SINGLE, INDEX = "config.json", "model.safetensors", "model.safetensors.index.json"
+CONFIG = "config.json"
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
           "special_tokens_map.json", "chat_template.jinja", "chat_template.json")
 """What an engine reads beside config.json and the weights."""
@@ -74,14 +75,15 @@ def _remote(name: ModelName, commit: str, sibling: Any) -> RemoteFile:
 
 
 def choose(listing: HubListing, weights: bool) -> list[str]:
-    """The files to fetch, less the shards that an index names. Raises `BadModel`."""
+    """The files to fetch, less the shards that an index names. What is chosen does not depend on
+    whether weights are needed, so that a plan is that of the model that is served. Raises
+    `BadModel`."""
     name, files = listing.name, listing.files
-    beside = [one for one in BESIDE if one in files] + sorted(
-        one for one in files if one.startswith(f"{FOLDER}/") and one.endswith(SUFFIX))
-    if not name.file and CONFIG in files and not weights:
-        return [CONFIG, *beside, *(one for one in (INDEX,) if one in files)]
-    if not name.file and CONFIG in files and (INDEX in files or SINGLE in files):
-        return [CONFIG, *beside, INDEX if INDEX in files else SINGLE]
+    held = [INDEX] if INDEX in files else unindexed_files(files)
+    if not name.file and CONFIG in files and held:
+        templates = (one for one in files if one.startswith(f"{FOLDER}/") and one.endswith(SUFFIX))
+        beside = [CONFIG, *(one for one in BESIDE if one in files), *sorted(templates)]
+        return [*beside, *held] if weights or INDEX in files else beside
     if gguf_models(list(files)):
         parts = choose_gguf(list(files), name)
         lacking = [one.name for one in gguf_files(Path(parts[0])) if str(one) not in files]

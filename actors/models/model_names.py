@@ -102,9 +102,12 @@ def cached_model(name: ModelName, cache: Path) -> Path | None:
     """The folder, or the GGUF file, of a name in the HF cache; None if it is not there. Raises
     `BadModel` where several GGUF files fit the name."""
     folder = cached_snapshot(name, cache)
-    if folder is None or (not name.file and (folder / "config.json").exists()):
-        return folder
+    if folder is None:
+        return None
     files = [one.relative_to(folder).as_posix() for one in sorted(folder.rglob("*.gguf"))]
+    weights = gguf_models(files) and not any(folder.glob("*.safetensors"))
+    if not name.file and not weights and (folder / "config.json").exists():
+        return folder
     if name.file:
         files = [one for one in files if fits(one, name.file)]
     return folder / choose_gguf(files, name)[0] if files else None

@@ -14,14 +14,13 @@ import msgspec
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
+from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX
 from actorium.actors.models.model_names import ModelName, cached_model, hub_cache, parse_name
 from actorium.actors.models.wheel_models import WHEEL_MODELS, is_fetched, wheel_model_file
 from actorium.actors.runtime.console import print_notice
-
-INDEX = "model.safetensors.index.json"
 
 
 def with_model_path(config: Config, weights: bool = True) -> Config:
@@ -94,5 +93,5 @@ def is_whole(path: Path, weights: bool = True, tokenizer: bool = True) -> bool:
             return False
         needed += set(map(str, placed.values())) if isinstance(placed, dict) else [INDEX]
     elif weights:
-        needed.append("model.safetensors")
+        needed += unindexed_files(one.name for one in path.iterdir()) or [SINGLE]
     return all((path / one).exists() for one in needed)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
+from actorium.actors.models.checkpoint_names import INDEX, unindexed_files
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX
 from actorium.gpu.families.architectures import model_tensors
@@ -19,7 +21,6 @@ from actorium.gpu.plan.sizes import page_table_width
 RECORD_BYTES = 8 + 4 + 1 + 13 * 4 + 4
 """A slot's last token, length, end, parameters and first end-of-sequence id
 (`gpu/step/tables.py`)."""
-INDEX = "model.safetensors.index.json"
 FP8 = "float8_e4m3"
 ORDER_BYTES = 8
 """Of a column that has a place of its own, an int64."""
@@ -109,7 +110,7 @@ def _scales_of(fp8: Fp8Shape, parts: Sequence[int], columns: int, scattered: boo
 
 
 def checkpoint_bytes(folder: Path) -> int | None:
-    """Bytes of all tensors, by the safetensors index, else by the size of the one file; None where
+    """Bytes of all tensors, by the safetensors index, else by the size of the files; None where
     neither is there. Counts what is not loaded as well (vision, MTP layers).
 
     Raises `BadModel` on an index that is not JSON.
@@ -119,8 +120,10 @@ def checkpoint_bytes(folder: Path) -> int | None:
         meta = read_json(index, max_bytes=MAX_INDEX).get("metadata")
         total = meta.get("total_size") if isinstance(meta, dict) else None
         return total if isinstance(total, int) and 0 <= total < 2**63 else None
-    file = folder / "model.safetensors"
-    return file.stat().st_size if file.is_file() else None
+    files = [folder / name for name in unindexed_files(os.listdir(folder))]
+    if not files or not all(file.is_file() for file in files):
+        return None
+    return sum(file.stat().st_size for file in files)
 
 
 def table_bytes(slots: int, max_model_len: int, page_size: int, groups: int,

@@ -15,14 +15,16 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
+from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.gguf_file import gguf_files
+from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX, check_file
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.quant_config import StoredWeights
-from actorium.gpu.families.tensor_specs import TensorSpec, held_format
+from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format
 from actorium.gpu.families.weight_formats import MADE, GroupedShape
 from actorium.gpu.weights.dtypes import tensor_dtype
 from actorium.gpu.weights.fp8_weights import INPUT_SCALES, ScalePairs, level, quantised
@@ -49,11 +51,17 @@ Progress = Callable[[str, int, int], None]
 LOG = logging.getLogger("actorium.model")
 MAX_SHARDS, MAX_NAME = 10_000, 200
 """Files of a checkpoint, and characters of their names."""
-SINGLE, INDEX = "model.safetensors", "model.safetensors.index.json"
+WRAPPED = ("base_model.model.", "_orig_mod.", "module.")
+"""What names begin with in checkpoints that were saved from within a wrapper: of adapters that are
+merged (PEFT), of a compiled model, of a distributed one."""
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
-          ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."))
-"""Where checkpoints of text and images have their language model, and what it is called alone; and
-the tower."""
+          ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."),
+          ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
+          ("norm.", "model.norm."))
+"""Where checkpoints of text and images have their language model, and what it is called alone; the
+tower; and what is called otherwise in those of a model without its head."""
+ADAPTER = ".lora_A."
+"""Part of names in a checkpoint of an adapter."""
 
 
 class Fp8(NamedTuple):
@@ -100,15 +108,19 @@ def checkpoint_files(path: Path) -> dict[str, list[str] | None]:
             names.append(name)
         if len(shards) > MAX_SHARDS:
             raise BadModel(f"{path / INDEX}: names more than {MAX_SHARDS} files")
-    elif os.path.lexists(path / SINGLE):
-        shards = {SINGLE: None}
     else:
-        raise BadModel(f"{path}: no {SINGLE} and no {INDEX}")
+        there = sorted(os.listdir(path))
+        names = unindexed_files(there)
+        if not names:
+            gguf = next((path / name for name in there if name.endswith(GGUF_SUFFIX)), None)
+            raise BadModel(f"{path}: no {SINGLE}, no {INDEX}, and no one other checkpoint in "
+                           f"safetensors{f'; name {gguf} itself to serve it' if gguf else ''}")
+        shards = dict.fromkeys(names)
     for file in shards:
         try:
             check_file(path / file)
         except FileNotFoundError:
-            raise BadModel(f"{path / file}: shard named in {INDEX} is missing") from None
+            raise BadModel(f"{path / file}: a part of the checkpoint is missing") from None
     return dict(sorted(shards.items()))
 
 
@@ -213,6 +225,10 @@ class TensorIntake:
         self.parts: StoredParts | None = None
         """Of weights that the files have as whole numbers."""
         self.found: WeightTensors = {}
+        self.longer: dict[str, int] = {}
+        """Rows of embedding and head in the files, where they are more than the vocabulary's."""
+        self.adapter = False
+        """The files hold one."""
         self.static = self.plain = 0
         """Scales of inputs that the files hold, and nobody reads; weights that are in a float type,
         and by the config are not."""
@@ -228,9 +244,12 @@ class TensorIntake:
             return True
         scaled = self.pairs is not None or self.parts is not None
         self.static += scaled and name.endswith(INPUT_SCALES)
+        self.adapter = self.adapter or ADAPTER in name
         if name not in self.shapes:
             return False
         other = self.cuts[name].other if name in self.cuts else ()
+        if name in OUTER and len(shape) and shape[0] > (rows := self.shapes[name][0]):
+            self.longer[name], shape = shape[0], (rows, *shape[1:])
         if tuple(shape) not in (self.shapes[name], other):
             raise BadModel(f"{file}: tensor {name} has shape {shown(list(shape))}, "
                            f"the config asks for {shown(list(self.shapes[name]))}")
@@ -261,6 +280,8 @@ class TensorIntake:
         if scales is not None:
             dtype = tensor_dtype(self.specs.get(name), self.dtype)
             whole = pack(whole, scales) if packed else dequantise(whole, scales, dtype)
+        if name in self.longer:
+            whole = whole[:self.shapes[name][0]]
         parts = self.cuts[name].cut(whole) if name in self.cuts else [(name, whole)]
         for part, tensor in parts:
             spec, file = self.specs[part], scales is None and self.device.type == "cpu"
@@ -344,7 +365,11 @@ class TensorIntake:
         missing = [name for name in self.specs if name not in self.found]
         if missing:
             more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-            raise BadModel(f"{path}: tensor {missing[0]} is missing{more}")
+            why = ": the files hold an adapter, which must be merged first" * self.adapter
+            raise BadModel(f"{path}: tensor {missing[0]} is missing{more}{why}")
+        for name, rows in self.longer.items():
+            LOG.warning("%s: %s has %d rows, of which the first %d (vocab_size) are served", path,
+                        name, rows, self.shapes[name][0])
         if self.grouped is None:
             level(self.found, self.specs.values(), self.dtype)
         beyond = orders_beyond_plan(self.found, self.specs.values())
@@ -376,6 +401,8 @@ def _same_memory(one: Tensor, other: Tensor) -> bool:
 
 def _plain(name: str) -> str:
     """The name that the tensor has in a checkpoint of the language model alone."""
+    for wrapper in WRAPPED:
+        name = name.removeprefix(wrapper)
     for nested, plain in NESTED:
         if name.startswith(nested):
             return plain + name[len(nested):]

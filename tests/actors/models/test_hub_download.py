@@ -106,6 +106,37 @@ def test_plans_and_random_weights_need_no_weights(hub: FakeHub) -> None:
     assert (fetched("org/name") / WEIGHTS).exists()
 
 
+def test_plans_of_a_model_in_parts_need_its_index_alone(hub: FakeHub) -> None:
+    hub.add("org/big", model_files(shards=3))
+    folder = fetched("org/big", weights=False)
+    assert [one.name for one in folder.glob("model*")] == [INDEX]
+
+
+@pytest.mark.parametrize("names", [
+    ("weights.safetensors",),
+    ("pytorch_model-00001-of-00002.safetensors", "pytorch_model-00002-of-00002.safetensors"),
+])
+def test_weights_of_another_name_and_without_an_index(hub: FakeHub, names: tuple[str, ...]) -> None:
+    files = model_files()
+    content = files.pop(WEIGHTS)
+    hub.add("org/name", files | dict.fromkeys(names, content))
+    folder = fetched("org/name")
+    assert sorted(one.name for one in folder.glob("*.safetensors")) == sorted(names)
+    (folder / names[-1]).unlink()
+    assert not is_whole(folder)
+
+
+def test_a_plan_is_that_of_what_is_served(hub: FakeHub) -> None:
+    """A config.json beside GGUF files does not say which of them is meant."""
+    files = {name: content for name, content in model_files().items() if name != WEIGHTS}
+    hub.add("org/both", files | {"a-Q4_K_M.gguf": b"4", "a-Q8_0.gguf": b"8"})
+    assert refused("org/both") == refused("org/both", weights=False)
+    assert "has several GGUF files" in refused("org/both", weights=False)
+    hub.add("org/one", files | {"a-Q4_K_M.gguf": b"4"})
+    assert fetched("org/one", weights=False) == fetched("org/one")
+    assert fetched("org/one").name == "a-Q4_K_M.gguf"
+
+
 def test_revisions(hub: FakeHub) -> None:
     hub.add("org/name", model_files())
     hub.add("org/name", model_files(100), "refs/pr/1")

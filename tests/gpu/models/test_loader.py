@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -87,6 +88,73 @@ def test_missing_files(checkpoint: Path) -> None:
     refused(checkpoint, SINGLE, INDEX)
     (checkpoint / "config.json").unlink()
     refused(checkpoint, "config.json", "missing")
+
+
+def test_shards_without_an_index_and_a_file_of_another_name(tmp_path: Path) -> None:
+    one, many = tmp_path / "one", tmp_path / "many"
+    write_checkpoint(one)
+    write_checkpoint(many, max_shard_size="60KB")
+    want = logits(load(one))
+    (one / SINGLE).rename(one / "weights.safetensors")
+    (many / INDEX).unlink()
+    assert same_logits(logits(load(one)), want) and same_logits(logits(load(many)), want)
+    parts = sorted(many.glob("*.safetensors"))
+    parts[1].unlink()
+    refused(many, parts[1].name, "a part of the checkpoint is missing")
+    shutil.copy(one / "weights.safetensors", one / "others.safetensors")
+    refused(one, SINGLE, INDEX, "no one other checkpoint")
+    for name in ("weights", "others"):
+        (one / f"{name}.safetensors").unlink()
+    (one / "a-Q4_K_M.gguf").touch()
+    refused(one, f"name {one / 'a-Q4_K_M.gguf'} itself")
+
+
+@pytest.mark.parametrize("named", [
+    lambda name: name.removeprefix("model."),
+    lambda name: f"base_model.model.{name}",
+    lambda name: f"base_model.model.{name.removeprefix('model.')}",
+    lambda name: f"_orig_mod.{name}", lambda name: f"module.{name}",
+], ids=["headless", "peft", "peft-headless", "compiled", "distributed"])
+def test_other_names_of_tensors(checkpoint: Path, named: Callable[[str], str]) -> None:
+    want = logits(load(checkpoint))
+    tensors = load_file(checkpoint / SINGLE)
+    save_file({named(name): own for name, own in tensors.items()}, checkpoint / SINGLE)
+    assert same_logits(logits(load(checkpoint)), want)
+
+
+def test_a_class_without_a_head(tmp_path: Path) -> None:
+    """As embedding models are published, whose head is the embedding."""
+    write_checkpoint(tmp_path, tie_word_embeddings=True)
+    want = logits(load(tmp_path))
+    retensor(tmp_path, lambda t: [t.update({name.removeprefix("model."): t.pop(name)})
+                                  for name in list(t)])
+    for names in (["Qwen3Model"], None, []):
+        edit(tmp_path, lambda c, names=names: c.update(architectures=names))
+        assert same_logits(logits(load(tmp_path)), want)
+
+
+def test_an_adapter_that_is_not_merged(checkpoint: Path) -> None:
+    name = "model.layers.0.self_attn.q_proj"
+    retensor(checkpoint, lambda t: t.update({
+        f"base_model.model.{name}.base_layer.weight": t.pop(f"{name}.weight"),
+        f"base_model.model.{name}.lora_A.default.weight": torch.zeros(2, 64)}))
+    refused(checkpoint, f"{name}.weight is missing", "adapter", "merged")
+
+
+@pytest.mark.parametrize("tied", [False, True])
+@pytest.mark.parametrize("quantization", ["auto", "int8"])
+def test_more_rows_than_the_vocabulary_has(tmp_path: Path, tied: bool, quantization: str,
+                                           caplog: pytest.LogCaptureFixture) -> None:
+    write_checkpoint(tmp_path, tie_word_embeddings=tied)
+    want = logits(load(tmp_path, quantization=quantization))
+    outer = ["model.embed_tokens.weight"] + ["lm_head.weight"] * (not tied)
+    retensor(tmp_path, lambda t: t.update(
+        {name: torch.cat((t[name], torch.full((9, 64), torch.nan))) for name in outer}))
+    assert same_logits(logits(load(tmp_path, quantization=quantization)), want)
+    for name in outer:
+        assert f"{name} has 208 rows, of which the first 199" in caplog.text
+    retensor(tmp_path, lambda t: t.update({outer[0]: t[outer[0]][:150].clone()}))
+    refused(tmp_path, outer[0], "[150, 64]", "[199, 64]")
 
 
 def test_shard_named_in_the_index_is_missing(tmp_path: Path) -> None:

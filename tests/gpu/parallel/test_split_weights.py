@@ -13,6 +13,7 @@ from helpers_gguf import own_cache, write_model
 from helpers_models import CPU, Seq, Stepper, generate, write_checkpoint
 from helpers_ranks import run_ranks, whole
 from helpers_stored import Kind, write_stored
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
@@ -60,6 +61,17 @@ def made(quantization: str) -> Callable[[Path], dict[str, Any]]:
     return write
 
 
+def padded(path: Path) -> dict[str, Any]:
+    """Embedding and head have rows beyond the vocabulary."""
+    write_checkpoint(path / "m", "LlamaForCausalLM", **WIDE)
+    file = path / "m" / "model.safetensors"
+    tensors = load_file(file)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        tensors[name] = torch.cat((tensors[name], torch.full((9, 128), torch.nan)))
+    save_file(tensors, file)
+    return {"model": str(path / "m")}
+
+
 def gguf(kind: str, quantization: str = "auto") -> Callable[[Path], dict[str, Any]]:
     def write(path: Path) -> dict[str, Any]:
         write_model(path / "m.gguf", "LlamaForCausalLM", kind, 5, num_hidden_layers=2, **WIDE)
@@ -75,7 +87,7 @@ FORMATS = {
     "w8a8": stored(Kind("int-quantized", 8, -1)),
     "fp8": fp8(False), "fp8, in blocks": fp8(True), "int8": made("int8"), "int4": made("int4"),
     "Q4_0": gguf("Q4_0"), "Q8_0": gguf("Q8_0"), "Q5_1": gguf("Q5_1"),
-    "Q4_0, dense": gguf("Q4_0", "none"),
+    "Q4_0, dense": gguf("Q4_0", "none"), "rows beyond the vocabulary": padded,
 }
 __all__ = ["own_cache"]
 
