@@ -37,6 +37,8 @@ from pathlib import Path
 from statistics import median
 from typing import NamedTuple
 
+from actorium import __version__
+
 READY_SECONDS = 600.0
 CLIENT = [sys.executable, "-m", "actorium.tools.cli", "bench", "serve", "--dataset-name", "random",
           "--disable-tqdm", "--ignore-eos"]
@@ -187,8 +189,10 @@ def measure_llama(engine: Engine, args: argparse.Namespace) -> dict[str, float]:
 
 def version(engine: Engine, args: argparse.Namespace) -> str:
     """The engine's version, as its package has it."""
+    if engine.kind == "actorium":
+        return __version__
     package, python = {
-        "actorium": ("actorium", sys.executable), "llama.cpp": ("llama-cpp-python", args.llama),
+        "llama.cpp": ("llama-cpp-python", args.llama),
         "vllm": ("vllm", str(Path(args.vllm).parent / "python"))}[engine.kind]
     done = subprocess.run(
         [python, "-c", f"from importlib.metadata import version; print(version({package!r}))"],

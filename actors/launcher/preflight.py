@@ -56,9 +56,11 @@ def check_packages(config: Config) -> None:
     if config.gateway.port is not None:
         needed += ["starlette"]
     if missing := [name for name in needed if find_spec(name) is None]:
-        raise BadConfig(f"an engine needs {', '.join(missing)}: pip install 'actorium[engine]'")
+        raise BadConfig(f"an engine needs {', '.join(missing)}; from a checkout: "
+                        "pip install -e '.[engine]'")
     if config.cluster.ray_address and find_spec("ray") is None:
-        raise BadConfig("ray_address: Ray is not installed: pip install 'actorium[cluster]'",
+        raise BadConfig("ray_address: Ray is not installed; from a checkout: "
+                        "pip install -e '.[cluster]'",
                         "cluster.ray_address")
 
 

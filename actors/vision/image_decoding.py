@@ -89,7 +89,8 @@ def decoding(kind: str, param: str) -> Iterator[None]:
         raise
     except ImportError as error:
         raise InvalidRequest(f"{param}: {kind} is not read by this engine, which lacks "
-                             f"{error.name}: pip install 'actorium[engine]'", param) from None
+                             f"{error.name}; from a checkout: pip install -e '.[engine]'",
+                             param) from None
     except MemoryError:
         raise InvalidRequest(f"{param}: {kind}: takes too much memory", param) from None
     except Exception as error:  # Pillow's decoders raise nearly every type on broken files

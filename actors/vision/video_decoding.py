@@ -127,8 +127,9 @@ def _container(data: bytes, kind: str, limits: MediaConfig, p: VideoProcessing,
     try:
         import av
     except ImportError:
-        raise InvalidRequest(f"{param}: {kind} needs PyAV, which this engine lacks: pip install "
-                             "'actorium[video]'; animated GIF and WebP are read without",
+        raise InvalidRequest(f"{param}: {kind} needs PyAV, which this engine lacks (from a "
+                             "checkout: pip install -e '.[video]'); animated GIF and WebP are read "
+                             "without",
                              param) from None
     with av.open(io.BytesIO(data), "r", format=DEMUXERS[kind]) as container:
         stream = _video_stream(container, param)

@@ -270,8 +270,8 @@ def test_missing_packages_are_reported_before_the_start(
     config = make_config(base)
     assert Launcher(config, roles(), observers=launcher_observers()).run() == 2
     assert capsys.readouterr().err == (
-        "actorium: an engine needs uvloop, numpy, tokenizers, jinja2, torch, safetensors: "
-        "pip install 'actorium[engine]'\n")
+        "actorium: an engine needs uvloop, numpy, tokenizers, jinja2, torch, safetensors; "
+        "from a checkout: pip install -e '.[engine]'\n")
     assert not (base / config.runtime.name).exists()
 
 

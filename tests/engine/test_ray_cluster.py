@@ -13,7 +13,7 @@ SCRIPT = Path(__file__).parents[2] / "benchmarks" / "ray_cluster.py"
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
-@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: actorium[cluster]")
+@pytest.mark.skipif(find_spec("ray") is None, reason="Ray is not installed: extra cluster")
 def test_streams_go_on_when_a_machine_or_ray_dies() -> None:
     done = subprocess.run([sys.executable, str(SCRIPT), "--streams", "4", "--tokens", "120"],
                           capture_output=True, text=True, timeout=850)

@@ -206,7 +206,8 @@ def test_a_package_that_is_not_installed_is_named(
     monkeypatch.setitem(sys.modules, "rich.console", None)
     assert main(["top", "--once"]) == 2
     assert capsys.readouterr().err == (
-        "actorium: error: this command needs rich.console: pip install 'actorium[engine]'\n")
+        "actorium: error: this command needs rich.console; from a checkout: "
+        "pip install -e '.[engine]'\n")
 
 
 def test_batches_have_no_bound_on_gaps_between_tokens_and_no_fork_server_unless_asked() -> None:

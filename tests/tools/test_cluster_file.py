@@ -106,5 +106,5 @@ def test_without_ray_installed_the_extra_is_named(tmp_path: Path,
     monkeypatch.setattr(preflight, "find_spec",
                         lambda name: None if name == "ray" else found(name))
     config = configured(written(tmp_path, "[ray]\n"))
-    with pytest.raises(BadConfig, match=r"ray_address: .*pip install 'actorium\[cluster\]'"):
+    with pytest.raises(BadConfig, match=r"ray_address: .*: pip install -e '.\[cluster\]'"):
         preflight.check_packages(config)

@@ -66,7 +66,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except ModuleNotFoundError as error:
         if (error.name or "").startswith("actorium"):
             raise
-        return _fail(f"this command needs {error.name}: pip install 'actorium[engine]'", 2)
+        return _fail(f"this command needs {error.name}; from a checkout: "
+                     "pip install -e '.[engine]'", 2)
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:

@@ -387,7 +387,8 @@ def check_plot(file: str) -> None:
     try:
         import matplotlib  # noqa: F401
     except ModuleNotFoundError:
-        raise BadConfig("--plot: needs matplotlib: pip install 'actorium[bench]'", "plot") from None
+        raise BadConfig("--plot: needs matplotlib; from a checkout: pip install -e '.[bench]'",
+                        "plot") from None
 
 
 def plot_plan(report: PlanReport, file: str) -> None:

@@ -223,7 +223,7 @@ def test_broken_exif_is_as_if_it_were_not_there(decoder: MediaDecoder) -> None:
 # --- containers ----------------------------------------------------------------------------------
 
 def container(kind: str, frames: int, rate: int = 10, size: tuple[int, int] = (64, 32)) -> bytes:
-    av = pytest.importorskip("av", reason="PyAV is not installed: actorium[video]")
+    av = pytest.importorskip("av", reason="PyAV is not installed: extra video")
     out = io.BytesIO()
     with av.open(out, "w", format={"MP4": "mp4", "WEBM": "matroska", "AVI": "avi"}[kind]) as made:
         stream = made.add_stream("mpeg4" if kind != "WEBM" else "ffv1", rate=rate)
@@ -254,7 +254,7 @@ def test_containers_are_sampled(decoder: MediaDecoder, kind: str) -> None:
 
 def test_without_pyav_the_error_names_the_extra(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "av", None)
-    with pytest.raises(InvalidRequest, match=r"pip install 'actorium\[video\]'"):
+    with pytest.raises(InvalidRequest, match=r"from a checkout: pip install -e '.\[video\]'"):
         decode_video(b"\0\0\0\x1cftypisom" + bytes(40), LIMITS, BOTH.video, PART)
 
 

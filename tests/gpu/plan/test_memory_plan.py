@@ -180,7 +180,7 @@ def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str],
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     assert main([*COMMAND, "--plot", str(tmp_path / "plan.svg")]) == 2
     assert capsys.readouterr().err == (
-        "actorium: error: --plot: needs matplotlib: pip install 'actorium[bench]'\n")
+        "actorium: error: --plot: needs matplotlib; from a checkout: pip install -e '.[bench]'\n")
 
 
 BAD = [
