@@ -17,9 +17,13 @@ from actorium.actors.gateway.faces.tool_choice import (
     NamedTool,
     Tool,
     ToolSelection,
+    is_built_in,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
+
+OWN = "custom"
+"""Type of a tool that the caller runs."""
 
 
 class InputBlock(Struct, kw_only=True):
@@ -45,9 +49,14 @@ class AnthropicMessageParam(Struct, kw_only=True):
 
 class AnthropicTool(Struct, kw_only=True):
     name: str
-    type: str | None = None
+    type: str = OWN
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+
+    @property
+    def is_built_in(self) -> bool:
+        """True if the caller does not run it."""
+        return self.type != OWN and is_built_in(self.type)
 
 
 class AnthropicToolChoice(Struct, kw_only=True):
@@ -87,12 +96,18 @@ class CountTokensBody(SamplingFields, kw_only=True):
             return dict(self.chat_template_kwargs)
         return {"enable_thinking": self.thinks} | self.chat_template_kwargs
 
+    def ignored_tools(self) -> list[str]:
+        """Returns the types of the tools that the model is not shown."""
+        return list(dict.fromkeys(one.type for one in self.tools or () if one.is_built_in))
+
     def choice(self) -> ToolSelection:
         """Returns the tools in the form of chats. Raises `HttpError`."""
         tools = []
         for i, one in enumerate(self.tools or ()):
-            if one.type not in (None, "custom"):
-                raise HttpError(400, f"tools[{i}]: {one.type[:40]!r} is not run here", "tools")
+            if one.is_built_in:
+                continue
+            if one.type != OWN:
+                raise HttpError(400, f"tools[{i}]: {one.type[:40]!r} is not known", "tools")
             if one.input_schema is None:
                 raise HttpError(400, f"tools[{i}].input_schema: is required", "tools")
             tools.append(Tool("function", Function(one.name, one.description, one.input_schema)))

@@ -184,6 +184,8 @@ class AnthropicMessage(Struct, kw_only=True):
     stop_reason: str | None = None
     stop_sequence: str | None = None
     usage: MessageUsage
+    ignored_tools: list[str] = []
+    """Types of those that are not run here, and that the model was not shown."""
 
 
 class MessagesTurn(HttpTurn):
@@ -225,7 +227,8 @@ class MessagesTurn(HttpTurn):
         reason, sequence = self._end_of(one)
         return AnthropicMessage(id=self._id, model=self.model.name, content=self._blocks.found,
                        stop_reason=reason, stop_sequence=sequence,
-                       usage=_usage(answers.usage([one.usage])))
+                       usage=_usage(answers.usage([one.usage])),
+                       ignored_tools=self.body.ignored_tools())
 
     def _end_of(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
         """Returns (stop_reason, stop_sequence)."""
@@ -255,7 +258,8 @@ class MessagesTurn(HttpTurn):
 
     def _start(self) -> MessageEvent:
         return MessageEvent(type="message_start", message=AnthropicMessage(
-            id=self._id, model=self.model.name, usage=_usage(self._counts.usage())))
+            id=self._id, model=self.model.name, usage=_usage(self._counts.usage()),
+            ignored_tools=self.body.ignored_tools()))
 
     def _events(self, one: StreamDelta) -> list[MessageEvent]:
         last = one.finish_reason is not None

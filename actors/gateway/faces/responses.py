@@ -78,6 +78,8 @@ class ResponseObject(Struct, kw_only=True):
     text: dict[str, Any] = {}
     tool_choice: Any = "auto"
     tools: list[Any] = []
+    ignored_tools: list[str] = []
+    """Types of those that are not run here, and that the model was not shown."""
     top_logprobs: int = 0
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
@@ -99,7 +101,7 @@ class ResponsesTurn(HttpTurn):
         super().__init__(call, model, body)
         self._tools = body.choice()
         self._name = name = call.answer_id
-        self._output = OutputBuilder(name)
+        self._output = OutputBuilder(name, body.namespaces())
         parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True,
                                         body.template_args())
         self._parser = ChoiceParser(parser, True, MAX_TOOLS if body.parallel else 1)
@@ -115,6 +117,7 @@ class ResponsesTurn(HttpTurn):
             text=to_builtins(body.text) if body.text is not None and body.text.format is not None
             else {"format": {"type": "text"}},
             tool_choice=body.tool_choice or "auto", tools=list(body.tools or ()),
+            ignored_tools=body.ignored_tools(),
             top_logprobs=body.top_logprobs or 0, user=body.user)
 
     def engine_fields(self) -> dict[str, str]:

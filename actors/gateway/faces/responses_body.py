@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any, Literal
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
-from msgspec import Struct, field
+from msgspec import UNSET, Struct, UnsetType, field
 
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart
@@ -17,6 +18,7 @@ from actorium.actors.gateway.faces.tool_choice import (
     NamedTool,
     Tool,
     ToolSelection,
+    is_built_in,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
@@ -35,6 +37,8 @@ class InputItem(Struct, kw_only=True):
     call_id: str | None = None
     name: str | None = None
     arguments: str | None = None
+    namespace: str | None = None
+    """Of a called function."""
     output: str | list[ContentPart] | None = None
     summary: list[ContentPart] | None = None
 
@@ -45,6 +49,20 @@ class ResponseTool(Struct, kw_only=True):
     description: str | None = None
     parameters: dict[str, Any] | None = None
     strict: bool | None = None
+    tools: list[ResponseTool] | UnsetType = UNSET
+    """Of a namespace: its functions."""
+
+
+class NamespacedName(NamedTuple):
+    """The name of a function in a namespace."""
+
+    namespace: str
+    name: str
+
+    def __str__(self) -> str:
+        """Returns the name that the model sees: Codex names the namespaces of MCP servers so that
+        this comes to `mcp__SERVER__TOOL`."""
+        return f"{self.namespace.removesuffix('__')}__{self.name}"
 
 
 class ResponseToolChoice(Struct, kw_only=True):
@@ -99,14 +117,43 @@ class InputBody(SamplingFields, kw_only=True):
         effort = None if self.reasoning is None else self.reasoning.effort
         return effort_args(effort) | self.chat_template_kwargs
 
-    def choice(self) -> ToolSelection:
-        """Returns the tools in the form of chats. Raises `HttpError`."""
-        tools = []
+    def _each_tool(self) -> Iterator[tuple[str, str, ResponseTool]]:
+        """Yields (place, namespace, tool) of every tool, those of namespaces one by one. Raises
+        `HttpError`."""
         for i, one in enumerate(self.tools or ()):
+            place = f"tools[{i}]"
+            if one.type != "namespace":
+                yield place, "", one
+            elif not one.name:
+                raise HttpError(400, f"{place}.name: is required of a namespace", "tools")
+            else:
+                for j, inner in enumerate(() if one.tools is UNSET else one.tools):
+                    yield f"{place}.tools[{j}]", one.name, inner
+
+    def ignored_tools(self) -> list[str]:
+        """Returns the types of the tools that the model is not shown. Raises `HttpError`."""
+        return list(dict.fromkeys(one.type for _, _, one in self._each_tool()
+                                  if is_built_in(one.type)))
+
+    def namespaces(self) -> dict[str, NamespacedName]:
+        """Returns the functions of namespaces by the names that the model sees. Raises
+        `HttpError`."""
+        names = [NamespacedName(space, one.name or "") for _, space, one in self._each_tool()
+                 if space]
+        return {str(name): name for name in names}
+
+    def choice(self) -> ToolSelection:
+        """Returns the tools in the form of chats: functions, those of namespaces among them.
+        Raises `HttpError`."""
+        tools = []
+        for place, space, one in self._each_tool():
+            if is_built_in(one.type):
+                continue
             if one.type != "function" or not one.name:
-                raise HttpError(400, f"tools[{i}]: only functions with a name are taken, got "
-                                f"{one.type[:40]!r}", "tools")
-            tools.append(Tool("function", Function(one.name, one.description, one.parameters,
+                raise HttpError(400, f"{place}: only functions with a name, namespaces of them and "
+                                f"known built-in tools are taken, got {one.type[:40]!r}", "tools")
+            name = str(NamespacedName(space, one.name)) if space else one.name
+            tools.append(Tool("function", Function(name, one.description, one.parameters,
                                                    one.strict)))
         wanted = self.tool_choice
         if wanted == "auto" and not tools:
@@ -245,8 +292,9 @@ class ConversationBuilder:
     def _call(self, item: InputItem, where: str) -> None:
         if not item.name or not item.call_id:
             raise HttpError(400, f"{where}: call_id and name are required")
-        self._names[item.call_id] = item.name
-        call = ToolCall(item.name, item.arguments or "", item.call_id)
+        name = str(NamespacedName(item.namespace, item.name)) if item.namespace else item.name
+        self._names[item.call_id] = name
+        call = ToolCall(name, item.arguments or "", item.call_id)
         last = self.found[-1] if self.found else None
         if last is None or last.role != "assistant" or self._reasoning is not None:
             self.found.append(ChatMessage("assistant", "", tool_calls=[call],

@@ -5,7 +5,7 @@ The whole answer is what the same builder holds when it gets everything at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, structs
@@ -63,6 +63,8 @@ class FunctionCallItem(Struct, kw_only=True):
     status: ResponseStatus = "in_progress"
     call_id: str
     name: str
+    namespace: str | UnsetType = UNSET
+    """Where the request's tool is in one."""
     arguments: str = ""
 
 
@@ -94,10 +96,11 @@ class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
 class OutputBuilder:
     """Builds the items. Every method returns the events of what it did."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
         """name: of the response; ids of the items are derived from it, so that a resend gets the
-        same ones."""
-        self._name = name
+        same ones. namespaces: (namespace, name) of functions by the names that the model calls
+        them by."""
+        self._name, self._namespaces = name, namespaces
         self.items: list[OutputItem] = []
         self._parts: list[str] = []
         """Parts of the open item's text."""
@@ -157,7 +160,9 @@ class OutputBuilder:
             item, content = ReasoningItem(id=f"rs_{own}"), ReasoningText()
         else:
             name = part.name if isinstance(part, ToolCallBegin) else ""
-            item = FunctionCallItem(id=f"fc_{own}", call_id=f"call_{own}", name=name)
+            space, name = self._namespaces.get(name, (UNSET, name))
+            item = FunctionCallItem(id=f"fc_{own}", call_id=f"call_{own}", name=name,
+                                    namespace=space)
         self._open, self._parts = True, []
         # Copies: an event is encoded at once or later.
         out = [ResponseEvent(type="response.output_item.added", output_index=len(self.items),

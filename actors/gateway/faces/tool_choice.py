@@ -13,6 +13,11 @@ from actorium.actors.params import Structured
 
 MAX_TOOLS = 128
 MAX_NAME = 256
+BUILT_INS = (
+    "web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "computer",
+    "image_generation", "mcp", "local_shell", "shell", "apply_patch", "tool_search", "custom",
+    "bash_", "text_editor_", "memory_", "advisor_")
+"""How their types begin; some end with a date."""
 
 
 class Function(Struct, omit_defaults=True):
@@ -53,6 +58,12 @@ class FunctionToolCall(Struct, kw_only=True):
     id: str | UnsetType = UNSET
     type: Literal["function"] | UnsetType = UNSET
     function: FunctionCall
+
+
+def is_built_in(kind: str) -> bool:
+    """Returns whether a tool of this type is one of those that OpenAI's or Anthropic's servers run,
+    or whose form only their models know. They are passed over: coding agents always send some."""
+    return kind.startswith(BUILT_INS)
 
 
 class ToolSelection:

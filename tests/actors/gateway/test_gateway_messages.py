@@ -159,7 +159,7 @@ def test_the_key_may_come_in_anthropics_header(monkeypatch: pytest.MonkeyPatch,
 @pytest.mark.parametrize(("change", "word"), [
     ({"max_tokens": None}, "max_tokens"), ({"messages": []}, "messages"),
     ({"messages": [{"role": "user", "content": [{"type": "image"}]}]}, "messages[0].content[0]"),
-    ({"tools": [{"type": "bash_20250124", "name": "bash"}]}, "tools[0]"),
+    ({"tools": [{"type": "hologram", "name": "bash"}]}, "tools[0]"),
     ({"tools": [{"name": "x"}]}, "tools[0].input_schema"),
     ({"tool_choice": {"type": "any"}}, "tool_choice"), ({"n": 2}, "n")])
 def test_errors_are_in_anthropics_format(monkeypatch: pytest.MonkeyPatch,
