@@ -126,5 +126,8 @@ CODES: dict[str, type[ActoriumError]] = {
 
 
 def from_code(code: str, message: str, param: str | None = None) -> ActoriumError:
-    """The exception that a wire error stands for."""
+    """The exception that a wire error stands for; an engine's refusal begins with its field."""
+    field = message.partition(":")[0]
+    if param is None and code in ("invalid_request", "context_overflow") and field.isidentifier():
+        param = field
     return CODES.get(code, ActoriumError)(message, param)

@@ -54,14 +54,19 @@ class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """Of json_schema: objects whose schema names `properties` and does not say
     `additionalProperties` may have others too, as the standard has it. By default they may not."""
 
+    lenient: bool = False
+    """Of json_schema: keywords that cannot be enforced are passed over. By default they are
+    refused."""
+
     def check(self) -> None:
         """Raise `ValueError("structured: <what is wrong>")`."""
         given = [name for name in STRUCTURED_KINDS if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(f"structured: exactly one of {', '.join(STRUCTURED_KINDS)} is needed, "
                              f"got {' and '.join(given) or 'none'}")
-        if self.additional_properties and self.json_schema is None:
-            raise ValueError("structured: additional_properties is for json_schema alone")
+        for name in ("additional_properties", "lenient"):
+            if getattr(self, name) and self.json_schema is None:
+                raise ValueError(f"structured: {name} is for json_schema alone")
         value = getattr(self, given[0])
         if isinstance(value, list):
             if len(value) > MAX_CHOICES or not all(value):

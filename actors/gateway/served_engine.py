@@ -88,8 +88,8 @@ class ServedEngine:
     async def _ask_model(self) -> ServedModel:
         model = ServedModel(await self.client.server_info(timeout=30.0), self.config)
         if model.templates.generic_tools:
-            LOG.warning("the chat template has no place for tools: the system message tells a "
-                        "request's, and asks for calls as <tool_call>{...}</tool_call>")
+            LOG.info("the chat template has no place for tools: the system message tells a "
+                     "request's, and asks for calls as <tool_call>{...}</tool_call>")
         if model.parsing.reasoning != NONE and not self.config.model.skip_tokenizer:
             model.thought_end = await self.client.tokenize(CLOSE, False)
         return model

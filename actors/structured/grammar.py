@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -42,6 +43,13 @@ LARGE = 16_384
 """Tokens of a vocabulary from which on masks are computed on several threads."""
 THREADS = 8
 """The most threads."""
+STATES = {
+    "NoExtension": "nothing that it allows can come next",
+    "NoExtensionBias": "nothing that it allows can come next",
+    "LexerTooComplex": "its expressions are too complex", "ParserTooComplex": "it is too complex"}
+"""llguidance's names of the states in which it stops, and what they mean."""
+LENIENT = " (passed over with structured_outputs.lenient)"
+_STATE = re.compile(rf"\b({'|'.join(STATES)})\b")
 U32 = NDArray[np.uint32]
 
 
@@ -143,10 +151,16 @@ class GrammarVocabulary:
             if len(allowed):
                 first.consume_token(int(allowed[len(allowed) // 2]))
         if first.is_error():
-            why = (first.get_error() or "unknown").splitlines()[0]
+            why = _in_words((first.get_error() or "unknown").splitlines()[0])
             raise InvalidRequest(f"structured: the grammar does not compile: {why[:500]}",
                                  "structured")
         return compiled
+
+
+def _in_words(error: str) -> str:
+    """Returns an error of llguidance's without the names of its states."""
+    told = _STATE.sub(lambda found: STATES[found[0]], error)
+    return told + LENIENT if error.startswith(("Unimplemented keys", "Unknown format")) else told
 
 
 class GrammarMatcher:
@@ -161,7 +175,7 @@ class GrammarMatcher:
     @property
     def error(self) -> str:
         """Why the sequence cannot continue; empty while it can."""
-        return str(self.inner.get_error()) if self.inner.is_error() else ""
+        return _in_words(str(self.inner.get_error())) if self.inner.is_error() else ""
 
     @property
     def over(self) -> bool:
@@ -209,7 +223,7 @@ def grammar_of(wanted: Structured) -> str:
     """Converts a request's structured output to llguidance's syntax. Raises `InvalidRequest` where
     that fails; `GrammarVocabulary.matcher` finds out whether it compiles."""
     if wanted.json_schema is not None:
-        return json_grammar(wanted.json_schema, wanted.additional_properties)
+        return json_grammar(wanted.json_schema, wanted.additional_properties, wanted.lenient)
     if wanted.json_object:
         return json_grammar('{"type": "object"}')
     if wanted.regex is not None:
@@ -221,15 +235,19 @@ def grammar_of(wanted: Structured) -> str:
     return ebnf_grammar(wanted.grammar or "")
 
 
-def json_grammar(schema: str, additional_properties: bool = False) -> str:
+def json_grammar(schema: str, additional_properties: bool = False, lenient: bool = False) -> str:
     """Returns the grammar of JSON texts that match a schema; objects that name their properties
-    have no others unless `additional_properties` allows them. Raises `InvalidRequest`."""
+    have no others unless `additional_properties` allows them; lenient: keywords that cannot be
+    enforced are passed over. Raises `InvalidRequest`."""
     from llguidance import LLMatcher
 
     try:
-        if not additional_properties:
-            schema = json.dumps(closed(json.loads(schema)))
-        return LLMatcher.grammar_from_json_schema(schema, defaults={"whitespace_pattern": SPACES})
+        made = closed(json.loads(schema), not additional_properties)
+        if made is False:
+            raise ValueError("false allows nothing")
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps({} if made is True else made), defaults={"whitespace_pattern": SPACES},
+            overrides={"lenient": True} if lenient else None)
     except (ValueError, TypeError) as error:
         raise InvalidRequest(f"structured: no JSON schema: {error}", "structured") from None
     except RecursionError:

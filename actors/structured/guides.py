@@ -17,8 +17,8 @@ from actorium.actors.messages import Submit, TokenRules
 from actorium.actors.params import Resolved
 
 U32 = NDArray[np.uint32]
-NONE_LEFT = "allowed_token_ids and bad_words leave no token to sample"
-FORBIDDEN = "a token that allowed_token_ids or bad_words forbid"
+NONE_LEFT = "bad_words: they and allowed_token_ids leave no token to sample"
+FORBIDDEN = "bad_words: a token that they or allowed_token_ids forbid"
 
 
 class TokenMatcher(Protocol):

@@ -15,7 +15,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-Schema: TypeAlias = dict[str, Any]
+from actorium.actors.structured.schema_keywords import Schema, enforced
+
 Names: TypeAlias = frozenset[str]
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions")
@@ -28,16 +29,17 @@ SAYS = ("additionalProperties", "unevaluatedProperties")
 NOBODY: Names = frozenset()
 
 
-def closed(schema: Any) -> Any:
-    """Returns a closed copy of the schema. Raises `RecursionError` where it is too deep."""
-    return _Closing(schema).result()
+def closed(schema: Any, closes: bool = True) -> Any:
+    """Returns a closed copy of the schema, as it is enforced (`schema_keywords`); closes: off =
+    objects stay open. Raises `RecursionError` where it is too deep, and `ValueError`."""
+    return _Closing(schema, closes).result()
 
 
 class _Closing:
     """One schema being closed, and the definitions added to it."""
 
-    def __init__(self, root: Any) -> None:
-        self._root = root
+    def __init__(self, root: Any, closes: bool) -> None:
+        self._root, self._closes = root, closes
         self._copies: dict[tuple[str, Names], str] = {}
         """(reference, names of others) -> name of the definition."""
         self._added: Schema = {}
@@ -52,7 +54,7 @@ class _Closing:
         """others: properties that schemas beside this one name of the same value."""
         if not isinstance(schema, dict):
             return schema
-        made = dict(schema)
+        made = enforced(schema)
         for key in PLAIN + LISTS + MAPS:
             if key in made:
                 made[key] = self._within(key, made[key])
@@ -62,7 +64,8 @@ class _Closing:
                              for number, part in enumerate(made[key])]
         if isinstance(made.get("$ref"), str):
             made["$ref"] = self._reference(made["$ref"], others | self._beside(schema, "$ref", 0))
-        if isinstance(made.get("properties"), dict) and not any(key in made for key in SAYS):
+        open_already = not self._closes or any(schema.get(key) is not None for key in SAYS)
+        if isinstance(made.get("properties"), dict) and not open_already:
             names = (self._names(schema, ()) | others) - made["properties"].keys()
             made["properties"] = made["properties"] | {name: True for name in sorted(names)}
             made["additionalProperties"] = False

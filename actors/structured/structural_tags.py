@@ -109,7 +109,10 @@ class _Translation:
             schema = {}
         if not isinstance(schema, dict):
             raise _wrong(where, "must be a JSON schema")
-        own = closed(schema) | {"x-guidance": {"whitespace_pattern": self._whitespace}}
+        try:
+            own = closed(schema) | {"x-guidance": {"whitespace_pattern": self._whitespace}}
+        except ValueError as error:
+            raise _wrong(where, str(error)) from None
         return Then(f"{self._rule(f'%json {json.dumps(own)}')} {then.expression}")
 
     def _regex(self, node: Node, where: str, then: Then) -> Then:

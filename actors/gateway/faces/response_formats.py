@@ -10,6 +10,7 @@ from msgspec import Struct, field
 
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.params import MAX_GRAMMAR, Structured
+from actorium.actors.structured.schema_keywords import unenforced
 
 Schema = dict[str, Any] | bool
 
@@ -20,6 +21,9 @@ class JsonSchema(Struct, kw_only=True):
     name: str = "schema"
     schema_: Schema | None = field(default=None, name="schema")
     strict: bool | None = None
+    """Off = as `lenient`."""
+    lenient: bool = False
+    """Pass over keywords that cannot be enforced."""
 
 
 class ResponseFormat(Struct, kw_only=True):
@@ -47,6 +51,8 @@ class StructuredOutputs(Struct, kw_only=True):
     structural_tag: str | dict[str, Any] | None = None
     additional_properties: bool = False
     """Objects may have members that their schema does not name, unless it forbids them."""
+    lenient: bool = False
+    """Keywords that cannot be enforced are passed over, as a header of the answer tells."""
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
 
@@ -66,6 +72,8 @@ class FormatFields(Struct, kw_only=True):
     grammar: str | None = None
 
 
+SCHEMA_OPTIONS = ("additional_properties", "lenient")
+"""Of `structured_outputs`, for a schema anywhere in the body."""
 FORMAT_FIELDS = FormatFields.__struct_fields__
 
 
@@ -83,12 +91,22 @@ def structured_of(body: FormatFields) -> Structured | None:
         raise HttpError(400, f"{second}: not together with {first}", second)
     found = next(iter(wanted.values()), None)
     more = body.structured_outputs
-    if more is None or not more.additional_properties:
-        return found
-    if found is None or found.json_schema is None:
-        raise HttpError(400, "structured_outputs.additional_properties: only with a JSON schema",
-                        "structured_outputs")
-    return msgspec.structs.replace(found, additional_properties=True)
+    options = {name: True for name in SCHEMA_OPTIONS if getattr(more, name, False)}
+    for name in options:
+        if found is None or found.json_schema is None:
+            raise HttpError(400, f"structured_outputs.{name}: only with a JSON schema",
+                            "structured_outputs")
+    return found if found is None else msgspec.structs.replace(found, **options)
+
+
+def passed_over(wanted: Structured | None) -> list[str]:
+    """Returns the keywords of a lenient schema that are not enforced."""
+    if wanted is None or not wanted.lenient or len(wanted.json_schema or "") > MAX_GRAMMAR:
+        return []
+    try:
+        return unenforced(json.loads(wanted.json_schema or "null"))
+    except (ValueError, RecursionError):  # the engine says so
+        return []
 
 
 def _one(name: str, value: Any) -> Structured | None:
@@ -117,7 +135,9 @@ def _response_format(given: ResponseFormat) -> Structured | None:
     if given.type == "json_schema" and given.json_schema is not None:
         schema = given.json_schema.schema_ if given.json_schema.schema_ is not None else schema
     if schema is not None:
-        return Structured(json_schema=json_text(schema))
+        of = given.json_schema
+        return Structured(json_schema=json_text(schema),
+                          lenient=of is not None and (of.lenient or of.strict is False))
     if given.type == "json_object":
         return Structured(json_object=True)
     raise HttpError(400, "response_format: json_schema.schema is required", "response_format")
@@ -143,7 +163,8 @@ def _structured_outputs(given: StructuredOutputs) -> Structured | None:
              "structural_tag": None if given.structural_tag is None else
              _text(given.structural_tag)}
     found: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
-    return Structured(**found) if found or not given.additional_properties else None
+    options = any(getattr(given, name) for name in SCHEMA_OPTIONS)
+    return Structured(**found) if found or not options else None
 
 
 def json_text(value: Any) -> str:

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall, call_of
+from actorium.actors.gateway.faces.response_formats import passed_over
 from actorium.actors.gateway.faces.tool_choice import ToolSelection
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
@@ -28,6 +29,9 @@ from actorium.actors.gateway.served_model import ServedModel
 
 TOOLS_HEADER = "x-actorium-tools"
 """Where the chat template has no place for a request's tools: how the model learned of them."""
+SCHEMA_HEADER = "x-actorium-passed-over"
+"""The keywords of a lenient schema that are not enforced."""
+MAX_NAMES = 32
 
 
 class HttpTurn(ABC):
@@ -79,16 +83,21 @@ class HttpTurn(ABC):
 
     async def respond(self, requests: list[Request]) -> Response | EventStream:
         """Returns the answer, whole or as a stream."""
-        headers = self.headers()
+        headers = self.headers(requests)
         if self.body.stream:
             return EventStream(self.events(requests), self.last_event, self.refusal, headers)
         return JsonReply(encode_json(await self.collect(requests)), headers=headers)
 
-    def headers(self) -> dict[str, str]:
+    def headers(self, requests: list[Request]) -> dict[str, str]:
         """Returns the headers of the answer that say what it is the answer to."""
         own = getattr(self.body, "chat_template", None)
         generic = self._tools.shown and self.model.templates.generic(own)
-        return {TOOLS_HEADER: "system-message"} if generic else {}
+        found = {TOOLS_HEADER: "system-message"} if generic else {}
+        wanted = [one.params.structured for one in requests if one.params is not None]
+        names = sorted({name for one in wanted for name in passed_over(one)})
+        if names:
+            found[SCHEMA_HEADER] = ", ".join(names[:MAX_NAMES])
+        return found
 
     # --- all at once ---
 

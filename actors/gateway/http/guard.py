@@ -224,7 +224,7 @@ class Cors:
         if origin and (self._any or origin in self._origins):
             found += [(b"access-control-allow-origin", b"*" if self._any else origin),
                      (b"access-control-expose-headers",
-                      b"x-request-id, retry-after, x-actorium-tools")]
+                      b"x-request-id, retry-after, x-actorium-tools, x-actorium-passed-over")]
             if b"access-control-request-method" in request_headers:
                 found += _GRANTED
         return found

@@ -130,6 +130,17 @@ FORMAT = {"type": "const_string", "value": "a"}
     ({"structured_outputs": {"json": SCHEMA, "additional_properties": True}},
      {"json_schema": SCHEMA, "additional_properties": True}),
     ({"structured_outputs": {"regex": "a", "additional_properties": True}}, ValueError),
+    ({"structured_outputs": {"json": SCHEMA, "lenient": True}},
+     {"json_schema": SCHEMA, "lenient": True}),
+    ({"guided_json": SCHEMA, "structured_outputs": {"lenient": True}},
+     {"json_schema": SCHEMA, "lenient": True}),
+    ({"structured_outputs": {"choice": ["a"], "lenient": True}}, ValueError),
+    ({"response_format": {"type": "json_schema", "json_schema": {
+        "schema": SCHEMA, "lenient": True}}}, {"json_schema": SCHEMA, "lenient": True}),
+    ({"response_format": {"type": "json_schema", "json_schema": {
+        "schema": SCHEMA, "strict": False}}}, {"json_schema": SCHEMA, "lenient": True}),
+    ({"response_format": {"type": "json_schema", "json_schema": {
+        "schema": SCHEMA, "strict": True}}}, {"json_schema": SCHEMA}),
     ({"structured_outputs": {"additional_properties": True}}, ValueError),
     ({"structured_outputs": {"json": SCHEMA, "whitespace_pattern": " "}}, ValueError),
     ({"response_format": {"type": "structural_tag"} | TAG}, {"structural_tag": TAG}),

@@ -276,7 +276,8 @@ def test_a_template_without_a_place_for_tools_is_said_in_a_header(
             check(choice, got)
             assert choice.message.tool_calls[0].function.name == "weather", "in Hermes' form"
 
-    asyncio.run(ask())
+    with caplog.at_level("INFO"):
+        asyncio.run(ask())
     assert "the chat template has no place for tools" in caplog.text
 
 
@@ -287,3 +288,18 @@ def test_the_template_for_tools_selects_the_parser_of_calls() -> None:
     lacks = ModelTemplates.of({"chat_templates": templates, "generic_tools": ["tool_use"]})
     assert ParserFactory("llama3_json", "auto", lacks).tools == "hermes", "as the prompt asks"
     assert ParserFactory("none", "auto", lacks).tools == "none"
+
+
+def test_what_a_lenient_schema_passes_over_is_said_in_a_header(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "format": "x\ny"}}
+
+    async def header(lenient: bool) -> str | None:
+        client = scripted_client(monkeypatch, Scripted(["[]"]))
+        raw = await client.chat.completions.with_raw_response.create(
+            model="demo", messages=USER,
+            extra_body={"structured_outputs": {"json": schema, "lenient": lenient}})
+        return raw.headers.get("x-actorium-passed-over")
+
+    assert asyncio.run(header(True)) == "format, uniqueItems"
+    assert asyncio.run(header(False)) is None

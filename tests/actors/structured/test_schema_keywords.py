@@ -1,0 +1,143 @@
+"""Keywords that say nothing, bounds of languages' types, and what is passed over when asked."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from helpers_masking import says, vocabulary
+
+from actorium.actors.errors import InvalidRequest, from_code
+from actorium.actors.params import Structured
+from actorium.actors.structured.grammar import GrammarMatcher, grammar_of
+from actorium.actors.structured.schema_keywords import LARGEST, unenforced
+from actorium.actors.structured.structural_tags import lark_of
+
+LISTS, OBJECTS, TEXTS = {"type": "array"}, {"type": "object"}, {"type": "string"}
+
+
+def grammar(schema: Any, **how: bool) -> str:
+    return grammar_of(Structured(json_schema=json.dumps(schema), **how))
+
+
+def refused(schema: Any, **how: bool) -> str:
+    with pytest.raises(InvalidRequest) as caught:
+        vocabulary().matcher(grammar(schema, **how))
+    return caught.value.message
+
+
+@pytest.mark.parametrize("kind, more", [
+    (LISTS, {"uniqueItems": False}), (LISTS, {"minContains": 1}), (LISTS, {"maxContains": 3}),
+    (LISTS, {"contains": {"type": "null"}, "minContains": 0}), (LISTS, {"unevaluatedItems": True}),
+    (LISTS, {"items": None, "minItems": None, "maxItems": 5.0}),
+    (OBJECTS, {"dependentRequired": {}}), (OBJECTS, {"dependentRequired": {"a": []}}),
+    (OBJECTS, {"dependentSchemas": {"a": True}}), (OBJECTS, {"dependencies": {}}),
+    (OBJECTS, {"propertyNames": {"type": "string"}}), (OBJECTS, {"unevaluatedProperties": {}}),
+    (OBJECTS, {"properties": None, "required": None, "additionalProperties": None}),
+    (TEXTS, {"not": False}), (TEXTS, {"if": {"type": "null"}}), (TEXTS, {"then": False}),
+    (TEXTS, {"if": {}, "then": True, "else": {}}), (TEXTS, {"format": "password"}),
+    (TEXTS, {"format": None, "pattern": None, "enum": None, "$dynamicAnchor": "a"}),
+])
+@pytest.mark.parametrize("open_objects", [False, True])
+def test_what_says_nothing_is_left_out(kind: dict[str, Any], more: dict[str, Any],
+                                       open_objects: bool) -> None:
+    inner = {"properties": {"x": {**kind, **more}}, "required": ["x"]}
+    plain = {"properties": {"x": kind}, "required": ["x"]}
+    found = grammar(inner, additional_properties=open_objects)
+    vocabulary().matcher(found)
+    if "maxItems" not in more:
+        assert found == grammar(plain, additional_properties=open_objects)
+    assert unenforced(inner) == []
+
+
+def test_values_are_no_schemas() -> None:
+    schema = {"const": {"not": None}}
+    assert says(grammar(schema), '{"not":null}')
+    assert says(grammar({"const": None}), "null")
+    assert says(grammar({"enum": [None, "a"]}), "null")
+    names = {"properties": {"not": TEXTS, "format": TEXTS}}
+    assert says(grammar(names), '{"not":"a","format":"b"}') and unenforced(names) == []
+
+
+def test_what_follows_a_reference_too() -> None:
+    schema = {"components": {"a": {"type": "array", "uniqueItems": False}},
+              "$ref": "#/components/a"}
+    assert says(grammar(schema), "[1,1]")
+
+
+def test_unevaluated_properties_close_an_object() -> None:
+    schema = {"properties": {"a": {"type": "integer"}}, "unevaluatedProperties": False}
+    for how in (False, True):
+        found = grammar(schema, additional_properties=how)
+        assert says(found, '{"a":1}') and not says(found, '{"a":1,"b":1}')
+
+
+@pytest.mark.parametrize("schema, good, bad", [
+    ({"type": "integer"}, ["0", "-7", "9" * 18, "-" + "9" * 18, str(LARGEST)],
+     ["9" * 19, "1" * 20, "1" * 70, "-" + "1" * 20]),
+    ({"type": "integer", "minimum": -2**63, "maximum": 2**63 - 1}, ["-5", "9" * 18], ["1" * 20]),
+    ({"type": "integer", "minimum": 0, "maximum": 2**64 - 1}, ["5", "9" * 18], ["-5", "1" * 20]),
+    ({"type": "integer", "minimum": 3, "maximum": 2**63 - 1}, ["3", "9" * 18], ["2", "-3"]),
+    ({"type": "integer", "exclusiveMinimum": 3}, ["4"], ["3", "1" * 20]),
+    ({"type": ["integer", "null"], "minimum": -2**63}, ["null", "-5"], ["1" * 20]),
+    ({"type": "integer", "enum": [1, 2**62]}, ["1", str(2**62)], ["2"]),
+    ({"type": "number", "minimum": -1.7976931348623157e308, "maximum": 1.7976931348623157e308},
+     ["1e300", "-0.5"], ["x"]),
+    ({"type": "number", "minimum": -1e300, "maximum": 4}, ["-0.5", "4", "-99"], ["5"]),
+    ({"minimum": -2**63, "maximum": 10}, ["-5", "10"], ["11"]),
+])
+def test_bounds_that_digits_do_not_reach(schema: Any, good: list[str], bad: list[str]) -> None:
+    for text in good:
+        assert says(grammar(schema), text), text
+    for text in bad:
+        assert not says(grammar(schema), text), text
+
+
+@pytest.mark.parametrize("schema", [{"type": "integer", "minimum": 10**19},
+                                    {"type": "integer", "exclusiveMaximum": -2**70}])
+def test_bounds_beyond_all_numbers_are_named(schema: Any) -> None:
+    name = next(name for name in schema if name != "type")
+    assert refused(schema).startswith(f"structured: no JSON schema: {name}: numbers are enforced ")
+    with pytest.raises(InvalidRequest, match=f"{name}: numbers are enforced"):
+        lark_of(json.dumps({"structures": [{"begin": "<a>", "schema": schema, "end": "</a>"}],
+                            "triggers": ["<a>"]}), " ?")
+
+
+def test_keywords_that_cannot_be_enforced_are_passed_over_when_asked() -> None:
+    schema = {"type": "array", "uniqueItems": True, "contains": {"type": "integer"},
+              "items": {"type": ["string", "integer"], "not": {"enum": ["b"]}}}
+    assert '"uniqueItems"' in refused(schema) and "structured_outputs.lenient" in refused(schema)
+    assert "lenient" in refused({"type": "string", "format": "iri"})
+    assert says(grammar(schema, lenient=True), '["a","a"]')
+    assert unenforced(schema) == ["contains", "not", "uniqueItems"]
+    within = {"properties": {"if": {"anyOf": [{"type": "string", "format": "iri"}, {
+        "if": {"type": "null"}, "else": {"propertyNames": {"maxLength": 3}}}]}}}
+    assert unenforced(within) == ["else", "format iri", "if", "propertyNames"]
+    assert unenforced({"format": "a\nb: c"}) == ["format"], "it goes into a header"
+    with pytest.raises(ValueError, match="lenient is for json_schema alone"):
+        Structured(regex="a", lenient=True).check()
+
+
+def test_true_allows_everything_and_false_nothing() -> None:
+    assert says(grammar(True), '{"a":[1]}')
+    assert refused(False).endswith("false allows nothing")
+
+
+def test_errors_are_in_words_and_name_their_field() -> None:
+    loop = {"$defs": {"a": {"allOf": [{"$ref": "#/$defs/a"}]}}, "$ref": "#/$defs/a"}
+    assert refused(loop) == ("structured: the grammar does not compile: nothing that it allows can "
+                             "come next")
+    matcher = GrammarMatcher(vocabulary().matcher(grammar(TEXTS)).inner, vocabulary())
+    assert not matcher.accept([5, 5]) and matcher.error and "NoExtension" not in matcher.error
+
+
+@pytest.mark.parametrize("code, message, param", [
+    ("invalid_request", "structured: the grammar cannot go on: out of fuel", "structured"),
+    ("context_overflow", "prompt: 9 tokens and one to generate exceed 9", "prompt"),
+    ("invalid_request", "a frame: is none", None), ("unavailable", "engine: stopping", None),
+    ("invalid_request", "no colon", None)])
+def test_a_refusal_within_an_answer_names_its_field(code: str, message: str,
+                                                    param: str | None) -> None:
+    assert from_code(code, message).param == param
+    assert from_code(code, message, "messages").param == "messages"
