@@ -1,5 +1,6 @@
 """Which replicas a cluster has, and who is told: the router decides, the launcher and the nodes are
-its hands, and people ask the router at its front."""
+its hands, and people ask the router at its front. The launcher, which outlives every router, keeps
+what was decided: each router begins with that, and an order is done when the launcher has it."""
 
 from __future__ import annotations
 
@@ -7,8 +8,8 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from actorium.actors.config.cluster_settings import MOST_REPLICAS
-from actorium.actors.messages import Count, Message, Rid, Seconds, Short
+from actorium.actors.config.cluster_settings import MOST_REPLICAS, ClusterConfig, on_ray
+from actorium.actors.messages import Count, Epoch, Message, Rid, Seconds, Short, StepNo
 
 Index = Annotated[int, Meta(ge=0, le=MOST_REPLICAS - 1)]
 
@@ -25,6 +26,9 @@ class ReplicaState(Struct, frozen=True, array_like=True, gc=False):
     """It gets no requests."""
     leaving: bool = False
     """It ends as soon as nothing runs there."""
+    finish_at: Seconds = 0.0
+    """Of one that gets no requests: when those that still run there go on elsewhere,
+    CLOCK_MONOTONIC seconds of the head."""
 
 
 class AutoscaleState(Struct, frozen=True, array_like=True, gc=False):
@@ -42,16 +46,38 @@ class AutoscaleState(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReplicaSet(Message, frozen=True):
-    """router -> launcher, nodes: these replicas shall run, and no others. The launcher keeps it for
-    the next router, which is told the same."""
+    """router -> launcher, nodes: these replicas shall run, and no others."""
 
     replicas: Annotated[list[ReplicaState], Meta(max_length=MOST_REPLICAS)]
     autoscale: AutoscaleState = AutoscaleState()
     """The router's own."""
+    number: StepNo = 0
+    """Later ones have higher numbers, those of later routers too: one that comes after a higher one
+    is not heard."""
 
 
 class AskReplicaSet(Message, frozen=True):
-    """router -> launcher: what was the last one? Not answered where there was none."""
+    """router -> launcher: which replicas are there? Asked by a router that has just started."""
+
+    epoch: Epoch
+    """The router's: nothing that an earlier one has said is heard after this."""
+
+
+class ReplicasKept(Message, frozen=True):
+    """launcher -> router: these replicas there are, and the next router is told the same. The
+    answer to `ReplicaSet` and to `AskReplicaSet`."""
+
+    epoch: Epoch
+    """Of the router that asked last: it is for that one alone."""
+    kept: ReplicaSet
+
+
+class ReplicaLeftOut(Message, frozen=True):
+    """launcher, nodes' actor -> router: a replica is not started any more."""
+
+    index: Index
+    why: Short
+    """Empty = it is, again."""
 
 
 class RetiredReplica(Message, frozen=True):
@@ -113,7 +139,7 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     node: str
     """Empty = the head."""
     phase: str
-    """starting | ready | draining | drained | leaving | silent"""
+    """starting | ready | draining | drained | leaving | silent | left out"""
     sequences: int
     """That were placed there and have not ended."""
     cached_pages: int
@@ -130,6 +156,8 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
     """Requests that went on there, or elsewhere, after they had begun."""
     prompt_rate: int
     """Prompt tokens a second, as measured there last."""
+    why: str = ""
+    """Of one that is left out: why it is not started."""
 
 
 class ClusterAnswer(Message, frozen=True):
@@ -142,8 +170,33 @@ class ClusterAnswer(Message, frozen=True):
     """Requests for which no replica is ready."""
     rows: list[ReplicaRow]
     error: str = ""
-    """Why nothing was done; empty = it is under way."""
+    """Why nothing was done, or why it is not known whether it was; empty = it is under way, and
+    goes on should the router die."""
     policy: str = ""
     """What the autoscaler goes by, and what it decided last; empty = there is none."""
     placement: str = ""
     """How Ray, if it places the nodes, gets on with that."""
+
+
+# --- how a cluster begins ------------------------------------------------------------------------
+
+def begun_nodes(settings: ClusterConfig) -> dict[str, float]:
+    """The nodes that a cluster begins with: of those that Ray places maybe not all."""
+    placed = [name for name in settings.nodes if on_ray(name)] if settings.ray_address else []
+    spare = placed[settings.ray_replicas or len(placed):]
+    return {name: count for name, count in settings.nodes.items() if name not in spare}
+
+
+def first_replicas(settings: ClusterConfig) -> ReplicaSet:
+    """What a cluster begins with: the head's replicas, which its launcher starts before there is a
+    router, then one of each node in turns; with a policy no more of them than its fewest, or than
+    Ray is to begin with."""
+    here = [("", place) for place in range(settings.replicas)]
+    nodes = begun_nodes(settings)
+    most = max(nodes.values(), default=0.0)
+    there = [(name, place) for place in range(int(most))
+             for name, count in nodes.items() if place < count]
+    if settings.max_replicas:
+        there = there[:max(settings.min_replicas - len(here), settings.ray_replicas)]
+    states = [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]
+    return ReplicaSet(states, AutoscaleState(settings.min_replicas, settings.max_replicas))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Set
+
 import msgspec
 from msgspec import Struct
 
@@ -43,9 +45,9 @@ class FlushOrders:
         for order in self._open.values():
             order.left.discard(replica)
 
-    def pop(self) -> list[Reply]:
-        """The answers that are complete."""
-        done = [key for key, order in self._open.items() if not order.left]
+    def pop(self, there: Set[int]) -> list[Reply]:
+        """The answers that are complete; there: the replicas that there are."""
+        done = [key for key, order in self._open.items() if not order.left & there]
         orders = [self._open.pop(key) for key in done]
         return [Reply(each.order.rid, each.order.client, msgspec.json.encode(each.sums))
                 for each in orders]

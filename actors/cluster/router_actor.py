@@ -6,7 +6,6 @@ from time import monotonic
 
 import msgspec
 
-from actorium.actors.cluster.cluster_control import AutoscaleState, ReplicaState
 from actorium.actors.cluster.request_book import RequestBook
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.cluster.routing.placements import Placements
@@ -21,7 +20,6 @@ from actorium.actors.config.cluster_settings import (
     RAY_ROLE,
     ROUTER_ROLE,
     ClusterConfig,
-    on_ray,
     replica_name,
 )
 from actorium.actors.config.tree import Config
@@ -74,9 +72,7 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
     placements = Placements(role_of, book, placer, index, context.epoch)
     cluster, runtime = config.cluster, config.runtime
     fleet = Fleet(placements, capacities(cluster), LoadMeter(book), Autoscaler(aims_of(config)),
-                  runtime.start_timeout, runtime.drain_timeout)
-    fleet.adopt(first_replicas(cluster), 0.0)
-    fleet.autoscale = AutoscaleState(cluster.min_replicas, cluster.max_replicas)
+                  runtime.start_timeout, runtime.drain_timeout, context.epoch)
     if cluster.ray_address:
         fleet.told.append(RAY_ROLE)
     return RouterCore(book, placements, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
@@ -95,24 +91,3 @@ def capacities(settings: ClusterConfig) -> dict[str, int]:
         return {"": MOST_REPLICAS}
     nodes = {name: int(most) for name, most in settings.nodes.items()}
     return ({"": settings.replicas} if settings.replicas else {}) | nodes
-
-
-def begun_nodes(settings: ClusterConfig) -> dict[str, float]:
-    """The nodes that a cluster begins with: of those that Ray places maybe not all."""
-    placed = [name for name in settings.nodes if on_ray(name)] if settings.ray_address else []
-    spare = placed[settings.ray_replicas or len(placed):]
-    return {name: count for name, count in settings.nodes.items() if name not in spare}
-
-
-def first_replicas(settings: ClusterConfig) -> list[ReplicaState]:
-    """Those that a cluster begins with: the head's, which its launcher has started, then one of
-    each node in turns; with a policy no more of them than its fewest, or than Ray is to begin with.
-    """
-    here = [("", place) for place in range(settings.replicas)]
-    nodes = begun_nodes(settings)
-    most = max(nodes.values(), default=0.0)
-    there = [(name, place) for place in range(int(most))
-             for name, count in nodes.items() if place < count]
-    if settings.max_replicas:
-        there = there[:max(settings.min_replicas - len(here), settings.ray_replicas)]
-    return [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]

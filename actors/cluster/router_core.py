@@ -11,7 +11,8 @@ before that order, is dropped. What is in flight to a scheduler that dies is los
 when the next one says what it knows (`Inventory`).
 
 With a ledger the book is written down before anybody hears of what is new in it. The next router
-begins with it, asks the replicas what lives there, and places anew what lives nowhere.
+begins with it. Every router asks the launcher which replicas there are and, of all but the first,
+those what lives there; what lives nowhere it places anew.
 """
 
 from __future__ import annotations
@@ -22,7 +23,12 @@ from typing import Any
 
 import msgspec
 
-from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet, ToRouterFront
+from actorium.actors.cluster.cluster_control import (
+    AskReplicaSet,
+    ReplicaLeftOut,
+    ReplicasKept,
+    ToRouterFront,
+)
 from actorium.actors.cluster.cluster_desk import ClusterDesk
 from actorium.actors.cluster.cluster_messages import (
     CacheDelta,
@@ -83,19 +89,18 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = ToRouter | ReplicaSet | FromNodes | RayNews
+    inbox: Any = ToRouter | ReplicasKept | FromNodes | RayNews
     front: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, placements: Placements, fleet: Fleet, epoch: int,
                  max_waiting: int) -> None:
-        """fleet: with the replicas that the configuration names; max_waiting: requests that may
-        wait while no replica takes any."""
+        """fleet: empty so far; max_waiting: requests that may wait while no replica takes any."""
         self.book, self.placements, self.fleet = book, placements, fleet
         self._desk = ClusterDesk(fleet, placements)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
         self._early: list[Any] = []
-        """What came before all inventories were there."""
+        """What came before replicas and inventories were there."""
         self._gather_until: float | None = None
         self._flushes = FlushOrders()
         self._lives = ReplicaLives(book, placements, self._flushes)
@@ -114,22 +119,24 @@ class RouterCore(Core):
             self._on_replica(message, now)
         elif isinstance(message, ReplicaGone):
             self._lives.on_gone(message)
-        elif isinstance(message, ReplicaSet):
-            self.fleet.adopt(message.replicas, now)
-            self.fleet.autoscale = message.autoscale
+        elif isinstance(message, ReplicasKept):
+            self._on_kept(message, now)
+        elif isinstance(message, ReplicaLeftOut):
+            self.fleet.leave_out(message.index, message.why)
         elif isinstance(message, NodesHello):
-            self._out.append(Send(message.role, self.fleet.replica_set()))
+            if self.fleet.known:
+                self._out.append(Send(message.role, self.fleet.replica_set()))
         elif isinstance(message, ReplicaSilent | ReplicaBack):
             self._lives.on_node(message)
         elif isinstance(message, RayNews):
             self._desk.placement = message.text
-        elif self._gather_until is not None or not self._started:
+        elif not self._begun:
             self._early.append(message)
         else:
             self._on_order(message, now)
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        self._out.append(Send(CLIENT, self._desk.answer(message, now), client))
+        self._desk.ask(client, message, now)
         self._tick_at = now
 
     @property
@@ -143,21 +150,14 @@ class RouterCore(Core):
             self._started = True
             for request in [*self.book.live.values()]:
                 self.book.check_end(request, now)
-            if self._epoch > 1:
-                self._out.append(Send(LAUNCHER, AskReplicaSet()))
-            if self._epoch > 1 or self.book.live:
-                self._gather_until = now + (GATHERING if self.book.written else UNWRITTEN)
-                placements.gathering = True
-            for view in self.views:
-                view.heard = now
-                placements.ask(view)
         if self._gather_until is not None and (
                 now >= self._gather_until or all(view.synced for view in self.views)):
             self._gather_until = None
             placements.gathered(now)
             self.next_sid += SPARE_SIDS
             placements.pending.update((each.sid, each) for each in self.book.waiting())
-        if self._gather_until is None and self._early:
+        if self._begun:
+            self._desk.obey(now)
             early, self._early = self._early, []
             for message in early:
                 self._on_order(message, now)
@@ -166,20 +166,41 @@ class RouterCore(Core):
             self._on_tick(now)
         if placements.pending:
             placements.place_pending(now)
-        if self.fleet.changed:
-            self.fleet.changed = False
-            wanted = self.fleet.replica_set()
+        if (wanted := self.fleet.next_set()) is not None:
             self._out += [Send(role, wanted) for role in self.fleet.told]
-        self._out += [Send(DETOKENIZER, reply) for reply in self._flushes.pop()]
+        self._out += self._desk.answers(now)
+        self._out += [Send(DETOKENIZER, reply)
+                      for reply in self._flushes.pop(placements.by_index.keys())]
         if self._ledger_full:  # all that is about requests waits for it, in order
-            now_out = [send for send in self._out if send.to == CLIENT]
-            self._out = [send for send in self._out if send.to != CLIENT]
+            others = {CLIENT, LAUNCHER, *self.fleet.told}
+            now_out = [send for send in self._out if send.to in others]
+            self._out = [send for send in self._out if send.to not in others]
             return now_out
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
         # Not before all are known: what no request names may go.
-        media = self.book.media.pop() if self._gather_until is None else []
+        media = self.book.media.pop() if self._begun else []
         return self._records() + media + orders + out
+
+    @property
+    def _begun(self) -> bool:
+        """It is known which replicas there are, and what lives there."""
+        return self._started and self.fleet.known and self._gather_until is None
+
+    def _on_kept(self, message: ReplicasKept, now: float) -> None:
+        """The launcher has these replicas."""
+        if message.epoch != self._epoch:
+            return  # to an earlier router
+        self.fleet.kept = message.kept.number
+        if self.fleet.known:
+            return
+        self.fleet.adopt(message.kept)
+        if self._epoch > 1 or self.book.live:
+            self._gather_until = now + (GATHERING if self.book.written else UNWRITTEN)
+            self.placements.gathering = True
+        for view in self.views:
+            view.heard = now
+            self.placements.ask(view)
 
     def _records(self) -> list[Send]:
         """What must be in the ledger before anything else of a wake goes out."""
@@ -205,7 +226,7 @@ class RouterCore(Core):
             if shared in gauges:
                 gauges[shared] = max(int(view.gauges.get(shared, 0)) for view in self.views)
         own = self.placements.gauges() | self.fleet.gauges()
-        phase = ("draining" if self._draining else "starting" if self._gather_until is not None
+        phase = ("draining" if self._draining else "starting" if not self._begun
                  else "stepping" if self.book.live else "idle")
         gauges["ledger_full"] += bool(self._ledger_full)
         gauges["ledger_not_durable"] += bool(self._not_durable)
@@ -394,8 +415,13 @@ class RouterCore(Core):
         self._out.append(Send(DETOKENIZER, msgspec.structs.replace(message, epoch=self._epoch)))
 
     def _on_tick(self, now: float) -> None:
-        self.fleet.tick(now)
-        self._lives.tick(now)
+        if not self.fleet.known:
+            self._out.append(Send(LAUNCHER, AskReplicaSet(self._epoch)))
+        elif self.fleet.kept < self.fleet.number:  # should that have been lost
+            self._out.append(Send(LAUNCHER, self.fleet.replica_set()))
+        if self._begun:
+            self.fleet.tick(now)
+            self._lives.tick(now)
         for request in [*self.placements.pending.values()]:
             deadline = request.submit.deadline
             if deadline is not None and deadline <= now:

@@ -14,6 +14,7 @@ from actorium.actors.config.cluster_settings import (
     came_later,
     clustered,
     replica_built,
+    replica_index,
 )
 from actorium.actors.launcher.children import ChildProcess
 from actorium.actors.launcher.launcher import STOP_GRACE, Launcher
@@ -22,14 +23,18 @@ from actorium.actors.runtime.process import EXIT_BAD_CONFIG, send_signal
 from actorium.actors.runtime.rundir import address
 
 if TYPE_CHECKING:
-    from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
+    from actorium.actors.cluster.cluster_control import ReplicaState
+    from actorium.actors.launcher.replica_roster import ReplicaRoster
+    from actorium.actors.runtime.mailbox import Outbox
 
 
 class ClusterLauncher(Launcher):
     """A `Launcher` whose replicas change; an engine of one it leads as that does."""
 
-    _wanted: ReplicaSet | None = None
-    """What the router said last."""
+    _roster: ReplicaRoster | None = None
+    """None = it is an engine of one."""
+    _router: Outbox | None = None
+    """To the router that asked last."""
     _leaving: frozenset[str] = frozenset()
     """Roles of replicas that have been told to go and still run."""
     _epochs: dict[str, int]
@@ -39,35 +44,45 @@ class ClusterLauncher(Launcher):
         self._epochs = {}
         if clustered(self.config.cluster):
             from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
+            from actorium.actors.launcher.replica_roster import ReplicaRoster
 
             self.inbox_union = ToLauncher | ReplicaSet | AskReplicaSet
+            self._roster = ReplicaRoster(self.config.cluster)
         super()._open_mailboxes(path)
 
     def _on_message(self, message: Any) -> None:
         name = type(message).__name__
-        if name == "ReplicaSet":
-            self._wanted = message
+        if self._roster is not None and name == "ReplicaSet":
+            answers = self._roster.on_set(message)
             self._change_replicas()
-        elif name == "AskReplicaSet":
-            self._tell_router()
+            self._tell_router(answers)
+        elif self._roster is not None and name == "AskReplicaSet":
+            self._close_router()
+            self._tell_router(self._roster.on_ask(message))
         else:
             super()._on_message(message)
 
-    def _tell_router(self) -> None:
-        """What its predecessor wanted, if it ever said."""
+    def _tell_router(self, messages: list[Any]) -> None:
+        """What does not arrive a router asks for again."""
         from actorium.actors.runtime.mailbox import Outbox
 
-        if self._wanted is not None and self._run_dir is not None:
-            box = Outbox(self._context, address(self._run_dir.path, f"{ROUTER_ROLE}.inbox"), hwm=16)
-            box.send(self._wanted)
-            box.close()
+        if self._router is None and self._run_dir is not None:
+            self._router = Outbox(self._context, address(
+                self._run_dir.path, f"{ROUTER_ROLE}.inbox"), hwm=64, lossy=True)
+        for message in messages:
+            if self._router is not None:
+                self._router.send(message)
+
+    def _close_router(self) -> None:
+        if self._router is not None:
+            self._router.close()
+            self._router = None
 
     def _change_replicas(self) -> None:
         """Has those go that are not wanted any more, and starts those that are missing."""
-        if self._wanted is None or self._stops.count or self.failure is not None:
+        if self._roster is None or self._stops.count or self.failure is not None:
             return
-        here = {f"{REPLICA_ROLE}{state.index}": state for state in self._wanted.replicas
-                if not state.node}
+        here = self._roster.here()
         for role in [role for role in self.roles if role.startswith(REPLICA_ROLE)]:
             if role not in here:
                 self._dismiss(role)
@@ -114,9 +129,12 @@ class ClusterLauncher(Launcher):
         if status != EXIT_BAD_CONFIG or not came_later(self.roles.get(actor.role, "")):
             super()._on_fault(actor, status, death)
             return
-        self._say(f"{actor.role} is left out: {self._error_of(actor.pid) or death}")
+        why, index = self._error_of(actor.pid) or death, replica_index(actor.role)
+        self._say(f"{actor.role} is left out: {why}")
         del self.roles[actor.role]
         self._forget(actor.role, actor.epoch)
+        if self._roster is not None and index is not None:
+            self._tell_router([self._roster.leave_out(index, why)])
 
     def _forget(self, role: str, epoch: int) -> None:
         from actorium.actors.cluster.cluster_control import RetiredReplica

@@ -137,6 +137,31 @@ def test_replicas_come_rest_and_go_under_streams(cli: Cli) -> None:
 
 
 @pytest.mark.slow
+def test_a_router_that_is_killed_after_a_change_leaves_no_ghost(cli: Cli) -> None:
+    """Fewer than the cluster was started with, the router killed, as many as before again: each
+    order comes back, and the last one that lives cannot be drained."""
+    def shown(*words: str) -> list[tuple[int, str]]:
+        done = cli.run("cluster", *words, "--json")
+        assert done.returncode == 0, done.stderr
+        return [(row["replica"], row["phase"]) for row in json.loads(done.stdout)["replicas"]]
+
+    with cli.serve("--name", "c", "--replicas", "3", *NULL):
+        assert shown("scale", "c", "2") == [(0, "ready"), (1, "ready")]
+        for order in (("drain", "c", "1"), ("undrain", "c", "1"), ("scale", "c", "3")):
+            pids = pids_of(cli)
+            assert ("c", "replica-2") not in pids
+            os.kill(pids["c", "scheduler"], signal.SIGKILL)
+            assert len(shown("status", "c")) == 2
+            said = shown(*order)
+        assert said == [(0, "ready"), (1, "ready"), (2, "ready")]
+        assert shown("scale", "c", "1") == [(0, "ready")]
+        os.kill(pids_of(cli)["c", "scheduler"], signal.SIGKILL)
+        refused = cli.run("cluster", "drain", "c", "0")
+        assert refused.returncode == 2 and b"no other replica than 0" in refused.stderr
+        assert streams(cli, lambda: None) == WHOLE
+
+
+@pytest.mark.slow
 def test_a_replica_that_finds_no_device_is_left_out(cli: Cli) -> None:
     """Though there is none at all: workers without a model need none."""
     visible = {"CUDA_VISIBLE_DEVICES": "0,1"}
@@ -146,7 +171,9 @@ def test_a_replica_that_finds_no_device_is_left_out(cli: Cli) -> None:
         assert b"replica 2 needs CUDA devices 2 to 2 of CUDA_VISIBLE_DEVICES=0,1" in said
         assert streams(cli, lambda: None) == WHOLE
         shown = json.loads(cli.run("cluster", "status", "c", "--json").stdout)["replicas"]
-        assert [row["phase"] for row in shown] == ["ready", "ready", "starting"]
+        assert [row["phase"] for row in shown] == ["ready", "ready", "left out"]
+        waited = cli.run("cluster", "scale", "c", "3")
+        assert waited.returncode != 0 and b"replica 2 is left out: replica 2 needs" in waited.stderr
         assert cli.run("cluster", "scale", "c", "2").returncode == 0
         assert "replica-2" not in {role for _, role in pids_of(cli)}
         assert process.poll() is None

@@ -20,6 +20,7 @@ from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
 from actorium.actors.core import CLIENT, LEDGER, Context, Send
+from actorium.actors.launcher.replica_roster import ReplicaRoster
 from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
@@ -122,13 +123,14 @@ class ClusterBox:
         """What the router has said to people."""
         self.holds: list[HoldMedia] = []
         """What the routers have said to the media actor."""
-        self.wanted: ReplicaSet | None = None
+        self.roster = ReplicaRoster(config.cluster)
         self.gone: set[int] = set()
         """Replicas that have left."""
         self.router = self.new_router()
 
-    def new_router(self) -> RouterCore:
-        """The next router; whatever was on its way to the one before is lost."""
+    def new_router(self, told: bool = True) -> RouterCore:
+        """The next router; whatever was on its way to the one before is lost. told: at once, which
+        replicas there are."""
         self.to_router.clear()
         self.router_epoch += 1
         replace = msgspec.structs.replace
@@ -137,6 +139,10 @@ class ClusterBox:
         prior = None if self.ledger is None else LedgerHistory().read(self.ledger)
         self.router = router_actor.router_core(
             Context(config, Path("/nowhere"), "scheduler", self.router_epoch, 7), prior)
+        for send in self.router.on_wake(self.now) if told else ():
+            assert isinstance(send.message, AskReplicaSet)
+            for answer in self.roster.on_ask(send.message):
+                self.router.on_message(answer, self.now)
         return self.router
 
     def kill(self, index: int, told: bool = True) -> None:
@@ -187,7 +193,7 @@ class ClusterBox:
                 assert self.ledger is not None
                 self.ledger.append(send.message)
             elif send.to == "launcher":
-                self._launch(send.message)
+                self.launch(send.message)
             elif send.to == "media":
                 self.holds.append(send.message)
             elif send.to == CLIENT:
@@ -205,17 +211,20 @@ class ClusterBox:
             self.replicas[index].inbox.append(
                 msgspec.msgpack.decode(_encode(send.message), type=ToReplica))
 
-    def _launch(self, order: ReplicaSet | AskReplicaSet) -> None:
+    def launch(self, order: ReplicaSet | AskReplicaSet) -> None:
         """As a launcher does."""
         if isinstance(order, AskReplicaSet):
-            if self.wanted is not None:
-                self.to_router.append(self.wanted)
+            self.to_router += self.roster.on_ask(order)
             return
-        self.wanted, indices = order, {state.index for state in order.replicas}
+        self.to_router += self.roster.on_set(order)
+        self.change_replicas({state.index for state in self.roster.here().values()})
+
+    def change_replicas(self, indices: set[int]) -> None:
+        """These are to run, and no others."""
         for index, old in enumerate(self.replicas):
             if index in self.gone and index in indices:
                 self.replicas[index] = ReplicaBox(self.config, index, old.launch + 1)
-        for index in range(len(self.replicas), max(indices) + 1):
+        for index in range(len(self.replicas), max(indices, default=-1) + 1):
             self.replicas.append(ReplicaBox(self.config, index, 1))
         self.gone = set(range(len(self.replicas))) - indices
 
@@ -223,7 +232,8 @@ class ClusterBox:
         """Somebody asks at the router's front."""
         self.router.on_client(b"person", msgspec.msgpack.decode(
             _encode(message), type=self.router.front), self.now)
-        self.turn()
+        while not self.answers:
+            self.turn()
         answer = self.answers.pop()
         assert isinstance(answer, ClusterAnswer)
         return answer

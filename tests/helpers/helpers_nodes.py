@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 from helpers_cluster import ClusterBox, ReplicaBox, settings
 
-from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
 from actorium.actors.cluster.cluster_messages import ToReplica
 from actorium.actors.cluster.nodes.node_agent_core import (
     Connect,
@@ -127,8 +126,6 @@ class NodesBox(ClusterBox):
         self.hub.on_message(msgspec.msgpack.decode(
             _encode(send.message), type=self.hub.inbox), self.now)
 
-    def _launch(self, order: ReplicaSet | AskReplicaSet) -> None:
-        if isinstance(order, ReplicaSet):
-            self.wanted = order
-        elif self.wanted is not None:
-            self.to_router.append(self.wanted)
+    def change_replicas(self, indices: set[int]) -> None:
+        """None on the head."""
+        assert not indices

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from actorium.actors.cluster.router_actor import capacities, first_replicas
+from actorium.actors.cluster.cluster_control import first_replicas
+from actorium.actors.cluster.router_actor import capacities
 from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
@@ -38,7 +39,8 @@ def test_ray_places_nodes_beside_those_that_are_named(tmp_path: Path) -> None:
     cluster = config.cluster
     assert cluster.nodes == {"a": 2, "ray-0": 1, "ray-1": 1, "ray-2": 1}
     assert (cluster.ray_address, cluster.ray_replicas, cluster.ray_cpus) == ("auto", 2, 4.0)
-    assert [state.node for state in first_replicas(cluster)] == ["a", "ray-0", "ray-1", "a"]
+    first = first_replicas(cluster).replicas
+    assert [state.node for state in first] == ["a", "ray-0", "ray-1", "a"]
     assert capacities(cluster) == {"a": 2, "ray-0": 1, "ray-1": 1, "ray-2": 1}
     assert roles_of(config)["ray"].endswith("ray_actor:build")
     assert stop_rank("ray") == stop_rank("nodes")
@@ -50,14 +52,14 @@ def test_the_flag_alone_is_enough(tmp_path: Path) -> None:
     path = written(tmp_path, "")
     cluster = configured(path, ray=True).cluster
     assert len(cluster.nodes) == 8 and cluster.cluster_listen == "tcp://0.0.0.0:7400"
-    assert len(first_replicas(cluster)) == 1
+    assert len(first_replicas(cluster).replicas) == 1
     assert configured(path, address="10.0.0.9:6379").cluster.ray_address == "10.0.0.9:6379"
 
 
 def test_without_ray_nothing_changes(tmp_path: Path) -> None:
     config = configured(written(tmp_path, 'listen = "tcp://h:1"\n[nodes.a]\n[nodes.ray-0]\n'))
     assert config.cluster.ray_address is None and "ray" not in roles_of(config)
-    assert [state.node for state in first_replicas(config.cluster)] == ["a", "ray-0"]
+    assert [state.node for state in first_replicas(config.cluster).replicas] == ["a", "ray-0"]
 
 
 def test_a_head_without_replicas_needs_no_device(tmp_path: Path,

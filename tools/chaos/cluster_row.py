@@ -10,7 +10,12 @@ from time import monotonic
 from typing import Any
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.cluster.cluster_control import DrainReplica, ScaleCluster, UndrainReplica
+from actorium.actors.cluster.cluster_control import (
+    AskCluster,
+    DrainReplica,
+    ScaleCluster,
+    UndrainReplica,
+)
 from actorium.actors.config.cluster_settings import (
     REPLICA_ROLE,
     ROUTER_ROLE,
@@ -28,9 +33,9 @@ OWN = ("scheduler", "worker-0", "watchdog")
 """Of each replica."""
 APART = 4.0
 """Seconds between two faults: a replica that died is mostly back by then."""
-DRAIN, SCALE = "drain", "scale"
-"""A replica gets no requests, and those that it has go on elsewhere; one replica fewer. Each is
-taken back after a while."""
+DRAIN, SCALE, SCALE_KILL = "drain", "scale", "scale and kill"
+"""A replica gets no requests, and those that it has go on elsewhere; one replica fewer; one fewer,
+and the router is killed. Each is taken back after a while."""
 TAKEN_BACK = 1.5
 """Seconds after which it is."""
 LOOKS = 0.2
@@ -42,9 +47,9 @@ SETTLES = 20.0
 
 
 def faults(seed: int, count: int, replicas: int) -> list[Fault]:
-    """So many, in random order: of twelve, three kill replicas as a whole, two an actor of a
+    """So many, in random order: of thirteen, three kill replicas as a whole, two an actor of a
     replica, two one of the cluster's own, one the router and a replica at once, two stop somebody,
-    one drains a replica, and one makes them fewer."""
+    one drains a replica, one makes them fewer, and one makes them fewer and kills the router."""
     chance = random.Random(seed)
 
     def one(kind: int) -> tuple[str, tuple[str, ...]]:
@@ -59,9 +64,10 @@ def faults(seed: int, count: int, replicas: int) -> list[Fault]:
         if kind < 9:
             return STOP, (chance.choice((whole, f"{index}/scheduler", f"{index}/worker-0",
                                          ROUTER_ROLE)),)
-        return ((KILL, (ROUTER_ROLE, whole)), (DRAIN, (whole,)), (SCALE, (whole,)))[kind - 9]
+        return ((KILL, (ROUTER_ROLE, whole)), (DRAIN, (whole,)), (SCALE, (whole,)),
+                (SCALE_KILL, (ROUTER_ROLE,)))[kind - 9]
 
-    whats = [one(number % 12) for number in range(count)]
+    whats = [one(number % 13) for number in range(count)]
     chance.shuffle(whats)
     return [Fault(round(APART * (i + chance.uniform(0.05, 0.25)), 3), kind, roles)
             for i, (kind, roles) in enumerate(whats)]
@@ -72,6 +78,9 @@ class ClusterFaultPlayer(FaultPlayer):
 
     async def strike(self, fault: Fault) -> None:
         """See `FaultPlayer`."""
+        if fault.kind == SCALE_KILL:
+            await self._scale_and_kill(fault)
+            return
         if fault.kind not in (DRAIN, SCALE):
             await super().strike(fault)
             return
@@ -86,6 +95,27 @@ class ClusterFaultPlayer(FaultPlayer):
             await asyncio.to_thread(asker.ask, *there)
             await asyncio.sleep(TAKEN_BACK)
             await asyncio.to_thread(asker.ask, *back)
+
+    async def _scale_and_kill(self, fault: Fault) -> None:
+        """What was ordered of the router before its death is so with the next one, and what is
+        ordered then is done."""
+        count = self.rig.engine.config.cluster.replicas
+        self.done[fault.kind] += 1
+        with ClusterAsker(self.rig.engine.name, str(self.rig.base)) as asker:
+            await asyncio.to_thread(asker.ask, ScaleCluster, count - 1)
+            await super().strike(Fault(fault.at, KILL, fault.roles))
+            after = await asyncio.to_thread(asker.ask, AskCluster)
+            if after.target != count - 1:
+                self.wrong.append(f"{fault.name}: {after.target} replicas wanted after the death "
+                                  f"of the router, {count - 1} before")
+            await asyncio.to_thread(asker.ask, ScaleCluster, count)
+            until = monotonic() + SETTLES
+            while [row.phase for row in after.rows] != ["ready"] * count:
+                if monotonic() > until:
+                    self.wrong.append(f"{fault.name}: not {count} ready but {after.rows}")
+                    return
+                await asyncio.sleep(LOOKS)
+                after = await asyncio.to_thread(asker.ask, AskCluster)
 
 
 class RouterCounts:

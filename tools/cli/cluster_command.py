@@ -86,7 +86,7 @@ def _ask(command: str, argv: list[str]) -> int:
     with ClusterAsker(loose[0], config.runtime.run_dir) as asker:
         answer = _order(asker, command, loose[1:], options)
         if command in ("scale", "drain") and options.wait and not _by_load(loose[1]):
-            answer = _await(asker, options, _done(command, loose[1:]))
+            answer = _await(asker, options, command, int(loose[1]))
     if options.json:
         print(json.dumps(as_json(answer)))
     else:
@@ -128,22 +128,29 @@ def _number(word: str, name: str) -> int:
     return int(word)
 
 
-def _done(command: str, words: list[str]) -> Callable[[ClusterAnswer], bool]:
-    """Whether what was asked for is so."""
-    count = int(words[0])
+def is_done(command: str, operand: int, answer: ClusterAnswer) -> bool:
+    """Whether what was asked for is so. Raises `EngineUnavailable` if it never will be by itself.
+    """
     if command == "drain":
-        return lambda answer: all(row.phase == "drained" for row in answer.rows
-                                  if row.replica == count)
-    return lambda answer: len(answer.rows) == count and all(
+        phase = next((row.phase for row in answer.rows if row.replica == operand), "drained")
+        if phase not in ("draining", "drained", "leaving"):
+            raise EngineUnavailable(f"replica {operand} is {phase}: somebody has undrained it")
+        return phase == "drained"
+    if answer.target != operand:
+        raise EngineUnavailable(f"{answer.target} replicas are wanted by now, not {operand}: "
+                                "somebody else has scaled the cluster")
+    if left_out := _left_out(answer):
+        raise EngineUnavailable("; ".join(left_out))
+    return len(answer.rows) == operand and all(
         row.phase in ("ready", "drained") for row in answer.rows)
 
 
-def _await(asker: ClusterAsker, options: ClusterOptions, done: Callable[[ClusterAnswer], bool]
+def _await(asker: ClusterAsker, options: ClusterOptions, command: str, operand: int
            ) -> ClusterAnswer:
     until = time.monotonic() + options.patience
     while True:
         answer = asker.ask(AskCluster)
-        if done(answer):
+        if is_done(command, operand, answer):
             return answer
         if time.monotonic() > until:
             raise EngineUnavailable(f"patience: not done after {options.patience:g} s; it goes on")
@@ -164,7 +171,12 @@ def table(answer: ClusterAnswer) -> str:
     text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
             for line in lines]
     text.append(f"{answer.target} replicas wanted, {answer.waiting} requests wait for one")
-    return "\n".join([*text, *filter(None, (answer.policy, answer.placement))])
+    return "\n".join([*text, *filter(None, (*_left_out(answer), answer.policy,
+                                            answer.placement))])
+
+
+def _left_out(answer: ClusterAnswer) -> list[str]:
+    return [f"replica {row.replica} is left out: {row.why}" for row in answer.rows if row.why]
 
 
 def _cells(row: ReplicaRow) -> list[str]:

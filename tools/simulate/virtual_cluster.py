@@ -23,7 +23,7 @@ import numpy as np
 from msgspec import Struct
 
 from actorium.actors.cluster import router_actor
-from actorium.actors.cluster.cluster_control import ReplicaSet
+from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicasKept, first_replicas
 from actorium.actors.cluster.cluster_messages import ReplicaGone
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig
@@ -108,6 +108,7 @@ class VirtualCluster:
         """Seconds from the router to a replica, and back."""
         self.router: RouterCore = router_actor.build(
             Context(config, NOTHING, "scheduler", 1, splitmix64(seed) >> 1))
+        self.router.on_message(ReplicasKept(1, first_replicas(config.cluster)), self.now)
         self._roles = {view.role: view.index for view in self.router.views}
         self.replicas: list[VirtualReplica | None] = [None] * config.cluster.replicas
         self._launches = [1] * len(self.replicas)
@@ -265,6 +266,7 @@ class VirtualCluster:
                 self._hear(send.message)
             elif isinstance(send.message, ReplicaSet):
                 self._change(send.message)
+                self.router.on_message(ReplicasKept(1, send.message), self.now)
 
     def _to_replica(self, order: tuple[int, Any]) -> None:
         index, message = order

@@ -13,7 +13,7 @@ from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from actorium.actors.cluster.cluster_control import Index
+from actorium.actors.cluster.cluster_control import Index, ReplicaLeftOut
 from actorium.actors.cluster.cluster_messages import FromReplica, ToReplica
 from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.messages import Count, Epoch, Message, Short, StepNo
@@ -168,4 +168,4 @@ class ReplicaBack(Message, frozen=True):
     index: Index
 
 
-FromNodes = NodesHello | ReplicaSilent | ReplicaBack
+FromNodes = NodesHello | ReplicaSilent | ReplicaBack | ReplicaLeftOut

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
+from actorium.actors.cluster.cluster_control import ReplicaLeftOut, ReplicaSet, ReplicaState
 from actorium.actors.cluster.cluster_messages import (
     Adopt,
     FromReplica,
@@ -90,7 +90,7 @@ class RemoteReplica(Struct):
     start_at: float | None = None
     """When it is started again."""
     ready: bool = False
-    failed: str = ""
+    left_out: str = ""
     """Why it is not started again, by this agent."""
 
 
@@ -121,7 +121,9 @@ class NodesCore(Core):
         self._start_timeout, self._restarts = start_timeout, restarts
         self._launch = epoch << LAUNCHES
         self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello())]
-        self._knows_set = self._draining = False
+        self._set_number = -1
+        """Of the replicas that there shall be; -1 = not known yet."""
+        self._draining = False
         self._was_up = local
         self._steps = self._losses = 0
         self._beat_at = 0.0
@@ -142,7 +144,9 @@ class NodesCore(Core):
             link.said.append(ForReplica(order.index, shifted_order(order.order, link.ahead)))
 
     def _on_set(self, wanted: ReplicaSet, now: float) -> None:
-        self._knows_set = True
+        if wanted.number < self._set_number:
+            return  # of a router that is no more
+        self._set_number = wanted.number
         states = {state.index: state for state in wanted.replicas if state.node}
         for index in [*self.replicas.keys() - states.keys()]:
             link = self.links.get(self.replicas.pop(index).state.node)
@@ -151,6 +155,8 @@ class NodesCore(Core):
         for index, state in states.items():
             replica = self.replicas.setdefault(index, RemoteReplica(state))
             replica.state = state
+            if replica.left_out:  # it may be another router
+                self._leave_out(replica, replica.left_out)
         for link in self.links.values():
             self._settle(link, now)
 
@@ -212,13 +218,13 @@ class NodesCore(Core):
         if self._agents.get(join.node) != join.agent:  # somebody may have put things right there
             self._agents[join.node] = join.agent
             for each in self.replicas.values():
-                if each.state.node == join.node:
-                    each.failed = ""
+                if each.state.node == join.node and each.left_out:
+                    self._leave_out(each, "")
         for index, launch in running.items():
             self._launch = max(self._launch, launch)
             if (replica := self.replicas.get(index)) is not None and replica.launch == launch:
                 self._tell(ReplicaBack(index))
-        if self._knows_set:
+        if self._set_number >= 0:
             self._settle(link, now)
 
     def _settle(self, link: NodeLink, now: float) -> None:
@@ -230,13 +236,13 @@ class NodesCore(Core):
         for index, replica in mine.items():
             launch = link.running.get(index)
             if launch is None and replica.launch and replica.start_at is None \
-                    and not replica.failed:  # it ran, and its agent does not know it any more
+                    and not replica.left_out:  # it ran, and its agent does not know it any more
                 self._tell(ReplicaGone(index, replica.launch))
                 replica.launch = 0
             if launch is not None and launch != replica.launch:
                 replica.launch = launch
                 self._tell(ReplicaBack(index))
-            elif launch is None and replica.start_at is None and not replica.failed:
+            elif launch is None and replica.start_at is None and not replica.left_out:
                 replica.start_at = now
 
     def _start(self, link: NodeLink, replica: RemoteReplica) -> None:
@@ -279,9 +285,14 @@ class NodesCore(Core):
         replica.ready = False
         at = self._restarts.on_death(f"{link.agent} {ended.index}", now)
         if ended.status == EXIT_BAD_CONFIG or at is None:
-            replica.failed = how
+            self._leave_out(replica, how)
         else:
             replica.start_at = at
+
+    def _leave_out(self, replica: RemoteReplica, why: str) -> None:
+        """It is not started any more; why: empty = it is, again."""
+        replica.left_out = why
+        self._tell(ReplicaLeftOut(replica.state.index, why[:1000]))
 
     def on_client_gone(self, client: bytes, now: float) -> None:
         if (link := self._by_client.get(client)) is not None:
@@ -349,12 +360,12 @@ class NodesCore(Core):
         parts = [f"{len(expected) - len(missing)} of {len(expected)} nodes, {ready} of "
                  f"{len(self.replicas)} of their replicas ready"]
         parts += [f"missing: {', '.join(missing)}"] if missing else []
-        parts += [f"replica {index} at {r.state.node} {r.failed}"
-                  for index, r in self.replicas.items() if r.failed]
+        parts += [f"replica {index} at {r.state.node} {r.left_out}"
+                  for index, r in self.replicas.items() if r.left_out]
         return Health(phase, self._steps, self._start_timeout,
                       {"nodes": float(len(expected)), "nodes_joined": float(len(self.links)),
                        "node_losses": float(self._losses), "node_replicas_failed":
-                       float(sum(bool(replica.failed) for replica in self.replicas.values()))},
+                       float(sum(bool(replica.left_out) for replica in self.replicas.values()))},
                       "; ".join(parts))
 
     def on_peer_stuck(self, role: str, now: float) -> bool:

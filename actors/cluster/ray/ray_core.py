@@ -77,6 +77,8 @@ class RayCore(Core):
         self._generation = born
         self.wanted: dict[str, WantedGroup] | None = None
         """By node; None = the router has not said yet."""
+        self._set_number = 0
+        """Of what it said."""
         self.report: RayReport | None = None
         """The last one of a driver that lives."""
         self.fault = ""
@@ -103,6 +105,9 @@ class RayCore(Core):
     def on_message(self, message: Any, now: float) -> None:
         self._steps += 1
         if isinstance(message, ReplicaSet):
+            if message.number < self._set_number:
+                return  # of a router that is no more
+            self._set_number = message.number
             names = [state.node for state in message.replicas if on_ray(state.node)]
             before = self.wanted or {}
             self.wanted = {name: before.get(name) or WantedGroup(name) for name in names}

@@ -1,11 +1,11 @@
 """Which replicas there are, which of them get requests, and how one leaves: it gets no new ones,
 its running ones end or go on elsewhere, and then its launcher is told. How many there are people
-say, or the policy (`autoscale`). Pure."""
+say, or the policy (`autoscale`). A router begins with those that the launcher has. Pure."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import msgspec
 from msgspec import Struct
@@ -41,6 +41,8 @@ class Member(Struct):
     """When requests that still run there go on elsewhere, CLOCK_MONOTONIC seconds."""
     missing_since: float | None = None
     """It takes no requests since then; None = it does, or was not looked at."""
+    left_out: str = ""
+    """Why it is not started; empty = it is."""
 
     @property
     def closed(self) -> bool:
@@ -49,24 +51,31 @@ class Member(Struct):
 
     def state(self) -> ReplicaState:
         """What others are told of it."""
-        return ReplicaState(self.index, self.node, self.place, self.drained, self.leaving)
+        return ReplicaState(self.index, self.node, self.place, self.drained, self.leaving,
+                            self.move_at if self.closed else 0.0)
 
 
 class Fleet:
     """The replicas, as they shall be."""
 
     def __init__(self, placements: Placements, nodes: Mapping[str, int], meter: LoadMeter,
-                 autoscaler: Autoscaler, start: float, finish: float) -> None:
+                 autoscaler: Autoscaler, start: float, finish: float, epoch: int) -> None:
         """nodes: how many replicas each node may have at the most, "" = the head; start: seconds
         that a replica may take to start; finish: that requests get where the policy has a replica
-        leave."""
+        leave; epoch: the router's."""
         self._placements, self._nodes = placements, dict(nodes)
         self.meter, self._autoscaler = meter, autoscaler
         self.autoscale = AutoscaleState()
         self._start, self._finish = start, finish
         self.members: dict[int, Member] = {}
+        self.known = False
+        """The launcher has said which replicas there are."""
         self.changed = False
         """`told` have to be told."""
+        self.number = epoch << 32
+        """Of the last `ReplicaSet`."""
+        self.kept = 0
+        """Of the last one that the launcher has."""
         self._ready: set[int] = set()
         """Members that took requests at the last look."""
         self.told = [LAUNCHER, *([NODES_ROLE] if nodes.keys() - {""} else [])]
@@ -81,20 +90,34 @@ class Fleet:
         """As many as fit the nodes."""
         return min(MOST_REPLICAS, sum(self._nodes.values()))
 
-    def adopt(self, replicas: Sequence[ReplicaState], now: float) -> None:
-        """These there are, as an earlier router has left them."""
-        for state in replicas:
+    def adopt(self, found: ReplicaSet) -> None:
+        """These there are, and no others: as an earlier router has left them, or as the cluster was
+        started. Whether the others than the launcher have heard of that is not known."""
+        for state in found.replicas:
             member = Member(state.index, state.node, state.place, state.drained, state.leaving)
-            member.move_at = now if member.closed else FOR_EVER
+            member.move_at = state.finish_at if member.closed else FOR_EVER
             self.members[state.index] = member
             self._placements.add_view(state.index, state.node).closed = member.closed
-        for index in [*self._placements.by_index]:
-            if index not in self.members:
-                self._placements.remove_view(index)
+        self.autoscale = found.autoscale
+        self.known = self.changed = True
+
+    def leave_out(self, index: int, why: str) -> None:
+        """A replica is not started any more; why: empty = it is, again."""
+        if index in self.members:
+            self.members[index].left_out = why
+
+    def next_set(self) -> ReplicaSet | None:
+        """What those who start and stop replicas have to be told; None: they were."""
+        if not self.changed:
+            return None
+        self.changed = False
+        self.number += 1
+        return self.replica_set()
 
     def replica_set(self) -> ReplicaSet:
         """For those who start and stop them."""
-        return ReplicaSet([member.state() for member in self.members.values()], self.autoscale)
+        return ReplicaSet([member.state() for member in self.members.values()], self.autoscale,
+                          self.number)
 
     # --- orders; each returns why it is refused, empty = it is not ---
 
@@ -147,8 +170,9 @@ class Fleet:
         member = self.members.get(index)
         if member is None:
             return f"there is no replica {index}"
-        if all(other.closed for other in self.members.values() if other is not member):
-            return f"replica {index} is the last one that takes requests"
+        if not member.closed and not any(view.takes_requests for view in self._placements.views
+                                         if view.index != index):
+            return f"no other replica than {index} takes requests"
         member.drained = True
         self._open_or_close(member, now, finish)
         return ""
@@ -179,12 +203,12 @@ class Fleet:
         self.changed = True
 
     def _dismiss(self, now: float, finish: float) -> None:
-        """One fewer: one that gets no requests anyway, drained ones first, else of the fullest node
-        the latest."""
+        """One fewer: one that gets no requests anyway, those that are left out and drained ones
+        first, else of the fullest node the latest."""
         staying = [member for member in self.members.values() if not member.leaving]
         counts = {name: sum(m.node == name for m in staying) for name in self._nodes}
         views = self._placements.by_index
-        member = max(staying, key=lambda m: (m.drained, not views[m.index].ready,
+        member = max(staying, key=lambda m: (bool(m.left_out), m.drained, not views[m.index].ready,
                                              counts.get(m.node, 0), m.index))
         member.leaving = True
         self._open_or_close(member, now, finish)
@@ -204,7 +228,7 @@ class Fleet:
             if busy and now >= member.move_at and open_ones:
                 placements.move_all(view)
                 busy = False
-            if member.leaving and not busy:
+            if member.leaving and not busy and (open_ones or not view.ready):
                 placements.leave(view, "leaves")
                 placements.remove_view(member.index)
                 del self.members[member.index]
@@ -237,7 +261,8 @@ class Fleet:
             elif not member.closed:
                 since = member.missing_since
                 since = member.missing_since = now if since is None else since
-                coming += now - since < (LOST_PATIENCE if view.lost else self._start)
+                coming += not member.left_out and now - since < (
+                    LOST_PATIENCE if view.lost else self._start)
         nowhere = sum(request.submit.n for request in placements.pending.values())
         running, waiting = (sum(int(view.gauges.get(name, 0)) for view in ready)
                             for name in ("running", "waiting"))
@@ -270,10 +295,12 @@ class Fleet:
         reasons = view.reasons
         running = self._placements.runs_at(view)
         phase = ("leaving" if member.leaving else "draining" if member.drained and running
-                 else "drained" if member.drained else "ready" if view.takes_requests
+                 else "drained" if member.drained else "left out" if member.left_out
+                 else "ready" if view.takes_requests
                  else "silent" if view.lost else "starting")
         return ReplicaRow(
             member.index, member.node, phase, view.sequences,
             int(view.gauges.get("cached_pages", 0)), view.routed,
             reasons.get("routed_by_prefix", 0), reasons.get("routed_by_load", 0),
-            reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out, round(view.rate))
+            reasons.get("routed_blind", 0), view.migrated_in, view.migrated_out, round(view.rate),
+            member.left_out)

@@ -7,12 +7,12 @@ import pytest
 from helpers_cluster import ClusterBox, settings
 from helpers_nodes import NodesBox
 
-from actorium.actors.cluster import router_actor
 from actorium.actors.cluster.cluster_control import (
     AskCluster,
     AutoscaleCluster,
     AutoscaleState,
     ScaleCluster,
+    first_replicas,
 )
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config
@@ -143,16 +143,16 @@ def nodes_config(**policy: float) -> Config:
 @pytest.mark.parametrize(("policy", "first"), [
     ({"max_replicas": 0}, 4), ({"max_replicas": 3}, 1), ({"min_replicas": 3}, 3)])
 def test_several_machines_begin_with_the_fewest(policy: dict[str, float], first: int) -> None:
-    states = router_actor.first_replicas(nodes_config(**policy).cluster)
+    states = first_replicas(nodes_config(**policy).cluster).replicas
     assert len(states) == first and {state.node for state in states} <= {"a", "b"}
 
 
 @pytest.mark.parametrize(("ray_replicas", "first"), [(0, 1), (2, 2)])
 def test_on_ray_as_many_as_ray_is_to_begin_with(ray_replicas: int, first: int) -> None:
     nodes = {f"ray-{i}": 1.0 for i in range(4)}
-    states = router_actor.first_replicas(ClusterConfig(
+    states = first_replicas(ClusterConfig(
         replicas=0, nodes=nodes, ray_address="auto", ray_replicas=ray_replicas,
-        **POLICY))  # type: ignore[arg-type]
+        **POLICY)).replicas  # type: ignore[arg-type]
     assert [state.node for state in states] == [*nodes][:first]
 
 

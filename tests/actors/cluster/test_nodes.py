@@ -9,7 +9,12 @@ import msgspec
 import pytest
 from helpers_nodes import NodeBox, NodesBox
 
-from actorium.actors.cluster.cluster_control import AskCluster, ReplicaRow, ScaleCluster
+from actorium.actors.cluster.cluster_control import (
+    AskCluster,
+    DrainReplica,
+    ReplicaRow,
+    ScaleCluster,
+)
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.runtime.security.curve_keys import identity
 
@@ -101,7 +106,8 @@ def test_a_replica_that_cannot_be_started_is_left_out() -> None:
     box.submit([1, 2, 3], max_tokens=5)
     box.run()
     box.assert_whole()
-    assert rows(box)[1].phase == "starting"
+    assert (rows(box)[1].phase, rows(box)[1].why) == ("left out", told.partition("at b ")[2])
+    assert "no other replica" in box.ask(DrainReplica("q", 0)).error
     box.kill_agent("b")  # and what was wrong there has been mended
     turns(box, 200)
     assert rows(box)[1].phase == "ready"

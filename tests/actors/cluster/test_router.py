@@ -8,7 +8,7 @@ import msgspec
 import pytest
 from helpers_cluster import ClusterBox, settings
 
-from actorium.actors.cluster.cluster_control import AskCluster
+from actorium.actors.cluster.cluster_control import AskCluster, ScaleCluster
 from actorium.actors.cluster.cluster_messages import launch_of
 from actorium.actors.cluster.router_core import GATHERING, UNWRITTEN
 from actorium.actors.messages import Cancel, Flush, Hello, Recall, Reply, Stop, Unknown
@@ -286,6 +286,7 @@ def test_all_orders_wait_for_a_full_ledger_one_behind_the_other() -> None:
         box.turn()
     assert box.ledger == [] and not box.heard and not any(each.admitted for each in box.replicas)
     assert box.ask(AskCluster("q")).target == 2, "people who ask are answered"
+    assert box.ask(ScaleCluster("q", 3)).target == 3, "and the launcher is told what they order"
     box.router.on_ledger_ok(box.now)
     box.run()
     assert [heard.end.finish_reason for heard in box.of(kept) + box.of(given_up)

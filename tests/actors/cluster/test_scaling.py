@@ -15,7 +15,8 @@ from actorium.actors.cluster.cluster_control import (
     UndrainReplica,
 )
 from actorium.actors.cluster.routing.placing import FIRST_RATE
-from actorium.tools.cli.cluster_command import COLUMNS, table
+from actorium.actors.errors import EngineUnavailable
+from actorium.tools.cli.cluster_command import COLUMNS, is_done, table
 
 
 def rows(box: ClusterBox) -> dict[int, ReplicaRow]:
@@ -120,7 +121,7 @@ def test_refusals() -> None:
     assert "no replica 7" in box.ask(DrainReplica("q", 7)).error
     assert "no replica 7" in box.ask(UndrainReplica("q", 7)).error
     assert box.ask(DrainReplica("q", 1)).error == ""
-    assert "last one" in box.ask(DrainReplica("q", 0)).error
+    assert "no other replica than 0" in box.ask(DrainReplica("q", 0)).error
     assert [row.phase for row in rows(box).values()] == ["ready", "drained"]
 
 
@@ -203,3 +204,24 @@ def test_a_table_tells_of_each_replica_what_its_headings_say() -> None:
     for row, line in zip(answer.rows, lines, strict=False):
         assert line.endswith(str(round(FIRST_RATE))) and row.prompt_rate == FIRST_RATE
         assert len(line.split()) == len(COLUMNS)
+
+
+def test_who_waits_for_an_order_hears_when_it_will_never_be_so() -> None:
+    box = ClusterBox(settings())
+    turns(box, 40)
+    box.cut_off.add(2)
+    box.ask(ScaleCluster("q", 3))
+    assert not is_done("scale", 3, box.ask(AskCluster("q")))
+    box.to_router.append(box.roster.leave_out(2, "no device"))
+    turns(box, 40)
+    answer = box.ask(AskCluster("q"))
+    assert table(answer).splitlines()[-1] == "replica 2 is left out: no device"
+    with pytest.raises(EngineUnavailable, match="replica 2 is left out: no device"):
+        is_done("scale", 3, answer)
+    with pytest.raises(EngineUnavailable, match="3 replicas are wanted by now, not 4"):
+        is_done("scale", 4, answer)
+    box.ask(DrainReplica("q", 0))
+    turns(box, 40)
+    assert is_done("drain", 0, box.ask(AskCluster("q"))) and is_done("drain", 7, answer)
+    with pytest.raises(EngineUnavailable, match="replica 1 is ready: somebody has undrained it"):
+        is_done("drain", 1, box.ask(AskCluster("q")))

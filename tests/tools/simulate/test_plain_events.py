@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from actorium.actors.cluster import router_actor
+from actorium.actors.cluster.cluster_control import ReplicasKept, first_replicas
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.tree import Config, MemoryConfig
 from actorium.actors.core import Context, Core
@@ -43,6 +44,7 @@ class PlainCluster:
         self._count, self._left = 0, work.requests
         self.router: RouterCore = router_actor.build(
             Context(config, Path("/nowhere"), "scheduler", 1, splitmix64(seed) >> 1))
+        self.router.on_message(ReplicasKept(1, first_replicas(config.cluster)), self.now)
         self._actors: dict[str, Core] = {"router": self.router}
         for view in self.router.views:
             context = replica_context(config, view.index, 1)
