@@ -24,6 +24,7 @@ from actorium.actors.config.graph_settings import level_settings
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime.security.private_paths import UnsafePath, read_trusted
 
 ENV_PREFIX = "ACTORIUM_"
 ENV_CONFIG = "ACTORIUM_CONFIG"
@@ -243,6 +244,11 @@ def from_toml(path: str) -> Layer:
                 raise BadConfig(f"{origin}: unknown key{_where(name) or suggestion(name, names)}",
                                 f"{section}.{name}")
             layer[name] = setting(fields()[name], value, origin)
+    if any(name in layer for _, name in SECRETS):
+        try:
+            read_trusted(Path(path))
+        except UnsafePath as error:
+            raise BadConfig(f"--config: there is a key in it, and {error}", "config") from None
     return layer
 
 

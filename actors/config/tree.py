@@ -13,6 +13,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config.cluster_settings import ClusterConfig
+from actorium.actors.config.key_digests import hashed
 from actorium.actors.config.media_settings import MediaConfig
 
 MADE_BITS = {"int8": 8, "int4": 4}
@@ -280,10 +281,12 @@ class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     gateways: int = 1
     """Processes that serve HTTP, side by side at one port."""
     api_key: str | None = None
-    """What callers must send as `Authorization: Bearer ...`; default: nothing."""
+    """What callers must send as `Authorization: Bearer ...`, or `sha256:` and its hash; default:
+    nothing."""
     api_keys_file: str | None = None
     """File of more of them, one a line: a name, and the key or `sha256:` and its hash. Prefixes in
-    the cache and fair shares are those of the name alone."""
+    the cache and fair shares are those of the name alone. Nobody but its owner, who is this user or
+    root, may write it."""
     admin_key: str | None = None
     """The key of /flush_cache and its like, which also opens everything else."""
     cors_origins: str = ""
@@ -411,12 +414,17 @@ def without_secrets(config: Config) -> Config:
 
 
 def dump(config: Config) -> bytes:
-    """The tree as JSON, for the run directory."""
+    """The tree as JSON, for the run directory. Of secrets it has the hashes: the file stays behind
+    when the launcher is killed."""
+    for section, field in SECRETS:
+        if (key := getattr(getattr(config, section), field)) is not None:
+            own = msgspec.structs.replace(getattr(config, section), **{field: hashed(key)})
+            config = msgspec.structs.replace(config, **{section: own})
     return msgspec.json.encode(config)
 
 
 def load(data: bytes) -> Config:
-    """Inverse of `dump`. Raises `msgspec.ValidationError`."""
+    """Inverse of `dump`, but for secrets. Raises `msgspec.ValidationError`."""
     return _decode(data)
 
 

@@ -11,6 +11,7 @@ from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.byte_sizes import disk_cache_fault
 from actorium.actors.config.cluster_settings import cluster_rules
 from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
+from actorium.actors.config.key_digests import hashed
 from actorium.actors.config.media_settings import media_rules
 from actorium.actors.config.pass_names import parse_passes
 from actorium.actors.config.speculative import parse_acceptance, parse_speculative
@@ -206,7 +207,8 @@ def _gateway_rules(g: GatewayConfig) -> list[Rule]:
         ("gateway.port", g.port != 0 or g.gateways == 1, "must not be 0 with several gateways"),
         ("gateway.api_key", _is_key(g.api_key), KEY),
         ("gateway.admin_key", _is_key(g.admin_key), KEY),
-        ("gateway.admin_key", g.admin_key is None or g.admin_key != g.api_key,
+        ("gateway.admin_key", g.admin_key is None or g.api_key is None
+         or hashed(g.admin_key) != hashed(g.api_key),
          "must be another key than api_key"),
         ("gateway.host", bool(g.host), "must not be empty"),
         ("gateway.gateways", 1 <= g.gateways <= 64, "must be between 1 and 64"),

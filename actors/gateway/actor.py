@@ -71,7 +71,8 @@ class GatewayCore(Core):
         )
 
         def serve() -> None:
-            self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal)
+            self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal,
+                                                 self._ctx.role)
             engine.draining = self._draining
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(

@@ -49,8 +49,8 @@ class ServedEngine:
     """One gateway's engine. Closed by `close`."""
 
     def __init__(self, config: Config, run_dir: Path,
-                 journal: InflightJournal | None = None) -> None:
-        """Raises `BadConfig` if the response store cannot be opened."""
+                 journal: InflightJournal | None = None, role: str = "gateway-0") -> None:
+        """role: the gateway's. Raises `BadConfig` if the response store cannot be opened."""
         self.journal = journal or InflightJournal(actor="gateway")
         self.config, self.settings = config, config.gateway
         self.run_dir = run_dir
@@ -68,7 +68,7 @@ class ServedEngine:
         self.gate = RecoveryGate(lambda: self.client.status(STATUS_SECONDS),
                                  self.settings.recovery_patience)
         self.shared_streams = SharedStreams()
-        self.peers = Peers(run_dir, self.abort)
+        self.peers = Peers(run_dir, role, self.abort)
         self.responses = open_store(self.settings)
         self.jobs = BackgroundJobs()
         self.calls: set[AbortableCall] = set()

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-import hashlib
 import hmac
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 
 import msgspec
 
+from actorium.actors.config.key_digests import HASHED, digest_of
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.routes import Access, find
 from actorium.actors.messages import Tenant
+from actorium.actors.runtime.security import private_paths
+from actorium.actors.runtime.security.private_paths import UnsafePath
 
-HASHED = "sha256:"
 NOBODYS = bytes(32)
 """A digest that no key has."""
 MAX_FILE = 4 << 20
@@ -31,7 +33,7 @@ class Keys:
         self._known = known(settings)
         self._locked = bool(self._known)
         admin = settings.admin_key
-        self._admin = _digest(admin.encode()) if admin is not None else None
+        self._admin = digest_of(admin) if admin is not None else None
 
     def guard(self, path: str) -> bool:
         """Returns whether the path requires a key."""
@@ -82,7 +84,7 @@ def known(settings: GatewayConfig) -> dict[bytes, str]:
     """Returns digest -> name for all keys of ordinary callers. Raises `BadConfig`, which contains
     no key."""
     found = read(Path(settings.api_keys_file)) if settings.api_keys_file is not None else {}
-    one, admin = (_digest(key.encode()) if key is not None else None
+    one, admin = (digest_of(key) if key is not None else None
                   for key in (settings.api_key, settings.admin_key))
     if one in found:
         raise _bad(f"{settings.api_keys_file}: has the key that is api_key, too")
@@ -94,9 +96,10 @@ def known(settings: GatewayConfig) -> dict[bytes, str]:
 def read(path: Path) -> dict[bytes, str]:
     """Returns digest -> name for the keys in a file. Raises `BadConfig`, which contains no key."""
     try:
-        with path.open("rb") as file:
-            data = file.read(MAX_FILE + 1)
+        data = private_paths.read_trusted(path, MAX_FILE + 1)
         text = data.decode("utf-8-sig")
+    except UnsafePath as error:
+        raise _bad(str(error)) from None
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
         raise _bad(f"{path}: {why}") from None
@@ -122,12 +125,9 @@ def read(path: Path) -> dict[bytes, str]:
 
 
 def _key(word: str) -> bytes:
-    if not word.startswith(HASHED):
-        return _digest(word.encode())
-    digest = bytes.fromhex(word.removeprefix(HASHED))
-    if len(digest) != 32:
+    if word.startswith(HASHED) and len(bytes.fromhex(word.removeprefix(HASHED))) != 32:
         raise ValueError
-    return digest
+    return digest_of(word)
 
 
 def _bad(what: str) -> BadConfig:
@@ -137,8 +137,4 @@ def _bad(what: str) -> BadConfig:
 def _shown_digest(authorization: bytes) -> bytes:
     """Returns the digest of the header's key; one that matches none where the scheme is another."""
     kind, _, given = authorization.partition(b" ")
-    return _digest(given.strip()) if kind.lower() == b"bearer" else NOBODYS
-
-
-def _digest(key: bytes) -> bytes:
-    return hashlib.sha256(key).digest()
+    return sha256(given.strip()).digest() if kind.lower() == b"bearer" else NOBODYS

@@ -1,7 +1,9 @@
 """Aborts requests of any gateway of an engine: each gateway listens on a socket of its own in the
 run directory, and the one that gets an abort request forwards it to the others.
 
-Only the user can access the directory. A socket whose gateway has died is skipped.
+Only the user can access the directory. A gateway's socket has the name of its role, so the one that
+takes its place replaces it. Nobody removes another's: where nobody answers, somebody may be about
+to listen.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ import asyncio
 import logging
 import os
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -39,22 +42,27 @@ _decode_names = msgspec.json.Decoder(list[str]).decode
 class Peers:
     """One gateway's connection to the others."""
 
-    def __init__(self, run_dir: Path, abort: Callable[[str, str | None], Awaitable[list[str]]]
-                 ) -> None:
-        """abort: aborts requests of this gateway, and returns their names."""
+    def __init__(self, run_dir: Path, role: str,
+                 abort: Callable[[str, str | None], Awaitable[list[str]]]) -> None:
+        """role: this gateway's; abort: aborts requests of it, and returns their names."""
         self._run_dir, self._abort = run_dir, abort
-        self._own = run_dir / f"{os.urandom(5).hex()}{PEER}"  # no longer than any actor's path
+        self._own = run_dir / f"{role}{PEER}"
         self._server: asyncio.Server | None = None
+        self._file: os.stat_result | None = None
+        """Of the socket."""
 
     async def listen(self) -> None:
         """Starts to serve the orders of others. Raises `OSError`."""
         self._server = await asyncio.start_unix_server(self._serve, str(self._own),
                                                        limit=MAX_ORDER)
+        self._file = os.lstat(self._own)
 
     def close(self) -> None:
-        if self._server is not None:
+        if self._server is not None and self._file is not None:
             self._server.close()
-            self._own.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                if os.path.samestat(os.lstat(self._own), self._file):
+                    self._own.unlink()
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         try:
@@ -86,7 +94,7 @@ async def _ask(path: Path, order: bytes) -> list[str]:
             finally:
                 writer.close()
     except ConnectionRefusedError:
-        path.unlink(missing_ok=True)  # its gateway has died
+        pass  # its gateway has died, or has only just begun: then it has no requests
     except (OSError, TimeoutError, ValueError) as error:
         LOG.warning("a gateway did not answer an order: %s: %s", path.name, error)
     return []

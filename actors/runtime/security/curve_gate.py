@@ -46,6 +46,7 @@ def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Cu
     if listen is None or not nodes and ctx.role not in endpoints.FRONTS:
         return None
     where = keys.directory(cluster.cluster_keys if nodes else runtime.keys_dir)
+    keys.clients(where)  # a list that others could change is refused now, not in silence later
     gate = CurveGate(context, keys.AllowList(where))
     front.misnamed = misnamed if nodes else None
     at = endpoints.parse(listen)

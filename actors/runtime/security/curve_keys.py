@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import logging
 import os
 import re
 import stat
@@ -22,7 +23,10 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
+from actorium.actors.runtime.security import private_paths
+from actorium.actors.runtime.security.private_paths import UnsafePath
 
+LOG = logging.getLogger("actorium.gate")
 SERVER_KEY = "server.key"
 CLIENTS = "clients"
 Z85_CHARS = 40
@@ -134,9 +138,11 @@ def read_server(where: Path) -> KeyPair:
 def read_pair(path: str | os.PathLike[str]) -> KeyPair:
     """A key file. Raises `BadConfig` naming it."""
     try:
-        with open(path, "rb") as file:
-            mode, data = os.fstat(file.fileno()).st_mode, file.read(4096)
+        data = private_paths.read_trusted(Path(path), 4096)
+        mode = os.stat(path).st_mode
         pair = msgspec.json.decode(data, type=KeyPair)
+    except UnsafePath as error:
+        raise BadConfig(f"key: {error}", "key") from None
     except OSError as error:
         raise BadConfig(f"key: cannot read {os.fspath(path)}: {error.strerror}", "key") from None
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -179,9 +185,11 @@ def check_public(key: str) -> None:
 def clients(where: Path) -> dict[str, str]:
     """Name -> public key of every client that is let in. Lines that make no sense let nobody in."""
     try:
-        text = (where / CLIENTS).read_text(encoding="ascii", errors="replace")
+        text = private_paths.read_trusted(where / CLIENTS).decode("ascii", "replace")
     except FileNotFoundError:
         return {}
+    except UnsafePath as error:
+        raise BadConfig(f"keys_dir: {error}", "keys_dir") from None
     except OSError as error:
         raise BadConfig(f"cannot read {where / CLIENTS}: {error.strerror}", "keys_dir") from None
     lines = (line.split() for line in text.splitlines())
@@ -226,12 +234,14 @@ class AllowList:
         """Returns the owner of this public key; None = not on the list."""
         try:
             info = os.stat(self._where / CLIENTS)
-            look: tuple[int, ...] = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size)
+            look: tuple[int, ...] = (info.st_ino, info.st_mtime_ns, info.st_ctime_ns, info.st_size,
+                                     os.stat(self._where).st_ctime_ns)
         except OSError:
             look = ()
         if look != self._seen:
-            self._names = {}
-            with contextlib.suppress(BadConfig):  # unreadable: nobody is let in
+            self._names, self._seen = {}, look
+            try:
                 self._names = {key: name for name, key in clients(self._where).items()}
-            self._seen = look
+            except BadConfig as error:
+                LOG.warning("no client is let in: %s", error.message)
         return self._names.get(public)

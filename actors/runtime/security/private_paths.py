@@ -104,6 +104,31 @@ def read_file(path: Path) -> bytes:
         return file.read()
 
 
+def read_trusted(path: Path, most: int = -1) -> bytes:
+    """All of a regular file, or its first `most` bytes, that nobody but this user and root can have
+    made, changed or replaced. Symbolic links are followed where only they can have made them.
+    Raises `UnsafePath` and `OSError`."""
+    path = Path(os.path.abspath(path))
+    for _ in range(MAX_LINKS):
+        check_directory(path.parent)
+        info = os.lstat(path)
+        if not stat.S_ISLNK(info.st_mode):
+            break
+        _check_link(info, str(path), False)
+        path = path.parent / os.readlink(path)
+    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK),
+              "rb") as file:
+        info = os.fstat(file.fileno())
+        if not stat.S_ISREG(info.st_mode):
+            raise UnsafePath(f"{path} is no regular file")
+        if not _trusted(info.st_uid):
+            raise UnsafePath(f"{path} belongs to another user (uid {info.st_uid}), who could "
+                             "change it; `chown` it")
+        if info.st_mode & _LOOSE:
+            raise UnsafePath(f"others could change {path}; `chmod go-w {path}`")
+        return file.read(most)
+
+
 def check_socket(path: Path) -> None:
     """Raise `UnsafePath` if what lies there is no socket of this user or root; nothing may lie
     there yet."""

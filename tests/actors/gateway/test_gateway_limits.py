@@ -18,10 +18,13 @@ import pytest
 from helpers_served import Served, serving
 
 from actorium.actors.config import tree as configs
+from actorium.actors.config.sources import from_toml
 from actorium.actors.config.tree import Config, GatewayConfig
+from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http import api_keys as keys
 from actorium.actors.gateway.http.guard import Cors
+from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.runtime.rundir import engine_dir
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True,
@@ -215,6 +218,45 @@ def test_errors_in_a_key_file_disclose_no_key(tmp_path: Path, text: str, what: s
     with pytest.raises(BadConfig, match=what) as caught:
         keys.read(tmp_path / "keys")
     assert "key-x" not in str(caught.value) and caught.value.param == "gateway.api_keys_file"
+
+
+@pytest.mark.parametrize(("mode", "parent"), [(0o602, 0o700), (0o620, 0o700), (0o600, 0o777)])
+def test_a_key_file_that_others_could_change_is_refused(tmp_path: Path, mode: int, parent: int
+                                                        ) -> None:
+    (tmp_path / "keys").write_text("ann key-x\n")
+    (tmp_path / "keys").chmod(mode)
+    tmp_path.chmod(parent)
+    with pytest.raises(BadConfig, match="^api_keys_file: others could .*chmod go-w"):
+        keys.Keys(GatewayConfig(api_keys_file=str(tmp_path / "keys")))
+
+
+def test_what_is_written_down_of_a_key_does_not_open(tmp_path: Path) -> None:
+    """The run directory's copy of the configuration outlives a launcher that is killed."""
+    settings = GatewayConfig(api_key="sk-one", admin_key="sk-root")
+    data = configs.dump(Config(gateway=settings))
+    assert b"sk-" not in data
+    again = configs.load(configs.dump(configs.load(data)))
+    for read in (settings, again.gateway):
+        guard = keys.Keys(read)
+        assert guard.check("/v1/models", b"Bearer sk-one") == "" == guard.check(
+            "/flush_cache", b"Bearer sk-root")
+        assert not guard.is_admin(b"Bearer sk-one") and guard.is_admin(b"Bearer sk-root")
+        with pytest.raises(HttpError):
+            guard.check("/v1/models", f"Bearer {again.gateway.api_key}".encode())
+    with pytest.raises(BadConfig, match="admin_key: must be another key"):
+        validate(Config(gateway=GatewayConfig(api_key="sk-one", admin_key=again.gateway.api_key)))
+
+
+def test_a_configuration_with_a_key_that_others_could_change_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[gateway]\nport = 8000\n")
+    file.chmod(0o666)
+    assert from_toml(str(file)).keys() == {"port"}
+    file.write_text("[gateway]\napi_key = 'sk-one'\n")
+    with pytest.raises(BadConfig, match=r"--config: there is a key in it, and others could change"):
+        from_toml(str(file))
+    file.chmod(0o644)
+    assert from_toml(str(file)).keys() == {"api_key"}
 
 
 def test_more_callers_than_the_usual_number_of_open_files() -> None:

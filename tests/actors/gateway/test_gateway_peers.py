@@ -31,7 +31,7 @@ def test_aborts_reach_all_gateways(base: Path) -> None:
             told.append((own, name, tenant))
             return [f"{own}-{name}"]
 
-        return Peers(base, abort)
+        return Peers(base, f"gateway-{own}", abort)
 
     async def run() -> None:
         first, second, third = (peers(name) for name in "abc")
@@ -51,11 +51,33 @@ def test_names_are_no_longer_than_other_sockets(base: Path) -> None:
         return []
 
     async def run() -> None:
-        peers = Peers(base, abort)
+        peers = Peers(base, "gateway-63", abort)
         await peers.listen()
         (name,) = os.listdir(base)
         assert len(name) <= len(rundir.LONGEST_SOCKET) and name.endswith(rundir.OUR_SUFFIXES)
         peers.close()
+
+    asyncio.run(run())
+
+
+def test_one_that_begins_to_listen_is_not_made_unreachable(base: Path) -> None:
+    """Between binding and listening it refuses connections as a dead one does."""
+    async def abort(name: str, tenant: str | None) -> list[str]:
+        return ["x"]
+
+    async def run() -> None:
+        one, other = Peers(base, "gateway-0", abort), Peers(base, "gateway-1", abort)
+        young = socket.socket(socket.AF_UNIX)
+        young.bind(str(base / "gateway-1.peer"))
+        assert await one.abort("x", None) == []
+        young.listen()
+        young.close()
+        await other.listen()  # in the place of one that was killed
+        assert await one.abort("x", None) == ["x"]
+        before = Peers(base, "gateway-1", abort)
+        before._server, before._file = other._server, os.lstat(base)  # of its predecessor
+        before.close()
+        assert (base / "gateway-1.peer").exists()
 
     asyncio.run(run())
 
@@ -68,12 +90,11 @@ def test_a_dead_or_silent_gateway_is_skipped(base: Path) -> None:
         dead = socket.socket(socket.AF_UNIX)
         dead.bind(str(base / "1.peer"))
         dead.close()
-        one, other = Peers(base, abort), Peers(base, abort)
+        one, other = Peers(base, "gateway-0", abort), Peers(base, "gateway-2", abort)
         await one.listen()
         assert await other.abort("x", None) == []
-        assert not (base / "1.peer").exists()
-        reader, writer = await asyncio.open_unix_connection(
-            str(next(base.glob("*.peer"))))
+        assert (base / "1.peer").exists(), "whose that is will remove it, or listen there"
+        reader, writer = await asyncio.open_unix_connection(str(base / "gateway-0.peer"))
         writer.write(b"nonsense\n")
         assert await reader.read() == b""  # and it goes on
         writer.close()

@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import os
+import re
 import stat
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from helpers_cli import Cli, cli, one_line
@@ -19,6 +23,9 @@ from actorium.actors.runtime.security.endpoints import Endpoint, parse
 
 __all__ = ["cli"]
 STRANGER = "Yne@$w-vo<fVvi]a<NY6T1ed:M$fCG*[IaLV{hID"
+
+
+two_users = pytest.mark.skipif(os.getuid() != 0, reason="needs root, to act as another user")
 
 
 def mode(path: Path) -> int:
@@ -94,6 +101,50 @@ def test_the_list_follows_its_file(tmp_path: Path) -> None:
     assert allowed.name_of(STRANGER) is None
     with pytest.raises(BadConfig, match="no client named 'ann'"):
         keys.revoke(where, "ann")
+
+
+@pytest.mark.parametrize(("spoil", "why"), [
+    (lambda where: (where / keys.CLIENTS).chmod(0o606), "others could change"),
+    (lambda where: (where / keys.CLIENTS).chmod(0o620), "others could change"),
+    (lambda where: where.chmod(0o777), "others could replace"),
+    pytest.param(lambda where: os.chown(where / keys.CLIENTS, 65534, -1), "another user (uid 65534",
+                 marks=two_users),
+    pytest.param(lambda where: (os.rename(where / keys.CLIENTS, where / "x"),
+                                os.symlink("x", where / keys.CLIENTS),
+                                os.lchown(where / keys.CLIENTS, 65534, -1)), "symbolic link",
+                 marks=two_users)])
+def test_a_list_that_others_could_change_lets_nobody_in(
+        tmp_path: Path, spoil: Callable[[Path], Any], why: str, caplog: pytest.LogCaptureFixture
+        ) -> None:
+    where = key_dir(tmp_path, "ann")
+    public = keys.clients(where)["ann"]
+    allowed = keys.AllowList(where)
+    assert allowed.name_of(public) == "ann"
+    spoil(where)
+    assert allowed.name_of(public) is None
+    assert allowed.name_of(public) is None
+    assert [why in record.getMessage() for record in caplog.records] == [True]
+    with pytest.raises(BadConfig, match=re.escape(why)):
+        keys.clients(where)
+
+
+def test_a_key_that_others_could_change_is_refused(tmp_path: Path) -> None:
+    key_dir(tmp_path, "ann")
+    (tmp_path / "ann.key").chmod(0o602)
+    with pytest.raises(BadConfig, match=r"others could change .*ann\.key"):
+        keys.read_pair(tmp_path / "ann.key")
+
+
+def test_a_list_may_be_a_link_as_in_a_mounted_secret(tmp_path: Path) -> None:
+    """Kubernetes swaps a directory of links, in one that has the sticky bit."""
+    where = key_dir(tmp_path, "ann")
+    public = keys.clients(where)["ann"]
+    (where / "..1").mkdir(mode=0o755)
+    (where / keys.CLIENTS).rename(where / "..1" / keys.CLIENTS)
+    (where / "..data").symlink_to("..1")
+    (where / keys.CLIENTS).symlink_to(f"..data/{keys.CLIENTS}")
+    where.chmod(0o1777)
+    assert keys.AllowList(where).name_of(public) == "ann"
 
 
 def test_many_may_write_the_list_at_once(tmp_path: Path) -> None:
