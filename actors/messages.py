@@ -39,7 +39,7 @@ MAX_RESTARTS = 1 << 16
 
 Rid = Annotated[str, Meta(min_length=1, max_length=64, pattern=r"^[\x21-\x7e]+(?!\n)$")]
 ClientId = Annotated[bytes, Meta(min_length=1, max_length=255)]
-Sid = Annotated[int, Meta(ge=0, le=2**31 - 1)]
+Sid = Annotated[int, Meta(ge=0, le=2**62)]
 Slot = Annotated[int, Meta(ge=0, le=MAX_SLOTS)]
 Count = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 StepNo = Annotated[int, Meta(ge=0, le=2**62)]
@@ -47,6 +47,8 @@ Epoch = Annotated[int, Meta(ge=0, le=2**31 - 1)]
 Drafts = Annotated[int, Meta(ge=0, le=16)]
 Column = Annotated[bytes, Meta(max_length=4 * MAX_TOKENS_IN_MESSAGE)]
 """Little-endian int32, unless the field says otherwise."""
+Sids = Annotated[bytes, Meta(max_length=8 * MAX_TOKENS_IN_MESSAGE)]
+"""i8[n], little-endian."""
 Seconds = Annotated[float, Meta(ge=0)]
 Short = Annotated[str, Meta(max_length=4096)]
 Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
@@ -708,7 +710,7 @@ class TokenBatch(Message):
     """The tokens of one step: columns over sequences, then events."""
 
     step: StepNo
-    sids: Column
+    sids: Sids
     starts: Column
     """i4[n]: number of the first token within its completion."""
     counts: bytes

@@ -127,7 +127,7 @@ class Load:
 
     def _heard(self, batch: TokenBatch) -> None:
         now = perf_counter()
-        for sid in np.frombuffer(batch.sids, np.int32).tolist():
+        for sid in np.frombuffer(batch.sids, np.int64).tolist():
             if self._sids.get(sid) == "stream":
                 if self.last:
                     self.gaps.append(now - self.last)

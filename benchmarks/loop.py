@@ -109,7 +109,7 @@ class Loop:
 
     def _hear(self, batch: TokenBatch) -> None:
         tokens, at = np.frombuffer(batch.tokens, np.int32).tolist(), 0
-        for sid, count in zip(np.frombuffer(batch.sids, np.int32).tolist(), batch.counts,
+        for sid, count in zip(np.frombuffer(batch.sids, np.int64).tolist(), batch.counts,
                               strict=True):
             self.live[sid].tokens += tokens[at:at + count]
             at += count

@@ -123,7 +123,7 @@ class Simulation:
                           if isinstance(send.message, StepResult)]
 
     def _note(self, batch: TokenBatch) -> None:
-        for sid in np.frombuffer(batch.sids, np.int32).tolist():
+        for sid in np.frombuffer(batch.sids, np.int64).tolist():
             if sid in self.last:
                 self.gaps.append(self.now - self.last[sid])
             else:

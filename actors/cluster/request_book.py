@@ -245,7 +245,7 @@ class RequestBook:
 
 def without_sids(batch: TokenBatch, gone: set[int]) -> TokenBatch | None:
     """The batch without what it says of these sequences; None if that was all."""
-    sids = np.frombuffer(batch.sids, np.int32)
+    sids = np.frombuffer(batch.sids, np.int64)
     keep = ~np.isin(sids, list(gone))
     events = [event for event in batch.events if event.sid not in gone]
     if not keep.any() and not events:

@@ -298,20 +298,27 @@ class RouterCore(Core):
                 self.placements.repeat(request, submit, now)
             return
         before = self.book.lingering(submit.rid, submit.tenant) if submit.linger else None
+        home = None if before is None else self.placements.home(before, now)
+        if home is None and self._draining:
+            self._refuse(submit, "unavailable", "the engine is stopping")
+            return
+        if home is None and len(waiting) >= self._max_waiting:
+            self._refuse(submit, "queue_full", f"{len(waiting)} requests wait for a replica")
+            return
         request = self.book.add(submit, self.next_sid)
         self.next_sid += submit.n
-        home = None if before is None else self.placements.home(before, now)
         if home is not None:  # it may be the same, which that replica can tell
             self.placements.place(request, home)
-        elif self._draining:
-            self._refuse(request, "unavailable", "the engine is stopping", now)
-        elif len(waiting) >= self._max_waiting:
-            self._refuse(request, "queue_full", f"{len(waiting)} requests wait for a replica", now)
         else:
             waiting[request.sid] = request
 
-    def _refuse(self, request: RoutedRequest, code: str, why: str, now: float) -> None:
-        self._end(request, SequenceEvent(request.sid, "error", error_code=code, error=why), now)
+    def _refuse(self, submit: Submit, code: str, why: str) -> None:
+        """Refuses a request that does not come into the book, by one number whatever its `n`."""
+        sid = self.next_sid
+        self.next_sid += 1
+        end = SequenceEvent(sid, "error", error_code=code, error=why)
+        self._out.append(Send(DETOKENIZER, Open(sid, submit.rid, 0, submit.client, b"", submit.text,
+                                                end=end, epoch=self._epoch)))
 
     def _cancel(self, request: RoutedRequest, message: Cancel, now: float) -> None:
         request.cancelled = True
@@ -378,7 +385,7 @@ class RouterCore(Core):
 
     def _on_batch(self, view: ReplicaView, batch: TokenBatch, now: float) -> None:
         """Tokens: those of requests that are elsewhere by now are dropped."""
-        sids = memoryview(batch.sids).cast("i").tolist()
+        sids = memoryview(batch.sids).cast("q").tolist()
         stale = {sid for sid in sids if self._is_stale(view, sid)}
         stale |= {event.sid for event in batch.events if self._is_stale(view, event.sid)}
         if stale:
@@ -387,7 +394,7 @@ class RouterCore(Core):
             if fresh is None:
                 return
             batch = fresh
-            sids = memoryview(batch.sids).cast("i").tolist()
+            sids = memoryview(batch.sids).cast("q").tolist()
         self.book.apply_batch(batch)
         starts = memoryview(batch.starts).cast("i")
         for row, sid in enumerate(sids[:batch.firsts]):

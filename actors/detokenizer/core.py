@@ -331,7 +331,7 @@ class DetokenizerCore(Core):
         self._step += 1
         tokens = memoryview(message.tokens).cast("i").tolist()
         starts = memoryview(message.starts).cast("i").tolist()
-        sids = memoryview(message.sids).cast("i").tolist()
+        sids = memoryview(message.sids).cast("q").tolist()
         events = {e.sid: e for e in message.events} if message.events else NO_EVENT
         live, dirty = self._sequences, self._unsent
         if message.drafts:

@@ -184,7 +184,9 @@ class LedgerHistory:
         output.finish = message.finish or output.finish
 
     def _on_batch(self, batch: TokenBatch) -> None:
-        sids, starts = (memoryview(c).cast("i") for c in (batch.sids, batch.starts))
+        wide = len(batch.sids) == 8 * len(batch.counts)  # 4 bytes each in a ledger of version 1
+        sids, starts = (memoryview(batch.sids).cast("q" if wide else "i"),
+                        memoryview(batch.starts).cast("i"))
         fresh: dict[int, int] = {}
         at = 0
         for row, (sid, start, count) in enumerate(zip(sids, starts, batch.counts, strict=True)):

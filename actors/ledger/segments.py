@@ -19,7 +19,10 @@ from typing import NamedTuple
 
 from actorium.actors.runtime.security import private_paths as private
 
-MAGIC = b"actorium ledger\x01"
+MAGIC = b"actorium ledger\x02"
+OLDER = (1,)
+"""Versions that are read as well; what follows is written in segments of this one. Numbers of
+sequences had 32 bits in version 1 (`TokenBatch.sids`)."""
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX = ".seg"
@@ -83,6 +86,8 @@ def _check_head(data: bytes) -> None:
     if MAGIC.startswith(data[:len(MAGIC)]):
         return
     if data.startswith(MAGIC[:-1]):
+        if data[len(MAGIC) - 1] in OLDER:
+            return
         raise ValueError(f"a ledger of version {data[len(MAGIC) - 1]}; this is version {MAGIC[-1]}")
     if _record_at(data, len(MAGIC)) is None:
         raise ValueError("not a segment of a ledger")
@@ -121,7 +126,7 @@ def read_segment(path: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
         raise ValueError(f"{path}: {error}") from None
     records: list[LedgerRecord] = []
     damaged: list[DamagedRange] = []
-    if not data.startswith(MAGIC):
+    if len(data) < len(MAGIC) or not data.startswith(MAGIC[:-1]):
         records.append(LedgerRecord(BREAK, b""))
         damaged.append(DamagedRange(path, 0, min(len(data), len(MAGIC)), len(data) <= len(MAGIC)))
     at = len(MAGIC)

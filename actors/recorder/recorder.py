@@ -68,7 +68,7 @@ class Recorder(CoreObserver):
     def _initial_state(self) -> InitialState | None:
         """Records what the core found in its ledger."""
         ledger = self._core.ledger
-        if ledger is None or not ledger.history.entries:
+        if ledger is None or not (ledger.history.entries or ledger.history.next_sid > 1):
             return None
         requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
         return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic())

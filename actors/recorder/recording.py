@@ -23,7 +23,7 @@ from msgspec import Struct
 from actorium.actors.errors import ActoriumError
 from actorium.actors.messages import SequenceEvent, Submit, ToScheduler
 
-VERSION = 1
+VERSION = 2
 SUFFIXES = (".tape0", ".tape1")
 LENGTH = struct.Struct("<I")
 

@@ -57,7 +57,7 @@ EXIT_REQUESTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
 are no `Exception`: a panic of Rust code is a `BaseException`."""
 
 _HUNG = struct.Struct("<d")
-_COUNTS = struct.Struct("<IIII")
+_COUNTS = struct.Struct("<QQQQ")
 _PLACE = struct.Struct("<dB")
 _HEADS = _HUNG.size + _COUNTS.size
 _NAMES = _HEADS + 16 * PLACES

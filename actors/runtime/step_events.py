@@ -35,10 +35,10 @@ while the step was still being queued."""
 LOG = logging.getLogger("actorium.trace")
 RECORDS = 1 << 16
 """Kept of each actor: some ten minutes of steps of 20 ms, 2.6 MB."""
-MAGIC = b"actevnt1"
+MAGIC = b"actevnt2"
 SUFFIX = ".events"
 _HEADER = struct.Struct("<8sII")
-_RECORD = struct.Struct("<QqqIIII")
+_RECORD = struct.Struct("<QqqQIII")
 
 
 class BadEvents(ValueError):
@@ -99,8 +99,8 @@ class StepEventFile:
     def add(self, kind: int, epoch: int, step: int, begin: int, end: int, value: int = 0) -> None:
         """Write one record over the oldest."""
         number = self._next()
-        _RECORD.pack_into(self._map, self._base + number % self._records * 40, number + 1, begin,
-                          end, step, value, kind, epoch)
+        _RECORD.pack_into(self._map, self._base + number % self._records * _RECORD.size, number + 1,
+                          begin, end, step, value, kind, epoch)
 
 
 def open_events(ctx: Context, part: str = "") -> StepEventFile | None:

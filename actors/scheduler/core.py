@@ -257,20 +257,20 @@ class SchedulerCore(Core):
             return
         refusal = self._guard.refusal_for(submit.client, submit.rid, submit.grammar)
         if refusal is not None:
-            self._reject_unopened((submit.client, submit.rid), refusal)
+            self._refuse((submit.client, submit.rid), refusal)
             return
         with self._guard.of_key(submit.client, submit.rid):
             self._accept(submit, now)
 
     def _accept(self, submit: Submit, now: float) -> None:
         request = new_request_state(submit, self.next_sid)
-        self.next_sid += submit.n
         rejection = check_admission(request, now, self.state, self._worker, self._best_rate,
                                     self._draining)
         rejection = rejection or self.masks.add_request(request)
         if rejection is not None:
-            self._reject(request, rejection, now)
+            self._refuse(request.key, rejection)
             return
+        self.next_sid += submit.n
         opens = [open_message(choice, self._epoch) for choice in request.choices]
         self.state.add_request(request)
         self._deadlines.add(request, len(self.state.requests))
@@ -281,23 +281,16 @@ class SchedulerCore(Core):
             self._cap(request, self._worker)
         self._totals["prompt_tokens"] += len(request.prompt)
 
-    def _reject(self, request: RequestState, rejection: Rejection, now: float) -> None:
-        """Rejects a request that was never queued; the client hears of it whatever the ledger
-        does."""
-        events = [rejection.event(choice.sid) for choice in request.choices]
-        self._metrics.ended(events, now)
-        self._metrics.rejected(rejection.code)
-        self.outgoing.reject(open_message(choice, self._epoch) for choice in request.choices)
-        self.outgoing.reject([self._event_batch(events)])
-
-    def _reject_unopened(self, key: tuple[bytes, str], why: Quarantined) -> None:
-        """Rejects a request that must not be opened as others are."""
+    def _refuse(self, key: tuple[bytes, str], why: Rejection | Quarantined) -> None:
+        """Refuses a request that was never queued. It takes one number, whatever its `n`, and its
+        client hears of it whatever the ledger does."""
         sid, (client, rid) = self.next_sid, key
         self.next_sid += 1
-        event = Rejection(why.code, why.message).event(sid)
+        text = why.message if isinstance(why, Quarantined) else why.why
+        event = Rejection(why.code, text).event(sid)
         self._metrics.rejected(why.code)
         self.outgoing.reject([Open(sid, rid, 0, client, b"", TextParams(), epoch=self._epoch),
-                               self._event_batch([event])])
+                              self._event_batch([event])])
 
     def _cap(self, request: RequestState, worker: Ready) -> None:
         """Lowers max_tokens to what the worker can hold; a sequence that is longer already (from a
@@ -353,7 +346,7 @@ class SchedulerCore(Core):
     def _end_failed(self) -> None:
         """Ends the requests on which work has raised."""
         self._guard.end_failed(self.state.requests, self.state.audit, self._quarantine,
-                               self._reject_unopened)
+                               self._refuse)
 
     def _quarantine(self, request: RequestState, why: Quarantined) -> None:
         self._fail_request(request, Rejection(why.code, why.message))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.cache.page_allocator import Ints, Longs
 
 
 class PlanRecord(NamedTuple):
@@ -14,8 +14,8 @@ class PlanRecord(NamedTuple):
     step: int
     slots: Ints
     """i4[rows]: the sampled rows: extends that complete their prompt, then decodes."""
-    sids: Ints
-    """i4[rows]"""
+    sids: Longs
+    """i8[rows]"""
     sids_column: bytes
     firsts: int
     """How many of the rows are extends."""

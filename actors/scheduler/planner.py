@@ -94,7 +94,7 @@ class Planner:
             column = np.array([(s.slot, n) for s, n in extends], np.int32).tobytes()
         if firsts:
             slots = np.concatenate((np.array([s.slot for s in firsts], np.int32), slots))
-            sids = np.concatenate((np.array([s.sid for s in firsts], np.int32), sids))
+            sids = np.concatenate((np.array([s.sid for s in firsts], np.int64), sids))
             sids_column = sids.tobytes()
         computed, predicted = self._budget - draft.budget, 0
         if self.pacing.active and extends:

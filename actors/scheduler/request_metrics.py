@@ -197,6 +197,7 @@ class RequestMetrics(SchedulerMetrics):
     def rejected(self, code: str) -> None:
         """A request was refused when it came."""
         self._rejected[code] += 1
+        self.finished["error"] += 1
 
     @staticmethod
     def _add_many(histogram: Histogram, values: NDArray[np.float64]) -> None:

@@ -14,7 +14,7 @@ from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.media_keys import media_key, shareable
-from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints
+from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
 from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.preemption_policy import (
@@ -362,7 +362,7 @@ class SchedulerState:
                                           lambda i: table.frees(slots[i], self.kv_cache)), below)
         return None if index is None else table.sequences[slots[index]]
 
-    def charge_tenants(self, sids: Ints, counts: Ints | None) -> None:
+    def charge_tenants(self, sids: Longs, counts: Ints | None) -> None:
         """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""
         if not self.queue.charges:
             return

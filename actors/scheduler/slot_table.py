@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
-from actorium.actors.scheduler.cache.page_allocator import AccountingError, Ints
+from actorium.actors.scheduler.cache.page_allocator import AccountingError, Ints, Longs
 from actorium.actors.scheduler.request_state import SequenceState
 
 STAGGER = 4
@@ -27,7 +27,7 @@ class DecodeRows(NamedTuple):
     """The decoding slots, cached with their encoded forms until a slot joins or leaves."""
 
     slots: Ints
-    sids: Ints
+    sids: Longs
     slots_column: bytes
     sids_column: bytes
 
@@ -55,7 +55,7 @@ class SlotTable:
         self.ahead = max(window - 2, 0)
         """Positions past the last token at which drafts are made: the first comes from before."""
         self.attention_windows = attention_windows
-        self.sid = np.zeros(slots, np.int32)
+        self.sid = np.zeros(slots, np.int64)
         self.end = np.zeros(slots, np.int32)
         """The sequence's length at its end."""
         self._credits = np.zeros((5, slots), np.int32)

@@ -26,6 +26,8 @@ from actorium.actors.messages import (
 from actorium.actors.params import SamplingParams, TextParams
 from actorium.tools.cli.jsonl import BatchJob, record
 
+ONE = (1).to_bytes(8, "little")
+
 
 def detokenizer() -> DetokenizerCore:
     core = DetokenizerCore(Context(Config(model=ModelConfig(skip_tokenizer=True)), Path("/nowhere"),
@@ -42,7 +44,7 @@ def test_the_usage_counts_drafts() -> None:
     for sid in (1, 2):
         core.on_message(Open(sid=sid, rid=f"r{sid}", index=0, client=b"c", prompt=column([1]),
                              text=TextParams()), 0.0)
-    both = column([1, 2])
+    both = ONE + (2).to_bytes(8, "little")
     core.on_message(TokenBatch(step=1, sids=both, starts=column([0, 0]), counts=bytes([1, 1]),
                                tokens=column([5, 6]), drafts=2, firsts=2), 0.0)
     core.on_message(TokenBatch(step=2, sids=both, starts=column([1, 1]), counts=bytes([3, 1]),
@@ -92,9 +94,9 @@ def test_a_stop_string_inside_a_window_has_its_drafts_counted() -> None:
     core.on_message(Open(sid=1, rid="r", index=0, client=b"c", prompt=column([1]),
                          text=TextParams(stop=("c",))), 0.0)
     core._sequences[1]._stream = Letters()
-    core.on_message(TokenBatch(step=1, sids=column([1]), starts=column([0]), counts=bytes([1]),
+    core.on_message(TokenBatch(step=1, sids=ONE, starts=column([0]), counts=bytes([1]),
                                tokens=column([5]), drafts=0, firsts=1), 0.0)
-    core.on_message(TokenBatch(step=2, sids=column([1]), starts=column([1]), counts=bytes([4]),
+    core.on_message(TokenBatch(step=2, sids=ONE, starts=column([1]), counts=bytes([4]),
                                tokens=column([6, 7, 8, 9]), drafts=3), 0.0)
     sent = [send.message for send in core.on_wake(0.0)]
     assert Stop(1, 3) in sent

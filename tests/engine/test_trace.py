@@ -71,12 +71,13 @@ def context(where: Path | None, role: str = "scheduler") -> Context:
 
 def test_the_ring_keeps_the_last_records(tmp_path: Path) -> None:
     file = StepEventFile(tmp_path / "a.events", LABEL, 16)
+    began = 2**32 - 30  # a scheduler that is not restarted comes to it
     for step in range(40):
-        file.add(PLAN, 2, step, 10 * step, 10 * step + 5, step % 3)
+        file.add(PLAN, 2, began + step, 10 * step, 10 * step + 5, step % 3)
     track = read_events(tmp_path / "a.events")
     assert track.label == LABEL and track.lost == 24
-    assert [event.step for event in track.events] == list(range(24, 40))
-    assert track.events[0] == events.StepEvent(PLAN, 2, 24, 240, 245, 0)
+    assert [event.step - began for event in track.events] == list(range(24, 40))
+    assert track.events[0] == events.StepEvent(PLAN, 2, began + 24, 240, 245, 0)
 
 
 def test_threads_lose_nothing(tmp_path: Path) -> None:

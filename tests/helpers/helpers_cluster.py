@@ -276,7 +276,7 @@ class ClusterBox:
         at, missed = 0, set()
         tokens = memoryview(batch.tokens).cast("i").tolist()
         events = {event.sid: event for event in batch.events}
-        for sid, start, count in zip(memoryview(batch.sids).cast("i"),
+        for sid, start, count in zip(memoryview(batch.sids).cast("q"),
                                      memoryview(batch.starts).cast("i"), batch.counts, strict=True):
             heard = self.heard.get(sid)
             mine, at = tokens[at:at + count], at + count

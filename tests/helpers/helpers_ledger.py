@@ -22,7 +22,8 @@ def submit(rid: str, n: int = 1, prompt: bytes = ints(1, 2, 3)) -> Submit:
 def batch(*rows: tuple[int, int, list[int]], events: list[SequenceEvent] | None = None,
           ) -> TokenBatch:
     """rows: (sid, start, tokens)"""
-    return TokenBatch(1, ints(*(r[0] for r in rows)), ints(*(r[1] for r in rows)),
+    return TokenBatch(1, np.array([r[0] for r in rows], np.int64).tobytes(),
+                      ints(*(r[1] for r in rows)),
                       bytes(len(r[2]) for r in rows), ints(*(t for r in rows for t in r[2])),
                       events or [])
 

@@ -263,8 +263,11 @@ class Lives:
             self.to_scheduler.append(Cancel(rid, CLIENT))
 
     def over(self, rid: str) -> bool:
-        """Whether the client knows all about a request."""
-        return all(self.received.get((rid, i), Told()).reason for i in range(self.submits[rid].n))
+        """Whether the client knows all about a request; one that is refused has one end."""
+        refused = self.received.get((rid, 0), Told()).error in ("queue_full", "deadline",
+                                                                "context_overflow", "quarantined")
+        return refused or all(self.received.get((rid, i), Told()).reason
+                              for i in range(self.submits[rid].n))
 
     # --- a schedule ------------------------------------------------------------------------------
 

@@ -145,7 +145,8 @@ class Reader:
     def _take_batch(self, batch: TokenBatch) -> None:
         events = {event.sid: event for event in batch.events}
         at, all_tokens = 0, ints(batch.tokens)
-        columns = zip(ints(batch.sids), ints(batch.starts), batch.counts, strict=True)
+        sids = np.frombuffer(batch.sids, np.int64).tolist()
+        columns = zip(sids, ints(batch.starts), batch.counts, strict=True)
         for index, (sid, start, count) in enumerate(columns):
             tokens, at = all_tokens[at:at + count], at + count
             seq = self._seqs.get(sid)

@@ -20,7 +20,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from actorium.actors.core import Context, CoreObserver
+from actorium.actors.core import LEDGER, Context, CoreObserver
 from actorium.actors.messages import (
     Cancel,
     Flush,
@@ -41,6 +41,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.tools.null import null_worker
@@ -124,12 +125,16 @@ class Ring:
             self.start()
 
     @property
-    def state(self) -> SchedulerState:
-        """The scheduler's, whoever stands around it."""
+    def core(self) -> SchedulerCore:
+        """The scheduler, without whoever stands around it."""
         bare = self.scheduler
         while isinstance(bare, CoreObserver):
             bare = bare._core
-        return bare.state
+        return bare
+
+    @property
+    def state(self) -> SchedulerState:
+        return self.core.state
 
     def start(self, **changes: Any) -> None:
         """Lets the worker report that it is ready. changes: fields of its Ready."""
@@ -161,7 +166,7 @@ class Ring:
             frame = msgspec.msgpack.encode(send.message)
             if send.to == "detokenizer":
                 self._hear(msgspec.msgpack.decode(frame, type=ToDetokenizer))
-            else:
+            elif send.to != LEDGER:
                 assert send.to == "worker-0"
                 message = msgspec.msgpack.decode(frame, type=ToWorker)
                 if isinstance(message, Reset):
@@ -191,7 +196,8 @@ class Ring:
             return
         at = 0
         tokens, counts = ints(message.tokens), list(message.counts)
-        for sid, start, count in zip(ints(message.sids), ints(message.starts), counts, strict=True):
+        sids = np.frombuffer(message.sids, np.int64).tolist()
+        for sid, start, count in zip(sids, ints(message.starts), counts, strict=True):
             heard = self.heard[sid]
             assert count > 0 and heard.reason is None and start == len(heard.tokens)
             heard.tokens += tokens[at:at + count]

@@ -55,6 +55,10 @@ def i4(ids: list[int]) -> bytes:
     return array("i", ids).tobytes()
 
 
+def i8(ids: list[int]) -> bytes:
+    return array("q", ids).tobytes()
+
+
 def ints(column: bytes) -> list[int]:
     return array("i", column).tolist()
 
@@ -245,7 +249,7 @@ class FakeScheduler:
                 events.append(SequenceEvent(sid, finish_reason="length" if stop is None else "stop",
                                             stop_token=stop))
                 del self.live[sid]
-        return TokenBatch(self._step, i4(sids), i4(starts), b"\1" * len(sids), i4(tokens), events)
+        return TokenBatch(self._step, i8(sids), i4(starts), b"\1" * len(sids), i4(tokens), events)
 
 
 class FakeEngine:

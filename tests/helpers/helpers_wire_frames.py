@@ -23,7 +23,7 @@ def good_frames() -> list[bytes]:
         m.StepResult(1, 2, b"\1", b"1234", b"\0"), m.Beat("r", 1, 1, "ready", 5, 1.0, {"a": 1.0}),
         m.StepPlan(1, 2, admit=[m.Admit(1, b"1234", 1, 0, b"1234", resolved, 7)], decode=b"1234"),
         m.Open(1, "r", 0, b"c", b"1234", m.TextParams()), m.Children([m.Child("r", 1, 1)]),
-        m.TokenBatch(1, b"1234", b"1234", b"\1", b"1234"))]
+        m.TokenBatch(1, b"12345678", b"1234", b"\1", b"1234"))]
 
 
 FIXED = (

@@ -139,7 +139,7 @@ class Ring:
 
     def _take(self, batch: TokenBatch) -> None:
         tokens = iter(np.frombuffer(batch.tokens, np.int32).tolist())
-        for sid, count in zip(np.frombuffer(batch.sids, np.int32).tolist(), batch.counts,
+        for sid, count in zip(np.frombuffer(batch.sids, np.int64).tolist(), batch.counts,
                               strict=True):
             self.outputs[sid].tokens += [next(tokens) for _ in range(count)]
         for event in batch.events:

@@ -38,7 +38,7 @@ SAMPLES: tuple[m.Message, ...] = (
     m.StepPlan(1, 1, extend=TOKENS[:8], decode=TOKENS[:4],
                admit=[m.Admit(1, TOKENS, 8, 0, TOKENS, Resolved(3), 1)]), m.Reset(1, 1),
     m.Open(1, "r", 0, b"c", TOKENS, TextParams()), m.Unknown("r", b"c"),
-    m.TokenBatch(1, TOKENS[:4], bytes(4), b"\1", TOKENS[:4], epoch=1),
+    m.TokenBatch(1, TOKENS[:8], bytes(4), b"\1", TOKENS[:4], epoch=1),
     m.Beat("worker-0", 1, 1, "idle", 1, 1.0, {"g": 1.0}), m.Exited("worker-0", 1, 1, 9),
     m.Children([m.Child("worker-0", 1, 1)]), m.Kill("worker-0", 1, "why"), m.Spawn("worker-0", 2),
     m.Fatal("worker-0", 1, 1, "message"))

@@ -60,7 +60,7 @@ def send_stale_messages(run_dir: Path, epoch: int, sids: range, step: int) -> in
 
 def _batch(epoch: int, sids: range, start: int) -> TokenBatch:
     count = len(sids)
-    return TokenBatch(step=1, sids=np.array(sids, np.int32).tobytes(),
+    return TokenBatch(step=1, sids=np.array(sids, np.int64).tobytes(),
                       starts=np.full(count, start, np.int32).tobytes(), counts=b"\1" * count,
                       tokens=np.full(count, WRONG, np.int32).tobytes(), epoch=epoch)
 

@@ -25,6 +25,9 @@ from actorium.actors.core import Send
 from actorium.actors.messages import Cancel, Recall, Stop, Submit
 
 LOG = logging.getLogger("actorium.router")
+NUMBERS = 42
+"""Bits of an order's number that are the router's own: for a century at a thousand orders a second.
+Those above are its epoch, so that the orders of each router have higher numbers."""
 MEASURED_TOKENS = 64
 """Prompt tokens between two reports from which a rate is measured."""
 NEW_SHARE = 0.3
@@ -45,7 +48,7 @@ class Placements:
         self.counts = Counter(migrated_requests=0, migrated_tokens=0, stale_sequences=0,
                               stale_frames=0, routed_missed=0)
         self._book, self._placer, self._index, self._epoch = book, placer, index, epoch
-        self._number = epoch << 32
+        self._number = epoch << NUMBERS
         self.gathering = False
         """A new router asks around: what was aborted at one replica may live at another."""
         self._aborted: list[tuple[ReplicaView, KnownRequest]] = []

@@ -14,7 +14,7 @@ import numpy as np
 from actorium.actors.config.tree import MemoryConfig
 from actorium.actors.messages import PageGroup
 from actorium.actors.scheduler.cache.checkpoints import POLICIES, CheckpointPool
-from actorium.actors.scheduler.cache.page_allocator import Ints, PageAllocator
+from actorium.actors.scheduler.cache.page_allocator import Ints, Longs, PageAllocator
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch, RadixCache
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
@@ -95,7 +95,7 @@ class KVCacheManager:
 
     # --- pages in and out ----------------------------------------------------------------------
 
-    def allocate(self, count: int | Sequence[int], owner: int | Ints) -> list[Ints] | None:
+    def allocate(self, count: int | Sequence[int], owner: int | Longs) -> list[Ints] | None:
         """Allocates `count` pages of every group, evicting cached ones where too few are free.
         Returns None (and allocates nothing) where even that is not enough."""
         counts = [count] * len(self.pools) if isinstance(count, int) else count

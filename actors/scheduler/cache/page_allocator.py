@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 Ints = NDArray[np.int32]
+Longs = NDArray[np.int64]
 NO_PAGES: Ints = np.empty(0, np.int32)
 TREE = -1
 """Owner: the prefix tree. Sequences own by their sid, which is above 0."""
@@ -71,7 +72,7 @@ class PageAllocator:
 
     # --- sequences -------------------------------------------------------------------------------
 
-    def allocate(self, count: int, owner: int | Ints) -> Ints:
+    def allocate(self, count: int, owner: int | Longs) -> Ints:
         """Returns i4[count] fresh pages. `owner`: one sid, or one per page.
 
         Raises `AccountingError` when fewer are free: callers check `free` first.
@@ -94,7 +95,7 @@ class PageAllocator:
         self.cached_only -= int(np.count_nonzero(counts == 2))
         self._count[pages] = counts
 
-    def release(self, pages: Ints, owner: int | Ints) -> None:
+    def release(self, pages: Ints, owner: int | Longs) -> None:
         """Removes an owner (one sid, or one per page) from pages; those without another owner
         become free.
 
@@ -161,7 +162,7 @@ class PageAllocator:
 
     # --- who ------------------------------------------------------------------------------------
 
-    def _own(self, pages: Ints, owner: int | Ints, first: bool) -> None:
+    def _own(self, pages: Ints, owner: int | Longs, first: bool) -> None:
         assert self._owners is not None
         for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
             owners = self._owners.setdefault(page, set())
@@ -170,7 +171,7 @@ class PageAllocator:
                                       f"and goes to {_names({who})}")
             owners.add(who)
 
-    def _disown(self, pages: Ints, owner: int | Ints) -> None:
+    def _disown(self, pages: Ints, owner: int | Longs) -> None:
         assert self._owners is not None
         for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
             owners = self._owners.get(page, set())
@@ -250,7 +251,7 @@ class PageAllocator:
         return fine
 
 
-def _each(owner: int | Ints, count: int) -> list[int]:
+def _each(owner: int | Longs, count: int) -> list[int]:
     return [owner] * count if isinstance(owner, int) else owner.tolist()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from helpers_text import context, i4, loaded
+from helpers_text import context, i4, i8, loaded
 
 from actorium.actors.client.core import ClientCore
 from actorium.actors.client.pending import DETOKENIZER, TOKENIZER, PendingRequest
@@ -152,7 +152,7 @@ class Keeper:
             tokens += new
             events.append(event)
         if sids:
-            self.out.append(TokenBatch(1, i4(sids), i4(starts), bytes(counts), i4(tokens), events,
+            self.out.append(TokenBatch(1, i8(sids), i4(starts), bytes(counts), i4(tokens), events,
                                        self.epoch))
 
     @staticmethod

@@ -170,7 +170,8 @@ def test_a_new_router_does_not_wait_long_for_a_replica_that_died_too(
 
 
 def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
-    """Ended by a replica, by the client, or by the router itself; no replica is left to tell."""
+    """Ended by a replica or by the client; no replica is left to tell. What the router itself has
+    refused is nothing that it knows."""
     box = ClusterBox(settings(), ledger=True)
     done = box.submit([1, 2, 3])
     box.run()
@@ -182,6 +183,8 @@ def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
     box.router.drain(box.now)
     refused = box.submit([6, 7])
     box.run()
+    end = box.of(refused)[0].end
+    assert end is not None and end.error_code == "unavailable"
     tokens = box.of(done)[0].tokens
     for index in range(2):
         box.kill(index)
@@ -191,10 +194,11 @@ def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
     assert not box.router.book.live and not gauges(box)["router_waiting"]
     box.heard.clear()
     box.to_router += [Recall(rid, b"client") for rid in (done, given_up, refused)]
-    box.run()
-    ends = [box.of(rid)[0].end for rid in (done, given_up, refused)]
-    assert [end and (end.finish_reason, end.error_code) for end in ends] == [
-        ("length", None), ("abort", None), ("error", "unavailable")]
+    for _ in range(20):
+        box.turn()
+    ends = [box.of(rid)[0].end for rid in (done, given_up)]
+    assert [end and end.finish_reason for end in ends] == ["length", "abort"]
+    assert box.replies == [Unknown(refused, b"client")]
     assert box.of(done)[0].tokens == tokens
 
 
@@ -272,6 +276,37 @@ def test_a_flush_has_one_answer() -> None:
         box.turn()
     (reply,) = box.replies
     assert isinstance(reply, Reply) and msgspec.json.decode(reply.json)["pages"] > 6
+
+
+def test_numbers_of_sequences_and_orders_do_not_end() -> None:
+    """Both go on past 32 bits, over the deaths of replicas and of a router."""
+    box = ClusterBox(settings(), ledger=True)
+    box.router.next_sid = 2**31 - 3
+    box.router.placements._number += 2**34
+    for i in range(4):
+        box.submit([1 + i, 2, 3], n=2, max_tokens=40, logprobs=1)
+        box.turn()
+    for _ in range(12):
+        box.turn()
+    box.kill(0)
+    for _ in range(12):
+        box.turn()
+    orders = box.router.placements._number
+    box.new_router()
+    assert box.router.placements._number > orders, "reports from before an order are known as such"
+    box.run()
+    box.assert_whole()
+    assert len(box.heard) == 8 and max(box.heard) > 2**31
+
+
+def test_a_refused_request_takes_one_number() -> None:
+    box = ClusterBox(settings(max_num_queued_reqs=1))
+    first = box.router.next_sid
+    refused = [box.submit([1, 2], n=5) for _ in range(4)][1:]
+    box.turn()
+    assert [box.of(rid)[0].end.error_code for rid in refused if box.of(rid)[0].end is not None] == [
+        "queue_full"] * 3
+    assert box.router.next_sid == first + 5 + 3 and len(box.router.book.requests) == 1
 
 
 def test_all_orders_wait_for_a_full_ledger_one_behind_the_other() -> None:

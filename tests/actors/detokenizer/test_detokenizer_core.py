@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pytest
 from helpers_speed import slowness
-from helpers_text import attached, byte_level, context, i4, ints, loaded, write_model
+from helpers_text import attached, byte_level, context, i4, i8, ints, loaded, write_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -59,7 +59,7 @@ def opened(core: DetokenizerCore, sid: int = 1, rid: str = "r", client: bytes = 
 def batch(core: DetokenizerCore, *rows: tuple[int, int, list[int]],
           events: list[SequenceEvent] | None = None) -> None:
     """rows: (sid, start, tokens)."""
-    core.on_message(TokenBatch(1, i4([r[0] for r in rows]), i4([r[1] for r in rows]),
+    core.on_message(TokenBatch(1, i8([r[0] for r in rows]), i4([r[1] for r in rows]),
                                bytes(len(r[2]) for r in rows),
                                i4([t for r in rows for t in r[2]]), events or []), 0.0)
 
@@ -370,7 +370,7 @@ def test_256_sequences_a_step(core: DetokenizerCore) -> None:
     sids = list(range(1, 257))
     times = []
     for step in range(60):
-        message = TokenBatch(step, i4(sids), i4([step] * 256), b"\1" * 256,
+        message = TokenBatch(step, i8(sids), i4([step] * 256), b"\1" * 256,
                              i4([32 + (step * 7 + s) % 90 for s in sids]))
         begin = thread_time()
         core.on_message(message, 0.0)
@@ -385,3 +385,14 @@ def test_partial_prompt_logprobs_count_the_whole_prompt(core: DetokenizerCore) -
     (delta,) = [delta for send in core.on_wake(0.0) if isinstance(send.message, TextBatch)
                 for delta in send.message.deltas]
     assert delta.usage is not None and delta.usage.prompt_tokens == 1000
+
+
+def test_numbers_of_sequences_of_more_than_32_bits(core: DetokenizerCore) -> None:
+    sid = 2**31 + 7
+    opened(core, sid, stop=("c",))
+    opened(core, 7, "other")
+    batch(core, (sid, 0, [97, 98]), (7, 0, [120]))
+    batch(core, (sid, 2, [99]), events=[SequenceEvent(7, "length")])
+    deltas, others = wake(core)
+    assert {delta.rid: delta.text for delta in deltas[A]} == {"r": "ab", "other": "x"}
+    assert others == [Stop(sid, 3)]

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from helpers_text import attached, i4, ints, write_model
+from helpers_text import attached, i4, i8, ints, write_model
 
 from actorium.actors.core import Send
 from actorium.actors.detokenizer import client_connections as module
@@ -48,7 +48,7 @@ def open_(core: DetokenizerCore, sid: int = 1, rid: str = "r", said: bytes = b""
 
 def say(core: DetokenizerCore, start: int, text: bytes, sid: int = 1, now: float = 0.0,
         epoch: int = 0, end: SequenceEvent | None = None) -> None:
-    core.on_message(TokenBatch(1, i4([sid]), i4([start]), bytes([len(text)]), i4(list(text)),
+    core.on_message(TokenBatch(1, i8([sid]), i4([start]), bytes([len(text)]), i4(list(text)),
                                [end] if end else [], epoch), now)
 
 
@@ -245,9 +245,9 @@ def test_duplicates_are_counted(core: DetokenizerCore) -> None:
 
 def test_drafts_are_counted_across_deaths(core: DetokenizerCore) -> None:
     open_(core, said=b"abcd", draft_tokens=6, accepted_tokens=3, stop=("h",))
-    core.on_message(TokenBatch(1, i4([1]), i4([4]), b"\x02", i4(list(b"ef")), drafts=2), 0.0)
+    core.on_message(TokenBatch(1, i8([1]), i4([4]), b"\x02", i4(list(b"ef")), drafts=2), 0.0)
     open_(core, said=b"abcd", draft_tokens=6, accepted_tokens=3, stop=("h",))
-    core.on_message(TokenBatch(1, i4([1]), i4([6]), b"\x03", i4(list(b"ghi")), drafts=2), 0.0)
+    core.on_message(TokenBatch(1, i8([1]), i4([6]), b"\x03", i4(list(b"ghi")), drafts=2), 0.0)
     ((delta,), _) = wake(core)
     assert delta.usage is not None and delta.text == "abcdefg"
     assert (delta.usage.draft_tokens, delta.usage.accepted_tokens) == (10, 5)

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import msgspec
 from helpers_ledger import admission, batch, ints, row, submit
 
+from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import (
     ADMISSION,
     BATCH,
+    META,
+    AdmissionRecord,
     LedgerHistory,
+    LedgerMeta,
     cut,
     entry_records,
     make_record,
 )
-from actorium.actors.ledger.segments import LedgerRecord
+from actorium.actors.ledger.segments import MAGIC, LedgerRecord, pack
 from actorium.actors.messages import SequenceEvent
 
 
@@ -33,6 +39,28 @@ def test_a_history() -> None:
     assert [len(r.chosen) // 4 for r in first.logprobs] == [1, 2]
     assert (bytes(second.tokens), second.finish) == (ints(20, 21, 5), end), "later tokens are void"
     assert history.next_sid == 3 and not entry.finished and history.unreadable == 0
+
+
+def test_numbers_of_more_than_32_bits_and_segments_from_before_them(tmp_path: Path) -> None:
+    high = 2**31 - 1
+    ledger = Ledger(tmp_path)
+    ledger.append(ADMISSION, AdmissionRecord(submit("a", n=3), high))
+    ledger.append(BATCH, batch((high, 0, [1, 2]), (high + 1, 0, [3]), (high + 2, 0, [4])))
+    ledger.commit()
+    ledger.close()
+    again = Ledger(tmp_path)
+    said = [bytes(choice.tokens) for choice in again.history.entries[b"client", "a"].choices]
+    assert said == [ints(1, 2), ints(3), ints(4)] and again.history.next_sid == high + 3
+    again.close()
+    old = make_record(BATCH, msgspec.structs.replace(
+        batch((5, 0, [1]), (6, 0, [2])), sids=ints(5, 6)))  # as version 1 wrote it
+    (tmp_path / "00000001.seg").write_bytes(MAGIC[:-1] + b"\x01" + pack([
+        make_record(META, LedgerMeta("boot", "", 1, again.id)), admission(submit("b", n=2), 5),
+        old]))
+    mixed = Ledger(tmp_path)
+    said = [bytes(choice.tokens) for choice in mixed.history.entries[b"client", "b"].choices]
+    assert said == [ints(1), ints(2)] and not mixed.damaged
+    mixed.close()
 
 
 def test_records_are_idempotent() -> None:

@@ -15,8 +15,10 @@ import numpy as np
 import pytest
 from helpers_scheduler import CLIENT, Ring, column, config, ints
 
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import Context
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.records import META, LedgerMeta
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder import recording as files
@@ -121,6 +123,27 @@ def test_the_same_plans_come_out_again(tmp_path: Path, kind: str, seed: int) -> 
     again = assert_replays(tmp_path, ring.sent)
     assert [bare(plan) for plan in again] == [bare(plan) for plan in ring.sent]
     assert sum(a.cached_len for plan in again for a in plan.admit) > 0, "prefixes were shared"
+
+
+def test_numbers_of_sequences_go_on_from_the_ledger(tmp_path: Path) -> None:
+    """Past 32 bits, and where the ledger has no request but the next number."""
+    ledger = Ledger(tmp_path / "ledger")
+    ledger.append(META, LedgerMeta("boot", "", 2**31 - 5, ledger.id))
+    ledger.commit()
+    ledger.close()
+    settings = replace(config(), recovery=RecoveryConfig(ledger_dir=str(tmp_path / "ledger")))
+    ring = Taped(tmp_path, with_recorder(settings))
+    ring.submit(5, max_tokens=300, n=8)
+    while not ring.heard or not all(heard.tokens for heard in ring.heard.values()):
+        ring.wake()
+        assert ring.work() and ring.deliver()
+    for sid in ring.heard:  # what ends by its number ends at the same step again
+        ring.stop(sid, 1)
+        ring.wake()
+        assert ring.work() and ring.deliver()
+    ring.run()
+    assert min(ring.heard) == 2**31 - 5 and len(ring.heard) == 8
+    assert_replays(tmp_path, ring.sent)
 
 
 def test_with_prompts_the_plans_are_equal_to_the_byte(tmp_path: Path) -> None:

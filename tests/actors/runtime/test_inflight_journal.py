@@ -46,6 +46,15 @@ def test_a_death_makes_a_suspect_and_a_second_one_a_convict() -> None:
     assert lives([A], [A], [], [B]).convicted(A), "it stays so"
 
 
+def test_counts_do_not_end() -> None:
+    """Of requests that raise, which anybody can send, most of all."""
+    buffer = bytearray(SIZE)
+    first = InflightJournal(buffer)
+    first.failures = first.deaths = 2**32 - 1
+    first.failed(ValueError(), "r")
+    assert InflightJournal(buffer).failures == 2**32
+
+
 def test_a_death_without_requests_suspects_none() -> None:
     found = lives([], [])
     assert found.gauges() == {} and found.quiet

@@ -152,7 +152,7 @@ def samples() -> dict[str, list[bytes]]:
         "ToWorker": [encode(m.StepPlan(1, 2, admit=[
             m.Admit(1, b"1234", 1, 0, b"1234", resolved, 7)], decode=b"1234"))],
         "ToDetokenizer": [encode(m.Open(1, "r", 0, b"c", b"1234", m.TextParams())),
-                          encode(m.TokenBatch(1, b"1234", b"1234", b"\1", b"1234"))],
+                          encode(m.TokenBatch(1, b"12345678", b"1234", b"\1", b"1234"))],
         "ToWatchdog": [encode(m.Beat("r", 1, 1, "ready", 5, 1.0, {"a": 1.0})),
                        encode(m.Children([m.Child("r", 1, 1)]))],
         "ToLauncher": [encode(m.Kill("r", 1, "why"))],

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from helpers_scheduler import Ring, assert_whole, config, ints
 
+from actorium.actors.config.tree import Config
 from actorium.actors.scheduler.request_state import REPORTED_PROMPT_TOKENS, choice_seed
 from actorium.actors.scheduler.slot_table import within
 
@@ -251,3 +252,23 @@ def test_requests_that_come_while_the_ledger_is_full_wait_for_it() -> None:
     ring.scheduler.on_ledger_ok(ring.now)
     ring.run()
     assert [heard.reason for rid in waiting[:4] for heard in ring.of(rid)] == ["length"] * 4
+
+
+@pytest.mark.parametrize("settings", [
+    config(page_size=2, pool_tokens=128, force_preempt=3), config(speculative="mtp:2")],
+    ids=["preempted", "drafts"])
+def test_numbers_of_sequences_go_on_past_32_bits(settings: Config) -> None:
+    """With the books checked at every step, and ends from outside by number."""
+    drafts = settings.speculation.speculative != "off"
+    ring = Ring(settings, acceptance=(0.8, 0.6) if drafts else ())
+    ring.core.next_sid = first = 2**31 - 5
+    run_mixed(ring, seed=3)
+    stopped = ring.submit(5, max_tokens=400)
+    ring.wake()
+    while not (heard := ring.of(stopped)) or not heard[0].tokens:
+        assert ring.deliver() or ring.work()
+    ring.stop(heard[0].opened.sid, 1)
+    ring.run()
+    assert heard[0].reason == "stop" and heard[0].opened.sid > 2**31
+    assert min(ring.heard) == first
+    ring.assert_at_rest()

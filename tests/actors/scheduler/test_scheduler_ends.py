@@ -117,6 +117,21 @@ def test_a_full_queue_rejects_with_queue_full() -> None:
     assert ring.heard[6].reason == "length"
 
 
+def test_a_refused_request_takes_one_number_whatever_its_choices() -> None:
+    ring = Ring(config(seqs=1, queued=1, max_model_len=100))
+    ring.submit(4, max_tokens=30)
+    ring.wake()
+    ring.submit(4, max_tokens=4)
+    refused = [ring.submit(4, n=64) for _ in range(5)] + [ring.submit(101, n=64)]
+    ring.run()
+    assert [len(ring.of(rid)) for rid in refused] == [1] * 6
+    ring.submit(4, max_tokens=4)
+    ring.run()
+    assert max(ring.heard) == 2 + 6 + 1
+    assert ring.scheduler.health().gauges["finished_error"] == 6
+    ring.assert_at_rest()
+
+
 def test_prompts_that_can_never_fit_name_the_numbers() -> None:
     ring = Ring(config(max_model_len=100, pool_tokens=64, page_size=16))
     too_long, too_big = ring.submit(100), ring.submit(65)

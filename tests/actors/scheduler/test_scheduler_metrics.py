@@ -23,7 +23,7 @@ class Clocked(Ring):
 
     def _hear(self, message: Any) -> None:
         super()._hear(message)
-        for sid in memoryview(getattr(message, "sids", b"")).cast("i").tolist():
+        for sid in memoryview(getattr(message, "sids", b"")).cast("q").tolist():
             self.told[sid].append(self.now)
 
     def run_at(self, pace: random.Random) -> None:
