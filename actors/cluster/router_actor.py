@@ -18,6 +18,7 @@ from actorium.actors.config.cluster_settings import (
     MOST_REPLICAS,
     NODES_ROLE,
     RAY_ROLE,
+    ROUTER_LEDGER,
     ROUTER_ROLE,
     ClusterConfig,
     replica_name,
@@ -28,9 +29,6 @@ from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.records import LedgerHistory
 from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
 from actorium.actors.scheduler.scheduler_actor import media_use
-
-OWN_LEDGER = "router"
-"""Of the folder of `--ledger-dir`, in which each replica has one, too."""
 
 
 def build(context: Context) -> RouterCore:
@@ -52,7 +50,7 @@ def _in_own_folder(context: Context) -> Context:
     replace, recovery = msgspec.structs.replace, context.config.recovery
     if recovery.ledger_dir is None:
         return context
-    own = f"{recovery.ledger_dir}/{OWN_LEDGER}"
+    own = f"{recovery.ledger_dir}/{ROUTER_LEDGER}"
     return context._replace(
         config=replace(context.config, recovery=replace(recovery, ledger_dir=own)))
 

@@ -242,7 +242,8 @@ class RecoveryConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Write requests and their output to a ledger before output is sent (with `restart`)."""
     ledger_dir: str | None = None
     """Directory of the ledger; default: in the run directory, forgotten at a clean stop. With a
-    directory of its own an engine resumes what was unfinished when it ended, however it ended."""
+    directory of its own an engine resumes what was unfinished when it ended, however it ended, and
+    has the answers that were not read yet, unless it ended with exit code 0."""
     ledger_patience: float = 2.0
     """Seconds for which requests wait for a ledger that cannot be written, as on a full disk; then
     they go on, and what is sent until it can be written again is not durable."""

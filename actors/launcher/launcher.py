@@ -123,6 +123,8 @@ class Launcher:
             self._stop_actors()
             if self._losses.loss:
                 self._fail(EngineUnavailable(self._losses.loss), EXIT_FAULT)
+            for observer in self._observers if self.failure is None else ():
+                observer.after_clean_end(self.config)
         except ActoriumError as error:
             self._fail(error, EXIT_BAD_CONFIG)
         except OSError as error:

@@ -45,3 +45,6 @@ class LauncherObserver:
 
     def after_end(self) -> None:
         """All actors are gone."""
+
+    def after_clean_end(self, config: Config) -> None:
+        """All actors are gone, and the engine ends with exit code 0."""

@@ -1,5 +1,5 @@
 """What stands around the launcher in an engine: checks before the start, crash reports, marks in
-the journals of hung actors, the fork server, and a cluster's replicas.
+the journals of hung actors, the fork server, a cluster's replicas, and the end of a ledger.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from actorium.actors.config.cluster_settings import ROUTER_LEDGER, clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.health import HUNG
 from actorium.actors.launcher.forked_starts import ForkedStarts
@@ -18,7 +19,8 @@ from actorium.actors.messages import Exited
 
 def launcher_observers() -> Sequence[LauncherObserver]:
     """All of them. What they need is loaded when they have something to do."""
-    return Preflight(), CrashReports(), HungMarks(), ForkedStarts(), ReplicaStarts()
+    return (Preflight(), CrashReports(), HungMarks(), ForkedStarts(), ReplicaStarts(),
+            ToldLedger())
 
 
 class Preflight(LauncherObserver):
@@ -49,3 +51,15 @@ class HungMarks(LauncherObserver):
             from actorium.actors.runtime.inflight_journal import mark_hung
 
             mark_hung(run_dir, role)
+
+
+class ToldLedger(LauncherObserver):
+    """Removes a ledger of which all was told. One in the run directory goes with that."""
+
+    def after_clean_end(self, config: Config) -> None:
+        own = config.recovery.ledger_dir
+        if own is not None:
+            from actorium.actors.ledger.segments import remove_told
+
+            directory = Path(own).expanduser()
+            remove_told(directory / ROUTER_LEDGER if clustered(config.cluster) else directory)

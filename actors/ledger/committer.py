@@ -142,8 +142,8 @@ class LedgerCommitter:
         self._ledger.compact(self._core.live_records, self._core.next_sid)
 
     def close(self) -> None:
-        """Close the ledger; its files are removed if all that they hold was sent."""
-        self._ledger.close(forget=self._core.done and not self.holding)
+        """Close the ledger, and mark its files if all that they hold was sent."""
+        self._ledger.close(told=self._core.done and not self.holding)
 
 
 def open_ledger(context: Context) -> Ledger | None:

@@ -25,6 +25,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
 from actorium.actors.ledger.segments import (
     BREAK,
+    TOLD,
     DamagedRange,
     LedgerFull,
     LedgerRecord,
@@ -326,13 +327,13 @@ class Ledger:
         if not compaction.old:
             self._alive, self._compaction = compaction.bytes, None
 
-    def close(self, forget: bool = False) -> None:
-        """Release the lock. forget: nothing is unfinished, so remove the files."""
+    def close(self, told: bool = False) -> None:
+        """Release the lock. told: nothing is unfinished, so the files go at a clean end."""
         self._writer.close()
-        if forget:
+        if told:
             for path in self._segments():
-                remove(path)
-            remove(self.directory / "lock")
+                with contextlib.suppress(OSError):
+                    path.rename(path.with_suffix(TOLD))
         if self._lock >= 0:
             os.close(self._lock)
 

@@ -10,6 +10,7 @@ what was damaged since, and what follows it is read where its length leads to an
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import struct
 import zlib
@@ -25,7 +26,9 @@ OLDER = (1,)
 sequences had 32 bits in version 1 (`TokenBatch.sids`)."""
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
-SUFFIX = ".seg"
+SUFFIX, TOLD = ".seg", ".told"
+"""Of a segment; and of one of a ledger that was closed when all that it holds had been told: such a
+one goes at a clean end of the engine, and is read as any other after an end that was not."""
 BREAK = 0
 """Kind of a record that no file holds: records may be missing here."""
 MAX_PAYLOAD = 64 << 20
@@ -107,8 +110,22 @@ def _record_at(data: bytes, at: int) -> LedgerRecord | None:
 
 def segments(directory: Path) -> list[Path]:
     """The segments of a ledger, oldest first."""
-    return sorted((path for path in directory.glob(f"*{SUFFIX}") if path.stem.isdecimal()),
-                  key=lambda path: int(path.stem))
+    return sorted((path for suffix in (SUFFIX, TOLD) for path in directory.glob(f"*{suffix}")
+                   if path.stem.isdecimal()), key=lambda path: int(path.stem))
+
+
+def remove_told(directory: Path) -> None:
+    """Remove the files of a ledger of which all was told, unless somebody writes it."""
+    with contextlib.suppress(OSError, private.UnsafePath):
+        lock = private.open_file(directory / "lock", os.O_RDWR)
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for path in directory.glob(f"*{TOLD}"):
+                remove(path)
+            if not segments(directory):
+                remove(directory / "lock")
+        finally:
+            os.close(lock)
 
 
 def read_segment(path: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:

@@ -221,6 +221,6 @@ def _is_group(entry: Path) -> bool:
 
 def _is_ours(entry: Path) -> bool:
     if entry.name == LEDGER and entry.is_dir() and not entry.is_symlink():
-        return all(f.name == "lock" or f.suffix == ".seg" for f in entry.iterdir())
+        return all(f.name == "lock" or f.suffix in (".seg", ".told") for f in entry.iterdir())
     return (entry.name in OUR_FILES or _is_group(entry) or is_media_folder(entry)
             or entry.name.endswith(OUR_SUFFIXES) or RANK_FILE.fullmatch(entry.name) is not None)

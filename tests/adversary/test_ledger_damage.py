@@ -352,7 +352,8 @@ def test_what_is_no_segment_is_refused_and_left_alone(
     said = lines()
     assert text in said[0] and len(said) <= 2
     ledger.compact(lambda: [], ledger.history.next_sid)
-    ledger.close(forget=True)
+    ledger.close(told=True)
+    files.remove_told(made)
     assert os.path.lexists(path), "it is not ours to remove"
 
 

@@ -161,6 +161,11 @@ def test_streams_outlive_the_whole_engine() -> None:
 
 
 @pytest.mark.slow
+def test_unread_answers_outlive_an_engine_that_gives_up() -> None:
+    sound(stop_rows.unread(times=1))
+
+
+@pytest.mark.slow
 def test_a_stopped_engine_finishes_its_streams() -> None:
     sound(stop_rows.stops(seed=1, times=1))
 

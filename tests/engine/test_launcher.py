@@ -36,6 +36,8 @@ from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnav
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.launcher.observers import launcher_observers
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.segments import segments
 from actorium.actors.messages import Kill
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
@@ -87,6 +89,26 @@ def test_start_ready_stop_and_nothing_left(base: Path) -> None:
         assert (code, error) == (0, "")
         assert wait_dead([*pids, grandchild]) == []
         assert os.listdir(base) == []
+
+
+@pytest.mark.parametrize("end", ["clean", "fault"])
+def test_a_ledger_of_which_all_was_told_goes_at_a_clean_end_alone(base: Path, end: str) -> None:
+    """Nobody knows when the scheduler ends how the engine will."""
+    ledger = Ledger(base / "ledger")
+    ledger.commit()
+    ledger.close(told=True)
+    config = msgspec.structs.replace(make_config(base / "run"), recovery=RecoveryConfig(
+        restart=False, ledger_dir=str(base / "ledger")))
+    with LauncherProcess(config, roles()) as launcher:
+        assert launcher.started() and status(launcher.dir, wait=True).ready
+        if end == "fault":
+            os.kill(next(actor.pid for actor in status(launcher.dir).actors
+                         if actor.role == "tokenizer"), signal.SIGKILL)
+        else:
+            launcher.process.terminate()
+        code, _ = launcher.finish()
+    assert code == (end == "fault")
+    assert bool(segments(base / "ledger")) == (end == "fault")
 
 
 def test_no_orphan_survives_a_sigkill_of_the_launcher(base: Path) -> None:

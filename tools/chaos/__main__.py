@@ -70,6 +70,7 @@ ROWS: dict[str, Row] = {
     "stops": lambda seed: stop_rows.stops(seed, 10),
     "orphans": lambda _: stop_rows.orphans(5),
     "reboot": lambda seed: stop_rows.reboot(seed, 5),
+    "unread": lambda _: stop_rows.unread(3),
     "soak": lambda seed: load_rows.soak(seed, 150.0, 40),
     "model": model_row.model,
     "model-tp2": lambda seed: model_row.ranks(seed, faults=40),

@@ -1,11 +1,13 @@
 """The rows of stops: SIGTERM in the middle of streams, which all must complete; a killed launcher,
-which must leave no process behind; and whole engines that are killed, whose streams must be
-continued by the next one, of the same name and ledger.
+which must leave no process behind; whole engines that are killed, whose streams must be continued
+by the next one, of the same name and ledger; and engines that give up, whose unread answers it has.
 """
 
 from __future__ import annotations
 
 import asyncio
+import http.client
+import json
 import os
 import shutil
 import signal
@@ -13,15 +15,19 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.runtime import roles
+from actorium.actors.runtime.http import listening
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic
 from actorium.tools.chaos.faults import actors, wait_gone
-from actorium.tools.chaos.rig import Rig, engine, leftovers, rig
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, engine, leftovers, rig
+from actorium.tools.chaos.running_trials import GATEWAY
 
 STREAMS = 24
 GONE = 5.0
@@ -146,3 +152,59 @@ def reboot(seed: int, times: int) -> dict[str, Any]:
     wrong += [f"{n} requests were refused with {code}" for code, n in tally.refused.items()]
     return {"engines_killed": times, "requests": tally.requests, "complete": tally.complete,
             "tokens": tally.tokens, "gaps": traffic.gaps.summary()["all"], "wrong": wrong}
+
+
+BODY: dict[str, Any] = {
+    "prompt": [5, 6, 7], "max_tokens": 40, "seed": 3, "ignore_eos": True, "stream": True,
+    "return_token_ids": True}
+
+
+def _told(made: Rig, key: str, last: str = "") -> tuple[list[str], list[int]]:
+    """The ids of the events of a stream under a key, or of those behind its event `last`, and their
+    tokens; none where it is refused."""
+    address = listening.read_address(made.run_dir / gateway.FILE)
+    assert address is not None
+    call = http.client.HTTPConnection(address.host, address.port, timeout=RESUME)
+    headers = {"Idempotency-Key": key} | ({"Last-Event-ID": last} if last else {})
+    call.request("POST", "/v1/completions", json.dumps(BODY), headers)
+    answer = call.getresponse()
+    fields = [line.partition(": ") for line in answer.read().decode().splitlines()]
+    call.close()
+    tokens = [json.loads(value)["choices"][0]["token_ids"] for field, _, value in fields
+              if field == "data" and value.startswith('{"id"')]
+    return [value for field, _, value in fields if field == "id"], sum(tokens, [])
+
+
+def _give_up(made: Rig) -> None:
+    """Kills the gateway until the engine gives up."""
+    while (known := actors(made.run_dir)).get("scheduler") is not None:
+        if (found := known.get(GATEWAY)) is not None:
+            os.kill(found.pid, signal.SIGKILL)
+            wait_gone([found.pid], GONE)
+        sleep(0.05)
+    made.close()
+
+
+def unread(times: int) -> dict[str, Any]:
+    """Ends so many engines by their gateway: what has come to its end, and was not read, can be
+    asked for at the next one. After a clean end nothing is left."""
+    wrong: list[str] = []
+
+    def start(base: Path) -> Rig:
+        return Rig(engine(base / "run", SHORT_WORKER, {GATEWAY: roles.GATEWAY}, name=NAME, port=0,
+                          ledger_dir=str(base / "ledger"), max_restarts=1), base / "run")
+
+    for turn in range(times):
+        with _place() as base, ExitStack() as stack:
+            made = start(base)
+            stack.callback(made.engine.close)
+            events, tokens = _told(made, f"k{turn}")
+            _give_up(made)
+            made = start(base)
+            stack.callback(made.engine.close)
+            _, rest = _told(made, f"k{turn}", events[0])
+            if not rest or rest != tokens[-len(rest):] or len(tokens) != BODY["max_tokens"]:
+                wrong.append(f"of {len(tokens)} tokens {len(rest)} are left to be read: {rest}")
+            made.close()
+            wrong += made.left + [f"left: {path.name}" for path in (base / "ledger").iterdir()]
+    return {"engines_given_up": times, "wrong": wrong}

@@ -16,7 +16,13 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.ledger.committer import LedgerCommitter, open_ledger
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMISSION, AdmissionRecord, make_record
-from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter, read_all
+from actorium.actors.ledger.segments import (
+    LedgerFull,
+    LedgerRecord,
+    SegmentWriter,
+    read_all,
+    remove_told,
+)
 from actorium.actors.messages import Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.rundir import RunDir
@@ -90,6 +96,7 @@ def test_a_full_disk_holds_messages_back(tmp_path: Path,
     assert said(commits.commit(sends("Z", "c"), 0.4)) == "c"
     core.done = True
     commits.close()
+    remove_told(tmp_path)
     assert not list(tmp_path.iterdir()), "all was told: nothing is kept"
 
 

@@ -123,8 +123,25 @@ def test_another_life_reads_what_was_committed(tmp_path: Path) -> None:
     assert [rid for _, rid in again.history.entries] == ["a", "b", "c"]
     assert again.history.meta is not None and again.history.meta.model == "m" and again.same_boot
     assert oct((tmp_path / "new" / "ledger").stat().st_mode)[-3:] == "700"
-    again.close(forget=True)
-    assert list((tmp_path / "new" / "ledger").iterdir()) == []
+    again.close()
+
+
+def test_a_ledger_of_which_all_was_told_goes_when_that_is_asked_for(tmp_path: Path) -> None:
+    """Until then the next life reads it; one that is written, or not told, stays."""
+    for told in (False, True, True):
+        ledger = Ledger(tmp_path)
+        assert [rid for _, rid in ledger.history.entries] in ([], ["a"])
+        fill(ledger, "a")
+        files.remove_told(tmp_path)
+        ledger.close(told=told)
+    other = Ledger(tmp_path)
+    assert other.history.entries
+    files.remove_told(tmp_path)
+    assert len(files.segments(tmp_path)) > 1, "somebody writes it"
+    other.close(told=True)
+    files.remove_told(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+    files.remove_told(tmp_path / "nowhere")
 
 
 def test_one_writer(tmp_path: Path) -> None:
