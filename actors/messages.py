@@ -414,6 +414,8 @@ class Hello(Message):
 
     role: Short
     epoch: Epoch
+    sids: Annotated[list[Sid], Meta(max_length=MAX_SLOTS)] = []
+    """It lives, and has missed something of these sequences alone."""
 
 
 class Stop(Message):

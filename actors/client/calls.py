@@ -10,10 +10,10 @@ from typing import Any, TypeAlias
 
 import msgspec
 
-from actorium.actors.client.core import WINDOW
 from actorium.actors.client.media import is_loaded, load_media
 from actorium.actors.client.media_batch import MediaBatch
 from actorium.actors.client.pending import TOKENIZER, WATCHDOG, PendingRequest, RequestProgress
+from actorium.actors.client.request_batch import WINDOW
 from actorium.actors.client.requests import (
     Completion,
     Request,

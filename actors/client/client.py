@@ -24,7 +24,7 @@ from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from actorium.actors.client.calls import AsyncDeltaStream, ClientCalls, Prompt
-from actorium.actors.client.core import WINDOW
+from actorium.actors.client.request_batch import WINDOW
 from actorium.actors.client.requests import Completion, Request, StreamDelta
 from actorium.actors.client.session import ClientSession
 from actorium.actors.client.target import locate

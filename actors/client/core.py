@@ -1,12 +1,11 @@
-"""A client's state: which answer belongs to which request, deadlines, what to send again, batches.
-Pure: no sockets, no clock.
+"""A client's state: which answer belongs to which request, deadlines, what to send again. Pure: no
+sockets, no clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 from actorium.actors.client.pending import (
@@ -17,16 +16,9 @@ from actorium.actors.client.pending import (
     UNHURRIED,
     PendingCall,
     PendingRequest,
-    do_nothing,
 )
-from actorium.actors.client.requests import (
-    Completion,
-    Request,
-    check_tenant,
-    encode,
-    encode_request,
-)
-from actorium.actors.errors import Aborted, ActoriumError, QueueFull, from_code
+from actorium.actors.client.requests import Request, check_tenant, encode, encode_request
+from actorium.actors.errors import Aborted, ActoriumError, from_code
 from actorium.actors.messages import (
     Abort,
     Accepted,
@@ -40,12 +32,13 @@ from actorium.actors.messages import (
 
 GRACE = 1.0
 """Seconds beyond a request's timeout that the client waits for the engine to report it."""
-WINDOW = 1024
-"""Requests of one batch that are under way at once."""
 SETTLE = 1.0
 """Seconds that a new detokenizer has to send its streams by itself before they are requested."""
 ABORT_AGAIN = 1.0
 """Seconds after which an abort that had no effect is sent again."""
+RESENT_AT_ONCE, RESENT_BYTES = 256, 4 << 20
+"""The most that is sent again at once; the rest is `RESEND_PAUSE` seconds later."""
+RESEND_PAUSE = 0.02
 MAX_ABORTED = 1024
 """Aborted requests that are remembered for that."""
 
@@ -225,16 +218,21 @@ class ClientCore:
         return self.reconnected(DETOKENIZER, now)
 
     def resend(self, now: float) -> list[tuple[str, bytes]]:
-        """(front, frame) of what is due: requests and calls once more, or `Resume`, or an abort."""
+        """(front, frame) of what is due: requests and calls once more, or `Resume`, or an abort; a
+        bounded part of it, since all at once would keep the engine from everything else."""
         if now < self.next_resend:
             return []
         out = [(TOKENIZER, encode(abort, "rid")) for abort in self._aborts_again]
         self._aborts_again = []
-        self.next_resend = math.inf
+        self.next_resend, left = math.inf, RESENT_BYTES
         for item in self.waiting.values():
             if item.due <= now:
+                if len(out) >= RESENT_AT_ONCE or left <= 0:
+                    self.next_resend = now + RESEND_PAUSE
+                    break
                 again = item.schedule_resend(now)
                 out.append((item.front, _resume_frame(item) if again else item.frame))
+                left -= len(out[-1][1])
             self.next_resend = min(self.next_resend, item.due)
         return out
 
@@ -269,64 +267,3 @@ class ClientCore:
 def _resume_frame(item: PendingRequest | PendingCall) -> bytes:
     adopt = item.adopt_frame if isinstance(item, PendingRequest) else b""
     return adopt or encode(Resume(item.rid), "rid")
-
-
-class RequestBatch:
-    """Many requests, at most `window` under way; results in the order of completion.
-
-    A request refused with `queue_full` while others of the batch run is sent again when one ends.
-    """
-
-    def __init__(self, core: ClientCore, requests: Iterable[Request], window: int = WINDOW) -> None:
-        self._core = core
-        self._todo: Iterator[tuple[int, Request]] = iter(enumerate(requests))
-        self._refused: deque[tuple[int, Request]] = deque()
-        self._window = window
-        self._more = True
-        self.live: dict[str, tuple[int, Request]] = {}
-        self.ready: deque[tuple[int, list[Completion] | ActoriumError]] = deque()
-        """(number of the request, its choices or its error), to be handed out."""
-        self.notify: Callable[[], None] = do_nothing
-
-    def settled(self) -> bool:
-        """There is something to do: results to hand out, or nothing left to wait for."""
-        return bool(self.ready) or not self.live
-
-    @property
-    def done(self) -> bool:
-        """Everything was sent and has ended, and `ready` is empty."""
-        return not (self._more or self._refused or self.live or self.ready)
-
-    def submit(self, now: float) -> Iterator[bytes]:
-        """Frames to send now."""
-        while len(self.live) < self._window and (item := self._next()) is not None:
-            index, request = item
-            try:
-                pending, frame = self._core.submit(request, now, streaming=False)
-            except ActoriumError as error:
-                self.ready.append((index, error))
-                continue
-            pending.on_done = self._on_done
-            self.live[pending.rid] = item
-            yield frame
-
-    def _next(self) -> tuple[int, Request] | None:
-        if self._refused:
-            return self._refused.popleft()
-        item = next(self._todo, None)
-        self._more = item is not None
-        return item
-
-    def _on_done(self, pending: PendingRequest) -> None:
-        item = self.live.pop(pending.rid)
-        if isinstance(pending.error, QueueFull) and self.live:
-            self._window = max(1, len(self.live))
-            self._refused.append(item)
-        else:
-            self.ready.append((item[0], pending.error or pending.completions()))
-        self.notify()
-
-    def cancel(self) -> list[Abort]:
-        """Forget what is under way; returns the aborts to send."""
-        rids, self.live = list(self.live), {}
-        return [Abort(rid) for rid in rids if self._core.forget(rid)]

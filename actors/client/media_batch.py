@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Iterable
 
-from actorium.actors.client.core import WINDOW, ClientCore, RequestBatch
+from actorium.actors.client.core import ClientCore
 from actorium.actors.client.media import is_loaded
 from actorium.actors.client.pending import PendingRequest
+from actorium.actors.client.request_batch import WINDOW, RequestBatch
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError, MediaGone
 

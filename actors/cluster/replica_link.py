@@ -124,8 +124,7 @@ class ReplicaLink(CoreObserver):
         state = scheduler.state
         for known in order.requests:
             if request := state.requests.get((known.submit.client, known.submit.rid)):
-                with state.guard.of(request):
-                    scheduler.outgoing.resend(request, state.table, again=False)
+                scheduler.outgoing.resend(request, again=False)
 
     # --- reports ---
 

@@ -49,8 +49,9 @@ from actorium.actors.runtime.inflight_journal import NOBODY, InflightJournal, op
 
 LOADING_BUDGET = 120.0
 WORKING_BUDGET = 30.0
-ASK_AGAIN = 0.5
-"""Seconds until the scheduler is asked once more for what was missed."""
+ASK_AGAIN = 10.0
+"""Seconds until the scheduler is asked once more for what was missed of a sequence: it answers, or
+is replaced by one that reports everything."""
 NO_EVENT: dict[int, SequenceEvent] = {}
 
 
@@ -74,10 +75,6 @@ class DetokenizerCore(Core):
         self._ended_sequences = EndedSequences()
         self._scheduler_epoch = 0
         """Highest epoch of a scheduler so far."""
-        self._missed = False
-        """The scheduler has to be asked for tokens that never came. (While a sequence lives, its
-        client is looked at five times a second.)"""
-        self._asked_at = -math.inf
         self._unsent: dict[int, OutputSequence] = {}
         self._out: list[Send] = []
         self._tokens = self._repeated = 0
@@ -142,9 +139,6 @@ class DetokenizerCore(Core):
             for message in self._early_messages:
                 self.on_message(message, now)
             self._early_messages = []
-        if self._missed and now >= self._asked_at + ASK_AGAIN:
-            self._missed, self._asked_at = False, now
-            self._out.append(self._hello())
         connections = self._connections
         for client in connections.unheard(self._clients, now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
@@ -217,8 +211,8 @@ class DetokenizerCore(Core):
 
     # --- work ---------------------------------------------------------------------------------
 
-    def _hello(self) -> Send:
-        return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch))
+    def _hello(self, sids: list[int] | None = None) -> Send:
+        return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch, sids or []))
 
     def _is_stale(self, epoch: int) -> bool:
         """True for a message of an older scheduler that comes after one of a newer."""
@@ -300,6 +294,7 @@ class DetokenizerCore(Core):
     def _apply_open(self, seq: OutputSequence, message: Open) -> None:
         """Applies what the message reports and `seq` has not seen."""
         end, skip, count = message.end, seq.seen, len(message.emitted) // 4
+        seq.asked_at = -math.inf
         self._repeated += min(skip, count)
         if message.cached_tokens is not None:
             seq.cached = message.cached_tokens
@@ -340,20 +335,24 @@ class DetokenizerCore(Core):
         for event in message.events:
             if (seq := live.get(event.sid)) is not None:
                 self._guarded(seq, seq.apply_event, event)
-        missed, at = False, 0
+        missed, at = list[int](), 0
         for sid, start, count in zip(sids, starts, message.counts, strict=True):
             end = at + count
             seq = live.get(sid)
             if seq is not None and count:
                 if start > seq.seen:
-                    missed, seq.gap_end = True, start + count
+                    seq.gap_end = start + count
+                    if now >= seq.asked_at + ASK_AGAIN:
+                        seq.asked_at = now
+                        missed.append(sid)
                 else:
                     dirty[sid] = seq
                     self._guarded(seq, self._add_row, seq, tokens[at:end], seq.seen - start,
                                   events.get(sid))
             at = end
         self._tokens += at
-        self._missed = self._missed or missed
+        if missed:
+            self._out.append(self._hello(missed))
         for event in message.events:
             if (seq := live.get(event.sid)) is not None and seq.seen >= seq.gap_end:
                 self._guarded(seq, self._finish, seq, event)

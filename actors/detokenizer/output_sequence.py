@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from array import array
 from collections.abc import Mapping, Sequence
 
@@ -30,9 +31,10 @@ class OutputSequence:
     """A live sequence. Tokens go in by `append_tokens`, deltas come out of `delta`."""
 
     __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "created",
-                 "cached", "seen", "gap_end", "drafted", "accepted", "finish_reason", "stop_reason",
-                 "error", "_prompt", "_stream", "_stops", "_min_tokens", "_include_stop", "_text",
-                 "_tokens", "_start", "_logprobs", "_prompt_logprobs", "_prompt_told")
+                 "cached", "seen", "gap_end", "asked_at", "drafted", "accepted", "finish_reason",
+                 "stop_reason", "error", "_prompt", "_stream", "_stops", "_min_tokens",
+                 "_include_stop", "_text", "_tokens", "_start", "_logprobs", "_prompt_logprobs",
+                 "_prompt_told")
 
     def __init__(self, message: Open, stream: IncrementalDetokenizer) -> None:
         self.sid = message.sid
@@ -51,6 +53,8 @@ class OutputSequence:
         self.gap_end = 0
         """Tokens that there are, as a batch told whose own could not be taken, since those before
         them have not come: until then the sequence cannot end."""
+        self.asked_at = -math.inf
+        """When the scheduler was asked for those, and has not answered."""
         self.drafted = self.accepted = 0
         """Drafts verified for it, and those accepted."""
         self.finish_reason: str | None = None

@@ -136,12 +136,13 @@ class SchedulerCore(Core):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_recall(self.state, message, now)
         elif isinstance(message, Hello) and not self._media.started(message.role):
-            self.outgoing.resend_all(self.state, now)
+            self.outgoing.resend_all(self.state, now, message.sids)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
         for request in self._deadlines.expired(now):
             self._finish_request(request, "deadline")
+        self.outgoing.report_again(self.state)
         if self._guard.failed:
             self._end_failed()
         if self._trials.active:

@@ -54,8 +54,9 @@ class RequestHistory:
         """These requests have ended; empties the list."""
         requests.clear()
 
-    def queue_retained(self) -> None:
-        """A new detokenizer must hear of every request that is remembered: see `next_retained`."""
+    def queue_retained(self, sids: Sequence[int]) -> None:
+        """A new detokenizer must hear of every request that is remembered, one that has missed
+        something of those of these sequences: see `next_retained`."""
 
     def next_retained(self) -> list[RequestState]:
         """A few of the ended requests that have to be reported again."""

@@ -3,7 +3,7 @@ the ledger, then the reports to the detokenizer that those records are about."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
 
@@ -20,6 +20,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler.extensions import RequestHistory
+from actorium.actors.scheduler.report_queue import ReportQueue
 from actorium.actors.scheduler.request_state import RequestState, open_message
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
@@ -42,6 +43,7 @@ class OutgoingMessages:
         self._reports: list[Send] = []
         self._rejections: list[Send] = []
         """Sent although the ledger is full."""
+        self._again = ReportQueue()
 
     def to_worker(self, message: ToWorker) -> None:
         """Adds a message to the worker."""
@@ -63,18 +65,24 @@ class OutgoingMessages:
 
     # --- reporting again -------------------------------------------------------------------------
 
-    def resend(self, request: RequestState, table: SlotTable, again: bool = True) -> None:
-        """Reports all of a request once more; again: to a client that has lost its stream, too."""
-        self.to_detokenizer(self._replay(request, table, again))
+    def resend(self, request: RequestState, again: bool = True) -> None:
+        """Has a request reported once more; again: to a client that has lost its stream, too."""
+        self._again.add(request, again)
 
-    def resend_all(self, state: SchedulerState, now: float) -> None:
-        """Reports every request, for a detokenizer that is new or has missed something; ended
-        requests follow, a few at each wake."""
+    def resend_all(self, state: SchedulerState, now: float, sids: Sequence[int] = ()) -> None:
+        """Has every request reported, for a detokenizer that is new; or those of some sequences, of
+        which it has missed something."""
         self._history.finished(state.finished_requests, now)
-        self._history.queue_retained()
-        for request in list(state.requests.values()):
+        self._history.queue_retained(sids)
+        missed = [state.sequences[sid].request for sid in sids if sid in state.sequences]
+        for request in missed if sids else state.requests.values():
+            self._again.add(request, again=False)
+
+    def report_again(self, state: SchedulerState) -> None:
+        """Reports a bounded part of what is to be reported once more."""
+        for request, again in () if self.blocked else self._again.pop(state.table):
             with state.guard.of(request):
-                self.to_detokenizer(list(self._replay(request, state.table)))
+                self.to_detokenizer([*self._replay(request, state.table, again)])
 
     def answer_recall(self, state: SchedulerState, recall: Recall, now: float) -> None:
         """Reports the request that a client asks for, or that there is none."""
@@ -82,13 +90,13 @@ class OutgoingMessages:
         if request is None:
             self.to_detokenizer([Unknown(recall.rid, recall.client, name_taken)])
         else:
-            self.resend(request, state.table)
+            self.resend(request)
 
     def resend_if_known(self, state: SchedulerState, submit: Submit, now: float) -> bool:
         """Reports the request that `submit` repeats; False if it is a new one."""
         request = self._history.recall_submitted(state, submit, now)
         if request is not None:
-            self.resend(request, state.table)
+            self.resend(request)
         return request is not None
 
     def _replay(self, request: RequestState, table: SlotTable, again: bool = False
@@ -112,7 +120,7 @@ class OutgoingMessages:
             out += self._rejections
             self._rejections = []
         if not self.blocked:
-            if self._history.resending:
+            if self._history.resending and not self._again:
                 for request in self._history.next_retained():
                     self.to_detokenizer(self._replay(request, table))
             out += self._history.pop_records()
@@ -123,9 +131,9 @@ class OutgoingMessages:
     @property
     def has_more(self) -> bool:
         """There is more to send at once."""
-        return self._history.resending and not self.blocked
+        return (bool(self._again) or self._history.resending) and not self.blocked
 
     @property
     def empty(self) -> bool:
         """Nothing is left to be sent to the detokenizer."""
-        return not (self.events or self._reports or self._history.resending)
+        return not (self.events or self._reports or self._again or self._history.resending)

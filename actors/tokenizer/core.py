@@ -242,9 +242,9 @@ class TokenizerCore(Core):
 
     def _park_for_prompt(self, entry: PendingMessage) -> bool:
         """Parks a request with a long prompt while a thread encodes it; True if it did."""
-        message, prompts = entry.message, self._prompts
+        message, prompts, model = entry.message, self._prompts, self._model
         if not isinstance(message, PromptRequest | Detokenize) or entry.job is not None \
-                or prompts is None or self._post is None:
+                or prompts is None or model is None or self._post is None:
             return False
         size = prompts.size(message)
         if size <= SHORT_CHARS:
@@ -253,7 +253,7 @@ class TokenizerCore(Core):
         if isinstance(message, Generate):
             if self._just_submitted(entry):
                 return False
-            self._check(message)
+            defaults.check_params(message.params, model.facts)
         self._hand_to_thread(entry)
         return True
 
@@ -296,11 +296,6 @@ class TokenizerCore(Core):
         known = self._known.get((entry.client, entry.message.rid))
         return known is not None and entry.now < known[1] + SUBMIT_AGAIN
 
-    def _check(self, message: Generate) -> None:
-        """Checks everything but the prompt and the grammar. Raises `InvalidRequest`."""
-        assert self._model is not None
-        defaults.check_params(message.params, self._model.facts)
-
     def _generate(self, entry: PendingMessage, model: TextModel) -> None:
         client, message, now = entry.client, entry.message, entry.now
         key = (client, message.rid)
@@ -310,7 +305,7 @@ class TokenizerCore(Core):
             return
         if self._draining and known is None:
             raise EngineUnavailable("the engine is stopping")
-        self._check(message)
+        defaults.check_params(message.params, model.facts)
         prompt = self._prompt(entry)
         if prompt is None:
             return

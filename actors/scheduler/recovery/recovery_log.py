@@ -7,7 +7,7 @@ Pure. What is written down goes out as `Send(LEDGER, record)` before the news th
 from __future__ import annotations
 
 from collections import OrderedDict, deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
@@ -175,8 +175,13 @@ class RecoveryLog(RequestHistory):
             self._journal.failed(error, request.submit.rid)
         self._journal.clear()
 
-    def queue_retained(self) -> None:
-        self._to_resend = deque(self.retained)
+    def queue_retained(self, sids: Sequence[int]) -> None:
+        if not sids:
+            self._to_resend = deque(self.retained)
+            return
+        wanted = set(sids)
+        self._to_resend += [request for request in self.retained
+                            if not wanted.isdisjoint(choice.sid for choice in request.choices)]
 
     def next_retained(self) -> list[RequestState]:
         return [self._to_resend.popleft()

@@ -8,7 +8,14 @@ import msgspec
 import pytest
 from helpers_text import i4
 
-from actorium.actors.client.core import GRACE, SETTLE, ClientCore
+from actorium.actors.client.core import (
+    GRACE,
+    RESEND_PAUSE,
+    RESENT_AT_ONCE,
+    RESENT_BYTES,
+    SETTLE,
+    ClientCore,
+)
 from actorium.actors.client.pending import PendingRequest
 from actorium.actors.client.requests import Linger, Request, encode
 from actorium.actors.errors import (
@@ -163,6 +170,34 @@ def test_unaccepted_requests_are_resent_when_the_tokenizer_dies() -> None:
     assert core.reconnected("tokenizer.front", 104.0) == []
     assert due(core, 104.0) == ["Generate", "ServerInfo"]
     assert call.frame and waiting.frame and not told.frame
+
+
+def test_what_is_sent_again_is_spread_out() -> None:
+    """Of thousands under way when an actor has died: a part at once, the others soon after."""
+    core = ClientCore("c")
+    items = [started(core) for _ in range(2 * RESENT_AT_ONCE + 10)]
+    for front in ("tokenizer.front", "detokenizer.front"):
+        if front == "detokenizer.front":  # from here on, a stream is what is asked for again
+            for item in items:
+                say(core, item, 0, "a")
+            core.on_message(Attached(1), 200.0)
+        core.reconnected(front, 200.0)
+        core.on_message(Attached(1), 200.0)
+        now, sent = 200.0, list[list[tuple[str, bytes]]]()
+        while (due := core.next_resend) < 201.0:
+            now = max(now, due)
+            sent.append(core.resend(now))
+        assert [len(frames) for frames in sent] == [RESENT_AT_ONCE, RESENT_AT_ONCE, 10]
+        assert len({frame for frames in sent for _, frame in frames}) == len(items)
+        assert now == pytest.approx(200.0 + 2 * RESEND_PAUSE)
+
+
+def test_bytes_that_are_sent_again_are_spread_out() -> None:
+    core = ClientCore("c")
+    for _ in range(9):
+        core.submit(Request(prompt=RESENT_BYTES // 4 * "x", params=SamplingParams()), 100.0, False)
+    core.reconnected("tokenizer.front", 200.0)
+    assert [len(core.resend(200.0 + 2 * n * RESEND_PAUSE)) for n in range(4)] == [4, 4, 1, 0]
 
 
 def test_a_request_that_was_taken_up_is_not_taken_back_by_asking_again() -> None:

@@ -135,7 +135,7 @@ def test_duplicates_are_dropped_and_gaps_requested(core: DetokenizerCore) -> Non
     assert (delta.text, ints(delta.tokens)) == ("ABC", [65, 66, 67])
     batch(core, (1, 5, [70]), (99, 0, [1]), events=[SequenceEvent(1, "length")])
     batch(core, (1, 6, [71]))
-    assert wake(core) == ({}, [Hello("tokenizer", 3)])
+    assert wake(core) == ({}, [Hello("tokenizer", 3, [1])])
     opened(core, emitted=b"ABCDEF", end=SequenceEvent(1, "length"))
     delta = only(core)
     assert (delta.start, delta.text, delta.finish_reason) == (3, "DEF", "length")

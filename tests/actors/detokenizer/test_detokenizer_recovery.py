@@ -115,21 +115,29 @@ def test_a_scheduler_that_did_not_read_gets_what_it_missed(core: DetokenizerCore
     assert wake(core, 1.0)[1] == [Stop(1, 4), Cancel("lost", B)]
 
 
-def test_gap_requests_are_limited_in_rate(core: DetokenizerCore) -> None:
+def test_what_was_missed_is_asked_for_once(core: DetokenizerCore) -> None:
+    missed = Hello("tokenizer", 3, [1])
     open_(core)
+    open_(core, 2, "other")
     for start in (2, 3):
         say(core, start, b"x")
-    assert wake(core)[1] == [HELLO]
-    say(core, 4, b"x", now=ASK_AGAIN / 2, end=SequenceEvent(1, "length"))
-    assert wake(core, ASK_AGAIN / 2)[1] == []
-    due = core.next_timer()
-    assert due is not None and due <= ASK_AGAIN, "whether or not anything comes any more"
-    assert HELLO in wake(core, ASK_AGAIN)[1] and not core.done, "an end beyond a gap is no end"
+    assert wake(core)[1] == [missed], "and nothing of other sequences"
+    say(core, 4, b"x", now=ASK_AGAIN / 2)
+    assert wake(core)[1] == [], "the scheduler is at it"
+    open_(core, said=b"abxxx")
+    wake(core)
+    say(core, 7, b"x", now=ASK_AGAIN / 2)
+    assert wake(core)[1] == [missed], "it has answered, and something else was missed"
+    open_(core, said=b"ab")
+    say(core, 7, b"x", now=ASK_AGAIN)
+    assert wake(core)[1] == [missed]
+    say(core, 8, b"x", now=2 * ASK_AGAIN, end=SequenceEvent(1, "length"))
+    assert wake(core)[1] == [missed] and not core.done, "an end beyond a gap is no end"
     say(core, 0, b"", now=ASK_AGAIN, end=SequenceEvent(1, "abort"))
     assert wake(core) == ([], []) and not core.done, "nor one that comes alone"
     open_(core, said=b"abxxxx", end=SequenceEvent(1, "length"))
     ((delta,), _) = wake(core)
-    assert (delta.start, delta.text, delta.finish_reason) == (0, "abxxxx", "length")
+    assert (delta.start, delta.text, delta.finish_reason) == (5, "x", "length")
 
 
 def test_all_tokens_are_resent_on_request(core: DetokenizerCore) -> None:
