@@ -84,7 +84,7 @@ class ChatTurn(HttpTurn):
             "messages": body.turns(), "template_args": body.template_args(),
             "tools": self._tools.shown, "chat_template": body.chat_template,
             "add_generation_prompt": body.opens_turn,
-            "continue_final_message": body.continue_final_message}
+            "continue_final_message": body.continues}
         request = request_for(body, params, tenant, **prompt)
         if not (body.wants_prompt_ids or body.cuts_right):
             return [request]

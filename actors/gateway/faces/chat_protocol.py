@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any, Literal, TypeAlias
 
 import msgspec
@@ -64,6 +65,17 @@ class MessageParam(Struct, kw_only=True):
     tool_call_id: str | None = None
     reasoning_content: str | None = None
     reasoning: str | None = None
+    prefix: bool = False
+    """Mistral's and DeepSeek's way to say that the answer goes on in it: of a last message of the
+    assistant's."""
+
+
+def check_prefixes(messages: Sequence[MessageParam]) -> None:
+    """Raises `HttpError` 400 on a message with `prefix` that the answer cannot go on in."""
+    for i, turn in enumerate(messages):
+        if turn.prefix and (turn.role != ASSISTANT or i + 1 < len(messages)):
+            raise HttpError(400, f"messages[{i}].prefix: only of a last message, and of the "
+                            "assistant's", "messages")
 
 
 class ChatBody(SamplingFields, kw_only=True):
@@ -109,7 +121,8 @@ class ChatBody(SamplingFields, kw_only=True):
         """Raise `HttpError` on fields that do not fit together."""
         if self.stream and self.prompt_logprobs is not None:
             raise HttpError(400, "prompt_logprobs: not in a stream", "prompt_logprobs")
-        if self.continue_final_message and self.add_generation_prompt:
+        check_prefixes(self.messages)
+        if self.continues and self.add_generation_prompt:
             raise HttpError(400, "continue_final_message: not with add_generation_prompt",
                             "continue_final_message")
         for name, older in (("tools", "functions"), ("tool_choice", "function_call")):
@@ -117,9 +130,14 @@ class ChatBody(SamplingFields, kw_only=True):
                 raise HttpError(400, f"{older}: not together with {name}", older)
 
     @property
+    def continues(self) -> bool:
+        """The answer goes on in the last message."""
+        return self.continue_final_message or bool(self.messages and self.messages[-1].prefix)
+
+    @property
     def opens_turn(self) -> bool:
         """The prompt ends with the beginning of the model's turn."""
-        return not self.continue_final_message if self.add_generation_prompt is None \
+        return not self.continues if self.add_generation_prompt is None \
             else self.add_generation_prompt
 
     @property

@@ -11,7 +11,7 @@ from starlette.responses import Response
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.engine_call import call_of, engine_of
-from actorium.actors.gateway.faces.chat_protocol import ChatBody, MessageParam
+from actorium.actors.gateway.faces.chat_protocol import ChatBody, MessageParam, check_prefixes
 from actorium.actors.gateway.faces.completions import MAX_PROMPTS
 from actorium.actors.gateway.faces.sampling_fields import check_ids
 from actorium.actors.gateway.faces.tool_choice import Tool, ToolSelection
@@ -53,9 +53,15 @@ class TokenizeBody(Struct, kw_only=True):
         if len(given) != 1:
             raise HttpError(400, "prompt: exactly one of prompt, messages and content is needed",
                             "prompt")
-        if self.add_generation_prompt and self.continue_final_message:
+        check_prefixes(self.messages or ())
+        if self.add_generation_prompt and self.continues:
             raise HttpError(400, "continue_final_message: not together with add_generation_prompt",
                             "continue_final_message")
+
+    @property
+    def continues(self) -> bool:
+        """True if the last message is left open."""
+        return self.continue_final_message or bool(self.messages and self.messages[-1].prefix)
 
     def texts(self) -> list[str]:
         """Returns the prompt or prompts, or the content. Raises `HttpError`."""
@@ -79,8 +85,8 @@ class TokenizeBody(Struct, kw_only=True):
             messages=list(ChatBody(messages=self.messages or []).turns()),
             tools=ToolSelection(self.tools, None, True).shown, chat_template=self.chat_template,
             template_args=self.chat_template_kwargs, mm_processor_kwargs=self.mm_processor_kwargs,
-            add_generation_prompt=not self.continue_final_message if generation is None
-            else generation, continue_final_message=self.continue_final_message)
+            add_generation_prompt=not self.continues if generation is None else generation,
+            continue_final_message=self.continues)
 
 
 class DetokenizeBody(Struct, kw_only=True):

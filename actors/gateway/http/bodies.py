@@ -2,7 +2,7 @@
 
 Unknown fields are ignored, since routers add some (but see `UnsupportedFields`); a wrong type is a
 400; `null` for an optional field means that it is absent, since many clients write every field that
-they know.
+they know; `4.0` is an integer.
 
 The values of a large body are counted before it is decoded. Decoding takes time per value, not per
 byte: 4 MiB of text take 10 ms, of empty lists half a second (the garbage collector visits each of
@@ -31,6 +31,9 @@ PATIENCE = 16
 """Times the limit that is read of a body that is too large."""
 Body = TypeVar("Body")
 _NAME = re.compile(r"[\x21-\x7e]{1,128}")
+_LONE_SURROGATE = re.compile(
+    rb"(?<!\\)(?:\\\\)*(\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])"
+    rb"|(?<!\\u[dD][89abAB][0-9a-fA-F][0-9a-fA-F])\\u[dD][c-fC-F][0-9a-fA-F]{2})")
 _PLACE = re.compile(r" - at `\$\.?(?P<path>.*)`$")
 
 
@@ -103,12 +106,15 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     """Decodes JSON as a `kind`. Raises `HttpError` 400 naming the field."""
     check_values(body)
     try:
-        found: Body = _decode_with_nulls(body, kind)
+        found: Body = _decode_leniently(body, kind)
         return found
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
-        raise HttpError(400, f"body: not JSON: {error}", code="invalid_json") from None
+        lone = _LONE_SURROGATE.search(body)
+        why = f"half of a character, {lone[1].decode()}, without its other half" \
+            if lone is not None else str(error)
+        raise HttpError(400, f"body: not JSON: {why}", code="invalid_json") from None
     except RecursionError:
         raise HttpError(400, "body: nested too deeply", code="invalid_json") from None
 
@@ -166,10 +172,11 @@ def _bound(what: str, count: int, limit: int) -> None:
                         code="body_too_large")
 
 
-def without_nulls(value: Any, kind: Any) -> Any:
+def mended(value: Any, kind: Any) -> Any:
     """Returns a copy of `value`, which JSON was decoded to, without the nulls of fields that have a
-    default and whose type has no null. kind: the type that it is to become; values of type `Any`
-    are left as they are."""
+    default and whose type has no null, and with an integer for `4.0` where one is wanted (JSON has
+    numbers alone, and some languages write all of them so). kind: the type that it is to become;
+    values of type `Any` are left as they are."""
     return _typed(value, _info(kind))
 
 
@@ -181,9 +188,13 @@ def _info(kind: Any) -> inspect.Type:
 def _typed(value: Any, kind: inspect.Type) -> Any:
     if isinstance(value, dict):
         return _object(value, kind)
+    if isinstance(value, float):
+        whole = value.is_integer() and _member(kind, inspect.FloatType) is None \
+            and _member(kind, inspect.IntType) is not None
+        return int(value) if whole else value
     if isinstance(value, list):
         items = _member(kind, inspect.ListType)
-        if items is None or _plain(items.item_type):
+        if items is None or (_plain(items.item_type) and len(value) > MAX_FRACTIONS):
             return value
         return [_typed(one, items.item_type) for one in value]
     return value
@@ -221,12 +232,12 @@ def _member(kind: inspect.Type, wanted: type[Any]) -> Any:
     return next((one for one in kinds if isinstance(one, wanted)), None)
 
 
-def _decode_with_nulls(body: bytes, kind: Any) -> Any:
-    """Decodes JSON as a `kind`, without nulls of absent fields. Raises as `msgspec.json.decode`."""
+def _decode_leniently(body: bytes, kind: Any) -> Any:
+    """Decodes JSON as a `kind`, `mended` where it is none. Raises as `msgspec.json.decode`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
-        if "got `null`" not in str(error):
+        if not str(error).partition(" - at ")[0].endswith(("got `null`", "got `float`")):
             raise
-    # Rare: only bodies with such nulls pay for a second decoding.
-    return msgspec.convert(without_nulls(msgspec.json.decode(body), kind), kind, str_keys=True)
+    # Rare: only bodies with such values pay for a second decoding.
+    return msgspec.convert(mended(msgspec.json.decode(body), kind), kind, str_keys=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 import pytest
+from msgspec import inspect
 
 from actorium.actors.gateway.faces import sampling_fields as unsupported
 from actorium.actors.gateway.faces.anthropic_body import MessagesBody
@@ -40,6 +42,51 @@ def test_null_for_any_optional_field_is_its_absence(kind: Any, least: dict[str, 
 def test_one_null_alone(field: str) -> None:
     assert decode(ChatBody, {"messages": MESSAGES, field: None}) == \
         decode(ChatBody, {"messages": MESSAGES})
+
+
+def integers(kind: Any) -> Iterator[tuple[str, Any]]:
+    """(name, a value) of the fields of a body that are integers, or lists of them."""
+    for field in inspect.type_info(kind).fields:  # type: ignore[attr-defined]
+        kinds = field.type.types if isinstance(field.type, inspect.UnionType) else (field.type,)
+        for one in kinds:
+            if isinstance(one, inspect.IntType) and inspect.FloatType not in map(type, kinds):
+                yield field.encode_name, 4.0
+            if isinstance(one, inspect.ListType) and isinstance(one.item_type, inspect.IntType):
+                yield field.encode_name, [4.0, 5]
+
+
+@pytest.mark.parametrize(("kind", "least"), SMALLEST)
+def test_a_whole_number_is_an_integer_however_it_is_written(kind: Any, least: dict[str, Any]
+                                                            ) -> None:
+    found = [*integers(kind)]
+    assert kind is TokenizeBody or len(found) > 3
+    for name, value in found:
+        body = decode(kind, least | {name: value})
+        written = msgspec.json.encode(msgspec.to_builtins(body)[name])
+        assert written in (b"4", b"[4,5]"), name
+        with pytest.raises(HttpError) as caught:
+            decode(kind, least | {name: 4.5})
+        assert caught.value.param == name
+    nested = decode(GenerateBody, {"text": "a", "sampling_params": {"max_new_tokens": 4.0}})
+    assert nested.sampling_params.max_new_tokens == 4
+
+
+@pytest.mark.parametrize(("text", "half"), [
+    (r"\ud83d", r"\ud83d"), (r"a\\\uDE00b", r"\uDE00"),
+    (r"\ud83d\ud83d\ude00 and more", r"\ud83d")])
+def test_half_a_character_is_told_as_such(text: str, half: str) -> None:
+    with pytest.raises(HttpError, match="half of a character") as caught:
+        bodies.decode(b'{"prompt": "%b"}' % text.encode(), CompletionBody)
+    assert half in caught.value.message
+
+
+@pytest.mark.parametrize("text", [r"\ud83d\ude00 \\ud83d", r"\\\\ud83d",
+                                  r"\ud83d\ude00\ud83d\ude00"])
+def test_whole_characters_are_taken(text: str) -> None:
+    assert bodies.decode(b'{"prompt": "%b"}' % text.encode(), CompletionBody).prompt
+    with pytest.raises(HttpError) as caught:
+        bodies.decode(b'{"prompt": "%b"' % text.encode(), CompletionBody)
+    assert "half" not in caught.value.message
 
 
 def test_nested_nulls() -> None:

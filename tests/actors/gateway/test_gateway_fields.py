@@ -95,6 +95,10 @@ def test_how_a_chat_ends(monkeypatch: pytest.MonkeyPatch) -> None:
         request = asked(monkeypatch, CHAT, messages=[USER, BEGUN], continue_final_message=True,
                         **body)
         assert not request.add_generation_prompt and request.continue_final_message
+    request = asked(monkeypatch, CHAT, messages=[USER, BEGUN | {"prefix": True}])  # Mistral's
+    assert not request.add_generation_prompt and request.continue_final_message
+    for wrong in ([BEGUN | {"prefix": True}, USER], [USER | {"prefix": True}]):
+        assert refused(monkeypatch, CHAT, messages=wrong) == "messages"
     assert not asked(monkeypatch, CHAT, add_generation_prompt=False).add_generation_prompt
     assert refused(monkeypatch, CHAT, continue_final_message=True,
                    add_generation_prompt=True) == "continue_final_message"
