@@ -7,6 +7,7 @@ its inbox. A thread imports what serves HTTP after the start.
 from __future__ import annotations
 
 import asyncio
+import logging
 import socket
 import threading
 from collections.abc import Callable, Sequence
@@ -22,6 +23,7 @@ from actorium.actors.runtime.http import listening
 from actorium.actors.runtime.http.listening import ListenAddress
 from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
 
+LOG = logging.getLogger("actorium.gateway")
 FILE = "gateway.json"
 BACKLOG = 2048
 KEEP_ALIVE = 75
@@ -64,11 +66,7 @@ class GatewayCore(Core):
         from actorium.actors.gateway.http.bodies import PATIENCE
         from actorium.actors.gateway.served_engine import ServedEngine
         from actorium.actors.runtime.http.allowed_hosts import AllowedHosts
-        from actorium.actors.runtime.http.http_server import (
-            ConnectionLimits,
-            http_server,
-            usable_connections,
-        )
+        from actorium.actors.runtime.http.http_server import ConnectionLimits, http_server
 
         def serve() -> None:
             self._engine = engine = ServedEngine(self._ctx.config, self._ctx.run_dir, self.journal,
@@ -76,7 +74,7 @@ class GatewayCore(Core):
             engine.draining = self._draining
             settings = self._ctx.config.gateway
             limits = ConnectionLimits(
-                usable_connections(settings.max_connections), settings.body_timeout,
+                connections(settings.max_connections), settings.body_timeout,
                 settings.send_timeout, (PATIENCE + 1) * engine.body_limit)
             hosts = AllowedHosts(settings.allowed_hosts, settings.host, self._where.host)
             self._server = http_server(build_app(engine, hosts), limits, KEEP_ALIVE, BACKLOG)
@@ -145,6 +143,18 @@ def build(ctx: Context) -> GatewayCore:
         raise refused(wanted, error) from None
     listening.write_address(ctx.run_dir / FILE, ListenAddress(*sock.getsockname()[:2]), ctx.role)
     return GatewayCore(ctx, sock)
+
+
+def connections(wanted: int) -> int:
+    """Returns how many this process can serve at once; warns where that is less."""
+    from actorium.actors.runtime.http.http_server import usable_connections
+
+    found = usable_connections(wanted)
+    if found < wanted:
+        LOG.warning("max_connections: %d instead of %d, as the system lets a process open few "
+                    "files; raise the hard limit (ulimit -Hn, LimitNOFILE), or lower "
+                    "--max-connections", found, wanted)
+    return found
 
 
 def refused(wanted: GatewayConfig, error: OSError) -> BadConfig:

@@ -90,6 +90,6 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "scale": engine_routes.scale,
         "version": engine_routes.version,
         "health": engine_routes.health,
-        "openapi": OpenApi().serve,
+        "openapi": OpenApi(engine.settings).serve,
         "probe": engine_routes.probe,
     }

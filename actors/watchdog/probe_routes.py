@@ -18,7 +18,12 @@ from actorium import __version__
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_framing, check_repeated
+from actorium.actors.runtime.http.allowed_hosts import (
+    AllowedHosts,
+    check_framing,
+    check_repeated,
+    check_size,
+)
 from actorium.actors.runtime.process import process_usage
 from actorium.actors.watchdog import metrics
 from actorium.actors.watchdog.readiness import EngineCondition
@@ -87,7 +92,8 @@ class ProbeApp:
     def _refuse(self, scope: Scope) -> ProbeResponse | None:
         """What is not meant for this server, or not to be understood."""
         headers = dict(scope["headers"])
-        wrong = check_repeated(scope["headers"], headers) or check_framing(scope, headers) or (
+        wrong = check_size(scope) or check_repeated(scope["headers"], headers) or check_framing(
+            scope, headers) or (
             self._hosts.check(scope, headers) if self._hosts is not None else None)
         if wrong is None:
             return None

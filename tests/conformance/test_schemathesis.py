@@ -1,4 +1,6 @@
-"""Every route, asked by schemathesis what its schema allows, and what it does not: no 5xx."""
+"""Every route, asked by schemathesis what its schema allows, and what it does not: no 5xx, and
+answers that are what the document of the running engine says.
+"""
 
 from __future__ import annotations
 
@@ -14,6 +16,12 @@ from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
 
 schemathesis = pytest.importorskip("schemathesis")
+from schemathesis.specs.openapi.checks import (  # noqa: E402
+    content_type_conformance,
+    ignored_auth,
+    response_schema_conformance,
+)
+
 pytestmark = pytest.mark.conformance
 EXAMPLES = 30
 """Requests for each route and mode."""
@@ -71,6 +79,8 @@ def test_no_route_fails(url: str, schema: Any, path: str, method: str, mode: str
         if path not in WAITING:
             assert answer.status_code < 500 or answer.status_code == 501, (
                 case.as_curl_command(), answer.text)
+        case.validate_response(answer, checks=[response_schema_conformance,
+                                               content_type_conformance, ignored_auth])
         if answer.status_code >= 400 and path.startswith("/v1"):
             assert {"message", "type"} <= set(answer.json()["error"])
 

@@ -25,6 +25,8 @@ class InvocationBody(Struct, kw_only=True):
     input: Any = None
     text: Any = None
     input_ids: Any = None
+    stream: Any = None
+    """Of every kind."""
 
 
 ROUTES: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {

@@ -25,8 +25,13 @@ from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_err
 from actorium.actors.gateway.http.request_task import AnswerSender, in_journal, until_disconnected
 from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, find
 from actorium.actors.gateway.served_engine import ServedEngine
-from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_framing, check_repeated
-from actorium.actors.runtime.http.http_server import MAX_HEADERS, MAX_URL, OVER_LIMIT
+from actorium.actors.runtime.http.allowed_hosts import (
+    AllowedHosts,
+    check_framing,
+    check_repeated,
+    check_size,
+)
+from actorium.actors.runtime.http.http_server import OVER_LIMIT
 
 CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
 """Codes of refusals after which a connection is of no use."""
@@ -113,7 +118,6 @@ class Guard:
         """Checks the caller and gives the exchange its call. Raises `HttpError`."""
         scope, headers = exchange.scope, exchange.headers
         path, method = scope["path"], scope["method"]
-        check_size(scope)
         if OVER_LIMIT in scope:
             raise HttpError(503, "too many connections", None, SERVER, "too_many_connections")
         key = shown(scope["headers"])
@@ -142,7 +146,8 @@ class Guard:
 
     def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
         """Raise `HttpError` for what is not meant for this server, or not to be understood."""
-        wrong = check_repeated(scope["headers"], headers) or check_framing(scope, headers) or (
+        wrong = check_size(scope) or check_repeated(scope["headers"], headers) or check_framing(
+            scope, headers) or (
             self._hosts.check(scope, headers) if self._hosts is not None else None)
         if wrong is not None:
             raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
@@ -185,14 +190,6 @@ def _router_refusal(exchange: HttpExchange, error: HTTPException) -> HttpError:
     code = {404: "not_found", 405: "method_not_allowed"}.get(status)
     return HttpError(status, f"{scope['method'][:20]} {scope['path'][:200]}: {error.detail}",
                      code=code)
-
-
-def check_size(scope: Scope) -> None:
-    """Raise `HttpError` 414 or 431 for what no request needs."""
-    if len(scope["raw_path"] or b"") + len(scope["query_string"]) > MAX_URL:
-        raise HttpError(414, f"the URL is longer than {MAX_URL} bytes")
-    if sum(len(name) + len(value) for name, value in scope["headers"]) > MAX_HEADERS:
-        raise HttpError(431, f"the headers are longer than {MAX_HEADERS} bytes")
 
 
 def _request_id(given: bytes) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, Literal, NamedTuple
 
 import msgspec
@@ -11,6 +12,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium import __version__
+from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, MessagesBody
 from actorium.actors.gateway.faces.chat_protocol import ChatBody, ChatCompletion
 from actorium.actors.gateway.faces.completions import CompletionBody, TextCompletion
@@ -22,8 +24,9 @@ from actorium.actors.gateway.faces.scoring import RerankBody, ScoreBody
 from actorium.actors.gateway.faces.sglang import AbortBody
 from actorium.actors.gateway.faces.sglang_body import GenerateBody, Unsupported
 from actorium.actors.gateway.faces.tokens import DetokenizeBody, TokenizeBody
+from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
-from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, Access, ErrorStyle, Route
+from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, ErrorStyle, Route
 
 REF = "#/components/schemas/{name}"
 
@@ -58,6 +61,10 @@ class AnthropicErrorBody(Struct):
     request_id: str | None = None
 
 
+OneOrSeveral = dict[str, Any] | list[dict[str, Any]]
+"""Of routes whose body may ask for several completions."""
+
+
 class Operation(NamedTuple):
     """The description of one route."""
 
@@ -74,7 +81,8 @@ OPERATIONS: dict[str, Operation] = {
     "render_completion": Operation("The prompts of texts", CompletionBody, list[dict[str, Any]]),
     "inference": Operation("Complete token ids by token ids", InferenceBody, InferenceAnswer,
                            True),
-    "invocations": Operation("Any of the bodies that ask for a completion", InvocationBody),
+    "invocations": Operation("Any of the bodies that ask for a completion", InvocationBody,
+                             OneOrSeveral, True),
     "responses": Operation("Make a response", ResponsesBody, streams=True),
     "input_tokens": Operation("Tokens of a response's prompt", InputBody),
     "response": Operation("A stored response"),
@@ -90,7 +98,7 @@ OPERATIONS: dict[str, Operation] = {
     "rerank": Operation("Documents in the order in which they fit a query", RerankBody),
     "tokenize": Operation("Token ids of texts or of a conversation", TokenizeBody),
     "detokenize": Operation("Text of token ids", DetokenizeBody),
-    "generate": Operation("Complete prompts, as SGLang does", GenerateBody, streams=True),
+    "generate": Operation("Complete prompts, as SGLang does", GenerateBody, OneOrSeveral, True),
     "abort": Operation("End requests", AbortBody),
     "flush_cache": Operation("Forget cached prefixes"),
     "model_info": Operation("What the model is"),
@@ -109,8 +117,8 @@ MEDIA = {"/metrics": "text/plain"}
 """Of paths whose answer is not JSON."""
 
 
-def document() -> dict[str, Any]:
-    """Returns the whole document."""
+def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, Any]:
+    """Returns the whole document. guarded: whether a path requires a key."""
     types = [kind for one in OPERATIONS.values() for kind in (one.body, one.answer)
              if kind is not None]
     schemas, components = msgspec.json.schema_components(
@@ -127,6 +135,8 @@ def document() -> dict[str, Any]:
         for path in route.paths if route.name not in PAGES else ():
             for method in route.methods:
                 made = _operation(path, method, route, *shapes[route.name])
+                if guarded(path):
+                    made["security"] = [{"key": []}]
                 made["responses"]["default"] = {
                     "description": "Why there is none", "content": {
                         "application/json": {"schema": refusals[route.errors]}}}
@@ -152,8 +162,6 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
         "responses": {"200": {"description": "The answer", "content": content}}}
     if body is not None and method in ("POST", "PUT"):
         made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
-    if route.access is not Access.OPEN:
-        made["security"] = [{"key": []}] if route.access is Access.ADMIN else [{"key": []}, {}]
     names = [("path", found[1], True) for found in PARAMETER.finditer(path)]
     if one.streams:
         names += [("header", name, False) for name in ("Idempotency-Key", "Last-Event-ID")]
@@ -166,11 +174,12 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
 class OpenApi:
     """Serves the document, which it makes at the first request."""
 
-    def __init__(self) -> None:
+    def __init__(self, settings: GatewayConfig) -> None:
+        self._settings = settings
         self._made = b""
 
     async def serve(self, http: HttpRequest) -> Response:
         """Handles `/openapi.json`."""
         if not self._made:
-            self._made = msgspec.json.encode(document())
+            self._made = msgspec.json.encode(document(Keys(self._settings).guard))
         return JsonReply(self._made)

@@ -11,6 +11,9 @@ from collections.abc import Mapping, MutableMapping
 from typing import Any, NamedTuple
 
 MOST_REMEMBERED = 256
+MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
+"""Bytes of a request's URL, and of its headers together."""
+MAX_HEADER_LINES = 256
 NAME = re.compile(r"\*|(\*\.)?[a-z0-9_]([a-z0-9_.-]*[a-z0-9_])?|\[[0-9a-f:.]+\]")
 """Of the setting."""
 _HOST = re.compile(rb"(\[[0-9A-Fa-f:.]+\]|[^\x00-\x20\x7f-\xff:\[\]/@?#\\]+)(:[0-9]{0,5})?")
@@ -21,8 +24,8 @@ class HttpRefusal(NamedTuple):
 
     status: int
     message: str
-    param: str
-    code: str
+    param: str | None
+    code: str | None
 
 
 def names(setting: str) -> list[str]:
@@ -32,6 +35,18 @@ def names(setting: str) -> list[str]:
         if not NAME.fullmatch(one):
             raise ValueError(f"{one!r} is neither a host's name, *.NAME nor *")
     return found
+
+
+def check_size(scope: Mapping[str, Any]) -> HttpRefusal | None:
+    """What of the head is more than any request needs."""
+    if len(scope.get("raw_path") or b"") + len(scope.get("query_string", b"")) > MAX_URL:
+        return HttpRefusal(414, f"the URL is longer than {MAX_URL} bytes", None, None)
+    headers = scope["headers"]
+    if len(headers) > MAX_HEADER_LINES:
+        return HttpRefusal(431, f"the headers are more than {MAX_HEADER_LINES}", None, None)
+    if sum(len(name) + len(value) + 4 for name, value in headers) > MAX_HEADERS:  # ": ", CR, LF
+        return HttpRefusal(431, f"the headers are longer than {MAX_HEADERS} bytes", None, None)
+    return None
 
 
 def check_framing(scope: MutableMapping[str, Any],

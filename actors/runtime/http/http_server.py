@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import re
 import resource
 import socket
 import struct
@@ -19,9 +20,10 @@ import httptools
 import uvicorn
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
+from actorium.actors.runtime.http.allowed_hosts import MAX_HEADERS, MAX_URL
+
 OVER_LIMIT = "actorium.crowded"
 """In the scope of a request that came over one connection too many."""
-MAX_URL, MAX_HEADERS = 8 << 10, 64 << 10
 MAX_HEAD = MAX_HEADERS + MAX_URL + 1024
 SLACK = 256 << 10
 """Bytes by which the framing of a body (sizes, extensions and trailers of chunks) may be longer
@@ -38,6 +40,9 @@ OTHER_FILES = 128
 _HOP = (b"upgrade", b"connection", b"http2-settings")
 _REFUSED = (b"HTTP/1.1 %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%s")
+_LONG_CHUNK = re.compile(rb"(?:\A|\n)(0*[1-9A-Fa-f][0-9A-Fa-f]{8,}[ \t]*[;\r][^\n]*\n)")
+"""A line that tells a chunk of 4 GiB at the least, if it is where such a line stands."""
+_TOO_LONG = b"413 Content Too Large", b"The body is too long, or its framing is."
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel, too, drops what it holds."""
 _BETWEEN, _HEAD, _BODY = range(3)
@@ -84,6 +89,8 @@ class BoundedConnection(HttpToolsProtocol):
     """Where the parser is."""
     _came = _body = 0
     """Bytes since the last change of stage, and those of them that are a body's."""
+    _chunks = 0
+    """Headers of chunks that the parser has read."""
     _ignoring_input = False
     """All further input is dropped."""
     _linger = LINGER_BYTES
@@ -116,6 +123,20 @@ class BoundedConnection(HttpToolsProtocol):
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
+        while (line := _LONG_CHUNK.search(data)) is not None:  # hardly ever
+            self._receive(data[:line.start(1)])
+            before = self._chunks
+            self._receive(line[1])
+            if self._chunks > before:
+                self._refuse(*_TOO_LONG)
+            data = data[line.end():]
+        self._receive(data)
+
+    def on_chunk_header(self) -> None:
+        """The parser has read a line with a chunk's size, which it does not tell."""
+        self._chunks += 1
+
+    def _receive(self, data: bytes) -> None:
         if self._ignoring_input:
             self._came += len(data)
             if self._came > (self._linger if self._running is None else self.limits.body_bytes):
@@ -128,8 +149,11 @@ class BoundedConnection(HttpToolsProtocol):
         except httptools.HttpParserUpgrade as stopped:
             self._stay(data[stopped.args[0]:])
             return
-        except httptools.HttpParserError:
-            self._refuse(b"400 Bad Request", b"Invalid HTTP request received.")
+        except httptools.HttpParserError as error:
+            if str(error).endswith("overflow"):  # a length of more than 64 bits
+                self._refuse(*_TOO_LONG)
+            else:
+                self._refuse(b"400 Bad Request", b"Invalid HTTP request received.")
             return
         if self._running is None:
             self._arm_receive_timer()
@@ -187,7 +211,7 @@ class BoundedConnection(HttpToolsProtocol):
             if self._came > MAX_HEAD:
                 self._refuse(b"431 Request Header Fields Too Large", b"The head is too long.")
         elif self._came > self.limits.body_bytes or self._came > 2 * self._body + SLACK:
-            self._refuse(b"413 Content Too Large", b"The body is too long, or its framing is.")
+            self._refuse(*_TOO_LONG)
 
     # --- time ---
 

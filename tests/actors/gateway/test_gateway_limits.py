@@ -22,9 +22,11 @@ from actorium.actors.config.sources import from_toml
 from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
+from actorium.actors.gateway.actor import connections
 from actorium.actors.gateway.http import api_keys as keys
 from actorium.actors.gateway.http.guard import Cors
 from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.runtime.http.http_server import OTHER_FILES
 from actorium.actors.runtime.rundir import engine_dir
 
 LONG = {"prompt": [1, 2, 3], "max_tokens": 4000, "ignore_eos": True, "stream": True,
@@ -257,6 +259,14 @@ def test_a_configuration_with_a_key_that_others_could_change_is_refused(tmp_path
         from_toml(str(file))
     file.chmod(0o644)
     assert from_toml(str(file)).keys() == {"api_key"}
+
+
+def test_few_open_files_are_warned_of(monkeypatch: pytest.MonkeyPatch,
+                                      caplog: pytest.LogCaptureFixture) -> None:
+    monkeypatch.setattr(resource, "getrlimit", lambda which: (1024, 1024))
+    assert connections(800) == 800 and not caplog.records
+    assert connections(4096) == 1024 - OTHER_FILES
+    assert "max_connections: 896 instead of 4096" in caplog.text
 
 
 def test_more_callers_than_the_usual_number_of_open_files() -> None:

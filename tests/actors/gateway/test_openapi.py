@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app, handlers_of
-from actorium.actors.gateway.http.routes import ROUTES
+from actorium.actors.gateway.http.api_keys import Keys
+from actorium.actors.gateway.http.routes import ROUTES, Access
 from actorium.actors.gateway.page.openapi import OPERATIONS, PAGES, document
 from actorium.actors.gateway.served_engine import ServedEngine
 
@@ -30,6 +31,30 @@ def test_every_name_of_a_route_has_a_handler_and_an_operation() -> None:
     names = {route.name for route in ROUTES}
     assert names == set(handlers_of(ServedEngine(Config(), Path("none"))))
     assert names - PAGES == set(OPERATIONS)
+
+
+def test_a_key_is_asked_for_where_there_are_keys() -> None:
+    """And nowhere else: clients that are made from the document would ask their users for one."""
+    def locked(**settings: Any) -> set[str]:
+        made = document(Keys(GatewayConfig(**settings)).guard)
+        found = {path: [one["security"] for one in methods.values() if "security" in one]
+                 for path, methods in made["paths"].items()}
+        assert all(one == [{"key": []}] for each in found.values() for one in each)
+        return {path for path, each in found.items() if each}
+
+    assert locked() == set()
+    assert locked(admin_key="root") == {path for route in ROUTES for path in route.paths
+                                        if route.access is Access.ADMIN}
+    every = locked(api_key="k")
+    assert "/v1/chat/completions" in every and "/metrics" in every
+    assert not every & {"/health", "/version", "/openapi.json"}
+
+
+@pytest.mark.parametrize("path", ["/generate", "/invocations"])
+def test_answers_to_several_prompts_are_lists(path: str) -> None:
+    made = document()["paths"][path]["post"]["responses"]["200"]["content"]
+    kinds = {one["type"] for one in made["application/json"]["schema"]["anyOf"]}
+    assert kinds == {"object", "array"} and "text/event-stream" in made
 
 
 def test_every_reference_leads_somewhere() -> None:
