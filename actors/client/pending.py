@@ -61,7 +61,7 @@ class RequestProgress(NamedTuple):
     usages: list[Usage]
     """Of each choice; exact once it has ended."""
     first_at: float
-    """When its first delta was received, CLOCK_MONOTONIC seconds; 0 = not yet."""
+    """When its first token was received, CLOCK_MONOTONIC seconds; 0 = not yet."""
 
 
 class PendingItem:
@@ -111,7 +111,7 @@ class PendingRequest(PendingItem):
         self.adopt_frame = b""
         """What to send instead of a plain `Resume` until something is heard: one that adopts."""
         self.first_at = 0.0
-        """When its first delta was received; 0 = not yet."""
+        """When its first token was received; 0 = not yet."""
         self._must_exist = False
         self._resumed_at = -math.inf
         self.on_done: Callable[[PendingRequest], None] = do_nothing
@@ -174,13 +174,13 @@ class PendingRequest(PendingItem):
             if is_new:  # a Resume is due, unless one is on its way
                 self.due = min(self.due, max(now, self._resumed_at + GAP_AGAIN))
             return
+        self.first_at = self.first_at or (now if delta.tokens else 0.0)
         self._apply(choice, delta)
         if delta.finish_reason is not None:
             choice.last = delta
             self._on_finish(delta)
 
     def _schedule_silence(self, now: float, is_new: bool) -> None:
-        self.first_at = self.first_at or now
         if is_new or not self.in_ledger:
             self.delay = SILENCE
         self.in_ledger = True

@@ -2,7 +2,8 @@
 
 Its wording is vLLM's, in the same order, so that people and scripts that know vLLM's log can read
 it; fields that vLLM lacks follow. It is made of the heartbeats' gauges: rates are differences of
-counters over the time between the two heartbeats that carried them.
+counters over the time between the two heartbeats that carried them. Tokens are counted when their
+step ends: where none has, the line says so, and the next one's rates are over that time as well.
 """
 
 from __future__ import annotations
@@ -10,14 +11,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actorium.actors.counters import CounterReading, growth
+from actorium.actors.counters import CounterReading, Growth, growth
 from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
 from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
-COUNTERS = ("steps", "computed_prompt_tokens", "tokens", "cache_lookup_tokens", "cache_hit_tokens",
-            "spec_decode_num_drafts", "spec_decode_num_draft_tokens",
-            "spec_decode_num_accepted_tokens", "preemptions")
+TOKENS = ("computed_prompt_tokens", "tokens")
+COUNTERS = ("steps", "cache_lookup_tokens", "cache_hit_tokens", "spec_decode_num_drafts",
+            "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "preemptions")
 SIZES_SHOWN = 3
 """Of each way in which steps were run, those that served most."""
 
@@ -36,7 +37,8 @@ class StatsLogger:
         """seconds: between two lines; 0 = there are none."""
         self._seconds = seconds
         self._due: float | None = None
-        self._before: dict[str, CounterReading] = {}
+        self._before: dict[tuple[str, ...], CounterReading] = {}
+        """By the names of what was read."""
 
     def next_timer(self) -> float | None:
         """When to tick; None = never."""
@@ -48,38 +50,42 @@ class StatsLogger:
             return None
         first, self._due = self._due is None, now + self._seconds
         scheduler, worker = actors.get(SCHEDULER), actors.get(WORKER)
-        took, done = self._since(scheduler, COUNTERS)
-        modes = self._since(worker, _step_counters(worker))[1]
+        done = self._since(scheduler, COUNTERS).counts
+        tokens = self._since(scheduler, TOKENS, wait=True)
+        modes = self._since(worker, _step_counters(worker), (WORKER,)).counts
         if first or scheduler is None:
             return None
         gauges = scheduler.gauges
         if not (done["steps"] or gauges.get("running") or gauges.get("waiting")):
             return None
-        return _line(gauges, done, modes, took)
+        return _line(gauges, done, modes, tokens)
 
-    def _since(self, actor: Supervised | None, names: tuple[str, ...]
-               ) -> tuple[float, Mapping[str, float]]:
-        """Seconds between the heartbeats of the last tick and of this one; growth of counters."""
+    def _since(self, actor: Supervised | None, names: tuple[str, ...], key: tuple[str, ...] = (),
+               wait: bool = False) -> Growth:
+        """The growth of counters since the last tick. key: of those whose names change; wait: of
+        work that has counted nothing the beginning stays."""
         if actor is None:
-            return 0.0, dict.fromkeys(names, 0.0)
+            return Growth(0.0, dict.fromkeys(names, 0.0))
+        key = key or names
         counts = {name: actor.gauges.get(name, 0.0) for name in names}
-        before = self._before.get(actor.role)
+        before = self._before.get(key)
         if before is not None:  # sizes turn up when the first step of them is run
             before = before._replace(counts={**dict.fromkeys(names, 0.0), **before.counts})
-        new = self._before[actor.role] = CounterReading(actor.epoch, actor.seen, counts)
-        grown = growth(before, new)
-        if grown is None:  # it counts from 0 on
-            return self._seconds, counts
+        new = CounterReading(actor.epoch, actor.seen, counts)
+        # None: it counts from 0 on.
+        grown = growth(before, new) or Growth(self._seconds, counts)
+        if before is None or before.epoch != new.epoch or any(grown.counts.values()) or not (
+                wait and actor.gauges.get("running")):
+            self._before[key] = new
         return grown
 
 
 def _line(gauges: Mapping[str, float], done: Mapping[str, float], modes: Mapping[str, float],
-          took: float) -> StatsLine:
-    per_second = 1.0 / took if took > 0 else 0.0
+          tokens: Growth) -> StatsLine:
     used, total = gauges.get("kv_tokens_used", 0.0), gauges.get("kv_tokens", 0.0)
     fields = {
-        "prompt_tokens_per_second": done["computed_prompt_tokens"] * per_second,
-        "generation_tokens_per_second": done["tokens"] * per_second,
+        "prompt_tokens_per_second": tokens.rate("computed_prompt_tokens"),
+        "generation_tokens_per_second": tokens.rate("tokens"),
         "running": gauges.get("running", 0.0), "waiting": gauges.get("waiting", 0.0),
         "kv_tokens_used": used, "kv_tokens": total, "kv_usage": used / total if total else 0.0}
     parts = [f"Avg prompt throughput: {fields['prompt_tokens_per_second']:.1f} tokens/s",
@@ -93,6 +99,9 @@ def _line(gauges: Mapping[str, float], done: Mapping[str, float], modes: Mapping
     if done["cache_lookup_tokens"]:
         fields["prefix_cache_hit_rate"] = done["cache_hit_tokens"] / done["cache_lookup_tokens"]
         parts.append(f"Prefix cache hit rate: {100 * fields['prefix_cache_hit_rate']:.1f}%")
+    if gauges.get("running") and not any(tokens.counts.values()):
+        fields["step_seconds"] = tokens.seconds
+        parts.append(f"No step has ended for {tokens.seconds:.1f} s")
     _add_speculation(done, fields, parts)
     _add_graphs(modes, fields, parts)
     return StatsLine(", ".join(parts), {name: round(value, 4) for name, value in fields.items()})

@@ -226,6 +226,17 @@ def test_the_first_delta_of_a_request_that_was_taken_up_brings_its_records() -> 
     assert (pending.prompt_tokens, pending.created) == (7, 10)
 
 
+def test_the_first_token_s_time_is_not_that_of_the_receipt() -> None:
+    """The first delta, which is empty, comes as soon as the request is in the ledger."""
+    core = ClientCore("c")
+    pending = started(core, n=2, streaming=True)
+    core.on_message(TextBatch([Delta(pending.rid, 0, 0, "", b"")]), 101.0)
+    assert pending.progress.first_at == 0
+    core.on_message(TextBatch([Delta(pending.rid, 1, 0, "", i4([97]))]), 143.0)
+    core.on_message(TextBatch([Delta(pending.rid, 0, 0, "a", i4([97]))]), 150.0)
+    assert pending.progress.first_at == 143
+
+
 def test_a_new_detokenizer_resends_and_a_broken_connection_asks() -> None:
     core = ClientCore("c")
     pending = started(core, streaming=True)

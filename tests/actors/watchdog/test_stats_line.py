@@ -43,6 +43,29 @@ def test_a_line_reads_as_vllms() -> None:
     assert vllms.search(line.text)
 
 
+def test_tokens_are_counted_over_the_time_that_their_step_took() -> None:
+    """A prompt's step of 40 s: four lines of nothing and a burst would each be wrong."""
+    made, busy = StatsLogger(10.0), {"running": 1.0, "steps": 1.0}
+    assert made.tick(actors(100.0), 100.0) is None
+    found = []
+    for at, more in ((110.0, {}), (120.0, {}), (140.0, {"computed_prompt_tokens": 2000.0}),
+                     (150.0, {"computed_prompt_tokens": 2300.0})):
+        line = made.tick(actors(at, **busy, **more), at)
+        assert line is not None
+        found.append((line.fields["prompt_tokens_per_second"], line.fields.get("step_seconds")))
+    assert found == [(0, 10), (0, 20), (50, None), (30, None)]
+    line = made.tick(actors(160.0, **busy, computed_prompt_tokens=2300.0), 160.0)
+    assert line is not None and line.text.endswith("No step has ended for 10.0 s")
+
+
+def test_time_without_work_does_not_count() -> None:
+    made = StatsLogger(10.0)
+    for at in (100.0, 110.0, 120.0):
+        assert made.tick(actors(at), at) is None
+    line = made.tick(actors(130.0, running=1.0, steps=9.0, tokens=50.0), 130.0)
+    assert line is not None and line.fields["generation_tokens_per_second"] == 5
+
+
 def test_the_stats_lines_optional_parts() -> None:
     line = line_after(steps=50.0, tokens=100.0, preemptions=2.0, spec_decode_num_drafts=40.0,
                       spec_decode_num_draft_tokens=80.0, spec_decode_num_accepted_tokens=60.0,
