@@ -105,7 +105,7 @@ class ParserFactory:
             return PlainParser()
         if self.tools == "qwen3_coder":
             return Qwen3CoderParser(tools)
-        return Llama3Parser() if self.tools == "llama3_json" else HermesParser()
+        return Llama3Parser(tools) if self.tools == "llama3_json" else HermesParser()
 
     def _begins_inside(self, args: Mapping[str, Any], tools: bool) -> bool:
         """Returns whether the prompt ends with the opening mark, by rendering the template."""

@@ -5,12 +5,16 @@ Forced calls (structured output) have no other text. Hermes, Qwen2.5 and Qwen3 w
 `<tool_call>{...}</tool_call>`. Llama 3.1 and later write `{"name": ..., "parameters": {...}}`, with
 or without `<|python_tag|>` before it, several calls separated by `;`; a message that begins
 otherwise is text to its end.
+
+Models also write several objects within one mark, or a list of them, fence them as code, add keys
+of their own, and write the arguments beside the name: all that is read.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from string import ascii_letters
 
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
@@ -25,14 +29,17 @@ from actorium.actors.gateway.parsers.parts import (
 
 ARGUMENTS = ("arguments", "parameters")
 KEYS = ("name", "type", "id", "function", *ARGUMENTS)
-"""Keys that a call's object may have; any other first key means that it is not a call."""
+"""Keys that a call's object may have. Others are the arguments, where there are no arguments under
+a key of their own; else they are passed over."""
 
 
 class JsonCallParser:
     """Parses one object. Name and arguments are returned as soon as they are known, the arguments
     as written (a string that contains them is unpacked)."""
 
-    def __init__(self, index: int) -> None:
+    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
+        """names: of all tools; an object with other keys than a call's is only a call if it begins
+        with one of them; None = the object is marked as a call."""
         self.over = False
         """The object has ended."""
         self.failed = False
@@ -42,7 +49,8 @@ class JsonCallParser:
         self._index = index
         self._state: Callable[[list[MessagePart]], bool] = self._open
         self._text = ""
-        self._key = ""
+        self._key = self._member = ""
+        """A member's key, and how it is written, where it is none of a call's."""
         self._value = JsonValueScanner()
         self._kept = ""
         """The value so far, where it is needed as a whole."""
@@ -52,9 +60,13 @@ class JsonCallParser:
         """Arguments that came before the name."""
         self._inside = False
         """Inside a nested object, which is the call."""
+        self._names = names
+        self._others: list[str] = []
+        """Members with other keys, before the call has begun."""
 
     def feed(self, text: str) -> tuple[list[MessagePart], str]:
-        """Returns the parts, and the rest of `text` after the object's end."""
+        """Returns the parts, and the rest of `text` after the object's end; where it is no call,
+        all is in `raw`."""
         out: list[MessagePart] = []
         if not self._begun:
             self.raw += text
@@ -65,7 +77,7 @@ class JsonCallParser:
         if self.over:
             rest, self._text = self._text, ""
         if self.over and not self._begun:
-            self.failed = True
+            self.failed, rest = True, ""
         return out, rest
 
     # --- states: each takes from the text, and says whether there may be more to do ---
@@ -102,8 +114,9 @@ class JsonCallParser:
     def _next_or_end(self, out: list[MessagePart]) -> bool:
         letter, self._text = self._text[0], self._text[1:]
         if letter == "}":
-            if not self._has_arguments:
-                self._has_arguments, self._waiting = True, "{}"
+            if not self._has_arguments and (self._name is not None or not self._inside):
+                self._has_arguments = True
+                self._waiting = f"{{{', '.join(self._others)}}}"
                 self._begin_call(out)
             self.over, self._inside = not self._inside, False
         return not self.over
@@ -112,8 +125,12 @@ class JsonCallParser:
         if not self._keep():
             return False
         self._key = str(_loads(self._kept, ""))
+        if self._key in ARGUMENTS and self._has_arguments:
+            self._key = ""
         if self._key not in KEYS:
-            return self._fail()
+            if self._names is not None and self._name not in self._names and not self._begun:
+                return self._fail()
+            self._member = self._kept
         self._state = self._colon
         return True
 
@@ -128,17 +145,17 @@ class JsonCallParser:
         if self._key == "function" and self._text[0] == "{" and not self._inside:
             # OpenAI's own shape: the object within is the call.
             self._text, self._state, self._inside = self._text[1:], self._key_or_end, True
+            self._others.clear()
             return True
         self._value, self._kept = JsonValueScanner(), ""
-        streams = self._key in ARGUMENTS and self._text[0] != '"'
+        streams = self._key in ARGUMENTS and self._text[0] in "{["
         self._state = self._stream if streams else self._whole
         return True
 
     def _keep(self) -> bool:
         """Adds to the value; returns True when it is complete."""
-        size = self._value.feed(self._text)
-        self._kept += self._text[:size]
-        self._text = self._text[size:]
+        self._text = self._text[self._value.feed(self._text):]
+        self._kept += self._value.written
         return self._value.over
 
     def _whole(self, out: list[MessagePart]) -> bool:
@@ -152,15 +169,26 @@ class JsonCallParser:
             self._begin_call(out)
         elif self._key in ARGUMENTS:
             self._has_arguments = True
-            self._argue(out, value if isinstance(value, str) else self._kept)
+            self._argue(out, self._unpacked(value))
+        elif self._key not in KEYS and not self._begun:
+            self._others.append(f"{self._member}: {self._kept}")
         self._state = self._key_or_end
         return True
 
+    def _unpacked(self, value: object) -> str:
+        """Returns arguments that are no object as written: those within a string, none for null."""
+        if value is None and self._kept == "null":
+            return "{}"
+        if not isinstance(value, str):
+            return self._kept
+        found = JsonValueScanner()
+        size = found.feed(value)
+        return found.written + value[size:] or "{}"
+
     def _stream(self, out: list[MessagePart]) -> bool:
         self._has_arguments = True
-        size = self._value.feed(self._text)
-        self._argue(out, self._text[:size])
-        self._text = self._text[size:]
+        self._text = self._text[self._value.feed(self._text):]
+        self._argue(out, self._value.written)
         if self._value.over:
             self._state = self._key_or_end
         return self._value.over
@@ -249,71 +277,125 @@ class CallListParser:
 OPEN, CLOSE = "<tool_call>", "</tool_call>"
 
 
+FENCE = "```"
+
+
 class HermesParser:
     """Parses `<tool_call>{...}</tool_call>`, with text around it."""
 
     def __init__(self) -> None:
         self._text = ""
         self._prose = TextAroundCalls()
-        self._call: JsonCallParser | None = None
+        self._state: Callable[[list[MessagePart]], bool] = self._in_text
+        self._call = JsonCallParser(0)
         self._calls = 0
-        self._closing = False
-        """A call has ended; its closing mark may follow."""
+        self._before = ""
+        """The mark and what follows it before the object, or what separates the object from the one
+        before: text, where the object is no call."""
+        self._list = self._fence = False
+        """The objects within the mark are a list, and fenced as code."""
 
     def feed(self, text: str) -> list[MessagePart]:
         out: list[MessagePart] = []
         self._text += text
-        while self._step(out):
+        while self._state(out):
             pass
         return out
 
     def end(self) -> list[MessagePart]:
         out: list[MessagePart] = []
-        if self._call is not None:
-            self._prose.add(out, OPEN + self._call.raw if self._call.raw else "")
-        elif not self._closing:
+        if self._state == self._in_call:
+            self._prose.add(out, self._before + self._call.raw if self._call.raw else "")
+        elif self._state == self._opened:
+            self._prose.add(out, OPEN + self._text)
+        elif self._state == self._in_text or not self._may_end():
             self._prose.add(out, self._text)
         self._prose.end(out)
-        self._text, self._call = "", None
+        self._text = ""
         return out
 
-    def _step(self, out: list[MessagePart]) -> bool:
-        if self._call is not None:
-            return self._in_call(self._call, out)
-        if self._closing:
-            return self._after_call()
+    # --- states: each takes from the text, and says whether there may be more to do ---
+
+    def _in_text(self, out: list[MessagePart]) -> bool:
         at = self._text.find(OPEN)
         if at < 0:
             self._text = self._prose.add_before(out, self._text, (OPEN,))
             return False
         self._prose.add(out, self._text[:at])
-        self._text = self._text[at + len(OPEN):]
-        self._call = JsonCallParser(self._calls)
+        self._text, self._state = self._text[at + len(OPEN):], self._opened
         return True
 
-    def _in_call(self, call: JsonCallParser, out: list[MessagePart]) -> bool:
+    def _opened(self, out: list[MessagePart]) -> bool:
+        """Handles what stands between the mark and its first object."""
+        rest = self._text.lstrip(SPACE)
+        self._list = self._fence = False
+        if rest and FENCE.startswith(rest[:len(FENCE)]):
+            if len(rest) < len(FENCE):
+                return False
+            self._fence, language = True, rest[len(FENCE):]
+            rest = language.lstrip(ascii_letters + "_").lstrip(SPACE)
+        if rest.startswith("["):
+            self._list, rest = True, rest[1:].lstrip(SPACE)
+        if not rest:
+            return False
+        if rest[0] == "{":
+            return self._begin(rest, OPEN)
+        self._prose.add(out, OPEN)  # the mark was text, and what follows it is parsed again
+        self._state = self._in_text
+        return True
+
+    def _begin(self, rest: str, mark: str) -> bool:
+        """Begins an object, which is the beginning of `rest`, the end of the text."""
+        self._before = mark + self._text[:len(self._text) - len(rest)]
+        self._text, self._call, self._state = rest, JsonCallParser(self._calls), self._in_call
+        return True
+
+    def _in_call(self, out: list[MessagePart]) -> bool:
+        call = self._call
         parts, rest = call.feed(self._text)
         if parts:
             self._prose.call_begins()
         out += parts
-        self._text = ""
-        if call.failed:  # the mark was text, and what follows it is parsed again
-            self._prose.add(out, OPEN)
-            self._text, self._call = call.raw, None
+        self._text = rest
+        if call.failed:
+            mark = OPEN if self._before.startswith(OPEN) else ""
+            self._prose.add(out, mark)
+            self._text, self._state = self._before[len(mark):] + call.raw, self._in_text
             return True
         if not call.over:
             return False
-        self._text, self._call, self._closing = rest, None, True
+        self._state = self._behind
         self._calls += 1
         return True
 
-    def _after_call(self) -> bool:
-        rest = after_call(self._text, CLOSE)
-        if rest is None:
+    def _behind(self, out: list[MessagePart]) -> bool:
+        """Handles what follows an object: another one, or the end of the mark."""
+        rest = self._text.lstrip(SPACE)
+        after = rest.removeprefix(",").lstrip(SPACE)
+        if after.startswith("{"):
+            self._prose.call_ended()
+            return self._begin(after, "")
+        if not after:
             return False
-        self._text, self._closing = rest, False
+        ending = self._ending()
+        found = after_call(ending, CLOSE)
+        if found is None or (self._fence and FENCE.startswith(ending)):
+            return False
+        self._text, self._state = found, self._in_text
         self._prose.call_ended()
         return True
+
+    def _may_end(self) -> bool:
+        """Returns whether the text may be the beginning of a mark's end, or separates objects."""
+        ending = self._ending().removeprefix(",")
+        return CLOSE.startswith(ending) or (self._fence and FENCE.startswith(ending))
+
+    def _ending(self) -> str:
+        """Returns the text without the end of a list or a fence."""
+        rest = self._text.lstrip(SPACE)
+        if self._list:
+            rest = rest.removeprefix("]").lstrip(SPACE)
+        return rest.removeprefix(FENCE).lstrip(SPACE) if self._fence else rest
 
 
 TAG = "<|python_tag|>"
@@ -322,7 +404,9 @@ TAG = "<|python_tag|>"
 class Llama3Parser:
     """Parses a message that is a call, or text to its end."""
 
-    def __init__(self) -> None:
+    def __init__(self, names: Collection[str] = ()) -> None:
+        """names: of all tools."""
+        self._names = names
         self._text = ""
         """Text not parsed yet."""
         self._before = ""
@@ -357,7 +441,8 @@ class Llama3Parser:
         after = rest.removeprefix(TAG).lstrip(SPACE)
         if after.startswith("{"):
             self._before, self._text = whole[:len(whole) - len(after)], after
-            self._call = JsonCallParser(self._calls)
+            marked = rest.startswith(TAG)
+            self._call = JsonCallParser(self._calls, None if marked else self._names)
             return True
         if not after or TAG.startswith(rest):
             self._before, self._text = whole, ""

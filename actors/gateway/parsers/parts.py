@@ -125,22 +125,43 @@ def first_of(text: str, marks: Sequence[str]) -> FoundMark | None:
     return min(places, default=None)
 
 
+_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
+
+
 class JsonValueScanner:
     """Finds the end of one JSON value in a text that is still arriving.
 
     Strings and brackets are followed, nothing else is checked. A value without either (a number, a
-    word) ends before a comma, a closing bracket or a space.
+    word) ends before a comma, a closing bracket or a space. Models write line ends into strings,
+    which JSON forbids: they are escaped.
     """
 
     def __init__(self) -> None:
         self.over = False
+        self.written = ""
+        """What of the last text belongs to the value, as JSON has it."""
         self._depth = 0
         self._string = self._escaped = self._begun = False
 
     def feed(self, text: str) -> int:
-        """Returns how many characters of `text` belong to it; sets `over` at its end."""
+        """Returns how many characters of `text` belong to it; sets `written`, and `over` at its
+        end."""
+        controls: list[tuple[int, str]] = []
+        size = self._size(text, controls)
+        self.written, done = "", 0
+        for at, escape in controls:
+            self.written += text[done:at] + escape
+            done = at + 1
+        self.written += text[done:size]
+        return size
+
+    def _size(self, text: str, controls: list[tuple[int, str]]) -> int:
+        """controls: gets the places of control characters in strings, and what stands for them."""
         for at, letter in enumerate(text):
             if self._string:
+                if letter < " ":
+                    escape = _ESCAPES.get(letter, f"\\u{ord(letter):04x}")
+                    controls.append((at, escape[1:] if self._escaped else escape))
                 if self._escaped:
                     self._escaped = False
                 elif letter == "\\":

@@ -12,7 +12,7 @@ from helpers_examples import examples
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.gateway.parsers.json_calls import HermesParser, Llama3Parser
+from actorium.actors.gateway.parsers.json_calls import CallListParser, HermesParser, Llama3Parser
 from actorium.actors.gateway.parsers.parts import (
     ChainedParser,
     MessagePart,
@@ -30,7 +30,8 @@ from actorium.actors.gateway.parsers.think import ThinkParser
 SCHEMAS = {"f": {"type": "object", "properties": {
     "n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}}
 MACHINES: dict[str, Callable[[], OutputParser]] = {
-    "hermes": HermesParser, "llama3": Llama3Parser, "coder": lambda: Qwen3CoderParser(SCHEMAS),
+    "hermes": HermesParser, "llama3": lambda: Llama3Parser(SCHEMAS), "forced": CallListParser,
+    "coder": lambda: Qwen3CoderParser(SCHEMAS),
     "think": lambda: ThinkParser(False), "inside": lambda: ThinkParser(True),
     "both": lambda: ChainedParser(ThinkParser(True), HermesParser()),
 }
@@ -61,6 +62,53 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
      call(0, "f", '{"a": "cut of')),
     ("hermes", '<tool_call>{"name": "f', [TextPart('<tool_call>{"name": "f')]),
     ("hermes", "a < b and <tool", [TextPart("a < b and <tool")]),
+    # Keys that are none of a call's.
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "thought": {"x": [1, "}"]}, "n": 2}'
+     "</tool_call>", call(0, "f", '{"a": 1}')),
+    ("hermes", '<tool_call>{"thought": "look", "n": 2, "name": "f", "arguments": {"a": 1}}'
+     "</tool_call>done", [*call(0, "f", '{"a": 1}'), TextPart("done")]),
+    ("hermes", '<tool_call>{"name": "f", "place": "Riga", "n": [1, {"o": 2}]}</tool_call>',
+     call(0, "f", '{"place": "Riga", "n": [1, {"o": 2}]}')),
+    ("hermes", '<tool_call>{"function": {"name": "f", "n": 1}, "index": 0}</tool_call>',
+     call(0, "f", '{"n": 1}')),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 2}}'
+     "</tool_call>", call(0, "f", '{"a": 1}')),
+    ("hermes", '<tool_call>{"n": 1, "m": {"name": "f"}}</tool_call>',
+     [TextPart('<tool_call>{"n": 1, "m": {"name": "f"}}</tool_call>')]),
+    # Several objects in one mark, lists, fences.
+    ("hermes", '<tool_call>[{"name": "f", "arguments": {}}, {"name": "g", "arguments": {"a": 1}}]\n'
+     "</tool_call>\nend", [*call(0, "f", "{}"), *call(1, "g", '{"a": 1}'), TextPart("end")]),
+    ("hermes", '<tool_call>\n{"name": "f"}\n{"name": "g"}, {"name": "h"}</tool_call>',
+     [*call(0, "f", "{}"), *call(1, "g", "{}"), *call(2, "h", "{}")]),
+    ("hermes", '<tool_call>\n```json\n{"name": "f", "arguments": {"a": 1}}\n```\n</tool_call> .',
+     [*call(0, "f", '{"a": 1}'), TextPart(".")]),
+    ("hermes", '<tool_call>```\n[{"name": "f"}]```</tool_call>``', [*call(0, "f", "{}"),
+                                                                    TextPart("``")]),
+    ("hermes", '<tool_call>```py\nprint()\n```</tool_call>',
+     [TextPart("<tool_call>```py\nprint()\n```</tool_call>")]),
+    ("hermes", '<tool_call>[1, 2]</tool_call>', [TextPart("<tool_call>[1, 2]</tool_call>")]),
+    ("hermes", '<tool_call>{"name": "f"}, {"x": 1}</tool_call>',
+     [*call(0, "f", "{}"), TextPart(', {"x": 1}</tool_call>')]),
+    ("hermes", '<tool_call>{"name": "f"} and so on', [*call(0, "f", "{}"), TextPart("and so on")]),
+    ("hermes", '<tool_call>[{"name": "f"},', call(0, "f", "{}")),
+    # What is no JSON object.
+    ("hermes", '<tool_call>{"name": "f", "arguments": null}</tool_call>', call(0, "f", "{}")),
+    ("hermes", '<tool_call>{"name": "f", "arguments": ""}</tool_call>', call(0, "f", "{}")),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny\tz\\\n\x01"}}</tool_call>',
+     call(0, "f", '{"a": "x\\ny\\tz\\n\\u0001"}')),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\\\\ny\\"}"}</tool_call>',
+     call(0, "f", '{"a": "x\\ny"}')),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": \\"x\ny\\"}"}</tool_call>',
+     call(0, "f", '{"a": "x\\ny"}')),
+    ("hermes", '<tool_call>{"name": "f", "a": "x\ny"}</tool_call>', call(0, "f", '{"a": "x\\ny"}')),
+    ("llama3", '{"name": "f", "parameters": {"a": "x\ny"}, "id": "c", "more": 1}',
+     call(0, "f", '{"a": "x\\ny"}')),
+    ("llama3", '{"name": "f", "n": 1, "parameters": null}', call(0, "f", "{}")),
+    ("llama3", '{"name": "f", "n": 1}', call(0, "f", '{"n": 1}')),
+    ("llama3", '{"name": "Bob", "age": 3}', [TextPart('{"name": "Bob", "age": 3}')]),
+    ("llama3", '<|python_tag|>{"thought": "x", "name": "g", "parameters": {}}', call(0, "g", "{}")),
+    ("forced", '[{"name": "f", "arguments": {"a": "x\ny"}}, {"name": "g", "arguments": {}}]',
+     [*call(0, "f", '{"a": "x\\ny"}'), *call(1, "g", "{}")]),
     ("llama3", '{"name": "f", "parameters": {"a": 1}}', call(0, "f", '{"a": 1}')),
     ("llama3", ' <|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "parameters": {}}',
      [*call(0, "f", "{}"), *call(1, "g", "{}")]),
@@ -123,7 +171,8 @@ def test_every_cutting_gives_the_same(kind: str, text: str, want: list[MessagePa
 FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": ', '{"a": 1}', "}",
              "{", "<think>", "</think>", "<function=f>", "</function>", "<parameter=n>", "3", "\n",
              "</parameter>", " ", "text", '"', "\\", "<|python_tag|>", ";", "<", ",", ":", "[", "]",
-             "<function=", "é"]
+             "<function=", "é", "```json", "```", '"x": ', "null", '{"name": "f", "arguments": {}}',
+             "\x01", '"a', 'b"']
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -133,6 +182,55 @@ FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": 
 def test_whatever_comes_cuttings_agree(kind: str, parts: list[str], places: list[int]) -> None:
     text = "".join(parts)
     assert in_parts(MACHINES[kind](), cut(text, places)) == parse_all(MACHINES[kind](), text)
+
+
+VALUES = st.sampled_from(['{"a": 1}', '{"a": "x\ny\\"}"}', "null", '"{\\"a\\": 1}"', '""',
+                          "[1, {}]", "3", "{}", '"</tool_call>"'])
+KEYS = st.sampled_from(["name", "name", "arguments", "parameters", "thought", "type", "function"])
+MEMBERS = st.lists(st.tuples(KEYS, VALUES), max_size=4)
+
+
+def object_of(members: list[tuple[str, str]]) -> str:
+    return "{" + ", ".join(f'"{key}": ' + ('"f"' if key == "name" else value)
+                           for key, value in members) + "}"
+
+
+@st.composite
+def marked(draw: st.DrawFn) -> str:
+    """A mark with objects in it, as models write them."""
+    objects = [object_of(members) for members in draw(st.lists(MEMBERS, min_size=1, max_size=3))]
+    within = draw(st.sampled_from(["\n", ", ", ""])).join(objects)
+    if draw(st.booleans()):
+        within = f"[{within}]"
+    if draw(st.booleans()):
+        within = f"```json\n{within}\n```"
+    ending = draw(st.sampled_from(["</tool_call>", "\n</tool_call>", "", "\n"]))
+    return "<tool_call>" + within + ending
+
+
+@pytest.mark.parametrize("kind", ["hermes", "both"])
+@settings(max_examples=examples(100), deadline=None)
+@given(parts=st.lists(marked() | st.sampled_from(FRAGMENTS), max_size=4),
+       places=st.lists(st.integers(0, 1 << 16), max_size=8))
+def test_objects_in_marks_however_they_are_cut(kind: str, parts: list[str],
+                                               places: list[int]) -> None:
+    text = "".join(parts)
+    found = parse_all(MACHINES[kind](), text)
+    assert in_parts(MACHINES[kind](), cut(text, places)) == found
+    assert in_parts(MACHINES[kind](), list(text)) == found
+
+
+@settings(max_examples=examples(50), deadline=None)
+@given(members=MEMBERS)
+def test_arguments_are_json_without_line_ends(members: list[tuple[str, str]]) -> None:
+    """Where an object names a function, it is one call, and what it has as arguments is JSON."""
+    members = [("name", '"f"'), *((key, value) for key, value in members if key != "function")]
+    found = parse_all(HermesParser(), f"<tool_call>{object_of(members)}</tool_call>")
+    assert found[0] == ToolCallBegin(0, "f") and len(found) == 2
+    told = found[1]
+    assert isinstance(told, ToolCallArguments)
+    if '"</tool_call>"' not in [value for _, value in members]:
+        json.loads(told.text)
 
 
 @settings(max_examples=examples(50), deadline=None)
