@@ -1,0 +1,107 @@
+"""Chat templates of 70 published models, which llama.cpp's source package carries: each renders
+every conversation to the very text of transformers, or both refuse it; and what a template leaves
+out of tools is told all the same."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.messages import ChatMessage, ToolCall
+from actorium.actors.tokenizer.chat_template import ChatTemplate
+
+pytestmark = pytest.mark.conformance
+FOLDER = Path(__file__).parents[2] / "build" / "llamacpp" / "models" / "templates"
+TEMPLATES = sorted(path.name for path in FOLDER.glob("*.jinja"))
+SPECIAL = {"bos_token": "<s>", "eos_token": "</s>"}
+TOOLS = [{"type": "function", "function": {
+    "name": name, "description": f"The {name} of a place.", "parameters": {
+        "type": "object", "required": ["place"], "properties": {
+            "place": {"type": "string", "description": "A town."},
+            "days": {"type": "integer", "description": "From now on."}}}}}
+    for name in ("weather", "tides")]
+
+SYSTEM, HI = ("system", "Be brief."), ("user", "How is it in Riga? <b>é</b>\n")
+ANSWER, MORE = ("assistant", "Fine, I think.\n"), ("user", "  And in Bonn?")
+CALL = ("assistant", "", [("weather", {"place": "Riga", "days": 2}, "call00001")])
+BOTH = ("assistant", "Let me look.", [("weather", {"place": "Riga"}, "call00001"),
+                                      ("tides", {"place": "Bonn \"am\" Rhein"}, "call00002")])
+RESULT, OTHER = ("tool", '{"degrees": 12}', "call00001"), ("tool", "high\ntide", "call00002")
+CONVERSATIONS: dict[str, list[tuple[Any, ...]]] = {
+    "one turn": [HI], "a system message": [SYSTEM, HI], "three turns": [HI, ANSWER, MORE],
+    "all of these": [SYSTEM, HI, ANSWER, MORE], "two questions": [HI, MORE],
+    "an answer at the end": [HI, ANSWER],
+    "a call": [HI, CALL], "a result": [SYSTEM, HI, CALL, RESULT],
+    "two calls": [HI, BOTH, RESULT, OTHER],
+    "after a result": [HI, CALL, RESULT, ANSWER, MORE],
+    "two rounds": [SYSTEM, HI, CALL, RESULT, ("assistant", "", [
+        ("tides", {"place": "Bonn"}, "call00002")]), OTHER],
+}
+
+
+def ours(template: ChatTemplate, talk: list[tuple[Any, ...]], tools: Any) -> str | None:
+    """The prompt; None where the template refuses it."""
+    messages = []
+    for role, content, *more in talk:
+        if role == "tool":
+            messages.append(ChatMessage(role, content, name="weather", tool_call_id=more[0]))
+        else:
+            calls = [ToolCall(name, json.dumps(own), rid) for name, own, rid in
+                     (more[0] if more else ())]
+            messages.append(ChatMessage(role, content, tool_calls=calls))
+    try:
+        return template.render(messages, {}, tools)
+    except InvalidRequest as error:
+        assert "the chat template refused them" in error.message
+        return None
+
+
+def theirs(source: str, talk: list[tuple[Any, ...]], tools: Any, text: bool) -> str | None:
+    """The same of transformers; text: arguments are given as JSON."""
+    from transformers.utils.chat_template_utils import render_jinja_template
+
+    plain: list[dict[str, Any]] = []
+    for role, content, *more in talk:
+        plain.append({"role": role, "content": content})
+        if role == "tool":
+            plain[-1] |= {"name": "weather", "tool_call_id": more[0]}
+        elif more:
+            plain[-1]["tool_calls"] = [
+                {"type": "function", "id": rid, "function": {
+                    "name": name, "arguments": json.dumps(own) if text else own}}
+                for name, own, rid in more[0]]
+    try:
+        found: str = render_jinja_template([plain], tools=tools, chat_template=source,
+                                           add_generation_prompt=True, **SPECIAL)[0][0]
+    except Exception:
+        return None
+    return found
+
+
+def test_they_are_there() -> None:
+    assert len(TEMPLATES) >= 70, f"{FOLDER}: tests/conformance/setup.sh llamacpp fetches them"
+
+
+@pytest.mark.parametrize("name", TEMPLATES)
+def test_as_transformers_renders_them(name: str) -> None:
+    source = (FOLDER / name).read_text()
+    template = ChatTemplate(source, SPECIAL)
+    traits = template.traits(200_000)
+    for title, talk in CONVERSATIONS.items():
+        calls = any(role == "assistant" and more for role, _, *more in talk)
+        results = any(role == "tool" for role, *_ in talk)
+        for tools in (None, TOOLS):
+            got = ours(template, talk, tools)
+            lacks = (tools is not None and not traits.tools) or (calls and not traits.calls) \
+                or (results and not traits.results)
+            if not lacks:
+                assert got == theirs(source, talk, tools, traits.text_arguments), (title, tools)
+            elif got is not None:
+                told = ["tides"] if tools else []
+                told += ["Riga"] if calls else []
+                told += ["12"] if results else []
+                assert all(word in got for word in told), (title, tools, got)
