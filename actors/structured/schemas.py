@@ -12,10 +12,11 @@ all those names would. Pure.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
-from actorium.actors.structured.schema_keywords import Schema, enforced
+from actorium.actors.structured.schema_keywords import UNENFORCED, Schema, enforced
 
 Names: TypeAlias = frozenset[str]
 
@@ -25,6 +26,9 @@ LISTS = ("prefixItems",)
 PLAIN = ("items", "additionalItems", "contains", "additionalProperties")
 ALL, SOME = ("allOf",), ("anyOf", "oneOf")
 """Keywords whose schemas describe the same value, all of them or one of them at a time."""
+NUMERIC = ("type", "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf")
+CONSTRAINTS = frozenset((*MAPS, *LISTS, *PLAIN, *ALL, *SOME, "$ref", "enum", "const", *UNENFORCED))
+"""Keywords of which an integer's definition does not hold all that they say."""
 SAYS = ("additionalProperties", "unevaluatedProperties")
 NOBODY: Names = frozenset()
 
@@ -42,6 +46,10 @@ class _Closing:
         self._root, self._closes = root, closes
         self._copies: dict[tuple[str, Names], str] = {}
         """(reference, names of others) -> name of the definition."""
+        # What is to exclude the others must be seen to, which it is not through a reference.
+        self._shares = "oneOf" not in json.dumps(root)
+        self._shared: dict[str, str] = {}
+        """Schema of an integer, as JSON -> name of the definition."""
         self._added: Schema = {}
 
     def result(self) -> Any:
@@ -62,6 +70,8 @@ class _Closing:
             if isinstance(made.get(key), list):
                 made[key] = [self._close(part, others | self._beside(schema, key, number))
                              for number, part in enumerate(made[key])]
+        if isinstance(made.get("anyOf"), list):
+            made["anyOf"] = [self._shared_integer(part) for part in made["anyOf"]]
         if isinstance(made.get("$ref"), str):
             made["$ref"] = self._reference(made["$ref"], others | self._beside(schema, "$ref", 0))
         open_already = not self._closes or any(schema.get(key) is not None for key in SAYS)
@@ -74,10 +84,35 @@ class _Closing:
     def _within(self, key: str, value: Any) -> Any:
         """Closes the schemas of values inside the one that the keyword describes."""
         if key in MAPS and isinstance(value, dict):
-            return {name: self._close(part, NOBODY) for name, part in value.items()}
+            return {name: self._value(part) for name, part in value.items()}
         if isinstance(value, list):
-            return [self._close(part, NOBODY) for part in value]
-        return self._close(value, NOBODY)
+            return [self._value(part) for part in value]
+        return self._value(value)
+
+    def _value(self, schema: Any) -> Any:
+        """Closes the schema of a value."""
+        return self._shared_integer(self._close(schema, NOBODY))
+
+    def _shared_integer(self, made: Any) -> Any:
+        """Returns a schema, of an integer as a reference: those of the same bounds, which take long
+        to compile, share a definition."""
+        if not isinstance(made, dict) or made.get("type") != "integer" \
+                or made.keys() & CONSTRAINTS or not self._shares:
+            return made
+        own = {key: made[key] for key in NUMERIC if key in made}
+        key = json.dumps(own)
+        if key not in self._shared:
+            self._shared[key] = self._define(own)
+        return {"$ref": f"#/$defs/{self._shared[key]}"}
+
+    def _define(self, schema: Any) -> str:
+        """Returns the name of a new definition."""
+        taken = self._root.get("$defs", {}) if isinstance(self._root, dict) else {}
+        name = f"closed-{len(self._added)}"
+        while name in taken:
+            name += "-"
+        self._added[name] = schema
+        return name
 
     def _reference(self, reference: str, others: Names) -> str:
         """Returns a reference to what is closed in place, or to a copy that allows the others'
@@ -89,11 +124,7 @@ class _Closing:
             return reference
         key = reference, others
         if key not in self._copies:
-            taken = self._root.get("$defs", {}) if isinstance(self._root, dict) else {}
-            name = f"closed-{len(self._copies)}"
-            while name in taken:
-                name += "-"
-            self._copies[key] = name
+            name = self._copies[key] = self._define(True)
             self._added[name] = self._close(target, others)
         return f"#/$defs/{self._copies[key]}"
 
