@@ -116,7 +116,9 @@ class ToolSelection:
             raise HttpError(400, "tool_choice: not together with a format of the answer",
                             "tool_choice")
         schema = self._list_schema() if self.forced == "" else self._named_schema(self.forced)
-        return Structured(json_schema=json_text(schema))
+        lenient = any(tool.function.strict is False for tool in self._tools
+                      if self.forced in ("", tool.function.name))
+        return Structured(json_schema=json_text(schema), lenient=lenient)
 
     def _named_schema(self, name: str) -> dict[str, Any]:
         found = next(tool.function for tool in self._tools if tool.function.name == name)

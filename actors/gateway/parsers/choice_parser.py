@@ -5,7 +5,7 @@ parser.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import islice
 from typing import Any
 
@@ -28,7 +28,6 @@ from actorium.actors.gateway.parsers.parts import (
 )
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schemas
 from actorium.actors.gateway.parsers.think import CLOSE, OPEN, ThinkParser
-from actorium.actors.models.model_dir import is_jinja
 from actorium.actors.models.template_files import DEFAULT, TOOL_USE
 
 MAX_SWITCHES = 32
@@ -51,19 +50,24 @@ class ModelTemplates:
     generic_tools: bool = False
     """It has no place for tools: the system message tells them, and asks for calls in the form of
     Hermes."""
+    others: Mapping[str, bool] = field(default_factory=dict)
+    """The same of each template, by its name."""
 
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> ModelTemplates:
         """Those of an engine. info: what `AsyncClient.server_info` returns."""
         named = info.get("chat_templates") or {DEFAULT: info.get("chat_template") or ""}
         name = TOOL_USE if TOOL_USE in named else DEFAULT
-        return cls(named.get(DEFAULT, ""), named.get(name, ""),
-                   name in info.get("generic_tools", ()))
+        lack = info.get("generic_tools", ())
+        return cls(named.get(DEFAULT, ""), named.get(name, ""), name in lack,
+                   {own: own in lack for own in named})
 
     def generic(self, own: str | None) -> bool:
-        """Whether the system message tells the tools of a request; own: its own template, which
-        cannot show them where it does not name them."""
-        return self.generic_tools if own is None or not is_jinja(own) else "tools" not in own
+        """Whether the system message tells the tools of a request; own: a name, or its own
+        template, which cannot show them where it does not name them."""
+        if own is None:
+            return self.generic_tools
+        return self.others.get(own, "tools" not in own)
 
 
 class ParserFactory:

@@ -284,7 +284,9 @@ def test_a_template_without_a_place_for_tools_is_said_in_a_header(
 def test_the_template_for_tools_selects_the_parser_of_calls() -> None:
     templates = {"default": "{{ messages }}", "tool_use": HERMES, "rag": QWEN35}
     found = ModelTemplates.of({"chat_templates": templates, "generic_tools": ["default", "rag"]})
-    assert not found.generic(None) and ParserFactory("auto", "auto", found).tools == "hermes"
+    assert [found.generic(own) for own in (None, "tool_use", "default", "rag")] == [
+        False, False, True, True]
+    assert ParserFactory("auto", "auto", found).tools == "hermes"
     lacks = ModelTemplates.of({"chat_templates": templates, "generic_tools": ["tool_use"]})
     assert ParserFactory("llama3_json", "auto", lacks).tools == "hermes", "as the prompt asks"
     assert ParserFactory("none", "auto", lacks).tools == "none"
@@ -295,11 +297,18 @@ def test_what_a_lenient_schema_passes_over_is_said_in_a_header(
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "format": "x\ny"}}
 
     async def header(lenient: bool) -> str | None:
+        tool = {"type": "function", "function": {
+            "name": "f", "strict": not lenient, "parameters": {"properties": {"a": schema}}}}
+        forced = await scripted_client(
+            monkeypatch, Scripted(["{}"])).chat.completions.with_raw_response.create(
+                model="demo", messages=USER, tools=[tool], tool_choice="required")
         client = scripted_client(monkeypatch, Scripted(["[]"]))
         raw = await client.chat.completions.with_raw_response.create(
             model="demo", messages=USER,
             extra_body={"structured_outputs": {"json": schema, "lenient": lenient}})
-        return raw.headers.get("x-actorium-passed-over")
+        found = raw.headers.get("x-actorium-passed-over")
+        assert forced.headers.get("x-actorium-passed-over") == found
+        return str(found) if found else None
 
     assert asyncio.run(header(True)) == "format, uniqueItems"
     assert asyncio.run(header(False)) is None
