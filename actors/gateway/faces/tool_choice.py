@@ -13,6 +13,8 @@ from actorium.actors.params import Structured
 
 MAX_TOOLS = 128
 MAX_NAME = 256
+NO_PARAMETERS = {"type": "object", "properties": {}}
+"""The schema of a function that names none: as OpenAI has it, it takes none."""
 BUILT_INS = (
     "web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "computer",
     "image_generation", "mcp", "local_shell", "shell", "apply_patch", "tool_search", "custom",
@@ -122,13 +124,13 @@ class ToolSelection:
 
     def _named_schema(self, name: str) -> dict[str, Any]:
         found = next(tool.function for tool in self._tools if tool.function.name == name)
-        return found.parameters or {"type": "object"}
+        return found.parameters or NO_PARAMETERS
 
     def _list_schema(self) -> dict[str, Any]:
         definitions: dict[str, Any] = {}
         calls = []
         for tool in self._tools:
-            parameters = dict(tool.function.parameters or {"type": "object"})
+            parameters = dict(tool.function.parameters or NO_PARAMETERS)
             for name, body in parameters.pop("$defs", {}).items():
                 if definitions.setdefault(name, body) != body:
                     raise HttpError(400, f"tools: two of them define {name[:100]!r} differently",

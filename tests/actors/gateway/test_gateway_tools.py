@@ -9,6 +9,7 @@ from typing import Any
 import openai
 import pytest
 from helpers_gateway import Scripted, scripted_client
+from helpers_masking import says
 
 from actorium.actors.gateway.faces.chat_completions import message
 from actorium.actors.gateway.parsers.choice_parser import (
@@ -17,6 +18,7 @@ from actorium.actors.gateway.parsers.choice_parser import (
     ParserFactory,
     ThoughtOpening,
 )
+from actorium.actors.structured.grammar import grammar_of
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
 QWEN3 = ("{{ messages[0].content }}<tool_call>{% if add_generation_prompt %}<|im_start|>assistant\n"
@@ -312,3 +314,15 @@ def test_what_a_lenient_schema_passes_over_is_said_in_a_header(
 
     assert asyncio.run(header(True)) == "format, uniqueItems"
     assert asyncio.run(header(False)) is None
+
+
+def test_a_function_without_parameters_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    for forced, empty in (({"type": "function", "function": {"name": "clock"}}, "{}"),
+                          ("required", '[{"name":"clock","arguments":{}}]')):
+        script = Scripted([empty])
+        asyncio.run(scripted_client(monkeypatch, script).chat.completions.create(
+            model="demo", messages=USER, tools=[OTHER], tool_choice=forced))
+        params = script.asked[0].params
+        assert params is not None and params.structured is not None
+        grammar = grammar_of(params.structured)
+        assert says(grammar, empty) and not says(grammar, empty.replace("{}", '{"a":1}'))
