@@ -103,8 +103,10 @@ class RankGroup(ABC):
         program()
 
     @abstractmethod
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        """Every rank's x side by side along its last dimension, or along its first (dim=0)."""
+    def all_gather(self, x: Tensor, dim: int = -1, columns: int | None = None) -> Tensor:
+        """Every rank's x side by side along its last dimension, or along its first (dim=0).
+        columns: of the last dimension so many at most, what lies behind them is left out. The
+        result is contiguous."""
 
     @abstractmethod
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
@@ -150,8 +152,8 @@ class LoneRank(RankGroup):
     def all_reduce(self, x: Tensor) -> Tensor:
         return x
 
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return x
+    def all_gather(self, x: Tensor, dim: int = -1, columns: int | None = None) -> Tensor:
+        return x if columns is None else x[..., :columns].contiguous()
 
     def broadcast(self, x: Tensor, source: int = 0) -> Tensor:
         return x

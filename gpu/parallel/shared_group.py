@@ -128,16 +128,18 @@ class SharedMemoryGroup(RankGroup):
         self._check("reduce_add_norm")
         return total, normed
 
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
+    def all_gather(self, x: Tensor, dim: int = -1, columns: int | None = None) -> Tensor:
         own, size = x.contiguous(), self.place.size
         if dim == 0:
             rows, shape = 1, (size * x.shape[0], *x.shape[1:])
         else:
-            rows, shape = x.shape[:-1].numel(), (*x.shape[:-1], size * x.shape[-1])
+            wide = size * x.shape[-1]
+            rows = x.shape[:-1].numel()
+            shape = (*x.shape[:-1], wide if columns is None else min(wide, columns))
         y = x.new_empty(shape)
         self._begin()
         self.lib.rank_all_gather(self.at, own.data_ptr(), y.data_ptr(), rows,
-                                 own.nbytes // max(1, rows))
+                                 own.nbytes // max(1, rows), y.nbytes // max(1, rows))
         self._check("all_gather")
         return y
 

@@ -134,8 +134,8 @@ class SplitHead(Linear):
         return self._gathered(self.linear.logits(x))
 
     def _gathered(self, y: Tensor) -> Tensor:
-        """[R, V]; its rows lie further apart where V is not divisible."""
-        return self.group.all_gather(y)[:, :self.vocabulary]
+        """[R, V], contiguous whatever V is: who samples reckons rows by it."""
+        return self.group.all_gather(y, columns=self.vocabulary)
 
 
 def norm_gated_over(group: RankGroup, shared_by: int, x: Tensor, weight: Tensor, gate: Tensor,

@@ -90,8 +90,13 @@ class TorchGroup(RankGroup):
         parts = self._gathered(own.float() if own.dtype in SMALL else own)
         return own.copy_(sum(parts[1:], parts[0]))
 
-    def all_gather(self, x: Tensor, dim: int = -1) -> Tensor:
-        return torch.cat(self._gathered(x.contiguous()), dim)
+    def all_gather(self, x: Tensor, dim: int = -1, columns: int | None = None) -> Tensor:
+        parts = self._gathered(x.contiguous())
+        if columns is not None:
+            # Cut before they are put together: the same copy leaves no gap between rows.
+            wide = x.shape[-1]
+            parts = [part[..., :max(0, columns - at * wide)] for at, part in enumerate(parts)]
+        return torch.cat(parts, dim)
 
     def _gathered(self, x: Tensor) -> list[Tensor]:
         if self.place.size == 1:

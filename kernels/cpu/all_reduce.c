@@ -281,8 +281,10 @@ void rank_reduce_add_norm(struct group *g, const uint8_t *x, int type, const bf1
 
 /* Copies ----------------------------------------------------------------------------------------*/
 
-/* y: [rows, ranks, bytes], each rank's x: [rows, bytes] at its place. */
-void rank_all_gather(struct group *g, const uint8_t *x, uint8_t *y, int64_t rows, int64_t bytes) {
+/* y: [rows, width], of each row the first bytes of [ranks, bytes]; each rank's x: [rows, bytes] at
+ * its place. */
+void rank_all_gather(struct group *g, const uint8_t *x, uint8_t *y, int64_t rows, int64_t bytes,
+                     int64_t width) {
     int64_t wide = bytes < g->slot ? bytes : g->slot, deep = wide ? g->slot / wide : 1;
     if (g->outcome) return;
     for (int64_t row = 0; row < rows; row += deep)
@@ -294,10 +296,12 @@ void rank_all_gather(struct group *g, const uint8_t *x, uint8_t *y, int64_t rows
             for (int64_t r = row; r < last; r++)
                 memcpy(own + (r - row) * count, x + r * bytes + at, count);
             if (!meet(g, 5, (last - row) * count)) return;
-            for (int64_t from = 0; from < g->size; from++)
-                for (int64_t r = row; r < last; r++)
-                    memcpy(y + (r * g->size + from) * bytes + at,
-                           slot_of(g, from) + (r - row) * count, count);
+            for (int64_t from = 0; from < g->size; from++) {
+                int64_t left = width - from * bytes - at, part = left < count ? left : count;
+                for (int64_t r = row; r < last && part > 0; r++)
+                    memcpy(y + r * width + from * bytes + at,
+                           slot_of(g, from) + (r - row) * count, part);
+            }
         }
 }
 

@@ -92,7 +92,7 @@ SIGNATURES = {
     "rank_all_reduce": [c_void_p, c_void_p, c_int64, c_int],
     "rank_reduce_add_norm": [c_void_p, c_void_p, c_int] + _POINTER * 3
                             + [c_float, c_void_p, c_int64, c_int],
-    "rank_all_gather": _POINTER * 3 + [c_int64] * 2,
+    "rank_all_gather": _POINTER * 3 + [c_int64] * 3,
     "rank_broadcast": [c_void_p, c_void_p, c_int64, c_int64],
     "rank_barrier": _POINTER,
     "rank_fence": [c_void_p, c_int64],

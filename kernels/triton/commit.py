@@ -158,6 +158,7 @@ def commit_likeliest(
     logits: [R, V], of any float dtype. Returns the tokens, in `tokens` (i64[R]) if given, and what
     `commit` returns.
     """
+    assert logits.is_contiguous(), "rows are reckoned by the vocabulary"
     rows, vocab = logits.shape
     if tokens is None:
         tokens = torch.empty(rows, dtype=torch.int64, device=logits.device)

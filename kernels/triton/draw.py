@@ -274,6 +274,7 @@ def choose(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTab
     The kept sets are those of the reference: top_k's always; top_p's and min_p's unless a sum or
     a weight lies within 3e-7 of its limit, which is the error of float32 `exp`. Sums are exact.
     """
+    assert logits.is_contiguous(), "rows are reckoned by the vocabulary"
     rows, vocab = logits.shape
     out = torch.empty(rows, dtype=torch.int64, device=logits.device) if out is None else out
     if not rows:

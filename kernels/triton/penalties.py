@@ -106,6 +106,7 @@ def adjust(logits: Tensor, slots: Tensor, positions: Tensor, tables: SamplingTab
            layout: RowLayout, penalises: bool, biases: bool, holds: bool) -> Tensor:
     """See `reference.sampling.adjust`, with its results; of logits that are not f32 a copy is
     changed, unless ends are held back alone. Returns what was changed."""
+    assert logits.is_contiguous(), "rows are reckoned by the vocabulary"
     rows, vocab = logits.shape
     penalises = penalises and tables.counts is not None
     biases = biases and tables.bias_ids is not None

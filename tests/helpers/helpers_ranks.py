@@ -7,9 +7,18 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from actorium.gpu.parallel.rank_group import RankGroup, RankPlace, open_group
+from actorium.gpu.parallel.torch_group import TorchGroup
 
 Body = Callable[[RankGroup], Any]
+
+
+def gloo(place: RankPlace, path: Path, timeout_s: float) -> RankGroup:
+    """A group of processes of torch, as ranks on GPUs are one, on the CPU."""
+    path.mkdir(exist_ok=True)
+    return TorchGroup(place, path, timeout_s, 20.0, torch.device("cpu"))
 
 
 def run_ranks(path: Path, size: int, body: Body, timeout_s: float = 20.0,

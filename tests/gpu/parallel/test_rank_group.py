@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers_ranks import run_ranks, whole
+from helpers_ranks import gloo, run_ranks, whole
 from torch import Tensor
 
 from actorium.gpu.parallel import shared_group
@@ -26,15 +26,9 @@ from actorium.gpu.parallel.rank_group import (
     open_group,
 )
 from actorium.gpu.parallel.shared_group import SharedMemoryGroup
-from actorium.gpu.parallel.torch_group import TorchGroup
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CPU = torch.device("cpu")
-
-
-def gloo(place: RankPlace, path: Path, timeout_s: float) -> RankGroup:
-    path.mkdir(exist_ok=True)
-    return TorchGroup(place, path, timeout_s, 20.0, CPU)
 
 
 FORMS = pytest.mark.parametrize("form", [open_group, gloo])
@@ -68,6 +62,10 @@ def test_sums_are_those_of_all_ranks_in_order(tmp_path: Path, size: int, form: C
             assert torch.equal(sum_, right), at
 
 
+CUT = ((5, 7, 19), (3, 5000, 14_999), (4, 2, 3), (4, 5, 15), (4, 5, 99), (0, 5, 9))
+"""Rows, columns of each of three ranks, columns that are wanted."""
+
+
 @FORMS
 def test_gathers_and_broadcasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
                                 form: Callable) -> None:
@@ -77,16 +75,17 @@ def test_gathers_and_broadcasts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
         rank = group.place.rank
         return [group.all_gather(drawn(rank, 5, 7)), group.all_gather(drawn(rank, 5, 7), 0),
                 group.all_gather(drawn(rank, 3, 5000)), group.all_gather(drawn(rank, 1500, 2, 3)),
-                group.broadcast(drawn(rank, 3000), 2)]
+                *(group.all_gather(drawn(rank, rows, wide), columns=columns)
+                  for rows, wide, columns in CUT), group.broadcast(drawn(rank, 3000), 2)]
 
     def right(dim: int, *size: int) -> Tensor:
         return torch.cat([drawn(rank, *size) for rank in range(3)], dim)
 
     wanted = [right(-1, 5, 7), right(0, 5, 7), right(-1, 3, 5000), right(-1, 1500, 2, 3),
-              drawn(2, 3000)]
+              *(right(-1, rows, wide)[:, :columns] for rows, wide, columns in CUT), drawn(2, 3000)]
     for own in whole(run_ranks(tmp_path, 3, body, form=form)):
         for got, what in zip(own, wanted, strict=True):
-            assert torch.equal(got, what)
+            assert torch.equal(got, what) and got.is_contiguous()
 
 
 def test_a_long_run_of_collectives_of_random_sizes(tmp_path: Path) -> None:

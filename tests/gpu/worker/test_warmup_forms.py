@@ -245,7 +245,7 @@ def test_forms_of_the_samplers_kernels_do_not_depend_on_the_number_of_rows(vocab
     forms = Forms()
     with forms.recording():
         for rows in (1, 2, 3, 16, 33, 100, 512):
-            logits, own = torch.zeros(1).expand(rows, vocab), torch.zeros(rows, dtype=torch.int64)
+            logits, own = torch.empty(rows, vocab), torch.zeros(rows, dtype=torch.int64)
             logprobs(logits, own, 0)
             mask(logits, own.int(), torch.zeros(rows, -(-vocab // 32), dtype=torch.int32))
     assert len(forms.found) == 3
