@@ -1,20 +1,21 @@
 """What a GGUF file says of a model's tokenizer, as the `tokenizer.json` and `tokenizer_config.json`
 that the model's own directory would have.
 
-Two kinds: `gpt2`, byte-level BPE whose texts are cut first as `tokenizer.ggml.pre` names it, and
+Kinds: `gpt2`, byte-level BPE whose texts are cut first as `tokenizer.ggml.pre` names it, and
 `llama`, SentencePiece's BPE: pairs are joined by the score of what they make, and bytes stand for
-characters that have no token. How texts are cut: llama.cpp's `src/llama-vocab.cpp` has the list of
-names, the expressions are those of the models' own tokenizers.
+characters that have no token. `gemma4` is BPE of the first kind, spelt as the second.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from difflib import get_close_matches
 from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.actors.models.gguf_file import GgufFile
+from actorium.actors.models.gguf_pre import PRE_TOKENIZERS, PreTokenizer
 from actorium.actors.models.gguf_vocabulary import (
     CONTROL,
     MAX_TOKENS,
@@ -25,6 +26,8 @@ from actorium.actors.models.gguf_vocabulary import (
     vocabulary,
 )
 
+KINDS = ("gpt2", "llama", "gemma4")
+"""Values of `tokenizer.ggml.model`."""
 MAX_MERGES = 4 << 20
 MAX_PIECE = 256
 """Characters of a SentencePiece token that is made of two others: each place to cut it is tried."""
@@ -38,42 +41,6 @@ each lies behind this key, a dot and its name."""
 MAX_TEMPLATES = 16
 """Chat templates of one model: the most there are have three or four."""
 _PADDING = re.compile(r"\[PAD\d+\]")
-
-GPT2 = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+"
-_APOSTROPHE = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)"
-_REST = r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_REST_SLASH = r" ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-_UPPER = r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]"
-_LOWER = r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
-LLAMA3 = rf"{_APOSTROPHE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}{{1,3}}|{_REST}"
-QWEN2 = rf"{_APOSTROPHE}|[^\r\n\p{{L}}\p{{N}}]?\p{{L}}+|\p{{N}}|{_REST}"
-QWEN35 = (rf"{_APOSTROPHE}|[^\r\n\p{{L}}\p{{N}}]?[\p{{L}}\p{{M}}]+|\p{{N}}"
-          r"| ?[^\s\p{L}\p{M}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-TEKKEN = rf"{_UPPER}*{_LOWER}+|{_UPPER}+{_LOWER}*|\p{{N}}|{_REST_SLASH}"
-GPT4O = (rf"{_UPPER}*{_LOWER}+{_APOSTROPHE}?|{_UPPER}+{_LOWER}*{_APOSTROPHE}?|\p{{N}}{{1,3}}"
-         rf"|{_REST_SLASH}")
-DEEPSEEK3 = (r"\p{N}{1,3}", "[\u4e00-\u9fa5\u3040-\u309f\u30a0-\u30ff]+",
-             r"""[!"#$%&'()*+,\-./:;<=>?@\[\\\]^_`{|}~][A-Za-z]+|[^\r\n\p{L}\p{P}\p{S}]?"""
-             r"[\p{L}\p{M}]+| ?[\p{P}\p{S}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+")
-CUTS: dict[str, tuple[str, ...]] = {
-    **dict.fromkeys(("gpt-2", "phi-2", "olmo", "mpt", "jais", "trillion", "granite-docling",
-                     "exaone4", "gigachat", "a.x-4.0", "mellum", "roberta-bpe"), (GPT2,)),
-    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell", "exaone",
-                     "minerva-7b", "mellum2"), (r"\p{N}", GPT2)),
-    "default": (r"[\p{P}\$\+<=>\^~\|]+", GPT2, r"\p{N}+", r"[0-9][0-9][0-9]"),
-    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral",
-                     "midm-2.0", "lfm2", "dbrx", "smaug-bpe", "chatglm-bpe", "glm4"), (LLAMA3,)),
-    **dict.fromkeys(("qwen2", "deepseek-r1-qwen", "stablelm2", "kormo", "f2llmv2", "megrez",
-                     "hunyuan", "solar-open", "grok-2"), (QWEN2,)),
-    "qwen35": (QWEN35,), "tekken": (TEKKEN,),
-    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "minimax-m2"), (GPT4O,)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), DEEPSEEK3),
-}
-"""How texts are cut before BPE, by `tokenizer.ggml.pre`: each expression cuts the parts that those
-before it have left."""
-WHOLE_WORDS = {"llama3", "llama-v3", "llama-bpe", "falcon3", "falcon-h1", "pixtral", "midm-2.0",
-               "lfm2", "tekken"}
-"""A word that is a token stays one, whatever its merges say; and texts begin with bos."""
 
 
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
@@ -96,41 +63,50 @@ def tokenizer_config(file: GgufFile) -> dict[str, Any]:
 def tokenizer_json(file: GgufFile) -> dict[str, Any]:
     """tokenizer.json. Raises `BadModel`."""
     kind = file.text("tokenizer.ggml.model")
-    if kind not in ("gpt2", "llama"):
-        raise file.bad("tokenizer.ggml.model", f"{shown(kind)} is not served; served are gpt2 and "
-                       "llama")
+    if kind not in KINDS:
+        raise file.bad("tokenizer.ggml.model", f"{shown(kind)} is not served; served are "
+                       f"{', '.join(KINDS)}")
     texts, types = vocabulary(file)
-    if kind == "gpt2":
-        return _byte_level(file, texts, types)
-    return _sentencepiece(file, texts, types)
+    if kind == "llama":
+        return _sentencepiece(file, texts, types)
+    name = "gemma4" if kind == "gemma4" else file.text("tokenizer.ggml.pre", "default")
+    if name not in PRE_TOKENIZERS:
+        near = get_close_matches(name, PRE_TOKENIZERS, 1)
+        raise file.bad("tokenizer.ggml.pre", f"{shown(name)} is not served"
+                       f"{f'; near it is {near[0]}' if near else ''}")
+    pre = PRE_TOKENIZERS[name]
+    return (_byte_level if pre.bytes else _spelt)(file, texts, types, pre)
 
 
-def _byte_level(file: GgufFile, texts: list[str], types: list[int]) -> dict[str, Any]:
-    pre = file.text("tokenizer.ggml.pre", "default")
-    if pre not in CUTS:
-        raise file.bad("tokenizer.ggml.pre", f"{shown(pre)} is not served; served are "
-                       f"{', '.join(CUTS)}")
-    vocab = _ids(texts, types)
-    merges = []
+def _byte_level(file: GgufFile, texts: list[str], types: list[int],
+                pre: PreTokenizer) -> dict[str, Any]:
+    splits = [{"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
+              for cut in pre.cuts]
+    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
+                  "use_regex": False}
+    model = _bpe(texts, types, _merges(file, texts, types)) | {"ignore_merges": pre.whole}
+    return _tokenizer(file, texts, types, model, pre.bos) | {
+        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
+        "decoder": byte_level}
+
+
+def _spelt(file: GgufFile, texts: list[str], types: list[int],
+           pre: PreTokenizer) -> dict[str, Any]:
+    """BPE by merges whose tokens are spelt as SentencePiece's."""
+    model = _bpe(texts, types, _merges(file, texts, types)) | {
+        "byte_fallback": True, "fuse_unk": True, "unk_token": _unknown(file, texts, len(texts))}
+    return _tokenizer(file, texts, types, model, pre.bos) | _spaces(False)
+
+
+def _merges(file: GgufFile, texts: list[str], types: list[int]) -> list[list[str]]:
+    """The file's, but for those that join or make what is no token."""
+    vocab, found = _ids(texts, types), []
     for merge in file.texts("tokenizer.ggml.merges", MAX_MERGES):
         left, _, right = merge[1:].partition(" ")
         left = merge[:1] + left
         if left in vocab and right in vocab and left + right in vocab:
-            merges.append([left, right])
-    splits = [{"type": "Split", "pattern": {"Regex": cut}, "behavior": "Isolated", "invert": False}
-              for cut in CUTS[pre]]
-    byte_level = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True,
-                  "use_regex": False}
-    whole = pre in WHOLE_WORDS
-    return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": _added(texts, types), "normalizer": None,
-        "pre_tokenizer": {"type": "Sequence", "pretokenizers": [*splits, byte_level]},
-        "post_processor": _ends(file, texts, whole), "decoder": byte_level,
-        "model": {"type": "BPE", "dropout": None, "unk_token": None,
-                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                  "fuse_unk": False, "byte_fallback": False, "ignore_merges": whole,
-                  "vocab": vocab, "merges": merges}}
+            found.append([left, right])
+    return found
 
 
 def _sentencepiece(file: GgufFile, texts: list[str], types: list[int]) -> dict[str, Any]:
@@ -145,27 +121,43 @@ def _sentencepiece(file: GgufFile, texts: list[str], types: list[int]) -> dict[s
         scores = [float(own) for own in file.numbers("tokenizer.ggml.scores", MAX_TOKENS)]
         if len(scores) < len(texts) or not all(map(math.isfinite, scores)):
             raise file.bad("tokenizer.ggml.scores", f"must be {len(texts)} finite numbers")
-    vocab = _ids(texts, types)
-    space = file.flag("tokenizer.ggml.add_space_prefix", True)
-    unknown = file.number("tokenizer.ggml.unknown_token_id", 3 if gemma else 0)
+    model = _bpe(texts, types, _scored_merges(texts, types, scores)) | {
+        "byte_fallback": True, "fuse_unk": True, "unk_token": _unknown(file, texts, 3 * gemma)}
+    return _tokenizer(file, texts, types, model, True) | _spaces(
+        file.flag("tokenizer.ggml.add_space_prefix", True))
+
+
+def _unknown(file: GgufFile, texts: list[str], default: int) -> str | None:
+    """The token of what has none; None where there is no such."""
+    found = file.number("tokenizer.ggml.unknown_token_id", default)
+    return texts[found] if found < len(texts) else None
+
+
+def _spaces(prefix: bool) -> dict[str, Any]:
+    """How SentencePiece's spaces are made and unmade; prefix: texts begin with one."""
     replace = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
     decoders: list[dict[str, Any]] = [
         {"type": "Replace", "pattern": {"String": SPACE}, "content": " "},
         {"type": "ByteFallback"}, {"type": "Fuse"}]
-    if space:
+    if prefix:
         decoders.append({"type": "Strip", "content": " ", "start": 1, "stop": 0})
-    prepend = [{"type": "Prepend", "prepend": SPACE}] if space else []
-    return {
-        "version": "1.0", "truncation": None, "padding": None,
-        "added_tokens": _added(texts, types),
-        "normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
-        "pre_tokenizer": None, "post_processor": _ends(file, texts, True),
-        "decoder": {"type": "Sequence", "decoders": decoders},
-        "model": {"type": "BPE", "dropout": None,
-                  "unk_token": texts[unknown] if unknown < len(texts) else None,
-                  "continuing_subword_prefix": None, "end_of_word_suffix": None,
-                  "fuse_unk": True, "byte_fallback": True, "ignore_merges": False,
-                  "vocab": vocab, "merges": _scored_merges(texts, types, scores)}}
+    prepend = [{"type": "Prepend", "prepend": SPACE}] if prefix else []
+    return {"normalizer": {"type": "Sequence", "normalizers": [*prepend, replace]},
+            "decoder": {"type": "Sequence", "decoders": decoders}}
+
+
+def _bpe(texts: list[str], types: list[int], merges: list[list[str]]) -> dict[str, Any]:
+    return {"type": "BPE", "dropout": None, "unk_token": None, "continuing_subword_prefix": None,
+            "end_of_word_suffix": None, "fuse_unk": False, "byte_fallback": False,
+            "ignore_merges": False, "vocab": _ids(texts, types), "merges": merges}
+
+
+def _tokenizer(file: GgufFile, texts: list[str], types: list[int], model: dict[str, Any],
+               bos: bool) -> dict[str, Any]:
+    """What all kinds share; bos: whether texts begin with one where the metadata does not say."""
+    return {"version": "1.0", "truncation": None, "padding": None,
+            "added_tokens": _added(texts, types), "normalizer": None, "pre_tokenizer": None,
+            "post_processor": _ends(file, texts, bos), "decoder": None, "model": model}
 
 
 def _scored_merges(texts: list[str], types: list[int], scores: list[float]) -> list[list[str]]:

@@ -16,7 +16,7 @@ from tokenizers import AddedToken, Regex, Tokenizer, models, pre_tokenizers, tra
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.detokenizer.incremental import ByteFallbackDecoder, ByteLevelDecoder, make
 from actorium.actors.errors import BadModel
-from actorium.actors.models.gguf_tokenizer import CUTS
+from actorium.actors.models.gguf_pre import PRE_TOKENIZERS
 from actorium.actors.models.model_dir import eos_ids, generation_defaults, read_config, resolve
 from actorium.actors.tokenizer.chat_template import load as load_template
 from actorium.actors.tokenizer.text_model import TextModel
@@ -107,7 +107,8 @@ def test_byte_level_ids_are_those_it_was_made_of(pre: str, tmp_path: Path) -> No
     assert isinstance(make(found, resolve(str(path)) / "tokenizer.json"), ByteLevelDecoder)
 
 
-@pytest.mark.parametrize("pre", CUTS)
+@pytest.mark.parametrize("pre", {own.cuts: name for name, own in PRE_TOKENIZERS.items() if
+                                 own.bytes}.values())
 def test_however_texts_are_cut_nothing_is_lost(pre: str, tmp_path: Path) -> None:
     """Every expression compiles, and ids decode to the text."""
     path, own = tmp_path / "m.gguf", byte_level("gpt-2")
@@ -115,6 +116,47 @@ def test_however_texts_are_cut_nothing_is_lost(pre: str, tmp_path: Path) -> None
     found = load_tokenizer(resolve(str(path)))
     for text in TEXTS:
         assert found.decode(found.encode(text).ids, skip_special_tokens=False) == text
+
+
+@pytest.mark.parametrize(("pre", "text", "parts"), [
+    ("deepseek-llm", "a1234\n\nb! \u4e2d\u6587",
+     ["a", "1234", "\n", "\n", "b", "!", " ", "\u4e2d\u6587"]),
+    ("deepseek-coder", "a12 b, c", ["a", "1", "2", " b", ",", " c"]),
+    ("falcon", "x=12345`` y", ["x", "=", "123", "45", "``", " y"]),
+    ("superbpe", "1234567 ab cd", ["1", "234", "567", " ab cd"]),
+    ("afmoe", "x1234567 890", ["x", "1", "234", "567", " ", "890"]),
+    ("tiny_aya", "12345 a", ["12", "345", " a"]),
+    ("kimi-k2", "\u4f60\u597dabC \u4e2d", ["\u4f60\u597d", "ab", "C", " ", "\u4e2d"]),
+    ("bailingmoe", "a\n\nb", ["a", "\n\n", "b"]),
+    ("seed-coder", "a!\n12", ["a", "!", "\n", "1", "2"]),
+    ("qwen2", "a!\n12", ["a", "!\n", "1", "2"]),
+    ("laguna", "a  \n\nb's", ["a", "  ", "\n\n", "b", "'s"]),
+    ("ufakzeka", "b's", ["b", "'s"]), ("viking", "a, b12", ["a", ",", " b", "1", "2"]),
+    ("bloom", "a, b12", ["a", ",", " b12"]), ("minicpm5", "1234", ["123", "4"]),
+    ("jais-2", "a" + " " * 7 + "b", ["a", " " * 4, " " * 2, " b"]),
+    ("exaone-moe", "ab cd", ["ab cd"]), ("talkie", "aB's 1234", ["a", "B's", " ", "123", "4"]),
+    ("youtu", "\u3042\uff01a", ["\u3042", "\uff01", "a"]),
+    ("chameleon", "a1\t", ["a", "1", "\t"]), ("spark2_5", "a!\n", ["a", "!", "\n"]),
+])
+def test_how_texts_are_cut(pre: str, text: str, parts: list[str]) -> None:
+    cut = pre_tokenizers.Sequence([pre_tokenizers.Split(Regex(one), "isolated")
+                                   for one in PRE_TOKENIZERS[pre].cuts])
+    assert [part for part, _ in cut.pre_tokenize_str(text)] == parts
+
+
+def test_tokens_that_are_spelt_as_sentencepieces_with_merges(tmp_path: Path) -> None:
+    """Gemma 4's kind: no cuts, spaces and bytes as SentencePiece has them."""
+    octets = [f"<0x{i:02X}>" for i in range(256)]
+    pieces = ["<pad>", "<eos>", "<bos>", *octets, *"ab\u2581\n", "ab", "\u2581a", "\n\n",
+              "\u2581ab"]
+    merges = ["a b", "\u2581 a", "\n \n", "\u2581 ab"]
+    path = tmp_path / "m.gguf"
+    write(path, pieces, [3] * 3 + [6] * 256 + [1] * 8, model="gemma4", add_token_merges=merges,
+          add_bos_token_id=2, add_eos_token_id=1)
+    found = load_tokenizer(resolve(str(path)))
+    ids = [pieces.index(one) for one in ("ab", "\u2581ab", "\n\n", "<0xC3>", "<0xA9>")]
+    assert found.encode("ab ab\n\n\xe9").ids == [2, *ids]
+    assert found.decode(ids) == "ab ab\n\n\xe9"
 
 
 def test_what_is_served_is_called_by_the_files_name(tmp_path: Path) -> None:
