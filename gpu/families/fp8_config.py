@@ -20,6 +20,10 @@ IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
 """What lists the modules whose weights are not in FP8."""
 METHOD, FORMAT = "compressed-tensors", "float-quantized"
 INTEGER_METHODS = ("awq", "gptq")
+METHODS = {"awq_marlin": "awq", "gptq_marlin": "gptq"}
+"""Names of vLLM's for how it multiplies; the files are those of these methods."""
+FIELDS = {"w_bit": "bits", "q_group_size": "group_size"}
+"""AutoAWQ's first names of them."""
 INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-precision")
 """Of compressed-tensors. Weights in these and those are whole numbers: see `quant_config.py`."""
 PATTERN = re.compile(r"re:\.\*([A-Za-z_][\w\\.]{0,100})(\$?)")
@@ -68,7 +72,13 @@ def quantization_config(raw: dict[str, Any]) -> Any:
     """What a parsed config says of quantisation, the language model's part counted; None where it
     says nothing."""
     found, text = raw.get(NAME), raw.get("text_config")
-    return found or (text.get(NAME) if isinstance(text, dict) else None) or None
+    found = found or (text.get(NAME) if isinstance(text, dict) else None) or None
+    if not isinstance(found, dict):
+        return found
+    named = {field: found[old] for old, field in FIELDS.items() if old in found} | found
+    method = named.get("quant_method")
+    known = METHODS.get(method) if isinstance(method, str) else None
+    return named | {"quant_method": known} if known else named
 
 
 def otherwise_quantized(raw: dict[str, Any]) -> bool:

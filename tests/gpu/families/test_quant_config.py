@@ -13,6 +13,7 @@ from helpers_speed import slowness
 from helpers_stored import Kind
 
 from actorium.actors.errors import BadModel
+from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.module_patterns import MAX_PATTERN, parse_pattern
 from actorium.gpu.families.quant_config import StoredWeight, StoredWeights, stored_weights
 from actorium.gpu.families.tensor_specs import Projection, TensorSpec
@@ -53,6 +54,19 @@ def test_gptq() -> None:
     assert some.of(Q) is not None and some.of(GATE) is None and some.of(HEAD) is None
     v2 = read(Kind("gptq_v2", group=-1).config)
     assert v2.of(Q) == StoredWeight("gptq_v2", 4, 0, False)
+
+
+def test_other_names_of_methods_and_fields() -> None:
+    for method in ("awq", "gptq"):
+        own = Kind(method, group=128).config
+        assert read({**own, "quant_method": f"{method}_marlin"}) == read(own)
+        older = {name: value for name, value in own.items() if name not in ("bits", "group_size")}
+        assert read({**older, "w_bit": 4, "q_group_size": 128}) == read(own)
+        with pytest.raises(BadModel, match="bits: must be 4"):
+            read({**older, "w_bit": 3, "q_group_size": 128})
+    wrong = {"quant_method": ["awq"]}
+    with pytest.raises(BadModel, match="quant_method"):
+        fp8_shape({"quantization_config": wrong}, WHERE)
 
 
 def test_compressed_tensors() -> None:
