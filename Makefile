@@ -49,6 +49,7 @@ setup: $(VENV)/.ready-test
 
 demo: $(VENV)/.ready-engine
 	@$(BIN)/python -m actorium.tools.demo --started $(STARTED) --ready $$(date +%s.%N)
+	@echo "next: $(BIN)/actorium chat smollm2, $(BIN)/actorium serve, $(BIN)/actorium --help"
 
 # Four files at a time, on two cores: many tests wait for processes. In the order of
 # tests/conftest.py, since files with few tests, which pytest-xdist would begin last, take longest.

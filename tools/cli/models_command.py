@@ -240,8 +240,7 @@ def judge(model: LocalModel, config: Config, memory: Memory) -> None:
         model.fits, model.note = False, error.message
         return
     model.kv_tokens = report.plan.page_tokens
-    needed = report.plan.used + sum(line.bytes for line in report.outside
-                                    if memory.gpu or line.name != "graphs")
+    needed = report.plan.used + sum(line.bytes for line in report.outside)
     model.fits = memory.gpu or needed <= memory.bytes
     if not model.fits:
         model.note = f"needs {human_bytes(needed)}, {human_bytes(memory.bytes)} are free"

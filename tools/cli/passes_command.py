@@ -39,8 +39,7 @@ def run(_command: str, argv: list[str]) -> int:
           f"{1e3 * report.seconds:.0f} ms; off by {report.error:.1g}")
     chosen = remembered_choice(model, on, config.scheduler.max_num_batched_tokens)
     print(f"--passes auto: {told(chosen)}")
-    print("".join(f"{word:>16}" for word in ("pass", "matches", "expected", *(
-        f"us at {tokens}" for tokens in TOKENS))))
+    print(columns("pass", "matches", "expected", *(f"us at {tokens}" for tokens in TOKENS)))
     for name in PASSES:
         cells = [str(report.matches[name]), str(report.expected[name])] if name in on else ["off"]
         if report.matches[name]:
@@ -48,5 +47,10 @@ def run(_command: str, argv: list[str]) -> int:
             for tokens in TOKENS:
                 before, after = microseconds(model, [less, full], tokens)
                 cells.append(f"{before:.0f} -> {after:.0f}")
-        print("".join(f"{cell:>16}" for cell in (name, *cells)))
+        print(columns(name, *cells))
     return 0
+
+
+def columns(name: str, *cells: str) -> str:
+    """A line of the table: cells stay apart however long they are."""
+    return f"{name:>16}" + "".join(f"  {cell:>16}" for cell in cells)

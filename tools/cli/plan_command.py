@@ -53,11 +53,12 @@ from actorium.gpu.plan.sizes import device_budget
 from actorium.tools.cli.command_line import parse
 
 PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
-ABOUT = """Where every byte of one GPU goes, how many tokens that holds, and what one more request,
-one more checkpoint or other dtypes would change. Reads config.json alone. --memory is the budget of
-the caches (states, checkpoints, pages), what is left after weights; --gpu-memory is the whole
-device, of which --memory-fraction is used, and weights, tables and workspace are taken off first.
-Without either it is --kv-cache-bytes, the budget of a worker on a CPU."""
+ABOUT = """Where every byte of one GPU goes, or of a worker on a CPU, how many tokens that holds,
+and what one more request, one more checkpoint or other dtypes would change. Reads config.json
+alone. --memory is the budget of the caches (states, checkpoints, pages), what is left after
+weights; --gpu-memory is the whole device, of which --memory-fraction is used, and weights, tables
+and workspace are taken off first. Without either it is --kv-cache-bytes, the budget of a worker on
+a CPU."""
 _SIZE = re.compile(r"([0-9.]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -104,13 +105,15 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
                               config.model.quantization_group, config.model.quantization_head,
                               config.model.language_model_only)
     part, demand = as_served(shape.split(config.device.tensor_parallel_size), demand_of(config))
-    outside = _outside(part, demand, config, _weights(options, part, raw, where))
+    on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
+                                               None and options.gpu_memory is None)
+    outside = _outside(part, demand, config, _weights(options, part, raw, where), on_cpu)
     budget, source = _budget(config, options, outside)
     plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
     notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
     device = config.device
     return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
-                  retention_bounds(config), device.optimization_level, device.passes)
+                  retention_bounds(config), device.optimization_level, device.passes, on_cpu)
 
 
 def config_file(model: str) -> Path:
@@ -167,8 +170,8 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
 
 
 def _outside(part: ModelShape, demand: Demand, config: Config,
-             own: BytesBeside) -> list[BytesBeside]:
-    """What a GPU holds beside the caches."""
+             own: BytesBeside, on_cpu: bool) -> list[BytesBeside]:
+    """What a GPU, or a worker on a CPU, holds beside the caches."""
     step = largest_step(demand)
     triton = config.device.kernels != "torch"
     asked = asked_backends(config.device).decode
@@ -177,16 +180,22 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
     why = why_eager(part.experts is not None and not triton, decode is not None and decode.graphs)
     graphs = planned_graphs(config, demand.drafts, why)
     off = why.decodes or why_no_graphs(config.device)
-    detail = f"an estimate for {graphs.summary}, on cuda" if any(graphs) else f"none: {off}"
-    if rows := program_rows(config, demand.drafts):
-        programs = program_sizes(part, demand, rows).bytes
-        detail += f"; on a cpu programs of up to {rows} rows take {programs:,}"
+    rows = program_rows(config, demand.drafts)
+    programs = program_sizes(part, demand, rows).bytes if rows else 0
+    if on_cpu:
+        captured = programs
+        detail = (f"programs of decodes of up to {rows} rows" if rows
+                  else f"none: {why_no_graphs(config.device)}")
+    else:
+        captured = graphs_estimate(part, demand, graphs)
+        detail = f"an estimate for {graphs.summary}, on cuda" if any(graphs) else f"none: {off}"
+        detail += f"; on a cpu programs of up to {rows} rows take {programs:,}" if rows else ""
     found = [own, BytesBeside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
             BytesBeside("workspace", workspace_estimate(part, demand),
                     f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
                     "worker measures it (actorium ps)"),
-            BytesBeside("graphs", graphs_estimate(part, demand, graphs), detail)]
+            BytesBeside("graphs", captured, detail)]
     if part.vision is None:
         return found
     return [*found, BytesBeside("encoder cache", encoder_cache_bytes(part, demand),
@@ -259,6 +268,13 @@ class PlanReport(NamedTuple):
     """Of optimisation."""
     passes: str = "all"
     """The setting."""
+    on_cpu: bool = False
+    """It is a worker's on a CPU."""
+
+    @property
+    def place(self) -> str:
+        """What the bytes are of."""
+        return "one worker on a CPU" if self.on_cpu else "one GPU"
 
 
 # --- text ----------------------------------------------------------------------------------------
@@ -277,7 +293,7 @@ def plan_text(report: PlanReport) -> str:
 
 
 def _byte_table(report: PlanReport) -> list[str]:
-    rows = [("bytes of one GPU", "bytes", "GiB", "share", "")]
+    rows = [(f"bytes of {report.place}", "bytes", "GiB", "share", "")]
     rows += [(line.name, f"{line.bytes:,}", _gib(line.bytes), "", line.detail)
              for line in report.outside]
     budget = report.plan.budget
@@ -413,7 +429,7 @@ def plot_plan(report: PlanReport, file: str) -> None:
     right.set_xlabel(f"tokens guaranteed to {plan.demand.max_num_seqs} requests at once")
     right.set_xlim(0, max(1.0, 1.35 * max(count for _, count in made)))
     right.locator_params(axis="x", nbins=4)
-    figure.suptitle(f"{report.model}: one GPU of {plan.shape.tp}")
+    figure.suptitle(f"{report.model}: {report.place} of {plan.shape.tp}")
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:

@@ -36,6 +36,7 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.reference.kv import raw
 from actorium.tools.cli import main
+from actorium.tools.cli.passes_command import columns
 
 PROMPTS = [[5, 9, 31, 7, 100, 8, 3], [11] * 20, [1, 2]]
 GREEDY = Resolved(max_tokens=12, temperature=0.0)
@@ -308,6 +309,11 @@ def test_operations_mean_what_they_say_without_a_graph() -> None:
 def test_every_pass_tells_what_it_joins() -> None:
     for own in ALL:
         assert own.about and own.anchors and own.__doc__
+
+
+def test_columns_stay_apart_however_long_they_are() -> None:
+    cells = ("87403 -> 96944", "1284032 -> 1248535", "47502482 -> 59102200")
+    assert re.split(r"\s{2,}", columns("product_add", *cells).strip()) == ["product_add", *cells]
 
 
 def test_the_command_tells_what_each_gains(

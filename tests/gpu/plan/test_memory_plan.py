@@ -171,6 +171,22 @@ def test_a_plan_for_the_whole_device(capsys: pytest.CaptureFixture[str]) -> None
     assert json.loads(capsys.readouterr().out)["budget"] == 40 << 30
 
 
+@pytest.mark.parametrize(("words", "place", "captured"), [
+    ((), "one worker on a CPU", "programs of decodes of up to 64 rows"),
+    (("--device", "cpu", "--memory", "1GiB"), "one worker on a CPU", "programs of decodes"),
+    (("--enforce-eager",), "one worker on a CPU", "none: --enforce-eager"),
+    (("--gpu-memory", "80GB"), "one GPU", "on cuda; on a cpu programs of up to"),
+    (("--memory", "20GiB"), "one GPU", "on cuda"), (("--device", "cuda"), "one GPU", "on cuda")])
+def test_a_plan_says_what_it_is_of(words: tuple[str, ...], place: str, captured: str,
+                                   capsys: pytest.CaptureFixture[str]) -> None:
+    """Without a GPU named or asked for it is a worker's on a CPU: no CUDA graphs lie there."""
+    assert main(["plan", *words]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[2].startswith(f"bytes of {place}  ")
+    (graphs,) = [line for line in lines if line.startswith("graphs ")]
+    assert captured in graphs and ("cuda" in graphs) == (place == "one GPU")
+
+
 def test_a_picture(tmp_path: Path, capsys: pytest.CaptureFixture[str],
                    monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("matplotlib")
