@@ -18,6 +18,7 @@ from actorium.actors.config.speculative import parse_acceptance, parse_speculati
 from actorium.actors.config.tree import (
     MADE_BITS,
     SECRETS,
+    STORED,
     Config,
     DeviceConfig,
     GatewayConfig,
@@ -69,8 +70,8 @@ def _model_rules(m: ModelConfig) -> list[Rule]:
     made = m.quantization in MADE_BITS
     return [
         ("model.dtype", m.dtype in DTYPES, f"must be one of {', '.join(DTYPES)}"),
-        ("model.quantization", m.quantization in ("auto", "none", "fp8", *MADE_BITS),
-         "must be auto, none, fp8, int8 or int4"),
+        ("model.quantization", m.quantization in ("auto", "none", "fp8", *MADE_BITS, *STORED),
+         f"must be auto, none, fp8, int8, int4, {', '.join(STORED[:-1])} or {STORED[-1]}"),
         ("model.quantization_group", m.quantization_group in (None, 32, 64, 128)
          or m.quantization_group == 0 and m.quantization == "int8",
          "must be 32, 64 or 128 (or 0 in int8)"),

@@ -9,7 +9,7 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.config.tree import MADE_BITS, Config
+from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
@@ -22,7 +22,7 @@ from actorium.gpu.families.granite_config import granite, granite_layer
 from actorium.gpu.families.grouped_config import made_grouped
 from actorium.gpu.families.llama_config import causal_layer, llama, ministral, mistral, qwen2, qwen3
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.quant_config import stored_weights
+from actorium.gpu.families.quant_config import stored_in, stored_weights
 from actorium.gpu.families.qwen_hybrid_config import (
     HYBRIDS,
     qwen_hybrid,
@@ -88,6 +88,12 @@ def shape_from_config(
         raise BadModel(f"{where}: architecture {name} is not supported{_what_is_near(name)}")
     raw = {**raw, "architectures": [name]}
     fp8, stored = served_fp8(raw, where, quantization), stored_weights(raw, where)
+    if quantization in STORED:
+        if (found := stored_in(raw)) != quantization:
+            raise BadConfig(f"--quantization {quantization}: {where.parent} has its weights "
+                            f"{f'in {found}' if found else 'unquantised'}: take auto (as they "
+                            "are), or fp8, int8 or int4 to quantise them", "model.quantization")
+        quantization = "auto"
     shape = ARCHITECTURES[name].read(raw, where, dtype)
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
                     vision=None if text_only else shape.vision)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
+from actorium.actors.models.gguf_config import GGUF
 from actorium.gpu.families.config_fields import Fields
 from actorium.gpu.families.fp8_config import (
     FORMAT,
@@ -134,6 +135,16 @@ def stored_weights(raw: dict[str, Any], where: Path) -> StoredWeights | None:
     if method == METHOD and found.get("format") in INTEGER_FORMATS:
         return _compressed(get)
     return None
+
+
+def stored_in(raw: dict[str, Any]) -> str:
+    """What a parsed config says that the weights are stored in: a method of quantisation, `gguf`,
+    or nothing."""
+    found = quantization_config(raw)
+    if GGUF in raw:
+        return GGUF
+    method = found.get("quant_method") if isinstance(found, dict) else None
+    return str(method or "").removesuffix("_marlin")  # kernels of others for the same codes
 
 
 # --- AWQ -----------------------------------------------------------------------------------------

@@ -20,6 +20,7 @@ from collections.abc import Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from actorium.actors.config.tree import STORED
 from actorium.actors.errors import BadModel
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.tensor_specs import TensorSpec, stacks
@@ -49,7 +50,8 @@ def multiplies(device: torch.device, kernels: str) -> bool:
 
 def keeps(device: torch.device, kernels: str, quantization: str) -> bool:
     """Whether weights in FP8 stay so in memory. quantization: see `ModelConfig`."""
-    return quantization == "fp8" or quantization == "auto" and multiplies(device, kernels)
+    return quantization == "fp8" or (quantization in ("auto", *STORED)
+                                     and multiplies(device, kernels))
 
 
 def how_served(device: torch.device, kernels: str) -> str:

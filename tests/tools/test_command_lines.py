@@ -149,8 +149,10 @@ RANKS = "must be between 1 and 1024, got 0"
     (["--code-revision", "v2"], "--code-revision: must be main: the tokenizer is the model's"),
     (["--cpu-offload-gb", "4"], "--cpu-offload-gb: must be 0: "),
     (["--quantization", "mxfp4"],
-     "--quantization: must be auto, none, fp8, int8 or int4, got 'mxfp4'"),
-    (["-q", "int3"], "-q: must be auto, none, fp8, int8 or int4, got 'int3'"),
+     "--quantization: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors or gguf, "
+     "got 'mxfp4'"),
+    (["-q", "int3"], "-q: must be auto, none, fp8, int8, int4, awq, gptq, compressed-tensors or "
+     "gguf, got 'int3'"),
     (["-q", "int4", "--quantization-group", "16"],
      "--quantization-group: must be 32, 64 or 128 (or 0 in int8), got 16"),
     (["-q", "int4", "--quantization-group", "0"], "--quantization-group: must be 32, 64 or 128"),
@@ -408,6 +410,72 @@ def test_tiers_that_cannot_be(argv: list[str], error: str) -> None:
     assert str(caught.value) == error
 
 
+@pytest.mark.parametrize("line", [
+    # parallelism that is not there
+    "--enable-expert-parallel", "-ep", "--enable-ep-moe", "--enable-deepep-moe", "--enable-eplb",
+    "--enable-dp-attention", "--enable-dp-lm-head", "--moe-a2a-backend deepep",
+    "--ep-num-redundant-experts 2", "--elastic-ep-backend mooncake", "--data-parallel-external-lb",
+    "--data-parallel-hybrid-lb", "--gpu-id-step 2", "--main-gpu 1",
+    # what others would be sent, or find in a file or at a route
+    "--otlp-traces-endpoint http://a:4317", "--kv-events-config {\"enable_kv_cache_events\":true}",
+    "--collect-detailed-traces all", "--profiler-config {\"profiler\":\"torch\"}",
+    "--enable-layerwise-nvtx-tracing", "--crash-dump-folder /tmp/a", "--enable-mfu-metrics",
+    "--kv-cache-metrics", "--show-hidden-metrics-for-version 0.9",
+    "--bucket-time-to-first-token 0.1 0.5", "--enable-log-outputs", "--log-requests-level 3",
+    "--log-config-file a.yaml", "--enable-logging-iteration-details", "--props",
+    "--enable-tokenizer-info-endpoint",
+    # other answers
+    "--mm-processor-kwargs {\"max_pixels\":100}", "--media-io-kwargs {\"video\":{}}",
+    "--video-pruning-rate 0.5", "--enable-mm-embeds", "--incremental-streaming-output",
+    "--constrained-json-disable-any-whitespace", "--enable-fp32-lm-head", "--reasoning-format none",
+    "--structured-outputs-config {\"disable_any_whitespace\":true}",
+    "--structured-outputs-config.enable_in_reasoning=True",
+    # other memory, files and code
+    "--num-gpu-blocks-override 100", "--mamba-cache-dtype float16", "--cache-type-k q8_0",
+    "--enable-lmcache", "--lmcache-config-file a.yaml", "--delete-ckpt-after-loading",
+    "--worker-cls my.Worker",
+    # who may see what
+    "--hf-token abc", "--api-prefix /llm", "--allowed-methods GET", "--allow-credentials",
+    "--disable-fastapi-docs", "--no-webui", "--no-trust-request-chat-template",
+    "--disable-priority-preemption"])
+def test_what_would_be_missed_is_refused(line: str) -> None:
+    """Not taken with a line that it changes nothing: the answers, routes, files, events, places or
+    limits that it asks for are not there."""
+    flag, *values = line.split(" ")
+    with pytest.raises(BadConfig) as caught:
+        serve(flag, *values)
+    assert str(caught.value).startswith(flag.partition("=")[0]), str(caught.value)
+
+
+@pytest.mark.parametrize("argv", [
+    ["--kv-events-config", "{}"], ["--mm-processor-kwargs", "{}"], ["--moe-a2a-backend", "none"],
+    ["--log-requests-level", "0"], ["--cache-type-k", "f16", "--cache-type-v", "f16"],
+    ["--reasoning-format", "deepseek"], ["--allowed-methods", '["*"]'], ["--main-gpu", "0"],
+    ["--mamba-cache-dtype", "auto"], ["--video-pruning-rate", "0.0"],
+    ["--no-enable-expert-parallel"], ["--disable-dp-attention"], ["--enable-fastapi-docs"],
+    ["--webui"], ["--trust-request-chat-template"], ["--enable-priority-preemption"]])
+def test_what_asks_for_nothing_is_taken(argv: list[str]) -> None:
+    assert serve(*argv).notes == []
+
+
+def test_the_object_of_structured_output() -> None:
+    told = serve("--structured-outputs-config", '{"backend": "xgrammar", "reasoning_parser": '
+                 '"qwen3", "disable_any_whitespace": false}')
+    assert told.config.gateway.reasoning_parser == "qwen3"
+    assert told.notes == ["--structured-outputs-config backend changes nothing here: llguidance "
+                          "makes the masks of structured output"]
+    with pytest.raises(BadConfig, match=r"--structured-outputs-config backends: no such key"):
+        serve("--structured-outputs-config", '{"backends": 1}')
+
+
+def test_reranking_is_served_anyway() -> None:
+    (note,) = serve("--reranking").notes
+    assert note == "--reranking changes nothing here: /v1/rerank and /v1/score are served anyway"
+    for flag in ("--embedding", "--embeddings", "--is-embedding"):
+        with pytest.raises(BadConfig, match="models generate text"):
+            serve(flag)
+
+
 def test_flags_of_one_reason_share_a_line() -> None:
     notes = serve("--sampling-backend", "flashinfer", "--moe-runner-backend", "triton",
                   "--sampling-backend", "flashinfer").notes
@@ -417,9 +485,10 @@ def test_flags_of_one_reason_share_a_line() -> None:
 
 def test_other_tools_names_of_quantization() -> None:
     for value, own in (("fp8", "fp8"), ("ptpc_fp8", "fp8"), ("w8a8_fp8", "fp8"), ("null", "auto"),
-                       ("compressed-tensors", "auto"), ("unquant", "none"), ("none", "none"),
-                       ("awq", "auto"), ("gptq_marlin", "auto"), ("gguf", "auto"),
-                       ("w8a8_int8", "auto"), ("int8", "int8"), ("int4", "int4")):
+                       ("compressed-tensors", "compressed-tensors"), ("unquant", "none"),
+                       ("none", "none"), ("awq_marlin", "awq"), ("gptq_marlin", "gptq"),
+                       ("gguf", "gguf"), ("w8a8_int8", "compressed-tensors"), ("int8", "int8"),
+                       ("int4", "int4")):
         told = serve("--quantization", value)
         assert told.config.model.quantization == own and told.notes == []
     told = serve("-q", "fp8_per_tensor")

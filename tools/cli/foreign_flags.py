@@ -24,13 +24,14 @@ class Group(NamedTuple):
     """Values that ask for nothing, where others are refused."""
 
 
+MASKS = "llguidance makes the masks of structured output"
+
 ACCEPTED = (
     Group("a model's own code is never run", "trust-remote-code"),
     Group("kernels are chosen by --kernels, those of attention by --attention-backend",
           "flashinfer-autotune flashinfer-mla-disable-ragged triton-attention-reduce-in-fp32 "
-          "cascade-attn shared-experts-fusion fused-qk-norm-rope fp32-lm-head tf32-matmul "
-          "flashinfer-cutlass-moe-fp4-allgather flashinfer flashinfer-sampling flashinfer-mla mla "
-          "nan-detection",
+          "cascade-attn shared-experts-fusion fused-qk-norm-rope tf32-matmul "
+          "flashinfer-cutlass-moe-fp4-allgather flashinfer flashinfer-sampling flashinfer-mla mla",
           "linear-attn-backend linear-attn-prefill-backend linear-attn-decode-backend "
           "mamba-backend gdn-prefill-backend sampling-backend moe-backend moe-runner-backend "
           "linear-backend fp8-gemm-backend fp8-gemm-runner-backend fp4-gemm-backend "
@@ -39,12 +40,11 @@ ACCEPTED = (
           "triton-attention-num-kv-splits speculative-moe-runner-backend"),
     Group("images and videos are prepared as the model's own preprocessor says, once for all "
           "processes; audio is not served",
-          "mm-embeds skip-mm-profiling chunked-mm-input "
+          "skip-mm-profiling chunked-mm-input "
           "fast-image-processor keep-mm-feature-on-device mm-enable-dp-encoder "
           "interleave-mm-strings multimodal",
-          "mm-attention-backend mm-encoder-attn-backend mm-encoder-tp-mode mm-processor-kwargs "
-          "mm-processor-cache-gb mm-processor-cache-type media-io-kwargs video-pruning-rate "
-          "mm-process-config"),
+          "mm-attention-backend mm-encoder-attn-backend mm-encoder-tp-mode "
+          "mm-processor-cache-gb mm-processor-cache-type"),
     Group("nothing is compiled by torch: graphs are captured as --graph-batch-sizes and "
           "--graph-token-counts say",
           "torch-compile-debug-mode cuda-graph-padding profile-cuda-graph cudagraph-gc",
@@ -53,29 +53,18 @@ ACCEPTED = (
     Group("usage tells the cached tokens anyway", "cache-report prompt-tokens-details"),
     Group("tool calls are found anyway (--tool-call-parser)", "auto-tool-choice"),
     Group("reasoning is found anyway (--reasoning-parser)", "reasoning"),
-    Group("a request's own template is taken anyway", "trust-request-chat-template"),
     Group("--log-level, --log-interval and --access-log say what is logged, never prompts",
-          "log-outputs log-deltas request-time-stats-logging logging-iteration-details "
-          "log-error-stack show-time-cost",
-          "log-requests-level log-requests-format max-log-len uvicorn-log-level log-level-http "
-          "decode-log-interval log-config-file logging-config disable-access-log-for-endpoints",
-          "log-requests-target uvicorn-access-log-exclude-prefixes"),
+          "request-time-stats-logging log-error-stack show-time-cost",
+          "log-requests-format max-log-len uvicorn-log-level log-level-http "
+          "decode-log-interval disable-access-log-for-endpoints",
+          "uvicorn-access-log-exclude-prefixes"),
     Group("/metrics and /load are served anyway",
-          "metrics metrics-for-all-schedulers mfu-metrics kv-cache-metrics cudagraph-metrics "
-          "server-load-tracking per-request-metrics slots props",
-          "show-hidden-metrics-for-version kv-cache-metrics-sample",
-          "bucket-time-to-first-token bucket-inter-token-latency bucket-e2e-request-latency "
-          "prompt-tokens-buckets generation-tokens-buckets custom-histogram-buckets"),
-    Group("spans and events are not sent anywhere: --trace DIR writes a timeline",
-          "trace-replay layerwise-nvtx-tracing layerwise-nvtx-marker",
-          "otlp-traces-endpoint kv-events-config profiler-config collect-detailed-traces "
-          "otlp-service-name trace-modules crash-dump-folder"),
-    Group("the token in HF_TOKEN, or that of `hf auth login`, is sent to the hub",
-          valued="hf-token"),
+          "metrics metrics-for-all-schedulers cudagraph-metrics server-load-tracking"),
+    Group("/v1/rerank and /v1/score are served anyway", "reranking"),
     Group("safetensors are read in one way",
           "multithread-load use-tqdm-on-load weight-loader-disable-mmap "
           "weight-loader-prefetch-checkpoints "
-          "weight-loader-drop-cache-after-load mmap mlock delete-ckpt-after-loading",
+          "weight-loader-drop-cache-after-load mmap mlock",
           "model-loader-extra-config safetensors-load-strategy max-parallel-loading-workers "
           "weight-loader-prefetch-num-threads pt-load-map-location config-format model-impl "
           "modelexpress-config", "ignore-patterns"),
@@ -83,18 +72,17 @@ ACCEPTED = (
           "hybrid-kv-cache-manager hybrid-swa-memory kv-sharing-fast-prefill unified-memory "
           "page-major-kv-layout kv-unified",
           "mamba-full-memory-ratio max-mamba-cache-size swa-full-tokens-ratio mamba-cache-mode "
-          "mamba-cache-dtype mamba-block-size mamba-radix-cache-strategy mamba-scheduler-strategy "
-          "mamba-track-interval num-lookahead-slots num-gpu-blocks-override"),
+          "mamba-block-size mamba-radix-cache-strategy mamba-scheduler-strategy "
+          "mamba-track-interval num-lookahead-slots"),
     Group("what is preempted is computed again, or found in the prefix cache; nothing is swapped",
           valued="swap-space preemption-mode retraction-policy"),
     Group("pages that the pool has no room for go to --host-cache and --disk-cache, in one way",
-          "lmcache", "lmcache-config-file hicache-storage-backend-extra-config "
-          "hicache-write-policy hicache-io-backend hicache-mem-layout "
-          "hicache-storage-prefetch-policy"),
+          valued="hicache-storage-backend-extra-config hicache-write-policy hicache-io-backend "
+          "hicache-mem-layout hicache-storage-prefetch-policy"),
     Group("prefixes are compared token by token", "chunked-prefix-cache",
           "prefix-caching-hash-algo radix-cache-backend"),
     Group("a request is admitted when its pages are there",
-          "priority-preemption scheduler-reserve-full-isl",
+          "scheduler-reserve-full-isl",
           "schedule-conservativeness scheduler-delay-factor priority-scheduling-preemption-"
           "threshold"),
     Group("prompts are computed in chunks, beside decodes, of --max-num-batched-tokens a step",
@@ -105,39 +93,31 @@ ACCEPTED = (
     Group("actors are processes, linked in one way",
           "frontend-multiprocessing async-output-proc v2-block-manager use-v2-block-manager "
           "shm-tensor-arena"),
-    Group("each step's tokens are sent at once", "incremental-streaming-output stream-output",
-          "stream-interval"),
+    Group("each step's tokens are sent at once", valued="stream-interval"),
     Group("an engine is one group of ranks (--tp) on one machine, which meet as it knows",
-          "ep-moe deepep-moe engine-use-ray worker-use-ray numa-bind p2p-check "
-          "symm-mem torch-symm-mem nccl-nvls mscclpp "
-          "ray-workers-use-nsight expert-parallel eplb dp-attention dp-lm-head "
-          "flashinfer-allreduce-fusion two-batch-overlap single-batch-overlap dbo use-ray "
-          "nccl-for-dp-synchronization data-parallel-hybrid-lb data-parallel-external-lb",
+          "engine-use-ray worker-use-ray numa-bind p2p-check symm-mem torch-symm-mem nccl-nvls "
+          "mscclpp ray-workers-use-nsight flashinfer-allreduce-fusion two-batch-overlap "
+          "single-batch-overlap dbo use-ray nccl-for-dp-synchronization",
           "distributed-executor-backend nccl-port dist-init-addr nccl-init-addr dist-timeout "
-          "master-addr master-port all2all-backend moe-a2a-backend deepep-mode load-balance-method "
-          "data-parallel-backend data-parallel-address data-parallel-rpc-port gpu-id-step "
-          "init-expert-location ep-num-redundant-experts ep-dispatch-algorithm eplb-algorithm "
-          "deepep-config elastic-ep-backend eplb-config moe-dense-tp-size "
-          "distributed-timeout-seconds dcp-comm-backend worker-cls",
+          "master-addr master-port all2all-backend deepep-mode load-balance-method "
+          "data-parallel-backend data-parallel-address data-parallel-rpc-port "
+          "init-expert-location ep-dispatch-algorithm eplb-algorithm deepep-config eplb-config "
+          "moe-dense-tp-size distributed-timeout-seconds dcp-comm-backend",
           "numa-node numa-bind-nodes"),
     Group("--silence says when an actor counts as hung",
           valued="watchdog-timeout soft-watchdog-timeout engine-iteration-timeout-s"),
     Group("actors sleep while there is nothing to do", "sleep-on-idle", "gc-threshold"),
     Group("an engine is warm before it is ready", "skip-server-warmup warmup", "warmups"),
     Group("routes have no prefix: let the proxy strip it",
-          valued="root-path fastapi-root-path api-prefix"),
-    Group("--cors-origins opens every route to a page", "allow-credentials", "",
-          "allowed-methods allowed-headers"),
+          valued="root-path fastapi-root-path"),
     Group("the HTTP server bounds heads and bodies itself (--max-body-bytes)",
           valued="h11-max-incomplete-event-size h11-max-header-count http-process-num threads-http "
           "timeout-keep-alive"),
-    Group("the documentation and the page are always there",
-          "fastapi-docs offline-docs webui tokenizer-info-endpoint request-id-headers"),
-    Group("llguidance makes the masks of structured output",
-          "outlines-disk-cache constrained-json-disable-any-whitespace",
-          "grammar-backend guided-decoding-backend structured-outputs-config"),
+    Group("the documentation is there without a network, and each answer has a request id",
+          "offline-docs request-id-headers"),
+    Group(MASKS, "outlines-disk-cache", "grammar-backend guided-decoding-backend"),
     Group("the template of the chat decides", "jinja strip-thinking-cache",
-          "chat-template-content-format reasoning-format"),
+          "chat-template-content-format"),
     Group("one tokenizer and one detokenizer serve all gateways",
           "tokenizer-batch-encode dynamic-batch-tokenizer tokenizer-batch-decode",
           "tokenizer-worker-num detokenizer-worker-num renderer-num-workers tokenizer-pool-size "
@@ -148,30 +128,85 @@ ACCEPTED = (
           "speculative-draft-load-format speculative-draft-kv-cache-dtype "
           "speculative-draft-model-revision speculative-draft-tensor-parallel-size "
           "speculative-moe-a2a-backend speculative-disable-by-batch-size"),
-    Group("the same seed gives the same tokens in any batch",
+    Group("a draft counts where it equals the model's own sample",
           "speculative-use-rejection-sampling",
           "speculative-accept-threshold-single speculative-accept-threshold-acc"),
     Group("--device says where layers lie: all on one device",
-          valued="n-gpu-layers gpu-layers split-mode main-gpu"),
+          valued="n-gpu-layers gpu-layers split-mode"),
     Group("pages are stored as --kv-cache-dtype says, in fp8 with the scales of the checkpoint",
-          "calculate-kv-scales", "cache-type-k cache-type-v"),
+          "calculate-kv-scales"),
     Group("adapters (LoRA) are not served, so there is nothing to bound",
           valued="max-loras max-lora-rank max-cpu-loras max-loras-per-batch max-loaded-loras "
           "lora-backend lora-dtype lora-extra-vocab-size", lists="lora-target-modules"),
     Group("it is for another engine's plug-ins", valued="additional-config"),
 )
-"""Flags that change nothing here."""
+"""Flags that change nothing here: how another engine computes what this one computes as well, or
+bounds for what is not there. What would be missed (an answer, a route, a file, an event, a place or
+a limit) stands in `REFUSED`."""
+
+WHITESPACE = "the grammar of a JSON schema decides about white space"
 
 REFUSED = (
     Group("an engine is one group of ranks (--tp) on one machine", unless="1",
           valued="pipeline-parallel-size pp-size "
           "data-parallel-size-local decode-context-parallel-size "
           "dcp-size prefill-context-parallel-size expert-parallel-size ep-size ep nnodes "
-          "attn-dp-size attn-cp-size moe-dp-size"),
+          "attn-dp-size attn-cp-size moe-dp-size gpu-id-step"),
     Group("an engine is one group of ranks (--tp) on one machine", unless="0",
           valued="node-rank data-parallel-rank data-parallel-start-rank"),
+    Group("ranks (--tp) share out every layer and expert alike; --replicas are whole copies",
+          "expert-parallel ep-moe deepep-moe eplb dp-attention dp-lm-head "
+          "data-parallel-hybrid-lb data-parallel-external-lb"),
+    Group("ranks (--tp) share out every layer and expert alike; --replicas are whole copies",
+          unless="none 0", valued="moe-a2a-backend elastic-ep-backend ep-num-redundant-experts"),
     Group("the device is chosen by CUDA_VISIBLE_DEVICES", unless="0",
-          valued="base-gpu-id device-ids"),
+          valued="base-gpu-id device-ids main-gpu"),
+    Group("spans and events are not sent anywhere: --trace DIR writes a timeline",
+          "trace-replay layerwise-nvtx-tracing layerwise-nvtx-marker logging-iteration-details",
+          "otlp-traces-endpoint otlp-service-name collect-detailed-traces trace-modules"),
+    Group("spans and events are not sent anywhere: --trace DIR writes a timeline", unless="{}",
+          valued="kv-events-config profiler-config"),
+    Group("crash reports lie in `crashes` beside the run directories", valued="crash-dump-folder"),
+    Group("there are no such metrics (docs/operations.md has those that are)",
+          "mfu-metrics kv-cache-metrics per-request-metrics",
+          "show-hidden-metrics-for-version kv-cache-metrics-sample"),
+    Group("histograms have the buckets of vLLM", lists="bucket-time-to-first-token "
+          "bucket-inter-token-latency bucket-e2e-request-latency prompt-tokens-buckets "
+          "generation-tokens-buckets custom-histogram-buckets"),
+    Group("prompts and answers are never logged", "log-outputs log-deltas"),
+    Group("prompts and answers are never logged", unless="0 1", valued="log-requests-level"),
+    Group("lines go to stderr and to files in the run directory, as --log-format says",
+          unless="stderr stdout", valued="log-config-file logging-config",
+          lists="log-requests-target"),
+    Group("there is no such route", "slots props tokenizer-info-endpoint"),
+    Group("the documentation and the page are always there", "disable-fastapi-docs no-webui"),
+    Group("a request's own template is always taken", "no-trust-request-chat-template"),
+    Group("a request of a higher priority may take the pages of another",
+          "disable-priority-preemption"),
+    Group("a flag's value is seen in process lists: set HF_TOKEN, or run `hf auth login`",
+          unless="true", valued="hf-token"),
+    Group("files of models are never deleted", "delete-ckpt-after-loading"),
+    Group("--max-total-tokens and --kv-cache-bytes say how many pages there are",
+          valued="num-gpu-blocks-override"),
+    Group("--state-dtype says how recurrent states are held", unless="auto",
+          valued="mamba-cache-dtype"),
+    Group("--kv-cache-dtype says how pages are stored", unless="f16 bf16 auto",
+          valued="cache-type-k cache-type-v"),
+    Group("pages that the pool has no room for go to --host-cache and --disk-cache alone",
+          "lmcache", "lmcache-config-file"),
+    Group("images and videos are prepared as the model's own preprocessor says", unless="{}",
+          valued="mm-processor-kwargs media-io-kwargs mm-process-config"),
+    Group("every token of a video is kept", unless="0 0.0", valued="video-pruning-rate"),
+    Group("the head is computed in --dtype", "fp32-lm-head"),
+    Group("there is no such check", "nan-detection"),
+    Group("a stream of /generate has the whole text so far in each piece",
+          "incremental-streaming-output stream-output"),
+    Group("reasoning is answered apart (--reasoning-parser none leaves it in the text)",
+          unless="auto deepseek", valued="reasoning-format"),
+    Group("routes have no prefix: let the proxy strip it", valued="api-prefix"),
+    Group("--cors-origins opens every route to a page, without cookies", "allow-credentials"),
+    Group("--cors-origins opens every route to a page", unless='* ["*"]',
+          lists="allowed-methods allowed-headers"),
     Group("weights lie on the devices alone", unless="0",
           valued="cpu-offload-gb offload-group-size"),
     Group("there is no TLS: put a proxy in front",
@@ -189,7 +224,7 @@ REFUSED = (
           "quantization-param-path model-class-overrides"),
     Group("config.json counts as it is (edit a copy of it)", "disable-sliding-window",
           "rope-theta"),
-    Group("models generate text here", "is-embedding embedding embeddings reranking"),
+    Group("models generate text here", "is-embedding embedding embeddings"),
     Group("models generate text here", valued="runner task convert pooler-config",
           unless="auto generate none"),
     Group("prompts and pages are computed in one engine", unless="null none",
@@ -199,9 +234,11 @@ REFUSED = (
     Group("no code of others is run in an engine", "custom-logit-processor",
           "tool-parser-plugin reasoning-parser-plugin io-processor-plugin scheduler-cls "
           "worker-extension-cls custom-weight-loader", "middleware logits-processors"),
+    Group("no code of others is run in an engine", unless="auto", valued="worker-cls"),
     Group("tokenizer.json is read", unless="auto fast slow hf", valued="tokenizer-mode"),
     Group("weights stay on the device while the engine runs", "sleep-mode memory-saver"),
-    Group("there is no such output", "return-hidden-states prompt-embeds return-routed-experts"),
+    Group("there is no such output", "return-hidden-states return-routed-experts"),
+    Group("prompts are text or token ids, images and videos files", "prompt-embeds mm-embeds"),
     Group("ask for it in the request",
           "return-tokens-as-token-ids force-include-usage return-input-ids return-output-ids "
           "stream-response-default-include-usage"),
@@ -210,8 +247,8 @@ REFUSED = (
     Group("weights are served as the checkpoint has them, or by --quantization fp8, int8 or int4",
           "quantize-and-serve",
           "torchao-config modelopt-quant quantization-config rl-quant-profile"),
-    Group("the grammar of a JSON schema decides about white space",
-          valued="constrained-json-whitespace-pattern"),
+    Group(WHITESPACE, "constrained-json-disable-any-whitespace",
+          "constrained-json-whitespace-pattern"),
     Group("the assistant answers", unless="assistant", valued="response-role"),
     Group("the template called default is used", unless="default", valued="hf-chat-template-name"),
     Group("/v1/completions takes prompts as they are", valued="completion-template"),
@@ -245,8 +282,8 @@ VALUES: dict[str, dict[str, tuple[str | None, str]]] = {
         name: ("auto", _READER) for name in (
             "instanttensor", "runai_streamer", "fastsafetensors", "layered", "local_cached",
             "modelexpress")}},
-    "quantization": {**dict.fromkeys(("null", "compressed-tensors", "gguf", "awq", "awq_marlin",
-                                      "gptq", "gptq_marlin", "w8a8_int8"), ("auto", "")),
+    "quantization": {"null": ("auto", ""), "awq_marlin": ("awq", ""), "gptq_marlin": ("gptq", ""),
+                     "w8a8_int8": ("compressed-tensors", ""),
                      "experts_int8": ("int8", "of all projections, not of experts alone"),
                      "unquant": ("none", ""), "ptpc_fp8": ("fp8", ""), "w8a8_fp8": ("fp8", ""),
                      "fp8_per_tensor": ("fp8", _BY_ROW), "fp8_per_block": ("fp8", _BY_ROW)},

@@ -47,6 +47,7 @@ _MEANT = {
     "logs": ((SWITCH, "log-stats"),),
     "logprobs": ((VALUE, "max-logprobs"),),
     "checkpoint": ((VALUE, "tokenizer tokenizer-path"),),
+    "structured": ((VALUE, "structured-outputs-config"),),
 }
 """Family -> its flags."""
 
@@ -216,6 +217,33 @@ def _attention(words: list[ForeignWord], result: Translation) -> None:
                 result.notes.append(f"{origin} changes nothing here: a backend's kernels choose it")
 
 
+_STRUCTURED = {
+    "backend": foreign_flags.MASKS, "disable_fallback": foreign_flags.MASKS,
+    "disable_any_whitespace": foreign_flags.WHITESPACE,
+    "disable_additional_properties": "the JSON schema decides about further properties",
+    "enable_in_reasoning": "reasoning is free, the answer behind it is held to its form",
+    "reasoning_parser_plugin": "no code of others is run in an engine",
+}
+"""Keys of vLLM's object -> why it is not followed; of the first two nothing is missed."""
+
+
+def _structured(words: list[ForeignWord], result: Translation) -> None:
+    """vLLM's object, of which the parser of reasoning means something here."""
+    for word in words:
+        given = {word.key: word.values[-1]} if word.key else json_object(word)
+        for key, value in given.items():
+            origin = word.origin if word.key else f"{word.origin} {key}"
+            if key == "reasoning_parser":
+                result.set("reasoning_parser", str(value), origin)
+            elif key not in _STRUCTURED:
+                raise BadConfig(f"{origin}: no such key{settings.suggestion(key, _STRUCTURED)}",
+                                word.name)
+            elif _STRUCTURED[key] == foreign_flags.MASKS:
+                result.notes.append(f"{origin} changes nothing here: {foreign_flags.MASKS}")
+            elif str(value).lower() not in ("false", "none", ""):
+                raise BadConfig(f"{origin}: not here: {_STRUCTURED[key]}", word.name)
+
+
 def _generation(words: list[ForeignWord], result: Translation) -> None:
     """SGLang's names of --generation-config and --override-generation-config."""
     for word in words:
@@ -269,4 +297,5 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
 _FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
     "accepted": _accept, "speculation": _speculation, "attention": _attention, "graphs": graphs,
     "tiers": tiers, "generation": _generation, "priority": _priority, "exactness": _exactness,
-    "logs": _logs, "logprobs": _logprobs, "checkpoint": _checkpoint}
+    "logs": _logs, "logprobs": _logprobs, "checkpoint": _checkpoint,
+    "structured": _structured}

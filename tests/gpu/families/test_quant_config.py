@@ -9,10 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from helpers_configs import SMALL
 from helpers_speed import slowness
 from helpers_stored import Kind
 
-from actorium.actors.errors import BadModel
+from actorium.actors.errors import BadConfig, BadModel
+from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.module_patterns import MAX_PATTERN, parse_pattern
 from actorium.gpu.families.quant_config import StoredWeight, StoredWeights, stored_weights
@@ -35,6 +37,28 @@ def groups(*own: dict[str, Any], ignore: tuple[str, ...] = ("lm_head",), form: s
     return {**Kind("pack-quantized").config, "ignore": list(ignore), **fields,
             "format": form or "pack-quantized",
             "config_groups": {f"group_{i}": each for i, each in enumerate(own)}}
+
+
+AS_STORED = {"awq": {"quantization_config": Kind("awq").config},
+             "gptq": {"quantization_config": Kind("gptq").config},
+             "compressed-tensors": {"quantization_config": Kind("int-quantized", 8, -1,
+                                                               True).config},
+             "gguf": {"gguf": {"file": "a.gguf", "default": "Q4_1", "modules": {}}}, "plain": {}}
+
+
+@pytest.mark.parametrize("found", AS_STORED)
+@pytest.mark.parametrize("asked", ["awq", "gptq", "compressed-tensors", "gguf"])
+def test_how_a_checkpoint_must_be_stored(asked: str, found: str) -> None:
+    """What is asked for is what the checkpoint has, and then as without asking; or it is refused:
+    an unquantised one is not served as if it were quantised."""
+    raw = {**SMALL, "architectures": ["LlamaForCausalLM"], "intermediate_size": 128,
+           **AS_STORED[found]}
+    if asked == found:
+        assert shape_from_config(raw, WHERE, quantization=asked) == shape_from_config(raw, WHERE)
+        return
+    held = "unquantised" if found == "plain" else f"in {found}"
+    with pytest.raises(BadConfig, match=f"--quantization {asked}: .* has its weights {held}"):
+        shape_from_config(raw, WHERE, quantization=asked)
 
 
 def test_awq() -> None:
