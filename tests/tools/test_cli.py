@@ -160,7 +160,7 @@ def test_engines_that_do_not_run(capsys: pytest.CaptureFixture[str],
     assert main(["stop", "ghost"]) == 1
     assert error_of(capsys) == "no engine named 'ghost' is running"
     assert main(["flush-cache", "ghost"]) == 1
-    assert error_of(capsys).startswith("no engine 'ghost' is running")
+    assert error_of(capsys) == "no engine named 'ghost' is running"
     assert main(["chat", "--name", "ghost"]) == 1
     assert error_of(capsys) == "no engine named 'ghost' is running"
 

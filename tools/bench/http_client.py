@@ -83,6 +83,7 @@ LIMIT = 1 << 22
 """Bytes of a header that is waited for."""
 PART = 1 << 16
 """Bytes read at once where the length is not known."""
+CONNECT_SECONDS, GET_SECONDS = 30.0, 60.0
 DONE = b"[DONE]"
 _PORTS = {"http": 80, "https": 443}
 _Pipe = tuple[asyncio.StreamReader, asyncio.StreamWriter]
@@ -137,10 +138,14 @@ class Http:
                     yield event
 
     async def get(self, path: str, headers: str = "") -> bytes:
-        """The body of a GET. Raises as `events`."""
-        async with _Exchange(self) as exchange:
-            await exchange.send("GET", path, headers, b"")
-            return await exchange.whole()
+        """The body of a GET, which takes no work and so must come soon. Raises as `events`."""
+        try:
+            async with asyncio.timeout(GET_SECONDS), _Exchange(self) as exchange:
+                await exchange.send("GET", path, headers, b"")
+                return await exchange.whole()
+        except TimeoutError:
+            raise EngineUnavailable(f"{self._flag}: {self.url}{path}: no answer within "
+                                    f"{GET_SECONDS:g} s", self._flag.lstrip("-")) from None
 
     async def connection(self) -> _Pipe:
         """An idle connection, or a new one. Raises `EngineUnavailable`."""
@@ -150,9 +155,11 @@ class Http:
                 return reader, writer
             writer.close()
         try:
-            return await asyncio.open_connection(self._host, self._port, limit=LIMIT, ssl=self._tls)
-        except OSError as error:
-            reason = error.strerror or error
+            async with asyncio.timeout(CONNECT_SECONDS):
+                return await asyncio.open_connection(self._host, self._port, limit=LIMIT,
+                                                     ssl=self._tls)
+        except OSError as error:  # TimeoutError, too
+            reason = error.strerror or error or f"no connection within {CONNECT_SECONDS:g} s"
             raise EngineUnavailable(f"{self._flag}: {self._host}:{self._port}: {reason}",
                                     self._flag.lstrip("-")) from None
 

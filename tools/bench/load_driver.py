@@ -17,6 +17,9 @@ from msgspec import Struct
 from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.tools.bench.datasets.sample import SampleRequest
 
+REQUEST_SECONDS = 6 * 3600.0
+"""For an answer, as in vLLM's benchmark: a load of more than a server can take waits long."""
+
 
 class StreamChunk(NamedTuple):
     """What one event of a stream told."""
@@ -153,8 +156,11 @@ async def drive(stream: Stream, requests: Sequence[SampleRequest], times: Sequen
 async def _run_one(stream: Stream, request: SampleRequest, began: float) -> RequestResult:
     recorder = StreamRecorder(perf_counter() - began, request.prompt_len)
     try:
-        async for chunk in stream(request):
-            recorder.take(chunk, perf_counter() - began)
+        async with asyncio.timeout(REQUEST_SECONDS):
+            async for chunk in stream(request):
+                recorder.take(chunk, perf_counter() - began)
+    except TimeoutError:
+        recorder.result.error = f"no answer within {REQUEST_SECONDS:g} s"
     except ActoriumError as error:
         recorder.result.error = f"{error.code}: {error.message}"
     return recorder.end()

@@ -46,7 +46,7 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
     insecure: bool = False
     """Take any certificate of a https server."""
     ready_check_timeout_sec: float = 0.0
-    """Seconds to wait for a server at a URL to be there."""
+    """Seconds to wait for a server at a URL, or an engine by --name, to be there."""
     tokenizer: str | None = None
     """Directory, or id in the HF cache, of the tokenizer that counts and makes text; default: the
     model's."""

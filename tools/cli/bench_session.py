@@ -23,7 +23,7 @@ from actorium.actors.messages import Status
 from actorium.actors.runtime import rundir
 from actorium.tools.bench.datasets.sample import Tokens, TokenVocabulary
 from actorium.tools.bench.figures import counters
-from actorium.tools.bench.http_client import Http
+from actorium.tools.bench.http_client import GET_SECONDS, Http
 from actorium.tools.bench.load_driver import Stream
 from actorium.tools.bench.server_backends import (
     CHAT,
@@ -35,6 +35,7 @@ from actorium.tools.bench.server_backends import (
 )
 from actorium.tools.cli.bench_options import BenchServeOptions
 from actorium.tools.cli.command_line import Parsed
+from actorium.tools.cli.waits import running_dir, told_wait
 
 SELF = "self"
 """--base-url of the engine's own HTTP face."""
@@ -143,7 +144,14 @@ async def _engine(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> Asy
     """An engine of ours, through the client or through its HTTP face."""
     config, options = parsed.config, parsed.options
     async with AsyncClient(config.runtime.name, config.runtime.run_dir) as client:
-        await client.wait_ready()
+        limit = config.runtime.start_timeout
+        if not target.own:
+            if options.ready_check_timeout_sec:
+                limit = options.ready_check_timeout_sec
+            else:
+                running_dir(config.runtime)
+        with told_wait(f"the engine {config.runtime.name!r} to be ready", limit):
+            await client.wait_ready(limit)
         info = await client.server_info()
         model = info["model_path"] if info["has_tokenizer"] else None
         if options.tokenizer is not None:
@@ -193,6 +201,11 @@ async def _models(http: Http, headers: str, patience: float) -> dict[str, str]:
     """The ids that a server lists, with where each model lies as far as it tells; waits for it to
     be there. Raises `EngineUnavailable` if nobody listens."""
     until = monotonic() + patience
+    with told_wait(f"a server at {http.url}", patience + GET_SECONDS):
+        return await _listed(http, headers, until)
+
+
+async def _listed(http: Http, headers: str, until: float) -> dict[str, str]:
     while True:
         try:
             data = msgspec.json.decode(await http.get("/v1/models", headers), type=dict[str, Any])

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.rundir import engine_dir, is_running
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
+from actorium.tools.cli.waits import running_dir, told_wait
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
@@ -54,10 +54,10 @@ def _client(parsed: Parsed[ChatOptions], stack: contextlib.ExitStack) -> Client:
     runtime = parsed.config.runtime
     if "name" not in parsed.written:
         return stack.enter_context(own_engine(parsed.config)).client
-    if not is_running(engine_dir(runtime.name, runtime.run_dir)):
-        raise EngineUnavailable(f"no engine named {runtime.name!r} is running", "name")
+    running_dir(runtime)
     client = stack.enter_context(Client(runtime.name, run_dir=runtime.run_dir))
-    client.wait_ready(runtime.start_timeout)
+    with told_wait(f"the engine {runtime.name!r} to be ready", runtime.start_timeout):
+        client.wait_ready(runtime.start_timeout)
     return client
 
 

@@ -12,9 +12,11 @@ import zmq
 from actorium.actors.cluster.cluster_control import ClusterAnswer, ToRouterFront
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, clustered
+from actorium.actors.config.tree import RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.actors.runtime.rundir import address, engine_dir, is_running
+from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security import private_paths
+from actorium.tools.cli.waits import running_dir
 
 PATIENCE = 10.0
 """Seconds for an answer: a router that has died is back in one or two."""
@@ -28,9 +30,7 @@ class ClusterAsker:
 
     def __init__(self, name: str, run_dir: str | None) -> None:
         """Raises `EngineUnavailable` if no such engine runs, `BadConfig` if it is no cluster."""
-        path = engine_dir(name, run_dir)
-        if not is_running(path):
-            raise EngineUnavailable(f"no engine named {name!r} is running", "name")
+        path = running_dir(RuntimeConfig(name=name, run_dir=run_dir))
         if not clustered(configs.load(private_paths.read_file(path / "config.json")).cluster):
             raise BadConfig(f"name: {name!r} is an engine of one; start it with --replicas N "
                             "to make it a cluster", "name")

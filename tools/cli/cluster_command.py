@@ -22,6 +22,7 @@ from actorium.actors.config.cluster_settings import MOST_REPLICAS
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.cli.cluster_asker import ClusterAsker
 from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.waits import told_wait
 
 LOOK_SECONDS = 0.2
 OPERANDS = {"scale": ("N|MIN:MAX|auto",), "drain": ("REPLICA",), "undrain": ("REPLICA",)}
@@ -148,13 +149,15 @@ def is_done(command: str, operand: int, answer: ClusterAnswer) -> bool:
 def _await(asker: ClusterAsker, options: ClusterOptions, command: str, operand: int
            ) -> ClusterAnswer:
     until = time.monotonic() + options.patience
-    while True:
-        answer = asker.ask(AskCluster)
-        if is_done(command, operand, answer):
-            return answer
-        if time.monotonic() > until:
-            raise EngineUnavailable(f"patience: not done after {options.patience:g} s; it goes on")
-        time.sleep(LOOK_SECONDS)
+    with told_wait("the replicas to be as ordered", options.patience):
+        while True:
+            answer = asker.ask(AskCluster)
+            if is_done(command, operand, answer):
+                return answer
+            if time.monotonic() > until:
+                raise EngineUnavailable(f"patience: not done after {options.patience:g} s; it goes "
+                                        "on")
+            time.sleep(LOOK_SECONDS)
 
 
 def as_json(answer: ClusterAnswer) -> dict[str, object]:

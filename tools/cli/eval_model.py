@@ -21,6 +21,7 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.bench.http_client import Http
 from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.engines import for_batches, own_engine
+from actorium.tools.cli.waits import running_dir, told_wait
 from actorium.tools.evaluation.http_model import HttpModel
 from actorium.tools.evaluation.rated_model import RatedModel
 from actorium.tools.evaluation.sdk_model import SdkModel
@@ -40,6 +41,8 @@ class EvalModelOptions(Struct, frozen=True, kw_only=True):
     its own; with --name NAME one that runs already."""
     parallel: int = 32
     """Requests under way at once."""
+    patience: float = 600.0
+    """Seconds that a server may take to answer a request."""
     seed: int = 0
     """Of what is drawn."""
     json: str | None = None
@@ -51,6 +54,8 @@ class EvalModelOptions(Struct, frozen=True, kw_only=True):
         """Raises `BadConfig`."""
         if self.parallel < 1:
             raise BadConfig(f"--parallel: must be at least 1, got {self.parallel}", "parallel")
+        if not self.patience > 0:
+            raise BadConfig(f"--patience: must be positive, got {self.patience}", "patience")
         for flag, file in (("json", self.json), ("html", self.html)):
             if file is not None and not Path(file).absolute().parent.is_dir():
                 raise BadConfig(f"--{flag}: no such directory: {Path(file).parent}", flag)
@@ -64,6 +69,7 @@ def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]
         return asyncio.run(_over_http(parsed, work))
     name = own.runtime.name
     if "name" in parsed.written and name != RuntimeConfig().name:
+        running_dir(own.runtime)
         return asyncio.run(_by_client(name, own, work))
     with own_engine(for_batches(own)) as engine:
         return asyncio.run(_by_client(engine.name, own, work))
@@ -72,7 +78,9 @@ def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]
 async def _by_client(name: str, config: Config, work: Callable[[RatedModel], Awaitable[Result]]
                      ) -> Result:
     async with AsyncClient(name, config.runtime.run_dir) as client:
-        await client.wait_ready()
+        limit = config.runtime.start_timeout
+        with told_wait(f"the engine {name!r} to be ready", limit):
+            await client.wait_ready(limit)
         info = await client.server_info()
         if not info["has_tokenizer"]:
             raise BadConfig("--skip-tokenizer: an evaluation needs texts", "skip_tokenizer")
@@ -83,7 +91,7 @@ async def _over_http(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable
                      ) -> Result:
     http, model, headers = await named_server(parsed)
     with contextlib.closing(http):
-        return await work(HttpModel(http, model, headers))
+        return await work(HttpModel(http, model, headers, parsed.options.patience))
 
 
 async def named_server(parsed: Parsed[Any]) -> tuple[Http, str, str]:

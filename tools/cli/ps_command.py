@@ -25,8 +25,13 @@ from actorium.actors.runtime.security import private_paths as private
 from actorium.tools.cli import status
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flags import NoOptions
+from actorium.tools.cli.waits import running_dir, told_wait
 
 ANSWER_SECONDS = 1.0
+FLUSH_SECONDS = 30.0
+"""For an engine to be ready whose cache is to be flushed."""
+STOP_SECONDS = 15.0
+"""What an engine takes to end, beyond what it gives its requests."""
 SILENT = "no answer"
 _COLUMNS = ("name", "role", "pid", "epoch", "restarts", "phase", "step", "step_age", "memory",
             "keeps")
@@ -140,18 +145,19 @@ def name_first(argv: list[str]) -> list[str]:
 
 
 def _stop(argv: list[str]) -> int:
-    config = parse("actorium stop [NAME]", name_first(argv), NoOptions,
-                   "Stop a running engine: it finishes what runs.", model=False).config
-    runtime = config.runtime
-    path = engine_dir(runtime.name, runtime.run_dir)
-    pid = status.about(path).get("pid")
-    if not is_running(path) or not isinstance(pid, int):
-        raise EngineUnavailable(f"no engine named {runtime.name!r} is running", "name")
+    runtime = parse("actorium stop [NAME]", name_first(argv), NoOptions,
+                    "Stop a running engine: it finishes what runs.", model=False).config.runtime
+    path = running_dir(runtime)
+    pid, its = status.about(path).get("pid"), _config(path)
+    if not isinstance(pid, int):
+        raise EngineUnavailable(f"the engine {runtime.name!r} has only begun to start", "name")
+    limit = STOP_SECONDS + (runtime if its is None else its.runtime).drain_timeout
     try:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
         return 0
-    return 0 if _gone(path, runtime.drain_timeout + 15) else _still_there(runtime.name)
+    with told_wait(f"the engine {runtime.name!r} to end what runs", limit):
+        return 0 if _gone(path, limit) else _still_there(runtime.name)
 
 
 def _gone(path: Path, timeout: float) -> bool:
@@ -185,7 +191,10 @@ def _flush(argv: list[str]) -> int:
     runtime = parsed.config.runtime
     from actorium.actors.client.client import Client
 
+    running_dir(runtime)
     with Client(runtime.name, run_dir=runtime.run_dir) as client:
+        with told_wait(f"the engine {runtime.name!r} to be ready", FLUSH_SECONDS):
+            client.wait_ready(FLUSH_SECONDS)
         found = client.flush_cache()
     if parsed.options.json:
         print(json.dumps(found))

@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from msgspec import Struct
 
 from actorium.actors import counters, health
-from actorium.actors.errors import BadConfig, EngineUnavailable
+from actorium.actors.errors import BadConfig
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.process import ProcessUsage, process_usage
-from actorium.actors.runtime.rundir import engine_dir, is_running, running_engines
+from actorium.actors.runtime.rundir import engine_dir, running_engines
 from actorium.tools.cli import status
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.ps_command import name_first
+from actorium.tools.cli.waits import running_dir
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -90,8 +91,8 @@ def run(_command: str, argv: list[str]) -> int:
     if not 0.05 <= options.interval <= 3600:
         raise BadConfig(f"--interval: must be between 0.05 and 3600, got {options.interval:g}")
     chosen = runtime.name if "name" in parsed.written else None
-    if chosen is not None and not is_running(engine_dir(chosen, runtime.run_dir)):
-        raise EngineUnavailable(f"no engine named {chosen!r} is running", "name")
+    if chosen is not None:
+        running_dir(runtime)
     engines = WatchedEngines(runtime.run_dir, chosen)
     try:
         if options.json or options.once or not sys.stdout.isatty():

@@ -87,8 +87,6 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
         for axis in self.only_axes():
             if axis not in VALUES:
                 raise BadConfig(f"--axes: {axis!r} is none of {', '.join(VALUES)}", "axes")
-        if not self.patience > 0:
-            raise BadConfig(f"--patience: must be positive, got {self.patience}", "patience")
         if self.minutes is not None and not self.minutes > 0:
             raise BadConfig(f"--minutes: must be positive, got {self.minutes}", "minutes")
         if self.shrink < 0:

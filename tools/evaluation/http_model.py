@@ -36,10 +36,11 @@ stands before them are started again."""
 class HttpModel:
     """See `RatedModel`."""
 
-    def __init__(self, http: Http, name: str, headers: str = "") -> None:
-        """name: the model's, as the server calls it. headers: lines, each with its end."""
+    def __init__(self, http: Http, name: str, headers: str = "", patience: float = 600.0) -> None:
+        """name: the model's, as the server calls it. headers: lines, each with its end. patience:
+        seconds for the answer to a request."""
         self.name = name
-        self._http, self._headers = http, headers
+        self._http, self._headers, self._patience = http, headers, patience
         self._counts: tuple[int, ...] = ALTERNATIVES
         """Those that the server has not refused."""
         self._answered = False
@@ -142,10 +143,14 @@ class HttpModel:
         """Asks again as `WAITS` says. Raises `RefusedByServer`, `EngineUnavailable`."""
         for wait in (*WAITS, None):
             try:
-                data = b"".join([part async for part in
-                                 self._http.events(path, body, self._headers)])
+                async with asyncio.timeout(self._patience):
+                    data = b"".join([part async for part in
+                                     self._http.events(path, body, self._headers)])
                 self._answered = True
                 break
+            except TimeoutError:
+                raise EngineUnavailable(f"{self._http.url}: POST {path}: no answer within "
+                                        f"{self._patience:g} s (--patience)") from None
             except EngineUnavailable as error:
                 again = (error.status in BUSY if isinstance(error, RefusedByServer)
                          else self._answered)
