@@ -63,7 +63,8 @@ def replica_config(config: Config, index: int, life: int, processors: int) -> Co
     ledger = recovery.ledger_dir
     return replace(
         config,
-        cluster=ClusterConfig(replica_of=f"{name}:{index}:{life}"),
+        cluster=ClusterConfig(replica_of=f"{name}:{index}:{life}",
+                              replica_shares=max(shares, config.cluster.replica_shares)),
         device=replace(device, threads=max(1, threads)),
         memory=replace(memory, host_cache=memory.host_cache // shares),
         recovery=replace(recovery, ledger_dir=ledger and f"{ledger}/replica-{index}"),

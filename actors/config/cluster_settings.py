@@ -77,6 +77,8 @@ class ClusterConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     each rank. On cuda each has `tensor_parallel_size` GPUs as well."""
     replica_of: str = ""
     """Set by a cluster for its replicas, CLUSTER:INDEX:LIFE; not for people."""
+    replica_shares: int = 1
+    """Set likewise: replicas that share a machine's memory, at the most; not for people."""
 
 
 class ReplicaOf(Struct, frozen=True):
@@ -208,6 +210,8 @@ def cluster_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:
         ("cluster.routing", c.routing in ROUTINGS, f"must be one of {', '.join(ROUTINGS)}"),
         ("cluster.replica_of", not c.replica_of or replica_of(c) is not None,
          "must be CLUSTER:INDEX:LIFE"),
+        ("cluster.replica_shares", 1 <= c.replica_shares <= MOST_REPLICAS,
+         f"must be between 1 and {MOST_REPLICAS}"),
         ("cluster.replica_of", not c.replica_of or not clustered(c),
          "a replica has no replicas"),
     ]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from actorium.actors.launcher.launcher_observer import LauncherObserver, StartedProcess
 from actorium.actors.messages import Child, Exited
+from actorium.actors.runtime.memory_limits import OomKills
 from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
 from actorium.actors.runtime.roles import group_of
 
@@ -54,6 +55,7 @@ class ChildProcesses:
         """By pidfd."""
         self.run_dir, self._roles, self._poll = run_dir, roles, poll
         self._observers = observers
+        self.oom_kills = OomKills()
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
         """Of the roles that nobody runs at the moment."""
@@ -84,7 +86,8 @@ class ChildProcesses:
         """Reap the dead actor behind `pidfd`."""
         actor = self.running.pop(pidfd)
         self._poll.unregister(pidfd)
-        exited = Exited(actor.role, actor.pid, actor.epoch, actor.reap())
+        status = self.oom_kills.status(actor.reap())
+        exited = Exited(actor.role, actor.pid, actor.epoch, status)
         self._exits[actor.role] = exited
         return actor, exited
 

@@ -217,6 +217,7 @@ class Launcher:
         return max(0.0, min(dues)) * 1000 + 1 if dues else None
 
     def _on_timer(self, now: float) -> None:
+        self._actors.oom_kills.look(now)
         for actor in [a for a, at in self._kill_at.items() if now >= at]:
             del self._kill_at[actor]
             if self._actors.is_running(actor):

@@ -18,6 +18,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import NamedTuple
 
+from actorium.actors.runtime.memory_limits import OOM_KILLED
+
 EXIT_DRAINED = 0
 EXIT_FAULT = 1
 EXIT_BAD_CONFIG = 2
@@ -133,7 +135,9 @@ def wait_exit(pidfd: int, timeout: float) -> bool:
 
 
 def describe_exit(returncode: int) -> str:
-    """Describe an exit code, or minus the number of a signal."""
+    """Describe an exit code, minus the number of a signal, or `OOM_KILLED`."""
+    if returncode == OOM_KILLED:
+        return "was killed by the kernel, for want of memory"
     if returncode >= 0:
         return f"exited with code {returncode}"
     try:

@@ -43,7 +43,7 @@ REASONS = ("stop", "length", "abort", "deadline", "error")
 CAUSES = ("memory", "priority", "forced", "worker")
 REJECTIONS = ("queue_full", "deadline", "context_overflow", "invalid_request", "unavailable",
               "quarantined")
-DEATHS = ("killed", "fault", "exited", SILENT, HUNG)
+DEATHS = ("killed", "oom", "fault", "exited", SILENT, HUNG)
 """Of an actor. These and `REJECTIONS` are told as 0 before the first one: to `increase` and `rate`
 a counter whose first sample is 1 has not grown."""
 REJECTED, WEIGHT_FORMAT = "rejected_", "weight_format_"

@@ -15,6 +15,7 @@ from typing import NamedTuple
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.health import EXITED
 from actorium.actors.messages import MAX_RESTARTS, Kill, Restarted, Spawn
+from actorium.actors.runtime.memory_limits import OOM_KILLED
 from actorium.actors.runtime.process import EXIT_FAULT, ProcessActivity, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER, group_of, mates
 from actorium.actors.watchdog.hangs import GLANCE, STOPPED, SilenceDiagnosis, find_hang
@@ -56,7 +57,8 @@ class Supervisor:
         """heartbeat: seconds between the heartbeats of a busy actor; seed: for the jitter of
         restart delays; activity_of: the activity of a pid, as `process.process_activity`."""
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Restarts ordered, by (role, cause); causes: killed, fault, exited, silent, hung."""
+        """Restarts ordered, by (role, cause); causes: killed, oom, fault, exited, silent,
+        hung."""
         self.give_up_reason: str | None = None
         """Why the engine has to end."""
         self._recovery, self._heartbeat = recovery, heartbeat
@@ -211,5 +213,5 @@ class Supervisor:
 
 def _cause(status: int) -> str:
     if status < 0:
-        return "killed"
+        return "oom" if status == OOM_KILLED else "killed"
     return "fault" if status == EXIT_FAULT else "exited"

@@ -17,6 +17,7 @@ from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import PageGroup, Ready
 from actorium.actors.models.model_dir import resolve
+from actorium.actors.runtime.memory_limits import memory_here, memory_limit
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
@@ -25,7 +26,8 @@ from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankGroup, RankPla
 from actorium.gpu.passes.pass_choice import keep_winners
 from actorium.gpu.passes.pass_manager import keep_all
 from actorium.gpu.plan.encoder_memory import encoder_work_bytes
-from actorium.gpu.plan.memory_plan import MemoryPlan, as_served, demand_of, make_plan
+from actorium.gpu.plan.host_budget import host_budget
+from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
 from actorium.gpu.plan.weight_bytes import bytes_by_format
@@ -56,7 +58,7 @@ from actorium.gpu.worker.measure import (
     taken,
 )
 from actorium.gpu.worker.summary import summarize
-from actorium.gpu.worker.tiers import check_tiers, open_tiers, physical_bytes, tier_capacity
+from actorium.gpu.worker.tiers import check_tiers, open_tiers, tier_capacity
 from actorium.gpu.worker.warmup import (
     WarmupCase,
     check_numbers,
@@ -107,7 +109,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     # Says what cannot be before it loads.
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
-    check_positions(config, shape, physical_bytes())
+    check_positions(config, shape, memory_here())
     check_tiers(config, shape)
     if device.type == "cuda" and not (
             config.device.disable_custom_all_reduce or config.device.kernels == "torch"
@@ -261,7 +263,7 @@ def _allocate(config: Config, model: Model, device: torch.device
         budget = int(model.group.agreed(budget))  # all ranks have the same pages
         plan = make_plan(shape, demand, budget, "memory_fraction")
     else:
-        plan = make_plan(shape, demand, config.memory.kv_cache_bytes, "kv_cache_bytes")
+        plan = _host_plan(config, shape, demand)
     if plan.checkpoints:
         runner.states = None
         if device.type == "cuda":
@@ -273,6 +275,18 @@ def _allocate(config: Config, model: Model, device: torch.device
         shape, pages[-1], size, dtype, device), tables)
     footprint = Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
     return runner, footprint, plan
+
+
+def _host_plan(config: Config, shape: ModelShape, demand: Demand) -> MemoryPlan:
+    """Raises `BadConfig` where no page is left."""
+    budget = host_budget(config, *as_served(shape, demand), memory_limit())
+    if not budget.limited:
+        return make_plan(shape, demand, budget.bytes, "kv_cache_bytes")
+    LOG.warning("the caches get %s bytes: %s", f"{max(budget.bytes, 0):,}", budget.source)
+    try:
+        return make_plan(shape, demand, budget.bytes, "kv_cache_bytes")
+    except BadConfig as error:
+        raise BadConfig(f"{error.message}; it is {budget.source}", error.param) from None
 
 
 def _cuda_workspace(config: Config, runner: ModelRunner,

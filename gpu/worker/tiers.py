@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import zlib
 from typing import Any
 
@@ -13,6 +12,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.media_models import takes_media
 from actorium.actors.models.model_dir import resolve
+from actorium.actors.runtime.memory_limits import memory_here
 from actorium.actors.runtime.security.private_paths import UnsafePath
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.model_shape import ModelShape
@@ -39,7 +39,8 @@ def check_tiers(config: Config, shape: ModelShape) -> None:
     if not (memory.host_cache or memory.disk_cache):
         return
     for cannot, why in (
-            (memory.host_cache > physical_bytes(), "is more than this machine's memory"),
+            (memory.host_cache > memory_here(), "is more than this machine's memory, or than a "
+             "limit of it"),
             (not memory.prefix_cache, "needs the prefix cache"),
             (takes_media(config), "a model that takes images or videos is not supported")):
         if cannot:
@@ -100,8 +101,3 @@ def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
         kinds.append([part[states.live - 1:].view(states.checkpoints + 1, -1)
                       for layer in states.layers for part in layer.committed])
     return kinds
-
-
-def physical_bytes() -> int:
-    """Memory of the machine."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import shutil
 import subprocess
 from collections.abc import Iterator
@@ -30,6 +29,7 @@ from actorium.actors.models.model_names import (
 )
 from actorium.actors.models.obtain import is_whole
 from actorium.actors.models.wheel_models import WHEEL_MODELS, is_fetched, wheel_model_file
+from actorium.actors.runtime.memory_limits import memory_here
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.plan_command import PlanOptions, make_report, size
 
@@ -214,14 +214,12 @@ def _gpu_bytes() -> int | None:
 
 
 def _free_bytes() -> int:
-    """Memory that nothing needs, within the limit of a container."""
-    free = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    """Memory that nothing needs, within the limits of control groups."""
+    free = memory_here()
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))
-        free = int(line.split()[1]) << 10
-    with contextlib.suppress(OSError, ValueError):
-        free = min(free, int(Path("/sys/fs/cgroup/memory.max").read_text()))
+        free = min(free, int(line.split()[1]) << 10)
     return free
 
 

@@ -20,6 +20,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.gguf_folder import SUFFIX
 from actorium.actors.models.obtain import with_model_path
+from actorium.actors.runtime.memory_limits import memory_limit
 from actorium.gpu.attention.capabilities import CARDS
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
@@ -38,6 +39,7 @@ from actorium.gpu.plan.graph_memory import (
     program_sizes,
     why_eager,
 )
+from actorium.gpu.plan.host_budget import host_budget
 from actorium.gpu.plan.memory_plan import (
     Change,
     Demand,
@@ -58,7 +60,8 @@ and what one more request, one more checkpoint or other dtypes would change. Rea
 alone. --memory is the budget of the caches (states, checkpoints, pages), what is left after
 weights; --gpu-memory is the whole device, of which --memory-fraction is used, and weights, tables
 and workspace are taken off first. Without either it is --kv-cache-bytes, the budget of a worker on
-a CPU."""
+a CPU, or what is left for that under the smallest limit of memory of all control groups that this
+command runs in."""
 _SIZE = re.compile(r"([0-9.]+)\s*([kmgt]?)(i?)(b?)", re.IGNORECASE)
 _POWERS = {"": 0, "k": 1, "m": 2, "g": 3, "t": 4}
 
@@ -108,9 +111,17 @@ def make_report(config: Config, options: PlanOptions) -> PlanReport:
     on_cpu = config.device.device == "cpu" or (config.device.device == "auto" and options.memory is
                                                None and options.gpu_memory is None)
     outside = _outside(part, demand, config, _weights(options, part, raw, where), on_cpu)
-    budget, source = _budget(config, options, outside)
-    plan = make_plan(part, demand, budget, f"--{source.rpartition('--')[2].split()[0]}")
-    notes = _notes(plan, config, options, raw.get("quantization_config") is not None)
+    budget, source, spare = _budget(config, options, outside, part, demand)
+    flag = f"--{source.rpartition('--')[2].split()[0]}"
+    try:
+        plan, beyond = make_plan(part, demand, budget, flag), []
+    except BadConfig:
+        if spare is None:
+            raise
+        plan = make_plan(part, demand, spare, flag)
+        beyond = [f"another machine's: here no page would fit, {source}"]
+        source = flag
+    notes = _notes(plan, config, options, raw.get("quantization_config") is not None) + beyond
     device = config.device
     return PlanReport(config.model.model or "demo model", plan, outside, source, notes,
                   retention_bounds(config), device.optimization_level, device.passes, on_cpu)
@@ -205,15 +216,18 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
                         f"{demand.encoder_tokens:,} tokens")]
 
 
-def _budget(config: Config, options: PlanOptions,
-            outside: list[BytesBeside]) -> tuple[int, str]:
+def _budget(config: Config, options: PlanOptions, outside: list[BytesBeside], part: ModelShape,
+            demand: Demand) -> tuple[int, str, int | None]:
+    """Bytes, where they come from, and what they would be where no limit of memory cut them."""
     if options.memory is not None and options.gpu_memory is not None:
         raise BadConfig("--memory: the caches' budget; cannot be combined with --gpu-memory",
                         "memory")
     if options.memory is not None:
-        return size(options.memory, "--memory"), "--memory"
+        return size(options.memory, "--memory"), "--memory", None
     if options.gpu_memory is None:
-        return config.memory.kv_cache_bytes, "--kv-cache-bytes"
+        limit = None if config.device.device == "cuda" else memory_limit()
+        found = host_budget(config, part, demand, limit)
+        return found.bytes, found.source, config.memory.kv_cache_bytes if found.limited else None
     total, fraction = size(options.gpu_memory, "--gpu-memory"), config.memory.memory_fraction
     taken = sum(line.bytes for line in outside)
     budget = device_budget(fraction, total, taken, 0)
@@ -221,7 +235,7 @@ def _budget(config: Config, options: PlanOptions,
         raise BadConfig(
             f"--gpu-memory: {fraction} of {total:,} bytes are {1 - budget:,} too few: "
             + ", ".join(f"{line.bytes:,} for {line.name}" for line in outside), "gpu_memory")
-    return budget, f"{fraction} of --gpu-memory {total:,}"
+    return budget, f"{fraction} of --gpu-memory {total:,}", None
 
 
 def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bool) -> list[str]:

@@ -89,8 +89,8 @@ def restarts(actor: ActorStatus) -> int:
 
 
 def causes(answer: Status) -> dict[str, dict[str, int]]:
-    """Role -> how often it was started again by cause (killed, fault, exited, silent, hung), as the
-    watchdog has counted."""
+    """Role -> how often it was started again by cause (`watchdog.metrics.DEATHS`), as the watchdog
+    has counted."""
     found: dict[str, dict[str, int]] = {}
     for actor in answer.actors:
         for name, count in actor.gauges.items() if actor.role == "watchdog" else ():

@@ -40,7 +40,8 @@ from actorium.actors.launcher.children import ChildProcess, start
 from actorium.actors.launcher.replica_starts import PROCESS
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
-from actorium.actors.runtime.process import kill_group, python, send_signal
+from actorium.actors.runtime.memory_limits import OomKills
+from actorium.actors.runtime.process import describe_exit, kill_group, python, send_signal
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
 from actorium.actors.runtime.rundir import RunDir, address, write_private
 from actorium.actors.runtime.security.curve_keys import KeyPair, identity
@@ -97,6 +98,7 @@ class NodeAgent:
         self._beats: dict[int, float] = {}
         """Replica -> when it was heard of last."""
         self._kill_at: dict[int, float] = {}
+        self._oom_kills = OomKills()
         self._config: Config | None = None
         self._poller.register(self._wake, zmq.POLLIN)
         self._end_at: float | None = None
@@ -190,6 +192,7 @@ class NodeAgent:
             self.core.on_head(message, now)
 
     def _watch(self, now: float) -> None:
+        self._oom_kills.look(now)
         for index in [i for i, at in self._beats.items() if now - at > SILENCE]:
             del self._beats[index]
             if index in self.core.replicas and index not in self._kill_at:
@@ -250,6 +253,7 @@ class NodeAgent:
         model = replace(config.model, model=self._model or config.model.model)
         config = self._config = replace(
             config, runtime=runtime, model=model,
+            cluster=replace(config.cluster, replica_shares=action.replicas),
             device=replace(config.device, threads=max(1, threads)))
         if config.runtime.name != self._run_dir.path.name:
             raise BadConfig(f"name: the cluster is named {config.runtime.name!r}: join it with "
@@ -294,11 +298,11 @@ class NodeAgent:
     def _on_exit(self, fd: int) -> None:
         child, index = self._children.pop(fd), self._indices.pop(fd)
         self._poller.unregister(fd)
-        status = child.reap()
+        status = self._oom_kills.status(child.reap())
         if (box := self._boxes.pop(index, None)) is not None:
             box.close()
         self._kill_at.pop(index, None)
         self._beats.pop(index, None)
-        LOG.info("replica %d has ended (%d)", index, status)
+        LOG.info("replica %d %s", index, describe_exit(status))
         self.core.on_exit(index, status, self._why.pop(index, ""))
 

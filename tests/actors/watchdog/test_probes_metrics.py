@@ -171,7 +171,7 @@ def test_what_is_rare_is_told_before_it_happens() -> None:
     made = facts(restarts={("worker-0", "killed"): 2}, actors=actors() | {
         "worker-1": starting("worker-1", 9, 1, 100.0)})
     for role in ("scheduler", "worker-0", "detokenizer"):
-        for cause in ("killed", "fault", "exited", "silent", "hung"):
+        for cause in ("killed", "oom", "fault", "exited", "silent", "hung"):
             want = 2 if (role, cause) == ("worker-0", "killed") else 0
             assert value(made, "actorium:restarts_total", role=role, cause=cause) == want
     assert not [labels for name, labels in values(made)  # a rank's are its group's
