@@ -26,7 +26,7 @@ from actorium.actors.detokenizer.ended_sequences import (
 )
 from actorium.actors.detokenizer.incremental import TokenDecoder, load
 from actorium.actors.detokenizer.output_sequence import OutputSequence, count_drafts, request_name
-from actorium.actors.errors import Aborted, Quarantined
+from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.messages import (
     Answer,
     Attach,
@@ -243,7 +243,7 @@ class DetokenizerCore(Core):
         """Work on a sequence has raised: its request ends, and nothing else."""
         self._end_request(one.client, one.rid, self._quarantined.add(one, error))
 
-    def _end_request(self, client: bytes, rid: str, error: Quarantined) -> None:
+    def _end_request(self, client: bytes, rid: str, error: ActoriumError) -> None:
         """End all its sequences, here and in the scheduler. Its client is told, or will be when it
         asks."""
         self._drop(client, rid)

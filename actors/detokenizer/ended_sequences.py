@@ -12,7 +12,7 @@ from actorium.actors.config.retention import (
     REFUSED_SEQUENCES,
 )
 from actorium.actors.detokenizer.output_sequence import Key, OutputSequence, request_name
-from actorium.actors.errors import InvalidRequest, Quarantined, UnknownRequest
+from actorium.actors.errors import ActoriumError, InvalidRequest, UnknownRequest
 from actorium.actors.messages import Cancel, Delta, Open, Rejected, Stop, Unknown
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
@@ -84,22 +84,22 @@ class QuarantinedRequests:
 
     def __init__(self, journal: InflightJournal) -> None:
         self._journal = journal
-        self._kept: dict[bytes, Quarantined] = {}
+        self._kept: dict[bytes, ActoriumError] = {}
 
-    def of(self, message: Open) -> Quarantined | None:
+    def of(self, message: Open) -> ActoriumError | None:
         """What the client of this sequence is to be told instead of its text, if anything."""
         name = request_name(message)
         if name not in self._kept and self._journal.convicted(name):
             self._keep(name, self._journal.refusal(message.rid))
         return self._kept.get(name)
 
-    def add(self, one: OutputSequence | Open, error: BaseException) -> Quarantined:
+    def add(self, one: OutputSequence | Open, error: BaseException) -> ActoriumError:
         """Work on it has raised that; what its client is to be told."""
         error_sent = self._journal.failed(error, one.rid)
         self._keep(one.name if isinstance(one, OutputSequence) else request_name(one), error_sent)
         return error_sent
 
-    def _keep(self, name: bytes, error: Quarantined) -> None:
+    def _keep(self, name: bytes, error: ActoriumError) -> None:
         self._kept[name] = error
         if len(self._kept) > REFUSED_SEQUENCES:
             del self._kept[next(iter(self._kept))]

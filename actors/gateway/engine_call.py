@@ -25,7 +25,7 @@ from starlette.requests import Request as HttpRequest
 
 from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Linger, Request
-from actorium.actors.errors import Aborted, ActoriumError
+from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.access_log import CallUsage
 from actorium.actors.gateway.http.http_errors import HttpError, http_error
 from actorium.actors.gateway.resume.delta_streams import (
@@ -122,7 +122,10 @@ class EngineCall:
         journal.put(name)
 
     def failed(self, error: BaseException) -> HttpError:
-        """Returns the error for a request on which the gateway itself has failed."""
+        """Returns the error for a request on which the gateway itself has failed. Want of memory
+        meets whoever is served: it is not this request's fault."""
+        if isinstance(error, MemoryError):
+            return http_error(EngineUnavailable("the gateway has no memory left for this request"))
         return http_error(self.engine.journal.failed(error, self.answer_id))
 
     def finished(self) -> None:

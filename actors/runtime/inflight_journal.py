@@ -36,7 +36,7 @@ from hashlib import blake2b
 from pathlib import Path
 from time import monotonic
 
-from actorium.actors.errors import Quarantined
+from actorium.actors.errors import EngineUnavailable, Quarantined
 from actorium.actors.runtime.security import private_paths as private
 
 LOG = logging.getLogger("actorium.journal")
@@ -52,9 +52,12 @@ SUSPECTS, CONVICTS = 64, 2048
 THREAD_FACTOR = 9.0
 """A thread may take so many times as long as the loop, since no other request waits for it."""
 NOBODY = bytes(NAME)
-EXIT_REQUESTS = (KeyboardInterrupt, SystemExit, GeneratorExit)
-"""Exceptions that ask the process to end. All others are failures of a request, also those that
-are no `Exception`: a panic of Rust code is a `BaseException`."""
+PROCESS_FAULTS = (KeyboardInterrupt, SystemExit, GeneratorExit, MemoryError)
+"""Exceptions that are no request's: those that ask the process to end, and want of memory, which
+meets whoever is worked on. The process ends, and like any other death it has to happen twice during
+one request before that is blamed. An `OSError` is the machine's: the request is refused, for now.
+All others are failures of a request, also those that are no `Exception`: a panic of Rust code is a
+`BaseException`, and how deep a recursion goes is the request's doing."""
 
 _HUNG = struct.Struct("<d")
 _COUNTS = struct.Struct("<QQQQ")
@@ -145,16 +148,21 @@ class InflightJournal:
         self._condemn(name)
         self._write_counts()
 
-    def failed(self, error: BaseException, rid: str = "") -> Quarantined:
+    def failed(self, error: BaseException, rid: str = "") -> Quarantined | EngineUnavailable:
         """The error for the client of a request that has raised `error`; the actor lives on.
         Neither it nor the log has the exception's text, which may hold a prompt. Raises `error`
-        itself if it is one of `EXIT_REQUESTS`."""
-        if isinstance(error, EXIT_REQUESTS):
+        itself if it is one of `PROCESS_FAULTS`."""
+        if isinstance(error, PROCESS_FAULTS):
             raise error
-        self.failures += 1
-        self._write_counts()
         from actorium.actors.runtime.logs import error_fields
 
+        if isinstance(error, OSError):
+            LOG.error("request %s is refused: %s", rid or "of a thread", type(error).__name__,
+                      extra={"fields": error_fields(error)})
+            return EngineUnavailable(f"the {self._actor} cannot work on this request now: "
+                                     f"{error.strerror or type(error).__name__}")
+        self.failures += 1
+        self._write_counts()
         LOG.error("request %s is quarantined: %s", rid or "of a thread", type(error).__name__,
                   extra={"fields": error_fields(error)})
         return Quarantined(f"the {self._actor} failed on this request ({type(error).__name__}); it "

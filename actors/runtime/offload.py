@@ -7,7 +7,11 @@ from collections.abc import Callable
 from typing import Generic, TypeVar
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.runtime.inflight_journal import NOBODY, InflightJournal
+from actorium.actors.runtime.inflight_journal import (
+    NOBODY,
+    PROCESS_FAULTS,
+    InflightJournal,
+)
 
 THREADS = 2
 """Two, so that one long prompt does not wait for another."""
@@ -25,25 +29,31 @@ class OffloadJob(Generic[T]):
         self._work, self._journal, self._cancel = work, journal, cancel
         self.name = name
         self._found: list[T] = []
-        self._error: ActoriumError | None = None
+        self._error: BaseException | None = None
         self.done = False
 
     def run(self) -> None:
         """On a thread."""
         try:
             self._found.append(self._work())
-        except ActoriumError as error:
+        except (ActoriumError, *PROCESS_FAULTS) as error:
             self._error = error
         except BaseException as error:
             self._error = self._journal.failed(error)
         self.done = True
+
+    @property
+    def ends_process(self) -> bool:
+        """Whether `result` raises what ends the process."""
+        return isinstance(self._error, PROCESS_FAULTS)
 
     def cancel(self) -> bool:
         """Nobody wants the result. False if a thread has begun: then it goes on."""
         return self._cancel is not None and self._cancel(self)
 
     def result(self) -> T:
-        """The result, once it is done. Raises what the work has raised."""
+        """The result, once it is done. Raises what the work has raised; that is not the request's
+        fault, it ends the process from here, not the thread."""
         if self._error is not None:
             raise self._error
         return self._found[0]
@@ -119,7 +129,8 @@ class Offload:
             self._running += 1
         self._journal.put(job.name, place)
         job.run()
-        self._journal.clear(place)
+        if not job.ends_process:  # then its name stays, as at any other death
+            self._journal.clear(place)
         with self._turn:
             self._running -= 1
             self._waiting -= 1

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from actorium.actors.core import Context, Core, Health, Send
-from actorium.actors.errors import Quarantined
+from actorium.actors.errors import ActoriumError, Quarantined
 from actorium.actors.messages import (
     Cancel,
     Flush,
@@ -282,12 +282,12 @@ class SchedulerCore(Core):
             self._cap(request, self._worker)
         self._totals["prompt_tokens"] += len(request.prompt)
 
-    def _refuse(self, key: tuple[bytes, str], why: Rejection | Quarantined) -> None:
+    def _refuse(self, key: tuple[bytes, str], why: Rejection | ActoriumError) -> None:
         """Refuses a request that was never queued. It takes one number, whatever its `n`, and its
         client hears of it whatever the ledger does."""
         sid, (client, rid) = self.next_sid, key
         self.next_sid += 1
-        text = why.message if isinstance(why, Quarantined) else why.why
+        text = why.why if isinstance(why, Rejection) else why.message
         event = Rejection(why.code, text).event(sid)
         self._metrics.rejected(why.code)
         self.outgoing.reject([Open(sid, rid, 0, client, b"", TextParams(), epoch=self._epoch),
@@ -349,7 +349,7 @@ class SchedulerCore(Core):
         self._guard.end_failed(self.state.requests, self.state.audit, self._quarantine,
                                self._refuse)
 
-    def _quarantine(self, request: RequestState, why: Quarantined) -> None:
+    def _quarantine(self, request: RequestState, why: ActoriumError) -> None:
         self._fail_request(request, Rejection(why.code, why.message))
 
     def _event_batch(self, events: list[SequenceEvent]) -> TokenBatch:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from actorium.actors.errors import Quarantined
-from actorium.actors.runtime.inflight_journal import InflightJournal
+from actorium.actors.errors import ActoriumError, EngineUnavailable, Quarantined
+from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal
 from actorium.actors.scheduler.request_state import Key, RequestState
 
 
@@ -20,7 +20,7 @@ class RequestGuard:
 
     def __init__(self, journal: InflightJournal | None = None) -> None:
         self.journal = journal or InflightJournal(actor="scheduler")
-        self.failed: dict[Key, Quarantined] = {}
+        self.failed: dict[Key, Quarantined | EngineUnavailable] = {}
         """Requests to be ended since work on them has raised, and the error that says so."""
 
     def of(self, request: RequestState) -> RequestGuard:
@@ -43,14 +43,15 @@ class RequestGuard:
         return None
 
     def end_failed(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
-                   end: Callable[[RequestState, Quarantined], None],
-                   reject: Callable[[Key, Quarantined], None]) -> None:
+                   end: Callable[[RequestState, ActoriumError], None],
+                   reject: Callable[[Key, ActoriumError], None]) -> None:
         """Ends the requests in `failed`: by `end` those among `requests`, by `reject` the others.
         """
 
-    def convict(self, request: RequestState) -> None:
-        """The actor is about to end because of this request."""
-        self.journal.convict(request.name)
+    def convict(self, request: RequestState, error: BaseException) -> None:
+        """The actor is about to end because of this request, work on which has raised `error`."""
+        if not isinstance(error, PROCESS_FAULTS):
+            self.journal.convict(request.name)
 
     def finished(self, requests: list[RequestState]) -> None:
         """These requests have ended."""

@@ -140,8 +140,8 @@ class SchedulerState:
         """Takes back an admission that no plan names: the sequence waits again."""
         try:
             self.preempt(sequence, "forced")
-        except BaseException:
-            self.guard.convict(sequence.request)
+        except BaseException as error:
+            self.guard.convict(sequence.request, error)
             raise
         self.slots_to_release.pop()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 import msgspec
 
 from actorium.actors.config.retention import CHECKED_BYTES
-from actorium.actors.errors import InvalidRequest
+from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.params import Structured
 from actorium.actors.tokenizer.defaults import ModelFacts
 
@@ -25,7 +25,7 @@ ANSWER_BYTES = 1024
 Post = Callable[[], None]
 
 
-class Unchecked(InvalidRequest):
+class Unchecked(EngineUnavailable):
     """A failure that is not the request's fault: reported once, and the next check tries again."""
 
 
@@ -36,7 +36,7 @@ class GrammarValidator:
         """path: the model's directory."""
         self._path, self._facts = path, facts
         self._checker: GrammarProcess | None = None
-        self._known: dict[bytes, str | InvalidRequest] = {}
+        self._known: dict[bytes, str | InvalidRequest | Unchecked] = {}
         self._bytes = 0
         """The sum of `_weight` over all results."""
         self._lock = threading.Lock()
@@ -99,7 +99,7 @@ class GrammarValidator:
 
     def grammar(self, wanted: Structured) -> str:
         """Returns the grammar for the scheduler, waiting for the check if it has no result yet.
-        Raises `InvalidRequest`."""
+        Raises `InvalidRequest` and `Unchecked`."""
         facts = self._facts
         if not facts.has_tokenizer:
             raise InvalidRequest("structured: the engine runs without a tokenizer "
@@ -112,12 +112,13 @@ class GrammarValidator:
         if isinstance(found, Unchecked):
             with self._lock:
                 self._drop(key)
+            raise Unchecked(found.message)
         if isinstance(found, InvalidRequest):
             raise InvalidRequest(found.message, found.param)
         return found
 
-    def _find_out(self, wanted: Structured) -> str | InvalidRequest:
-        found: str | InvalidRequest
+    def _find_out(self, wanted: Structured) -> str | InvalidRequest | Unchecked:
+        found: str | InvalidRequest | Unchecked
         try:
             if self._checker is None:
                 from actorium.actors.structured.grammar_process import GrammarProcess
@@ -128,11 +129,11 @@ class GrammarValidator:
         except InvalidRequest as error:
             found = error
         except Exception as error:
-            found = Unchecked(f"structured: grammars cannot be checked: {error}", "structured")
+            found = Unchecked(f"structured: grammars cannot be checked: {error}")
         self._keep(msgspec.msgpack.encode(wanted), found)
         return found
 
-    def _keep(self, key: bytes, found: str | InvalidRequest) -> None:
+    def _keep(self, key: bytes, found: str | InvalidRequest | Unchecked) -> None:
         """Caches a result, until later ones fill `CHECKED_BYTES`."""
         with self._lock:
             self._drop(key)
@@ -152,6 +153,6 @@ class GrammarValidator:
             self._checker.close()
 
 
-def _weight(key: bytes, found: str | InvalidRequest) -> int:
+def _weight(key: bytes, found: str | InvalidRequest | Unchecked) -> int:
     text = found if isinstance(found, str) else found.message
     return ANSWER_BYTES + len(key) + 4 * len(text)

@@ -18,9 +18,9 @@ import msgspec
 import numpy as np
 
 from actorium.actors.core import Context
-from actorium.actors.errors import ActoriumError, InvalidRequest
+from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
-from actorium.actors.runtime.inflight_journal import EXIT_REQUESTS, InflightJournal
+from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal
 from actorium.actors.scheduler.admission_checks import Rejection
 from actorium.actors.scheduler.extensions import TokenMasks
 from actorium.actors.scheduler.plan_record import PlanRecord
@@ -77,7 +77,7 @@ class VocabularyLoader:
         except ActoriumError as error:
             self._found = error
         except Exception as error:  # a structured request reports it; the others do not need it
-            self._found = InvalidRequest(f"structured: no vocabulary: {error}", "structured")
+            self._found = EngineUnavailable(f"structured: no vocabulary: {error}")
 
     def __call__(self) -> GrammarBackend:
         """Returns the vocabulary, or raises the exception that loading raised."""
@@ -270,7 +270,7 @@ class StructuredOutputManager(TokenMasks):
             journal.put_all(names)
             try:
                 return self._rows(wanted)
-            except EXIT_REQUESTS:
+            except PROCESS_FAULTS:
                 raise
             except BaseException:  # one of them failed: the loop below finds out which
                 pass

@@ -19,6 +19,7 @@ from tokenizers import Tokenizer
 
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_files import MAX_TOKENIZER, read_file
+from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS
 
 MAX_GROWTH = 1024
 """The most a normalizer or a decoder may lengthen a text, as a factor."""
@@ -92,7 +93,7 @@ def _try(tokenizer: Tokenizer) -> None:
 def _tried(file: Path, call: Callable[[], T]) -> T:
     try:
         return call()
-    except (KeyboardInterrupt, SystemExit):
+    except PROCESS_FAULTS:
         raise
     except BaseException as error:  # the library raises bare Exception, and Rust's panics
         raise _bad(file, error) from None

@@ -6,7 +6,8 @@ ended in the same wake, and the books are audited. Should they not balance, or t
 off them, the scheduler ends after all, with a conviction: the next one goes on from the ledger, and
 ends that request first.
 
-A `AccountingError` is of no request: the state that all share is broken.
+An `AccountingError` is of no request: the state that all share is broken. Nor is what ends the
+process (`PROCESS_FAULTS`); an `OSError` ends the request as one that may be tried again.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from actorium.actors.errors import Quarantined
+from actorium.actors.errors import ActoriumError, Quarantined
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
 from actorium.actors.scheduler.request_guard import RequestGuard
@@ -69,8 +70,8 @@ class RequestFaults(RequestGuard):
         return None
 
     def end_failed(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
-                   end: Callable[[RequestState, Quarantined], None],
-                   reject: Callable[[Key, Quarantined], None]) -> None:
+                   end: Callable[[RequestState, ActoriumError], None],
+                   reject: Callable[[Key, ActoriumError], None]) -> None:
         """End what has failed since the last call, by `end` what is among `requests`, by `reject`
         what is not; `audit` is called after each. Raises what ending it raises, and
         `AccountingError`.
@@ -84,8 +85,8 @@ class RequestFaults(RequestGuard):
             try:
                 end(request, why)
                 audit()
-            except BaseException:
-                self.journal.convict(request.name)
+            except BaseException as error:
+                self.convict(request, error)
                 raise
 
     def finished(self, requests: list[RequestState]) -> None:

@@ -96,7 +96,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, where: str, failure: BaseException) -
         monkeypatch.setattr(ChoiceParser, where, planted)
 
 
-@pytest.mark.parametrize("failure", [ValueError("xyzzy"), MemoryError(), Panic("xyzzy")],
+@pytest.mark.parametrize("failure", [ValueError("xyzzy"), Panic("xyzzy")],
                          ids=lambda e: type(e).__name__)
 @pytest.mark.parametrize(("where", "stream"), [("decode", False), ("read", False),
                                                ("read", True)])
@@ -117,6 +117,20 @@ def test_an_exception_ends_its_request(monkeypatch: pytest.MonkeyPatch, failure:
     assert "gateway" in told["message"] and "xyzzy" not in answer.text + caplog.text
     assert lives.post("hello").json()["choices"][0]["message"]["content"] == "hello there"
     assert lives.engine.open == 0 and lives.engine.journal.failures == 1
+
+
+@pytest.mark.parametrize("failure", [MemoryError(), OSError(24, "Too many open files")],
+                         ids=lambda e: type(e).__name__)
+@pytest.mark.parametrize("where", ["decode", "read"])
+def test_what_the_machine_lacks_is_blamed_on_no_request(
+        monkeypatch: pytest.MonkeyPatch, failure: BaseException, where: str) -> None:
+    lives = Lives(monkeypatch)
+    with monkeypatch.context() as planted:
+        plant(planted, where, failure)
+        answer = lives.post("poison")
+    assert answer.status_code == 503 and error(answer)["code"] == "unavailable"
+    assert lives.engine.journal.failures == 0 and lives.engine.journal.quiet
+    assert lives.post("poison").status_code == 200
 
 
 def test_a_body_that_kills_twice_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

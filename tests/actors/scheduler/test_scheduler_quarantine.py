@@ -22,8 +22,8 @@ from actorium.actors.scheduler import core as core_module
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
 from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
-from actorium.actors.scheduler.recovery.request_faults import grammar_name
-from actorium.actors.scheduler.request_state import request_name
+from actorium.actors.scheduler.recovery.request_faults import RequestFaults, grammar_name
+from actorium.actors.scheduler.request_state import new_request_state, request_name
 from actorium.actors.scheduler.scheduler_actor import extended_core
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
@@ -365,3 +365,37 @@ def _refused(one: Any) -> bool:
             return True
         frame = frame.f_back
     return False
+
+
+# --- what is no request's fault ---
+
+def test_want_of_memory_ends_the_scheduler_and_convicts_nobody() -> None:
+    guard = RequestFaults(InflightJournal(bytearray(SIZE)))
+    request = new_request_state(Submit("r", CLIENT, column([1, 2]), 1, Resolved(max_tokens=4),
+                                       TextParams(), seed=1), 1)
+    with pytest.raises(MemoryError), guard.of(request):
+        raise MemoryError
+    with guard.of(request):
+        raise ValueError
+
+    def ends(_: Any, why: Any) -> None:
+        raise MemoryError
+
+    with pytest.raises(MemoryError):
+        guard.end_failed({request.key: request}, lambda: None, ends, ends)
+    guard.convict(request, MemoryError())
+    assert guard.journal.convictions == 0 and not guard.journal.convicted(request.name)
+    guard.convict(request, ValueError())
+    assert guard.journal.convicted(request.name)
+
+
+def test_what_the_machine_lacks_ends_a_request_as_one_that_may_be_sent_again(
+        monkeypatch: pytest.MonkeyPatch) -> None:
+    ring = Ring(config())
+    plant(monkeypatch, SchedulerState, "admit", OSError(12, "Cannot allocate memory"))
+    ring.submit([POISON, 2, 3])
+    good = ring.submit([1, 2, 3])
+    ring.run()
+    (bad,), (heard,) = (ring.of(rid) for rid in ("r0", good))
+    assert bad.events[-1].error_code == "unavailable" and expected(heard)[0] == heard.tokens
+    assert ring.scheduler.journal.failures == 0

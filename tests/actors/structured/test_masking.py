@@ -15,7 +15,7 @@ from helpers_scheduler import CLIENT, Heard, column, config
 
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
-from actorium.actors.errors import InvalidRequest
+from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder.recorder import Recorder, plan_checksum
@@ -240,7 +240,7 @@ def test_an_unreadable_vocabulary_is_reported() -> None:
         if starts:
             loading.start()
         for _ in range(2):
-            with pytest.raises(InvalidRequest, match="the disk is gone"):
+            with pytest.raises(EngineUnavailable, match="the disk is gone"):
                 loading()
     with pytest.raises(InvalidRequest, match="skip_tokenizer"):
         VocabularyLoader(no_vocabulary)()

@@ -151,6 +151,7 @@ def test_a_checker_that_cannot_start_is_reported_once(asked: Asked,
         assert asked.tell(generate("one", wanted)) == []
         (refused,) = asked.later()
         assert refused.message == "structured: grammars cannot be checked: no more processes"
+        assert refused.code == "unavailable", "it is not the request's fault"
     assert asked.tell(generate("two", wanted)) == []
     assert [type(message) for message in asked.later()] == [Submit, Accepted]
 

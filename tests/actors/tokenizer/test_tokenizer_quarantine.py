@@ -77,7 +77,7 @@ def raising(error: BaseException) -> Callable[[], None]:
     return die
 
 
-@pytest.mark.parametrize("error", [ValueError("poison xyzzy"), MemoryError(), RecursionError(),
+@pytest.mark.parametrize("error", [ValueError("poison xyzzy"), RecursionError(),
                                    Panic("poison xyzzy")], ids=lambda e: type(e).__name__)
 def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPatch,
                                        error: BaseException,
@@ -91,6 +91,48 @@ def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPa
         assert "xyzzy" not in told[rid].message
     assert "xyzzy" not in caplog.text and "request p" in caplog.text
     assert lives.core.journal.gauges()["journal_quarantined"] == 2.0
+
+
+@pytest.mark.parametrize("text", ["poison", LONG + "poison"], ids=["at once", "on a thread"])
+def test_want_of_memory_ends_the_process_and_is_blamed_on_nobody(
+        model: Path, monkeypatch: pytest.MonkeyPatch, text: str) -> None:
+    lacks = [True, False, True, True, True]
+
+    def work() -> None:
+        if lacks.pop(0):
+            raise MemoryError
+
+    lives = Lives(model, monkeypatch, work)
+
+    def answered(rid: str) -> Any:
+        lives.core.on_start(lambda: None)
+        lives.core.on_client(CLIENT, generate(rid, text), NOW)
+        while not lives.core.done:
+            for send in lives.core.on_wake(NOW):
+                if send.to == "client":
+                    return send.message
+        return None
+
+    with pytest.raises(MemoryError):
+        answered("a")
+    lives.start()
+    assert isinstance(answered("a"), Accepted), "it is sent again, and acquitted"
+    assert lives.core.journal.quiet and lives.core.journal.failures == 0
+    for _ in range(2):
+        with pytest.raises(MemoryError):
+            answered("b")
+        lives.start()
+    refused = answered("b")
+    assert refused.code == "quarantined" and "died each time" in refused.message
+
+
+def test_what_the_machine_lacks_is_no_quarantine(model: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    lives = Lives(model, monkeypatch, raising(OSError(24, "Too many open files")))
+    told = lives.ask(generate("a"), generate("p", "poison"))
+    assert isinstance(told["a"], Accepted)
+    assert told["p"].code == "unavailable" and "Too many open files" in told["p"].message
+    assert lives.core.journal.gauges() == {}
 
 
 def test_a_death_is_found_by_the_second_one(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
