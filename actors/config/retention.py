@@ -38,6 +38,10 @@ REACHED_CLIENTS = 4096
 REFUSED_SEQUENCES = 1024
 """Sequences whose text could not be made."""
 
+# --- whoever has clients ---
+GIVEN_UP_CLIENTS = 1024
+"""Clients that did not read and are sent nothing until they say something."""
+
 # --- gateway ---
 TOKEN_TEXTS = 1 << 17
 """Texts of tokens, for log-probabilities."""
@@ -77,7 +81,9 @@ def retention_bounds(config: Config) -> tuple[RetentionBound, ...]:
         RetentionBound("detokenizer", "ended sequences", ENDED_SEQUENCES * _ENTRY),
         RetentionBound("detokenizer", "lost clients", (LOST_REQUESTS + LOST_CLIENTS) * _ENTRY),
         RetentionBound("detokenizer", "clients reached", REACHED_CLIENTS * _ENTRY),
-        RetentionBound("detokenizer", "refused sequences", 2 * REFUSED_SEQUENCES * _ENTRY)]
+        RetentionBound("detokenizer", "refused sequences", 2 * REFUSED_SEQUENCES * _ENTRY),
+        *(RetentionBound(role, "clients given up", GIVEN_UP_CLIENTS * _ENTRY)
+          for role in ("tokenizer", "detokenizer"))]
     if gateway.port is not None:
         in_memory = gateway.responses_store is None and gateway.gateways == 1
         rows += [

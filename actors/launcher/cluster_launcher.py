@@ -129,7 +129,7 @@ class ClusterLauncher(Launcher):
         if status != EXIT_BAD_CONFIG or not came_later(self.roles.get(actor.role, "")):
             super()._on_fault(actor, status, death)
             return
-        why, index = self._error_of(actor.pid) or death, replica_index(actor.role)
+        why, index = self._error_of(actor) or death, replica_index(actor.role)
         self._say(f"{actor.role} is left out: {why}")
         del self.roles[actor.role]
         self._forget(actor.role, actor.epoch)

@@ -96,8 +96,8 @@ class Launcher:
         self._actors = ChildProcesses(Path(), {}, self._poll)
         self._kill_at: dict[ChildProcess, float] = {}
         """Actors that are about to be killed, and when."""
-        self._fatals: dict[int, Fatal] = {}
-        """By pid."""
+        self._fatals: dict[str, Fatal] = {}
+        """The last of each role."""
         self._inbox: Inbox | None = None
         self._watchdog: WatchdogLink | None = None
         self._up = False
@@ -238,7 +238,7 @@ class Launcher:
     def _on_message(self, message: Any) -> None:
         match message:
             case Fatal():
-                self._fatals[message.pid] = message
+                self._fatals[message.role] = message
             case Up():
                 self._on_up()
             case Beat() if self._watchdog is not None:
@@ -302,7 +302,7 @@ class Launcher:
         if unexpected or self._restarts(actor.role) or exited.status != EXIT_DRAINED:
             self._actors.end_mates(actor)
         if unexpected and exited.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
-            self._await_fatal(actor.pid)
+            self._await_fatal(actor)
         if unexpected and exited.status != EXIT_BAD_CONFIG:
             self._report_crash(exited)
         how = f"goes with {actor.went_with}" if actor.went_with else describe_exit(exited.status)
@@ -310,7 +310,7 @@ class Launcher:
         if self._restarts(actor.role) and exited.status != EXIT_BAD_CONFIG:
             if self._stops.count:
                 self._losses.on_restartable_death(actor.role, f"{death} while the engine drained")
-            why = self._error_of(actor.pid)
+            why = self._error_of(actor)
             self._say(f"{death}{why and ': ' + why}")
             if self._watchdog is not None:
                 self._watchdog.on_exit(exited, why)
@@ -322,20 +322,24 @@ class Launcher:
         if self._watchdog is not None:
             self._watchdog.send(exited)
 
-    def _error_of(self, pid: int) -> str:
+    def _fatal_of(self, actor: ChildProcess | Exited) -> Fatal | None:
+        fatal = self._fatals.get(actor.role)
+        return fatal if fatal is not None and fatal.pid == actor.pid else None
+
+    def _error_of(self, actor: ChildProcess | Exited) -> str:
         """What the actor reported before it died; empty if nothing."""
-        fatal = self._fatals.get(pid)
+        fatal = self._fatal_of(actor)
         return fatal.message if fatal is not None else ""
 
     def _report_crash(self, exited: Exited) -> None:
         assert self._run_dir is not None
         for observer in self._observers:
-            observer.on_crash(self.config, self._run_dir.path, exited, self._error_of(exited.pid),
+            observer.on_crash(self.config, self._run_dir.path, exited, self._error_of(exited),
                               self._say)
 
-    def _await_fatal(self, pid: int) -> None:
+    def _await_fatal(self, actor: ChildProcess) -> None:
         until = time.monotonic() + FATAL_WAIT
-        while pid not in self._fatals and (left := until - time.monotonic()) > 0:
+        while self._fatal_of(actor) is None and (left := until - time.monotonic()) > 0:
             assert self._inbox is not None
             poll = select.poll()
             poll.register(self._inbox.fd, select.POLLIN)
@@ -344,7 +348,7 @@ class Launcher:
 
     def _on_fault(self, actor: ChildProcess, status: int, death: str) -> None:
         """An actor has died that is not started again: the engine fails."""
-        fatal = self._fatals.get(actor.pid)
+        fatal = self._fatal_of(actor)
         if status == EXIT_BAD_CONFIG and fatal is not None:
             kind = BadConfig if fatal.code == BadConfig.code else BadModel
             self._fail(kind(fatal.message), EXIT_BAD_CONFIG)

@@ -14,6 +14,7 @@ from typing import Any
 
 import zmq
 
+from actorium.actors.config.retention import GIVEN_UP_CLIENTS
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES
 from actorium.actors.runtime.bad_frames import describe_bad_frame
 from actorium.actors.runtime.mailbox import EVENTS, NOBLOCK, RCVMORE, BoundSocket, encode
@@ -52,7 +53,7 @@ class Front(BoundSocket):
         """Says why a client must not go by its identity; empty = it may. None = any may."""
         self._backlogs: dict[bytes, deque[bytes]] = {}
         self._backlog_bytes: Counter[bytes] = Counter()
-        self._given_up: set[bytes] = set()
+        self._given_up: dict[bytes, None] = {}
         self.socket = context.socket(zmq.ROUTER)
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
@@ -87,7 +88,7 @@ class Front(BoundSocket):
                 self._refuse(client, type(error).__name__,
                              describe_bad_frame(bytes(frame), self.union, error))
                 continue
-            self._given_up.discard(client)
+            self._given_up.pop(client, None)
         return messages
 
     def _refuse(self, client: bytes, kind: str, text: str) -> None:
@@ -143,8 +144,13 @@ class Front(BoundSocket):
                 or self._backlog_bytes[client] > CLIENT_BACKLOG_BYTES):
             LOG.warning("%s: a client does not read; dropping %d messages for it",
                         self.bad.where, len(backlog))
-            self._given_up.add(client)
+            self._give_up(client)
             self._lose(client, len(backlog))
+
+    def _give_up(self, client: bytes) -> None:
+        self._given_up[client] = None
+        if len(self._given_up) > GIVEN_UP_CLIENTS:
+            del self._given_up[next(iter(self._given_up))]
 
     def flush(self) -> None:
         """Send the backlogs, for each client as far as its pipe takes it."""

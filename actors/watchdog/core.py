@@ -63,8 +63,8 @@ class WatchdogCore(Core):
         self.draining = False
         self.supervisor = (Supervisor(recovery, heartbeat, seed, activity_of) if recovery.restart
                            else None)
-        self._fatals: dict[int, str] = {}
-        """Pid -> the error that it reported."""
+        self._fatals: dict[str, Fatal] = {}
+        """The last error that a process of each role has reported."""
         self._waiters: dict[tuple[bytes, str], None] = {}
         """(client, rid) of those who wait for readiness."""
         self._sends: list[Send] = []
@@ -84,7 +84,7 @@ class WatchdogCore(Core):
             case Beat():
                 self._on_beat(message, now)
             case Fatal():
-                self._fatals[message.pid] = message.message
+                self._fatals[message.role] = message
                 if not self._restarts:
                     self._fail(f"{message.role}: {message.message}")
             case Children():
@@ -131,7 +131,8 @@ class WatchdogCore(Core):
             actor = self._add(starting(exited.role, exited.pid, exited.epoch, now))
         if actor is None or exited.epoch < actor.epoch or actor.phase == EXITED:
             return
-        why = self._fatals.pop(exited.pid, "")
+        fatal = self._fatals.get(exited.role)
+        why = fatal.message if fatal is not None and fatal.pid == exited.pid else ""
         actor.phase, actor.moved, actor.seen = EXITED, now, now
         actor.detail = why or describe_exit(exited.status)
         if self._restarts and self.supervisor is not None:

@@ -33,6 +33,8 @@ class PrefixIndex:
         """Pages that will come: replica, and until when that is believed."""
         self._expected: deque[tuple[tuple[int, float], list[int]]] = deque()
         """The same by request, the oldest first, with its pages."""
+        self._listed = 0
+        """Pages there: of requests with one prefix each has its own."""
         self.resyncs = 0
 
     def __len__(self) -> int:
@@ -82,8 +84,10 @@ class PrefixIndex:
         entry, numbers = (replica, now + SOON), pages.tolist()
         soon.update(dict.fromkeys(numbers, entry))
         expected.append((entry, numbers))
-        while expected and (expected[0][0][1] <= now or len(soon) > SOON_PAGES):
+        self._listed += 1 + len(numbers)
+        while expected and (expected[0][0][1] <= now or self._listed > SOON_PAGES):
             old, numbers = expected.popleft()
+            self._listed -= 1 + len(numbers)
             for page in numbers:
                 if soon.get(page) is old:
                     del soon[page]

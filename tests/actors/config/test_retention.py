@@ -21,6 +21,7 @@ from actorium.actors.gateway.faces.response_store import ResponseStore, StoredRe
 from actorium.actors.gateway.served_model import TokenTexts
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
+from actorium.actors.runtime.front import Front
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.queue_policies import VirtualTokenCounter
 from actorium.actors.structured.grammar_validator import GrammarValidator
@@ -118,6 +119,13 @@ def tenants_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
     return shares
 
 
+def clients_given_up(monkeypatch: pytest.MonkeyPatch) -> Any:
+    front = SimpleNamespace(_given_up={})
+    for number in range(3 * fewer(monkeypatch, "runtime.front", "GIVEN_UP_CLIENTS")):
+        Front._give_up(front, client(number))  # type: ignore[arg-type]
+    return front
+
+
 def tokens_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
     bound = fewer(monkeypatch, "gateway.served_model", "TOKEN_TEXTS")
     pieces = TokenTexts(Config())
@@ -130,7 +138,8 @@ ROWS: dict[str, list[Fill]] = {
     "names of requests": [names_of_requests], "checked grammars": [checked_grammars],
     "ended sequences": [ended_sequences], "lost clients": [lost_clients, one_lost_client],
     "clients reached": [clients_reached], "refused sequences": [refused_sequences],
-    "tenants' shares": [tenants_shares], "tokens' texts": [tokens_texts]}
+    "tenants' shares": [tenants_shares], "clients given up": [clients_given_up],
+    "tokens' texts": [tokens_texts]}
 ELSEWHERE = {"finished requests": "test_retained", "compiled grammars": "test_grammar",
              "requests' templates": "test_prompt_options", "dashboard": "test_gateway_page",
              "stored responses": "here, by SQLite's own count"}
@@ -154,7 +163,7 @@ def test_every_row_is_tried() -> None:
 @pytest.mark.parametrize("what, fill", [(what, fill) for what in ROWS for fill in ROWS[what]])
 def test_retention_stays_within_the_table(what: str, fill: Fill, traced: Callable[[], int],
                                           monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = [row for row in retention.retention_bounds(SERVING) if row.what == what]
+    row, *_ = [row for row in retention.retention_bounds(SERVING) if row.what == what]
     filled = fill(monkeypatch)
     taken = traced()
     assert 10_000 < taken < row.bytes / SMALLER
