@@ -66,6 +66,7 @@ ROWS: dict[str, Row] = {
     "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
     **{f"poison-{actor}": _quarantine(actor) for actor in poison_rows.FAILING},
     "crowd": lambda seed: load_rows.crowd(seed, seconds=10.0, readers=50, vanishing=200),
+    "flood": lambda _: load_rows.flood(seconds=10.0, clients=4),
     "fuzz": lambda seed: frame_row.fuzz(seed, 100_000),
     "stops": lambda seed: stop_rows.stops(seed, 10),
     "orphans": lambda _: stop_rows.orphans(5),

@@ -1,12 +1,14 @@
 """The rows of load: ten times as much as can be served, readers that do not read, clients that
-vanish (refusals must come at once, and unwanted work must be aborted); and steady traffic, under
-which neither memory nor open files may grow.
+vanish (refusals must come at once, and unwanted work must be aborted); prompts that come faster
+than they are encoded; and steady traffic, under which neither memory nor open files may grow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import secrets
+from collections import Counter
+from contextlib import suppress
 from time import monotonic
 from typing import Any
 
@@ -14,7 +16,8 @@ import msgspec
 import zmq
 
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.messages import Attach, Generate
+from actorium.actors.errors import QueueFull
+from actorium.actors.messages import Accepted, Attach, Generate, Rejected
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.rundir import address
 from actorium.tools.chaos.checked_streams import CheckedRequest, RequestMaker, Traffic, quantile
@@ -159,6 +162,94 @@ def crowd(seed: int, seconds: float, readers: int, vanishing: int) -> dict[str, 
             "refusal_p50_s": quantile(refusals, 0.5), "refusal_p99_s": quantile(refusals, 0.99),
             "vanished_clients": vanishing, "pages_back_s": round(back, 2),
             "slow_readers": readers, "detokenizer_grew_mb": round(grown / 2**20, 1),
+            "wrong": wrong}
+
+
+PROMPT = "The quick brown fox jumps over the lazy dog. " * 330
+"""Nearly the longest that the tokenizer encodes between others, some ten milliseconds each."""
+FLOOD_MEMORY = 48.0
+"""MB by which the tokenizer may grow under a flood."""
+SERVED_IN = 5.0
+"""Seconds within which another tenant's request is complete meanwhile."""
+
+
+class Flood:
+    """Clients of one tenant that send prompts as fast as they are taken, and read the answers."""
+
+    def __init__(self, made: Rig, clients: int) -> None:
+        self._raws = [RawClient(made) for _ in range(clients)]
+        self.sent = self.answered = 0
+        self.refused: Counter[str] = Counter()
+        """By code."""
+
+    async def run(self, over: asyncio.Event) -> None:
+        """Until it is over; what was sent is answered then."""
+        while not over.is_set():
+            for raw in self._raws:
+                self._send(raw.fronts["tokenizer"], 200)
+                self._read(raw.fronts["tokenizer"])
+            await asyncio.sleep(0)
+        until = monotonic() + PATIENCE
+        while self.answered < self.sent and monotonic() < until:
+            for raw in self._raws:
+                self._read(raw.fronts["tokenizer"])
+            await asyncio.sleep(TICK)
+        for raw in self._raws:
+            raw.vanish()
+
+    def _send(self, front: zmq.Socket[bytes], count: int) -> None:
+        with suppress(zmq.Again):
+            for _ in range(count):
+                front.send(msgspec.msgpack.encode(Generate(
+                    secrets.token_hex(8), SamplingParams(max_tokens=1), text=PROMPT,
+                    tenant="flood")), zmq.NOBLOCK)
+                self.sent += 1
+
+    def _read(self, front: zmq.Socket[bytes]) -> None:
+        with suppress(zmq.Again):
+            while True:
+                told = msgspec.msgpack.decode(front.recv(zmq.NOBLOCK), type=Accepted | Rejected)
+                self.answered += 1
+                if isinstance(told, Rejected):
+                    self.refused[told.code] += 1
+
+
+async def _flooded(made: Rig, seconds: float, clients: int) -> tuple[Flood, list[float], float]:
+    """Returns the flood, the seconds that each of another tenant's requests took meanwhile, and MB
+    by which the tokenizer has grown."""
+    pid, flood, over, took = actors(made.run_dir)["tokenizer"].pid, Flood(made, clients), \
+        asyncio.Event(), list[float]()
+    async with AsyncClient(made.engine.name, str(made.base), tenant="other") as client:
+        await client.generate("a short prompt", SamplingParams(max_tokens=TOKENS))
+        before, most = resources([pid])[0], 0
+        running = asyncio.create_task(flood.run(over))
+        began = monotonic()
+        while monotonic() - began < seconds:
+            asked = monotonic()
+            await client.generate("a short prompt", SamplingParams(max_tokens=TOKENS))
+            took.append(monotonic() - asked)
+            most = max(most, resources([pid])[0])
+        over.set()
+        await running
+    return flood, took, (most - before) / 2**20
+
+
+def flood(seconds: float, clients: int) -> dict[str, Any]:
+    """Runs the row: prompts come faster than the tokenizer encodes them."""
+    with rig(SHORT_WORKER, skip_tokenizer=False, max_num_seqs=SEQS, max_num_queued_reqs=QUEUE,
+             schedule_policy="fair") as made:
+        floods, took, grown = asyncio.run(_flooded(made, seconds, clients))
+    wrong = list(made.left)
+    if floods.answered != floods.sent:
+        wrong.append(f"{floods.answered} of {floods.sent} requests of the flood are answered")
+    if not floods.refused[QueueFull.code]:
+        wrong.append(f"nobody was refused with {QueueFull.code}: {floods.refused}")
+    if grown > FLOOD_MEMORY:
+        wrong.append(f"the tokenizer grew by {grown:.0f} MB")
+    if max(took) > SERVED_IN:
+        wrong.append(f"another tenant's request took {max(took):.1f} s")
+    return {"sent": floods.sent, "refused": dict(floods.refused), "others": len(took),
+            "others_most_s": round(max(took), 2), "tokenizer_grew_mb": round(grown, 1),
             "wrong": wrong}
 
 
