@@ -14,6 +14,7 @@ import resource
 import socket
 import struct
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import httptools
@@ -40,8 +41,10 @@ OTHER_FILES = 128
 _HOP = (b"upgrade", b"connection", b"http2-settings")
 _REFUSED = (b"HTTP/1.1 %s\r\ncontent-type: text/plain; charset=utf-8\r\ncontent-length: %d\r\n"
             b"connection: close\r\n\r\n%s")
-_LONG_CHUNK = re.compile(rb"(?:\A|\n)(0*[1-9A-Fa-f][0-9A-Fa-f]{8,}[ \t]*[;\r][^\n]*\n)")
-"""A line that tells a chunk of 4 GiB at the least, if it is where such a line stands."""
+_LONG_CHUNK = re.compile(rb"\r\n(?=0*[1-9A-Fa-f][0-9A-Fa-f]{8,}[ \t]*[;\r])")
+"""Before a line that tells a chunk of 4 GiB at the least, if it is where such a line stands."""
+LONG_LOOKS = 8
+"""Such lines that are looked at of what comes at once: a body may be full of them."""
 _TOO_LONG = b"413 Content Too Large", b"The body is too long, or its framing is."
 _RESET = struct.pack("ii", 1, 0)
 """SO_LINGER: the kernel, too, drops what it holds."""
@@ -89,6 +92,8 @@ class BoundedConnection(HttpToolsProtocol):
     """Where the parser is."""
     _came = _body = 0
     """Bytes since the last change of stage, and those of them that are a body's."""
+    _chunked = False
+    """The body comes in chunks."""
     _chunks = 0
     """Headers of chunks that the parser has read."""
     _ignoring_input = False
@@ -123,14 +128,16 @@ class BoundedConnection(HttpToolsProtocol):
     # --- what comes ---
 
     def data_received(self, data: bytes) -> None:
-        while (line := _LONG_CHUNK.search(data)) is not None:  # hardly ever
-            self._receive(data[:line.start(1)])
-            before = self._chunks
-            self._receive(line[1])
-            if self._chunks > before:
-                self._refuse(*_TOO_LONG)
-            data = data[line.end():]
-        self._receive(data)
+        at = 0
+        if self._chunked or self._stage is not _BODY:
+            for line in islice(_LONG_CHUNK.finditer(b"\r\n" + data), LONG_LOOKS):  # hardly any
+                self._receive(data[at:line.start()])
+                before, end = self._chunks, data.find(b"\n", line.start()) + 1 or len(data)
+                self._receive(data[line.start():end])
+                if self._chunks > before:
+                    self._refuse(*_TOO_LONG)
+                at = end
+        self._receive(data[at:])
 
     def on_chunk_header(self) -> None:
         """The parser has read a line with a chunk's size, which it does not tell."""
@@ -171,6 +178,7 @@ class BoundedConnection(HttpToolsProtocol):
         if len(self.connections) > self.limits.connections:
             self.scope[OVER_LIMIT] = True  # type: ignore[literal-required]
         super().on_headers_complete()
+        self._chunked = any(name == b"transfer-encoding" for name, _ in self.headers)
         self.headers = []  # trailers are not the scope's
         self._stage, self._came, self._body = _BODY, 0, 0
         if self._running is None:

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
+import time
 from collections.abc import AsyncIterator
 from typing import Any
 
 import pytest
+from helpers_speed import slowness
 
 from actorium.actors.runtime.http.allowed_hosts import (
     MAX_HEADER_LINES,
@@ -83,6 +85,15 @@ def test_what_only_looks_like_a_chunk_s_size_is_a_body() -> None:
     assert said(CHUNKED + b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)) == b"200 " + text
     assert said(CHUNKED, b"%x\r\n%b" % (len(text), text[:4]), text[4:] + b"\r\n0\r\n\r\n"
                 ) == b"200 " + text
+
+
+@pytest.mark.parametrize("line", [b"abcdef0123\r\n", b"\r\n", b"          "])
+def test_looking_for_sizes_of_chunks_costs_little(line: bytes) -> None:
+    """Whatever a body is full of: others wait meanwhile."""
+    text = line * ((900 << 10) // len(line))
+    before = time.process_time()
+    assert said(CHUNKED, b"%x\r\n%b\r\n0\r\n\r\n" % (len(text), text)) == b"200 " + text
+    assert time.process_time() - before < 0.1 * slowness()
 
 
 @pytest.mark.parametrize(("lines", "status"), [
