@@ -20,7 +20,7 @@ SAY_NOTHING: dict[str, tuple[Any, ...]] = {
     "uniqueItems": (False,), "dependentRequired": ({},), "dependentSchemas": ({},),
     "dependencies": ({},), "not": (False,), "propertyNames": (*ANYTHING, {"type": "string"}),
     "then": ANYTHING, "else": ANYTHING, "unevaluatedProperties": ANYTHING,
-    "unevaluatedItems": ANYTHING, "format": ("", "binary", "byte", "password"),
+    "unevaluatedItems": ANYTHING, "format": ("", "binary", "password"),
     "$recursiveAnchor": (True, False),
 }
 """Values that allow everything. Formats are those of OpenAPI that only tell who shows a text."""

@@ -136,6 +136,9 @@ def test_a_request_names_one(tmp_path: Path) -> None:
         assert text(said) == f"<{said}>"
         assert text(said, tools=tools) == f"{json.dumps(TOOLS)}<{said}>"
         assert text(said, chat_template="rag") == f"rag:<{said}>"
+    # What is not rendered beside other requests is described in the process that renders it.
+    own = "{{ '%s' % messages[0].content }}"
+    assert "# Tools" in text("hi", tools=tools, chat_template=own)
     assert text("hi", chat_template="none") == (
         "chat_template: neither a template nor one of the model's own: default, rag, tool_use")
     assert asked.core._prompts is not None
