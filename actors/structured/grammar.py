@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
+from actorium.actors.structured.json_digits import MOST, DigitRun
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.structural_tags import lark_of
 
@@ -73,6 +74,7 @@ class GrammarVocabulary:
         self.kept_bytes = 0
         """The sum of `memory_of` them."""
         self._threads: Any = None
+        self._digits: U32 | None = None
 
     def matcher(self, grammar: str) -> GrammarMatcher:
         """Returns a matcher at the start of the grammar. Raises `InvalidRequest` if it does not
@@ -82,7 +84,7 @@ class GrammarVocabulary:
         compiled = self._kept[grammar] = self._kept.pop(grammar)
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(compiled.message, compiled.param)
-        return GrammarMatcher(compiled.deep_copy(), self)
+        return GrammarMatcher(compiled.deep_copy(), self, is_json(grammar))
 
     def knows(self, grammar: str) -> bool:
         """True if `matcher` answers at once."""
@@ -132,7 +134,23 @@ class GrammarVocabulary:
         if drafted:
             self._threads.unsafe_compute_mask_ptr_with_draft_token(drafted, *into)
         # Rows that were not computed are still zero; a computed mask never is.
-        return [[bits for bits in rows if bits.any()] for rows in grid]
+        return [matcher.narrowed([bits for bits in rows if bits.any()], drafts)
+                for (matcher, drafts), rows in zip(wanted, grid, strict=True)]
+
+    @property
+    def no_digits(self) -> U32:
+        """Returns u32[words] of the tokens that do not begin with a digit."""
+        if self._digits is None:
+            from llguidance import LLMatcher
+
+            digits = LLMatcher(self._tokens, LLMatcher.grammar_from_regex("[0-9](?s:.*)"))
+            bits: U32 = np.frombuffer(digits.compute_bitmask(), np.uint32)
+            self._digits = ~bits[:self.words]
+        return self._digits
+
+    def bytes_of(self, token: int) -> bytes:
+        """Returns a token's text."""
+        return bytes(self._tokens.decode_bytes([token]))
 
     def _compile(self, grammar: str) -> Any:
         from llguidance import LLMatcher, LLParserLimits
@@ -166,9 +184,11 @@ def _in_words(error: str) -> str:
 class GrammarMatcher:
     """The position of one sequence in its grammar."""
 
-    def __init__(self, compiled: Any, vocabulary: GrammarVocabulary) -> None:
-        """compiled: llguidance's matcher, which becomes `inner`."""
+    def __init__(self, compiled: Any, vocabulary: GrammarVocabulary, json: bool = False) -> None:
+        """compiled: llguidance's matcher, which becomes `inner`; json: of JSON texts, whose numbers
+        get an end."""
         self.inner, self._vocabulary = compiled, vocabulary
+        self._run = DigitRun() if json else None
         self.consumed = 0
         """Tokens accepted so far."""
 
@@ -191,6 +211,8 @@ class GrammarMatcher:
                 continue
             if not self.inner.consume_token(token):
                 return False
+            if self._run is not None:
+                self._run = self._run.after(self._vocabulary.bytes_of(token))
         return True
 
     def masks(self, drafts: Sequence[int]) -> list[U32]:
@@ -204,6 +226,19 @@ class GrammarMatcher:
             found.append(self._mask())
         if taken:
             self.inner.rollback(taken)  # has no effect after an `error`
+        return self.narrowed(found, drafts)
+
+    def narrowed(self, rows: list[U32], drafts: Sequence[int]) -> list[U32]:
+        """Returns the masks without further digits where a number has its most, unless there is
+        nothing else."""
+        if self._run is None:
+            return rows
+        run, found = self._run, []
+        for place, bits in enumerate(rows):
+            if place:
+                run = run.after(self._vocabulary.bytes_of(drafts[place - 1]))
+            ends = bits & self._vocabulary.no_digits if run.digits >= MOST else bits
+            found.append(ends if ends.any() else bits)
         return found
 
     def _mask(self) -> U32:
@@ -217,6 +252,11 @@ class GrammarMatcher:
 SPACES = r"[ ]|\n[ ]{0,32}"
 """What may stand between the parts of a JSON text: a space, or an indented new line. Bounded, or a
 model may fill its context with blanks."""
+
+
+def is_json(grammar: str) -> bool:
+    """Returns whether a grammar is of JSON texts."""
+    return grammar.startswith('{"grammars":[{"name":"json_schema"')
 
 
 def grammar_of(wanted: Structured) -> str:
