@@ -123,7 +123,8 @@ def test_template_and_special_tokens_come_out_of_the_file(folder: Path,
     template = load_template(folder, None).pick(None, False)
     assert template is not None
     assert template.special["eos_token"] == "<|im_end|>"
-    assert eos_ids(read_config(folder), {}) == (2, 0)
+    # <reponame> begins another file of code.
+    assert eos_ids(read_config(folder), {}) == (2, 0, tokenizer.token_to_id("<reponame>"))
     from jinja2 import Template
     assert Template(template.source).render(
         messages=[{"role": "user", "content": "Hello!"}], add_generation_prompt=True) == CHAT
