@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias
 import msgspec
 
 from actorium.actors.config.byte_sizes import whole_number
-from actorium.actors.config.flag_names import flag_names, spellings
+from actorium.actors.config.flag_names import ALIASES, flag_names, spellings
 from actorium.actors.config.graph_settings import level_settings
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
@@ -244,12 +244,23 @@ def from_toml(path: str) -> Layer:
                 raise BadConfig(f"{origin}: unknown key{_where(name) or suggestion(name, names)}",
                                 f"{section}.{name}")
             layer[name] = setting(fields()[name], value, origin)
-    if any(name in layer for _, name in SECRETS):
-        try:
-            read_trusted(Path(path))
-        except UnsafePath as error:
-            raise BadConfig(f"--config: there is a key in it, and {error}", "config") from None
+    if why := why_unsafe(path, layer):
+        raise BadConfig(f"--config: {why}", "config")
     return layer
+
+
+def why_unsafe(path: str | Path, names: Iterable[str]) -> str:
+    """Why a file that sets these fields, or flags, must not count: there is a key in it, and others
+    could change it. Empty = it may."""
+    secret = {field.replace("-", "_") for _, name in SECRETS
+              for field in (name, *ALIASES.get(name, ()))}
+    if secret.isdisjoint(name.replace("-", "_") for name in names):
+        return ""
+    try:
+        read_trusted(Path(path))
+    except UnsafePath as error:
+        return f"there is a key in it, and {error}"
+    return ""
 
 
 def _section_names(path: str, section: str) -> list[str]:

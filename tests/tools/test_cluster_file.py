@@ -110,3 +110,15 @@ def test_without_ray_installed_the_extra_is_named(tmp_path: Path,
     config = configured(written(tmp_path, "[ray]\n"))
     with pytest.raises(BadConfig, match=r"ray_address: .*: pip install -e '.\[cluster\]'"):
         preflight.check_packages(config)
+
+
+@pytest.mark.parametrize("flag", ["api_key", "admin-key", "admin-api-key"])
+def test_a_file_with_a_key_that_others_could_change_is_refused(tmp_path: Path, flag: str) -> None:
+    path = written(tmp_path, 'listen = "tcp://10.0.0.1:7400"\n[nodes.a]\n')
+    path.chmod(0o606)
+    assert read_cluster_file(path).nodes
+    path.write_text(path.read_text() + f'{flag} = "sk-one"\n')
+    with pytest.raises(BadConfig, match="flags: there is a key in it, and others could change"):
+        read_cluster_file(path)
+    path.chmod(0o604)
+    assert read_cluster_file(path).nodes

@@ -28,6 +28,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config.cluster_settings import MOST_REPLICAS, RAY_NODE, on_ray
+from actorium.actors.config.sources import why_unsafe
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.security import curve_keys
 
@@ -83,6 +84,8 @@ def read_cluster_file(path: Path, ray: bool = False, ray_address: str = "") -> C
         raise BadConfig(f"{path}: no TOML: {error}", "FILE") from None
     except msgspec.ValidationError as error:
         raise BadConfig(f"{path}: {error}", "FILE") from None
+    if why := why_unsafe(path, found.flags):
+        raise BadConfig(f"{path}: flags: {why}", "FILE")
     if ray or ray_address or found.ray is not None:
         found = _with_ray(path, found, ray_address)
     if not found.nodes:
