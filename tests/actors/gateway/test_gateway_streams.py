@@ -167,10 +167,13 @@ def test_a_completion_that_is_read_as_a_stream_is_complete() -> None:
     ends = [[delta("", 0, end=True)], [delta("", 1, end=True)]]
     stream: Any = Closed([*bursts, *ends])
 
+    admitted: list[Any] = []
+
     async def run() -> list[Any]:
-        return [found async for found in collected([stream])]
+        return [found async for found in collected([stream], admitted.append)]
 
     ((_, completions),) = asyncio.run(run())
+    assert admitted == [stream]
     assert [one.token_ids for one in completions] == [
         [each[0].token_ids[0] for each in bursts if each[0].index == choice] for choice in (0, 1)]
     assert [len(one.text) for one in completions] == [1000, 1000]
