@@ -219,8 +219,9 @@ def setting(field: Field, value: Any, origin: str) -> Setting:
 
 def suggestion(name: str, known: Iterable[str]) -> str:
     """`" (did you mean a or b?)"`, or nothing."""
-    close = difflib.get_close_matches(name, list(known), n=2, cutoff=0.6)
-    return f" (did you mean {' or '.join(close)}?)" if close else ""
+    spelt = {one.lower(): one for one in known}
+    close = difflib.get_close_matches(name.lower(), list(spelt), n=2, cutoff=0.6)
+    return f" (did you mean {' or '.join(spelt[one] for one in close)}?)" if close else ""
 
 
 # --- the layers ----------------------------------------------------------------------------------

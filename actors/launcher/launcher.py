@@ -114,7 +114,7 @@ class Launcher:
     def run(self) -> int:
         """Start, wait, stop. Returns the exit code: 0 drained, 1 fault, 2 bad configuration.
 
-        The reason of 1 and 2 goes to stderr as one line, and into `failure`.
+        The reason of 1 and 2 goes to stderr as one line (but see `tie_to`), and into `failure`.
         """
         self._stops.catch_signals()
         try:
@@ -131,7 +131,7 @@ class Launcher:
             self._fail(EngineUnavailable(f"cannot start: {error}"), EXIT_FAULT)
         finally:
             self._clean_up()
-        if self.failure is not None:
+        if self.failure is not None and (self._up or not self._stops.tied):
             self._say(self.failure.message)
         return self._code
 
@@ -140,7 +140,7 @@ class Launcher:
         self._stops.add()
 
     def tie_to(self, parent: int) -> None:
-        """Stop when the process `parent` is gone."""
+        """Stop when the process `parent` is gone, which says itself why a start has failed."""
         self._stops.tie_to(parent)
 
     # --- start ---

@@ -35,6 +35,7 @@ from actorium.actors.models.hub_repository import (
     endpoint,
     explained,
     list_files,
+    names_like,
     shards_of,
 )
 from actorium.actors.models.model_files import SNAPSHOTS
@@ -69,7 +70,8 @@ def fetch(name: ModelName, cache: Path, weights: bool = True,
     """
     if offline():
         raise BadModel(f"model: {str(name)!r} is neither a directory nor, as a whole, in the HF "
-                       f"cache {cache}, and HF_HUB_OFFLINE forbids to fetch it", "model")
+                       f"cache {cache}, and HF_HUB_OFFLINE forbids to fetch it{names_like(name)}",
+                       "model")
     with explained(name):
         listing = list_files(name)
         download = _Download(listing, cache, say, terminal)

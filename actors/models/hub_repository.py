@@ -16,13 +16,22 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from actorium.actors.config.sources import suggestion
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import MAX_INDEX
-from actorium.actors.models.model_names import MAIN, ModelName, choose_gguf, gguf_models
+from actorium.actors.models.model_names import (
+    MAIN,
+    ModelName,
+    cached_repositories,
+    choose_gguf,
+    gguf_models,
+    hub_cache,
+)
 from actorium.actors.models.template_files import FOLDER, SUFFIX
+from actorium.actors.models.wheel_models import WHEEL_MODELS
 
 CONFIG = "config.json"
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -126,8 +135,8 @@ def explained(name: ModelName) -> Iterator[None]:
         raise BadModel(f"model: {_refusal(name, error)}", "model") from None
     except HTTPError as error:
         raise BadModel(f"model: {str(name)!r} is neither here nor in the HF cache, and "
-                       f"{endpoint()} cannot be reached: {str(error) or type(error).__name__}",
-                       "model") from None
+                       f"{endpoint()} cannot be reached: {str(error) or type(error).__name__}"
+                       f"{names_like(name)}", "model") from None
     except HFValidationError as error:
         raise BadModel(f"model: {str(name)!r}: {str(error).splitlines()[0]}", "model") from None
     except OSError as error:
@@ -158,12 +167,18 @@ def _refusal(name: ModelName, error: Any) -> str:
     if isinstance(error, RepositoryNotFoundError):
         return (f"{name.repo!r} is no directory here, and {where} has no such repository, or a "
                 f"private one (status {status}): for that a token is needed, and "
-                + (f"{token} does not open it" if token else own))
+                + (f"{token} does not open it" if token else own) + names_like(name))
     if status in (401, 403):
         return (f"{where} refuses {name.repo!r} (status {status}): "
                 + (f"{token} is not valid, or may not read it" if token else
                    f"a token is needed, and {own}"))
     return f"{where} answers for {name.repo!r} with status {status}"
+
+
+def names_like(name: ModelName) -> str:
+    """` (did you mean ...?)` with what is fetched by another way or lies in the HF cache; nothing
+    where no name is like this one."""
+    return suggestion(name.repo, {*WHEEL_MODELS, *cached_repositories(hub_cache())} - {name.repo})
 
 
 def _token() -> str | None:

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 
 from actorium.actors.errors import BadConfig, BadModel, shown
+from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
+from actorium.actors.models.known_sampling import known_sampling
 from actorium.actors.models.model_classes import (
     MAX_INT32,
     POSITION_FIELDS,
@@ -27,6 +29,7 @@ from actorium.actors.models.model_names import (
     hub_cache,
     parse_name,
     repository_dir,
+    repository_of,
 )
 
 DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
@@ -147,10 +150,23 @@ def generation_defaults(path: Path) -> dict[str, Any]:
     return kept
 
 
+def recommended_sampling(path: Path) -> tuple[str, dict[str, float]] | None:
+    """The model that the directory `path` holds and the sampling that its maker recommends, where
+    that is known and no generation_config.json names any. Raises `BadModel`."""
+    if generation_defaults(path).keys() & set(SAMPLING_DEFAULTS):
+        return None
+    gguf = read_json(path / "config.json", optional=True).get(GGUF)
+    file = gguf.get("file") if isinstance(gguf, dict) else None
+    return known_sampling((Path(str(file)).name if file else path.name, repository_of(path)))
+
+
 def sampling_defaults(path: Path, source: str, override: Mapping[str, float]) -> dict[str, Any]:
-    """`generation_defaults` of the model directory `path`, changed by the settings
-    `generation_config` (source) and `override_generation_config`. Raises `BadModel`."""
-    own = generation_defaults(path)
+    """`generation_defaults` of the model directory `path`, or else `recommended_sampling`, changed
+    by the settings `generation_config` (source) and `override_generation_config`. Raises
+    `BadModel`."""
+    own, known = generation_defaults(path), recommended_sampling(path)
+    if known is not None:
+        own |= known[1]
     eos = {name: value for name, value in own.items() if name == "eos_token_id"}
     if source == "vllm":
         found = eos

@@ -82,6 +82,12 @@ def repository_of(path: PurePath) -> str:
     return ""
 
 
+def cached_repositories(cache: Path) -> list[str]:
+    """The names of those that the HF cache has, whole or in part."""
+    return [path.name.removeprefix(REPOSITORY).replace("--", "/")
+            for path in cache.glob(f"{REPOSITORY}*")]
+
+
 def cached_snapshot(name: ModelName, cache: Path) -> Path | None:
     """The folder of the named revision in the HF cache, as far as it is there."""
     repo = repository_dir(name.repo, cache)

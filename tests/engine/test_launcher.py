@@ -331,9 +331,11 @@ class TestEngine:
         assert wait_dead(pids) == [] and os.listdir(base) == []
         engine.close()
 
-    def test_the_reason_of_a_failed_start(self, base: Path) -> None:
+    def test_the_reason_of_a_failed_start(self, base: Path,
+                                          capfd: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(BadModel, match=r"^model: /no/such: no config\.json there$"):
             self.start(base, roles=roles(worker_0="helpers_runtime:build_bad_model"))
+        assert "no config.json there" not in capfd.readouterr().err  # it is told once
         with pytest.raises(EngineFailed, match="scheduler .* KeyError: 'broken on purpose'"):
             self.start(base, roles=roles(scheduler="helpers_runtime:build_broken"))
         with pytest.raises(EngineFailed, match="start_timeout"):

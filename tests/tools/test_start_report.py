@@ -81,6 +81,18 @@ def test_where_sampling_defaults_come_from(settings: dict[str, Any], told: str) 
     assert rows(config, info={**INFO, "generation_defaults": {}})["sampling"].startswith(told)
 
 
+def test_sampling_that_the_maker_recommends_is_said_to_be_so(tmp_path: Path) -> None:
+    own = tmp_path / "SmolLM2-135M-Instruct"
+    own.mkdir()
+    info = {**INFO, "model_path": str(own),
+            "generation_defaults": {"temperature": 0.2, "top_p": 0.9}}
+    told = rows(info=info)["sampling"]
+    assert told.startswith("temperature 0.2, top_p 0.9 (its maker's for SmolLM2-135M-Instruct, "
+                           "whose files name none); others: --generation-config vllm, ")
+    (own / "generation_config.json").write_text('{"temperature": 0.2, "top_p": 0.9}')
+    assert "(the model's generation_config.json)" in rows(info=info)["sampling"]
+
+
 def test_a_completion_limit_is_printed() -> None:
     config = Config(model=ModelConfig(override_generation_config={"max_new_tokens": 200.0}))
     info = {**INFO, "limits": {"max_new_tokens": 200},

@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import re
 import sys
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.params import SamplingParams
@@ -23,7 +27,15 @@ VIDEOS = (".mp4", ".m4v", ".mov", ".webm", ".mkv", ".avi", ".gif")
 """What is sent as a video."""
 ABOUT = """Talk to a model. --name NAME talks to an engine that runs already; otherwise one is
 started and stopped again. Ctrl-C stops an answer, Ctrl-D (or /exit) leaves, /new begins afresh,
-/image FILE shows the model an image with the next turn."""
+/image FILE shows the model an image with the next turn, /help lists all commands."""
+COMMANDS = {
+    "/help": "these lines",
+    "/new": "forget the conversation and begin afresh",
+    "/image FILE": "an image or a video (a file or a URL) that goes with your next turn",
+    "/exit": "leave, as /quit and Ctrl-D do; Ctrl-C stops an answer",
+}
+_COMMAND = re.compile(r"(/[a-z]+)(?:\s+(.*))?", re.DOTALL)
+"""A turn that begins so is a command, and a path is none."""
 
 
 class ChatOptions(SamplingOptions, frozen=True, kw_only=True):
@@ -44,6 +56,8 @@ def run(_command: str, argv: list[str]) -> int:
         raise BadConfig("--n: a conversation has one answer a turn", "n")
     with contextlib.ExitStack() as stack:
         client = _client(parsed, stack)
+        if sys.stdin.isatty():
+            print(banner(client.server_info(), sampling), file=sys.stderr, flush=True)
         talk(client, SamplingParams(**sampling), parsed.options.system, parsed.options.image)
     return 0
 
@@ -61,20 +75,40 @@ def _client(parsed: Parsed[ChatOptions], stack: contextlib.ExitStack) -> Client:
     return client
 
 
+def banner(info: dict[str, Any], sampling: dict[str, Any]) -> str:
+    """Who answers, how its answers are sampled, and where to go on. sampling: the flags'."""
+    from actorium.tools.cli.start_up import sampling_line
+
+    own = ", ".join(f"{name} {value}" for name, value in sampling.items())
+    default = sampling_line(msgspec.convert(info["config"], Config), info)
+    return (f"{info['model']}: conversations of up to {info['max_model_len']:,} tokens\n"
+            f"sampling: {f'{own} (flags), else ' if own else ''}{default}\n"
+            "/help lists the commands, Ctrl-D leaves")
+
+
 def talk(client: Client, params: SamplingParams, system: str | None = None,
          images: Sequence[str] = ()) -> None:
     """Read turns until the end of input; print each answer as it comes. images: of the first turn.
     Raises `InvalidRequest` where one of them cannot be read."""
+    if sys.stdin.isatty():
+        with contextlib.suppress(ImportError):  # a Python may be built without it
+            import readline  # noqa: F401  # input() edits its line with it
     attached: list[Image] = [attachment(name) for name in images]
     start: list[dict[str, Any]] = [{"role": "system", "content": system}] if system else []
     history: list[dict[str, Any]] = list(start)
     while (text := _read()) not in (None, "/exit", "/quit"):
-        if text == "/new":
-            history = list(start)
-        if text and text.startswith("/image"):
-            attach(text.removeprefix("/image").strip(), attached)
+        if not text:
             continue
-        if not text or text == "/new":
+        if command := _COMMAND.fullmatch(text):
+            if command[1] == "/new":
+                history, attached = list(start), []
+            elif command[1] == "/image":
+                attach(command[2] or "", attached)
+            elif command[1] == "/help":
+                print("\n".join(f"{name:<12} {about}" for name, about in COMMANDS.items()))
+            else:
+                print(f"error: {command[1]}: no such command (/help lists them)", file=sys.stderr,
+                      flush=True)
             continue
         history.append({"role": "user", "content": [*attached, text] if attached else text})
         try:
@@ -97,6 +131,9 @@ def attachment(name: str) -> Image:
 
 def attach(name: str, attached: list[Image]) -> None:
     """Adds to what goes with the next turn, and says so."""
+    if not name:
+        print("error: /image: FILE is missing", file=sys.stderr, flush=True)
+        return
     try:
         attached.append(attachment(name))
     except ActoriumError as error:

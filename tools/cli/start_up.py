@@ -16,7 +16,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
 from actorium.actors.health import READY_PHASES
 from actorium.actors.messages import ActorStatus, Status
-from actorium.actors.models.model_dir import is_jinja
+from actorium.actors.models.model_dir import is_jinja, recommended_sampling
 from actorium.actors.runtime.console import PREFIX, print_notice
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info
 from actorium.tools.cli.status import Asker
@@ -183,8 +183,7 @@ def report_lines(config: Config, worker: WorkerInfo | None,
                                  "follows is of each"))
     if info is not None:
         rows += _chat_rows(config, info)
-        rows.append(("sampling", _sampling(config, info.get("generation_defaults", {}),
-                                           info.get("limits", {}).get("max_new_tokens"))))
+        rows.append(("sampling", sampling_line(config, info)))
     return [f"{name:<12} {text}" for name, text in rows]
 
 
@@ -259,16 +258,21 @@ def _kwargs(kwargs: dict[str, Any], template: str) -> str:
     return text + (f" (the template does not name {', '.join(strange)})" if strange else "")
 
 
-def _sampling(config: Config, defaults: dict[str, Any], limit: int | None) -> str:
-    """The defaults of requests, where they come from, and how to choose others. most: tokens of a
-    completion that no request may exceed."""
-    m = config.model
+def sampling_line(config: Config, info: dict[str, Any]) -> str:
+    """The defaults of requests, where they come from, and how to choose others. info: what the
+    tokenizer says of the model."""
+    m, defaults = config.model, info.get("generation_defaults", {})
+    limit = info.get("limits", {}).get("max_new_tokens")  # that no request may exceed
+    path = info.get("model_path")
+    known = recommended_sampling(Path(path)) if path and m.generation_config == "auto" else None
     text = ", ".join(f"{name} {value}" for name, value in defaults.items()
                      if limit is None or name != "max_tokens") or NEUTRAL
     if limit is not None:
         text += f", at most {limit} new tokens"
     source = {"auto": "the model's generation_config.json", "vllm": "--generation-config vllm"}
     where = source.get(m.generation_config, m.generation_config)
+    if known is not None:
+        where = f"its maker's for {known[0]}, whose files name none"
     if m.override_generation_config:
         where += " and --override-generation-config"
     elif m.generation_config == "auto" and not defaults:

@@ -307,6 +307,21 @@ def test_no_such_repository(hub: FakeHub) -> None:
         f"model: 'org/missing' is no directory here, and {hub.url} has no such repository")
 
 
+def test_a_name_with_a_slip_gets_a_hint(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From what is fetched by another way, and from what lies here."""
+    hub.add("org/name", model_files())
+    fetched("org/name")
+    for wrong, right in (("smolm2", "smollm2"), ("org/nmae", "org/name"), ("SmolLM2", "smollm2")):
+        assert refused(wrong).endswith(f" (did you mean {right}?)"), refused(wrong)
+    assert "did you mean" not in refused("somebody/else")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert refused("smolm2").endswith("forbids to fetch it (did you mean smollm2?)")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+    monkeypatch.setattr("huggingface_hub.constants.ENDPOINT", "http://127.0.0.1:1")
+    told = refused("smolm2")
+    assert "cannot be reached" in told and told.endswith(" (did you mean smollm2?)")
+
+
 def test_pickles_are_never_fetched(hub: FakeHub) -> None:
     hub.add("org/old", {"config.json": b"{}", "pytorch_model.bin": b"pickle"})
     assert "has its weights in pickle alone (pytorch_model.bin)" in refused("org/old")

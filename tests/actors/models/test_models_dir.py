@@ -135,6 +135,34 @@ def test_generation_defaults_and_eos(tmp_path: Path) -> None:
 
 
 
+@pytest.mark.parametrize(("folder", "gguf", "name"), [
+    ("SmolLM2-135M-Instruct", "", "SmolLM2-135M-Instruct"),
+    ("models--HuggingFaceTB--SmolLM2-1.7B-Instruct/snapshots/" + "a" * 40, "",
+     "SmolLM2-1.7B-Instruct"),
+    ("3f2a", "/cache/models/smollm2/SmolLM2-135M-Instruct.Q4_1.gguf", "SmolLM2-135M-Instruct"),
+    ("TinyLlama-1.1B-Chat-v1.0", "", "TinyLlama-1.1B-Chat"), ("SmolLM2-135M", "", ""),
+    ("mySmolLM2-135M-Instruct", "", ""), ("smollm2", "", ""), ("Qwen3-0.6B", "", "")])
+def test_sampling_that_a_models_maker_recommends(tmp_path: Path, folder: str, gguf: str,
+                                                 name: str) -> None:
+    """Where the files name none; whatever else is said, by file or flag, wins."""
+    own = tmp_path / folder
+    own.mkdir(parents=True)
+    (own / "config.json").write_text(json.dumps({"gguf": {"file": gguf}} if gguf else {}))
+    (own / "generation_config.json").write_text(json.dumps({"eos_token_id": 5}))
+    if not name:
+        assert models.recommended_sampling(own) is None
+        assert models.sampling_defaults(own, "auto", {}) == {"eos_token_id": 5}
+        return
+    found = models.recommended_sampling(own)
+    assert found is not None and found[0] == name and found[1]["temperature"] < 1
+    assert models.sampling_defaults(own, "auto", {}) == {**found[1], "eos_token_id": 5}
+    assert models.sampling_defaults(own, "vllm", {}) == {"eos_token_id": 5}
+    assert models.sampling_defaults(own, "auto", {"temperature": 0.7})["temperature"] == 0.7
+    (own / "generation_config.json").write_text(json.dumps({"temperature": 0.6}))
+    assert models.recommended_sampling(own) is None
+    assert models.sampling_defaults(own, "auto", {}) == {"temperature": 0.6}
+
+
 def test_sampling_defaults_of_the_model_of_a_folder_or_neutral(tmp_path: Path) -> None:
     own, other = tmp_path / "own", tmp_path / "other"
     for folder, values in ((own, {"temperature": 0.6, "eos_token_id": 5}), (other, {"top_k": 3})):
