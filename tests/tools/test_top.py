@@ -31,10 +31,10 @@ def reading(at: float, gauges: dict[str, float], cpu: float = 1.0, epoch: int = 
                          {"model": "some/model"})
 
 
-def rendered(shown: list[dict[str, Any]]) -> str:
+def rendered(shown: list[dict[str, Any]], width: int = 200) -> str:
     from rich.console import Console
 
-    console = Console(width=200, highlight=False)
+    console = Console(width=width, highlight=False)
     with console.capture() as capture:
         console.print(screen(shown))
     return capture.get()
@@ -84,6 +84,26 @@ def test_the_screen_shows_the_engine() -> None:
     assert rendered([]) == "no engine is running\n"
 
 
+def test_eighty_columns_are_enough() -> None:
+    """A line each, nothing cut off, for a busy engine of long standing."""
+    gauges = {"free_pages": 4e5, "held_pages": 1e5, "cached_pages": 2e5, "tokens": 98_765.0,
+              "cache_hit_tokens": 1.0, "prompt_tokens": 123_456.0, "steps": 876.0,
+              "running": 1024.0, "waiting": 20_000.0, "finished_stop": 345.0, "busy_us": 1e6}
+    shown = view("e", reading(0.0, {}), reading(1.0, gauges))
+    for actor, memory in zip(shown["actors"], (200 << 30, 999 << 20), strict=True):
+        actor |= {"pid": 4_194_303, "restarts": 12, "phase": "stepping", "step": 123_456_789,
+                  "step_age": 99.9, "beat_age": 40_000.0, "cpu": 15.9, "resident_bytes": memory,
+                  "detail": "HTTP at http://127.0.0.1:46881", "causes": {"killed": 12}}
+    shown["actors"][0]["role"] = "detokenizer"
+    lines = rendered([shown], 80).splitlines()
+    assert len(lines) == 1 + len(figures(shown)) + 3 + 2 + 1
+    assert all(len(line.rstrip()) <= 80 and "…" not in line for line in lines)
+    told = next(line for line in lines if line.startswith("detokenizer  "))
+    assert told == ("detokenizer  4194303     12  stepping  123.5 M  99.9 s   11 h  1590%"
+                    "  200.0 GiB")
+    assert "detokenizer: HTTP at http://127.0.0.1:46881; started again: killed 12" in lines
+
+
 @pytest.mark.parametrize(("pages", "drawn"), [
     ((100, 0, 0), "." * 10), ((0, 100, 0), "#" * 10), ((50, 25, 25), "###++....."),
     ((1, 98, 1), "#" * 10), ((0, 0, 0), "." * 10)])
@@ -110,7 +130,7 @@ def test_a_snapshot_of_a_real_engine(cli: Cli) -> None:
         done = cli.run("top", "--interval", "0.2")
         assert done.returncode == 0, done.stderr
         text = done.stdout.decode()
-        assert "one  demo  ready" in text and "0 running   0 waiting" in text
+        assert "one  demo  ready" in text and "0 running  0 waiting" in text
         assert address in text
         views = json.loads(cli.run("top", "one", "--json", "--interval", "0.1").stdout)
         assert [v["name"] for v in views] == ["one"]

@@ -31,7 +31,7 @@ COUNTERS = ("tokens", "prompt_tokens", "steps", "preemptions", "finished", "busy
             "late_us")
 """`finished`: the sum of all `finished_*`."""
 MIB = 1 << 20
-BAR = 40
+BAR = 16
 """Characters of the bar of pages."""
 WIDE = 160
 """Characters of a line that goes to no terminal."""
@@ -247,23 +247,23 @@ def _engine(shown: dict[str, Any]) -> list[Any]:
     title = Text.assemble((shown["name"], "bold"), f"  {shown['model']}  ",
                           (shown["state"], "green" if ready else "bold red"))
     table = Table(box=None, pad_edge=False, header_style="dim")
-    for column in ("role", "pid", "epoch", "restarts", "phase", "step", "moved", "heard", "cpu",
-                   "memory", "detail"):
-        table.add_column(column, justify="left" if column in ("role", "phase", "detail")
-                         else "right", no_wrap=column != "detail")
+    for column in ("role", "pid", "again", "phase", "step", "moved", "heard", "cpu", "memory"):
+        table.add_column(column, justify="left" if column in ("role", "phase") else "right",
+                         no_wrap=True)
     for actor in shown["actors"]:
         table.add_row(*map(Text, _cells(actor)), style="red" if _troubled(actor) else "")
-    return [title, *(Text(line) for line in figures(shown)), table, Text("")]
+    return [title, *(Text(line) for line in figures(shown)), table,
+            *(Text(line) for line in _details(shown["actors"])), Text("")]
 
 
 def figures(shown: dict[str, Any]) -> list[str]:
     """The lines above the table of actors."""
     r, pages = shown["rates"], shown["pages"]
-    lines = [f"{r['tokens']:,.0f} tokens/s   {r['prompt_tokens']:,.0f} prompt tokens/s   "
-             f"{r['steps']:,.1f} steps/s   {r['finished']:,.1f} ended/s",
-             f"{shown['running']:,} running   {shown['waiting']:,} waiting   "
-             f"{r['preemptions']:,.1f} preempted/s   device {100 * r['device_busy']:.0f} % busy, "
-             f"idle ratio {100 * r['device_idle_ratio']:.1f} %"]
+    lines = [f"{r['tokens']:,.0f} tokens/s  {r['prompt_tokens']:,.0f} prompt tokens/s  "
+             f"{r['steps']:,.1f} steps/s  {r['finished']:,.1f} ended/s",
+             f"{shown['running']:,} running  {shown['waiting']:,} waiting  "
+             f"{r['preemptions']:,.1f} preempted/s  device {100 * r['device_busy']:.0f} % busy, "
+             f"idle {100 * r['device_idle_ratio']:.1f} %"]
     if shown["drafts"] or shown["acceptance_length"]:
         lines.append(f"{shown['drafts']} drafts, {shown['acceptance_length']:.2f} tokens a window")
     if shown["suspects"] or shown["quarantined"]:
@@ -286,11 +286,32 @@ def bar(pages: Mapping[str, int], width: int = BAR) -> str:
 
 def _cells(actor: dict[str, Any]) -> list[str]:
     cpu, memory = actor["cpu"], actor["resident_bytes"]
-    return [actor["role"], str(actor["pid"]), str(actor["epoch"]), str(actor["restarts"]),
-            actor["phase"], f"{actor['step']:,}", f"{actor['step_age']:.1f} s",
-            f"{actor['beat_age']:.1f} s", "-" if cpu is None else f"{100 * cpu:.0f} %",
-            "-" if memory is None else f"{memory / MIB:,.0f} MiB",
-            "; ".join(filter(None, (actor["detail"], status.why_again(actor["causes"]))))]
+    return [actor["role"], str(actor["pid"]), str(actor["restarts"]), actor["phase"],
+            _short_count(actor["step"]), _short_time(actor["step_age"]),
+            _short_time(actor["beat_age"]), "-" if cpu is None else f"{100 * cpu:.0f}%",
+            "-" if memory is None else _short_bytes(memory)]
+
+
+def _details(actors: list[dict[str, Any]]) -> list[str]:
+    """What actors say of themselves and why they were started again, a line each: a column of it
+    would not fit."""
+    found = [(actor["role"], "; ".join(filter(None, (
+        actor["detail"], status.why_again(actor["causes"]))))) for actor in actors]
+    return [f"{role}: {text}" for role, text in found if text]
+
+
+def _short_count(count: int) -> str:
+    return f"{count:,}" if count < 1_000_000 else f"{count / 1e6:,.1f} M"
+
+
+def _short_time(seconds: float) -> str:
+    if seconds < 1000:
+        return f"{seconds:.1f} s" if seconds < 100 else f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5940 else f"{seconds / 3600:,.0f} h"
+
+
+def _short_bytes(count: int) -> str:
+    return f"{count / MIB:.0f} MiB" if count < 1000 * MIB else f"{count / 1024 / MIB:,.1f} GiB"
 
 
 def _troubled(actor: dict[str, Any]) -> bool:
