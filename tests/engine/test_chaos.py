@@ -23,7 +23,7 @@ from actorium.tools.chaos import (
 )
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, quantile
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
-from actorium.tools.chaos.kill_rows import chaos, disks, kills
+from actorium.tools.chaos.kill_rows import chaos, disks, kills, numbers
 from actorium.tools.chaos.plants import UNFENCED, Unfenced, no_dedup
 
 pytestmark = pytest.mark.chaos
@@ -84,6 +84,8 @@ def test_a_stream_is_checked_token_by_token() -> None:
     assert fed(StreamDelta(text="", token_ids=right[:2]), end) == []
     assert fed(end), "lost"
     assert fed(StreamDelta(text="", token_ids=right[:3]), end), "duplicated"
+    assert fed(StreamDelta(text="", token_ids=right, finish_reason="stop", usage=usage)) == [
+        "ended with stop after 4 of 4 tokens"], "all its tokens, but another end"
     assert fed(StreamDelta(text="", token_ids=[right[0], right[1] ^ 1]), end), "changed"
 
 
@@ -102,6 +104,13 @@ def test_streams_wait_for_a_full_ledger_as_long_as_they_shall() -> None:
     row = disks(seed=1, times=1, streams=8)
     sound(row)
     assert row["faults"] == {"full": 1} and row["complete"] > 8
+
+
+@pytest.mark.slow
+def test_numbers_of_sequences_go_past_32_bits() -> None:
+    row = numbers(seed=1, streams=20)
+    sound(row)
+    assert row["faults"] == {"kill": len(ROLES)} and row["requests"] > 2 * 20
 
 
 def test_poison_is_found_and_other_requests_complete() -> None:

@@ -80,6 +80,13 @@ def test_what_cannot_be_compared_holds_no_bar() -> None:
     assert compared([one], [other], Bars())["faults"] == []
 
 
+def test_answers_that_end_for_another_reason_are_not_equal() -> None:
+    own = Reading(["a"], [{"a": -0.1}])
+    one, other = (Heard("p", "a", own, own, own, why) for why in ("length", "stop"))
+    assert compared([one], [one], Bars())["equal_answers"] == 1
+    assert compared([one], [other], Bars())["equal_answers"] == 0
+
+
 # --- the command ---------------------------------------------------------------------------------
 
 @pytest.mark.parametrize(("argv", "says"), [

@@ -61,6 +61,7 @@ ROWS: dict[str, Row] = {
     **{f"kills-{part + 1}": _kills(part) for part in range(PARTS)},
     "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
     "disks": lambda seed: kill_rows.disks(seed, times=5, streams=100),
+    "numbers": lambda seed: kill_rows.numbers(seed, streams=100),
     "cluster": lambda seed: cluster_row.cluster(seed, count=60, streams=100),
     "nodes": lambda seed: node_row.nodes(seed, count=24, streams=60),
     "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),

@@ -64,9 +64,10 @@ class AskedPictures:
 
 
 async def _ask(client: AsyncClient, content: list[Any]) -> str:
+    """The answer, and why it ended."""
     async with asyncio.timeout(LATEST):
         found = await client.chat([{"role": "user", "content": content}], GREEDY)
-    return str(found.text)
+    return f"{found.text} [{found.finish_reason}]"
 
 
 class ImageTraffic:

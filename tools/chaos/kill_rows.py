@@ -13,6 +13,7 @@ from collections import Counter
 from collections.abc import Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from time import monotonic
 from typing import Any
 
@@ -21,12 +22,15 @@ import numpy as np
 import zmq
 
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.ledger.ledger import Ledger
+from actorium.actors.ledger.records import META, LedgerMeta
 from actorium.actors.messages import Message, Reset, StepPlan, StepResult, TokenBatch
 from actorium.actors.runtime.rundir import address
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, Traffic
 from actorium.tools.chaos.faults import (
     FULL,
     KILL,
+    ROLES,
     STOP,
     Fault,
     RunningActor,
@@ -210,6 +214,18 @@ def disks(seed: int, times: int, streams: int) -> dict[str, Any]:
     row["wrong"] += [f"{count} requests were refused: {code}"
                      for code, count in row["refused"].items()]
     return row
+
+
+def numbers(seed: int, streams: int) -> dict[str, Any]:
+    """Runs streams while every actor is killed, in an engine whose ledger says that the numbers of
+    sequences are about to take more than 32 bits."""
+    with TemporaryDirectory(prefix="ac-", dir="/tmp") as where:
+        ledger = Ledger(Path(where))
+        ledger.append(META, LedgerMeta("", "", 2**31 - 2 * streams, ledger.id))
+        ledger.commit()
+        ledger.close()
+        return chaos([Fault(2.0 * i + 1.0, KILL, (role,)) for i, role in enumerate(ROLES)], seed,
+                     streams, ledger_dir=where)
 
 
 def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> dict[str, Any]:

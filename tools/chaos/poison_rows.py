@@ -148,9 +148,9 @@ async def post(http: Http, want: CheckedRequest, latest: float) -> str:
         try:
             async for answer in http.events("/v1/completions", body):
                 choices = msgspec.json.decode(answer)["choices"]
-                right = all(choice["token_ids"] == want._expected[choice["index"]]
-                            for choice in choices)
-                return "complete" if right and len(choices) == params.n else "other tokens"
+                right = all((choice["token_ids"], choice["finish_reason"]) == (
+                    want._expected[choice["index"]], "length") for choice in choices)
+                return "complete" if right and len(choices) == params.n else "another answer"
         except EngineUnavailable as error:
             last = error.message
             if QUARANTINED in last:

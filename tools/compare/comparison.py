@@ -39,6 +39,8 @@ class Heard(NamedTuple):
     decode: Reading
     extend: Reading
     cached: Reading
+    finish: str = ""
+    """Why its answer ended."""
 
 
 class Bars(NamedTuple):
@@ -55,8 +57,8 @@ def compared(one: Sequence[Heard], other: Sequence[Heard], bars: Bars) -> dict[s
     prompts = [_prompt(a, b) for a, b in zip(one, other, strict=True)]
     parts = {name: _summary([own["parts"][name] for own in prompts]) for name in PARTS}
     faults = [fault for name, own in parts.items() for fault in _faults(name, own, bars)]
-    return {"parts": parts, "equal_answers": sum(own["first_divergence"] is None
-                                                 for own in prompts),
+    return {"parts": parts, "equal_answers": sum(
+                own["first_divergence"] is None and len({*own["finish"]}) == 1 for own in prompts),
             "count": len(prompts), "bars": bars._asdict(), "faults": faults, "prompts": prompts}
 
 
@@ -65,7 +67,8 @@ def _prompt(a: Heard, b: Heard) -> dict[str, Any]:
     # At the first token that differs both still stand behind the same ones.
     common = len(a.decode.tokens) if split is None else split + 1
     lengths = {"decode": common, "extend": None, "cached": None}
-    return {"prompt": a.prompt, "answers": [a.text, b.text], "first_divergence": split,
+    return {"prompt": a.prompt, "answers": [a.text, b.text], "finish": [a.finish, b.finish],
+            "first_divergence": split,
             "tokens": len(a.decode.tokens),
             "parts": {name: _positions(getattr(a, name), getattr(b, name), length)
                       for name, length in lengths.items()}}

@@ -45,13 +45,15 @@ class Listener(HttpModel):
         return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
 
     async def _heard(self, prompt: str, text: str | None, max_tokens: int) -> Heard:
-        own, decode = await self._read(prompt, max_tokens, False)
+        choice, decode = await self._read(prompt, max_tokens, False)
+        own = str(choice.get("text") or "")
         whole = prompt + (own if text is None else text)
         _, extend = await self._read(whole, 1, True)
         _, cached = await self._read(whole, 1, False)
-        return Heard(prompt, own, decode, extend, cached)
+        return Heard(prompt, own, decode, extend, cached, str(choice.get("finish_reason") or ""))
 
-    async def _read(self, prompt: str, max_tokens: int, echo: bool) -> tuple[str, Reading]:
+    async def _read(self, prompt: str, max_tokens: int, echo: bool
+                    ) -> tuple[dict[str, Any], Reading]:
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
                                 "logprobs": TOP, "echo": echo, **self._form}
         choice, usage = await self._ask(COMPLETIONS, body)
@@ -62,7 +64,7 @@ class Listener(HttpModel):
                             f"{' of a prompt (echo)' if echo else ''}", "base_url")
         if echo and is_a_token_behind(tokens, prompt, usage):
             tokens, tops = [*tokens, str(choice.get("text"))[len(prompt):]], [None, *tops]
-        return str(choice.get("text") or ""), Reading(tokens, [
+        return choice, Reading(tokens, [
             None if own is None else likeliest(own, TOP) for own in tops])
 
 

@@ -109,8 +109,10 @@ def _of_choice(a: CaseAnswer, b: CaseAnswer, choice: int, strictness: Strictness
 
 def _of_text(a: CaseAnswer, b: CaseAnswer, choice: int) -> AnswerDifference | None:
     at = first_divergence(a.text, b.text)
-    return None if at is None else AnswerDifference(
-        kind=TEXT, at=at, choice=choice, plain=a.text[at:at + 40], other=b.text[at:at + 40])
+    if at is not None:
+        return AnswerDifference(kind=TEXT, at=at, choice=choice, plain=a.text[at:at + 40],
+                                other=b.text[at:at + 40])
+    return None if a.finish == b.finish else _told(END, a, b, len(a.tokens), choice, 0.0)
 
 
 def _uneven(a: CaseAnswer, b: CaseAnswer, common: int, strictness: Strictness

@@ -229,6 +229,12 @@ def test_differences_by_hand() -> None:
     tops = [answer([1], [-1.0], top={1: -1.0, 2: value}) for value in (-2.0, -2.5)]
     uneven = difference([tops[0]], [tops[1]], False, exact)
     assert uneven is not None and uneven.nats == 0.5
+    for same in ({"tokens": (1, 2, 3), "text": "abc"}, {"text": "abc"}, {}):  # nothing but the end
+        ends = [CaseAnswer(finish=why, **same) for why in ("length", "stop")]
+        told = difference([ends[0]], [ends[1]], False, exact)
+        assert told is not None and told.kind == "end", same
+        assert (told.plain, told.other) == ("the end (length)", "the end (stop)")
+        assert difference([ends[0]], [ends[0]], False, exact) is None
     text = difference([CaseAnswer(text="abc")], [CaseAnswer(text="abd")], False, exact)
     assert text is not None and (text.kind, text.at, text.plain) == ("text", 2, "c")
     cut = [CaseAnswer(tokens=(1, 2), text=told, finish="stop") for told in ("ab", "abe")]
