@@ -268,3 +268,30 @@ def check_padding(model: Any, prompts: list[list[int]], new: int,
         assert not any(math.isnan(x) for x in runner.tables.seq_len.double().tolist())
     assert outputs[0] == outputs[1]
     return captured
+
+
+def check_freed_pages(model: Any, prompts: list[list[int]],
+                      capture: Callable[[ModelRunner], T]) -> T:
+    """Sequences that are aborted leave their slots as they are on the device. What is replayed
+    then, with more rows than the step has, writes to none of their pages. Returns what `capture`
+    gave."""
+    runner = make_runner(model, 120, 8, slots=8, arrays=DeviceArrays(CPU))
+    captured = capture(runner)
+    driver = Driver(runner, 60)
+    first, *others = [driver.admit(prompt, Resolved(max_tokens=60, temperature=0.0))
+                      for prompt in prompts]
+    driver.step([(s, s.prompt) for s in (first, *others)], [])
+    for _ in range(5):
+        driver.step([], [first, *others])
+    freed = {page for s in others for page in s.pages[0].values()}
+    for s in others:
+        driver.abort(s)
+    for _ in range(12):
+        driver.step([], [first])
+    assert len(freed & set(driver.free[0])) > 2, "not all were given to the one that is left"
+    for pool, free in zip(runner.pools, driver.free, strict=True):
+        for page in free:
+            assert all(layer[8 * page:8 * page + 8].isnan().all() for layer in pool.layers), (
+                "a page of nobody was written")
+    assert len(first.output) == 1 + 5 + 12
+    return captured

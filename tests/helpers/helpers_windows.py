@@ -54,8 +54,9 @@ class Driver:
         self.running: list[Driven] = []
         self.admits: list[Admit] = []
         self.appends: list[list[int]] = []
+        self.releases: list[int] = []
         self.given_back = 0
-        self.step = 0
+        self.steps = 0
 
     def admit(self, prompt: Sequence[int], params: Resolved, donor: Driven | None = None,
               cached: int = 0) -> Driven:
@@ -75,6 +76,19 @@ class Driver:
     def reserve(self, s: Driven) -> None:
         """Pages for the whole prompt, told with the next step."""
         self.appends += self._cover(s, s.prompt)
+
+    def abort(self, s: Driven) -> None:
+        """Its slot and its pages are free from the next step on, and poisoned; the device has not
+        ended it."""
+        s.finish = -1
+        self.releases.append(s.slot)
+        for g, own in enumerate(s.pages):
+            for index in list(own):
+                self._free(g, own.pop(index))
+
+    def step(self, extends: list[tuple[Driven, int]], decodes: list[Driven]) -> None:
+        """One step of these."""
+        self._step(extends, decodes, [])
 
     def run(self) -> None:
         """All to their ends, and each a decode beyond it, as when steps overlap."""
@@ -100,8 +114,10 @@ class Driver:
             if not self.keep:
                 self._give_back(s)
             appends += self._cover(s, count)
-        self.step += 1
-        plan = StepPlan(1, self.step, admit=self.admits, page_appends=_i4(appends),
+        self.steps += 1
+        releases, self.releases = self.releases, []
+        plan = StepPlan(1, self.steps, release=_i4(releases), admit=self.admits,
+                        page_appends=_i4(appends),
                         extend=_i4([(s.slot, n) for s, n in extends]),
                         decode=_i4([s.slot for s in decodes + over]))
         self.admits = []
@@ -125,11 +141,13 @@ class Driver:
         for g, window in enumerate(self.windows):
             behind = self._behind(s.done, window)
             for index in [i for i in s.pages[g] if i < behind]:
-                page = s.pages[g].pop(index)
-                for layer in self.runner.pools[g].layers:
-                    layer[page * self.size:(page + 1) * self.size] = self.poison
-                self.free[g].append(page)
+                self._free(g, s.pages[g].pop(index))
                 self.given_back += 1
+
+    def _free(self, group: int, page: int) -> None:
+        for layer in self.runner.pools[group].layers:
+            layer[page * self.size:(page + 1) * self.size] = self.poison
+        self.free[group].append(page)
 
     def _cover(self, s: Driven, count: int) -> list[list[int]]:
         first, last = -(-s.done // self.size), -(-(s.done + count) // self.size)

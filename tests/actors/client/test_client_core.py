@@ -74,6 +74,20 @@ def test_repeated_tokens_are_dropped() -> None:
     assert not core.waiting
 
 
+@pytest.mark.parametrize("streaming", [False, True])
+def test_log_probabilities_of_a_stream_told_again_are_taken_once(streaming: bool) -> None:
+    """With all of them, as a detokenizer tells what it is asked for again."""
+    core = ClientCore("c")
+    pending = started(core, streaming=streaming)
+    say(core, pending, 0, "ab", logprobs=[lp(97), lp(98)])
+    say(core, pending, 0, "abcd", logprobs=[lp(token) for token in b"abcd"])
+    say(core, pending, 0, "abcd", logprobs=[lp(token) for token in b"abcd"])
+    say(core, pending, 0, "abcde", end="length", logprobs=[lp(token) for token in b"abcde"])
+    told = pending.deltas if streaming else pending.completions()
+    assert [one.token_id for part in told for one in part.logprobs or ()] == list(b"abcde")
+    assert [token for part in told for token in part.token_ids] == list(b"abcde")
+
+
 def test_a_gap_requests_the_stream_from_its_start() -> None:
     core = ClientCore("c")
     pending = started(core)

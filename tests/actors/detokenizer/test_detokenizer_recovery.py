@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from array import array
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from helpers_text import attached, i4, i8, ints, write_model
 
@@ -23,6 +25,7 @@ from actorium.actors.messages import (
     Delta,
     Hello,
     Open,
+    RowLogprobs,
     SequenceEvent,
     Stop,
     TextBatch,
@@ -249,6 +252,54 @@ def test_duplicates_are_counted(core: DetokenizerCore) -> None:
     say(core, 6, b"xy", epoch=1)
     assert dropped() == 11, "fenced off"
     assert shown(core) == [(0, "abcdef")]
+
+
+def test_log_probabilities_count_for_what_a_slow_client_may_have_waiting(
+        core: DetokenizerCore, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A token of twenty alternatives is as much as twenty-two without."""
+    monkeypatch.setattr(module, "MERGED", 50)
+    open_(core, logprobs=20)
+    wake(core)
+    core.on_client_slow(A, True, 0.0)
+    row = RowLogprobs(0, 0, array("f", [-1.0]).tobytes(), i4([1]), i4([5] * 20),
+                      array("f", [-1.0] * 20).tobytes())
+    for n in range(3):
+        assert core._sequences, "within the bound"
+        core.on_message(TokenBatch(1, i8([1]), i4([n]), b"\x01", i4([97]),
+                                   [SequenceEvent(1, logprobs=row)]), 0.0)
+        others = wake(core)[1]
+    assert Cancel("r", A) in others and not core._sequences
+
+
+def test_log_probabilities_are_told_once(core: DetokenizerCore) -> None:
+    """By a scheduler that tells again what is known in part, before and after it was sent."""
+    def rows(*values: float) -> RowLogprobs:
+        return RowLogprobs(0, 0, array("f", values).tobytes(), i4([1] * len(values)), b"", b"")
+
+    def told(delta: Delta) -> list[tuple[int, float]]:
+        return [(one.token_id, one.logprob) for one in delta.logprobs or ()]
+
+    prompt = msgspec.structs.replace(rows(-9.0), start=1)
+    open_(core, logprobs=0)
+    core.on_message(TokenBatch(1, i8([1]), i4([0]), b"\x02", i4([97, 98]),
+                               [SequenceEvent(1, logprobs=rows(-1.0, -2.0),
+                                              prompt_logprobs=prompt)]), 0.0)
+    open_(core, logprobs=0, said=b"abc", emitted_logprobs=[rows(-1.0), rows(-2.0, -3.0)],
+          prompt_logprobs=[prompt])
+    ((first,), _) = wake(core)
+    assert (first.text, told(first)) == ("abc", [(97, -1.0), (98, -2.0), (99, -3.0)])
+    assert first.prompt_logprobs is not None and len(first.prompt_logprobs) == 2
+    open_(core, logprobs=0, said=b"abcde", prompt_logprobs=[prompt],
+          emitted_logprobs=[rows(-1.0, -2.0), rows(-3.0, -4.0), rows(-5.0)])
+    core.on_message(TokenBatch(1, i8([1]), i4([4]), b"\x02", i4([101, 102]),
+                               [SequenceEvent(1, logprobs=rows(-5.0, -6.0))]), 0.0)
+    ((rest,), _) = wake(core)
+    assert (rest.start, rest.text, rest.prompt_logprobs) == (3, "def", None)
+    assert told(rest) == [(100, -4.0), (101, -5.0), (102, -6.0)]
+    open_(core, logprobs=0, said=b"abcdef", again=True,
+          emitted_logprobs=[rows(-1.0, -2.0, -3.0, -4.0), rows(-5.0, -6.0)])
+    ((whole,), _) = wake(core)
+    assert whole.start == 0 and told(whole) == [(97 + i, -1.0 - i) for i in range(6)]
 
 
 def test_drafts_are_counted_across_deaths(core: DetokenizerCore) -> None:

@@ -90,7 +90,8 @@ async def events(stream: ResumableStream) -> AsyncGenerator[bytes, None]:
                 blob += b"data: role %d\n\n" % one.index
             if one.text:
                 blob += b"data: text %d %b %r\n\n" % (one.index, one.text.encode(), one.token_ids)
-                blob += b"data: probs %d %d\n\n" % (one.index, len(one.logprobs or ()))
+                told = ",".join(str(each.token_id) for each in one.logprobs or ())
+                blob += b"data: probs %d %b,\n\n" % (one.index, told.encode())
             if one.finish_reason:
                 blob += b"data: end %d %b\n\n" % (one.index, one.finish_reason.encode())
         yield blob
@@ -146,11 +147,12 @@ def test_streams_of_several_prompts_go_on_together(seed: int) -> None:
 
 
 def spoken(found: list[Event], choices: int) -> list[Any]:
-    """What does not depend on the cutting: roles and ends once, texts and counts as sums."""
+    """What does not depend on the cutting: roles and ends once, texts and log-probabilities joined.
+    """
     datas = [one.data for one in found]
     texts = ["".join(d.split(" ")[2] for d in datas if d.startswith(f"text {i} "))
              for i in range(choices)]
-    probs = [sum(int(d.split(" ")[2]) for d in datas if d.startswith(f"probs {i} "))
+    probs = ["".join(d.split(" ")[2] for d in datas if d.startswith(f"probs {i} "))
              for i in range(choices)]
     others = sorted(d for d in datas if not d.startswith(("text", "probs")))
     return [texts, probs, others]

@@ -329,6 +329,53 @@ def test_a_slow_client_is_disconnected_at_the_limit(context: zmq.Context[Any], b
     assert 0 < received <= sent
 
 
+def test_what_waits_for_a_slow_client_is_bounded_in_bytes(
+        context: zmq.Context[Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Few messages, but large ones. What it has read, and what was dropped, does not count."""
+    monkeypatch.setattr(front_module, "CLIENT_BACKLOG_BYTES", 40_000)
+    front = Front(context, f"ipc://{base}/x.front", Union, hwm=1)
+    slow = dealer(context, front.address, b"slow", RCVHWM=1, RCVBUF=1)
+
+    def fall_behind(messages: int, size: int, expected: int = 0) -> int:
+        """Sends so many that wait in the backlog; returns how many in all. expected: how often it
+        was given up before."""
+        sent = 0
+        while not front.waiting:
+            front.send(b"slow", Told("x" * 20_000, sent))
+            sent += 1
+            assert sent < 1000 and len(front.lost) <= expected, "given up too early"
+        for _ in range(messages - 1):
+            front.send(b"slow", Told("x" * size, sent))
+            sent += 1
+        return sent
+
+    for _ in range(3):  # each time within the bound
+        slow.send(encode(Say("here")))
+        take(front, 1)
+        sent, read = fall_behind(2, 15_000), 0
+        while len(front._backlogs.get(b"slow", ())) > 1:
+            slow.poll(5)
+            read += bool(slow.poll(0)) and bool(slow.recv())
+            front.flush()
+        front.send(b"slow", Told("x" * 15_000, sent))  # behind what is left
+        for i in range(read, sent + 1):
+            while not slow.poll(0):
+                front.flush()
+                slow.poll(1)
+            assert msgspec.msgpack.decode(slow.recv(), type=Told).number == i
+        front.flush()
+        assert not front.waiting and front.lost == []
+    for dropped in (1, 2):  # beyond it, once and again
+        slow.send(encode(Say("here")))
+        take(front, 1)
+        fall_behind(2, 15_000, dropped - 1)
+        assert front.waiting and len(front.lost) == dropped - 1
+        front.send(b"slow", Told("x" * 15_000))
+        assert front.lost == [b"slow"] * dropped and not front.waiting
+        while slow.poll(100):
+            slow.recv()
+
+
 def test_a_slow_client_that_catches_up_gets_everything_in_order(
         context: zmq.Context[Any], base: Path) -> None:
     front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)

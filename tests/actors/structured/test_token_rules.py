@@ -145,6 +145,29 @@ def test_each_draft_counts_for_the_rows_behind_it() -> None:
     assert found == [[5, 6, 7], [5, 6, 7], [6, 7], [5, 7]]
 
 
+def test_no_bad_word_hides_another() -> None:
+    """Not a shorter one a longer, in whatever order they come, nor one of two with the same
+    beginning or the same end: what is barred is what each bars by itself."""
+    dice = random.Random(4)
+    hidden = 0
+    for _ in range(150):
+        words = [[dice.choice([5, 6, 7]) for _ in range(dice.randint(1, 4))]
+                 for _ in range(dice.randint(1, 6))]
+        dice.shuffle(words)
+        given = TokenRuleFilter(rules(None, words), Resolved(max_tokens=99), False)
+        tokens = [dice.choice([5, 6, 7, 8]) for _ in range(12)]
+        guide = SequenceGuide(None, given)
+        for at, token in enumerate(tokens):
+            barred = {word[-1] for word in words
+                      if word[:-1] == tokens[at - len(word) + 1:at] and len(word) <= at + 1}
+            row = guide.rows(None, ())[0]
+            found = {t for t in (5, 6, 7, 8) if not row[t // 32] >> np.uint32(t % 32) & 1}
+            assert found == barred, (words, tokens[:at])
+            guide.accept([token])  # a forbidden one ends the request, but it is not asked here
+            hidden += len(barred) > 1
+    assert hidden > 100, "several words bar something at once"
+
+
 @pytest.mark.parametrize("prompts", [True, False])
 def test_a_recording_replays(tmp_path: Path, prompts: bool) -> None:
     settings = config(speculative="mtp:2", force_preempt=11)

@@ -14,6 +14,7 @@ import pytest
 import torch
 from helpers_graphs import (
     RecordingCapturer,
+    check_freed_pages,
     check_padding,
     model_of_kind,
     played,
@@ -158,6 +159,12 @@ def test_right_drafts_and_wrong_ones(make: Callable[[str], Any]) -> None:
 
 def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
     check_padding(make("windows"), PROMPTS[:5], 40, lambda runner: with_graphs(runner, [7]))
+
+
+def test_padding_is_of_no_sequence_that_was_there_before(make: Callable[[str], Any]) -> None:
+    graphs = check_freed_pages(make("windows"), PROMPTS[:3],
+                               lambda runner: with_graphs(runner, [4]))
+    assert graphs.replays == 17
 
 
 def test_padding_has_no_state(make: Callable[[str], Any]) -> None:

@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers_graphs import (
     RecordingCapturer,
+    check_freed_pages,
     check_padding,
     model_of_kind,
     played,
@@ -138,6 +139,12 @@ def test_padding_touches_the_sink_alone(make: Callable[[str], Any]) -> None:
     segments = check_padding(make("windows"), PROMPTS[:5], 20,
                              lambda runner: with_segments(runner, [64]))
     assert segments.replays > 10
+
+
+def test_padding_is_of_no_sequence_that_was_there_before(make: Callable[[str], Any]) -> None:
+    segments = check_freed_pages(make("windows"), PROMPTS[:1] + PROMPTS[2:4],
+                                 lambda runner: with_segments(runner, [64]))
+    assert segments.replays == 18
 
 
 def test_a_middle_that_reads_too_late_is_seen(make: Callable[[str], Any]) -> None:
