@@ -337,7 +337,8 @@ class RouterCore(Core):
         if request is None:
             self._out.append(Send(DETOKENIZER, Unknown(recall.rid, recall.client)))
         elif (home := self.placements.home(request, now)) is None:
-            request.orders.append(recall)
+            if recall not in request.orders:
+                request.orders.append(recall)
         else:
             self.placements.send(home, recall)
 

@@ -96,7 +96,8 @@ class Placements:
 
     def tell(self, request: RoutedRequest, message: Stop | Cancel) -> None:
         """Tells a request's replica, and the next one should this one die."""
-        request.orders.append(message)
+        if message not in request.orders:  # however often a client says it
+            request.orders.append(message)
         if request.replica != NOWHERE:
             self.send(self.by_index[request.replica], message)
 

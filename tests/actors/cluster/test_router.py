@@ -369,3 +369,22 @@ def test_deaths_at_any_moment(seed: int, ledger: bool) -> None:
     box.run(3000, chance)
     box.assert_whole()
     assert not box.router.book.live and all(view.sequences == 0 for view in box.router.views)
+
+
+def test_orders_that_a_client_repeats_are_kept_once() -> None:
+    box = ClusterBox(settings())
+    rid = box.submit([4, 5], max_tokens=500)
+    for _ in range(50):  # no replica is ready: it is nowhere
+        box.to_router.append(Recall(rid, b"client"))
+    while box.to_router:
+        box.router.on_message(box.to_router.popleft(), box.now)
+    box.router.on_wake(box.now)
+    (request,) = box.router.book.requests.values()
+    assert request.orders == [Recall(rid, b"client")]
+    for _ in range(10):
+        box.turn()
+    for _ in range(50):
+        box.router.on_message(Cancel(rid, b"client"), box.now)
+    assert request.orders == [Cancel(rid, b"client")]
+    box.run()
+    assert box.of(rid)[0].end is not None
