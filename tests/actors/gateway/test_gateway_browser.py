@@ -177,11 +177,11 @@ def test_the_charts_move(browser: Browser, served: Served) -> None:
 def test_a_refusal_is_shown_and_can_be_retried(browser: Browser, served: Served) -> None:
     tab = browser.open(served.url)
     try:
-        tab.js("document.getElementById('top_p').value = '7'")
+        tab.js("document.getElementById('seed').value = '1e30'")
         send(tab, STORY)
         tab.wait("document.querySelector('.error')")
-        assert "top_p" in tab.js("document.querySelector('.error').textContent")
-        tab.js("document.getElementById('top_p').value = ''")
+        assert "seed" in tab.js("document.querySelector('.error').textContent")
+        tab.js("document.getElementById('seed').value = ''")
         tab.js("document.getElementById('max_tokens').value = '8'")
         tab.click(".error button")
         tab.wait(DONE)
