@@ -417,6 +417,37 @@ def test_a_ledger_may_move(original: Original, tmp_path: Path) -> None:
         ledger.close()
 
 
+@pytest.mark.mended("an engine that gave up forgot answers that were finished and not read")
+def test_what_was_told_is_there_until_a_clean_end(original: Original,
+                                                  tried: Callable[..., None]) -> None:
+    """The next engine reads it as any other, again and again, and may be killed at any moment."""
+    made = original.copy()
+    for told in (True, True, False, True):
+        ledger = open_ledger(context(made))
+        assert ledger is not None and len(ledger.history.entries) == len(original.told)
+        nothing_wrong(ledger, original.told)
+        ledger.close(told=told)
+        tried()
+    files.remove_told(made)
+    assert list(made.iterdir()) == []
+
+
+@pytest.mark.mended("after 2^31 sequences the scheduler ended, and each that read its ledger")
+def test_numbers_at_the_end_of_32_bits(tmp_path: Path, tried: Callable[..., None]) -> None:
+    for first in (2**31 - 2, 2**31 - 1, 2**31, 2**32 - 1, 2**61):
+        ledger = Ledger(tmp_path / str(first), MODEL)
+        ledger.append(ADMISSION, AdmissionRecord(submit("r", n=3), first))
+        ledger.append(BATCH, batch((first, 0, [1]), (first + 2, 0, [2, 3])))
+        ledger.commit()
+        ledger.close()
+        again = open_ledger(context(tmp_path / str(first)))
+        assert again is not None and again.history.next_sid == first + 3 and not again.damaged
+        said = [len(one.tokens) // 4 for one in again.history.entries[b"client", "r"].choices]
+        assert said == [1, 0, 2]
+        again.close()
+        tried()
+
+
 @pytest.mark.parametrize("sub", ["lock", "."])
 def test_a_lock_that_is_none(original: Original, sub: str) -> None:
     made = original.copy()
