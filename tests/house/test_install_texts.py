@@ -15,14 +15,12 @@ KINDS = (".py", ".md", ".toml", ".txt", ".sh", ".yaml", ".html", ".js", ".mjs", 
 SENDS = re.compile(r"pip3? install (?:-\S+ )*['\"`]?actorium|\bactorium(?:-llm)?\[")
 """By name, or by an extra of the name."""
 EXTRA = re.compile(r"pip install (?:-e )?['\"]?\.\[([\w,]+)\]")
-HISTORY = ("CHANGELOG.md",)
-"""What was said once."""
 
 
 def texts() -> Iterator[tuple[Path, str]]:
     """Every text of the project."""
-    found = [path for path in ROOT.iterdir() if path.is_file() and path.name not in HISTORY
-             and (path.suffix in KINDS or path.name == "Makefile")]
+    found = [path for path in ROOT.iterdir() if path.is_file() and
+             (path.suffix in KINDS or path.name == "Makefile")]
     for folder in FOLDERS:
         found += [path for path in (ROOT / folder).rglob("*") if path.suffix in KINDS
                   and path.is_file() and "results" not in path.parts]
