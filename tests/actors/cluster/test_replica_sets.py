@@ -395,7 +395,7 @@ class FleetBox:
         assert kept is not None
         found = {row.replica: row for row in self.router.fleet.rows()}
         assert self.router.fleet.replica_set() == kept.kept
-        left_out = {index for index, row in found.items() if row.phase == "left out"}
+        left_out = {index for index, row in found.items() if row.why}
         assert left_out <= {BROKEN}
         there = {child.role for child in self.launcher.children.running.values()}
         assert there == self.launcher.roles.keys() == {
