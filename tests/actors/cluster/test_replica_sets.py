@@ -342,7 +342,8 @@ class FleetBox:
                 if replica_index(child.role) == BROKEN:
                     child.end_at = child.ready_at
             if self.now >= child.end_at:
-                launcher._fatals[child.pid] = Fatal(child.role, child.pid, child.epoch, "no device")
+                launcher._fatals[child.role] = Fatal(child.role, child.pid, child.epoch,
+                                                     "no device")
                 came_down = child.role not in launcher._leaving
                 launcher._on_exit(child.pidfd)
                 if came_down:

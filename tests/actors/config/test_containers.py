@@ -15,7 +15,7 @@ from helpers_cluster import ClusterBox, settings
 from helpers_containers import FEW, few_are_retained, grown, sizes_of
 from helpers_runtime import short_dir
 from helpers_scheduler import Ring, column, config
-from helpers_text import attached, context, i4, loaded, write_model
+from helpers_text import attached, context, i4, i8, loaded, write_model
 
 from actorium.actors.client.core import ClientCore
 from actorium.actors.client.requests import Request
@@ -108,7 +108,7 @@ def test_detokenizer(model: Path) -> None:
         for index in range(3):
             core.on_message(Open(sid + index, f"r{number}-{index}", 0, client, i4([65]),
                                  TextParams(), 0, b""), now)
-        core.on_message(TokenBatch(1, i4([sid, sid + 1]), i4([0, 5]), bytes([1, 1]), i4([66, 67]),
+        core.on_message(TokenBatch(1, i8([sid, sid + 1]), i4([0, 5]), bytes([1, 1]), i4([66, 67]),
                                    [SequenceEvent(sid, "length"), SequenceEvent(sid + 2, "abort")]
                                    ), now)
         core.on_wake(now)
