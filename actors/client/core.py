@@ -145,7 +145,11 @@ class ClientCore:
         if item is None:
             return
         if isinstance(message, Rejected):
-            if not (isinstance(item, PendingRequest) and item.in_ledger):  # else of a repetition
+            if isinstance(item, PendingRequest) and item.in_ledger:
+                pass  # it is of a repetition
+            elif isinstance(item, PendingRequest) and message.code == Aborted.code:
+                item.end_aborted(now)
+            else:
                 item.fail(from_code(message.code, message.message, message.param))
         elif isinstance(message, Accepted) and isinstance(item, PendingRequest):
             item.accept(now, message.prompt_tokens)

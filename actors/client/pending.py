@@ -245,6 +245,12 @@ class PendingRequest(PendingItem):
         elif all(choice.last is not None for choice in self.choices):
             self._finish()
 
+    def end_aborted(self, now: float) -> None:
+        """It was aborted before the scheduler had it: each choice ends, as it would there."""
+        for index in range(len(self.choices)):
+            self.on_delta(Delta(self.rid, index, 0, "", b"", finish_reason="abort",
+                                usage=Usage(self.prompt_tokens or 0, 0, 0)), now)
+
     def _finish(self) -> None:
         self.done = True
         self.on_done(self)

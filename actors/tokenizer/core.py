@@ -17,7 +17,7 @@ import msgspec
 
 from actorium.actors.config.retention import KNOWN_REQUESTS
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
-from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
+from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import (
     Abort,
     Accepted,
@@ -165,9 +165,11 @@ class TokenizerCore(Core):
         self._done_requests += 1
         if isinstance(message, Abort):
             dropped = self._queue.drop(client, message.rid)
-            wanted = None if dropped is None else _structured(dropped.message)
-            if wanted is not None and self._model is not None:
-                self._model.grammars.forget(wanted)
+            if dropped is not None:  # nobody else knows it, nor says that it ends
+                self._reject(client, message.rid, Aborted("the request was aborted"))
+                wanted = _structured(dropped.message)
+                if wanted is not None and self._model is not None:
+                    self._model.grammars.forget(wanted)
             self._out.append(Send("scheduler", Cancel(message.rid, client)))
             return
         if isinstance(message, Resume):

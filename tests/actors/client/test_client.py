@@ -8,6 +8,7 @@ import math
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -154,8 +155,10 @@ def test_breaking_out_of_a_stream_aborts(client: Client, engine: FakeEngine) -> 
 def test_abort_by_rid_ends_the_stream(client: Client, engine: FakeEngine) -> None:
     engine.allow = 0
     stream = client.stream(TEXT, params(max_tokens=200))
+    began = time.monotonic()
     client.abort(stream.rid)
     assert [d.finish_reason for d in stream] == ["abort"]
+    assert time.monotonic() - began < 4, "not only when the request would be sent again"
 
 
 def test_two_streams_side_by_side_with_generate_inside(client: Client) -> None:

@@ -125,6 +125,15 @@ def test_error_ends_raise(end: str, error: type[ActoriumError]) -> None:
         pending.completions()
 
 
+def test_a_request_aborted_before_the_scheduler_had_it_ends_as_others_do() -> None:
+    core = ClientCore("c")
+    streamed, whole = started(core, n=2, streaming=True), started(core, n=2)
+    for pending in (streamed, whole):
+        core.on_message(Rejected(pending.rid, "aborted", "the request was aborted"))
+    assert [delta.finish_reason for delta in streamed.deltas] == ["abort"] * 2
+    assert streamed.error is None and isinstance(whole.error, Aborted) and not core.waiting
+
+
 def test_rejections_reach_their_own_request() -> None:
     core = ClientCore("c")
     first, second, third = (started(core) for _ in range(3))
