@@ -19,8 +19,8 @@ from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.models.registry import load_model
 
 NEEDS = AttentionNeeds("cpu", "bfloat16", "bfloat16", 64, 16)
-native = pytest.mark.skipif(bool(NativeAttention.missing(EXTEND, CPU)),
-                            reason="no C compiler, or no instructions for its kernels")
+LACKS = NativeAttention.missing(EXTEND, CPU)
+native = pytest.mark.skipif(bool(LACKS), reason=LACKS)
 
 
 def test_every_name_has_one_meaning() -> None:

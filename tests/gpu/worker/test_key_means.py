@@ -19,9 +19,8 @@ from actorium.gpu.worker.device import OpenedDevice, open_device
 from actorium.gpu.worker.key_means import TOKENS, measured_tokens
 from actorium.kernels.reference.sage import KeyMeans
 
-pytestmark = [
-    pytest.mark.usefixtures("all_threads"),
-    pytest.mark.skipif(bool(SageAttention.missing(EXTEND, CPU)), reason="no C compiler, or VNNI")]
+LACKS = SageAttention.missing(EXTEND, CPU)
+pytestmark = [pytest.mark.usefixtures("all_threads"), pytest.mark.skipif(bool(LACKS), reason=LACKS)]
 
 
 @pytest.fixture(scope="module")
