@@ -102,8 +102,8 @@ def test_checked_grammars_are_answered_at_once(asked: Asked) -> None:
 
 def test_a_request_that_is_aborted_while_it_waits_is_never_sent(asked: Asked) -> None:
     assert asked.tell(generate("gone", Structured(regex="[pq]"))) == []
-    (cancel,) = asked.tell(Abort("gone"))
-    assert isinstance(cancel, Cancel)
+    ended, cancel = asked.tell(Abort("gone"))
+    assert isinstance(cancel, Cancel) and isinstance(ended, Rejected) and ended.code == "aborted"
     assert asked.core.done and asked.wake() == []
 
 

@@ -124,7 +124,7 @@ def test_a_grammar_and_a_long_prompt(asked: Asked) -> None:
 
 def test_an_aborted_long_prompt_is_never_submitted(asked: Asked) -> None:
     assert asked.tell(generate("r", messages=MANY)) == []
-    assert [type(message) for message in asked.tell(Abort("r"))] == [Cancel]
+    assert [type(message) for message in asked.tell(Abort("r"))] == [Rejected, Cancel]
     assert asked.core.done and asked.wake() == []
 
 
