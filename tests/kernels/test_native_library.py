@@ -17,6 +17,7 @@ import torch
 from actorium.kernels.backends import select_ops
 from actorium.kernels.cpu import native_library as native
 from actorium.kernels.cpu.native_ops import NativeOps
+from actorium.tools.as_processor import BUILDS
 
 
 @pytest.fixture
@@ -80,8 +81,12 @@ def test_another_source_is_another_library(stub: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("rate", "slow"), [(0.5, 1), (2.0, 0)])
 def test_it_is_built_after_what_the_processor_is_fast_at(
-    rate: float, slow: int, stub: Path, tmp_path: Path
+    rate: float, slow: int, stub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    # By a compiler that does not build for another processor (tools/as_processor.py).
+    own = [folder for folder in os.environ["PATH"].split(os.pathsep)
+           if not Path(folder).is_relative_to(BUILDS.resolve())]
+    monkeypatch.setenv("PATH", os.pathsep.join(own))
     (stub / "pair_rate.c").write_text(f"double pair_rate(void) {{ return {rate}; }}\n")
     with (stub / "stub.c").open("a") as source:
         source.write("#ifdef SLOW_PAIRS\n#define SLOW 1\n#else\n#define SLOW 0\n#endif\n"
