@@ -21,9 +21,9 @@ from numpy.typing import NDArray
 from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
-from actorium.actors.structured.json_digits import MOST, DigitRun
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.structural_tags import lark_of
+from actorium.actors.structured.text_state import MOST, TextLimits
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
@@ -84,7 +84,7 @@ class GrammarVocabulary:
         compiled = self._kept[grammar] = self._kept.pop(grammar)
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(compiled.message, compiled.param)
-        return GrammarMatcher(compiled.deep_copy(), self, is_json(grammar))
+        return GrammarMatcher(compiled.deep_copy(), self, limits_of(grammar))
 
     def knows(self, grammar: str) -> bool:
         """True if `matcher` answers at once."""
@@ -148,6 +148,13 @@ class GrammarVocabulary:
             self._digits = ~bits[:self.words]
         return self._digits
 
+    def first_of(self, text: bytes) -> U32:
+        """Returns u32[words] with the first token of a text alone."""
+        bits = np.zeros(self.words, np.uint32)
+        first = self._tokens.tokenize_bytes(text)[0]
+        bits[first // 32] = 1 << first % 32
+        return bits
+
     def bytes_of(self, token: int) -> bytes:
         """Returns a token's text."""
         return bytes(self._tokens.decode_bytes([token]))
@@ -184,11 +191,11 @@ def _in_words(error: str) -> str:
 class GrammarMatcher:
     """The position of one sequence in its grammar."""
 
-    def __init__(self, compiled: Any, vocabulary: GrammarVocabulary, json: bool = False) -> None:
-        """compiled: llguidance's matcher, which becomes `inner`; json: of JSON texts, whose numbers
-        get an end."""
-        self.inner, self._vocabulary = compiled, vocabulary
-        self._run = DigitRun() if json else None
+    def __init__(self, compiled: Any, vocabulary: GrammarVocabulary,
+                 limits: TextLimits | None = None) -> None:
+        """compiled: llguidance's matcher, which becomes `inner`; limits: those of the text."""
+        self.inner, self._vocabulary, self._limits = compiled, vocabulary, limits
+        self._text = None if limits is None else limits.start()
         self.consumed = 0
         """Tokens accepted so far."""
 
@@ -211,8 +218,8 @@ class GrammarMatcher:
                 continue
             if not self.inner.consume_token(token):
                 return False
-            if self._run is not None:
-                self._run = self._run.after(self._vocabulary.bytes_of(token))
+            if self._text is not None:
+                self._text = self._text.after(self._vocabulary.bytes_of(token))
         return True
 
     def masks(self, drafts: Sequence[int]) -> list[U32]:
@@ -229,15 +236,20 @@ class GrammarMatcher:
         return self.narrowed(found, drafts)
 
     def narrowed(self, rows: list[U32], drafts: Sequence[int]) -> list[U32]:
-        """Returns the masks without further digits where a number has its most, unless there is
-        nothing else."""
-        if self._run is None:
+        """Returns the masks as the text's limits have them, unless they leave nothing: without
+        further digits where a number has its most, and nothing but the end of a thought that has
+        all its tokens."""
+        if self._text is None or self._limits is None:
             return rows
-        run, found = self._run, []
+        text, found = self._text, []
         for place, bits in enumerate(rows):
             if place:
-                run = run.after(self._vocabulary.bytes_of(drafts[place - 1]))
-            ends = bits & self._vocabulary.no_digits if run.digits >= MOST else bits
+                text = text.after(self._vocabulary.bytes_of(drafts[place - 1]))
+            ends = bits
+            if self._limits.json and text.digits >= MOST:
+                ends = bits & self._vocabulary.no_digits
+            elif self._limits.ends_thought(text):
+                ends = bits & self._vocabulary.first_of(text.left_of_thought())
             found.append(ends if ends.any() else bits)
         return found
 
@@ -254,9 +266,31 @@ SPACES = r"[ ]|\n[ ]{0,32}"
 model may fill its context with blanks."""
 
 
-def is_json(grammar: str) -> bool:
-    """Returns whether a grammar is of JSON texts."""
-    return grammar.startswith('{"grammars":[{"name":"json_schema"')
+NAMED = '{"grammars":[{"name":"'
+"""How llguidance writes a grammar that has a name."""
+UNLIMITED, LIMITED = "any", "text"
+
+
+def limits_of(grammar: str) -> TextLimits | None:
+    """Returns the limits of a grammar's texts; None where it has none."""
+    text = grammar.lstrip(WRITTEN)
+    if not text.startswith(NAMED):
+        return None
+    kind, *limits = text[len(NAMED):].partition('"')[0].split()
+    if kind == "json_schema":
+        return TextLimits(json=True)
+    if kind != LIMITED:
+        return None
+    json, thought, budget = map(int, limits)
+    return TextLimits(bool(json), bool(thought), None if budget < 0 else budget)
+
+
+def _name_of(limits: TextLimits) -> str:
+    """Returns the name of a grammar with these limits."""
+    if limits == TextLimits(thought=limits.thought):
+        return UNLIMITED
+    budget = -1 if limits.budget is None else limits.budget
+    return f"{LIMITED} {limits.json:d} {limits.thought:d} {budget}"
 
 
 def grammar_of(wanted: Structured) -> str:
@@ -313,20 +347,26 @@ def choice_grammar(choices: Sequence[str]) -> str:
 def tag_grammar(description: str) -> str:
     """Returns the grammar of texts with tagged parts (`structural_tags`). Raises `InvalidRequest`.
     """
-    from llguidance import LLMatcher
-
-    return LLMatcher.grammar_from_lark(lark_of(description, SPACES))
+    made = lark_of(description, SPACES)
+    first = {"name": _name_of(made.limits), "lark_grammar": made.lark}
+    others = [{"name": name, "lark_grammar": _lark(text)} for name, text in made.others.items()]
+    written = json.dumps({"grammars": [first, *others]}, separators=(",", ":"))
+    return WRITTEN + written if others else written
 
 
 def ebnf_grammar(text: str) -> str:
     """Converts a grammar in Lark's syntax, or in GBNF (llama.cpp's), which has `root ::=`."""
     from llguidance import LLMatcher
 
-    if "::=" in text:
-        from llguidance.gbnf_to_lark import any_to_lark
+    return WRITTEN + LLMatcher.grammar_from_lark(_lark(text))
 
-        try:
-            text = any_to_lark(text)
-        except Exception as error:  # the converter raises whatever it stumbles over
-            raise InvalidRequest(f"structured: grammar: {error}", "structured") from None
-    return WRITTEN + LLMatcher.grammar_from_lark(text)
+
+def _lark(text: str) -> str:
+    if "::=" not in text:
+        return text
+    from llguidance.gbnf_to_lark import any_to_lark
+
+    try:
+        return str(any_to_lark(text))
+    except Exception as error:  # the converter raises whatever it stumbles over
+        raise InvalidRequest(f"structured: grammar: {error}", "structured") from None

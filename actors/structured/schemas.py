@@ -39,6 +39,17 @@ def closed(schema: Any, closes: bool = True) -> Any:
     return _Closing(schema, closes).result()
 
 
+def under(schema: Any, place: str) -> Any:
+    """Returns a copy whose references hold where it is put at `place`, a pointer into another
+    schema."""
+    if isinstance(schema, list):
+        return [under(part, place) for part in schema]
+    if not isinstance(schema, dict):
+        return schema
+    return {key: place + value[1:] if key == "$ref" and isinstance(value, str)
+            and value.startswith("#") else under(value, place) for key, value in schema.items()}
+
+
 class _Closing:
     """One schema being closed, and the definitions added to it."""
 

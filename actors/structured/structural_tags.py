@@ -1,4 +1,5 @@
-"""Structural tags (xgrammar's, as SGLang and vLLM accept them): tagged parts amid free text.
+"""Structural tags (xgrammar's, as SGLang and vLLM accept them): tagged parts amid free text. Parts
+of our own kind are `thought`, and `lenient` and `additional_properties` of a `json_schema`.
 
 A description in JSON becomes a grammar in Lark's syntax, with llguidance's lazy lexemes for text
 that ends where a trigger or a fixed text begins, and its `%json` for schemas. The grammar is built
@@ -13,10 +14,14 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.structured.schemas import closed
+from actorium.actors.structured.text_state import TextLimits
 
 MAX_PARTS = 2000
 """The most parts of a description."""
 TEXT = r"/(?s:.*)/"
+THOUGHT_MARKS = "<think>", "</think>"
+SPACES_BEHIND = r"/[ \n]{0,8}/"
+"""Between a thought and the answer. Bounded, or a model may fill its context with blanks."""
 Node = dict[str, Any]
 
 
@@ -34,17 +39,38 @@ class Then(NamedTuple):
 END = Then('""', None, True)
 
 
-def lark_of(text: str, whitespace: str) -> str:
+class TagGrammar(NamedTuple):
+    """The grammar of a structural tag."""
+
+    lark: str
+    """Its text in Lark's syntax."""
+    others: dict[str, str]
+    """Name -> text of the grammars in Lark's syntax or GBNF that it refers to."""
+    limits: TextLimits
+
+
+def lark_of(text: str, whitespace: str) -> TagGrammar:
     """Returns the grammar. whitespace: expression of what may stand between the parts of a JSON
     text. Raises `InvalidRequest` naming the part that it cannot translate."""
+    try:
+        return _Translation(whitespace).grammar(format_of(text))
+    except RecursionError:
+        raise _wrong("structural_tag", "too deep") from None
+
+
+def format_of(text: str) -> Any:
+    """Returns the description of the whole text, in the newer form. Raises `InvalidRequest`."""
     try:
         given = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise _wrong("structural_tag", f"no JSON: {error}") from None
-    try:
-        return _Translation(whitespace).grammar(given)
-    except RecursionError:
-        raise _wrong("structural_tag", "too deep") from None
+    if isinstance(given, dict) and "structures" in given:
+        return _old_form(given)
+    if isinstance(given, dict) and given.get("type") == "structural_tag":
+        _known(given, "structural_tag", ("type", "format"))
+        return given.get("format")
+    raise _wrong("structural_tag", "must be {\"structures\": ..., \"triggers\": ...} or "
+                 "{\"type\": \"structural_tag\", \"format\": ...}")
 
 
 class _Translation:
@@ -53,23 +79,23 @@ class _Translation:
     def __init__(self, whitespace: str) -> None:
         self._whitespace = whitespace
         self._rules: list[str] = []
+        self._others: dict[str, str] = {}
         self._parts = 0
+        self._limits = TextLimits(json=True)
         self._kinds: dict[str, Callable[[Node, str, Then], Then]] = {
             "const_string": self._const, "json_schema": self._schema, "regex": self._regex,
-            "any_text": self._text, "sequence": self._sequence, "or": self._either,
-            "tag": self._tag, "triggered_tags": self._triggered,
-            "tags_with_separator": self._separated}
+            "any_text": self._text, "grammar": self._grammar, "thought": self._thought,
+            "sequence": self._sequence, "or": self._either, "tag": self._tag,
+            "triggered_tags": self._triggered, "tags_with_separator": self._separated}
 
-    def grammar(self, given: Any) -> str:
-        if isinstance(given, dict) and "structures" in given:
-            start = self._part(_old_form(given), "structural_tag", END)
-        elif isinstance(given, dict) and given.get("type") == "structural_tag":
-            _known(given, "structural_tag", ("type", "format"))
-            start = self._part(given.get("format"), "structural_tag.format", END)
-        else:
-            raise _wrong("structural_tag", "must be {\"structures\": ..., \"triggers\": ...} or "
-                         "{\"type\": \"structural_tag\", \"format\": ...}")
-        return "\n".join(["%llguidance {}", f"start: {start.expression}", *self._rules, ""])
+    def grammar(self, given: Any) -> TagGrammar:
+        start = self._part(given, "structural_tag.format", END)
+        lark = "\n".join(["%llguidance {}", f"start: {start.expression}", *self._rules, ""])
+        return TagGrammar(lark, self._others, self._limits)
+
+    def _no_json(self) -> None:
+        """Notes that the text is not JSON between marks."""
+        self._limits = self._limits._replace(json=False)
 
     def _rule(self, expression: str, lazy: bool = False) -> str:
         """Adds a rule and returns its name."""
@@ -92,6 +118,8 @@ class _Translation:
     def _fixed(self, text: str, then: Then) -> Then:
         if not text:
             return then
+        if text.count('"') % 2:
+            self._no_json()
         return Then(f"{_quoted(text)} {then.expression}", [(text, then.expression)])
 
     def _const(self, node: Node, where: str, then: Then) -> Then:
@@ -99,24 +127,48 @@ class _Translation:
         return self._fixed(_string(node, where, "value"), then)
 
     def _schema(self, node: Node, where: str, then: Then) -> Then:
-        _known(node, where, ("type", "json_schema", "style"))
+        _known(node, where, ("type", "json_schema", "style", "lenient", "additional_properties"))
         if node.get("style", "json") != "json":
             raise _wrong(f"{where}.style", f"{node['style']!r} is not supported")
-        return self._json(node.get("json_schema"), f"{where}.json_schema", then)
-
-    def _json(self, schema: Any, where: str, then: Then) -> Then:
+        schema, where = node.get("json_schema"), f"{where}.json_schema"
         if schema is True:
             schema = {}
         if not isinstance(schema, dict):
             raise _wrong(where, "must be a JSON schema")
+        options: Node = {"whitespace_pattern": self._whitespace}
+        if node.get("lenient"):
+            options["lenient"] = True
         try:
-            own = closed(schema) | {"x-guidance": {"whitespace_pattern": self._whitespace}}
+            own = closed(schema, not node.get("additional_properties")) | {"x-guidance": options}
         except ValueError as error:
             raise _wrong(where, str(error)) from None
         return Then(f"{self._rule(f'%json {json.dumps(own)}')} {then.expression}")
 
+    def _grammar(self, node: Node, where: str, then: Then) -> Then:
+        _known(node, where, ("type", "grammar"))
+        self._no_json()
+        name = f"grammar-{len(self._others)}"
+        self._others[name] = _string(node, where, "grammar")
+        return Then(f"@{name} {then.expression}")
+
+    def _thought(self, node: Node, where: str, then: Then) -> Then:
+        """Matches a thought and the blanks behind it. Where it is not open yet, it may be left
+        out."""
+        _known(node, where, ("type", "open", "max_tokens"))
+        budget, is_open = node.get("max_tokens"), bool(node.get("open"))
+        if budget is not None and (type(budget) is not int or budget < 0):
+            raise _wrong(f"{where}.max_tokens", "must be a whole number, not negative")
+        self._limits = self._limits._replace(thought=is_open, budget=budget)
+        begin, end = THOUGHT_MARKS
+        then = self._named(then)
+        thought = f"{self._rule(f'{TEXT} {_quoted(end)}', lazy=True)} {SPACES_BEHIND}"
+        if is_open:
+            return Then(f"{thought} {then.expression}")
+        return Then(self._rule(f"{_quoted(begin)} {thought} {then.expression} | {then.expression}"))
+
     def _regex(self, node: Node, where: str, then: Then) -> Then:
         _known(node, where, ("type", "pattern"))
+        self._no_json()
         pattern = _string(node, where, "pattern").replace("/", r"\/").replace("\n", r"\n")
         return Then(f"/{pattern}/ {then.expression}")
 
@@ -124,6 +176,7 @@ class _Translation:
         _known(node, where, ("type", "excludes"))
         if node.get("excludes"):
             raise _wrong(f"{where}.excludes", "is not supported")
+        self._no_json()
         return self._until(then, where)
 
     def _until(self, then: Then, where: str) -> Then:
@@ -182,6 +235,7 @@ class _Translation:
                              "excludes"))
         if node.get("excludes"):
             raise _wrong(f"{where}.excludes", "is not supported")
+        self._no_json()
         triggers = _list(node, where, "triggers")
         if not all(isinstance(trigger, str) and trigger for trigger in triggers):
             raise _wrong(f"{where}.triggers", "must be strings, none of them empty")

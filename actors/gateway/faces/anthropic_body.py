@@ -10,7 +10,7 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.gateway.faces.media_parts import joined, source_upload
-from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns
+from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
     Function,
     NamedFunction,
@@ -67,6 +67,7 @@ class AnthropicToolChoice(Struct, kw_only=True):
 
 class Thinking(Struct, kw_only=True):
     type: Literal["enabled", "disabled", "adaptive"]
+    budget_tokens: int | None = None
 
 
 class CountTokensBody(SamplingFields, kw_only=True):
@@ -90,11 +91,17 @@ class CountTokensBody(SamplingFields, kw_only=True):
         """True if reasoning is shown."""
         return self.thinking is not None and self.thinking.type != "disabled"
 
+    @property
+    def thought_budget(self) -> int | None:
+        """Returns the most tokens of the reasoning."""
+        told = None if self.thinking is None else self.thinking.budget_tokens
+        return self.thinking_token_budget if told is None else told
+
     def template_args(self) -> dict[str, Any]:
-        """Returns the chat template's variables."""
-        if self.thinking is None:
-            return dict(self.chat_template_kwargs)
-        return {"enable_thinking": self.thinks} | self.chat_template_kwargs
+        """Returns the chat template's variables: as with Anthropic, a model thinks only if asked.
+        """
+        thinks = {"enable_thinking": True} if self.thinks else effort_args("none")
+        return thinks | self.chat_template_kwargs
 
     def ignored_tools(self) -> list[str]:
         """Returns the types of the tools that the model is not shown."""

@@ -16,14 +16,14 @@ from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, MessagesBody, prefill
 from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
-from actorium.actors.gateway.faces.response_formats import structured_of
+from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
 from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
-from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser
+from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser, Thought
 from actorium.actors.gateway.parsers.parts import (
     MessagePart,
     ReasoningPart,
@@ -202,16 +202,22 @@ class MessagesTurn(HttpTurn):
         self._blocks = BlockBuilder(call.answer_id)
         self._turns = body.turns()
         self._prefill = prefill(self._turns)
-        parser = model.parsing.parser(
-            self._tools.schemas, self._tools.forced, True, body.template_args(),
+        self._thought = model.parsing.thought(
+            body.template_args(), bool(self._tools.shown),
             None if self._prefill is None else opens_thought(self._prefill))
-        self._parser = ChoiceParser(parser, body.thinks, MAX_TOOLS if body.parallel else 1)
+        parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)
+        # A thought that the template does not let be left out is told.
+        thinks = body.thinks or self._thought is Thought.OPEN
+        self._parser = ChoiceParser(parser, thinks, MAX_TOOLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._begun = False
 
+    def engine_fields(self) -> dict[str, str]:
+        return {"structured": format_field(self.body, "tools")}
+
     async def requests(self) -> list[Request]:
         body = self.body
-        structured = self._tools.structured(structured_of(body))
+        structured = self.constraint(structured_of(body), body.max_tokens, body.thought_budget)
         params = sampling(body, None, structured=structured)
         goes_on = self._prefill is not None
         return [request_for(body, params, self.call.tenant, messages=self._turns,

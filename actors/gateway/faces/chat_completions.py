@@ -56,6 +56,9 @@ class ChatTurn(HttpTurn):
         super().__init__(call, model, body)
         self._id = f"chatcmpl-{call.answer_id}"
         self._tools = body.choice()
+        self._thought = model.parsing.thought(
+            body.template_args(), bool(self._tools.shown),
+            None if body.opens_turn else opens_thought(body.last_text()))
         self._texts = TokenIdTexts(self.engine.token_texts) if body.return_tokens_as_token_ids \
             else self.engine.token_texts
         self._delta = legacy_delta if body.legacy else delta
@@ -77,9 +80,9 @@ class ChatTurn(HttpTurn):
     async def requests(self) -> list[Request]:
         body, tenant = self.body, self.call.tenant
         limit = body.max_completion_tokens
-        structured = self._tools.structured(structured_of(body))
-        params = sampling(body, body.alternatives(), structured=structured,
-                          max_tokens=body.limit if limit is None else limit)
+        limit = body.limit if limit is None else limit
+        structured = self.constraint(structured_of(body), limit, body.thinking_token_budget)
+        params = sampling(body, body.alternatives(), structured=structured, max_tokens=limit)
         prompt: dict[str, Any] = {
             "messages": body.turns(), "template_args": body.template_args(),
             "tools": self._tools.shown, "chat_template": body.chat_template,
@@ -104,9 +107,8 @@ class ChatTurn(HttpTurn):
     def _parser(self) -> ChoiceParser:
         """For the text of one choice."""
         body, tools = self.body, self._tools
-        parser = self.model.parsing.parser(
-            tools.schemas, tools.forced, body.separate_reasoning, body.template_args(),
-            None if body.opens_turn else opens_thought(body.last_text()))
+        parser = self.model.parsing.parser(tools.schemas, tools.forced, body.separate_reasoning,
+                                           self._thought)
         return ChoiceParser(parser, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
                       self.model.thought_end)
 

@@ -84,6 +84,9 @@ class CompletionBody(SamplingFields, kw_only=True):
         """Raise `HttpError` on what is not offered."""
         if self.suffix:
             raise HttpError(400, "suffix: not supported", "suffix")
+        if self.thinking_token_budget is not None:
+            raise HttpError(400, "thinking_token_budget: only with messages",
+                            "thinking_token_budget")
         if self.stream and self.prompt_logprobs is not None:
             raise HttpError(400, "prompt_logprobs: not in a stream", "prompt_logprobs")
         if self.max_tokens == 0 and not self.echo:

@@ -100,13 +100,27 @@ def structured_of(body: FormatFields) -> Structured | None:
 
 
 def passed_over(wanted: Structured | None) -> list[str]:
-    """Returns the keywords of a lenient schema that are not enforced."""
-    if wanted is None or not wanted.lenient or len(wanted.json_schema or "") > MAX_GRAMMAR:
+    """Returns the keywords of lenient schemas that are not enforced."""
+    text = "" if wanted is None else wanted.json_schema or wanted.structural_tag or ""
+    if wanted is None or len(text) > MAX_GRAMMAR:
         return []
     try:
-        return unenforced(json.loads(wanted.json_schema or "null"))
+        whole = json.loads(text or "null")
+        lenient = [whole] if wanted.lenient else _lenient_schemas(whole)
+        return [name for schema in lenient for name in unenforced(schema)]
     except (ValueError, RecursionError):  # the engine says so
         return []
+
+
+def _lenient_schemas(part: Any) -> list[Any]:
+    """Returns the schemas of a structural tag's part that are lenient."""
+    if isinstance(part, list):
+        return [one for inner in part for one in _lenient_schemas(inner)]
+    if not isinstance(part, dict):
+        return []
+    if part.get("type") == "json_schema":
+        return [part.get("json_schema")] if part.get("lenient") else []
+    return [one for inner in part.values() for one in _lenient_schemas(inner)]
 
 
 def _one(name: str, value: Any) -> Structured | None:

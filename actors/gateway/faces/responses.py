@@ -17,6 +17,7 @@ from actorium.actors.gateway.engine_call import EngineCall, call_of, engine_of
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
+from actorium.actors.gateway.faces.response_formats import format_field
 from actorium.actors.gateway.faces.response_store import (
     OFF,
     RUNNING,
@@ -102,8 +103,8 @@ class ResponsesTurn(HttpTurn):
         self._tools = body.choice()
         self._name = name = call.answer_id
         self._output = OutputBuilder(name, body.namespaces())
-        parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True,
-                                        body.template_args())
+        self._thought = model.parsing.thought(body.template_args(), bool(self._tools.shown))
+        parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)
         self._parser = ChoiceParser(parser, True, MAX_TOOLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._events_told = 0
@@ -121,7 +122,9 @@ class ResponsesTurn(HttpTurn):
             top_logprobs=body.top_logprobs or 0, user=body.user)
 
     def engine_fields(self) -> dict[str, str]:
-        return {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input"}
+        return {"max_tokens": "max_output_tokens", "prompt": "input", "messages": "input",
+                "structured": format_field(self.body, "tools" if self.body.text is None
+                                           else "text.format")}
 
     @property
     def tells_token_texts(self) -> bool:
@@ -133,10 +136,9 @@ class ResponsesTurn(HttpTurn):
             raise HttpError(400, f"background: {OFF}", "background")
         context = await context_of(store, tenant, body.previous_response_id)
         items = msgspec.json.decode(context, type=list[InputItem])
-        structured = self._tools.structured(body.structured())
-        limit = body.max_output_tokens
-        params = sampling(body, body.alternatives(), structured=structured,
-                          max_tokens=body.max_tokens if limit is None else limit)
+        limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
+        structured = self.constraint(body.structured(), limit, body.thinking_token_budget)
+        params = sampling(body, body.alternatives(), structured=structured, max_tokens=limit)
         if store is not None and body.store:
             self._keeper = ResponseKeeper(store, tenant, context, body, self._name)
         return [request_for(body, params, tenant, messages=list(body.turns(items)),

@@ -34,7 +34,6 @@ class UnsupportedFields(FormatFields, kw_only=True):
     prompt_embeds: Any = None
     logits_processors: Any = None
     repetition_detection: Any = None
-    thinking_token_budget: Any = None
     # SGLang's
     lora_path: Any = None
     session_params: Any = None
@@ -118,6 +117,8 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] = {}
     """What becomes of images and videos (docs/media.md)."""
+    thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
+    """The most tokens of a thought."""
     ignore_eos: bool = False
     skip_special_tokens: bool = True
     prompt_logprobs: int | None = None

@@ -6,10 +6,8 @@ from typing import Any, Literal
 
 from msgspec import UNSET, Struct, UnsetType, to_builtins
 
-from actorium.actors.gateway.faces.response_formats import json_text
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.qwen3_coder import Schemas
-from actorium.actors.params import Structured
 
 MAX_TOOLS = 128
 MAX_NAME = 256
@@ -75,7 +73,9 @@ class ToolSelection:
                  choice: Literal["none", "auto", "required"] | NamedTool | None,
                  parallel: bool) -> None:
         """Raises `HttpError` naming the field."""
-        self._tools, self._parallel = tools or [], parallel
+        self._tools = tools or []
+        self.parallel = parallel
+        """Several calls may be made at once."""
         self._choice = choice if choice is not None else ("auto" if tools else "none")
         names = [tool.function.name for tool in self._tools]
         if len(names) > MAX_TOOLS or len(set(names)) < len(names):
@@ -95,6 +95,11 @@ class ToolSelection:
         return [] if self._choice == "none" else [to_builtins(tool) for tool in self._tools]
 
     @property
+    def callable(self) -> list[Function]:
+        """Returns the functions that the model may call."""
+        return [] if self._choice == "none" else [tool.function for tool in self._tools]
+
+    @property
     def schemas(self) -> Schemas | None:
         """Returns schemas of the parameters by name; None = calls are text."""
         if self._choice == "none":
@@ -108,39 +113,3 @@ class ToolSelection:
         if isinstance(self._choice, NamedTool):
             return self._choice.function.name
         return "" if self._choice == "required" else None
-
-    def structured(self, wanted: Structured | None) -> Structured | None:
-        """Returns the constraint on the completion: the caller's, or that of forced calls. Raises
-        `HttpError` where both apply."""
-        if self.forced is None:
-            return wanted
-        if wanted is not None:
-            raise HttpError(400, "tool_choice: not together with a format of the answer",
-                            "tool_choice")
-        schema = self._list_schema() if self.forced == "" else self._named_schema(self.forced)
-        lenient = any(tool.function.strict is False for tool in self._tools
-                      if self.forced in ("", tool.function.name))
-        return Structured(json_schema=json_text(schema), lenient=lenient)
-
-    def _named_schema(self, name: str) -> dict[str, Any]:
-        found = next(tool.function for tool in self._tools if tool.function.name == name)
-        return found.parameters or NO_PARAMETERS
-
-    def _list_schema(self) -> dict[str, Any]:
-        definitions: dict[str, Any] = {}
-        calls = []
-        for tool in self._tools:
-            parameters = dict(tool.function.parameters or NO_PARAMETERS)
-            for name, body in parameters.pop("$defs", {}).items():
-                if definitions.setdefault(name, body) != body:
-                    raise HttpError(400, f"tools: two of them define {name[:100]!r} differently",
-                                    "tools")
-            calls.append({"type": "object", "properties": {
-                "name": {"const": tool.function.name}, "arguments": parameters},
-                "required": ["name", "arguments"], "additionalProperties": False})
-        schema: dict[str, Any] = {"type": "array", "minItems": 1, "items": {"anyOf": calls}}
-        if not self._parallel:
-            schema["maxItems"] = 1
-        if definitions:
-            schema["$defs"] = definitions
-        return schema

@@ -13,6 +13,7 @@ from starlette.responses import Response
 
 from actorium.actors.client.requests import Request, StreamDelta
 from actorium.actors.gateway.engine_call import EngineCall, call_of
+from actorium.actors.gateway.faces.answer_grammar import constraint
 from actorium.actors.gateway.faces.response_formats import passed_over
 from actorium.actors.gateway.faces.tool_choice import ToolSelection
 from actorium.actors.gateway.http import bodies
@@ -24,8 +25,10 @@ from actorium.actors.gateway.http.replies import (
     encode_json,
     error_event,
 )
+from actorium.actors.gateway.parsers.choice_parser import Thought
 from actorium.actors.gateway.resume.delta_streams import Deltas, with_ready
 from actorium.actors.gateway.served_model import ServedModel
+from actorium.actors.params import Structured
 
 TOOLS_HEADER = "x-actorium-tools"
 """Where the chat template has no place for a request's tools: how the model learned of them."""
@@ -44,6 +47,8 @@ class HttpTurn(ABC):
     body: Any
     _tools = ToolSelection(None, None, True)
     """Those of the request, on faces that have them."""
+    _thought = Thought.NONE
+    """Whether the answer begins with one."""
 
     def __init__(self, call: EngineCall, model: ServedModel, body: Any) -> None:
         """Raises `HttpError` on fields that do not fit together."""
@@ -71,6 +76,15 @@ class HttpTurn(ABC):
     def engine_fields(self) -> dict[str, str]:
         """Returns the engine's field names -> this API's, where they differ, for errors."""
         return {}
+
+    def constraint(self, wanted: Structured | None, limit: int | None,
+                   budget: int | None) -> Structured | None:
+        """Returns the constraint on the completion. wanted: its format; limit, budget: the most
+        tokens of the completion and of its thought. Raises `HttpError`."""
+        most = min(limit or self.model.max_model_len, self.model.max_model_len)
+        if budget is not None and budget >= most:
+            budget = None  # steps with a grammar take longer
+        return constraint(wanted, self._tools, self.model.parsing.call_form, self._thought, budget)
 
     @abstractmethod
     async def requests(self) -> list[Request]:

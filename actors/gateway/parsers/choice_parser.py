@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from itertools import islice
 from typing import Any
 
@@ -33,10 +34,22 @@ from actorium.actors.models.template_files import DEFAULT, TOOL_USE
 MAX_SWITCHES = 32
 """The most arguments of a template that are considered."""
 OPENING_TICKS = 2000
+SWITCHES = ("enable_thinking", "thinking")
+"""Arguments of templates by which requests switch thoughts off."""
 AUTO, NONE = "auto", "none"
 _MARKS = (("<function=", "qwen3_coder"), ("<tool_call>", "hermes"),
           ("<|python_tag|>", "llama3_json"), ("ipython", "llama3_json"))
 """Strings that show which format a template uses."""
+
+
+class Thought(Enum):
+    """Whether a completion begins with a thought."""
+
+    NONE = "none"
+    MAY = "may"
+    """The model may open one."""
+    OPEN = "open"
+    """The prompt has opened it."""
 
 
 @dataclass(frozen=True)
@@ -85,24 +98,29 @@ class ParserFactory:
             else detect_reasoning_parser(templates.plain + templates.with_tools)
         self._always_inside = reasoning_parser == "deepseek_r1"
         self._openings = {False: _opening(templates.plain), True: _opening(templates.with_tools)}
-        self._inside: dict[str, bool] = {}
+        self._thoughts: dict[str, Thought] = {}
 
     def parser(self, tools: Schemas | None, forced: str | None, reasons: bool,
-                template_args: Mapping[str, Any], inside: bool | None = None) -> OutputParser:
+               thought: Thought) -> OutputParser:
         """Returns a parser for one choice.
 
         tools: schemas by name, None = calls are text; forced: the name of the function whose
-        arguments the completion is, or "" = a list of calls; reasons: separate the reasoning;
-        template_args: of the request, which may switch reasoning off; inside: the completion
-        continues a thought, None = as the template begins the model's turn.
+        arguments the completion is, or "" = a list of calls; reasons: separate the reasoning, as
+        is always done with forced calls.
         """
         if forced is not None:
-            return NamedCallParser(forced) if forced else CallListParser()
-        reader = self._reader(tools)
+            reader: OutputParser = NamedCallParser(forced) if forced else CallListParser()
+            reasons = thought is not Thought.NONE
+        else:
+            reader = self._reader(tools)
         if not reasons or self.reasoning == NONE:
             return reader
-        begins = self._begins_inside(template_args, tools is not None) if inside is None else inside
-        return ChainedParser(ThinkParser(begins), reader)
+        return ChainedParser(ThinkParser(thought is Thought.OPEN), reader)
+
+    @property
+    def call_form(self) -> str:
+        """Returns the name of the parser of calls that are not forced."""
+        return "hermes" if self.tools == NONE and self._reads_calls else self.tools
 
     def _reader(self, tools: Schemas | None) -> OutputParser:
         if tools is None or not self._reads_calls:
@@ -111,20 +129,27 @@ class ParserFactory:
             return Qwen3CoderParser(tools)
         return Llama3Parser(tools) if self.tools == "llama3_json" else HermesParser()
 
-    def _begins_inside(self, args: Mapping[str, Any], tools: bool) -> bool:
-        """Returns whether the prompt ends with the opening mark, by rendering the template."""
-        opening = self._openings[tools]
-        if self._always_inside or opening is None:
-            return self._always_inside
-        args = {**self._default_args, **args}
+    def thought(self, template_args: Mapping[str, Any], tools: bool,
+                inside: bool | None = None) -> Thought:
+        """Returns whether a completion begins with a thought. template_args: of the request, which
+        may switch it off; tools: the template is shown some; inside: the completion continues a
+        message, and a thought in it, None = as the template begins the model's turn."""
+        if self.reasoning == NONE or inside is False:
+            return Thought.NONE
+        if self._always_inside or inside:
+            return Thought.OPEN
+        args = {**self._default_args, **template_args}
         found = ((name, value) for name, value in args.items() if _is_switch(name, value))
         switches = dict(islice(found, MAX_SWITCHES))
         key = repr((tools, sorted(switches.items())))
-        if key not in self._inside:
-            if len(self._inside) > 256:
-                self._inside.clear()
-            self._inside[key] = opening.opens(switches)
-        return self._inside[key]
+        if key not in self._thoughts:
+            if len(self._thoughts) > 256:
+                self._thoughts.clear()
+            opening = self._openings[tools]
+            begins = Thought.MAY if opening is None else opening.begins(switches)
+            off = any(switches.get(name) is False for name in SWITCHES)
+            self._thoughts[key] = Thought.NONE if begins is Thought.MAY and off else begins
+        return self._thoughts[key]
 
 
 class ThoughtOpening:
@@ -136,8 +161,8 @@ class ThoughtOpening:
 
         self._template = ChatTemplate(template, {})
 
-    def opens(self, args: Mapping[str, Any]) -> bool:
-        """Returns whether a prompt made by it ends with `<think>`."""
+    def begins(self, args: Mapping[str, Any]) -> Thought:
+        """Returns how a prompt made by it ends: with `<think>`, `</think>` or neither."""
         from actorium.actors.messages import ChatMessage
         from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
 
@@ -145,8 +170,10 @@ class ThoughtOpening:
             prompt = self._template.render([ChatMessage("user", "?")], dict(args),
                                            ticks=OPENING_TICKS)
         except (ActoriumError, RenderBudgetExceeded):
-            return False
-        return prompt.rstrip().endswith(OPEN)
+            return Thought.MAY
+        end = prompt.rstrip()
+        return Thought.OPEN if end.endswith(OPEN) else \
+            Thought.NONE if end.endswith(CLOSE) else Thought.MAY
 
 
 def _opening(template: str) -> ThoughtOpening | None:

@@ -97,8 +97,7 @@ def test_reasoning_is_shown_on_request_only(monkeypatch: pytest.MonkeyPatch,
     script = Scripted(["<think>\nHm.\n</think>\n\nIt rains."], 0, HERMES)
     whole = asyncio.run(post(monkeypatch, script, ASK | {"thinking": thinking})).json()
     assert whole["content"] == [{"type": "text", "text": "It rains."}]
-    assert script.asked[0].template_args == ({} if thinking is None else
-                                             {"enable_thinking": False})
+    assert script.asked[0].template_args == {"enable_thinking": False, "thinking": False}
 
 
 def test_the_request_to_the_engine_has_the_bodys_fields(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from actorium.actors.gateway.parsers.choice_parser import (
     ChoiceParser,
     ModelTemplates,
     ParserFactory,
+    Thought,
     ThoughtOpening,
 )
 from actorium.actors.structured.grammar import grammar_of
@@ -131,8 +132,9 @@ def test_a_call_can_be_demanded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert choice.finish_reason == "tool_calls"
     params = script.asked[0].params
     assert params is not None and params.structured is not None
-    schema = json.loads(params.structured.json_schema or "")
-    assert schema["minItems"] == 1 and len(schema["items"]["anyOf"]) == 2
+    grammar = grammar_of(params.structured)
+    assert says(grammar, json.dumps(calls)) and says(grammar, json.dumps(calls[1:]))
+    assert not says(grammar, "[]") and not says(grammar, json.dumps(calls[0]))
 
 
 def test_a_function_can_be_demanded_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -166,8 +168,6 @@ def test_earlier_calls_go_to_the_template(monkeypatch: pytest.MonkeyPatch) -> No
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},
      "tool_choice"),
-    ({"tools": [TOOL], "tool_choice": "required", "response_format": {"type": "json_object"}},
-     "tool_choice"),
     ({"tools": [{"type": "function"}]}, "tools"),
     ({"response_format": {"type": "yaml"}}, "response_format"),
     ({"response_format": {"type": "json_schema"}}, "response_format"),
@@ -196,17 +196,21 @@ def test_the_template_selects_the_parsers(template: str | None, tools: str, reas
 
 def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
     off = {"enable_thinking": False}
-    assert not ThoughtOpening(QWEN3).opens({}) and not ThoughtOpening(QWEN3).opens(off)
-    assert ThoughtOpening(QWEN35).opens({}) and not ThoughtOpening(QWEN35).opens(off)
-    assert not ThoughtOpening("{{ raise_exception('x') }}<think>").opens({})
-    assert not ThoughtOpening("{% for i in range(90000) %}{% endfor %}<think>").opens({})
+    assert ThoughtOpening(QWEN3).begins({}) is Thought.MAY
+    assert ThoughtOpening(QWEN3).begins(off) is Thought.NONE
+    assert ThoughtOpening(QWEN35).begins({}) is Thought.OPEN
+    assert ThoughtOpening(QWEN35).begins(off) is Thought.NONE
+    assert ThoughtOpening("{{ raise_exception('x') }}<think>").begins({}) is Thought.MAY
+    assert ThoughtOpening("{% for i in range(90000) %}{% endfor %}<think>").begins({}) \
+        is Thought.MAY
 
 
 def test_a_requests_template_arguments_override_the_engines() -> None:
     parsing = ParserFactory("auto", "auto", ModelTemplates(QWEN35, QWEN35),
                             {"enable_thinking": False})
     for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
-        found = ChoiceParser(parsing.parser(None, None, True, args), True, 1, [])
+        parser = parsing.parser(None, None, True, parsing.thought(args, False))
+        found = ChoiceParser(parser, True, 1, [])
         assert message(found.read("hm", last=True)).reasoning_content == reasoning
 
 
@@ -214,10 +218,10 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
     parsing = ParserFactory("auto", "auto", ModelTemplates(QWEN35, QWEN35))
     for number in range(300):
         data = {"x" * 100: 1, "data": [number], "text": "y" * 1000 + str(number)}
-        parsing.parser(None, None, True, data | {"enable_thinking": number % 2 == 0})
-    assert len(parsing._inside) == 2
-    parsing.parser(None, None, True, {str(number): number for number in range(100_000)})
-    assert max(map(len, parsing._inside)) < 1000
+        parsing.thought(data | {"enable_thinking": number % 2 == 0}, False)
+    assert len(parsing._thoughts) == 2
+    parsing.thought({str(number): number for number in range(100_000)}, False)
+    assert max(map(len, parsing._thoughts)) < 1000
 
 
 @pytest.mark.parametrize(("texts", "ids", "want"), [
@@ -229,7 +233,7 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
 def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids: list[int],
                                          want: int) -> None:
     parsing = ParserFactory("none", "deepseek_r1", ModelTemplates())
-    streamed, whole = (ChoiceParser(parsing.parser(None, None, True, {}), True, 1, ids)
+    streamed, whole = (ChoiceParser(parsing.parser(None, None, True, Thought.OPEN), True, 1, ids)
                        for _ in range(2))
     for i, (text, tokens) in enumerate(texts):
         streamed.read(text, i == len(texts) - 1, tokens)
@@ -318,7 +322,7 @@ def test_what_a_lenient_schema_passes_over_is_said_in_a_header(
 
 def test_a_function_without_parameters_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
     for forced, empty in (({"type": "function", "function": {"name": "clock"}}, "{}"),
-                          ("required", '[{"name":"clock","arguments":{}}]')):
+                          ("required", '[{"name": "clock", "arguments": {}}]')):
         script = Scripted([empty])
         asyncio.run(scripted_client(monkeypatch, script).chat.completions.create(
             model="demo", messages=USER, tools=[OTHER], tool_choice=forced))

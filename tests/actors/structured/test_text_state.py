@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorium.actors.params import Structured
-from actorium.actors.structured.grammar import GrammarMatcher, grammar_of, is_json
-from actorium.actors.structured.json_digits import MOST, DigitRun
+from actorium.actors.structured.grammar import GrammarMatcher, grammar_of, limits_of
+from actorium.actors.structured.text_state import MOST, TextLimits, TextState
 
 NUMBER = grammar_of(Structured(json_schema='{"type": "number"}'))
 
@@ -39,7 +39,7 @@ def test_a_number_ends(kind: str, begins: str) -> None:
         "any": {"json_schema": '{"type": "array"}'}}[kind]
     grammar = grammar_of(Structured(**wanted))
     text = {"object": '{"a":', "number": "", "any": '[1,"2",'}[kind] + begins
-    assert is_json(grammar) and "5" in next_letters(grammar, text + "1" * (MOST - 1))
+    assert limits_of(grammar) and "5" in next_letters(grammar, text + "1" * (MOST - 1))
     for drafts in range(3):
         found = next_letters(grammar, text + "1" * (MOST - drafts), "1" * drafts)
         assert not set(found) & set("0123456789")
@@ -51,7 +51,7 @@ def test_strings_and_other_grammars_have_as_many_as_they_like() -> None:
     text = grammar_of(Structured(json_schema='{"type": "string"}'))
     assert "5" in next_letters(text, '"\\"' + "1" * 40)
     assert "5" in next_letters(grammar_of(Structured(regex="[0-9]+")), "1" * 40)
-    assert [is_json(grammar) for grammar in GRAMMARS] == [True, False, False, False]
+    assert [limits_of(grammar) for grammar in GRAMMARS] == [TextLimits(json=True), None, None, None]
     fixed = grammar_of(Structured(json_schema=json.dumps({"const": int("1" * 30)})))
     assert not says(fixed, "1"), "a text of its own"
 
@@ -59,7 +59,7 @@ def test_strings_and_other_grammars_have_as_many_as_they_like() -> None:
 def test_nothing_else_to_say() -> None:
     """Where a grammar allows digits alone, they go on."""
     many = vocabulary().compile(grammar_of(Structured(regex="[0-9]{60}")))
-    matcher = GrammarMatcher(many, vocabulary(), json=True)
+    matcher = GrammarMatcher(many, vocabulary(), TextLimits(json=True))
     assert matcher.accept(spelt("1" * 50))
     assert matcher.masks([])[0].any() and matcher.accept(spelt("1" * 10)) and not matcher.error
 
@@ -76,7 +76,12 @@ def test_batches_are_narrowed_as_each_alone(monkeypatch: pytest.MonkeyPatch) -> 
             bits.tolist() for bits in matcher.masks(drafts)]
 
 
-@given(st.text('"\\1a.e', max_size=30), st.integers(0, 30))
+PIECES = ('"', "\\", "1", "a", "<", ">", "<think>", "</think>", "</", "think", "<function=f>",
+          "</function>")
+
+
+@given(st.lists(st.sampled_from(PIECES), max_size=12).map("".join), st.integers(0, 60))
 def test_however_a_text_is_cut(text: str, at: int) -> None:
-    whole = DigitRun().after(text.encode())
-    assert DigitRun().after(text[:at].encode()).after(text[at:].encode()) == whole
+    whole = TextState().after(text.encode())
+    cut = TextState().after(text[:at].encode()).after(text[at:].encode())
+    assert cut._replace(thought=whole.thought) == whole

@@ -1,0 +1,186 @@
+"""The grammar of a whole completion, as a structural tag: a thought, where the model may have one,
+then a text in the caller's format, or calls of tools. Pure.
+
+A format binds the text alone: the model may call tools instead, in the form that it was trained on.
+Calls that are demanded are a list of JSON objects; of a function that is named, its arguments.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from actorium.actors.errors import InvalidRequest
+from actorium.actors.gateway.faces.response_formats import json_text
+from actorium.actors.gateway.faces.tool_choice import NO_PARAMETERS, Function, ToolSelection
+from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.parsers.choice_parser import Thought
+from actorium.actors.params import Structured
+from actorium.actors.structured.schemas import under
+from actorium.actors.structured.structural_tags import Node, format_of
+
+ANY_OBJECT = {"type": "object"}
+ANY_TEXT: Node = {"type": "any_text"}
+NOTHING: Node = {"type": "const_string", "value": ""}
+
+
+class CallForm(NamedTuple):
+    """What stands around a call, which is a JSON object."""
+
+    key: str
+    """That of the arguments."""
+    begin: str = ""
+    end: str = ""
+    separator: str = "\n"
+
+
+LISTED = CallForm("arguments", separator=", ")
+"""Within the list of calls that are demanded."""
+FORMS = {"hermes": CallForm("arguments", "<tool_call>\n", "\n</tool_call>"),
+         "llama3_json": CallForm("parameters", separator="; ")}
+"""Parsers whose calls are JSON."""
+CODER = "qwen3_coder"
+
+
+def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, thought: Thought,
+               budget: int | None = None) -> Structured | None:
+    """Returns the constraint on a completion. wanted: the text's format; parser: the name of the
+    tools' parser; budget: the most tokens of the thought. Raises `HttpError`."""
+    calls = None if wanted is None or tools.forced is not None else _calls(tools, parser)
+    thinks = thought is not Thought.NONE
+    if tools.forced is not None:
+        body = _demanded(tools)
+    elif wanted is not None and (thinks or calls is not None):
+        body = _format(wanted) if calls is None else _one_of(_format(wanted), calls)
+    elif thinks and budget is not None:
+        body = ANY_TEXT
+    else:
+        return wanted
+    if thinks:
+        body = _sequence(_thought(thought, budget), body)
+    elif body["type"] == "json_schema":
+        return Structured(json_schema=json_text(body["json_schema"]), lenient=body["lenient"])
+    return Structured(structural_tag=json_text({"type": "structural_tag", "format": body}))
+
+
+def _thought(thought: Thought, budget: int | None) -> Node:
+    limit = {} if budget is None else {"max_tokens": budget}
+    return {"type": "thought", "open": thought is Thought.OPEN, **limit}
+
+
+def _demanded(tools: ToolSelection) -> Node:
+    if tools.forced:
+        [function] = [one for one in tools.callable if one.name == tools.forced]
+        return _arguments(function)
+    listed = _separated([_json_call(one, LISTED, _arguments(one)) for one in tools.callable],
+                        LISTED.separator, tools.parallel)
+    return _sequence(_const("["), listed, _const("]"))
+
+
+def _calls(tools: ToolSelection, parser: str) -> Node | None:
+    """Returns calls in the model's own form; None where it can make none."""
+    if not tools.callable:
+        return None
+    if parser == CODER:
+        tags, separator = [_coder_call(one) for one in tools.callable], "\n"
+    elif parser in FORMS:
+        form = FORMS[parser]
+        tags = [_json_call(one, form, _free_arguments(one)) for one in tools.callable]
+        separator = form.separator
+    else:
+        return None
+    return _separated(tags, separator, tools.parallel)
+
+
+def _arguments(function: Function) -> Node:
+    """Returns the arguments that a function's schema describes."""
+    return {"type": "json_schema", "json_schema": function.parameters or NO_PARAMETERS,
+            "lenient": function.strict is False}
+
+
+def _free_arguments(function: Function) -> Node:
+    """Returns the arguments of a call that is not demanded: its schema binds it only if it says so.
+    """
+    if function.strict:
+        return _arguments(function)
+    return {"type": "json_schema", "json_schema": ANY_OBJECT}
+
+
+def _json_call(function: Function, form: CallForm, arguments: Node) -> Node:
+    if not form.begin and form is not LISTED:
+        return _object_call(function, form, arguments)
+    name = json.dumps(function.name, ensure_ascii=False)
+    return _tag(f'{form.begin}{{"name": {name}, "{form.key}": ', arguments, "}" + form.end)
+
+
+def _object_call(function: Function, form: CallForm, arguments: Node) -> Node:
+    """Returns a call without marks as one JSON schema: of two texts that begin with `{`, one of
+    them a fixed text, only that could go on."""
+    place = f"#/properties/{form.key}"
+    schema = {"type": "object", "required": ["name", form.key], "additionalProperties": False,
+              "properties": {"name": {"const": function.name},
+                             form.key: under(arguments["json_schema"], place)}}
+    return _tag("", {**arguments, "json_schema": schema}, "")
+
+
+def _coder_call(function: Function) -> Node:
+    """Returns a call as Qwen3-Coder writes it: parameters in the order of the schema, each with any
+    text; the parser gives it its type."""
+    schema = function.parameters or {}
+    properties, required = schema.get("properties"), schema.get("required")
+    names = list(properties) if isinstance(properties, Mapping) else []
+    needed = required if isinstance(required, Sequence) else ()
+    parameters = [_tag(f"<parameter={name}>\n", ANY_TEXT, "\n</parameter>\n")
+                  for name in names]
+    each = [one if name in needed else _one_of(NOTHING, one)
+            for name, one in zip(names, parameters, strict=True)]
+    return _tag(f"<tool_call>\n<function={function.name}>\n", _sequence(*each or [NOTHING]),
+                "</function>\n</tool_call>")
+
+
+def _format(wanted: Structured) -> Node:
+    """Returns the part of a text in a format."""
+    if wanted.structural_tag is not None:
+        try:
+            return format_of(wanted.structural_tag)
+        except InvalidRequest as error:
+            raise HttpError(400, error.message, error.param) from None
+    if wanted.choice is not None:
+        return _one_of(*map(_const, wanted.choice))
+    if wanted.regex is not None:
+        return {"type": "regex", "pattern": wanted.regex}
+    if wanted.grammar is not None:
+        return {"type": "grammar", "grammar": wanted.grammar}
+    if wanted.json_object:
+        return {"type": "json_schema", "json_schema": ANY_OBJECT}
+    return {"type": "json_schema", "json_schema": _schema(wanted.json_schema or ""),
+            "lenient": wanted.lenient, "additional_properties": wanted.additional_properties}
+
+
+def _schema(text: str) -> Any:
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise HttpError(400, f"structured: no JSON schema: {error}", "structured") from None
+
+
+def _const(text: str) -> Node:
+    return {"type": "const_string", "value": text}
+
+
+def _tag(begin: str, content: Node, end: str) -> Node:
+    return {"type": "tag", "begin": begin, "content": content, "end": end}
+
+
+def _sequence(*parts: Node) -> Node:
+    return {"type": "sequence", "elements": list(parts)}
+
+
+def _one_of(*parts: Node) -> Node:
+    return {"type": "or", "elements": list(parts)}
+
+
+def _separated(tags: list[Node], separator: str, many: bool) -> Node:
+    return {"type": "tags_with_separator", "tags": tags, "separator": separator,
+            "at_least_one": True, "stop_after_first": not many}

@@ -1,0 +1,102 @@
+"""What is known of an answer's text while it arrives: how many digits of a number stand at its end,
+where it is JSON, and how long its thought is. Pure.
+
+Beside the JSON there may be marks, as of tools' calls, and free text between some of them.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+MOST = 20
+"""Digits of a number in a row, from which on no token that begins with one follows: a model may go
+on with them until its context is full. 19 make an int64, 17 a float64."""
+QUOTE, BACKSLASH, ZERO, NINE, OPEN, CLOSE = b'"\\09<>'
+THOUGHT_END = b"</think>"
+FREE = ((b"<think>", THOUGHT_END), (b"<function=", b"</function>"))
+"""Marks (how they begin) behind which text is free, and what ends it."""
+KEPT = max(len(mark) for pair in FREE for mark in pair)
+
+
+class TextState(NamedTuple):
+    """The state of the text."""
+
+    digits: int = 0
+    """At its end, outside of strings, marks and free text."""
+    in_string: bool = False
+    escaped: bool = False
+    mark: bytes = b""
+    """The beginning of the mark at the text's end."""
+    free: bytes = b""
+    """Where text is free, the mark that ends it."""
+    tail: bytes = b""
+    """The end of the free text."""
+    thought: int = 0
+    """Tokens of the thought so far."""
+
+    def after(self, text: bytes) -> TextState:
+        """Returns the state behind another token with this text."""
+        state = self._replace(thought=self.thought + (self.free == THOUGHT_END))
+        while text:
+            state, text = state._in_free_text(text) if state.free else state._in_json(text)
+        return state
+
+    def left_of_thought(self) -> bytes:
+        """Returns what of the mark that ends a thought has not been written; empty outside of one.
+        """
+        if self.free != THOUGHT_END:
+            return b""
+        written = next(size for size in range(len(THOUGHT_END) - 1, -1, -1)
+                       if self.tail.endswith(THOUGHT_END[:size]))
+        return THOUGHT_END[written:]
+
+    def _in_free_text(self, text: bytes) -> tuple[TextState, bytes]:
+        """Returns the state behind free text, and what follows it."""
+        whole = self.tail + text
+        at = whole.find(self.free)
+        if at < 0:
+            return self._replace(tail=whole[1 - len(self.free):]), b""
+        return TextState(thought=self.thought), whole[at + len(self.free):]
+
+    def _in_json(self, text: bytes) -> tuple[TextState, bytes]:
+        """Returns the state behind JSON, and what follows it where that is free text."""
+        digits, in_string, escaped, mark, *_ = self
+        for at, byte in enumerate(text):
+            if mark:
+                mark += text[at:at + 1] if len(mark) < KEPT else b""
+                if byte == CLOSE:
+                    free = next((end for begin, end in FREE if mark.startswith(begin)), b"")
+                    if free:
+                        return TextState(free=free, thought=self.thought), text[at + 1:]
+                    mark = b""
+            elif escaped:
+                escaped = False
+            elif byte == QUOTE:
+                in_string, digits = not in_string, 0
+            elif in_string:
+                escaped = byte == BACKSLASH
+            elif byte == OPEN:
+                mark, digits = b"<", 0
+            else:
+                digits = digits + 1 if ZERO <= byte <= NINE else 0
+        return TextState(digits, in_string, escaped, mark, thought=self.thought), b""
+
+
+class TextLimits(NamedTuple):
+    """Limits of a text that its grammar does not express."""
+
+    json: bool = False
+    """Numbers end at `MOST` digits."""
+    thought: bool = False
+    """The text begins within a thought."""
+    budget: int | None = None
+    """The most tokens of the thought."""
+
+    def start(self) -> TextState:
+        """Returns the state of the empty text."""
+        return TextState(free=THOUGHT_END) if self.thought else TextState()
+
+    def ends_thought(self, state: TextState) -> bool:
+        """Returns whether the thought has all its tokens, so that the mark that ends it follows."""
+        return self.budget is not None and state.free == THOUGHT_END \
+            and state.thought >= self.budget

@@ -1,0 +1,215 @@
+"""The grammar of a whole completion: a thought, then a text in its format, or calls of tools."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from helpers_masking import EOS, says, vocabulary
+
+from actorium.actors.gateway.faces.answer_grammar import constraint
+from actorium.actors.gateway.faces.tool_choice import (
+    Function,
+    NamedFunction,
+    NamedTool,
+    Tool,
+    ToolSelection,
+)
+from actorium.actors.gateway.parsers.choice_parser import Thought
+from actorium.actors.params import Structured
+from actorium.actors.structured.grammar import grammar_of
+
+PLACE = {"type": "object", "properties": {"place": {"type": "string"}}, "required": ["place"]}
+CODE = {"type": "object", "properties": {"a": {"type": "string"}, "b": {"type": "integer"}},
+        "required": ["b"]}
+TREE = {"type": "object", "properties": {"v": {"$ref": "#/$defs/V"}, "next": {"$ref": "#"}},
+        "required": ["v"], "$defs": {"V": {"type": "integer"}}}
+TOOLS = [Tool("function", Function("weather", parameters=PLACE)),
+         Tool("function", Function("clock"))]
+WEATHER = NamedTool("function", NamedFunction("weather"))
+ROME = '{"name": "weather", "arguments": {"place": "Rome"}}'
+FORMAT = Structured(json_schema='{"type": "object", "properties": {"ok": {"type": "boolean"}}, '
+                    '"required": ["ok"]}')
+OK = '{"ok": true}'
+HM = "Hm, {\"ok\"? < or </think\n"
+NO_TOOLS = ToolSelection(None, None, True)
+
+
+def tools(choice: Any = "auto", own: list[Tool] | None = None, parallel: bool = True
+          ) -> ToolSelection:
+    return ToolSelection(own or TOOLS, choice, parallel)
+
+
+def grammar(wanted: Structured | None, selected: ToolSelection, parser: str = "hermes",
+            thought: Thought = Thought.NONE, budget: int | None = None) -> str:
+    found = constraint(wanted, selected, parser, thought, budget)
+    assert found is not None
+    found.check()
+    return grammar_of(found)
+
+
+def marked(*calls: str) -> str:
+    return "\n".join(f"<tool_call>\n{call}\n</tool_call>" for call in calls)
+
+
+CODER = ("<tool_call>\n<function=f>\n<parameter=a>\nx\"1\n</parameter>\n<parameter=b>\n5\n"
+         "</parameter>\n</function>\n</tool_call>")
+CODER_TOOLS = tools(own=[Tool("function", Function("f", parameters=CODE)),
+                         Tool("function", Function("g"))])
+CASES: dict[str, tuple[str, list[str], list[str]]] = {
+    "format": (grammar(FORMAT, NO_TOOLS), [OK], ["{}", f"{HM}</think>{OK}", ""]),
+    "format behind a thought": (
+        grammar(FORMAT, NO_TOOLS, thought=Thought.OPEN),
+        [f"{HM}</think>{OK}", f"</think>\n\n{OK}"],
+        [OK, f"{HM}</think>{HM}", HM, f"{HM}</think>\n{OK} ", f"{HM}</think>" + "\n" * 9 + OK]),
+    "format, perhaps behind a thought": (
+        grammar(FORMAT, NO_TOOLS, thought=Thought.MAY),
+        [OK, f"<think>{HM}</think>\n{OK}"], [f"{HM}</think>{OK}", f"<think>{OK}", f"x{OK}"]),
+    "choices": (grammar(Structured(choice=["yes", "no"]), NO_TOOLS, thought=Thought.OPEN),
+                ["a</think>yes", "</think>\nno"], ["yes", "a</think>maybe"]),
+    "any object": (grammar(Structured(json_object=True), NO_TOOLS, thought=Thought.OPEN),
+                   ['a</think>{"b":[1]}'], ["a</think>[]"]),
+    "expression": (grammar(Structured(regex="[0-9]{40}"), NO_TOOLS, thought=Thought.OPEN),
+                   ["a</think>" + "1" * 40], ["a</think>1"]),
+    "Lark": (grammar(Structured(grammar='start: "(" start* ")" | /[a-z]/'), NO_TOOLS,
+                     thought=Thought.MAY), ["((a)b)", "<think></think>(a)"], ["(", "<think>(a)"]),
+    "GBNF": (grammar(Structured(grammar='root ::= "a" ("," root)?'), NO_TOOLS,
+                     thought=Thought.OPEN), ["</think>a,a"], ["</think>a,"]),
+    "tags": (grammar(Structured(structural_tag=json.dumps({
+        "structures": [{"begin": "<f>", "schema": {"const": 1}, "end": "</f>"}],
+        "triggers": ["<f"]})), NO_TOOLS, thought=Thought.OPEN),
+        ["</think>x<f>1</f>", "a</think>"], ["a", "</think><f>2</f>"]),
+    "format or calls": (
+        grammar(FORMAT, tools()),
+        [OK, marked(ROME), marked(ROME, ROME), marked('{"name": "clock", "arguments": {"x":1}}')],
+        [ROME, f"{OK}{marked(ROME)}", "Hi", marked(ROME)[:-1],
+         marked('{"name": "other", "arguments": {}}'),
+         marked('{"name": "clock", "arguments": 1}')]),
+    "format or a call": (grammar(FORMAT, tools(parallel=False)), [OK, marked(ROME)],
+                         [marked(ROME, ROME)]),
+    "format or calls of strict tools": (
+        grammar(FORMAT, tools(own=[Tool("function", Function("weather", None, PLACE, True))])),
+        [marked(ROME), OK], [marked('{"name": "weather", "arguments": {}}')]),
+    "format or calls, Llama 3": (
+        grammar(FORMAT, tools(), "llama3_json"),
+        [OK, '{"name": "clock", "parameters": {}}; {"name": "clock", "parameters": {}}'], [ROME]),
+    "any object or calls of strict tools, Llama 3": (
+        grammar(Structured(json_object=True),
+                tools(own=[Tool("function", Function("tree", None, TREE, True))]), "llama3_json"),
+        [OK, '{"name": "tree", "parameters": {"v": 1, "next": {"v": 2}}}; '
+         '{"name": "tree", "parameters": {"v": 3}}'],
+        ['{"name": "tree", "parameters": {"v": 1}}; {"name": "tree", "parameters": {}}']),
+    "format or calls, Qwen3-Coder": (
+        grammar(FORMAT, CODER_TOOLS, "qwen3_coder"),
+        [OK, CODER, f"{CODER}\n{CODER}", CODER.replace('<parameter=a>\nx"1\n</parameter>\n', ""),
+         "<tool_call>\n<function=g>\n</function>\n</tool_call>"],
+        [marked(ROME), CODER.replace("=b", "=c"), CODER.replace("f>", "h>", 1)]),
+    "format, no form of calls": (grammar(FORMAT, tools(), "none"), [OK], [marked(ROME)]),
+    "format, tools that must not be called": (grammar(FORMAT, tools("none")), [OK],
+                                              [marked(ROME)]),
+    "format or calls behind a thought": (
+        grammar(FORMAT, tools(), thought=Thought.OPEN),
+        [f"{HM}</think>\n\n{OK}", f"{HM}</think>\n{marked(ROME)}"], [OK, marked(ROME)]),
+    "calls demanded": (
+        grammar(None, tools("required")), [f"[{ROME}]", f"[{ROME}, {ROME}]"],
+        ["[]", ROME, f"[{ROME}, ]", '[{"name": "weather", "arguments": {}}]', f"Hm</think>[{ROME}]",
+         '[{"name": "clock", "arguments": {"x": 1}}]']),
+    "one call demanded": (grammar(FORMAT, tools("required", parallel=False)), [f"[{ROME}]"],
+                          [f"[{ROME}, {ROME}]", OK]),
+    "calls demanded behind a thought": (
+        grammar(None, tools("required"), thought=Thought.OPEN), [f"{HM}</think>\n[{ROME}]"],
+        [f"[{ROME}]", f"{HM}</think>{ROME}"]),
+    "a function demanded": (grammar(FORMAT, tools(WEATHER)), ['{"place": "Rome"}'], [OK, "{}"]),
+    "a function demanded, perhaps behind a thought": (
+        grammar(None, tools(WEATHER), thought=Thought.MAY),
+        ['{"place": "Rome"}', '<think>a</think>\n\n{"place": "Rome"}'], ["{}", "a</think>{}"]),
+    "a thought with an end": (grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=9),
+                              ["a</think>Yes.", "</think>"], ["a"])}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_what_may_be_said(case: str) -> None:
+    wanted, good, bad = CASES[case]
+    for text in good:
+        assert says(wanted, text), text
+    for text in bad:
+        assert not says(wanted, text), text
+
+
+def test_references_stay_within_each_tools_schema() -> None:
+    """`#` is the root of the tool's own schema, and names of definitions may be the same."""
+    def tool(name: str, leaf: Any) -> Tool:
+        return Tool("function", Function(name, parameters={
+            "type": "object", "required": ["p"], "additionalProperties": False,
+            "properties": {"p": {"$ref": "#/$defs/P"}, "q": {"$ref": "#/properties/p"},
+                           "old": {"$ref": "#/definitions/P"}, "again": {"$ref": "#"}},
+            "$defs": {"P": leaf}, "definitions": {"P": {"type": "null"}}}))
+
+    own = [tool("one", {"type": "integer"}), tool("two", {"enum": ["x"]})]
+    for wanted in (grammar(None, tools("required", own)),
+                   grammar(None, tools(NamedTool("function", NamedFunction("two")), own))):
+        listed = wanted == grammar(None, tools("required", own))
+        for name, arguments, good in (
+                ("one", '{"p": 1, "q": 2, "old": null, "again": {"p": 3}}', True),
+                ("one", '{"p": "x"}', False), ("one", '{"p": 1, "again": []}', False),
+                ("two", '{"p": "x", "again": {"p": "x"}}', True), ("two", '{"p": 1}', False)):
+            text = f'[{{"name": "{name}", "arguments": {arguments}}}]' if listed else arguments
+            if listed or name == "two":
+                assert says(wanted, text) is good, text
+
+
+def walk(wanted: str, seed: int, most: int = 300) -> tuple[str, list[int]]:
+    """Returns a text of random tokens that the grammar allows, and the tokens."""
+    draw, matcher, words = random.Random(seed), vocabulary().matcher(wanted), vocabulary()
+    taken: list[int] = []
+    while len(taken) < most:
+        allowed = np.flatnonzero(np.unpackbits(matcher.masks([])[0].view(np.uint8),
+                                               bitorder="little"))
+        token = int(draw.choice(allowed))
+        if token == EOS:
+            break
+        assert matcher.accept([token])
+        taken.append(token)
+    return b"".join(map(words.bytes_of, taken)).decode(errors="replace"), taken
+
+
+@pytest.mark.parametrize("thought", [Thought.OPEN, Thought.MAY])
+@pytest.mark.parametrize("budget", [0, 1, 7])
+def test_a_thought_ends_with_its_budget(thought: Thought, budget: int) -> None:
+    wanted = grammar(FORMAT, NO_TOOLS, thought=thought, budget=budget)
+    end = len(vocabulary()._tokens.tokenize_str("</think>"))
+    for seed in range(12):
+        text, taken = walk(wanted, seed)
+        before, mark, after = text.partition("</think>")
+        assert bool(mark) or thought is Thought.MAY
+        assert json.loads(after if mark else before).keys() == {"ok"}
+        inside = len(taken) - len(vocabulary()._tokens.tokenize_str(after))
+        assert not mark or inside <= budget + end + (8 if thought is Thought.MAY else 0) + 8
+
+
+def test_drafts_within_a_thought_meet_its_end() -> None:
+    wanted = grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=2)
+    one, *_, last = vocabulary()._tokens.tokenize_str("x"), vocabulary()._tokens.tokenize_str("<")
+    matcher = vocabulary().matcher(wanted)
+    rows = matcher.masks([one[0], one[0], last[0]])
+    sizes = [int(np.unpackbits(bits.view(np.uint8)).sum()) for bits in rows]
+    assert sizes[0] > 100 and sizes[1] > 100 and sizes[2] == 1
+    assert matcher.accept([one[0], one[0]])
+    assert np.array_equal(matcher.masks([])[0], rows[2])
+
+
+def test_digits_of_a_thought_are_not_bounded_and_those_of_its_answer_are() -> None:
+    wanted = grammar(Structured(json_schema='{"type": "number"}'), NO_TOOLS, thought=Thought.OPEN)
+    matcher, spell = vocabulary().matcher(wanted), vocabulary()._tokens.tokenize_str
+    five = spell("5")[0]
+
+    def may_follow() -> bool:
+        return bool(matcher.masks([])[0][five // 32] >> np.uint32(five % 32) & 1)
+
+    assert matcher.accept([token for char in '"' + "1" * 40 for token in spell(char)])
+    assert may_follow()
+    assert matcher.accept([token for char in "</think>" + "1" * 19 for token in spell(char)])
+    assert may_follow() and matcher.accept([five]) and not may_follow()
