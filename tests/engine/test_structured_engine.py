@@ -29,8 +29,18 @@ PLAIN: dict[str, Any] = {"exact": "on", "speculative": "off", "max_num_seqs": 16
 """A recomputed token has the same bits."""
 
 
+def thinks(number: int) -> bool:
+    """Whether a thought with an end comes before what the schema describes."""
+    return number % 4 == 3
+
+
 def request(number: int, **params: Any) -> Request:
     wanted = Structured(json_schema=json.dumps(schema(number)))
+    if thinks(number):
+        parts = [{"type": "thought", "open": True, "max_tokens": 3 + number % 16},
+                 {"type": "json_schema", "json_schema": schema(number)}]
+        wanted = Structured(structural_tag=json.dumps(
+            {"type": "structural_tag", "format": {"type": "sequence", "elements": parts}}))
     return Request(prompt=f"Task {number}:", params=SamplingParams(
         **{"temperature": 1.0, "seed": number, "max_tokens": 300, "structured": wanted,
            "logprobs": 2, **params}))
@@ -50,8 +60,15 @@ def judge(completions: list[list[Completion]]) -> Counter[str]:
         for choice in choices:
             ends[choice.finish_reason] += 1
             if choice.finish_reason == "stop":
-                check(schema(number), choice.text)
+                check(schema(number), answer(number, choice.text))
     return ends
+
+
+def answer(number: int, text: str) -> str:
+    """The text behind a thought, which must be there where one was begun."""
+    thought, mark, rest = text.partition("</think>")
+    assert not thinks(number) or mark
+    return rest.lstrip() if thinks(number) else text
 
 
 def told(completions: list[list[Completion]]) -> list[Any]:
@@ -128,7 +145,7 @@ def test_with_all_other_parameters(plain: Engine) -> None:
     assert len({tuple(choice.token_ids) for choice in choices}) > 1
     for choice in choices:
         assert choice.finish_reason == "stop"
-        check(schema(3), choice.text)
+        check(schema(3), answer(3, choice.text))
         assert choice.logprobs is not None and len(choice.logprobs) == len(choice.token_ids)
     again = complete(plain, [bent])[0]
     assert [choice.text for choice in again] == [choice.text for choice in choices]

@@ -52,6 +52,7 @@ class AnthropicTool(Struct, kw_only=True):
     type: str = OWN
     description: str | None = None
     input_schema: dict[str, Any] | None = None
+    strict: bool | None = None
 
     @property
     def is_built_in(self) -> bool:
@@ -117,7 +118,8 @@ class CountTokensBody(SamplingFields, kw_only=True):
                 raise HttpError(400, f"tools[{i}]: {one.type[:40]!r} is not known", "tools")
             if one.input_schema is None:
                 raise HttpError(400, f"tools[{i}].input_schema: is required", "tools")
-            tools.append(Tool("function", Function(one.name, one.description, one.input_schema)))
+            tools.append(Tool("function", Function(one.name, one.description, one.input_schema,
+                                                   one.strict)))
         wanted = self.tool_choice
         if wanted is None or wanted.type == "auto":
             return ToolSelection(tools or None, "auto" if tools else None, self.parallel)
