@@ -11,6 +11,8 @@ from typing import Annotated, Any
 
 from msgspec import Meta, Struct
 
+from actorium.actors.errors import InvalidRequest
+
 MAX_N = 1024
 """Maximum of choices of a request in any engine; an engine's own is `scheduler.max_n`."""
 MAX_LOGPROBS = 20
@@ -88,10 +90,14 @@ than `FEW` choices, whose masks are made at once."""
 FEW = 4
 MAX_WRITTEN_N = 16
 """Choices of a request with such a grammar: their masks are some 8 ms each, at the worst."""
+TOO_MANY_WRITTEN = f"n: at most {MAX_WRITTEN_N} choices with a grammar, got {{}}"
 
 
 def for_choices(grammar: str, n: int) -> str:
-    """A grammar for a request of n choices."""
+    """Returns a grammar for a request of n choices. Raises `InvalidRequest`: a structural tag may
+    hold a grammar that the caller wrote, too."""
+    if n > MAX_WRITTEN_N and grammar.startswith(WRITTEN):
+        raise InvalidRequest(TOO_MANY_WRITTEN.format(n), "n")
     return WRITTEN + grammar if n > FEW and grammar.startswith(WRITTEN) else grammar
 
 
@@ -179,7 +185,7 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     def _check_structured(self, structured: Structured) -> None:
         structured.check()
         if structured.grammar is not None and self.n > MAX_WRITTEN_N:
-            raise ValueError(f"n: at most {MAX_WRITTEN_N} choices with a grammar, got {self.n}")
+            raise ValueError(TOO_MANY_WRITTEN.format(self.n))
         if self.min_tokens:
             raise ValueError("min_tokens: not with structured output, whose grammar says when it "
                              "may end")

@@ -278,3 +278,9 @@ def test_a_plain_grammar_is_followed_for_any_number_of_choices(vocabulary: Gramm
         tried()
     with pytest.raises(ValueError, match="n: at most 16 choices with a grammar, got 17"):
         SamplingParams(n=MAX_WRITTEN_N + 1, structured=PLAIN[name]).check()
+    tag = json.dumps({"type": "structural_tag",
+                      "format": {"type": "grammar", "grammar": PLAIN[name].grammar}})
+    within = grammar_of(Structured(structural_tag=tag))
+    assert for_choices(within, MAX_WRITTEN_N)
+    with pytest.raises(InvalidRequest, match="n: at most 16 choices with a grammar, got 17"):
+        for_choices(within, MAX_WRITTEN_N + 1)
