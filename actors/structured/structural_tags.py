@@ -14,12 +14,14 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.structured.schemas import closed
-from actorium.actors.structured.text_state import TextLimits
+from actorium.actors.structured.text_state import FREE, TextLimits
 
 MAX_PARTS = 2000
 """The most parts of a description."""
 TEXT = r"/(?s:.*)/"
 THOUGHT_MARKS = "<think>", "</think>"
+FREE_MARK = FREE[1][0].decode()
+"""Begins the mark of a call whose arguments are free text."""
 SPACES_BEHIND = r"/[ \n]{0,8}/"
 """Between a thought and the answer. Bounded, or a model may fill its context with blanks."""
 Node = dict[str, Any]
@@ -82,6 +84,8 @@ class _Translation:
         self._others: dict[str, str] = {}
         self._parts = 0
         self._limits = TextLimits(json=True)
+        self._in_marks = False
+        """Within marks that tell `TextState` of free text."""
         self._kinds: dict[str, Callable[[Node, str, Then], Then]] = {
             "const_string": self._const, "json_schema": self._schema, "regex": self._regex,
             "any_text": self._text, "grammar": self._grammar, "thought": self._thought,
@@ -94,8 +98,9 @@ class _Translation:
         return TagGrammar(lark, self._others, self._limits)
 
     def _no_json(self) -> None:
-        """Notes that the text is not JSON between marks."""
-        self._limits = self._limits._replace(json=False)
+        """Notes that the text is not JSON beside the marks that `TextState` knows."""
+        if not self._in_marks:
+            self._limits = self._limits._replace(json=False)
 
     def _rule(self, expression: str, lazy: bool = False) -> str:
         """Adds a rule and returns its name."""
@@ -226,7 +231,9 @@ class _Translation:
         then = self._named(then)
         ended = [self._fixed(str(text), then) for text in texts]
         after = ended[0] if len(ended) == 1 else self._one_of(ended)
+        before, self._in_marks = self._in_marks, self._in_marks or FREE_MARK in begin
         content = self._part(node.get("content"), f"{where}.content", after)
+        self._in_marks = before
         return self._fixed(begin.removeprefix(begun), content)
 
     def _triggered(self, node: Node, where: str, then: Then) -> Then:

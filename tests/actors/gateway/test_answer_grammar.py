@@ -201,6 +201,16 @@ def test_drafts_within_a_thought_meet_its_end() -> None:
     assert np.array_equal(matcher.masks([])[0], rows[2])
 
 
+def test_digits_beside_the_arguments_of_coders_calls_are_bounded() -> None:
+    wanted = grammar(Structured(json_schema='{"type": "number"}'), CODER_TOOLS, "qwen3_coder")
+    free = CODER.partition('x"1')[0]
+    for text, follows in (("1" * 20, False), (free + '"' + "1" * 30, True)):
+        matcher, spell = vocabulary().matcher(wanted), vocabulary()._tokens.tokenize_str
+        assert matcher.accept([token for char in text for token in spell(char)])
+        five = spell("5")[0]
+        assert bool(matcher.masks([])[0][five // 32] >> np.uint32(five % 32) & 1) is follows
+
+
 def test_digits_of_a_thought_are_not_bounded_and_those_of_its_answer_are() -> None:
     wanted = grammar(Structured(json_schema='{"type": "number"}'), NO_TOOLS, thought=Thought.OPEN)
     matcher, spell = vocabulary().matcher(wanted), vocabulary()._tokens.tokenize_str
