@@ -14,8 +14,8 @@ on with them until its context is full. 19 make an int64, 17 a float64."""
 QUOTE, BACKSLASH, ZERO, NINE, OPEN, CLOSE = b'"\\09<>'
 THOUGHT_END = b"</think>"
 FREE = ((b"<think>", THOUGHT_END), (b"<function=", b"</function>"))
-"""Marks (how they begin) behind which text is free, of a thought and of a call in Qwen3-Coder's form,
-and what ends it."""
+"""Marks (how they begin) behind which text is free, and what ends it: of thoughts, and of calls in
+Qwen3-Coder's form."""
 KEPT = max(len(mark) for pair in FREE for mark in pair)
 
 

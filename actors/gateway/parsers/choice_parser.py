@@ -136,7 +136,7 @@ class ParserFactory:
         message, and a thought in it, None = as the template begins the model's turn."""
         if self.reasoning == NONE or inside is False:
             return Thought.NONE
-        if self._always_inside or inside:
+        if inside:
             return Thought.OPEN
         args = {**self._default_args, **template_args}
         found = ((name, value) for name, value in args.items() if _is_switch(name, value))
@@ -147,8 +147,11 @@ class ParserFactory:
                 self._thoughts.clear()
             opening = self._openings[tools]
             begins = Thought.MAY if opening is None else opening.begins(switches)
-            off = any(switches.get(name) is False for name in SWITCHES)
-            self._thoughts[key] = Thought.NONE if begins is Thought.MAY and off else begins
+            if begins is Thought.MAY and self._always_inside:
+                begins = Thought.OPEN
+            elif begins is Thought.MAY and any(switches.get(name) is False for name in SWITCHES):
+                begins = Thought.NONE
+            self._thoughts[key] = begins
         return self._thoughts[key]
 
 

@@ -205,6 +205,19 @@ def test_the_template_itself_says_whether_it_opens_the_reasoning() -> None:
         is Thought.MAY
 
 
+@pytest.mark.parametrize(("template", "parser", "args", "wanted"), [
+    (QWEN35, "auto", {}, Thought.OPEN), (QWEN35, "auto", {"enable_thinking": False}, Thought.NONE),
+    (QWEN3, "auto", {}, Thought.MAY), (QWEN3, "none", {}, Thought.NONE),
+    ("</think>", "auto", {}, Thought.MAY), ("</think>", "auto", {"thinking": False}, Thought.NONE),
+    ("", "auto", {}, Thought.NONE), ("", "deepseek_r1", {}, Thought.OPEN),
+    (QWEN35, "deepseek_r1", {"enable_thinking": False}, Thought.NONE)])
+def test_whether_an_answer_begins_with_a_thought(template: str, parser: str, args: dict[str, Any],
+                                                 wanted: Thought) -> None:
+    parsing = ParserFactory("auto", parser, ModelTemplates(template, template))
+    assert parsing.thought(args, False) is parsing.thought(args, True) is wanted
+    assert parsing.thought(args, False, inside=False) is Thought.NONE
+
+
 def test_a_requests_template_arguments_override_the_engines() -> None:
     parsing = ParserFactory("auto", "auto", ModelTemplates(QWEN35, QWEN35),
                             {"enable_thinking": False})
