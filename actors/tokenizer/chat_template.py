@@ -8,7 +8,6 @@ actor. What takes long within these bounds is rendered elsewhere (see `template_
 
 from __future__ import annotations
 
-import json
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ from actorium.actors.messages import (
     RESERVED_TEMPLATE_ARGS,
     SPECIAL_TOKENS,
     ChatMessage,
-    ToolCall,
 )
 from actorium.actors.models.model_dir import is_jinja, read_json
 from actorium.actors.models.template_files import (
@@ -31,6 +29,7 @@ from actorium.actors.models.template_files import (
     TOOL_USE,
     template_sources,
 )
+from actorium.actors.tokenizer.call_arguments import for_template
 from actorium.actors.tokenizer.generic_tools import TemplateTraits, Tools, Turns, probe
 from actorium.actors.tokenizer.template_sandbox import (
     CONCAT,
@@ -75,7 +74,7 @@ def _strftime_now(layout: str) -> str:
     return datetime.now().strftime(layout)
 
 
-def _turn(message: ChatMessage, number: int, text_arguments: bool) -> dict[str, Any]:
+def _turn(message: ChatMessage, text_arguments: bool) -> dict[str, Any]:
     """Returns a message as templates expect it, without the fields that it lacks."""
     content = message.content if isinstance(message.content, str) else [
         {"type": "text", "text": part.text} if part.type == "text" else {"type": part.type}
@@ -87,22 +86,10 @@ def _turn(message: ChatMessage, number: int, text_arguments: bool) -> dict[str, 
     if message.tool_calls:
         turn["tool_calls"] = [
             {"type": "function", "id": call.id,
-             "function": {"name": call.name, "arguments": _arguments(call, number, text_arguments)}}
+             "function": {"name": call.name,
+                          "arguments": for_template(call.arguments, text_arguments)}}
             for call in message.tool_calls]
     return turn
-
-
-def _arguments(call: ToolCall, number: int, as_text: bool) -> dict[str, Any] | str:
-    """Returns a call's arguments as an object, which templates write in the model's own way, or as
-    its text."""
-    try:
-        found = json.loads(call.arguments or "{}")
-    except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
-        raise InvalidRequest(f"messages: [{number}].tool_calls: the arguments of {call.name} are "
-                             "no JSON object", "messages")
-    return call.arguments or "{}" if as_text else found
 
 
 class ChatTemplate:
@@ -155,8 +142,7 @@ class ChatTemplate:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
         traits = self.traits(ticks) if tools or _uses_tools(messages) else TemplateTraits()
-        turns = traits.described([_turn(m, i, traits.text_arguments)
-                                  for i, m in enumerate(messages)], tools)
+        turns = traits.described([_turn(one, traits.text_arguments) for one in messages], tools)
         opens = args.get("add_generation_prompt", ending.add_generation_prompt)
         if ending.continue_final_message:
             if opens:

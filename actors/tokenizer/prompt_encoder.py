@@ -6,6 +6,7 @@ would delay all other requests, so it is encoded on a thread, its template in a 
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
@@ -13,6 +14,7 @@ from typing import TypeAlias
 from actorium.actors.errors import InvalidRequest, context_overflow
 from actorium.actors.messages import Detokenize, Generate, Tokenize
 from actorium.actors.tokenizer import defaults
+from actorium.actors.tokenizer.call_arguments import unreadable
 from actorium.actors.tokenizer.chat_template import (
     ChatTemplate,
     PromptEnding,
@@ -26,11 +28,14 @@ from actorium.actors.tokenizer.template_renderer import (
 )
 from actorium.actors.tokenizer.text_model import TextModel
 
+LOG = logging.getLogger("actorium.tokenizer")
 SHORT_CHARS = 1 << 14
 SHORT_TURNS = 128
 SHORT_IDS = 1 << 13
 """Token ids above which a prompt is encoded on a thread; shorter ones take at most some 20 ms."""
 SHORT_TICKS = 20_000
+SHOWN = 4
+"""Calls of a conversation that a line of the log names."""
 PromptRequest: TypeAlias = Generate | Tokenize
 
 
@@ -67,8 +72,15 @@ class PromptEncoder:
     def _prompt(self, message: PromptRequest,
                 render: Callable[[PromptRequest], str]) -> EncodedPrompt:
         _check_options(message)
-        if isinstance(message, Generate):
-            return self._checked(message, render)
+        found = self._checked(message, render) if isinstance(message, Generate) \
+            else self._tokenized(message, render)
+        if calls := unreadable(message.messages or ()):
+            LOG.warning("a conversation has arguments of calls that are no JSON object; a template "
+                        "that wants an object gets an empty one: %s", ", ".join(calls[:SHOWN]))
+        return found
+
+    def _tokenized(self, message: Tokenize, render: Callable[[PromptRequest], str]
+                   ) -> EncodedPrompt:
         if message.messages is None:
             found = encoded(self._model, message, message.text, message.add_special_tokens, "text")
         else:

@@ -33,6 +33,7 @@ from actorium.actors.messages import (
     Submit,
     Tokenize,
     Tokenized,
+    ToolCall,
     ToTokenizerFront,
 )
 from actorium.actors.models import model_dir as models
@@ -185,6 +186,16 @@ def test_the_engines_template_arguments_stand_beneath_the_requests(model: Path) 
                                   template_args=encode_raw(args, dict, "template_args"))) == \
             [Tokenized(f"t{text}", ids)]
     assert generate(core, "p", text="x")[0].prompt == i4(byte_level().encode("x").ids)
+
+
+def test_arguments_that_cannot_be_read_are_told_in_the_log(
+        model: Path, caplog: pytest.LogCaptureFixture) -> None:
+    core = loaded(TokenizerCore(context(model, chat_template="{{ messages[0].tool_calls }}")))
+    for name, arguments in (("fine", "{}"), ("none", ""), ("cut", '{"a')):
+        said = [ChatMessage("assistant", "", tool_calls=[ToolCall(name, arguments)])]
+        assert not isinstance(generate(core, name, messages=said)[0], Rejected)
+    assert "messages[0].tool_calls[0] (cut)" in caplog.text
+    assert "fine" not in caplog.text and "none" not in caplog.text
 
 
 @pytest.mark.parametrize(("more", "code", "param", "words"), [

@@ -155,10 +155,3 @@ def test_tools_and_their_calls_look_as_transformers_shows_them(
                                  add_generation_prompt=True, bos_token="<s>")[0][0]
     got = ChatTemplate(source, {"bos_token": "<s>"}).render(TALK, {}, tools)
     assert got == want and "Riga" in got
-
-
-@pytest.mark.parametrize("arguments", ["[1]", "{", "3", "[" * 5000])
-def test_arguments_must_be_an_object(arguments: str) -> None:
-    talk = [ChatMessage("assistant", "", tool_calls=[ToolCall("f", arguments)])]
-    with pytest.raises(InvalidRequest, match="arguments of f are no JSON object"):
-        ChatTemplate("{{ messages }}", {}).render(talk, {})
