@@ -4,12 +4,13 @@ engine's.
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
-import msgspec
-from msgspec import Struct
+from msgspec import Struct, ValidationError, convert
 
-from actorium.actors.gateway.faces.media_parts import joined, source_upload
+from actorium.actors.gateway.faces.chat_protocol import arguments_text
+from actorium.actors.gateway.faces.media_parts import decoded_text, joined, source_upload
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
     Function,
@@ -24,6 +25,9 @@ from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 
 OWN = "custom"
 """Type of a tool that the caller runs."""
+_UNSEEN = ("redacted_thinking", "container_upload", "tool_reference", "compaction")
+_UNSEEN_ENDS = ("_tool_use", "_tool_result")
+"""Blocks of tools that Anthropic's servers run, and others that they alone can read."""
 
 
 class InputBlock(Struct, kw_only=True):
@@ -34,12 +38,20 @@ class InputBlock(Struct, kw_only=True):
     thinking: str | None = None
     id: str | None = None
     name: str | None = None
-    input: dict[str, Any] | None = None
+    input: Any = None
     tool_use_id: str | None = None
-    content: str | list[InputBlock] | None = None
-    source: dict[str, Any] | None = None
-    """Of an image."""
+    content: str | list[InputBlock] | dict[str, Any] | None = None
+    source: Any = None
+    """Of an image or a document; of a search's result its address."""
+    title: str | None = None
     is_error: bool | None = None
+
+    @property
+    def is_unseen(self) -> bool:
+        """True if the model cannot be shown it."""
+        if self.type == "document":
+            return _document(self) is None
+        return self.type in _UNSEEN or self.type.endswith(_UNSEEN_ENDS)
 
 
 class AnthropicMessageParam(Struct, kw_only=True):
@@ -48,7 +60,7 @@ class AnthropicMessageParam(Struct, kw_only=True):
 
 
 class AnthropicTool(Struct, kw_only=True):
-    name: str
+    name: str = ""
     type: str = OWN
     description: str | None = None
     input_schema: dict[str, Any] | None = None
@@ -108,9 +120,15 @@ class CountTokensBody(SamplingFields, kw_only=True):
         """Returns the types of the tools that the model is not shown."""
         return list(dict.fromkeys(one.type for one in self.tools or () if one.is_built_in))
 
+    def ignored_input(self) -> list[str]:
+        """Returns the types of the blocks that the model is not shown."""
+        contents = [self.system, *(turn.content for turn in self.messages)]
+        return list(dict.fromkeys(block.type for content in contents for block in _each(content)
+                                  if block.is_unseen))
+
     def choice(self) -> ToolSelection:
         """Returns the tools in the form of chats. Raises `HttpError`."""
-        tools = []
+        tools: list[Tool] = []
         for i, one in enumerate(self.tools or ()):
             if one.is_built_in:
                 continue
@@ -122,11 +140,11 @@ class CountTokensBody(SamplingFields, kw_only=True):
                                                    one.strict)))
         wanted = self.tool_choice
         if wanted is None or wanted.type == "auto":
-            return ToolSelection(tools or None, "auto" if tools else None, self.parallel)
+            return ToolSelection(tools, "auto", self.parallel)
         if wanted.type == "tool":
             named = NamedTool("function", NamedFunction(wanted.name or ""))
-            return ToolSelection(tools or None, named, self.parallel)
-        return ToolSelection(tools or None, "required" if wanted.type == "any" else "none",
+            return ToolSelection(tools, named, self.parallel)
+        return ToolSelection(tools, "required" if wanted.type == "any" else "none",
                              self.parallel)
 
     def turns(self) -> list[ChatMessage]:
@@ -134,7 +152,10 @@ class CountTokensBody(SamplingFields, kw_only=True):
         check_turns(self.messages, "messages")
         found = []
         if self.system:
-            found.append(ChatMessage("system", _text(self.system, "system")))
+            text = _shown(self.system, "system")
+            if not isinstance(text, str):
+                raise HttpError(400, "system: only text is taken", "system")
+            found.append(ChatMessage("system", text))
         names: dict[str, str] = {}
         for i, turn in enumerate(self.messages):
             found += _turns(turn, f"messages[{i}].content", names)
@@ -178,19 +199,15 @@ def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> li
     calls: list[ToolCall] = []
     for i, block in enumerate(turn.content):
         place = f"{where}[{i}]"
-        if block.type == "text":
-            parts.append(TurnPart("text", block.text or ""))
-        elif block.type == "image":
-            parts.append(source_upload(block.source, f"{place}.source"))
-        elif block.type == "thinking":
+        if block.type == "thinking":
             thought += block.thinking or ""
         elif block.type == "tool_use":
             calls.append(_call(block, place))
             names[calls[-1].id] = calls[-1].name
         elif block.type == "tool_result":
             found.append(_result(block, place, names))
-        elif block.type != "redacted_thinking":
-            raise HttpError(400, f"{place}: {block.type[:40]!r} is not taken", "messages")
+        else:
+            parts += _parts(block, place)
     text = joined(parts)
     if text or calls or thought or not found:
         found.append(ChatMessage(turn.role, text, tool_calls=calls,
@@ -201,13 +218,13 @@ def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> li
 def _call(block: InputBlock, where: str) -> ToolCall:
     if not block.name or not block.id:
         raise HttpError(400, f"{where}: id and name are required", "messages")
-    return ToolCall(block.name, msgspec.json.encode(block.input or {}).decode(), block.id)
+    return ToolCall(block.name, arguments_text(block.input), block.id)
 
 
 def _result(block: InputBlock, where: str, names: dict[str, str]) -> ChatMessage:
     if not block.tool_use_id:
         raise HttpError(400, f"{where}.tool_use_id: is required", "messages")
-    result = _text_and_images(block.content, f"{where}.content")
+    result = _shown(block.content, f"{where}.content")
     if block.is_error:
         result = f"Error: {result}" if isinstance(result, str) \
             else [TurnPart("text", "Error: "), *result]
@@ -215,20 +232,63 @@ def _result(block: InputBlock, where: str, names: dict[str, str]) -> ChatMessage
                        tool_call_id=block.tool_use_id, name=names.get(block.tool_use_id))
 
 
-def _text_and_images(content: str | list[InputBlock] | None, where: str) -> str | list[TurnPart]:
-    """Of a tool's result. Raises `HttpError`."""
+def _each(content: Any) -> Iterator[InputBlock]:
+    """Yields the blocks of a content, and those within them."""
+    for block in content if isinstance(content, list) else ():
+        yield block
+        if block.type == "tool_result":
+            yield from _each(block.content)
+
+
+def _shown(content: str | list[InputBlock] | dict[str, Any] | None, where: str
+           ) -> str | list[TurnPart]:
+    """Returns a content that has neither thoughts nor calls. Raises `HttpError`."""
     if content is None or isinstance(content, str):
         return content or ""
-    return joined([source_upload(block.source, f"{where}[{i}].source") if block.type == "image"
-                   else TurnPart("text", _text([block], f"{where}[{i}]"))
-                   for i, block in enumerate(content)])
+    if isinstance(content, dict):
+        raise HttpError(400, f"{where}: must be text or a list of blocks", where.split("[")[0])
+    return joined([part for i, block in enumerate(content)
+                   for part in _parts(block, f"{where}[{i}]")])
 
 
-def _text(content: str | list[InputBlock], where: str) -> str:
-    if isinstance(content, str):
-        return content
-    for i, block in enumerate(content):
-        if block.type != "text":
-            raise HttpError(400, f"{where}[{i}]: only text is taken, got {block.type[:40]!r}",
-                            where.split("[")[0])
-    return "".join(block.text or "" for block in content)
+def _parts(block: InputBlock, where: str) -> list[TurnPart]:
+    """Returns what the model is shown of a block. Raises `HttpError`."""
+    if block.type == "text":
+        return [TurnPart("text", block.text or "")]
+    if block.type == "image":
+        return [source_upload(block.source, f"{where}.source")]
+    if block.type == "document":
+        return _document(block) or []
+    if block.type == "search_result":
+        return _titled([block.title, block.source], _shown(block.content, f"{where}.content"))
+    if block.is_unseen:
+        return []
+    raise HttpError(400, f"{where}: {block.type[:40]!r} is not taken", where.split("[")[0])
+
+
+def _document(block: InputBlock) -> list[TurnPart] | None:
+    """Returns a document as text; None if it is none, as a PDF or one that is stored elsewhere.
+    Raises `HttpError`."""
+    source = block.source if isinstance(block.source, dict) else {}
+    kind, data = source.get("type"), source.get("data")
+    shown: str | list[TurnPart] | None = None
+    if kind == "text" and isinstance(data, str):
+        shown = data
+    elif kind == "base64" and isinstance(data, str):
+        shown = decoded_text(str(source.get("media_type")), data)
+    elif kind == "content":
+        try:
+            content = convert(source.get("content"), str | list[InputBlock])
+        except ValidationError as error:
+            raise HttpError(400, f"messages: a document's source.content: {error}",
+                            "messages") from None
+        shown = _shown(content, "messages: a document's source.content")
+    return None if shown is None else _titled([block.title], shown)
+
+
+def _titled(head: Sequence[Any], shown: str | list[TurnPart]) -> list[TurnPart]:
+    """Returns a text of its own beneath the lines that say what it is."""
+    lines = [one for one in head if isinstance(one, str) and one]
+    parts = [TurnPart("text", shown)] if isinstance(shown, str) else shown
+    return [TurnPart("text", "".join(f"{line}\n" for line in lines)), *parts,
+            TurnPart("text", "\n\n")]

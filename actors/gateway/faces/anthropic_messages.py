@@ -18,7 +18,7 @@ from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, Messag
 from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
 from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
+from actorium.actors.gateway.faces.tool_choice import MAX_CALLS
 from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
@@ -186,6 +186,8 @@ class AnthropicMessage(Struct, kw_only=True):
     usage: MessageUsage
     ignored_tools: list[str] = []
     """Types of those that are not run here, and that the model was not shown."""
+    ignored_input: list[str] = []
+    """Types of the blocks that the model was not shown."""
 
 
 class MessagesTurn(HttpTurn):
@@ -208,7 +210,7 @@ class MessagesTurn(HttpTurn):
         parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)
         # A thought that the template does not let be left out is told.
         thinks = body.thinks or self._thought is Thought.OPEN
-        self._parser = ChoiceParser(parser, thinks, MAX_TOOLS if body.parallel else 1)
+        self._parser = ChoiceParser(parser, thinks, MAX_CALLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._begun = False
 
@@ -217,7 +219,7 @@ class MessagesTurn(HttpTurn):
 
     async def requests(self) -> list[Request]:
         body = self.body
-        structured = self.constraint(structured_of(body), body.max_tokens, body.thought_budget)
+        structured = self.constraint(structured_of(body), body.thought_budget)
         params = sampling(body, None, structured=structured)
         goes_on = self._prefill is not None
         return [request_for(body, params, self.call.tenant, messages=self._turns,
@@ -234,7 +236,8 @@ class MessagesTurn(HttpTurn):
         return AnthropicMessage(id=self._id, model=self.model.name, content=self._blocks.found,
                        stop_reason=reason, stop_sequence=sequence,
                        usage=_usage(answers.usage([one.usage])),
-                       ignored_tools=self.body.ignored_tools())
+                       ignored_tools=self.body.ignored_tools(),
+                       ignored_input=self.body.ignored_input())
 
     def _end_of(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
         """Returns (stop_reason, stop_sequence)."""
@@ -265,7 +268,7 @@ class MessagesTurn(HttpTurn):
     def _start(self) -> MessageEvent:
         return MessageEvent(type="message_start", message=AnthropicMessage(
             id=self._id, model=self.model.name, usage=_usage(self._counts.usage()),
-            ignored_tools=self.body.ignored_tools()))
+            ignored_tools=self.body.ignored_tools(), ignored_input=self.body.ignored_input()))
 
     def _events(self, one: StreamDelta) -> list[MessageEvent]:
         last = one.finish_reason is not None

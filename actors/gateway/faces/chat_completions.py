@@ -25,13 +25,22 @@ from actorium.actors.gateway.faces.chat_protocol import (
 )
 from actorium.actors.gateway.faces.response_formats import format_field, structured_of
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS, FunctionCall, FunctionToolCall
+from actorium.actors.gateway.faces.tool_choice import (
+    MAX_CALLS,
+    CustomInput,
+    FunctionCall,
+    FunctionToolCall,
+)
 from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import encode_json, event
 from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser
+from actorium.actors.gateway.parsers.custom_calls import (
+    AnswerPart,
+    CustomCallReader,
+    CustomToolCall,
+)
 from actorium.actors.gateway.parsers.parts import (
-    MessagePart,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
@@ -55,7 +64,8 @@ class ChatTurn(HttpTurn):
     def __init__(self, call: EngineCall, model: ServedModel, body: ChatBody) -> None:
         super().__init__(call, model, body)
         self._id = f"chatcmpl-{call.answer_id}"
-        self._tools = body.choice()
+        self._tools, self._customs = body.choice(), body.offer().customs
+        self._ignored = body.offer().ignored or UNSET, body.ignored_input() or UNSET
         self._thought = model.parsing.thought(
             body.template_args(), bool(self._tools.shown),
             None if body.opens_turn else opens_thought(body.last_text()))
@@ -68,10 +78,13 @@ class ChatTurn(HttpTurn):
         self._counts = UsageCounter()
         self._parsers: dict[int, ChoiceParser] = {}
         """Of the choices of a stream that have begun."""
+        self._custom_calls: dict[int, CustomCallReader] = {}
+        """The same."""
 
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body,
-                                           "functions" if self.body.legacy else "tools")}
+                                           "functions" if self.body.legacy else "tools"),
+                "max_tokens": self.body.limit_field}
 
     @property
     def tells_token_texts(self) -> bool:
@@ -79,10 +92,8 @@ class ChatTurn(HttpTurn):
 
     async def requests(self) -> list[Request]:
         body, tenant = self.body, self.call.tenant
-        limit = body.max_completion_tokens
-        limit = body.limit if limit is None else limit
-        structured = self.constraint(structured_of(body), limit, body.thinking_token_budget)
-        params = sampling(body, body.alternatives(), structured=structured, max_tokens=limit)
+        structured = self.constraint(structured_of(body), body.thinking_token_budget)
+        params = sampling(body, body.alternatives(), structured=structured)
         prompt: dict[str, Any] = {
             "messages": body.turns(), "template_args": body.template_args(),
             "tools": self._tools.shown, "chat_template": body.chat_template,
@@ -109,7 +120,7 @@ class ChatTurn(HttpTurn):
         body, tools = self.body, self._tools
         parser = self.model.parsing.parser(tools.schemas, tools.forced, body.separate_reasoning,
                                            self._thought)
-        return ChoiceParser(parser, body.include_reasoning, MAX_TOOLS if body.parallel else 1,
+        return ChoiceParser(parser, body.include_reasoning, MAX_CALLS if body.parallel else 1,
                       self.model.thought_end)
 
     def _reason(self, parser: ChoiceParser, name: str | None) -> str | None:
@@ -126,7 +137,8 @@ class ChatTurn(HttpTurn):
             choices=[self._choice(*one) for one in zip(choices, parsers, strict=True)],
             usage=self._with_reasoning(answers.usage(answers.last_counts(choices)), parsers),
             prompt_logprobs=answers.prompt_logprobs(choices, self.engine.token_texts),
-            prompt_token_ids=self._prompt_ids)
+            prompt_token_ids=self._prompt_ids,
+            ignored_tools=self._ignored[0], ignored_input=self._ignored[1])
 
     def _with_reasoning(self, usage: CompletionUsage,
                         parsers: Iterable[ChoiceParser]) -> CompletionUsage:
@@ -137,7 +149,8 @@ class ChatTurn(HttpTurn):
         return usage
 
     def _choice(self, one: Completion, parser: ChoiceParser) -> ChatChoice:
-        made = message(parser.read(one.text, last=True, ids=one.token_ids),
+        parts = parser.read(one.text, last=True, ids=one.token_ids)
+        made = message(CustomCallReader(self._customs).add(parts, last=True),
                        self._call_ids(one.index))
         made.role = self.body.answer_role()
         if self._echoed:
@@ -173,6 +186,7 @@ class ChatTurn(HttpTurn):
         parser = self._parsers.get(one.index)
         if parser is None:
             parser = self._parsers[one.index] = self._parser()
+            self._custom_calls[one.index] = CustomCallReader(self._customs)
             yield self._event(ChatChunkChoice(index=one.index, delta=DeltaMessage(
                 role=self.body.answer_role(), content="")), first=len(self._parsers) == 1)
             if self._echoed:
@@ -184,7 +198,8 @@ class ChatTurn(HttpTurn):
 
     def _choices(self, one: StreamDelta, parser: ChoiceParser) -> list[ChatChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
-        parts = parser.read(one.text, one.finish_reason is not None, one.token_ids)
+        last = one.finish_reason is not None
+        parts = self._custom_calls[one.index].add(parser.read(one.text, last, one.token_ids), last)
         ids = self._call_ids(one.index)
         out = [ChatChunkChoice(index=one.index, delta=self._delta(part, ids)) for part in parts]
         counted = one.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
@@ -199,11 +214,12 @@ class ChatTurn(HttpTurn):
         return out
 
     def _event(self, choice: ChatChunkChoice, first: bool = False) -> bytes:
-        """first: of the stream, which has the prompt's tokens."""
+        """first: of the stream, which has the prompt's tokens, and what the model was not shown."""
         usage = self._counts.usage() if self.body.continuous_usage else None
         chunk = self._chunk([choice], usage)
-        if first and self._prompt_ids is not None:
-            chunk.prompt_token_ids = self._prompt_ids
+        if first:
+            chunk.prompt_token_ids = UNSET if self._prompt_ids is None else self._prompt_ids
+            chunk.ignored_tools, chunk.ignored_input = self._ignored
         return event(encode_json(chunk))
 
     def _call_ids(self, choice: int) -> CallIds:
@@ -217,7 +233,7 @@ class ChatTurn(HttpTurn):
                          choices=choices, usage=usage)
 
 
-def delta(part: MessagePart, call_id: CallIds) -> DeltaMessage:
+def delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
     """The delta of a part, as a stream has it."""
     match part:
         case TextPart(text):
@@ -230,12 +246,16 @@ def delta(part: MessagePart, call_id: CallIds) -> DeltaMessage:
         case ToolCallArguments(call, text):
             return DeltaMessage(tool_calls=[FunctionToolCall(
                 index=call, function=FunctionCall(arguments=text))])
+        case CustomToolCall(call, name, text):
+            return DeltaMessage(tool_calls=[FunctionToolCall(
+                index=call, id=call_id(call), type="custom", custom=CustomInput(name, text))])
 
 
-def message(parts: Iterable[MessagePart], call_id: CallIds = str) -> AssistantMessage:
+def message(parts: Iterable[AnswerPart], call_id: CallIds = str) -> AssistantMessage:
     """A whole message."""
     content, reasoning = "", ""
     calls: list[FunctionToolCall] = []
+    begun = FunctionCall()
     for part in parts:
         match part:
             case TextPart(text):
@@ -243,15 +263,18 @@ def message(parts: Iterable[MessagePart], call_id: CallIds = str) -> AssistantMe
             case ReasoningPart(text):
                 reasoning += text
             case ToolCallBegin(call, name):
-                calls.append(FunctionToolCall(id=call_id(call), type="function",
-                                    function=FunctionCall(name)))
+                begun = FunctionCall(name)
+                calls.append(FunctionToolCall(id=call_id(call), type="function", function=begun))
             case ToolCallArguments(_, text):
-                calls[-1].function.arguments += text
+                begun.arguments += text
+            case CustomToolCall(call, name, text):
+                calls.append(FunctionToolCall(id=call_id(call), type="custom",
+                                              custom=CustomInput(name, text)))
     return AssistantMessage(content=content if content or not calls else None,
                    reasoning_content=reasoning or None, tool_calls=calls or None)
 
 
-def legacy_delta(part: MessagePart, call_id: CallIds) -> DeltaMessage:
+def legacy_delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
     """The same for a request with `functions`."""
     match part:
         case ToolCallBegin(_, name):

@@ -8,19 +8,25 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from actorium.actors.gateway.faces.media_parts import TEXTS, content_of
+from actorium.actors.gateway.faces.media_parts import content_of, unseen_parts
+from actorium.actors.gateway.faces.offered_tools import (
+    OfferedTool,
+    ToolChoiceParam,
+    ToolOffer,
+    offered,
+    selected,
+)
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
 from actorium.actors.gateway.faces.tool_choice import (
     Function,
     FunctionCall,
     FunctionToolCall,
     NamedFunction,
-    NamedTool,
-    Tool,
     ToolSelection,
 )
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.messages import ChatMessage, ToolCall
+from actorium.actors.gateway.parsers.custom_calls import arguments_for
+from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 
 ASSISTANT = "assistant"
 ROLES = {"developer": "system", "function": "tool"}
@@ -32,6 +38,10 @@ class ContentPart(Struct):
 
     type: str
     text: str | None = None
+    refusal: str | None = None
+    file: dict[str, Any] | None = None
+    file_data: str | None = None
+    """What `file` has, in responses."""
     image_url: str | dict[str, Any] | None = None
     video_url: str | dict[str, Any] | None = None
     image: str | dict[str, Any] | None = None
@@ -45,12 +55,19 @@ class ToolCallParam(Struct, kw_only=True):
     """A call that an earlier answer made."""
 
     id: str = ""
-    function: FunctionCallParam
+    function: FunctionCallParam | None = None
+    custom: CustomCallParam | None = None
 
 
 class FunctionCallParam(Struct, kw_only=True):
     name: str
-    arguments: str | dict[str, Any] = ""
+    arguments: Any = None
+    """JSON text or an object, as far as models and clients keep to it."""
+
+
+class CustomCallParam(Struct, kw_only=True):
+    name: str
+    input: str = ""
 
 
 class MessageParam(Struct, kw_only=True):
@@ -58,6 +75,8 @@ class MessageParam(Struct, kw_only=True):
 
     role: str
     content: str | list[ContentPart] | None = None
+    refusal: str | None = None
+    """In the place of a content."""
     name: str | None = None
     tool_calls: list[ToolCallParam] | None = None
     function_call: FunctionCallParam | None = None
@@ -68,6 +87,10 @@ class MessageParam(Struct, kw_only=True):
     prefix: bool = False
     """Mistral's and DeepSeek's way to say that the answer goes on in it: of a last message of the
     assistant's."""
+
+    def says(self, where: str) -> str | list[TurnPart]:
+        """Its content as the engine takes it. Raises `HttpError`."""
+        return content_of(self.content, f"{where}.content") or self.refusal or ""
 
 
 def check_prefixes(messages: Sequence[MessageParam]) -> None:
@@ -83,6 +106,7 @@ class ChatBody(SamplingFields, kw_only=True):
 
     messages: list[MessageParam]
     max_completion_tokens: int | None = None
+    """The same as `max_tokens`."""
     logprobs: bool | None = None
     top_logprobs: int | None = None
     chat_template: str | None = None
@@ -96,8 +120,8 @@ class ChatBody(SamplingFields, kw_only=True):
     echo: bool = False
     """Begin the answer with the last message, if it is of the same role."""
     return_prompt_token_ids: bool = False
-    tools: list[Tool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | NamedTool | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
     functions: list[Function] | None = None
     """What tools were before, with `function_call`: the answer is in that shape, too."""
@@ -112,10 +136,14 @@ class ChatBody(SamplingFields, kw_only=True):
         check_turns(self.messages, "messages")
         return [ChatMessage(
             role=ROLES.get(turn.role, turn.role),
-            content=content_of(turn.content, f"messages[{i}].content"), name=turn.name,
-            tool_calls=_calls(turn), tool_call_id=turn.tool_call_id,
+            content=turn.says(f"messages[{i}]"), name=turn.name,
+            tool_calls=_calls(turn, f"messages[{i}]"), tool_call_id=turn.tool_call_id,
             reasoning_content=turn.reasoning_content or turn.reasoning)
             for i, turn in enumerate(self.messages)]
+
+    def ignored_input(self) -> list[str]:
+        """Types of the parts that the model is not shown."""
+        return unseen_parts(turn.content for turn in self.messages)
 
     def check(self) -> None:
         """Raise `HttpError` on fields that do not fit together."""
@@ -158,7 +186,8 @@ class ChatBody(SamplingFields, kw_only=True):
         """Of the last message. Raises `HttpError`."""
         if not self.messages:
             return ""
-        return text_of(self.messages[-1].content, f"messages[{len(self.messages) - 1}].content")
+        found = self.messages[-1].says(f"messages[{len(self.messages) - 1}]")
+        return found if isinstance(found, str) else "".join([part.text for part in found])
 
     def echoed(self) -> str:
         """What the answer begins with. Raises `HttpError`."""
@@ -171,17 +200,21 @@ class ChatBody(SamplingFields, kw_only=True):
         """Calls are answered as `function_call`."""
         return self.functions is not None
 
+    def offer(self) -> ToolOffer:
+        """The tools. Raises `HttpError`."""
+        if self.functions is None:
+            return offered(self.tools)
+        return offered([OfferedTool(type="function", function=one) for one in self.functions])
+
     def choice(self) -> ToolSelection:
         """The tools, and what is demanded of them. Raises `HttpError`."""
-        tools, wanted = self.tools, self.tool_choice
-        if self.functions is not None:
-            tools = [Tool("function", one) for one in self.functions]
+        wanted = self.tool_choice
         if isinstance(self.function_call, NamedFunction):
-            wanted = NamedTool("function", self.function_call)
+            wanted = ToolChoiceParam(type="function", function=self.function_call)
         elif self.function_call is not None:
             wanted = self.function_call
         try:
-            return ToolSelection(tools, wanted, self.parallel)
+            return selected(self.offer(), wanted, self.parallel)
         except HttpError as error:
             older = {"tools": "functions", "tool_choice": "function_call"}.get(error.param or "")
             if not self.legacy or older is None:
@@ -204,30 +237,27 @@ class ChatBody(SamplingFields, kw_only=True):
         return 0 if self.logprob_token_ids is not None else self.top_logprobs or 0
 
 
-def _calls(turn: MessageParam) -> list[ToolCall]:
-    found = [_call(call.function, call.id) for call in turn.tool_calls or ()]
-    return found if turn.function_call is None else [*found, _call(turn.function_call)]
+def _calls(turn: MessageParam, where: str) -> list[ToolCall]:
+    found = []
+    for i, call in enumerate(turn.tool_calls or ()):
+        if call.custom is not None:
+            own = ToolCall(call.custom.name, arguments_for(call.custom.input), call.id)
+        elif call.function is not None:
+            own = ToolCall(call.function.name, arguments_text(call.function.arguments), call.id)
+        else:
+            raise HttpError(400, f"{where}.tool_calls[{i}].function: is required", "messages")
+        found.append(own)
+    older = turn.function_call
+    return found if older is None else [
+        *found, ToolCall(older.name, arguments_text(older.arguments))]
 
 
-def _call(function: FunctionCallParam, name: str = "") -> ToolCall:
-    arguments = function.arguments
-    text = arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
-    return ToolCall(name=function.name, arguments=text, id=name)
-
-
-def text_of(content: str | list[ContentPart] | None, where: str) -> str:
-    """The text of a message's content. Raises `HttpError` on other parts."""
-    if content is None:
-        return ""
-    if isinstance(content, str):
-        return content
-    for i, part in enumerate(content):
-        if part.type in TEXTS and part.text is not None:
-            continue
-        if part.type in TEXTS or not part.type.startswith(("image", "video")):
-            raise HttpError(400, f"{where}[{i}]: only text is taken, got {part.type[:40]!r}",
-                            "messages")
-    return "".join(part.text or "" for part in content)
+def arguments_text(given: Any) -> str:
+    """The arguments of an earlier call as text; what is no JSON object is the tokenizer's to see
+    to, which knows what the template does with it."""
+    if given is None or isinstance(given, str):
+        return given or ""
+    return msgspec.json.encode(given).decode()
 
 
 class ApiObject(Struct, kw_only=True):
@@ -307,6 +337,9 @@ class ChatChunk(ApiObject, kw_only=True):
     usage: CompletionUsage | None = None
     prompt_token_ids: list[int] | UnsetType = UNSET
     """With the first event."""
+    ignored_tools: list[str] | UnsetType = UNSET
+    ignored_input: list[str] | UnsetType = UNSET
+    """With the first event."""
 
 
 class AssistantMessage(Struct, kw_only=True):
@@ -339,3 +372,7 @@ class ChatCompletion(ApiObject, kw_only=True):
     prompt_token_ids: list[int] | None = None
     service_tier: None = None
     system_fingerprint: None = None
+    ignored_tools: list[str] | UnsetType = UNSET
+    """Types of those that are not run here, and that the model was not shown, if there are any."""
+    ignored_input: list[str] | UnsetType = UNSET
+    """Types of the parts of messages that the model was not shown, if there are any."""

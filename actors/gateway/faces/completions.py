@@ -146,7 +146,7 @@ class CompletionsTurn(HttpTurn):
         """Characters sent of each choice of a stream."""
 
     def engine_fields(self) -> dict[str, str]:
-        return {"structured": format_field(self.body)}
+        return {"structured": format_field(self.body), "max_tokens": self.body.limit_field}
 
     @property
     def tells_token_texts(self) -> bool:

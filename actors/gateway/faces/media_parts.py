@@ -1,11 +1,14 @@
-"""Images and videos in the bodies of requests: parts and blocks become the client's uploads.
+"""The parts of a message's content: texts, files of text, images and videos, which become the
+client's uploads. Other servers' thoughts among them are passed over.
 
-Nothing is fetched or decoded here: URLs go to the media actor as they are.
+Nothing is fetched and no image is decoded here: URLs go to the media actor as they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import base64
+import binascii
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 from actorium.actors.client.media import MediaUpload
@@ -13,6 +16,9 @@ from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import TurnPart
 
 TEXTS = ("text", "input_text", "output_text")
+FILES = ("file", "input_file")
+THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text", "summary_text")
+"""Of other servers' answers, where they stand among the text."""
 _URL_OF = {"image_url": ("image_url", "image"), "input_image": ("image_url", "image"),
            "image": ("image", "image"), "video_url": ("video_url", "video"),
            "input_video": ("video_url", "video"), "video": ("video", "video")}
@@ -24,6 +30,9 @@ class AnyPart(Protocol):
 
     type: str
     text: str | None
+    refusal: str | None
+    file: dict[str, Any] | None
+    file_data: str | None
 
 
 def content_of(content: str | Sequence[AnyPart] | None, where: str) -> str | list[TurnPart]:
@@ -31,8 +40,38 @@ def content_of(content: str | Sequence[AnyPart] | None, where: str) -> str | lis
     `HttpError` naming the part."""
     if content is None or isinstance(content, str):
         return content or ""
-    parts = [_part(part, f"{where}[{i}]") for i, part in enumerate(content)]
-    return joined(parts)
+    return joined([_part(part, f"{where}[{i}]") for i, part in enumerate(content)
+                   if part.type not in THOUGHTS])
+
+
+def unseen_parts(contents: Iterable[str | Sequence[AnyPart] | None]) -> list[str]:
+    """Returns the types of the parts that `content_of` passes over."""
+    return list(dict.fromkeys(
+        part.type for content in contents if content is not None and not isinstance(content, str)
+        for part in content if part.type in THOUGHTS))
+
+
+def _file_text(part: AnyPart) -> str | None:
+    """Returns the text of a file that comes with the request, None if it is no text."""
+    data = part.file_data if part.file is None else part.file.get("file_data")
+    head, comma, body = data.partition(",") if isinstance(data, str) else ("", "", "")
+    kind = head.removeprefix("data:")
+    if not comma or kind == head or not kind.endswith(";base64"):
+        return None
+    return decoded_text(kind.removesuffix(";base64"), body)
+
+
+def decoded_text(media_type: str, data: str) -> str | None:
+    """Returns the text of a file in base64, None if it is no text. Raises `HttpError` where it is
+    not what it says."""
+    if media_type.partition(";")[0].strip() not in ("application/json", "application/xml") \
+            and not media_type.startswith("text/"):
+        return None
+    try:
+        return base64.b64decode(data, validate=True).decode()
+    except (binascii.Error, UnicodeDecodeError) as error:
+        raise HttpError(400, f"messages: a file of {media_type[:40]!r}: {error}",
+                        "messages") from None
 
 
 def joined(parts: list[TurnPart]) -> str | list[TurnPart]:
@@ -43,11 +82,15 @@ def joined(parts: list[TurnPart]) -> str | list[TurnPart]:
 
 
 def _part(part: AnyPart, where: str) -> TurnPart:
-    if part.type in TEXTS and part.text is not None:
-        return TurnPart("text", part.text)
+    if part.type in TEXTS:
+        return TurnPart("text", part.text or "")
+    if part.type == "refusal":
+        return TurnPart("text", part.refusal or part.text or "")
+    if part.type in FILES and (text := _file_text(part)) is not None:
+        return TurnPart("text", text)
     if part.type not in _URL_OF:
-        raise HttpError(400, f"{where}: text, images and videos are taken, got {part.type[:40]!r}",
-                        "messages")
+        raise HttpError(400, f"{where}: text, files of text, images and videos are taken, got "
+                        f"{part.type[:40]!r}", "messages")
     field, kind = _URL_OF[part.type]
     return upload(getattr(part, field, None), kind, f"{where}.{field}")
 

@@ -286,7 +286,8 @@ def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
     found = []
     for number, item in enumerate(items):
         made = {key: value for key, value in to_builtins(item).items() if value is not None}
-        if item.type == "message" and isinstance(item.content, str):
+        made["type"] = item.kind
+        if item.kind == "message" and isinstance(item.content, str):
             kind = "output_text" if item.role == "assistant" else "input_text"
             made["content"] = [{"type": kind, "text": item.content}]
         made.setdefault("id", f"in_{name}_{number}")

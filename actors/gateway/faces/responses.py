@@ -17,6 +17,7 @@ from actorium.actors.gateway.engine_call import EngineCall, call_of, engine_of
 from actorium.actors.gateway.faces import answers
 from actorium.actors.gateway.faces.answers import UsageCounter
 from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
+from actorium.actors.gateway.faces.item_references import resolved
 from actorium.actors.gateway.faces.response_formats import format_field
 from actorium.actors.gateway.faces.response_store import (
     OFF,
@@ -28,7 +29,12 @@ from actorium.actors.gateway.faces.response_store import (
     fail,
     orphaned,
 )
-from actorium.actors.gateway.faces.responses_body import InputBody, InputItem, ResponsesBody
+from actorium.actors.gateway.faces.responses_body import (
+    InputBody,
+    InputItem,
+    ResponsesBody,
+    ignored_input,
+)
 from actorium.actors.gateway.faces.responses_output import (
     OutputBuilder,
     OutputItem,
@@ -37,12 +43,13 @@ from actorium.actors.gateway.faces.responses_output import (
 )
 from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
 from actorium.actors.gateway.faces.tokens import prompt_ids
-from actorium.actors.gateway.faces.tool_choice import MAX_TOOLS
+from actorium.actors.gateway.faces.tool_choice import MAX_CALLS
 from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import EventStream, JsonReply, encode_json
 from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
+from actorium.actors.gateway.parsers.custom_calls import CustomCallReader
 from actorium.actors.gateway.served_model import ServedModel
 
 MAX_LISTED = 100
@@ -81,6 +88,8 @@ class ResponseObject(Struct, kw_only=True):
     tools: list[Any] = []
     ignored_tools: list[str] = []
     """Types of those that are not run here, and that the model was not shown."""
+    ignored_input: list[str] = []
+    """Types of the items and parts of items that the model was not shown."""
     top_logprobs: int = 0
     top_p: float | None = None
     truncation: Literal["disabled"] = "disabled"
@@ -100,12 +109,13 @@ class ResponsesTurn(HttpTurn):
 
     def __init__(self, call: EngineCall, model: ServedModel, body: ResponsesBody) -> None:
         super().__init__(call, model, body)
-        self._tools = body.choice()
+        self._tools, offer = body.choice(), body.offer()
         self._name = name = call.answer_id
-        self._output = OutputBuilder(name, body.namespaces())
+        self._output = OutputBuilder(name, offer.namespaces)
+        self._custom_calls = CustomCallReader(offer.customs)
         self._thought = model.parsing.thought(body.template_args(), bool(self._tools.shown))
         parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)
-        self._parser = ChoiceParser(parser, True, MAX_TOOLS if body.parallel else 1)
+        self._parser = ChoiceParser(parser, True, MAX_CALLS if body.parallel else 1)
         self._counts = UsageCounter()
         self._events_told = 0
         self.response = ResponseObject(
@@ -118,7 +128,7 @@ class ResponsesTurn(HttpTurn):
             text=to_builtins(body.text) if body.text is not None and body.text.format is not None
             else {"format": {"type": "text"}},
             tool_choice=body.tool_choice or "auto", tools=list(body.tools or ()),
-            ignored_tools=body.ignored_tools(),
+            ignored_tools=offer.ignored,
             top_logprobs=body.top_logprobs or 0, user=body.user)
 
     def engine_fields(self) -> dict[str, str]:
@@ -136,9 +146,10 @@ class ResponsesTurn(HttpTurn):
             raise HttpError(400, f"background: {OFF}", "background")
         context = await context_of(store, tenant, body.previous_response_id)
         items = msgspec.json.decode(context, type=list[InputItem])
-        limit = body.max_tokens if body.max_output_tokens is None else body.max_output_tokens
-        structured = self.constraint(body.structured(), limit, body.thinking_token_budget)
-        params = sampling(body, body.alternatives(), structured=structured, max_tokens=limit)
+        body.input = await resolved(store, tenant, body.items(), items)
+        self.response.ignored_input = ignored_input([*items, *body.input])
+        structured = self.constraint(body.structured(), body.thinking_token_budget)
+        params = sampling(body, body.alternatives(), structured=structured)
         if store is not None and body.store:
             self._keeper = ResponseKeeper(store, tenant, context, body, self._name)
         return [request_for(body, params, tenant, messages=list(body.turns(items)),
@@ -223,7 +234,8 @@ class ResponsesTurn(HttpTurn):
 
     def _add(self, one: Completion | StreamDelta) -> list[ResponseEvent]:
         logprobs = answers.chat_logprobs(one.logprobs, self.engine.token_texts)
-        parts = self._parser.read(one.text, last=one.finish_reason is not None)
+        last = one.finish_reason is not None
+        parts = self._custom_calls.add(self._parser.read(one.text, last), last)
         return self._output.add(parts, logprobs.content if logprobs is not None else None)
 
     def _finish(self, one: Completion | StreamDelta, used: CompletionUsage) -> list[ResponseEvent]:
@@ -344,5 +356,6 @@ async def input_tokens(http: HttpRequest) -> HttpResponse:
     await engine.check_model(body.model)
     context = await context_of(engine.responses, call.tenant, body.previous_response_id)
     items = msgspec.json.decode(context, type=list[InputItem])
+    body.input = await resolved(engine.responses, call.tenant, body.items(), items)
     ids = await prompt_ids(engine.client, body.prompted(items))
     return JsonReply(encode_json({"object": "response.input_tokens", "input_tokens": len(ids)}))

@@ -2,72 +2,72 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
-from msgspec import UNSET, Struct, UnsetType, field
+from msgspec import Struct, field
 
 from actorium.actors.client.requests import Request
-from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart
-from actorium.actors.gateway.faces.media_parts import content_of
+from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart, arguments_text
+from actorium.actors.gateway.faces.media_parts import content_of, unseen_parts
+from actorium.actors.gateway.faces.offered_tools import (
+    NamespacedName,
+    OfferedTool,
+    ToolChoiceParam,
+    ToolOffer,
+    offered,
+    selected,
+)
 from actorium.actors.gateway.faces.response_formats import JsonSchema, ResponseFormat, structured_of
 from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
-from actorium.actors.gateway.faces.tool_choice import (
-    Function,
-    NamedFunction,
-    NamedTool,
-    Tool,
-    ToolSelection,
-    is_built_in,
-)
+from actorium.actors.gateway.faces.tool_choice import ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.parsers.custom_calls import arguments_for
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 from actorium.actors.params import Structured
 
 LOGPROBS = "message.output_text.logprobs"
+REFERENCE = "item_reference"
+_UNSEEN = (REFERENCE, "mcp_list_tools", "mcp_approval_request", "mcp_approval_response",
+           "tool_search_output", "additional_tools", "compaction")
+_UNSEEN_ENDS = ("_call", "_call_output")
+"""Items of tools that OpenAI's servers run, or whose form only their models know."""
+_SEEN = ("message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
+         "custom_tool_call_output")
 
 
 class InputItem(Struct, kw_only=True):
     """An item of the input: a message, or a part of an earlier answer."""
 
-    type: str = "message"
+    type: str = ""
+    """Absent of a message, and of a reference in the short form."""
     id: str | None = None
     role: str | None = None
     content: str | list[ContentPart] | None = None
     call_id: str | None = None
     name: str | None = None
-    arguments: str | None = None
+    arguments: Any = None
+    input: str | None = None
+    """Of a custom tool: what `arguments` are of a function."""
     namespace: str | None = None
     """Of a called function."""
     output: str | list[ContentPart] | None = None
     summary: list[ContentPart] | None = None
+    encrypted_content: str | None = None
 
+    @property
+    def kind(self) -> str:
+        """Returns its type."""
+        if self.type:
+            return self.type
+        return REFERENCE if self.id and not self.role and self.content is None else "message"
 
-class ResponseTool(Struct, kw_only=True):
-    type: str
-    name: str | None = None
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-    tools: list[ResponseTool] | UnsetType = UNSET
-    """Of a namespace: its functions."""
-
-
-class NamespacedName(NamedTuple):
-    """The name of a function in a namespace."""
-
-    namespace: str
-    name: str
-
-    def __str__(self) -> str:
-        """Returns the name that the model sees: Codex names the namespaces of MCP servers so that
-        this comes to `mcp__SERVER__TOOL`."""
-        return f"{self.namespace.removesuffix('__')}__{self.name}"
-
-
-class ResponseToolChoice(Struct, kw_only=True):
-    type: str
-    name: str | None = None
+    @property
+    def is_unseen(self) -> bool:
+        """True if the model cannot be shown it."""
+        if self.kind == "reasoning":
+            return self.encrypted_content is not None and not (self.content or self.summary)
+        return self.kind in _UNSEEN or (
+            self.kind.endswith(_UNSEEN_ENDS) and self.kind not in _SEEN)
 
 
 class TextFormat(Struct, kw_only=True):
@@ -90,8 +90,8 @@ class InputBody(SamplingFields, kw_only=True):
 
     input: str | list[InputItem] | None = None
     instructions: str | None = None
-    tools: list[ResponseTool] | None = None
-    tool_choice: Literal["none", "auto", "required"] | ResponseToolChoice | None = None
+    tools: list[OfferedTool] | None = None
+    tool_choice: Literal["none", "auto", "required"] | ToolChoiceParam | None = None
     parallel_tool_calls: bool | None = None
     text: TextOptions | None = None
     reasoning: ReasoningOptions | None = None
@@ -117,65 +117,29 @@ class InputBody(SamplingFields, kw_only=True):
         effort = None if self.reasoning is None else self.reasoning.effort
         return effort_args(effort) | self.chat_template_kwargs
 
-    def _each_tool(self) -> Iterator[tuple[str, str, ResponseTool]]:
-        """Yields (place, namespace, tool) of every tool, those of namespaces one by one. Raises
-        `HttpError`."""
-        for i, one in enumerate(self.tools or ()):
-            place = f"tools[{i}]"
-            if one.type != "namespace":
-                yield place, "", one
-            elif not one.name:
-                raise HttpError(400, f"{place}.name: is required of a namespace", "tools")
-            else:
-                for j, inner in enumerate(() if one.tools is UNSET else one.tools):
-                    yield f"{place}.tools[{j}]", one.name, inner
-
-    def ignored_tools(self) -> list[str]:
-        """Returns the types of the tools that the model is not shown. Raises `HttpError`."""
-        return list(dict.fromkeys(one.type for _, _, one in self._each_tool()
-                                  if is_built_in(one.type)))
-
-    def namespaces(self) -> dict[str, NamespacedName]:
-        """Returns the functions of namespaces by the names that the model sees. Raises
-        `HttpError`."""
-        names = [NamespacedName(space, one.name or "") for _, space, one in self._each_tool()
-                 if space]
-        return {str(name): name for name in names}
+    def offer(self) -> ToolOffer:
+        """Returns the tools. Raises `HttpError`."""
+        return offered(self.tools)
 
     def choice(self) -> ToolSelection:
-        """Returns the tools in the form of chats: functions, those of namespaces among them.
-        Raises `HttpError`."""
-        tools = []
-        for place, space, one in self._each_tool():
-            if is_built_in(one.type):
-                continue
-            if one.type != "function" or not one.name:
-                raise HttpError(400, f"{place}: only functions with a name, namespaces of them and "
-                                f"known built-in tools are taken, got {one.type[:40]!r}", "tools")
-            name = str(NamespacedName(space, one.name)) if space else one.name
-            tools.append(Tool("function", Function(name, one.description, one.parameters,
-                                                   one.strict)))
-        wanted = self.tool_choice
-        if wanted == "auto" and not tools:
-            wanted = None  # many clients always send it
-        if isinstance(wanted, ResponseToolChoice):
-            if wanted.type != "function" or not wanted.name:
-                raise HttpError(400, "tool_choice: only functions can be named, got "
-                                f"{wanted.type[:40]!r}", "tool_choice")
-            return ToolSelection(tools or None, NamedTool("function", NamedFunction(wanted.name)),
-                          self.parallel)
-        return ToolSelection(tools or None, wanted, self.parallel)
+        """Returns the tools in the form of chats. Raises `HttpError`."""
+        return selected(self.offer(), self.tool_choice, self.parallel)
 
     @property
     def parallel(self) -> bool:
         """True if several calls may be made at once."""
         return self.parallel_tool_calls is not False
 
+    def items(self) -> list[InputItem]:
+        """Returns the items of its input."""
+        if isinstance(self.input, list):
+            return self.input
+        return [InputItem(role="user", content=self.input)] if self.input else []
+
     def turns(self, context: list[InputItem]) -> list[ChatMessage]:
         """Returns the conversation: the items of `context`, then its own. Raises `HttpError` naming
         the item."""
-        items = self.input if isinstance(self.input, list) else \
-            [InputItem(role="user", content=self.input)] if self.input else []
+        items = self.items()
         check_turns([*context, *items], "input")
         turns = ConversationBuilder()
         if self.instructions:
@@ -242,6 +206,15 @@ class ResponsesBody(InputBody, kw_only=True):
         return found or structured_of(self)
 
 
+def ignored_input(items: list[InputItem]) -> list[str]:
+    """Returns the types of the items, and of the parts of items, that the model is not shown."""
+    unseen = [item.kind for item in items if item.is_unseen]
+    parts = unseen_parts(content for item in items
+                         if not item.is_unseen and item.kind != "reasoning"
+                         for content in (item.content, item.output))
+    return list(dict.fromkeys([*unseen, *parts]))
+
+
 class ConversationBuilder:
     """Converts items to a conversation: an assistant's reasoning, text and calls become one turn.
     """
@@ -261,25 +234,30 @@ class ConversationBuilder:
             raise HttpError(400, error.message, place) from None
 
     def _add(self, item: InputItem, where: str) -> None:
-        if item.type == "message":
+        kind = item.kind
+        if kind == REFERENCE and not item.id:
+            raise HttpError(400, f"{where}.id: is required")
+        if item.is_unseen:
+            return
+        if kind == "message":
             if not item.role:
                 raise HttpError(400, f"{where}.role: is required")
             role = ROLES.get(item.role, item.role)
             self.say(role, content_of(item.content, f"{where}.content"))
-        elif item.type == "reasoning":
+        elif kind == "reasoning":
             parts = item.content if isinstance(item.content, list) and item.content else \
                 item.summary or []
             self._reasoning = "\n".join(part.text or "" for part in parts) or None
-        elif item.type == "function_call":
+        elif kind in ("function_call", "custom_tool_call"):
             self._call(item, where)
-        elif item.type == "function_call_output":
+        elif kind in ("function_call_output", "custom_tool_call_output"):
             if not item.call_id:
                 raise HttpError(400, f"{where}.call_id: is required")
             self.found.append(ChatMessage(
                 "tool", content_of(item.output, f"{where}.output"), tool_call_id=item.call_id,
                 name=self._names.get(item.call_id)))
         else:
-            raise HttpError(400, f"{where}: {item.type[:40]!r} is not taken")
+            raise HttpError(400, f"{where}: {kind[:40]!r} is not taken")
 
     def say(self, role: str, text: str | list[TurnPart]) -> None:
         """Adds a message's content."""
@@ -294,7 +272,9 @@ class ConversationBuilder:
             raise HttpError(400, f"{where}: call_id and name are required")
         name = str(NamespacedName(item.namespace, item.name)) if item.namespace else item.name
         self._names[item.call_id] = name
-        call = ToolCall(name, item.arguments or "", item.call_id)
+        arguments = arguments_for(item.input or "") if item.kind == "custom_tool_call" \
+            else arguments_text(item.arguments)
+        call = ToolCall(name, arguments, item.call_id)
         last = self.found[-1] if self.found else None
         if last is None or last.role != "assistant" or self._reasoning is not None:
             self.found.append(ChatMessage("assistant", "", tool_calls=[call],

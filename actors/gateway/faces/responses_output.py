@@ -12,8 +12,8 @@ from msgspec import UNSET, Struct, UnsetType, structs
 
 from actorium.actors.gateway.faces.chat_protocol import ContentLogprob
 from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
 from actorium.actors.gateway.parsers.parts import (
-    MessagePart,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
@@ -68,7 +68,19 @@ class FunctionCallItem(Struct, kw_only=True):
     arguments: str = ""
 
 
-OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCallItem
+class CustomToolCallItem(Struct, kw_only=True):
+    """A call of a custom tool."""
+
+    id: str
+    type: Literal["custom_tool_call"] = "custom_tool_call"
+    status: ResponseStatus = "in_progress"
+    call_id: str
+    name: str
+    namespace: str | UnsetType = UNSET
+    input: str = ""
+
+
+OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
 _ITEM_OF: dict[type, type] = {TextPart: OutputMessage, ReasoningPart: ReasoningItem,
@@ -90,6 +102,7 @@ class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
     arguments: str | UnsetType = UNSET
+    input: str | UnsetType = UNSET
     logprobs: list[ContentLogprob] | UnsetType = UNSET
 
 
@@ -110,7 +123,7 @@ class OutputBuilder:
         self._ends: list[int] = []
         """Where each message's stretch ends, so far: the next one's begins there."""
 
-    def add(self, parts: Sequence[MessagePart],
+    def add(self, parts: Sequence[AnswerPart],
             logprobs: list[ContentLogprob] | None) -> list[ResponseEvent]:
         """Adds parts of the answer."""
         self._logprobs += logprobs or ()
@@ -143,13 +156,13 @@ class OutputBuilder:
         """Returns a message's log-probabilities."""
         return self._logprobs[self._ends[message - 1] if message else 0:self._ends[message]]
 
-    def _continues(self, part: MessagePart) -> bool:
+    def _continues(self, part: AnswerPart) -> bool:
         """True if the part belongs to the open item."""
-        if not self._open or isinstance(part, ToolCallBegin):
+        if not self._open or isinstance(part, ToolCallBegin | CustomToolCall):
             return False
         return isinstance(self.items[-1], _ITEM_OF[type(part)])
 
-    def _begin(self, part: MessagePart) -> list[ResponseEvent]:
+    def _begin(self, part: AnswerPart) -> list[ResponseEvent]:
         item: OutputItem
         content: OutputText | ReasoningText | UnsetType = UNSET
         own = f"{self._name}_{len(self.items)}"
@@ -159,10 +172,11 @@ class OutputBuilder:
         elif isinstance(part, ReasoningPart):
             item, content = ReasoningItem(id=f"rs_{own}"), ReasoningText()
         else:
-            name = part.name if isinstance(part, ToolCallBegin) else ""
+            name = "" if isinstance(part, ToolCallArguments) else part.name
             space, name = self._namespaces.get(name, (UNSET, name))
-            item = FunctionCallItem(id=f"fc_{own}", call_id=f"call_{own}", name=name,
-                                    namespace=space)
+            kind, prefix = (CustomToolCallItem, "ctc") if isinstance(part, CustomToolCall) \
+                else (FunctionCallItem, "fc")
+            item = kind(id=f"{prefix}_{own}", call_id=f"call_{own}", name=name, namespace=space)
         self._open, self._parts = True, []
         # Copies: an event is encoded at once or later.
         out = [ResponseEvent(type="response.output_item.added", output_index=len(self.items),
@@ -172,12 +186,14 @@ class OutputBuilder:
             out.append(self._event("content_part.added", content_index=0, part=content))
         return out
 
-    def _extend(self, part: MessagePart) -> list[ResponseEvent]:
+    def _extend(self, part: AnswerPart) -> list[ResponseEvent]:
         if isinstance(part, ToolCallBegin):
             return []
         self._parts.append(part.text)
         if isinstance(part, ToolCallArguments):
             return [self._event("function_call_arguments.delta", delta=part.text)]
+        if isinstance(part, CustomToolCall):
+            return [self._event("custom_tool_call_input.delta", delta=part.text)]
         if isinstance(part, ReasoningPart):
             return [self._event("reasoning_text.delta", content_index=0, delta=part.text)]
         told, self._ends[-1] = self._ends[-1], len(self._logprobs)
@@ -195,6 +211,9 @@ class OutputBuilder:
         if isinstance(item, FunctionCallItem):
             item.arguments = text
             out = [self._event("function_call_arguments.done", name=item.name, arguments=text)]
+        elif isinstance(item, CustomToolCallItem):
+            item.input = text
+            out = [self._event("custom_tool_call_input.done", input=text)]
         elif isinstance(item, ReasoningItem):
             item.content = [ReasoningText(text=text)]
             out = [self._event("reasoning_text.done", content_index=0, text=text),

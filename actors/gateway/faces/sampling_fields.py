@@ -21,6 +21,10 @@ from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
 _TOKEN = re.compile(r"[0-9]{1,10}")
 SEED_MASK = (1 << 63) - 1
+LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
+"""The names of the limit of a completion in all bodies, the first that is given counts."""
+NO_LIMIT = -1
+"""Several clients' way to say: to the end of the context."""
 
 
 class UnsupportedFields(FormatFields, kw_only=True):
@@ -88,8 +92,9 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     """Negative ones stand for others, which the engine takes: their lowest 63 bits."""
     stop: str | list[str] | None = None
     max_tokens: int | None = None
+    """-1 = to the end of the context, as absent in chats."""
     n_predict: int | None = None
-    """llama-server's name of the same; -1 = to the end of the context."""
+    """llama-server's name of the same."""
     temperature: float | None = None
     top_p: float | None = None
     top_k: int | None = None
@@ -140,9 +145,14 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     @property
     def limit(self) -> int | None:
         """Returns the most tokens of a completion, or None if no limit is given."""
-        if self.max_tokens is not None or self.n_predict is None or self.n_predict == -1:
-            return self.max_tokens
-        return self.n_predict
+        given: int | None = getattr(self, self.limit_field)
+        return None if given == NO_LIMIT else given
+
+    @property
+    def limit_field(self) -> str:
+        """Returns the name under which the limit is given; "max_tokens" if it is not."""
+        return next((name for name in LIMITS if getattr(self, name, None) is not None),
+                    "max_tokens")
 
     @property
     def include_usage(self) -> bool:

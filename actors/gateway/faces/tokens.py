@@ -13,8 +13,8 @@ from actorium.actors.client.requests import Request
 from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.faces.chat_protocol import ChatBody, MessageParam, check_prefixes
 from actorium.actors.gateway.faces.completions import MAX_PROMPTS
+from actorium.actors.gateway.faces.offered_tools import OfferedTool
 from actorium.actors.gateway.faces.sampling_fields import check_ids
-from actorium.actors.gateway.faces.tool_choice import Tool, ToolSelection
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
@@ -33,7 +33,7 @@ class TokenizeBody(Struct, kw_only=True):
     return_token_strs: bool = False
     """Also return how the vocabulary writes each token."""
     messages: list[MessageParam] | None = None
-    tools: list[Tool] | None = None
+    tools: list[OfferedTool] | None = None
     chat_template: str | None = None
     chat_template_kwargs: dict[str, Any] = {}
     add_generation_prompt: bool | None = None
@@ -81,10 +81,11 @@ class TokenizeBody(Struct, kw_only=True):
     def chat(self) -> Request:
         """Returns the conversation in the form of a chat completion's request."""
         generation = self.add_generation_prompt
+        chat = ChatBody(messages=self.messages or [], tools=self.tools)
         return Request(
-            messages=list(ChatBody(messages=self.messages or []).turns()),
-            tools=ToolSelection(self.tools, None, True).shown, chat_template=self.chat_template,
-            template_args=self.chat_template_kwargs, mm_processor_kwargs=self.mm_processor_kwargs,
+            messages=list(chat.turns()), tools=chat.choice().shown,
+            chat_template=self.chat_template, template_args=self.chat_template_kwargs,
+            mm_processor_kwargs=self.mm_processor_kwargs,
             add_generation_prompt=not self.continues if generation is None else generation,
             continue_final_message=self.continues)
 

@@ -9,14 +9,15 @@ from msgspec import UNSET, Struct, UnsetType, to_builtins
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.qwen3_coder import Schemas
 
-MAX_TOOLS = 128
+MAX_CALLS = 128
+"""The most calls of one answer; later ones are dropped."""
 MAX_NAME = 256
 NO_PARAMETERS = {"type": "object", "properties": {}}
 """The schema of a function that names none: as OpenAI has it, it takes none."""
 BUILT_INS = (
     "web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "computer",
-    "image_generation", "mcp", "local_shell", "shell", "apply_patch", "tool_search", "custom",
-    "bash_", "text_editor_", "memory_", "advisor_")
+    "image_generation", "mcp", "local_shell", "shell", "apply_patch", "tool_search", "bash_",
+    "text_editor_", "memory_", "advisor_", "builtin_function")
 """How their types begin; some end with a date."""
 
 
@@ -51,13 +52,21 @@ class FunctionCall(Struct):
     arguments: str = ""
 
 
+class CustomInput(Struct):
+    """A call of a custom tool in an answer."""
+
+    name: str
+    input: str
+
+
 class FunctionToolCall(Struct, kw_only=True):
     """A call in an answer, or a delta's part of it."""
 
     index: int | UnsetType = UNSET
     id: str | UnsetType = UNSET
-    type: Literal["function"] | UnsetType = UNSET
-    function: FunctionCall
+    type: Literal["function", "custom"] | UnsetType = UNSET
+    function: FunctionCall | UnsetType = UNSET
+    custom: CustomInput | UnsetType = UNSET
 
 
 def is_built_in(kind: str) -> bool:
@@ -76,11 +85,12 @@ class ToolSelection:
         self._tools = tools or []
         self.parallel = parallel
         """Several calls may be made at once."""
-        self._choice = choice if choice is not None else ("auto" if tools else "none")
+        self._choice = choice if choice is not None else "auto"
+        if not tools and self._choice == "auto":
+            self._choice = "none"  # many clients always send it
         names = [tool.function.name for tool in self._tools]
-        if len(names) > MAX_TOOLS or len(set(names)) < len(names):
-            raise HttpError(400, f"tools: at most {MAX_TOOLS}, each with a name of its own",
-                            "tools")
+        if len(set(names)) < len(names):
+            raise HttpError(400, "tools: each needs a name of its own", "tools")
         if not all(0 < len(name) <= MAX_NAME for name in names):
             raise HttpError(400, f"tools: a name has 1 to {MAX_NAME} characters", "tools")
         if not names and self._choice != "none":

@@ -77,11 +77,10 @@ class HttpTurn(ABC):
         """Returns the engine's field names -> this API's, where they differ, for errors."""
         return {}
 
-    def constraint(self, wanted: Structured | None, limit: int | None,
-                   budget: int | None) -> Structured | None:
-        """Returns the constraint on the completion. wanted: its format; limit, budget: the most
-        tokens of the completion and of its thought. Raises `HttpError`."""
-        most = min(limit or self.model.max_model_len, self.model.max_model_len)
+    def constraint(self, wanted: Structured | None, budget: int | None) -> Structured | None:
+        """Returns the constraint on the completion. wanted: its format; budget: the most tokens of
+        its thought. Raises `HttpError`."""
+        most = min(self.body.limit or self.model.max_model_len, self.model.max_model_len)
         if budget is not None and budget >= most:
             budget = None  # steps with a grammar take longer
         return constraint(wanted, self._tools, self.model.parsing.call_form, self._thought, budget)

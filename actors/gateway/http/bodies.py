@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import functools
 import re
+from codecs import BOM_UTF8
 from typing import Any, TypeVar
 
 import msgspec
@@ -104,6 +105,7 @@ async def _bounded(request: Request, budget: BodyBudget, limit: int) -> bytes:
 
 def decode(body: bytes, kind: type[Body]) -> Body:
     """Decodes JSON as a `kind`. Raises `HttpError` 400 naming the field."""
+    body = body.removeprefix(BOM_UTF8)  # some clients on Windows write one
     check_values(body)
     try:
         found: Body = _decode_leniently(body, kind)

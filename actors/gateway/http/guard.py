@@ -23,7 +23,7 @@ from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 from actorium.actors.gateway.http.request_task import AnswerSender, in_journal, until_disconnected
-from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, find
+from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import (
     AllowedHosts,
@@ -48,6 +48,7 @@ class HttpExchange:
 
     def __init__(self, engine: ServedEngine, scope: Scope, send: Send) -> None:
         self.scope = scope
+        scope["path"] = canonical(scope["path"])
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self.route = find(scope["path"])
         self.answer = AnswerSender(send)

@@ -24,7 +24,8 @@ from actorium.actors.errors import (
 RETRY_AFTER = 1
 """Seconds after which a refused request is worth sending again."""
 CONTEXT_LENGTH = "context_length_exceeded"
-_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.* requested (\d+) tokens")
+_OVERFLOW = re.compile(r"maximum context length is (\d+) tokens.* "
+                       r"\((\d+) in the messages, (\d+) in the completion\)")
 """In the text of `errors.context_overflow`."""
 INVALID, SERVER, LIMIT = "invalid_request_error", "server_error", "rate_limit_error"
 
@@ -80,10 +81,17 @@ class HttpError(Exception):
 
 
 def _too_long(message: str) -> str:
-    """Prefixes the words by which clients of Anthropic's API (litellm) recognise the error."""
+    """Returns the words by which clients of Anthropic's API (Claude Code, litellm) recognise the
+    error, and read how far to shorten the conversation or to lower max_tokens."""
     found = _OVERFLOW.search(message)
-    what = f": {found[2]} tokens > {found[1]} maximum" if found is not None else ""
-    return f"prompt is too long{what} ({message})"
+    if found is None:
+        return message if message.startswith("min_tokens") else f"prompt is too long ({message})"
+    limit, prompt, completion = map(int, found.groups())
+    if prompt < limit:
+        return (f"input length and `max_tokens` exceed context limit: {prompt} + {completion} > "
+                f"{limit}, decrease input length or `max_tokens` and try again")
+    # A prompt that fills the context has no room for a token.
+    return f"prompt is too long: {prompt} tokens > {min(limit, prompt - 1)} maximum ({message})"
 
 
 def http_error(error: ActoriumError, fields: Mapping[str, str] | None = None) -> HttpError:

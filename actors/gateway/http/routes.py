@@ -116,15 +116,32 @@ _ANTHROPIC = tuple(path for route in ROUTES if route.errors is ErrorStyle.ANTHRO
                    for path in route.paths)
 
 
+_SLASHES = re.compile(r"/{2,}")
+
+
+def canonical(path: str) -> str:
+    """Returns the path of a route for one that differs from it in doubled slashes or in one at the
+    end, as base URLs are put together (`/v1/` and `/chat/completions`); any other as it is. No
+    redirect says so: clients that follow one drop the body or the key."""
+    if _known(path) is not None:
+        return path
+    found = _SLASHES.sub("/", path)
+    found = found if _known(found) is not None else found.removesuffix("/")
+    return path if _known(found) is None else found
+
+
+def _known(path: str) -> Route | None:
+    found = _EXACT.get(path)
+    return found if found is not None else next(
+        (route for pattern, route in _PATTERNS if pattern.fullmatch(path)), None)
+
+
 def find(path: str) -> Route:
     """Returns the route of a path. An unknown path needs a key, as most do: callers without one do
     not learn what is served."""
-    found = _EXACT.get(path)
+    found = _known(path)
     if found is not None:
         return found
-    for pattern, route in _PATTERNS:
-        if pattern.fullmatch(path):
-            return route
     anthropic = path.startswith(_ANTHROPIC)
     return _UNKNOWN._replace(errors=ErrorStyle.ANTHROPIC) if anthropic else _UNKNOWN
 

@@ -57,7 +57,7 @@ def numbers() -> Iterator[Hostile]:
         for value in ("1e400", "-1e400", "NaN", "Infinity", "1" * 5_000, '"1"', "[]", "{}"):
             if (field, value[:9]) != ("seed", "111111111"):
                 yield Hostile(f"{field}={value[:9]}", CHAT, raw(field, value))
-    for field, wrong in (("n", (0, -1, 129, 2**31, 2**63)), ("max_tokens", (-1, 0, 2**31, 10**18)),
+    for field, wrong in (("n", (0, -1, 129, 2**31, 2**63)), ("max_tokens", (-2, 0, 2**31, 10**18)),
                          ("top_logprobs", (21, -1, 2**40)), ("top_k", (-2, 2**40)),
                          ("min_tokens", (-1, 2**40)), ("priority", (2**31, -2**32)),
                          ("timeout", (0, -1)), ("temperature", (-0.1, 1e300)),

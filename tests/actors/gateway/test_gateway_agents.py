@@ -40,7 +40,7 @@ def test_codex_gets_calls_in_the_namespaces_that_it_sent(monkeypatch: pytest.Mon
     answer, script, asked = answered(monkeypatch, "codex", call("mcp__docs__search"))
     [request] = script.asked
     assert [tool["function"]["name"] for tool in request.tools] == [
-        "exec_command", "update_plan", "mcp__docs__search", "mcp__docs__fetch",
+        "exec_command", "update_plan", "apply_patch", "mcp__docs__search", "mcp__docs__fetch",
         "collaboration__spawn_agent"]
     told = data(answer)
     [added] = [one["item"] for one in told if one["type"] == "response.output_item.added"

@@ -82,6 +82,17 @@ def test_names_of_llama_server(monkeypatch: pytest.MonkeyPatch, path: str, body:
     assert params is not None and (params.max_tokens, params.repetition_penalty) == (want, 1.5)
 
 
+@pytest.mark.parametrize(("path", "body"), [
+    (CHAT, {"max_tokens": -1}), (TEXT, {"max_tokens": -1}), (CHAT, {"max_completion_tokens": -1}),
+    (CHAT, {"max_completion_tokens": -1, "max_tokens": 5}), (CHAT, {"max_tokens": -1.0}),
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": -1, "prompt": None}),
+    ("/v1/messages", {"messages": [USER], "max_tokens": -1})])
+def test_minus_one_is_no_limit(monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
+                               ) -> None:
+    params = asked(monkeypatch, path, **body).params
+    assert params is not None and params.max_tokens is None
+
+
 @pytest.mark.parametrize("path", [CHAT, TEXT])
 def test_parameters_of_the_request(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
     request = asked(monkeypatch, path, truncate_prompt_tokens=5, cache_salt="s", priority=2)

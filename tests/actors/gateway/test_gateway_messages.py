@@ -174,7 +174,9 @@ def test_errors_are_in_anthropics_format(monkeypatch: pytest.MonkeyPatch,
 
 @pytest.mark.parametrize(("error", "begins"), [
     (context_overflow(2048, 3000, 16, "messages"),
-     "prompt is too long: 3016 tokens > 2048 maximum"),
+     "prompt is too long: 3000 tokens > 2048 maximum"),
+    (context_overflow(2048, 2048, 1, "messages"),
+     "prompt is too long: 2048 tokens > 2047 maximum"),
     (ContextOverflow("prompt: 90 tokens and one to generate exceed the pages", "prompt"),
      "prompt is too long (prompt: 90 tokens"),
 ])
@@ -184,6 +186,16 @@ def test_a_too_long_prompt_has_anthropics_message(error: ContextOverflow, begins
     assert told["message"].startswith(begins)
     assert error.message in told["message"] and told["type"] == "invalid_request_error"
     assert http_error(error).body()["error"]["message"] == error.message
+
+
+def test_a_limit_that_is_too_large_is_not_said_to_be_the_prompt() -> None:
+    """In Anthropic's words, which Claude Code reads the numbers from."""
+    told = http_error(context_overflow(8192, 33, 64_000, "max_tokens")).anthropic_body()["error"]
+    assert told["message"] == (
+        "input length and `max_tokens` exceed context limit: 33 + 64000 > 8192, decrease input "
+        "length or `max_tokens` and try again")
+    least = ContextOverflow("min_tokens: 300 exceeds the 20 tokens left", "min_tokens")
+    assert http_error(least).anthropic_body()["error"]["message"] == least.message
 
 
 def fail_later(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -153,7 +153,7 @@ def test_an_answer_cut_short_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> N
     ({"background": True, "extra_body": {"stream": True}}, "background"),
     ({"conversation": "conv_1"}, "conversation"),
     ({"tools": [{"type": "hologram"}]}, "tools"), ({"input": []}, "input"),
-    ({"input": [{"type": "item_reference", "id": "msg_1"}]}, "input"),
+    ({"input": [{"type": "item_reference"}]}, "input"), ({"input": [{"type": "x"}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_image", "image_url": 3}]}]}, "input"),
     ({"input": [{"role": "user", "content": [{"type": "input_file", "file_id": "x"}]}]},
      "input"),

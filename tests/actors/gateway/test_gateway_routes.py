@@ -14,7 +14,7 @@ from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.routes import ROUTES, Access, ErrorStyle, find
+from actorium.actors.gateway.http.routes import ROUTES, Access, ErrorStyle, canonical, find
 from actorium.actors.gateway.served_engine import ServedEngine
 
 TURN = [{"role": "user", "content": "Hi"}]
@@ -54,6 +54,42 @@ def test_each_path_has_the_rules_of_its_route(path: str) -> None:
         with pytest.raises(HttpError):
             keys.check(filled(path), b"Bearer wrong")
     keys.check(filled(path), b"Bearer root")
+
+
+@pytest.mark.parametrize("path", [path for route in ROUTES for path in route.paths
+                                  if ":path" not in path and path != "/"])
+def test_slashes_too_many_change_no_route(path: str) -> None:
+    path = filled(path)
+    for other in (f"{path}/", f"/{path}/", f"/{path}", path.replace("/", "//")):
+        assert canonical(other) == path
+    assert canonical(path) == path
+
+
+@pytest.mark.parametrize("path", ["/v1/models//models/x", "/v1/models/a/b/", "/v1/none/", "/x//y",
+                                  "/flush_cache\n", "/flush_cache\n/", "/flush_cache/\n", ""])
+def test_a_path_of_another_meaning_stays_as_it_is(path: str) -> None:
+    """Names of models may be paths."""
+    assert canonical(path) == path
+
+
+@pytest.mark.parametrize("path", ["/v1/chat/completions/", "//v1/chat/completions",
+                                  "/v1//chat/completions"])
+def test_a_body_comes_with_slashes_too_many(path: str) -> None:
+    found = ask("POST", path, {"messages": TURN}, {"authorization": "Bearer k"}, api_key="k")
+    assert found.status_code == 200, found.text
+    assert ask("POST", path, {"messages": TURN}, api_key="k").status_code == 401
+    assert ask("POST", "/flush_cache/", {}, {"authorization": "Bearer k"}, api_key="k",
+               admin_key="root").status_code == 401
+    lacks = ask("POST", "/v1/messages/", {"messages": TURN})
+    assert lacks.status_code == 400 and lacks.json()["type"] == "error", "in Anthropic's words"
+
+
+def test_a_byte_order_mark_before_a_body_is_none_of_it() -> None:
+    body = b'\xef\xbb\xbf{"messages": [{"role": "user", "content": "Hi"}]}'
+    for path in ("/v1/chat/completions", "/invocations"):
+        assert ask("POST", path, content=body).status_code == 200
+    twice = ask("POST", "/v1/chat/completions", content=body[:3] + body)
+    assert twice.status_code == 400 and twice.json()["error"]["code"] == "invalid_json"
 
 
 def test_an_unknown_path_needs_a_key() -> None:

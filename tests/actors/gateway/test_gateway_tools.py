@@ -163,7 +163,8 @@ def test_earlier_calls_go_to_the_template(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.parametrize(("ask", "field"), [
-    ({"tool_choice": "auto"}, "tool_choice"),
+    ({"tool_choice": "required"}, "tool_choice"),
+    ({"tools": [], "tool_choice": {"type": "function", "function": {"name": "x"}}}, "tool_choice"),
     ({"tools": [TOOL, TOOL]}, "tools"),
     ({"tools": [TOOL], "tool_choice": "sometimes"}, "tool_choice"),
     ({"tools": [TOOL], "tool_choice": {"type": "function", "function": {"name": "x"}}},

@@ -37,7 +37,7 @@ def test_what_cannot_is_none_or_left_as_it_is(text: str) -> None:
 
 
 def talk(arguments: str) -> list[ChatMessage]:
-    return [ASKED, ChatMessage("assistant", "", tool_calls=[ToolCall("f", arguments)]), *RESULTS[:1]]
+    return [ASKED, ChatMessage("assistant", "", tool_calls=[ToolCall("f", arguments)]), RESULTS[0]]
 
 
 @pytest.mark.parametrize("cut", range(len(WHOLE) + 1))
