@@ -141,7 +141,7 @@ class ChatTemplate:
         for name in args:
             if name in _RESERVED or not name.isidentifier():
                 raise InvalidRequest(f"template_args: {name!r} may not be set", "template_args")
-        traits = self.traits(ticks) if tools or _uses_tools(messages) else TemplateTraits()
+        traits = self.traits(ticks) if tools or _needs_traits(messages) else TemplateTraits()
         turns = traits.described([_turn(one, traits.text_arguments) for one in messages], tools)
         opens = args.get("add_generation_prompt", ending.add_generation_prompt)
         if ending.continue_final_message:
@@ -177,8 +177,10 @@ class ChatTemplate:
         return "".join(parts)
 
 
-def _uses_tools(messages: list[ChatMessage]) -> bool:
-    return any(message.tool_calls or message.role == "tool" for message in messages)
+def _needs_traits(messages: list[ChatMessage]) -> bool:
+    """Whether it has what some templates have no place for."""
+    return any(message.tool_calls or message.role == "tool" or (i and message.role == "system")
+               for i, message in enumerate(messages))
 
 
 def _marked(content: Any) -> Any:

@@ -1,9 +1,10 @@
-"""Tools in conversations whose chat template has no place for them.
+"""Tools and late system messages in conversations whose chat template has no place for them.
 
 What a template shows is found out by rendering small conversations. What it would leave out is
 written into the texts of the turns that it does show, in the form of Hermes: the tools into the
 system message, calls as `<tool_call>{...}</tool_call>` into the model's turns, and their results as
-`<tool_response>...</tool_response>` into turns of the user.
+`<tool_response>...</tool_response>` into turns of the user. System messages behind the first turn,
+which coding agents send and many templates refuse, are told in turns of the user, where they stand.
 """
 
 from __future__ import annotations
@@ -46,12 +47,15 @@ class TemplateTraits(Struct, frozen=True):
     """Of calls, in turns of the role "tool"."""
     system: bool = True
     """Turns of the role "system"."""
+    late_system: bool = True
+    """Those that are not the first turn."""
     text_arguments: bool = False
     """It prints a call's arguments as they are, so they must be JSON text; else they are an object,
     which most templates write in the model's own way."""
 
     def described(self, turns: Turns, tools: Tools | None) -> Turns:
         """Returns the conversation with all that the template would leave out in its texts."""
+        turns = turns if self.late_system else _without_late_system(turns)
         lacks_tools = bool(tools) and not self.tools
         out: Turns = []
         told = False
@@ -109,6 +113,25 @@ def _instruct(out: Turns, text: str, system: bool) -> None:
         out[first] = out[first] | {"content": _joined(text + "\n\n", out[first]["content"])}
 
 
+def _without_late_system(turns: Turns) -> Turns:
+    """Returns the conversation with what it says as the system in its first turn, and then in turns
+    of the user."""
+    out: Turns = []
+    told = False
+    """The last turn ends with what the system says."""
+    for turn in turns:
+        late = turn["role"] == "system" and bool(out)
+        before = out[-1]["role"] if late or told else ""
+        # Many templates want the user and the model to alternate.
+        if before in (("system", "user") if late else (turn["role"],)):
+            out[-1] = out[-1] | {"content": _joined(_joined(out[-1]["content"], "\n\n"),
+                                                    turn["content"])}
+        else:
+            out.append({"role": "user", "content": turn["content"]} if late else turn)
+        told = late and out[-1]["role"] == "user"
+    return out
+
+
 def _joined(first: Any, second: Any) -> Any:
     """Returns two contents as one: texts, or lists of parts."""
     if isinstance(first, str) and isinstance(second, str):
@@ -126,6 +149,7 @@ _TOOLS = [{"type": "function", "function": {
     "name": _TOOL, "description": "Probes.", "parameters": _PARAMETERS}}]
 _USER = {"role": "user", "content": "?"}
 _SYSTEM = {"role": "system", "content": _WORD}
+_ANSWER = {"role": "assistant", "content": "!"}
 _RESULT = {"role": "tool", "name": _TOOL, "tool_call_id": "probe0001", "content": _WORD}
 
 
@@ -151,7 +175,8 @@ def probe(rendered: Rendered) -> TemplateTraits:
     called = calls["text" if text else "object"]
     answered = rendered([_USER, call, _RESULT], None)
     tools = any(_TOOL in rendered(turns, _TOOLS) for turns in ways)
+    late = _WORD in rendered([_USER, _ANSWER, _SYSTEM, _USER], None)
     # A refusal of one that shows tools is about the conversation, not about what it can show.
     return TemplateTraits(tools=tools, calls=_KEY in called if called else tools,
                           results=_WORD in answered if answered else tools,
-                          system=system, text_arguments=text)
+                          system=system, late_system=late, text_arguments=text)

@@ -31,9 +31,9 @@ class CustomTool(Struct, kw_only=True):
 
 class OfferedTool(Struct, kw_only=True):
     """A tool: in chats a function's fields stand in `function`, in responses in the tool itself.
-    Some clients mix the two."""
+    Some clients mix the two, or leave the type out."""
 
-    type: str
+    type: str = "function"
     name: str | None = None
     description: str | None = None
     parameters: dict[str, Any] | None = None

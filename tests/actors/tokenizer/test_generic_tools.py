@@ -110,3 +110,44 @@ def test_of_what_refuses_everything_nothing_is_known() -> None:
 def test_the_engine_says_which_templates_lack_a_place() -> None:
     templates = ChatTemplates({"default": PLAIN, "tool_use": OBJECTS}, {})
     assert templates.info()["generic_tools"] == ["default"]
+
+
+FIRST_ONLY = PLAIN.replace("<|{{ m.role }}|>", "{% if m.role == 'system' and not loop.first %}"
+                           "{{ raise_exception('System message must be at the beginning.') }}"
+                           "{% endif %}<|{{ m.role }}|>")
+"""Of Qwen3.5's kind."""
+
+
+@pytest.mark.parametrize(("roles", "want"), [
+    ("s:a s:b u:c", "s:a\n\nb u:c"), ("u:a s:b u:c", "u:a\n\nb\n\nc"),
+    ("s:a u:b a:c s:d u:e", "s:a u:b a:c u:d\n\ne"), ("u:a a:b s:c a:d", "u:a a:b u:c a:d"),
+    ("u:a a:b s:c s:d u:e u:f", "u:a a:b u:c\n\nd\n\ne u:f"), ("s:a s:b s:c", "s:a\n\nb\n\nc"),
+    ("u:a u:b s:c", "u:a u:b\n\nc"), ("s:a u:b", "s:a u:b")])
+def test_late_system_messages_are_the_users_where_a_template_refuses_them(roles: str,
+                                                                         want: str) -> None:
+    names = {"s": "system", "u": "user", "a": "assistant"}
+
+    def talk(text: str) -> list[ChatMessage]:
+        return [ChatMessage(names[one[0]], one[2:]) for one in text.split(" ")]
+
+    found = render(FIRST_ONLY, talk(roles))
+    assert found == render(PLAIN, talk(want))
+    said = "".join(f"<|{one.role}|>{one.content}\n" for one in talk(roles)) + "<|assistant|>"
+    assert render(PLAIN, talk(roles)) == said, "and stay what they are where it shows them"
+
+
+def test_late_system_messages_keep_the_turns_alternating() -> None:
+    talk = [ASKED, ChatMessage("system", "Be brief."), ChatMessage("user", "Please."),
+            ChatMessage("assistant", "Fine."), ChatMessage("system", "Now."),
+            ChatMessage("user", "And?")]
+    assert render(ALTERNATING, talk).count("<|user|>") == 2
+    dropped = PLAIN.replace("{{ m.content }}", "{% if m.role != 'system' or loop.first %}"
+                            "{{ m.content }}{% endif %}")
+    assert "Now." in render(dropped, talk)
+
+
+def test_parts_of_late_system_messages_stay_parts() -> None:
+    source = PARTS.replace("<|{{ m.role }}|>", "{% if m.role == 'system' and not loop.first %}"
+                           "{{ raise_exception('no') }}{% endif %}<|{{ m.role }}|>")
+    talk = [ChatMessage("user", [TurnPart("text", "a")]), ChatMessage("system", "b")]
+    assert "<|user|>(a)(\n\n)(b)\n" in render(source, talk)
