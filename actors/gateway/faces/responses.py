@@ -147,12 +147,13 @@ class ResponsesTurn(HttpTurn):
         context = await context_of(store, tenant, body.previous_response_id)
         items = msgspec.json.decode(context, type=list[InputItem])
         body.input = await resolved(store, tenant, body.items(), items)
+        turns = list(body.turns(items))
         self.response.ignored_input = ignored_input([*items, *body.input])
         structured = self.constraint(body.structured(), body.thinking_token_budget)
         params = sampling(body, body.alternatives(), structured=structured)
         if store is not None and body.store:
             self._keeper = ResponseKeeper(store, tenant, context, body, self._name)
-        return [request_for(body, params, tenant, messages=list(body.turns(items)),
+        return [request_for(body, params, tenant, messages=turns,
                             template_args=body.template_args(), tools=self._tools.shown)]
 
     async def respond(self, requests: list[Request]) -> HttpResponse | EventStream:

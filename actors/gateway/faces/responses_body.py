@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from msgspec import Struct, field
+from msgspec import Struct, ValidationError, convert, field
 
 from actorium.actors.client.requests import Request
 from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart, arguments_text
@@ -31,8 +31,8 @@ _UNSEEN = (REFERENCE, "mcp_list_tools", "mcp_approval_request", "mcp_approval_re
            "tool_search_output", "additional_tools", "compaction")
 _UNSEEN_ENDS = ("_call", "_call_output")
 """Items of tools that OpenAI's servers run, or whose form only their models know."""
-_SEEN = ("message", "reasoning", "function_call", "function_call_output", "custom_tool_call",
-         "custom_tool_call_output")
+_CALLS = ("function_call", "custom_tool_call")
+_OUTPUTS = ("function_call_output", "custom_tool_call_output")
 
 
 class InputItem(Struct, kw_only=True):
@@ -50,7 +50,8 @@ class InputItem(Struct, kw_only=True):
     """Of a custom tool: what `arguments` are of a function."""
     namespace: str | None = None
     """Of a called function."""
-    output: str | list[ContentPart] | None = None
+    output: Any = None
+    """Of a function text or parts; of other tools whatever they give."""
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
@@ -67,7 +68,7 @@ class InputItem(Struct, kw_only=True):
         if self.kind == "reasoning":
             return self.encrypted_content is not None and not (self.content or self.summary)
         return self.kind in _UNSEEN or (
-            self.kind.endswith(_UNSEEN_ENDS) and self.kind not in _SEEN)
+            self.kind.endswith(_UNSEEN_ENDS) and self.kind not in (*_CALLS, *_OUTPUTS))
 
 
 class TextFormat(Struct, kw_only=True):
@@ -209,10 +210,17 @@ class ResponsesBody(InputBody, kw_only=True):
 def ignored_input(items: list[InputItem]) -> list[str]:
     """Returns the types of the items, and of the parts of items, that the model is not shown."""
     unseen = [item.kind for item in items if item.is_unseen]
-    parts = unseen_parts(content for item in items
-                         if not item.is_unseen and item.kind != "reasoning"
-                         for content in (item.content, item.output))
+    parts = unseen_parts(item.content if item.kind == "message" else _output(item, "input")
+                         for item in items if item.kind in ("message", *_OUTPUTS))
     return list(dict.fromkeys([*unseen, *parts]))
+
+
+def _output(item: InputItem, where: str) -> str | list[ContentPart] | None:
+    """Returns what a called function gave. Raises `HttpError`."""
+    try:
+        return convert(item.output, str | list[ContentPart] | None)
+    except ValidationError as error:
+        raise HttpError(400, f"{where}.output: {error}") from None
 
 
 class ConversationBuilder:
@@ -248,13 +256,14 @@ class ConversationBuilder:
             parts = item.content if isinstance(item.content, list) and item.content else \
                 item.summary or []
             self._reasoning = "\n".join(part.text or "" for part in parts) or None
-        elif kind in ("function_call", "custom_tool_call"):
+        elif kind in _CALLS:
             self._call(item, where)
-        elif kind in ("function_call_output", "custom_tool_call_output"):
+        elif kind in _OUTPUTS:
             if not item.call_id:
                 raise HttpError(400, f"{where}.call_id: is required")
             self.found.append(ChatMessage(
-                "tool", content_of(item.output, f"{where}.output"), tool_call_id=item.call_id,
+                "tool", content_of(_output(item, where), f"{where}.output"),
+                tool_call_id=item.call_id,
                 name=self._names.get(item.call_id)))
         else:
             raise HttpError(400, f"{where}: {kind[:40]!r} is not taken")

@@ -264,11 +264,13 @@ def test_calls_are_put_together_however_they_come() -> None:
 @pytest.mark.parametrize("stream", [False, True])
 def test_items_of_servers_tools_are_passed_over(monkeypatch: pytest.MonkeyPatch, stream: bool
                                                 ) -> None:
-    given = [{"type": kind, "id": "x_1", "status": "completed"} for kind in (
+    given: list[dict[str, Any]] = [{"type": kind, "id": "x_1", "status": "completed"} for kind in (
         "item_reference", "web_search_call", "file_search_call", "code_interpreter_call",
         "image_generation_call", "computer_call", "computer_call_output", "local_shell_call",
         "local_shell_call_output", "mcp_call", "mcp_list_tools", "mcp_approval_request",
         "tool_search_call", "tool_search_output", "compaction")]
+    given[6]["output"] = {"type": "computer_screenshot", "image_url": "data:"}
+    given[8]["output"] = [{"stdout": "", "outcome": {"type": "exit", "exit_code": 0}}]
     reasoning = {"type": "reasoning", "id": "rs_1", "summary": [], "encrypted_content": "x"}
     answer, script = asked(monkeypatch, RESPONSES, {
         "input": [*given, reasoning, {"id": "msg_x"}, USER], "stream": stream})
