@@ -21,7 +21,7 @@ def arguments_of(text: str) -> dict[str, Any] | None:
     if isinstance(found, str):
         found = _decoded(found)
     if isinstance(found, dict):
-        return found
+        return _whole(found) if "\\u" in text else found
     return {} if found is None or found == [] else None
 
 
@@ -31,7 +31,12 @@ def for_template(text: str, as_text: bool) -> dict[str, Any] | str:
     found = arguments_of(text)
     if not as_text:
         return found or {}
-    return text if found is None or _is_object(text) else json.dumps(found, ensure_ascii=False)
+    if found is None or _is_object(text):
+        return text
+    try:
+        return json.dumps(found, ensure_ascii=False)
+    except RecursionError:
+        return text
 
 
 def unreadable(messages: Iterable[ChatMessage]) -> list[str]:
@@ -46,6 +51,16 @@ def _decoded(text: str) -> Any:
         return json.loads(text, strict=False) if text.strip() else None
     except (ValueError, RecursionError):
         return False
+
+
+def _whole(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the arguments without halves of characters (`\\ud83d`), which no text may hold."""
+    try:
+        clean: dict[str, Any] = json.loads(json.dumps(found, ensure_ascii=False).encode(
+            errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return clean
 
 
 def _is_object(text: str) -> bool:

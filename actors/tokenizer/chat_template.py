@@ -157,7 +157,9 @@ class ChatTemplate:
     def _text(self, variables: dict[str, Any], ticks: int) -> str:
         self._env.shared = ticks < MAX_TICKS
         try:
-            return self._join(variables)
+            text = self._join(variables)
+            text.encode()  # raises on half a character
+            return text
         except Exception as error:  # a template can raise anything at all
             if isinstance(error, TooMuch) and ticks < MAX_TICKS:
                 raise RenderBudgetExceeded from None
