@@ -56,7 +56,7 @@ class InputBlock(Struct, kw_only=True):
 
 class AnthropicMessageParam(Struct, kw_only=True):
     role: Literal["user", "assistant", "system"]
-    content: str | list[InputBlock]
+    content: str | list[InputBlock] | None
 
 
 class AnthropicTool(Struct, kw_only=True):
@@ -92,6 +92,8 @@ class CountTokensBody(SamplingFields, kw_only=True):
     tools: list[AnthropicTool] | None = None
     tool_choice: AnthropicToolChoice | None = None
     thinking: Thinking | None = None
+    mcp_servers: list[Any] | None = None
+    """Passed over, as the tools that they would have."""
     chat_template_kwargs: dict[str, Any] = {}
 
     @property
@@ -118,7 +120,8 @@ class CountTokensBody(SamplingFields, kw_only=True):
 
     def ignored_tools(self) -> list[str]:
         """Returns the types of the tools that the model is not shown."""
-        return list(dict.fromkeys(one.type for one in self.tools or () if one.is_built_in))
+        found = [one.type for one in self.tools or () if one.is_built_in]
+        return list(dict.fromkeys([*found, "mcp_servers"] if self.mcp_servers else found))
 
     def ignored_input(self) -> list[str]:
         """Returns the types of the blocks that the model is not shown."""
@@ -191,8 +194,8 @@ class MessagesBody(CountTokensBody, kw_only=True):
 def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> list[ChatMessage]:
     """Converts a message to turns: results of tools are turns of their own. names: of the tools
     that were called, by the calls' ids."""
-    if isinstance(turn.content, str):
-        return [ChatMessage(turn.role, turn.content)]
+    if not isinstance(turn.content, list):
+        return [ChatMessage(turn.role, turn.content or "")]
     found: list[ChatMessage] = []
     parts: list[TurnPart] = []
     thought = ""

@@ -74,7 +74,7 @@ class MessageParam(Struct, kw_only=True):
     """One message of a conversation."""
 
     role: str
-    content: str | list[ContentPart] | None = None
+    content: str | list[ContentPart | str] | None = None
     refusal: str | None = None
     """In the place of a content."""
     name: str | None = None

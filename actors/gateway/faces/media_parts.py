@@ -35,20 +35,20 @@ class AnyPart(Protocol):
     file_data: str | None
 
 
-def content_of(content: str | Sequence[AnyPart] | None, where: str) -> str | list[TurnPart]:
+def content_of(content: str | Sequence[AnyPart | str] | None, where: str) -> str | list[TurnPart]:
     """The content of a message as the engine takes it: text, or parts where there is more. Raises
     `HttpError` naming the part."""
     if content is None or isinstance(content, str):
         return content or ""
     return joined([_part(part, f"{where}[{i}]") for i, part in enumerate(content)
-                   if part.type not in THOUGHTS])
+                   if isinstance(part, str) or part.type not in THOUGHTS])
 
 
-def unseen_parts(contents: Iterable[str | Sequence[AnyPart] | None]) -> list[str]:
+def unseen_parts(contents: Iterable[str | Sequence[AnyPart | str] | None]) -> list[str]:
     """Returns the types of the parts that `content_of` passes over."""
     return list(dict.fromkeys(
         part.type for content in contents if content is not None and not isinstance(content, str)
-        for part in content if part.type in THOUGHTS))
+        for part in content if not isinstance(part, str) and part.type in THOUGHTS))
 
 
 def _file_text(part: AnyPart) -> str | None:
@@ -81,7 +81,9 @@ def joined(parts: list[TurnPart]) -> str | list[TurnPart]:
     return "".join([part.text for part in parts])
 
 
-def _part(part: AnyPart, where: str) -> TurnPart:
+def _part(part: AnyPart | str, where: str) -> TurnPart:
+    if isinstance(part, str):
+        return TurnPart("text", part)
     if part.type in TEXTS:
         return TurnPart("text", part.text or "")
     if part.type == "refusal":

@@ -5,7 +5,7 @@ is shown, and what `tool_choice` says of them. Tools that nobody here can run ar
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
@@ -138,6 +138,11 @@ def _described(tool: CustomTool) -> str | None:
 
 # --- tool_choice ----------------------------------------------------------------------------------
 
+Word: TypeAlias = Literal["none", "auto", "required"]
+WORDS: tuple[Word, ...] = ("none", "auto", "required")
+"""They may be the type of an object, too."""
+
+
 class AllowedTools(Struct, kw_only=True, omit_defaults=True):
     """The tools that may be called, in the form of chats."""
 
@@ -166,13 +171,15 @@ class ToolChoiceParam(Struct, kw_only=True, omit_defaults=True):
         return name
 
 
-def selected(offer: ToolOffer,
-             choice: Literal["none", "auto", "required"] | ToolChoiceParam | None,
+def selected(offer: ToolOffer, choice: Word | ToolChoiceParam | None,
              parallel: bool) -> ToolSelection:
     """Returns the tools that the model is shown, and what it has to do with them. parallel: several
     calls may be made at once. Raises `HttpError`."""
     if not isinstance(choice, ToolChoiceParam):
         return ToolSelection(offer.tools, choice, parallel)
+    for word in WORDS:
+        if choice.type == word:
+            return ToolSelection(offer.tools, word, parallel)
     if choice.type != "allowed_tools":
         named = NamedTool("function", NamedFunction(choice.tool_name()))
         return ToolSelection(offer.tools, named, parallel)

@@ -42,7 +42,7 @@ class InputItem(Struct, kw_only=True):
     """Absent of a message, and of a reference in the short form."""
     id: str | None = None
     role: str | None = None
-    content: str | list[ContentPart] | None = None
+    content: str | list[ContentPart | str] | None = None
     call_id: str | None = None
     name: str | None = None
     arguments: Any = None
@@ -215,10 +215,10 @@ def ignored_input(items: list[InputItem]) -> list[str]:
     return list(dict.fromkeys([*unseen, *parts]))
 
 
-def _output(item: InputItem, where: str) -> str | list[ContentPart] | None:
+def _output(item: InputItem, where: str) -> str | list[ContentPart | str] | None:
     """Returns what a called function gave. Raises `HttpError`."""
     try:
-        return convert(item.output, str | list[ContentPart] | None)
+        return convert(item.output, str | list[ContentPart | str] | None)
     except ValidationError as error:
         raise HttpError(400, f"{where}.output: {error}") from None
 
@@ -255,11 +255,12 @@ class ConversationBuilder:
         elif kind == "reasoning":
             parts = item.content if isinstance(item.content, list) and item.content else \
                 item.summary or []
-            self._reasoning = "\n".join(part.text or "" for part in parts) or None
+            self._reasoning = "\n".join(part if isinstance(part, str) else part.text or ""
+                                        for part in parts) or None
         elif kind in _CALLS:
             self._call(item, where)
         elif kind in _OUTPUTS:
-            if not item.call_id:
+            if item.call_id is None:
                 raise HttpError(400, f"{where}.call_id: is required")
             self.found.append(ChatMessage(
                 "tool", content_of(_output(item, where), f"{where}.output"),
@@ -277,7 +278,7 @@ class ConversationBuilder:
         self.found.append(ChatMessage(role, text, reasoning_content=self._thought(role)))
 
     def _call(self, item: InputItem, where: str) -> None:
-        if not item.name or not item.call_id:
+        if not item.name or item.call_id is None:
             raise HttpError(400, f"{where}: call_id and name are required")
         name = str(NamespacedName(item.namespace, item.name)) if item.namespace else item.name
         self._names[item.call_id] = name

@@ -93,6 +93,8 @@ def message_histories(answer: dict[str, Any]) -> Iterator[list[Any]]:
     turn = {"role": "assistant", "content": blocks}
     yield [turn, {"role": "user", "content": [*results, {"type": "text", "text": "?"}]}]
     yield [turn]
+    for content in (None, [], ""):
+        yield [turn | {"content": content}, USER]
     yield [{key: value for key, value in answer.items() if key in ("role", "content")}, USER]
     for block in blocks:
         if block["type"] == "tool_use":

@@ -92,25 +92,25 @@ def test_anthropics_built_in_tools_are_passed_over(monkeypatch: pytest.MonkeyPat
              {"type": "bash_20250124", "name": "bash"},
              {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
              {"type": "mcp_toolset", "mcp_server_name": "x"}]
-    answer, script = taken(monkeypatch, path, {"tools": given, "tool_choice": {"type": "auto"}})
+    answer, script = taken(monkeypatch, path, {
+        "tools": given, "tool_choice": {"type": "auto"}, "mcp_servers": [{"url": "u"}]})
     if path == MESSAGES:
-        assert answer["ignored_tools"] == [one["type"] for one in given]
+        assert answer["ignored_tools"] == [*(one["type"] for one in given), "mcp_servers"]
         assert script.asked[0].tools == []
 
 
-@pytest.mark.parametrize("choice", ["auto", "none", None])
+@pytest.mark.parametrize("choice", ["auto", "none", None, {"type": "auto"}, {"type": "none"}])
 @pytest.mark.parametrize("tools", [[], None])
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 def test_no_tools_and_a_choice_that_asks_for_none(monkeypatch: pytest.MonkeyPatch, path: str,
-                                                  tools: list[Any] | None, choice: str | None
-                                                  ) -> None:
+                                                  tools: list[Any] | None, choice: Any) -> None:
     _, script = taken(monkeypatch, path, {"tools": tools, "tool_choice": choice}, CALL)
     assert script.asked[0].tools == []
 
 
 @pytest.mark.parametrize("path", [CHAT, RESPONSES])
 @pytest.mark.parametrize("choice", [
-    "required", {"type": "function", "name": "f"}, {"type": "web_search"},
+    "required", {"type": "required"}, {"type": "function", "name": "f"}, {"type": "web_search"},
     {"type": "function", "function": {"name": "f"}},
     {"type": "allowed_tools", "mode": "required", "tools": [{"type": "web_search"}]},
     {"type": "allowed_tools", "mode": "auto", "tools": [{"type": "function", "name": "f"}]},
@@ -336,6 +336,7 @@ def test_a_reference_to_another_tenants_item_finds_nothing(
 def test_a_refusal_is_what_the_model_said(monkeypatch: pytest.MonkeyPatch) -> None:
     part = {"type": "refusal", "refusal": "No."}
     for path, body in ((CHAT, {"messages": [{"role": "assistant", "content": [part]}]}),
+                       (CHAT, {"messages": [{"role": "assistant", "content": ["No", "."]}]}),
                        (CHAT, {"messages": [{"role": "assistant", "content": None,
                                              "refusal": "No."}]}),
                        (RESPONSES, {"input": [{"role": "assistant", "content": [part]}]})):

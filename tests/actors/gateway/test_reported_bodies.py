@@ -173,6 +173,8 @@ REPORTS = [
                       "input": "***"},
                {"type": "custom_tool_call_output", "call_id": "c", "output": "ok"}]},
            "[u]?[a]apply_patch(input=***)[t]ok", tools=["apply_patch"]),
+    Report("router-for-me/CLIProxyAPI#4219", "Codex", RESPONSES,
+           {"input": [USER, made("{}", call_id=""), OUTPUT | {"call_id": ""}]}, "[u]?[a]f()[t]ok"),
     # --- tools ---
     Report("ggml-org/llama.cpp#20156", "Codex", RESPONSES,
            {"input": "?", "tools": [FLAT, {"type": "web_search", "external_web_access": False},
