@@ -11,6 +11,7 @@ import pytest
 from helpers_gateway import Scripted, scripted_app
 
 from actorium.actors.client.requests import Request
+from actorium.actors.errors import context_overflow
 from actorium.actors.params import Structured
 
 CHAT, TEXT = "/v1/chat/completions", "/v1/completions"
@@ -298,3 +299,24 @@ def test_a_prompt_may_lose_its_end(monkeypatch: pytest.MonkeyPatch, path: str) -
 def test_named_tokens_replace_the_likeliest(monkeypatch: pytest.MonkeyPatch) -> None:
     params = asked(monkeypatch, CHAT, logprobs=True, top_logprobs=3, logprob_token_ids=[4]).params
     assert params is not None and (params.logprobs, params.logprob_token_ids) == (0, [4])
+
+
+@pytest.mark.parametrize(("path", "body", "field"), [
+    (CHAT, {"max_tokens": 64_000}, "max_tokens"),
+    (CHAT, {"max_completion_tokens": 64_000}, "max_completion_tokens"),
+    (TEXT, {"n_predict": 64_000}, "n_predict"),
+    ("/v1/responses", {"input": "Hi", "prompt": None, "max_output_tokens": 64_000},
+     "max_output_tokens")])
+def test_a_limit_that_does_not_fit_is_called_as_it_was_given(
+        monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any], field: str) -> None:
+    async def refuse(self: Scripted, requests: list[Request]) -> Any:
+        raise context_overflow(8192, 33, 64_000, "max_tokens")
+        yield
+
+    monkeypatch.setattr(Scripted, "run", refuse)
+    status, answer = post(monkeypatch, Scripted(["a"]), path, body)
+    error = answer["error"]
+    assert (status, error["param"], error["code"]) == (400, field, "context_length_exceeded")
+    assert error["message"] == (
+        f"{field}: This model's maximum context length is 8192 tokens. However, you requested "
+        "64033 tokens (33 in the messages, 64000 in the completion).")
