@@ -25,7 +25,10 @@ CLIENT_BACKLOG_MESSAGES = 4096
 CLIENT_BACKLOG_BYTES = 16 << 20
 """What is kept for one client beyond ZMQ's own queue before the client is given up."""
 CLIENT_HWM = 1000
-"""Messages queued in ZMQ for one client, each way."""
+"""Messages queued in ZMQ for one client."""
+UNREAD = 64
+"""Messages of one client queued in ZMQ. More wait on its side: a prompt may be large, and nothing
+counts what is queued here."""
 BURST_BYTES = 1 << 20
 """Bytes of clients' messages after which `receive` stops."""
 
@@ -58,7 +61,7 @@ class Front(BoundSocket):
         self.socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
         self.socket.setsockopt(zmq.ROUTER_HANDOVER, 1)
         self.socket.setsockopt(zmq.SNDHWM, hwm)
-        self._bind(hwm, limit)
+        self._bind(min(hwm, UNREAD), limit)
 
     def receive(self, limit: int) -> list[tuple[bytes, Any]]:
         """Return up to `limit` messages with their senders, without waiting; no more once they have

@@ -52,6 +52,7 @@ class Target:
             null_worker=True, skip_tokenizer=True, drain_timeout=5.0, restart=True,
             crash_reports=False)
         self.context: zmq.Context[Any] = zmq.Context()
+        self.context.set(zmq.MAX_SOCKETS, 4096)
         self.done, self.harmed = 0, list[object]()
 
     def socket_file(self, name: str) -> Path:

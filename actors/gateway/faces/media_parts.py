@@ -85,7 +85,9 @@ def _part(part: AnyPart | str, where: str) -> TurnPart:
     if isinstance(part, str):
         return TurnPart("text", part)
     if part.type in TEXTS:
-        return TurnPart("text", part.text or "")
+        if part.text is None:
+            raise HttpError(400, f"{where}.text: is required", "messages")
+        return TurnPart("text", part.text)
     if part.type == "refusal":
         return TurnPart("text", part.refusal or part.text or "")
     if part.type in FILES and (text := _file_text(part)) is not None:

@@ -102,7 +102,7 @@ def test_token_ids_go_in_and_come_out(served: Served) -> None:
     ({"messages": []}, "messages", 400),
     ({"messages": PROMPT, "temperature": -1}, "temperature", 400),
     ({"messages": PROMPT, "temperature": -1, "stream": True}, "temperature", 400),
-    ({"messages": PROMPT, "max_tokens": -1}, "max_tokens", 400),
+    ({"messages": PROMPT, "max_tokens": -2}, "max_tokens", 400),
     ({"messages": PROMPT, "n": 129}, "n", 400),
     ({"messages": PROMPT, "top_logprobs": 2}, "top_logprobs", 400),
     ({"messages": PROMPT, "logit_bias": {"x": 1}}, "logit_bias", 400),
