@@ -239,7 +239,7 @@ REFUSED: list[tuple[Json, str]] = [
     ({"frequency_penalty": 2.5}, "frequency_penalty"),
     ({"repetition_penalty": 0}, "repetition_penalty"),
     ({"repetition_penalty": -1}, "repetition_penalty"),
-    ({"max_tokens": -1}, "max_tokens"), ({"max_tokens": "8"}, "max_tokens"),
+    ({"max_tokens": -2}, "max_tokens"), ({"max_tokens": "8"}, "max_tokens"),
     ({"max_tokens": 1.5}, "max_tokens"), ({"max_tokens": 10 ** 30}, "max_tokens"),
     ({"min_tokens": -1}, "min_tokens"), ({"min_tokens": 10, "max_tokens": 5}, "min_tokens"),
     ({"n": 0}, "n"), ({"n": -1}, "n"), ({"n": 10 ** 6}, "n"), ({"n": 1.5}, "n"),

@@ -266,7 +266,7 @@ def test_nobody_knows_it(server: Server, method: str, path: str) -> None:
 REFUSED: dict[str, tuple[Json, str]] = {
     "no input": ({"input": None}, "input"), "empty": ({"input": []}, "input"),
     "number": ({"input": 5}, "input"), "temperature": ({"temperature": -1}, "temperature"),
-    "tokens": ({"max_output_tokens": -1}, "max_output_tokens"),
+    "tokens": ({"max_output_tokens": -2}, "max_output_tokens"),
     "previous": ({"previous_response_id": "bad"}, "previous_response_id"),
     "tool kind": ({"tools": [{"type": "some_invalid_tool_type"}]}, "tools"),
     "choice without tools": ({"tool_choice": "required"}, "tool_choice"),

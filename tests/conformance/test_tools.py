@@ -202,7 +202,7 @@ REFUSED: dict[str, tuple[Json, str]] = {
     "unknown choice": ({"tools": TOOLS, "tool_choice": "maybe"}, "tool_choice"),
     "tools are no list": ({"tools": {"a": 1}}, "tools"),
     "tool is a text": ({"tools": ["get_weather"]}, "tools"),
-    "unknown kind": ({"tools": [{"type": "web_search"}]}, "tools"),
+    "unknown kind": ({"tools": [{"type": "hologram"}]}, "tools"),
     "no name": ({"tools": [{"type": "function", "function": {}}]}, "tools"),
     "two of a name": ({"tools": [TOOLS[0], TOOLS[0]]}, "tools"),
     "bad schema": ({"tools": [tool("get_weather", parameters={"type": "hiccup"})],

@@ -180,6 +180,11 @@ class MessagesBody(CountTokensBody, kw_only=True):
     max_tokens: int  # type: ignore[assignment]  # here it must be given
     stop_sequences: list[str] | None = None
 
+    @property
+    def limit(self) -> int:
+        """Returns the most tokens: in Anthropic's API there always are so many."""
+        return self.max_tokens
+
     def check(self) -> None:
         """Raises `HttpError` for unsupported fields."""
         if (self.n or 1) != 1:

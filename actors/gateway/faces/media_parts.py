@@ -84,9 +84,7 @@ def joined(parts: list[TurnPart]) -> str | list[TurnPart]:
 def _part(part: AnyPart | str, where: str) -> TurnPart:
     if isinstance(part, str):
         return TurnPart("text", part)
-    if part.type in TEXTS:
-        if part.text is None:
-            raise HttpError(400, f"{where}.text: is required", "messages")
+    if part.type in TEXTS and part.text is not None:
         return TurnPart("text", part.text)
     if part.type == "refusal":
         return TurnPart("text", part.refusal or part.text or "")

@@ -86,8 +86,7 @@ def test_names_of_llama_server(monkeypatch: pytest.MonkeyPatch, path: str, body:
 @pytest.mark.parametrize(("path", "body"), [
     (CHAT, {"max_tokens": -1}), (TEXT, {"max_tokens": -1}), (CHAT, {"max_completion_tokens": -1}),
     (CHAT, {"max_completion_tokens": -1, "max_tokens": 5}), (CHAT, {"max_tokens": -1.0}),
-    ("/v1/responses", {"input": "Hi", "max_output_tokens": -1, "prompt": None}),
-    ("/v1/messages", {"messages": [USER], "max_tokens": -1})])
+    ("/v1/responses", {"input": "Hi", "max_output_tokens": -1, "prompt": None})])
 def test_minus_one_is_no_limit(monkeypatch: pytest.MonkeyPatch, path: str, body: dict[str, Any]
                                ) -> None:
     params = asked(monkeypatch, path, **body).params

@@ -223,8 +223,7 @@ def test_a_refusal_is_what_the_model_said(monkeypatch: pytest.MonkeyPatch) -> No
 @pytest.mark.parametrize("stream", [False, True])
 def test_thoughts_among_a_chats_parts_are_passed_over(monkeypatch: pytest.MonkeyPatch,
                                                       stream: bool) -> None:
-    given = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."},
-             {"type": "text", "text": None}]
+    given = [{"type": "thinking", "thinking": "Hm."}, {"type": "text", "text": "Yes."}]
     answer, script = asked(monkeypatch, CHAT, {"stream": stream, "messages": [
         {"role": "assistant", "content": given}, USER]})
     assert contents(script) == [("assistant", "Yes."), ("user", "?")]
