@@ -28,3 +28,19 @@ def test_an_agent_is_answered(server: Server, file: Path, streamed: bool) -> Non
     else:
         found = answer.json
     assert found["ignored_tools"] == asked["ignored"]
+    assert found["ignored_input"] == asked.get("ignored_input", [])
+
+
+def test_references_are_the_items_that_they_name(server: Server) -> None:
+    """As the AI SDK sends its second turn."""
+    user = {"role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+    first = server.post("/v1/responses", {"input": [user], "max_output_tokens": 8}).ok()
+    more = {"role": "user", "content": "Why?"}
+    used = []
+    for items in ([{"type": "item_reference", "id": one["id"]} for one in first["output"]],
+                  first["output"]):
+        found = server.post("/v1/responses", {"input": [user, *items, more], "temperature": 0,
+                                              "max_output_tokens": 4}).ok()
+        used.append((found["usage"]["input_tokens"], found["output"][0]["content"]))
+        assert found["ignored_input"] == []
+    assert used[0] == used[1]
