@@ -254,3 +254,20 @@ def test_what_was_refused_elsewhere_is_answered(monkeypatch: pytest.MonkeyPatch,
         if line.startswith("data: {")]
     found = told[-1].get("response") or told[0].get("message") or told[0]
     assert [*found.get("ignored_tools", []), *found.get("ignored_input", [])] == report.ignored
+
+
+@pytest.mark.parametrize(("path", "counting"), [
+    (MESSAGES, f"{MESSAGES}/count_tokens"), (RESPONSES, f"{RESPONSES}/input_tokens"),
+    (CHAT, "/tokenize"), (CHAT, "/invocations")])
+def test_what_counts_takes_the_same(monkeypatch: pytest.MonkeyPatch, path: str,
+                                    counting: str) -> None:
+    script = Scripted(["ok"], template=PARSERS)
+    client = scripted_client(monkeypatch, script)
+
+    async def run() -> None:
+        for report in REPORTS:
+            if report.path == path:
+                answer = await client._client.post(f"http://gateway{counting}", json=report.body)
+                assert answer.status_code == 200, (report.source, answer.text)
+
+    asyncio.run(run())
