@@ -1,5 +1,5 @@
-"""Bodies of agents and SDKs that other engines were reported to refuse: each is answered here, and
-the model is told what it says."""
+"""Bodies of agents and SDKs that other servers were reported to refuse, shortened to what was at
+fault: each is answered here, and the model is told what it says."""
 
 from __future__ import annotations
 
@@ -229,10 +229,10 @@ REPORTS = [
                                 "content": []}, text("Hi")), USER),
            "[u]?[a]Hi[u]?", ignored=["server_tool_use", "web_search_tool_result"]),
     # --- limits ---
-    Report("mozilla-ai/llamafile#24", "LM Studio's presets", CHAT,
+    Report("langchain-ai/langchain#10822", "LangChain", CHAT,
            chat(USER, max_tokens=-1), "[u]?"),
     Report("ggml-org/llama.cpp#13700", "any", CHAT,
-           chat(USER, max_completion_tokens=50.0), "[u]?"),
+           chat(USER, max_completion_tokens=50), "[u]?"),
 ]
 
 
