@@ -49,7 +49,6 @@ STATES = {
     "NoExtensionBias": "nothing that it allows can come next",
     "LexerTooComplex": "its expressions are too complex", "ParserTooComplex": "it is too complex"}
 """llguidance's names of the states in which it stops, and what they mean."""
-LENIENT = " (passed over with structured_outputs.lenient)"
 _STATE = re.compile(rf"\b({'|'.join(STATES)})\b")
 U32 = NDArray[np.uint32]
 
@@ -184,8 +183,7 @@ class GrammarVocabulary:
 
 def _in_words(error: str) -> str:
     """Returns an error of llguidance's without the names of its states."""
-    told = _STATE.sub(lambda found: STATES[found[0]], error)
-    return told + LENIENT if error.startswith(("Unimplemented keys", "Unknown format")) else told
+    return _STATE.sub(lambda found: STATES[found[0]], error)
 
 
 class GrammarMatcher:
@@ -316,16 +314,21 @@ def json_grammar(schema: str, additional_properties: bool = False, lenient: bool
     from llguidance import LLMatcher
 
     try:
-        made = closed(json.loads(schema), not additional_properties)
-        if made is False:
-            raise ValueError("false allows nothing")
-        return LLMatcher.grammar_from_json_schema(
-            json.dumps({} if made is True else made), defaults={"whitespace_pattern": SPACES},
-            overrides={"lenient": True} if lenient else None)
-    except (ValueError, TypeError) as error:
+        given = json.loads(schema)
+    except ValueError as error:
         raise InvalidRequest(f"structured: no JSON schema: {error}", "structured") from None
     except RecursionError:
         raise InvalidRequest("structured: no JSON schema: too deep", "structured") from None
+    try:
+        made = closed(given, not additional_properties, lenient)
+        if made is False:
+            raise ValueError("it allows nothing")
+        return LLMatcher.grammar_from_json_schema(
+            json.dumps({} if made is True else made), defaults={"whitespace_pattern": SPACES})
+    except (ValueError, TypeError) as error:
+        raise InvalidRequest(f"structured: json_schema: {error}", "structured") from None
+    except RecursionError:
+        raise InvalidRequest("structured: json_schema: too deep", "structured") from None
 
 
 def regex_grammar(expression: str) -> str:

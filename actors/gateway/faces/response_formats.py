@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.params import MAX_GRAMMAR, Structured
-from actorium.actors.structured.schema_keywords import unenforced
+from actorium.actors.structured.schemas import unenforced
 
 Schema = dict[str, Any] | bool
 

@@ -1,0 +1,122 @@
+"""Whether the alternatives of a `oneOf` exclude each other, as those that a discriminator tells
+apart do. Pure."""
+
+from __future__ import annotations
+
+import json
+from itertools import combinations
+from typing import Any, NamedTuple
+
+from actorium.actors.structured.schema_references import References
+
+PAIRED = 60
+"""The most alternatives that are compared one by one."""
+DEPTH = 8
+"""How deep references are followed."""
+KINDS = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null",
+         list: "array", dict: "object"}
+EVERY = frozenset(KINDS.values())
+
+
+class View(NamedTuple):
+    """What is known of the values of a schema; more may be asked of them."""
+
+    kinds: frozenset[str] = EVERY
+    values: frozenset[str] | None = None
+    """As JSON; None = not listed."""
+    properties: dict[str, Any] = {}
+    """Read by nobody but `_of`."""
+    required: frozenset[str] = frozenset()
+    shut: bool = False
+    """No other properties."""
+
+
+def exclusive(parts: list[Any], references: References, closes: bool,
+              others: frozenset[str]) -> bool:
+    """Returns whether no value is of two of these schemas; closes: objects that name their
+    properties have no others but `others`. False where that cannot be told."""
+    views = [_view(part, references, closes, 0) for part in parts]
+
+    def of(view: View, name: str) -> View | None:
+        """The view of a property; None = it cannot be there."""
+        if name in view.properties:
+            return _view(view.properties[name], references, closes, 0)
+        return None if view.shut and name not in others | view.required else View()
+
+    def apart(one: View, other: View) -> bool:
+        if not one.kinds & other.kinds:
+            return True
+        if one.values is not None and other.values is not None:
+            return not one.values & other.values
+        if one.kinds & other.kinds != {"object"}:
+            return False
+        for name in one.required | other.required:
+            first, second = of(one, name), of(other, name)
+            if first is None or second is None or _plainly(first, second):
+                return True
+        return False
+
+    for name in frozenset.intersection(*(view.required for view in views)) if views else ():
+        found = [of(view, name) for view in views]
+        values = [own.values for own in found if own is not None and own.values is not None]
+        if len(values) == len(views) and sum(map(len, values)) == len(frozenset().union(*values)):
+            return all(view.kinds == {"object"} for view in views) or len(views) <= PAIRED and all(
+                apart(*pair) for pair in combinations(views, 2))
+    return len(views) <= PAIRED and all(apart(*pair) for pair in combinations(views, 2))
+
+
+def _plainly(one: View, other: View) -> bool:
+    """Whether two values differ in kind, or are listed apart."""
+    if not one.kinds & other.kinds:
+        return True
+    return one.values is not None and other.values is not None and not one.values & other.values
+
+
+def _view(schema: Any, references: References, closes: bool, depth: int) -> View:
+    if schema is False or (isinstance(schema, dict) and schema.get("not") in ({}, True)):
+        return View(frozenset(), frozenset())
+    if not isinstance(schema, dict) or depth > DEPTH:
+        return View()
+    found = _own(schema, closes)
+    beside = [part for part in schema.get("allOf") or () if isinstance(part, dict)]
+    if isinstance(schema.get("$ref"), str):
+        try:
+            beside.append(references.target(schema["$ref"]))
+        except LookupError:
+            return View()
+    for part in beside:
+        found = _both(found, _view(part, references, closes, depth + 1))
+    if schema.get("nullable") is True:
+        found = found._replace(kinds=found.kinds | {"null"}, values=None if found.values is None
+                               else found.values | {"null"})
+    return found
+
+
+def _own(schema: dict[str, Any], closes: bool) -> View:
+    kinds, values = schema.get("type"), None
+    listed = kinds if isinstance(kinds, list) else [kinds]
+    known = EVERY if kinds is None else frozenset(
+        "number" if kind == "integer" else str(kind) for kind in listed)
+    if "const" in schema or isinstance(schema.get("enum"), list):
+        texts = [schema["const"]] if "const" in schema else schema["enum"]
+        values = frozenset(json.dumps(_same(text), sort_keys=True) for text in texts)
+        known &= frozenset(KINDS[type(text)] for text in texts)
+    properties, required = schema.get("properties"), schema.get("required")
+    own = properties if isinstance(properties, dict) else {}
+    more = schema.get("additionalProperties")
+    shut = more is False or (closes and more is None and isinstance(properties, dict))
+    return View(known, values, own, frozenset(
+        name for name in required if isinstance(name, str)) if isinstance(required, list)
+        else frozenset(), shut and not schema.get("patternProperties"))
+
+
+def _same(value: Any) -> Any:
+    """Returns 1 for 1.0, which JSON does not tell from it."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def _both(one: View, other: View) -> View:
+    """Returns the view of values that both describe."""
+    values = other.values if one.values is None else one.values
+    return View(one.kinds & other.kinds, values, other.properties | one.properties,
+                one.required | other.required, one.shut or other.shut)
