@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -21,6 +20,7 @@ from numpy.typing import NDArray
 from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
+from actorium.actors.structured.grammar_errors import in_words
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.structural_tags import lark_of
 from actorium.actors.structured.text_state import MOST, TextLimits
@@ -44,12 +44,6 @@ LARGE = 16_384
 """Tokens of a vocabulary from which on masks are computed on several threads."""
 THREADS = 8
 """The most threads."""
-STATES = {
-    "NoExtension": "nothing that it allows can come next",
-    "NoExtensionBias": "nothing that it allows can come next",
-    "LexerTooComplex": "its expressions are too complex", "ParserTooComplex": "it is too complex"}
-"""llguidance's names of the states in which it stops, and what they mean."""
-_STATE = re.compile(rf"\b({'|'.join(STATES)})\b")
 U32 = NDArray[np.uint32]
 
 
@@ -175,15 +169,10 @@ class GrammarVocabulary:
             if len(allowed):
                 first.consume_token(int(allowed[len(allowed) // 2]))
         if first.is_error():
-            why = _in_words((first.get_error() or "unknown").splitlines()[0])
+            why = in_words(first.get_error() or "", text)
             raise InvalidRequest(f"structured: the grammar does not compile: {why[:500]}",
                                  "structured")
         return compiled
-
-
-def _in_words(error: str) -> str:
-    """Returns an error of llguidance's without the names of its states."""
-    return _STATE.sub(lambda found: STATES[found[0]], error)
 
 
 class GrammarMatcher:
@@ -200,7 +189,7 @@ class GrammarMatcher:
     @property
     def error(self) -> str:
         """Why the sequence cannot continue; empty while it can."""
-        return _in_words(str(self.inner.get_error())) if self.inner.is_error() else ""
+        return in_words(str(self.inner.get_error())) if self.inner.is_error() else ""
 
     @property
     def over(self) -> bool:

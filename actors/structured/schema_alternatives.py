@@ -11,6 +11,8 @@ from actorium.actors.structured.schema_references import References
 
 PAIRED = 60
 """The most alternatives that are compared one by one."""
+LOOKS = 20_000
+"""The most schemas that are looked at."""
 DEPTH = 8
 """How deep references are followed."""
 KINDS = {bool: "boolean", int: "number", float: "number", str: "string", type(None): "null",
@@ -35,34 +37,68 @@ def exclusive(parts: list[Any], references: References, closes: bool,
               others: frozenset[str]) -> bool:
     """Returns whether no value is of two of these schemas; closes: objects that name their
     properties have no others but `others`. False where that cannot be told."""
-    views = [_view(part, references, closes, 0) for part in parts]
+    return _Views(references, closes, others).exclusive(parts)
 
-    def of(view: View, name: str) -> View | None:
-        """The view of a property; None = it cannot be there."""
-        if name in view.properties:
-            return _view(view.properties[name], references, closes, 0)
-        return None if view.shut and name not in others | view.required else View()
 
-    def apart(one: View, other: View) -> bool:
-        if not one.kinds & other.kinds:
+class _Views:
+    """Looks at schemas, until that takes too long."""
+
+    def __init__(self, references: References, closes: bool, others: frozenset[str]) -> None:
+        self._references, self._closes, self._others = references, closes, others
+        self._left = LOOKS
+
+    def exclusive(self, parts: list[Any]) -> bool:
+        views = [self._view(part, 0) for part in parts]
+        if views and all(view.kinds == {"object"} for view in views) and any(
+                self._tells(name, views) for name in frozenset.intersection(
+                    *(view.required for view in views))):
             return True
-        if one.values is not None and other.values is not None:
-            return not one.values & other.values
+        return len(views) <= PAIRED and all(self._apart(one, other)
+                                            for one, other in combinations(views, 2))
+
+    def _tells(self, name: str, views: list[View]) -> bool:
+        """Whether a property's listed values tell all of the objects apart."""
+        found = [self._property(view, name) for view in views]
+        values = [own.values for own in found if own is not None and own.values is not None]
+        return len(values) == len(views) and \
+            sum(map(len, values)) == len(frozenset[str]().union(*values))
+
+    def _property(self, view: View, name: str) -> View | None:
+        """Returns the view of a property; None = it cannot be there."""
+        if name in view.properties:
+            return self._view(view.properties[name], 0)
+        return None if view.shut and name not in self._others | view.required else View()
+
+    def _apart(self, one: View, other: View) -> bool:
+        if _plainly(one, other):
+            return True
         if one.kinds & other.kinds != {"object"}:
             return False
         for name in one.required | other.required:
-            first, second = of(one, name), of(other, name)
+            first, second = self._property(one, name), self._property(other, name)
             if first is None or second is None or _plainly(first, second):
                 return True
         return False
 
-    for name in frozenset.intersection(*(view.required for view in views)) if views else ():
-        found = [of(view, name) for view in views]
-        values = [own.values for own in found if own is not None and own.values is not None]
-        if len(values) == len(views) and sum(map(len, values)) == len(frozenset().union(*values)):
-            return all(view.kinds == {"object"} for view in views) or len(views) <= PAIRED and all(
-                apart(*pair) for pair in combinations(views, 2))
-    return len(views) <= PAIRED and all(apart(*pair) for pair in combinations(views, 2))
+    def _view(self, schema: Any, depth: int) -> View:
+        self._left -= 1
+        if schema is False or (isinstance(schema, dict) and schema.get("not") in ({}, True)):
+            return View(frozenset(), frozenset())
+        if not isinstance(schema, dict) or depth > DEPTH or self._left < 0:
+            return View()
+        found = _own(schema, self._closes)
+        beside = [part for part in schema.get("allOf") or () if isinstance(part, dict)]
+        if isinstance(schema.get("$ref"), str):
+            try:
+                beside.append(self._references.target(schema["$ref"]))
+            except LookupError:
+                return View()
+        for part in beside:
+            found = _both(found, self._view(part, depth + 1))
+        if schema.get("nullable") is True:
+            values = None if found.values is None else found.values | {"null"}
+            found = found._replace(kinds=found.kinds | {"null"}, values=values)
+        return found
 
 
 def _plainly(one: View, other: View) -> bool:
@@ -70,26 +106,6 @@ def _plainly(one: View, other: View) -> bool:
     if not one.kinds & other.kinds:
         return True
     return one.values is not None and other.values is not None and not one.values & other.values
-
-
-def _view(schema: Any, references: References, closes: bool, depth: int) -> View:
-    if schema is False or (isinstance(schema, dict) and schema.get("not") in ({}, True)):
-        return View(frozenset(), frozenset())
-    if not isinstance(schema, dict) or depth > DEPTH:
-        return View()
-    found = _own(schema, closes)
-    beside = [part for part in schema.get("allOf") or () if isinstance(part, dict)]
-    if isinstance(schema.get("$ref"), str):
-        try:
-            beside.append(references.target(schema["$ref"]))
-        except LookupError:
-            return View()
-    for part in beside:
-        found = _both(found, _view(part, references, closes, depth + 1))
-    if schema.get("nullable") is True:
-        found = found._replace(kinds=found.kinds | {"null"}, values=None if found.values is None
-                               else found.values | {"null"})
-    return found
 
 
 def _own(schema: dict[str, Any], closes: bool) -> View:

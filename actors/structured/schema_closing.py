@@ -35,6 +35,9 @@ CONSTRAINTS = HELD - frozenset(NUMERIC)
 SAYS = ("additionalProperties", "unevaluatedProperties")
 BESIDE_NULL = ("enum", "const", *OTHERS)
 """Keywords beside which a null is an alternative."""
+STEPS, CLOSES = 100_000, 5
+"""The most steps: looks at a schema, or this many for closing it, again for each place that refers
+to it. Schemas of the length that a request may have, and no bomb, take a fifth."""
 NOBODY: Names = frozenset()
 _SAFE = re.compile(r"#/(?:\$defs|definitions)/([\w.-]+)", re.ASCII)
 
@@ -63,6 +66,7 @@ class Closing:
         self._shared: dict[str, str] = {}
         """Schema of an integer, as JSON -> name of the definition."""
         self._added: Schema = {}
+        self._steps = 0
 
     def result(self) -> Any:
         """Returns the closed schema. Raises `ValueError` naming the place of what is wrong."""
@@ -76,6 +80,7 @@ class Closing:
 
     def _close(self, schema: Any, others: Names, at: str) -> Any:
         """others: properties that schemas beside this one name of the same value; at: its place."""
+        self._step(CLOSES)
         if not isinstance(schema, dict):
             return schema
         if schema.get("nullable") is True and any(key in schema for key in BESIDE_NULL):
@@ -114,10 +119,9 @@ class Closing:
         except (ValueError, LookupError) as error:
             place = "propertyNames.$ref: " if isinstance(error, LookupError) else ""
             raise ValueError(_under(at, f"{place}{error.args[0]}")) from None
-        together = self._closes and self._closed(schema, ())
         for keyword, why in found.unheld:
-            if keyword != "unevaluatedProperties" or not together \
-                    or schema[keyword] is not False:
+            closes = keyword == "unevaluatedProperties" and schema[keyword] is False
+            if not (closes and self._closes and self._closed(schema, ())):
                 self.unheld[Unheld(_under(at, keyword), keyword, why)] = None
         return found.schema, found.patterns
 
@@ -153,7 +157,7 @@ class Closing:
                 or not any(isinstance(made.get(key), dict) for key in MAPS):
             return
         own = made.get("properties", {})
-        names = (self._names(schema, ()) | others) - own.keys()
+        names = (self._names(schema) | others) - own.keys()
         made["properties"] = own | {name: True for name in sorted(names)}
         made["additionalProperties"] = False
 
@@ -248,16 +252,16 @@ class Closing:
     def _beside(self, schema: Schema, key: str, number: int) -> Names:
         """Returns the names that hold together with those of the `number`-th schema of a keyword.
         """
-        found = self._own(schema)
+        found = set(self._own(schema))
         for other in (*ALL, *SOME):
             parts = schema.get(other)
             for at, part in enumerate(parts if isinstance(parts, list) else ()):
                 alternative = other == key and (other in SOME or at == number)
                 if not alternative:
-                    found |= self._names(part, ())
+                    found |= self._names(part)
         if key != "$ref":
-            found |= self._referred(schema, ())
-        return found
+            found |= self._referred(schema, set())
+        return frozenset(found)
 
     @staticmethod
     def _own(schema: Schema) -> Names:
@@ -267,24 +271,34 @@ class Closing:
             found |= frozenset(name for name in required if isinstance(name, str))
         return found
 
-    def _names(self, schema: Any, seen: tuple[str, ...]) -> Names:
-        """Returns all names of the schema and of those that describe the same value."""
+    def _names(self, schema: Any, seen: set[str] | None = None) -> Names:
+        """Returns all names of the schema and of those that describe the same value; seen:
+        references whose names are counted already."""
+        self._step()
         if not isinstance(schema, dict):
             return NOBODY
-        found = self._own(schema) | self._referred(schema, seen)
+        seen = set() if seen is None else seen
+        found = set(self._own(schema) | self._referred(schema, seen))
         for key in (*ALL, *SOME):
             for part in schema[key] if isinstance(schema.get(key), list) else ():
                 found |= self._names(part, seen)
-        return found
+        return frozenset(found)
 
-    def _referred(self, schema: Schema, seen: tuple[str, ...]) -> Names:
+    def _referred(self, schema: Schema, seen: set[str]) -> Names:
         reference = schema.get("$ref")
         if not isinstance(reference, str) or reference in seen:
             return NOBODY
-        return self._names(self._target(reference), (*seen, reference))
+        seen.add(reference)
+        return self._names(self._target(reference), seen)
+
+    def _step(self, steps: int = 1) -> None:
+        self._steps += steps
+        if self._steps > STEPS:
+            raise ValueError("it has too many parts, or refers to them in too many ways")
 
     def _closed(self, schema: Any, seen: tuple[str, ...]) -> bool:
         """Whether one of the schemas that together describe an object closes it."""
+        self._step()
         if not isinstance(schema, dict):
             return False
         if isinstance(schema.get("properties"), dict):

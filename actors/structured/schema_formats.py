@@ -10,6 +10,9 @@ from __future__ import annotations
 GRAMMARS = frozenset({
     "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
 """Those that llguidance knows."""
+TIMES = frozenset({"date-time", "time"})
+"""Those that generators write of times without a zone or without seconds, too, with a pattern that
+says so."""
 _BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
 _IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
 _URL64 = "[A-Za-z0-9_-]"

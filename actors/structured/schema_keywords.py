@@ -9,9 +9,9 @@ the types of their languages. Pure.
 from __future__ import annotations
 
 import sys
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from actorium.actors.structured.schema_formats import GRAMMARS, NAMES, PATTERNS
+from actorium.actors.structured.schema_formats import GRAMMARS, NAMES, PATTERNS, TIMES
 from actorium.actors.structured.schema_patterns import (
     BadPattern,
     NotRegular,
@@ -181,7 +181,7 @@ def _lists(made: Schema) -> None:
 
 # --- numbers --------------------------------------------------------------------------------------
 
-def _number(value: Any) -> bool:
+def _number(value: Any) -> TypeGuard[int | float]:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
@@ -256,7 +256,8 @@ def _texts(made: Schema, unheld: list[tuple[str, str]]) -> list[str]:
         patterns = [PATTERNS[form]]
     if patterns:
         made["pattern"] = patterns[-1]
-    if isinstance(form, str) and form in GRAMMARS and "string" in (_kinds(made) or ["string"]):
+    own = isinstance(form, str) and form in GRAMMARS - (TIMES if patterns else frozenset())
+    if own and "string" in (_kinds(made) or ["string"]):
         made["format"] = form
     named = made.get("patternProperties")
     if isinstance(named, dict):

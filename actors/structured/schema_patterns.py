@@ -8,6 +8,7 @@ Pure.
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from typing import NamedTuple
 
 SHOWN = 80
@@ -93,9 +94,9 @@ def _outside(text: str) -> str:
     return found
 
 
-def _tokens(text: str) -> list[tuple[int, str]]:
-    """Returns the characters that are neither escaped nor in a class, with their places."""
-    found, at, inside = [], 0, False
+def _tokens(text: str) -> Iterator[tuple[int, str]]:
+    """Yields the characters that are neither escaped nor in a class, with their places."""
+    at, inside = 0, False
     while at < len(text):
         if text[at] == "\\":
             at += 1
@@ -104,9 +105,8 @@ def _tokens(text: str) -> list[tuple[int, str]]:
         elif text[at] == "[":
             inside = True
         else:
-            found.append((at, text[at]))
+            yield at, text[at]
         at += 1
-    return found
 
 
 class _Item(NamedTuple):

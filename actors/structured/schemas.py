@@ -12,6 +12,9 @@ from typing import Any
 
 from actorium.actors.structured.schema_closing import Closing, Unheld
 from actorium.actors.structured.schema_keywords import Schema
+from actorium.actors.structured.schema_references import under
+
+__all__ = ["closed", "object_schema", "under", "unenforced", "unheld"]
 
 NAMED = 5
 """The most keywords that an error names."""

@@ -140,13 +140,14 @@ class _Translation:
             schema = {}
         if not isinstance(schema, dict):
             raise _wrong(where, "must be a JSON schema")
-        options: Node = {"whitespace_pattern": self._whitespace}
-        if node.get("lenient"):
-            options["lenient"] = True
         try:
-            own = closed(schema, not node.get("additional_properties")) | {"x-guidance": options}
+            own = closed(schema, not node.get("additional_properties"), bool(node.get("lenient")))
+            if own is False:
+                raise ValueError("it allows nothing")
         except ValueError as error:
             raise _wrong(where, str(error)) from None
+        own = (own if isinstance(own, dict) else {}) | {
+            "x-guidance": {"whitespace_pattern": self._whitespace}}
         return Then(f"{self._rule(f'%json {json.dumps(own)}')} {then.expression}")
 
     def _grammar(self, node: Node, where: str, then: Then) -> Then:
