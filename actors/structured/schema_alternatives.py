@@ -33,11 +33,11 @@ class View(NamedTuple):
     """No other properties."""
 
 
-def exclusive(parts: list[Any], references: References, closes: bool,
+def exclusive(schema: dict[str, Any], references: References, closes: bool,
               others: frozenset[str]) -> bool:
-    """Returns whether no value is of two of these schemas; closes: objects that name their
+    """Returns whether no value is of two of a schema's `oneOf`; closes: objects that name their
     properties have no others but `others`. False where that cannot be told."""
-    return _Views(references, closes, others).exclusive(parts)
+    return _Views(references, closes, others).exclusive(schema)
 
 
 class _Views:
@@ -47,8 +47,9 @@ class _Views:
         self._references, self._closes, self._others = references, closes, others
         self._left = LOOKS
 
-    def exclusive(self, parts: list[Any]) -> bool:
-        views = [self._view(part, 0) for part in parts]
+    def exclusive(self, schema: dict[str, Any]) -> bool:
+        beside = self._view({key: own for key, own in schema.items() if key != "oneOf"}, 0)
+        views = [_both(self._view(part, 0), beside) for part in schema["oneOf"]]
         if views and all(view.kinds == {"object"} for view in views) and any(
                 self._tells(name, views) for name in frozenset.intersection(
                     *(view.required for view in views))):

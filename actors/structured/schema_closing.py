@@ -35,9 +35,9 @@ CONSTRAINTS = HELD - frozenset(NUMERIC)
 SAYS = ("additionalProperties", "unevaluatedProperties")
 BESIDE_NULL = ("enum", "const", *OTHERS)
 """Keywords beside which a null is an alternative."""
-STEPS, CLOSES = 100_000, 5
+STEPS, CLOSES = 60_000, 5
 """The most steps: looks at a schema, or this many for closing it, again for each place that refers
-to it. Schemas of the length that a request may have, and no bomb, take a fifth."""
+to it. Schemas of the length that a request may have, and no bomb, take a third."""
 NOBODY: Names = frozenset()
 _SAFE = re.compile(r"#/(?:\$defs|definitions)/([\w.-]+)", re.ASCII)
 
@@ -143,7 +143,7 @@ class Closing:
         if not isinstance(parts, list):
             return made
         beside = others | self._beside(schema, "oneOf", 0)
-        if not exclusive(schema["oneOf"], self._references, self._closes, beside):
+        if not exclusive(schema, self._references, self._closes, beside):
             self.unheld[Unheld(_under(at, "oneOf"), "oneOf", "a value may be of two")] = None
         if "anyOf" in made:
             return {key: value for key, value in made.items() if key != "oneOf"} | {

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import quote, unquote, urljoin
 
-from actorium.actors.structured.schema_keywords import VALUES
+from actorium.actors.structured.schema_keywords import REFERENCES, VALUES
 
 MAPS = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
 """Keywords whose value maps names to schemas."""
@@ -85,7 +85,7 @@ class _Moved:
         made = {key: own if key in VALUES else self.moved(own, key in MAPS)
                 for key, own in value.items()
                 if key not in IDS or not isinstance(own, str)}
-        for key in ("$ref", "$dynamicRef"):
+        for key in ("$ref", *REFERENCES):
             if isinstance(value.get(key), str):
                 pointer = self._references.pointer(value[key])
                 made[key] = value[key] if pointer is None else self._prefix + pointer[1:]

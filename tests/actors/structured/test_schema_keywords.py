@@ -52,6 +52,97 @@ def test_what_says_nothing_is_left_out(kind: dict[str, Any], more: dict[str, Any
     assert unenforced(inner) == []
 
 
+@pytest.mark.parametrize("form", [
+    "uri-reference", "iri", "iri-reference", "regex", "path", "file-path", "directory-path",
+    "binary", "password", "byte", "base64url", "idn-email", "idn-hostname", "uri-template",
+    "emoji", "cidrv6", "ipv6network", "ipv4interface", "ipvanyaddress", "int32", "int64", "float",
+    "double", "unix-time", "color", "phone", "guid", "time-span", "json-string", "multi-host-uri",
+    "decimal", "unknown", "", "a\nb: c", 5, None])
+@pytest.mark.parametrize("kind", [{"type": "string"}, {"type": ["string", "null"]}, {}])
+def test_formats_that_no_grammar_is_made_of_say_nothing(form: Any, kind: dict[str, Any]) -> None:
+    assert grammar({**kind, "format": form}) == grammar(kind) and unenforced({"format": form}) == []
+    number = {"type": "number", "format": form}
+    assert says(grammar(number), "1.5")
+
+
+@pytest.mark.parametrize("form, good, bad", [
+    ("base64", "aGk=", "aGk"), ("jwt", "a.b.c", "a.b"), ("e164", "+4915112345678", "0151"),
+    ("cidrv4", "10.0.0.0/8", "10.0.0.0/33"), ("json-pointer", "/a/~1", "a/~2"),
+    ("relative-json-pointer", "1/a", "/a"), ("ulid", "01ARZ3NDEKTSV4RRFFQ69G5FAV", "81"),
+    ("uuid4", "123e4567-e89b-42d3-a456-426614174000", "123e4567-e89b-12d3-a456-426614174000"),
+    ("uuidv7", "123e4567-e89b-72d3-a456-426614174000", "123e4567-e89b-42d3-a456-426614174000"),
+    ("nanoid", "V1StGXR8_Z5jdHi6B-myT", "x"), ("cuid", "cjld2cjxh0000qzrmn831i7rn", "djl"),
+    ("cuid2", "tz4a98xx", "A"), ("ipv4", "10.0.0.1", "10.0.0.256"), ("email", "a@b.co", "a"),
+])
+def test_formats_that_are_regular_are_enforced(form: str, good: str, bad: str) -> None:
+    found = grammar({"type": "string", "format": form})
+    assert says(found, json.dumps(good)) and not says(found, json.dumps(bad))
+    own = grammar({"type": "string", "format": form, "pattern": "^(?:a|a@b.co)$"})
+    assert says(own, '"a"') or form in ("ipv4", "email"), "a pattern says what a format may"
+
+
+def test_a_format_gives_way_to_a_pattern_of_another_kind_of_time() -> None:
+    local = {"type": "string", "format": "time", "pattern": r"^\d\d:\d\d$"}
+    assert says(grammar(local), '"12:30"') and not says(grammar(local), '"12:30:00Z"')
+
+
+@pytest.mark.parametrize("key", [
+    "$schema", "$id", "$comment", "title", "examples", "deprecated", "readOnly", "writeOnly",
+    "contentMediaType", "contentEncoding", "contentSchema", "x-order", "nullable", "discriminator",
+    "xml", "externalDocs", "markdownDescription", "enumNames", "enumDescriptions", "example",
+    "propertyOrdering", "$anchor", "$dynamicAnchor", "default", "definitions", "$defs", "whatever"])
+def test_annotations_are_left_out(key: str) -> None:
+    """Beside a reference they would make a recursion impossible."""
+    plain = {"properties": {"n": {"$ref": "#"}, "a": {"enum": ["b"]}}, "type": "object"}
+    noted = {"properties": {"n": {"$ref": "#", key: {}}, "a": {"enum": ["b"], key: {}}},
+             "type": "object", key: {}}
+    assert grammar(noted) == grammar(plain)
+
+
+@pytest.mark.parametrize("schema, good, bad", [
+    ({"type": "number", "minimum": 1e-300}, ["0.5", "1"], ["0", "-1"]),
+    ({"type": "number", "minimum": -5e-324}, ["0", "1"], ["-1"]),
+    ({"type": "number", "exclusiveMinimum": -1e-300, "minimum": 2}, ["2"], ["1", "0"]),
+    ({"type": "number", "exclusiveMaximum": 1e-300}, ["0", "-1"], ["0.5"]),
+    ({"type": "number", "maximum": -1e-300}, ["-0.5"], ["0", "1"]),
+    ({"type": "number", "multipleOf": 1e-300}, ["0.5", "3"], ["x"]),
+    ({"type": "array", "maxItems": 2**64, "uniqueItems": False}, ["[1,1]"], ["1"]),
+    ({"type": "array", "maxItems": 1, "uniqueItems": True}, ["[1]", "[]"], ["[1,1]"]),
+    ({"type": "object", "maxProperties": 1e30}, ['{"a":1}'], ["1"]),
+    ({"properties": {"a": TEXTS, "b": TEXTS}, "required": ["a"], "minProperties": 1,
+      "maxProperties": 2, "type": "object", "dependentRequired": {"b": ["a"]}},
+     ['{"a":"x"}', '{"a":"x","b":"y"}'], ["{}"]),
+    ({"type": ["string", "null"], "not": {"type": "null"}}, ['"a"'], ["null"]),
+    ({"properties": {"a": {"type": "null", "required": True}}, "type": "object"}, ["{}"], ["1"]),
+    ({"patternProperties": {"^a": True}, "type": "object"}, ['{"ab":1}'], ['{"b":1}']),
+    ({"type": "string", "nullable": True}, ["null", '"a"'], ["1"]),
+    ({"type": "string", "enum": ["a"], "nullable": True}, ["null", '"a"'], ['"b"']),
+    ({"allOf": [TEXTS], "nullable": True}, ["null", '"a"'], ["1"]),
+    ({"type": "object", "propertyNames": {"const": "a"}}, ['{"a":1}'], ['{"b":1}']),
+    ({"type": "object", "propertyNames": {"enum": ["a", "b"]}, "required": ["a"],
+      "properties": {"b": TEXTS}, "additionalProperties": {"type": "null"}},
+     ['{"a":null,"b":"x"}'], ['{"b":"x"}', '{"a":null,"b":null}', '{"a":null,"c":null}']),
+    ({"type": "object", "propertyNames": {"format": "uuid"}}, ["{}"], ['{"b":1}']),
+    ({"type": "object", "propertyNames": {"type": "string", "format": "iri"}}, ['{"b":1}'], ["1"]),
+    ({"type": "object", "propertyNames": {"pattern": "^x"}, "additionalProperties": TEXTS},
+     ['{"xa":"b"}'], ['{"xa":1}', '{"a":"b"}']),
+    ({"type": "array", "prefixItems": [TEXTS], "unevaluatedItems": False}, ['["a"]'],
+     ['["a",1]']),
+])
+def test_what_is_said_otherwise(schema: Any, good: list[str], bad: list[str]) -> None:
+    assert unenforced(schema) == []
+    for text in good:
+        assert says(grammar(schema), text), text
+    for text in bad:
+        assert not says(grammar(schema), text), text
+
+
+def test_a_structural_tag_that_allows_nothing_is_refused() -> None:
+    with pytest.raises(InvalidRequest, match=r"it allows nothing"):
+        lark_of(json.dumps({"structures": [{"begin": "<a>", "schema": {"not": {}}, "end": "</a>"}],
+                            "triggers": ["<a>"]}), " ?")
+
+
 def test_values_are_no_schemas() -> None:
     schema = {"const": {"not": None}}
     assert says(grammar(schema), '{"not":null}')

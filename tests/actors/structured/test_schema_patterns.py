@@ -95,7 +95,8 @@ def test_what_only_llguidance_finds_has_its_place_too(pattern: str, why: str) ->
 
 @pytest.mark.parametrize("expression, why", [
     ("(?=a)b", "look-ahead"), (r"(a)\1", "backreferences are not supported"),
-    ("(", "unclosed group"), (r"\bfoo", "a word boundary"), ("[z-a]", "the start must be <= the end")])
+    ("(", "unclosed group"), (r"\bfoo", "a word boundary"),
+    ("[z-a]", "the start must be <= the end")])
 def test_an_expression_of_its_own_is_named(expression: str, why: str) -> None:
     with pytest.raises(InvalidRequest) as caught:
         vocabulary().matcher(regex_grammar(expression))
