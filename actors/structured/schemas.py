@@ -53,9 +53,11 @@ def object_schema(parameters: Any) -> Schema:
     """Returns the parameters of a function as the schema of an object: of one without members
     where they name none."""
     made = dict(parameters) if isinstance(parameters, dict) else {}
-    if made.get("type") in (None, "object") or "object" in made["type"]:
+    made.pop("nullable", None)
+    kinds = made.get("type")
+    if kinds is None or (isinstance(kinds, list) and "object" in kinds):
         made["type"] = "object"
-    if not any(made.get(key) is not None for key in MEMBERS):
+    if all(made.get(key) in (None, False, 0, []) for key in MEMBERS):
         made["properties"] = {}
     return made
 

@@ -84,7 +84,9 @@ def test_what_is_moved_is_a_copy_and_values_stay() -> None:
     None, {}, {"type": "object"}, {"type": "object", "properties": {}}, {"properties": None},
     {"type": ["object", "null"], "description": "d"},
     {"$schema": "x", "additionalProperties": None},
-    {"type": "object", "properties": {}, "additionalProperties": False, "required": []}])
+    {"type": "object", "properties": {}, "additionalProperties": False, "required": []},
+    {"type": "object", "required": [], "allOf": []}, {"type": "object", "nullable": True},
+    {"type": "object", "additionalProperties": False}])
 def test_a_function_without_parameters_takes_an_empty_object(parameters: Any) -> None:
     found = grammar(object_schema(parameters))
     assert says(found, "{}") and not says(found, '{"a":1}') and not says(found, "null")
