@@ -88,7 +88,9 @@ class _Views:
         if not isinstance(schema, dict) or depth > DEPTH or self._left < 0:
             return View()
         found = _own(schema, self._closes)
-        beside = [part for part in schema.get("allOf") or () if isinstance(part, dict)]
+        listed = schema.get("allOf")
+        beside = [part for part in listed if isinstance(part, dict)] \
+            if isinstance(listed, list) else []
         if isinstance(schema.get("$ref"), str):
             try:
                 beside.append(self._references.target(schema["$ref"]))

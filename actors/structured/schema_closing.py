@@ -81,8 +81,11 @@ class Closing:
     def _close(self, schema: Any, others: Names, at: str) -> Any:
         """others: properties that schemas beside this one name of the same value; at: its place."""
         self._step(CLOSES)
-        if not isinstance(schema, dict):
+        if isinstance(schema, bool):
             return schema
+        if not isinstance(schema, dict):
+            raise ValueError(f"{at}{': ' if at else ''}a schema is an object, true or false, got "
+                             f"{str(schema)[:40]!r}")
         if schema.get("nullable") is True and any(key in schema for key in BESIDE_NULL):
             own = self._close({**schema, "nullable": None}, others, at)
             return {"anyOf": [own, {"type": "null"}]}
@@ -209,9 +212,9 @@ class Closing:
         stands beside the reference becomes part of it, or a recursion could not be followed."""
         reference = made["$ref"]
         try:
-            pointer = self._references.pointer(reference) if isinstance(reference, str) else None
+            pointer = self._references.pointer(reference)
             target = self._references.target(reference)
-        except (LookupError, AttributeError) as error:
+        except LookupError as error:
             raise ValueError(f"{_under(at, '$ref')}: {error}") from None
         if pointer is None or self._nothing(target, ()):
             return False

@@ -54,6 +54,15 @@ REFERENCES = ("$dynamicRef", "$recursiveRef")
 LEAST = ("minLength", "minItems", "minProperties")
 MOST = ("maxLength", "maxItems", "maxProperties")
 """Keywords that count; JSON does not tell 5.0 from 5."""
+SHAPES: dict[tuple[str, ...], tuple[tuple[type, ...], str]] = {
+    ("properties", "patternProperties"): ((dict,), "an object of schemas"),
+    ("allOf", "anyOf", "oneOf", "prefixItems", "enum", "required"): ((list,), "a list"),
+    ("$ref", "pattern"): ((str,), "a text"),
+    (*LEAST, *MOST, "minimum", "maximum", "exclusiveMinimum", "exclusiveMaximum", "multipleOf"):
+        ((int, float), "a number")}
+"""What values must be."""
+FLAGS = ("exclusiveMinimum", "exclusiveMaximum")
+"""Which older drafts have as true and false."""
 COUNTED = 2**31
 """No text is as long, and no list."""
 OTHERS = ("allOf", "anyOf", "oneOf", "$ref")
@@ -99,10 +108,10 @@ def enforced(schema: Schema) -> Enforced:
     if not any(key in made for key in OTHERS):
         for key, plain in (("unevaluatedProperties", "additionalProperties"),
                            ("unevaluatedItems", "items")):
-            if made.get(key) is False:
-                del made[key]
-                made.setdefault(plain, False)
+            if key in made:
+                made.setdefault(plain, made.pop(key))
     unheld: list[tuple[str, str]] = []
+    _check_shapes(made)
     _types(made)
     _count(made)
     for key, exclusive, sign in SIDES:
@@ -137,6 +146,16 @@ def _kinds(schema: Schema) -> list[Any]:
     return kinds if isinstance(kinds, list) else [kinds]
 
 
+def _check_shapes(made: Schema) -> None:
+    """Raises `ValueError` naming a keyword whose value is of a wrong type."""
+    for keys, (known, words) in SHAPES.items():
+        for key in keys:
+            value = made.get(key)
+            flag = isinstance(value, bool) and key not in FLAGS
+            if value is not None and (flag or not isinstance(value, known) or value != value):
+                raise ValueError(f"{key}: must be {words}, got {str(value)[:40]!r}")
+
+
 def _types(made: Schema) -> None:
     """Checks the types, and leaves out those that must not be."""
     for kind in _kinds(made):
@@ -145,9 +164,9 @@ def _types(made: Schema) -> None:
     rule = made.get("not")
     if not isinstance(rule, dict) or rule.keys() & (HELD | UNENFORCED) != {"type"}:
         return
-    banned = {kind for kind in _kinds(rule) if isinstance(kind, str)}
-    if banned <= set(TYPES) - {"integer"}:
-        banned |= {"integer"} if "number" in banned else set()
+    banned = _kinds(rule)
+    if all(kind in TYPES and kind != "integer" for kind in banned):
+        banned = [*banned, *(["integer"] if "number" in banned else [])]
         own = _kinds(made) or [kind for kind in TYPES if kind != "integer"]
         made["type"] = [kind for kind in own if kind not in banned]
         del made["not"]
@@ -158,6 +177,8 @@ def _count(made: Schema) -> None:
     for key in (*LEAST, *MOST):
         if isinstance(made.get(key), float) and made[key].is_integer():
             made[key] = int(made[key])
+        if key in made and (not isinstance(made[key], int) or made[key] < 0):
+            raise ValueError(f"{key}: must be a whole number, got {made[key]}")
     for key in MOST:
         if isinstance(made.get(key), int) and made[key] >= COUNTED:
             del made[key]
@@ -286,6 +307,10 @@ def _name_properties(made: Schema) -> None:
     rule, own = made["propertyNames"], made.get("properties")
     if "patternProperties" in made or not isinstance(rule, dict):
         return
+    try:
+        _check_shapes(rule)
+    except ValueError as error:
+        raise ValueError(f"propertyNames.{error}") from None
     rest = made.get("additionalProperties", not own)
     names = [rule["const"]] if "const" in rule else rule.get("enum")
     if isinstance(names, list) and rule.get("type", "string") == "string":

@@ -65,3 +65,25 @@ def test_the_formats() -> None:
     names = set(re.findall(r"`([\w-]+)`", told))
     names |= {f"{kind}{version}" for kind in ("uuid", "uuidv") for version in range(1, 9)}
     assert names == GRAMMARS | PATTERNS.keys()
+
+
+@pytest.mark.parametrize("schema, error", [
+    ({"properties": [1]}, "properties: must be an object of schemas, got '[1]'"),
+    ({"items": {"oneOf": [{"allOf": 5}]}}, "items.oneOf.0.allOf: must be a list, got '5'"),
+    ({"$ref": 5}, "$ref: must be a text"), ({"$dynamicRef": "#a"}, "$ref: '#a' is not in"),
+    ({"properties": {"a": 5}}, "properties.a: a schema is an object, true or false, got '5'"),
+    ({"properties": {"a": None}}, "properties.a: a schema is"), (5, "a schema is an object"),
+    ({"items": [{}, 5]}, "items.1: a schema is"), ({"minimum": "3"}, "minimum: must be a number"),
+    ({"minimum": float("nan")}, "minimum: must be a number"), ({"enum": 5}, "enum: must be a list"),
+    ({"maxLength": -1}, "maxLength: must be a whole number"), ({"maxItems": 1.5}, "maxItems: must"),
+    ({"minLength": True}, "minLength: must be a number"), ({"type": {"a": 1}}, "type: must be one"),
+    ({"propertyNames": {"pattern": 5}}, "propertyNames.pattern: must be a text"),
+    ({"properties": {"a": {}}, "minProperties": "a"}, "minProperties: must be a number"),
+    ({"$ref": "#/$defs/a", "oneOf": [{"$ref": "#/$defs/a"}, {"$ref": "#/$defs/a"}],
+      "$defs": {"a": {"allOf": 5}}}, "$defs.a.allOf: must be a list")])
+def test_what_is_no_schema_is_said_with_its_place(schema: object, error: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        grammar(json.dumps(schema), lenient=True)
+    assert caught.value.message.startswith(f"structured: json_schema: {error}")
+    with pytest.raises(ValueError, match=re.escape(error)):
+        unheld(schema)
