@@ -95,21 +95,7 @@ def enforced(schema: Schema) -> Enforced:
     whose value is wrong."""
     if _is_one_of(schema.get("not"), ANYTHING):
         return Enforced(False, [], [])
-    made = {key: value for key, value in schema.items()
-            if key in HELD | UNENFORCED and not _says_nothing(key, value)}
-    for key in REFERENCES:
-        if isinstance(schema.get(key), str):
-            made.setdefault("$ref", schema[key])
-    if made.get("minContains") == 0 and "maxContains" not in made:
-        made.pop("contains", None)
-    for key, needs in NEED.items():
-        if not any(need in made for need in needs):
-            made.pop(key, None)
-    if not any(key in made for key in OTHERS):
-        for key, plain in (("unevaluatedProperties", "additionalProperties"),
-                           ("unevaluatedItems", "items")):
-            if key in made:
-                made.setdefault(plain, made.pop(key))
+    made = _saying(schema)
     unheld: list[tuple[str, str]] = []
     _check_shapes(made)
     _types(made)
@@ -127,6 +113,26 @@ def enforced(schema: Schema) -> Enforced:
     if schema.get("nullable") is True and "type" in kept:
         kept["type"] = [*_kinds(kept), *(["null"] if "null" not in _kinds(kept) else [])]
     return Enforced(kept, patterns, unheld)
+
+
+def _saying(schema: Schema) -> Schema:
+    """Returns a copy without annotations, and without keywords that allow everything."""
+    made = {key: value for key, value in schema.items()
+            if key in HELD | UNENFORCED and not _says_nothing(key, value)}
+    for key in REFERENCES:
+        if isinstance(schema.get(key), str):
+            made.setdefault("$ref", schema[key])
+    if made.get("minContains") == 0 and "maxContains" not in made:
+        made.pop("contains", None)
+    for key, needs in NEED.items():
+        if not any(need in made for need in needs):
+            made.pop(key, None)
+    if not any(key in made for key in OTHERS):
+        for key, plain in (("unevaluatedProperties", "additionalProperties"),
+                           ("unevaluatedItems", "items")):
+            if key in made:
+                made.setdefault(plain, made.pop(key))
+    return made
 
 
 def _says_nothing(key: str, value: Any) -> bool:

@@ -109,7 +109,7 @@ def _tokens(text: str) -> Iterator[tuple[int, str]]:
         at += 1
 
 
-class _Item(NamedTuple):
+class _ClassPart(NamedTuple):
     """A part of a class: how it is written, and its code point; None = of a set."""
 
     text: str
@@ -208,7 +208,7 @@ class _Reader:
             raise BadPattern("it ends in a backslash")
         return self._text[self._at + 1]
 
-    def _one(self, inside: bool) -> _Item:
+    def _one(self, inside: bool) -> _ClassPart:
         """Reads an escape that means a character or a set of them."""
         char = self._escaped()
         code = _HEX.match(self._text, self._at + 1)
@@ -216,20 +216,20 @@ class _Reader:
             self._at += 2
             own = CLASSES[char.lower()]
             if char.isupper():
-                return _Item(f"[^{own}]", None)
-            return _Item(own if inside else f"[{own}]", None)
+                return _ClassPart(f"[^{own}]", None)
+            return _ClassPart(own if inside else f"[{own}]", None)
         if code is not None:
             self._at = code.end()
             return self._character(self._code(code))
         found = _PROPERTY.match(self._text, self._at + 1)
         if found:
             self._at = found.end()
-            return _Item("\\" + found[0], None)
+            return _ClassPart("\\" + found[0], None)
         self._at += 2
         if char in CONTROL:
-            return _Item(CONTROL[char], ord("\t\n\r\f\v\a"["tnrfva".index(char)]))
+            return _ClassPart(CONTROL[char], ord("\t\n\r\f\v\a"["tnrfva".index(char)]))
         if char == "b" and inside:
-            return _Item(r"\x08", 8)
+            return _ClassPart(r"\x08", 8)
         if char.isascii() and char.isalnum():
             raise BadPattern(f"\\{char} is not known")
         return self._character(ord(char))
@@ -246,17 +246,17 @@ class _Reader:
         return code
 
     @staticmethod
-    def _character(code: int) -> _Item:
+    def _character(code: int) -> _ClassPart:
         char = chr(code)
         if char in META:
-            return _Item("\\" + char, code)
-        return _Item(char if char.isprintable() else f"\\x{{{code:X}}}", code)
+            return _ClassPart("\\" + char, code)
+        return _ClassPart(char if char.isprintable() else f"\\x{{{code:X}}}", code)
 
     def _class(self) -> str:
         self._at += 1
         negated = self._text.startswith("^", self._at)
         self._at += negated
-        items: list[_Item] = []
+        items: list[_ClassPart] = []
         hyphens: set[int] = set()
         """Places of those that are not escaped."""
         while not self._text.startswith("]", self._at):
@@ -273,7 +273,7 @@ class _Reader:
         return f"[{'^' * negated}{_ranges(items, hyphens)}]"
 
 
-def _ranges(items: list[_Item], hyphens: set[int]) -> str:
+def _ranges(items: list[_ClassPart], hyphens: set[int]) -> str:
     """Writes the items of a class; a hyphen between two characters makes a range of them."""
     made, at = "", 0
     while at < len(items):
