@@ -66,8 +66,12 @@ def parts(pointer: str) -> list[str]:
 
 def under(schema: Any, prefix: str) -> Any:
     """Returns a copy of a schema whose references are right where it stands at the pointer
-    `prefix`, such as "#/$defs/tool-3", of another schema; names of its own are left out."""
-    return _Moved(References(schema), prefix).moved(schema)
+    `prefix`, such as "#/$defs/tool-3", of another schema; names of its own are left out. Raises
+    `ValueError` where it is too deep."""
+    try:
+        return _Moved(References(schema), prefix).moved(schema)
+    except RecursionError:
+        raise ValueError("a schema is too deep") from None
 
 
 class _Moved:
@@ -112,6 +116,3 @@ def _names(root: Any) -> Iterator[tuple[str, str]]:
 def shown(pointer: str) -> str:
     """Returns the place of a pointer as errors name it, with dots."""
     return ".".join(parts(pointer))
-
-
-

@@ -78,6 +78,11 @@ def test_what_is_moved_is_a_copy_and_values_stay() -> None:
         "properties": {"$id": {"$ref": "#/p"}}, "items": {"$ref": "#/p"}, "const": {"$ref": "#"},
         "default": {"$ref": "#"}, "x": {"$ref": "http://y"}}
     assert json.dumps(schema) == before and under(True, "#/p") is True
+    deep: Any = {}
+    for _ in range(2000):
+        deep = {"items": deep}
+    with pytest.raises(ValueError, match="too deep"):
+        under(deep, "#/p")
 
 
 @pytest.mark.parametrize("parameters", [
