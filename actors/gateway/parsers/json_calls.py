@@ -16,9 +16,9 @@ import json
 from collections.abc import Callable, Collection
 from string import ascii_letters
 
+from actorium.actors.gateway.parsers.json_value import JsonValueScanner
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
-    JsonValueScanner,
     MessagePart,
     TextAroundCalls,
     TextPart,

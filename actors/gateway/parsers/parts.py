@@ -1,5 +1,5 @@
 """The parts of a message, the interface of the parsers that find them, and what these share: marks
-and JSON values in a text that is still arriving, and the white space around calls.
+in a text that is still arriving, and the white space around calls.
 """
 
 from __future__ import annotations
@@ -123,70 +123,6 @@ def first_of(text: str, marks: Sequence[str]) -> FoundMark | None:
     """Returns the first of the marks in a text, or None."""
     places = [FoundMark(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     return min(places, default=None)
-
-
-_ESCAPES = {"\n": "\\n", "\r": "\\r", "\t": "\\t"}
-
-
-class JsonValueScanner:
-    """Finds the end of one JSON value in a text that is still arriving.
-
-    Strings and brackets are followed, nothing else is checked. A value without either (a number, a
-    word) ends before a comma, a closing bracket or a space. Models write line ends into strings,
-    which JSON forbids: they are escaped.
-    """
-
-    def __init__(self) -> None:
-        self.over = False
-        self.written = ""
-        """What of the last text belongs to the value, as JSON has it."""
-        self._depth = 0
-        self._string = self._escaped = self._begun = False
-
-    def feed(self, text: str) -> int:
-        """Returns how many characters of `text` belong to it; sets `written`, and `over` at its
-        end."""
-        controls: list[tuple[int, str]] = []
-        size = self._size(text, controls)
-        self.written, done = "", 0
-        for at, escape in controls:
-            self.written += text[done:at] + escape
-            done = at + 1
-        self.written += text[done:size]
-        return size
-
-    def _size(self, text: str, controls: list[tuple[int, str]]) -> int:
-        """controls: gets the places of control characters in strings, and what stands for them."""
-        for at, letter in enumerate(text):
-            if self._string:
-                if letter < " ":
-                    escape = _ESCAPES.get(letter, f"\\u{ord(letter):04x}")
-                    controls.append((at, escape[1:] if self._escaped else escape))
-                if self._escaped:
-                    self._escaped = False
-                elif letter == "\\":
-                    self._escaped = True
-                elif letter == '"':
-                    self._string = False
-                    if self._depth == 0:
-                        return self._end(at + 1)
-                continue
-            if self._depth == 0 and self._begun and letter in ",]}" + SPACE:
-                return self._end(at)
-            self._begun = True
-            if letter == '"':
-                self._string = True
-            elif letter in "{[":
-                self._depth += 1
-            elif letter in "}]":
-                self._depth -= 1
-                if self._depth <= 0:
-                    return self._end(at + 1)
-        return len(text)
-
-    def _end(self, size: int) -> int:
-        self.over = True
-        return size
 
 
 class TextAroundCalls:
