@@ -28,7 +28,7 @@ from actorium.actors.gateway.parsers.parts import (
     merge_parts,
 )
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser, Schemas
-from actorium.actors.gateway.parsers.think import CLOSE, OPEN, ThinkParser
+from actorium.actors.gateway.parsers.think import CALL_BEGINNINGS, CLOSE, OPEN, ThinkParser
 from actorium.actors.models.template_files import DEFAULT, TOOL_USE
 
 MAX_SWITCHES = 32
@@ -115,7 +115,9 @@ class ParserFactory:
             reader = self._reader(tools)
         if not reasons or self.reasoning == NONE:
             return reader
-        return ChainedParser(ThinkParser(thought is Thought.OPEN), reader)
+        unforced = forced is None and not isinstance(reader, PlainParser)
+        call = CALL_BEGINNINGS[self.call_form] if unforced else None
+        return ChainedParser(ThinkParser(thought is Thought.OPEN, call), reader)
 
     @property
     def call_form(self) -> str:
@@ -230,6 +232,7 @@ class ReasoningTokenCounter:
         """Adds a text's parts and its tokens."""
         if not self._mark:
             return
+        answered = self._has_answer
         self._tokens += len(ids)
         self._chars += len(text)
         for part in parts:
@@ -237,7 +240,7 @@ class ReasoningTokenCounter:
                 self._reasoning_chars += len(part.text)
             else:
                 self._has_answer = True
-        if self._end is None:
+        if self._end is None and not answered:  # a call ends a thought, too, without the mark
             self._seek(ids)
 
     def _seek(self, ids: Sequence[int]) -> None:
@@ -265,6 +268,8 @@ class ChoiceParser:
                  mark: Sequence[int] = ()) -> None:
         self._parser, self._reasons, self._max_calls = parser, reasons, max_calls
         self.calls = 0
+        self.tells = False
+        """There was text, or a call."""
         self._reasoning = ReasoningTokenCounter(mark)
 
     @property
@@ -272,18 +277,21 @@ class ChoiceParser:
         """Returns the reasoning tokens so far."""
         return self._reasoning.count
 
-    def read(self, text: str, last: bool, ids: Sequence[int] = ()) -> list[MessagePart]:
+    def read(self, text: str, last: bool, ids: Sequence[int] = (),
+             cut: bool = False) -> list[MessagePart]:
         """Returns the parts that are certain now, adjacent ones of a kind merged. ids: the text's
-        tokens, where reasoning tokens are counted."""
+        tokens, where reasoning tokens are counted; cut: the last text, which its model did not
+        end."""
         parts = self._parser.feed(text)
         if last:
-            parts += self._parser.end()
+            parts += self._parser.end(cut)
         self._reasoning.add(parts, text, ids)
         return [part for part in merge_parts(parts) if self._wanted(part)]
 
     def _wanted(self, part: MessagePart) -> bool:
         if isinstance(part, ReasoningPart):
             return self._reasons
+        self.tells = True
         if isinstance(part, ToolCallBegin):
             self.calls = min(self._max_calls, part.call + 1)
         return isinstance(part, TextPart) or part.call < self._max_calls

@@ -1,224 +1,36 @@
-"""Parsers of tool calls written as JSON objects, `{"name": ..., "arguments": {...}}`, as they
-arrive.
+"""Parsers of tool calls written as JSON objects, `{"name": ..., "arguments": {...}}`.
 
 Forced calls (structured output) have no other text. Hermes, Qwen2.5 and Qwen3 write
 `<tool_call>{...}</tool_call>`. Llama 3.1 and later write `{"name": ..., "parameters": {...}}`, with
-or without `<|python_tag|>` before it, several calls separated by `;`; a message that begins
-otherwise is text to its end.
+or without `<|python_tag|>` before it, several calls separated by `;`.
 
 Models also write several objects within one mark, or a list of them, fence them as code, add keys
 of their own, and write the arguments beside the name: all that is read.
+
+A call that was cut, by `max_tokens` or by its model: its arguments come as far as they were
+written. Before they begin there is no call to show. If it was forced (`NamedCallParser`,
+`CallListParser`), it is no part of an answer and is dropped: the finish reason says what happened.
+If it was the model's own choice, it is text: nobody knows whether `<tool_call>{"na` was to become a
+call, and nothing is lost.
 """
 
 from __future__ import annotations
 
-import json
+import re
 from collections.abc import Callable, Collection
 from string import ascii_letters
+from typing import NamedTuple
 
+from actorium.actors.gateway.parsers.json_call import JsonCallParser
 from actorium.actors.gateway.parsers.json_value import JsonValueScanner
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
     TextAroundCalls,
-    TextPart,
     ToolCallArguments,
     ToolCallBegin,
     after_call,
 )
-
-ARGUMENTS = ("arguments", "parameters")
-KEYS = ("name", "type", "id", "function", *ARGUMENTS)
-"""Keys that a call's object may have. Others are the arguments, where there are no arguments under
-a key of their own; else they are passed over."""
-
-
-class JsonCallParser:
-    """Parses one object. Name and arguments are returned as soon as they are known, the arguments
-    as written (a string that contains them is unpacked)."""
-
-    def __init__(self, index: int, names: Collection[str] | None = None) -> None:
-        """names: of all tools; an object with other keys than a call's is only a call if it begins
-        with one of them; None = the object is marked as a call."""
-        self.over = False
-        """The object has ended."""
-        self.failed = False
-        """It is not a call; no part of it has been returned."""
-        self.raw = ""
-        """All its text so far, until its first part has been returned."""
-        self._index = index
-        self._state: Callable[[list[MessagePart]], bool] = self._open
-        self._text = ""
-        self._key = self._member = ""
-        """A member's key, and how it is written, where it is none of a call's."""
-        self._value = JsonValueScanner()
-        self._kept = ""
-        """The value so far, where it is needed as a whole."""
-        self._name: str | None = None
-        self._begun = self._has_arguments = False
-        self._waiting = ""
-        """Arguments that came before the name."""
-        self._inside = False
-        """Inside a nested object, which is the call."""
-        self._names = names
-        self._others: list[str] = []
-        """Members with other keys, before the call has begun."""
-
-    def feed(self, text: str) -> tuple[list[MessagePart], str]:
-        """Returns the parts, and the rest of `text` after the object's end; where it is no call,
-        all is in `raw`."""
-        out: list[MessagePart] = []
-        if not self._begun:
-            self.raw += text
-        self._text += text
-        while not self.over and not self.failed and self._state(out):
-            pass
-        rest = ""
-        if self.over:
-            rest, self._text = self._text, ""
-        if self.over and not self._begun:
-            self.failed, rest = True, ""
-        return out, rest
-
-    # --- states: each takes from the text, and says whether there may be more to do ---
-
-    def _skip(self) -> bool:
-        self._text = self._text.lstrip(SPACE)
-        return bool(self._text)
-
-    def _open(self, _out: list[MessagePart]) -> bool:
-        return self._skip() and self._expect("{", self._key_or_end)
-
-    def _expect(self, letter: str, then: Callable[[list[MessagePart]], bool]) -> bool:
-        if self._text[0] != letter:
-            return self._fail()
-        self._text, self._state = self._text[1:], then
-        return True
-
-    def _fail(self) -> bool:
-        """Gives up: the object is not a call; or, once its beginning was returned, it ends here."""
-        self.failed, self.over = not self._begun, self._begun
-        return False
-
-    def _key_or_end(self, out: list[MessagePart]) -> bool:
-        if not self._skip():
-            return False
-        if self._text[0] in ",}":
-            return self._next_or_end(out)
-        if self._text[0] != '"':
-            return self._fail()
-        self._value, self._kept = JsonValueScanner(), ""
-        self._state = self._read_key
-        return True
-
-    def _next_or_end(self, out: list[MessagePart]) -> bool:
-        letter, self._text = self._text[0], self._text[1:]
-        if letter == "}":
-            if not self._has_arguments and (self._name is not None or not self._inside):
-                self._has_arguments = True
-                self._waiting = f"{{{', '.join(self._others)}}}"
-                self._begin_call(out)
-            self.over, self._inside = not self._inside, False
-        return not self.over
-
-    def _read_key(self, _out: list[MessagePart]) -> bool:
-        if not self._keep():
-            return False
-        self._key = str(_loads(self._kept, ""))
-        if self._key in ARGUMENTS and self._has_arguments:
-            self._key = ""
-        if self._key not in KEYS:
-            if self._names is not None and self._name not in self._names and not self._begun:
-                return self._fail()
-            self._member = self._kept
-        self._state = self._colon
-        return True
-
-    def _colon(self, _out: list[MessagePart]) -> bool:
-        return self._skip() and self._expect(":", self._begin_value)
-
-    def _begin_value(self, _out: list[MessagePart]) -> bool:
-        if not self._skip():
-            return False
-        if self._text[0] in ",:}]":
-            return self._fail()
-        if self._key == "function" and self._text[0] == "{" and not self._inside:
-            # OpenAI's own shape: the object within is the call.
-            self._text, self._state, self._inside = self._text[1:], self._key_or_end, True
-            self._others.clear()
-            return True
-        self._value, self._kept = JsonValueScanner(), ""
-        streams = self._key in ARGUMENTS and self._text[0] in "{["
-        self._state = self._stream if streams else self._whole
-        return True
-
-    def _keep(self) -> bool:
-        """Adds to the value; returns True when it is complete."""
-        self._text = self._text[self._value.feed(self._text):]
-        self._kept += self._value.written
-        return self._value.over
-
-    def _whole(self, out: list[MessagePart]) -> bool:
-        if not self._keep():
-            return False
-        value = _loads(self._kept, None)
-        if self._key in ("name", "function"):
-            if not isinstance(value, str) or not value:
-                return self._fail()
-            self._name = value
-            self._begin_call(out)
-        elif self._key in ARGUMENTS:
-            self._has_arguments = True
-            self._argue(out, self._unpacked(value))
-        elif self._key not in KEYS and not self._begun:
-            self._others.append(f"{self._member}: {self._kept}")
-        self._state = self._key_or_end
-        return True
-
-    def _unpacked(self, value: object) -> str:
-        """Returns arguments that are no object as written: those within a string, none for null."""
-        if value is None and self._kept == "null":
-            return "{}"
-        if not isinstance(value, str):
-            return self._kept
-        found = JsonValueScanner()
-        size = found.feed(value)
-        return found.written + value[size:] or "{}"
-
-    def _stream(self, out: list[MessagePart]) -> bool:
-        self._has_arguments = True
-        self._text = self._text[self._value.feed(self._text):]
-        self._argue(out, self._value.written)
-        if self._value.over:
-            self._state = self._key_or_end
-        return self._value.over
-
-    # --- telling ---
-
-    def _argue(self, out: list[MessagePart], text: str) -> None:
-        if self._begun and text:
-            out.append(ToolCallArguments(self._index, text))
-        else:
-            self._waiting += text
-            self._begin_call(out)
-
-    def _begin_call(self, out: list[MessagePart]) -> None:
-        """Begins the call once its name and the start of its arguments are known."""
-        if self._name is None or not self._has_arguments or self._begun:
-            return
-        self._begun, self.raw = True, ""
-        out.append(ToolCallBegin(self._index, self._name))
-        if self._waiting:
-            out.append(ToolCallArguments(self._index, self._waiting))
-            self._waiting = ""
-
-
-def _loads(text: str, otherwise: object) -> object:
-    try:
-        found: object = json.loads(text)
-    except (ValueError, RecursionError):
-        return otherwise
-    return found
 
 
 class NamedCallParser:
@@ -227,15 +39,20 @@ class NamedCallParser:
     def __init__(self, name: str) -> None:
         self._name = name
         self._begun = False
+        self._arguments = JsonValueScanner()
 
     def feed(self, text: str) -> list[MessagePart]:
-        if not text:
+        if not self._begun:
+            text = text.lstrip(SPACE)
+        if not text or self._arguments.over:
             return []
         begin: list[MessagePart] = [] if self._begun else [ToolCallBegin(0, self._name)]
         self._begun = True
-        return [*begin, ToolCallArguments(0, text)]
+        self._arguments.feed(text)
+        written = self._arguments.written
+        return [*begin, *([ToolCallArguments(0, written)] if written else [])]
 
-    def end(self) -> list[MessagePart]:
+    def end(self, cut: bool = False) -> list[MessagePart]:
         return []
 
 
@@ -254,9 +71,8 @@ class CallListParser:
             pass
         return out
 
-    def end(self) -> list[MessagePart]:
-        left = self._call.raw if self._call is not None else self._text.strip(SPACE)
-        return [TextPart(left)] if left else []
+    def end(self, cut: bool = False) -> list[MessagePart]:
+        return []  # what has not become a call was cut
 
     def _step(self, out: list[MessagePart]) -> bool:
         if self._call is None:
@@ -274,26 +90,54 @@ class CallListParser:
         return False
 
 
-OPEN, CLOSE = "<tool_call>", "</tool_call>"
-
-
 FENCE = "```"
 
 
-class HermesParser:
-    """Parses `<tool_call>{...}</tool_call>`, with text around it."""
+class CallForm(NamedTuple):
+    """How calls are marked."""
 
-    def __init__(self) -> None:
+    mark: str
+    """Before an object, or several."""
+    closers: tuple[str, ...]
+    """Behind them."""
+    separators: str
+    """Between them, beside white space."""
+    beginning: re.Pattern[str]
+    """What may begin calls."""
+    bare: bool
+    """The mark may be missing: an object that calls one of the tools is a call by itself."""
+
+
+HERMES = CallForm("<tool_call>", ("</tool_call>",), ",", re.compile("<tool_call>"), bare=False)
+LLAMA3 = CallForm("<|python_tag|>", (), ",;", bare=True, beginning=re.compile(
+    r'<\|python_tag\|>|```|\[[ \t\r\n]*(?:\{|\Z)|\{[ \t\r\n]*(?:"|\Z)'))
+
+
+class ObjectCallsParser:
+    """Parses calls as objects, with text around them.
+
+    What begins like a call and is none stays text. Where the form wants no mark, so does all that
+    is within such an object or list: a call in it would be an example or data.
+    """
+
+    def __init__(self, form: CallForm, names: Collection[str] = ()) -> None:
+        """names: of all tools."""
+        self._form, self._names = form, names
         self._text = ""
+        """Not parsed yet."""
         self._prose = TextAroundCalls()
         self._state: Callable[[list[MessagePart]], bool] = self._in_text
         self._call = JsonCallParser(0)
         self._calls = 0
+        self._mark = ""
+        """Before the objects; empty = there is none."""
         self._before = ""
         """The mark and what follows it before the object, or what separates the object from the one
         before: text, where the object is no call."""
         self._list = self._fence = False
-        """The objects within the mark are a list, and fenced as code."""
+        """The objects are a list, and fenced as code."""
+        self._skipped = JsonValueScanner()
+        """The object or list that is no call."""
 
     def feed(self, text: str) -> list[MessagePart]:
         out: list[MessagePart] = []
@@ -302,13 +146,13 @@ class HermesParser:
             pass
         return out
 
-    def end(self) -> list[MessagePart]:
+    def end(self, cut: bool = False) -> list[MessagePart]:
         out: list[MessagePart] = []
         if self._state == self._in_call:
             self._prose.add(out, self._before + self._call.raw if self._call.raw else "")
         elif self._state == self._opened:
-            self._prose.add(out, OPEN + self._text)
-        elif self._state == self._in_text or not self._may_end():
+            self._prose.add(out, self._mark + self._text)
+        elif self._state != self._behind or not self._may_end():
             self._prose.add(out, self._text)
         self._prose.end(out)
         self._text = ""
@@ -317,16 +161,19 @@ class HermesParser:
     # --- states: each takes from the text, and says whether there may be more to do ---
 
     def _in_text(self, out: list[MessagePart]) -> bool:
-        at = self._text.find(OPEN)
-        if at < 0:
-            self._text = self._prose.add_before(out, self._text, (OPEN,))
+        form = self._form
+        found = form.beginning.search(self._text)
+        if found is None:
+            marks = (form.mark, FENCE) if form.bare else (form.mark,)
+            self._text = self._prose.add_before(out, self._text, marks)
             return False
-        self._prose.add(out, self._text[:at])
-        self._text, self._state = self._text[at + len(OPEN):], self._opened
+        self._prose.add(out, self._text[:found.start()])
+        self._mark = form.mark if found[0] == form.mark else ""
+        self._text, self._state = self._text[found.start() + len(self._mark):], self._opened
         return True
 
     def _opened(self, out: list[MessagePart]) -> bool:
-        """Handles what stands between the mark and its first object."""
+        """Handles what stands before the first object: it begins, or what was found is text."""
         rest = self._text.lstrip(SPACE)
         self._list = self._fence = False
         if rest and FENCE.startswith(rest[:len(FENCE)]):
@@ -336,18 +183,32 @@ class HermesParser:
             rest = language.lstrip(ascii_letters + "_").lstrip(SPACE)
         if rest.startswith("["):
             self._list, rest = True, rest[1:].lstrip(SPACE)
-        if not rest:
+        begins = self._begins(rest)
+        if begins is None:
             return False
-        if rest[0] == "{":
-            return self._begin(rest, OPEN)
-        self._prose.add(out, OPEN)  # the mark was text, and what follows it is parsed again
-        self._state = self._in_text
+        if begins:
+            return self._begin(rest, self._mark)
+        # What was found was text, and what follows it is parsed again.
+        passed = 0 if self._mark else len(FENCE) if self._fence else 1
+        self._prose.add(out, self._mark + self._text[:passed])
+        self._text, self._state = self._text[passed:], self._in_text
         return True
+
+    def _begins(self, rest: str) -> bool | None:
+        """Returns whether the text begins an object that may be a call; None = not certain yet."""
+        if self._mark or not self._form.bare:
+            return rest[0] == "{" if rest else None
+        within = rest[1:].lstrip(SPACE)  # prose has braces, too, but seldom a string behind one
+        if not rest.startswith("{") or within:
+            return within.startswith('"') and rest.startswith("{") if rest else None
+        return None
 
     def _begin(self, rest: str, mark: str) -> bool:
         """Begins an object, which is the beginning of `rest`, the end of the text."""
         self._before = mark + self._text[:len(self._text) - len(rest)]
-        self._text, self._call, self._state = rest, JsonCallParser(self._calls), self._in_call
+        names = self._names if self._form.bare and not self._mark else None
+        self._text, self._state = rest, self._in_call
+        self._call = JsonCallParser(self._calls, names)
         return True
 
     def _in_call(self, out: list[MessagePart]) -> bool:
@@ -358,9 +219,7 @@ class HermesParser:
         out += parts
         self._text = rest
         if call.failed:
-            mark = OPEN if self._before.startswith(OPEN) else ""
-            self._prose.add(out, mark)
-            self._text, self._state = self._before[len(mark):] + call.raw, self._in_text
+            self._give_up(out, self._before + call.raw)
             return True
         if not call.over:
             return False
@@ -368,18 +227,39 @@ class HermesParser:
         self._calls += 1
         return True
 
-    def _behind(self, out: list[MessagePart]) -> bool:
+    def _give_up(self, out: list[MessagePart], text: str) -> None:
+        """Treats what begins like a call as text."""
+        mark = self._mark if text.startswith(self._mark) else ""
+        size = len(mark)
+        self._state = self._in_text
+        if self._form.bare and not mark:
+            size = min(at for at in (text.find("["), text.find("{")) if at >= 0)
+            self._skipped, self._state = JsonValueScanner(), self._skip
+        self._prose.add(out, text[:size])
+        self._text = text[size:]
+
+    def _skip(self, out: list[MessagePart]) -> bool:
+        """Handles an object or a list that is no call."""
+        size = self._skipped.feed(self._text)
+        self._prose.add(out, self._text[:size])
+        self._text = self._text[size:]
+        if self._skipped.over:
+            self._state = self._in_text
+        return self._skipped.over
+
+    def _behind(self, _out: list[MessagePart]) -> bool:
         """Handles what follows an object: another one, or the end of the mark."""
         rest = self._text.lstrip(SPACE)
-        after = rest.removeprefix(",").lstrip(SPACE)
-        if after.startswith("{"):
+        after = rest[1:].lstrip(SPACE) if rest[:1] in tuple(self._form.separators) else rest
+        begins = self._begins(after)
+        if begins is None:
+            return False
+        if begins:
             self._prose.call_ended()
             return self._begin(after, "")
-        if not after:
-            return False
         ending = self._ending()
-        found = after_call(ending, CLOSE)
-        if found is None or (self._fence and FENCE.startswith(ending)):
+        found = after_call(ending, self._form.closers)
+        if found is None or (self._fence and FENCE.startswith(ending.strip(SPACE))):
             return False
         self._text, self._state = found, self._in_text
         self._prose.call_ended()
@@ -387,81 +267,29 @@ class HermesParser:
 
     def _may_end(self) -> bool:
         """Returns whether the text may be the beginning of a mark's end, or separates objects."""
-        ending = self._ending().removeprefix(",")
-        return CLOSE.startswith(ending) or (self._fence and FENCE.startswith(ending))
+        ending = self._ending().strip(self._form.separators + SPACE)
+        return not (after_call(ending, self._form.closers) or "").strip(SPACE) or (
+            self._fence and FENCE.startswith(ending))
 
     def _ending(self) -> str:
         """Returns the text without the end of a list or a fence."""
-        rest = self._text.lstrip(SPACE)
-        if self._list:
-            rest = rest.removeprefix("]").lstrip(SPACE)
-        return rest.removeprefix(FENCE).lstrip(SPACE) if self._fence else rest
+        rest = self._text
+        for mark, expected in (("]", self._list), (FENCE, self._fence)):
+            if expected and rest.lstrip(SPACE).startswith(mark):
+                rest = rest.lstrip(SPACE).removeprefix(mark)
+        return rest
 
 
-TAG = "<|python_tag|>"
+class HermesParser(ObjectCallsParser):
+    """Parses `<tool_call>{...}</tool_call>`."""
+
+    def __init__(self) -> None:
+        super().__init__(HERMES)
 
 
-class Llama3Parser:
-    """Parses a message that is a call, or text to its end."""
+class Llama3Parser(ObjectCallsParser):
+    """Parses `{"name": ..., "parameters": ...}`."""
 
     def __init__(self, names: Collection[str] = ()) -> None:
         """names: of all tools."""
-        self._names = names
-        self._text = ""
-        """Text not parsed yet."""
-        self._before = ""
-        """Text since the last call's end."""
-        self._call: JsonCallParser | None = None
-        self._calls = 0
-        self._plain = False
-
-    def feed(self, text: str) -> list[MessagePart]:
-        out: list[MessagePart] = []
-        self._text += text
-        while self._text and self._step(out):
-            pass
-        return out
-
-    def end(self) -> list[MessagePart]:
-        left = self._before + (self._call.raw if self._call is not None else "") + self._text
-        self._text = self._before = ""
-        if self._call is None and self._calls and not left.strip(SPACE + ";"):
-            return []
-        return [TextPart(left)] if left else []
-
-    def _step(self, out: list[MessagePart]) -> bool:
-        if self._plain:
-            out.append(TextPart(self._text))
-            self._text = ""
-            return False
-        if self._call is not None:
-            return self._in_call(self._call, out)
-        whole = self._before + self._text
-        rest = whole.lstrip(SPACE + ";" if self._calls else SPACE)
-        after = rest.removeprefix(TAG).lstrip(SPACE)
-        if after.startswith("{"):
-            self._before, self._text = whole[:len(whole) - len(after)], after
-            marked = rest.startswith(TAG)
-            self._call = JsonCallParser(self._calls, None if marked else self._names)
-            return True
-        if not after or TAG.startswith(rest):
-            self._before, self._text = whole, ""
-            return False
-        return self._give_up(whole)
-
-    def _in_call(self, call: JsonCallParser, out: list[MessagePart]) -> bool:
-        parts, rest = call.feed(self._text)
-        out += parts
-        self._text = ""
-        if call.failed:
-            return self._give_up(self._before + call.raw)
-        if call.over:
-            self._text, self._before, self._call = rest, "", None
-            self._calls += 1
-        return call.over
-
-    def _give_up(self, text: str) -> bool:
-        """Treats the rest of the message as text."""
-        self._plain, self._call = True, None
-        self._text, self._before = text, ""
-        return True
+        super().__init__(LLAMA3, names)

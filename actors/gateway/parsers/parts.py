@@ -44,8 +44,8 @@ class OutputParser(Protocol):
     def feed(self, text: str) -> list[MessagePart]:
         """Returns the parts that are certain now."""
 
-    def end(self) -> list[MessagePart]:
-        """Returns the remaining parts at the end of the text."""
+    def end(self, cut: bool = False) -> list[MessagePart]:
+        """Returns the remaining parts at the end of the text. cut: the model did not end it."""
 
 
 class PlainParser:
@@ -54,7 +54,7 @@ class PlainParser:
     def feed(self, text: str) -> list[MessagePart]:
         return [TextPart(text)] if text else []
 
-    def end(self) -> list[MessagePart]:
+    def end(self, cut: bool = False) -> list[MessagePart]:
         return []
 
 
@@ -67,8 +67,8 @@ class ChainedParser:
     def feed(self, text: str) -> list[MessagePart]:
         return self._pass_on(self._first.feed(text))
 
-    def end(self) -> list[MessagePart]:
-        return self._pass_on(self._first.end()) + self._second.end()
+    def end(self, cut: bool = False) -> list[MessagePart]:
+        return self._pass_on(self._first.end(cut)) + self._second.end(cut)
 
     def _pass_on(self, parts: Iterable[MessagePart]) -> list[MessagePart]:
         out: list[MessagePart] = []
@@ -94,9 +94,9 @@ def merge_parts(parts: Iterable[MessagePart]) -> list[MessagePart]:
     return out
 
 
-def parse_all(machine: OutputParser, text: str) -> list[MessagePart]:
+def parse_all(machine: OutputParser, text: str, cut: bool = False) -> list[MessagePart]:
     """Parses a whole message at once."""
-    return merge_parts(machine.feed(text) + machine.end())
+    return merge_parts(machine.feed(text) + machine.end(cut))
 
 
 SPACE = " \t\r\n"
@@ -104,11 +104,10 @@ SPACE = " \t\r\n"
 
 def partial_mark(text: str, marks: Sequence[str]) -> int:
     """Returns how many characters at the end of `text` may be the beginning of one of the marks."""
-    longest = max(map(len, marks))
-    for size in range(min(longest - 1, len(text)), 0, -1):
-        tail = text[-size:]
-        if any(mark.startswith(tail) for mark in marks):
-            return size
+    firsts = {mark[0] for mark in marks}
+    for at in range(max(0, len(text) - max(map(len, marks)) + 1), len(text)):
+        if text[at] in firsts and any(mark.startswith(text[at:]) for mark in marks):
+            return len(text) - at
     return 0
 
 
@@ -126,23 +125,33 @@ def first_of(text: str, marks: Sequence[str]) -> FoundMark | None:
 
 
 class TextAroundCalls:
-    """Drops white space around calls; must get all text and every call, in order."""
+    """Drops white space around calls; must get all text and every call, in order. Where there is
+    text before and behind, the white space between them stays: what stood before the call, or else
+    behind it, or else a space, since a client may put the texts together."""
 
     def __init__(self) -> None:
         self._spaces = ""
         """At the end of the text so far: dropped if a call follows."""
-        self._after_call = False
-        """A call was last: white space is dropped."""
+        self._gap = self._behind = ""
+        """White space before the calls since the last text, and behind the last of them."""
+        self._told = self._after_call = False
+        """Text was told; a call came since."""
 
     def add(self, out: list[MessagePart], text: str) -> None:
         """Adds text."""
         if self._after_call:
-            text = text.lstrip(SPACE)
-            self._after_call = not text
+            words = text.lstrip(SPACE)
+            self._behind += text[:len(text) - len(words)]
+            if not words:
+                return
+            self._spaces = (self._gap or self._behind or " ") if self._told else ""
+            self._gap = self._behind = ""
+            self._after_call, text = False, words
         text = self._spaces + text
         words = text.rstrip(SPACE)
         self._spaces = text[len(words):]
         if words:
+            self._told = True
             out.append(TextPart(words))
 
     def add_before(self, out: list[MessagePart], text: str, marks: Sequence[str]) -> str:
@@ -153,7 +162,8 @@ class TextAroundCalls:
 
     def call_begins(self) -> None:
         """Marks the beginning of a call."""
-        self._spaces = ""
+        self._gap = self._gap or self._spaces or self._behind
+        self._spaces = self._behind = ""
 
     def call_ended(self) -> None:
         """Marks the end of a call."""
@@ -166,10 +176,14 @@ class TextAroundCalls:
         self._spaces = ""
 
 
-def after_call(text: str, close: str) -> str | None:
-    """Returns the text after a call, without white space and the closing mark; None = not certain
-    yet."""
-    text = text.lstrip(SPACE)
-    if len(text) < len(close) and close.startswith(text):
-        return None
-    return text.removeprefix(close)
+def after_call(text: str, closers: Sequence[str]) -> str | None:
+    """Returns the text after a call without the closing marks, of which models write too few and
+    too many; None = not certain yet."""
+    while True:
+        rest = text.lstrip(SPACE)
+        if any(len(rest) < len(mark) and mark.startswith(rest) for mark in closers):
+            return None
+        found = next((mark for mark in closers if rest.startswith(mark)), None)
+        if found is None:
+            return text
+        text = rest.removeprefix(found)

@@ -29,7 +29,7 @@ def in_parts(machine: OutputParser, parts: Sequence[str], cut: bool = False) -> 
     pieces: list[MessagePart] = []
     for part in parts:
         pieces += machine.feed(part)
-    return merge_parts(pieces + machine.end())
+    return merge_parts(pieces + machine.end(cut))
 
 
 def cuttings(text: str) -> Iterator[list[str]]:

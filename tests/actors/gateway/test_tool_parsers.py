@@ -3,16 +3,22 @@
 from __future__ import annotations
 
 import json
-import random
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 from helpers_examples import examples
+from helpers_parsing import call, check, cut_at, in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.gateway.parsers.json_calls import CallListParser, HermesParser, Llama3Parser
+from actorium.actors.gateway.parsers.json_calls import (
+    CallListParser,
+    HermesParser,
+    Llama3Parser,
+    NamedCallParser,
+)
+from actorium.actors.gateway.parsers.json_value import JsonValueScanner
 from actorium.actors.gateway.parsers.parts import (
     ChainedParser,
     MessagePart,
@@ -21,11 +27,10 @@ from actorium.actors.gateway.parsers.parts import (
     TextPart,
     ToolCallArguments,
     ToolCallBegin,
-    merge_parts,
     parse_all,
 )
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
-from actorium.actors.gateway.parsers.think import ThinkParser
+from actorium.actors.gateway.parsers.think import CALL_BEGINNINGS, ThinkParser
 
 SCHEMAS = {"f": {"type": "object", "properties": {
     "n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}}
@@ -33,12 +38,14 @@ MACHINES: dict[str, Callable[[], OutputParser]] = {
     "hermes": HermesParser, "llama3": lambda: Llama3Parser(SCHEMAS), "forced": CallListParser,
     "coder": lambda: Qwen3CoderParser(SCHEMAS),
     "think": lambda: ThinkParser(False), "inside": lambda: ThinkParser(True),
-    "both": lambda: ChainedParser(ThinkParser(True), HermesParser()),
+    "named": lambda: NamedCallParser("f"),
+    "both": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["hermes"]), HermesParser()),
+    "thinking coder": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["qwen3_coder"]),
+                                            Qwen3CoderParser(SCHEMAS)),
+    "thinking llama3": lambda: ChainedParser(ThinkParser(True, CALL_BEGINNINGS["llama3_json"]),
+                                             Llama3Parser(SCHEMAS)),
+    "without tools": lambda: ChainedParser(ThinkParser(True), HermesParser()),
 }
-
-
-def call(index: int, name: str, arguments: str) -> list[MessagePart]:
-    return [ToolCallBegin(index, name), ToolCallArguments(index, arguments)]
 
 
 CASES: list[tuple[str, str, list[MessagePart]]] = [
@@ -114,7 +121,7 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
      [*call(0, "f", "{}"), *call(1, "g", "{}")]),
     ("llama3", '{"answer": 42}', [TextPart('{"answer": 42}')]),
     ("llama3", 'Sure: {"name": "f", "parameters": {}}',
-     [TextPart('Sure: {"name": "f", "parameters": {}}')]),
+     [TextPart("Sure:"), *call(0, "f", "{}")]),
     ("llama3", "<|python_tag|>print(1)", [TextPart("<|python_tag|>print(1)")]),
     ("llama3", "", []),
     ("coder", "<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n<parameter=s>\n3\n"
@@ -137,42 +144,89 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
     ("inside", "\n\n</think>\n\nAnswer", [TextPart("Answer")]),
     ("both", 'so\n</think>\n<tool_call>{"name": "f", "arguments": {}}</tool_call>',
      [ReasoningPart("so"), *call(0, "f", "{}")]),
+    # What is between calls separates the texts around them; what is around them goes.
+    ("hermes", 'Hi <tool_call>{"name": "f"}</tool_call> mid<tool_call>{"name": "g"}</tool_call>\n',
+     [TextPart("Hi"), *call(0, "f", "{}"), TextPart(" mid"), *call(1, "g", "{}")]),
+    ("hermes", 'A.\n\n<tool_call>{"name": "f"}</tool_call>\n<tool_call>{"name": "g"}</tool_call> B',
+     [TextPart("A."), *call(0, "f", "{}"), *call(1, "g", "{}"), TextPart("\n\nB")]),
+    ("hermes", 'A<tool_call>{"name": "f"}</tool_call>\t\nB',
+     [TextPart("A"), *call(0, "f", "{}"), TextPart("\t\nB")]),
+    ("hermes", 'A<tool_call>{"name": "f"}</tool_call>B',
+     [TextPart("A"), *call(0, "f", "{}"), TextPart(" B")]),
+    ("hermes", ' <tool_call>{"name": "f"}</tool_call> </tool_call>\nB',
+     [*call(0, "f", "{}"), TextPart("B")]),
+    ("coder", "Hi <tool_call><function=f></function></tool_call>mid",
+     [TextPart("Hi"), *call(0, "f", "{}"), TextPart(" mid")]),
+    # What is no JSON becomes JSON.
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": None, "b": [True, NaN, -Infinity,],}}',
+     call(0, "f", '{"a": null, "b": [true, "NaN", "-Infinity"]}')),
+    ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "\\d\\u12\\\'\\users\\\\"}}',
+     call(0, "f", '{"a": "\\\\d\\\\u12\\\\\'\\\\users\\\\"}')),
+    ("hermes", '<tool_call>{"name": "f", "arguments": "look"}</tool_call>', call(0, "f", '"look"')),
+    ("hermes", '<tool_call>{"name": "f", "arguments": look}</tool_call>', call(0, "f", '"look"')),
+    ("hermes", '<tool_call>{"name": "f", "a": look, "b": True}</tool_call>',
+     call(0, "f", '{"a": "look", "b": true}')),
+    ("llama3", '{"name": "f", "parameters": {"a": "C:\\dir", "b": False,}}',
+     call(0, "f", '{"a": "C:\\\\dir", "b": false}')),
+    ("named", '\n{"a": "x\ny", "b": None}\n', call(0, "f", '{"a": "x\\ny", "b": null}')),
+    # A call that was forced and cut is no text.
+    ("forced", '[{"name": "f",', []), ("forced", "[", []), ("forced", '[{"na', []),
+    ("forced", '[{"name": "f", "arguments": {}}, {"name": "g"', call(0, "f", "{}")),
+    ("forced", '[{"name": "f", "arguments": {"a": 1', call(0, "f", '{"a": 1')),
+    ("named", "", []), ("named", '{"a": "x', call(0, "f", '{"a": "x')),
+    # Llama 3: text around, lists, commas, fences.
+    ("llama3", 'I look.\n{"name": "f", "parameters": {"n": 1}}\nDone.',
+     [TextPart("I look."), *call(0, "f", '{"n": 1}'), TextPart("\nDone.")]),
+    ("llama3", '[{"name": "f", "parameters": {}}, {"name": "f", "parameters": {"n": 2}}]',
+     [*call(0, "f", "{}"), *call(1, "f", '{"n": 2}')]),
+    ("llama3", '{"name": "f", "parameters": {}}, {"name": "f"}\n{"name": "f"} {"name": "f"};',
+     [*call(0, "f", "{}"), *call(1, "f", "{}"), *call(2, "f", "{}"), *call(3, "f", "{}")]),
+    ("llama3", 'So:\n```json\n[{"name": "f", "parameters": {}}]\n```\nbye',
+     [TextPart("So:"), *call(0, "f", "{}"), TextPart("\nbye")]),
+    ("llama3", 'Look: <|python_tag|>{"name": "g", "parameters": {}}; {"name": "h"}',
+     [TextPart("Look:"), *call(0, "g", "{}"), *call(1, "h", "{}")]),
+    ("llama3", '<|python_tag|>[{"name": "g"}]', call(0, "g", "{}")),
+    *[("llama3", text, [TextPart(text)]) for text in (
+        '{"name": "g", "parameters": {}}', '[{"name": "g", "parameters": {}}]', "{}", "[]",
+        "[1, 2]", '{"a": 1} is a dict', 'x = {"f": {"name": "f", "parameters": {}}}',
+        '[{"x": 1}, {"name": "f", "parameters": {}}]', "a {b} [c](d) ```py\n{e}\n```\n",
+        '```json\n{"a": [1]}\n```', "f(x) = {", "[ ", "``", '<|python_tag|>{"n": 1}', "{ {", "[{]",
+        '{"name": 3}', '{"x": "{\\"name\\": \\"f\\"}"}')],
+    ("llama3", '{"a": 1}, {"name": "f", "parameters": {}}',
+     [TextPart('{"a": 1},'), *call(0, "f", "{}")]),
+    ("llama3", '{"name": "f", "parameters": {}}; done', [*call(0, "f", "{}"), TextPart("; done")]),
+    # A call ends a thought that was not closed.
+    ("both", 'hm\n<tool_call>\n{"name": "f"}\n</tool_call>',
+     [ReasoningPart("hm"), *call(0, "f", "{}")]),
+    ("both", '<think>hm<tool_call>```json\n[{"name": "f"}]\n```</tool_call>\n</think>\n\nDone',
+     [ReasoningPart("hm"), *call(0, "f", "{}"), TextPart("Done")]),
+    ("both", 'in <tool_call> marks\n<tool_call></think>Done',
+     [ReasoningPart("in <tool_call> marks\n<tool_call>"), TextPart("Done")]),
+    ("both", 'hm <tool_call>\n', [ReasoningPart("hm <tool_call>")]),
+    ("both", 'hm <tool_call>{"name": "f", "arguments": {"a": "</think>"}}</tool_call></think>',
+     [ReasoningPart("hm"), *call(0, "f", '{"a": "</think>"}')]),
+    ("thinking coder", "hm\n<tool_call>\n<function=f>\n<parameter=n>\n3\n</parameter>\n</function>"
+     "\n</tool_call>", [ReasoningPart("hm"), *call(0, "f", '{"n": 3}')]),
+    ("thinking coder", "hm <tool_call>{} <function=f> </think>ok",
+     [ReasoningPart("hm <tool_call>{} <function=f>"), TextPart("ok")]),
+    ("thinking llama3", 'hm <|python_tag|>{"name": "g"}',
+     [ReasoningPart("hm"), *call(0, "g", "{}")]),
+    ("without tools", 'hm\n<tool_call>\n{"name": "f"}\n</tool_call>',
+     [ReasoningPart('hm\n<tool_call>\n{"name": "f"}\n</tool_call>')]),
 ]
 
 
 @pytest.mark.parametrize(("kind", "text", "want"), CASES)
-def test_calls_are_found(kind: str, text: str, want: list[MessagePart]) -> None:
-    assert parse_all(MACHINES[kind](), text) == want
-
-
-def cut(text: str, places: list[int]) -> list[str]:
-    edges = [0, *sorted(place % (len(text) + 1) for place in places), len(text)]
-    return [text[a:b] for a, b in zip(edges, edges[1:], strict=False)]
-
-
-def in_parts(machine: OutputParser, parts: list[str]) -> list[MessagePart]:
-    pieces: list[MessagePart] = []
-    for part in parts:
-        pieces += machine.feed(part)
-    return merge_parts(pieces + machine.end())
-
-
-@pytest.mark.parametrize(("kind", "text", "want"), CASES)
-def test_every_cutting_gives_the_same(kind: str, text: str, want: list[MessagePart]) -> None:
-    assert in_parts(MACHINES[kind](), list(text)) == want
-    for at in range(len(text) + 1):
-        assert in_parts(MACHINES[kind](), [text[:at], text[at:]]) == want
-    draw = random.Random(len(text))
-    for _ in range(30):
-        parts = cut(text, [draw.randrange(1 << 16) for _ in range(draw.randrange(8))])
-        assert in_parts(MACHINES[kind](), parts) == want
+def test_calls_are_found_however_the_text_is_cut(kind: str, text: str,
+                                                 want: list[MessagePart]) -> None:
+    check(MACHINES[kind], text, want)
 
 
 FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": ', '{"a": 1}', "}",
              "{", "<think>", "</think>", "<function=f>", "</function>", "<parameter=n>", "3", "\n",
              "</parameter>", " ", "text", '"', "\\", "<|python_tag|>", ";", "<", ",", ":", "[", "]",
              "<function=", "é", "```json", "```", '"x": ', "null", '{"name": "f", "arguments": {}}',
-             "\x01", '"a', 'b"']
+             "\x01", '"a', 'b"', "True", "\\d", "A {", ', "y": [1,]']
 
 
 @pytest.mark.parametrize("kind", MACHINES)
@@ -181,7 +235,7 @@ FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": 
        places=st.lists(st.integers(0, 1 << 16), max_size=6))
 def test_whatever_comes_cuttings_agree(kind: str, parts: list[str], places: list[int]) -> None:
     text = "".join(parts)
-    assert in_parts(MACHINES[kind](), cut(text, places)) == parse_all(MACHINES[kind](), text)
+    assert in_parts(MACHINES[kind](), cut_at(text, places)) == parse_all(MACHINES[kind](), text)
 
 
 VALUES = st.sampled_from(['{"a": 1}', '{"a": "x\ny\\"}"}', "null", '"{\\"a\\": 1}"', '""',
@@ -216,7 +270,7 @@ def test_objects_in_marks_however_they_are_cut(kind: str, parts: list[str],
                                                places: list[int]) -> None:
     text = "".join(parts)
     found = parse_all(MACHINES[kind](), text)
-    assert in_parts(MACHINES[kind](), cut(text, places)) == found
+    assert in_parts(MACHINES[kind](), cut_at(text, places)) == found
     assert in_parts(MACHINES[kind](), list(text)) == found
 
 
@@ -248,3 +302,21 @@ def test_arguments_come_through_whole(arguments: dict[str, Any], before: str) ->
         told = [piece for piece in pieces if isinstance(piece, ToolCallArguments)]
         assert ToolCallBegin(0, "f") in pieces
         assert json.loads(told[0].text) == arguments
+
+
+@settings(max_examples=examples(100), deadline=None)
+@given(value=st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text(max_size=8), lambda inner: st.lists(inner, max_size=3)
+    | st.dictionaries(st.text(max_size=3), inner, max_size=3), max_leaves=8),
+    indent=st.sampled_from([None, 0, 2]), ascii_only=st.booleans(),
+    places=st.lists(st.integers(0, 1 << 16), max_size=6))
+def test_what_is_json_stays_as_it_is(value: Any, indent: int | None, ascii_only: bool,
+                                     places: list[int]) -> None:
+    text = json.dumps(value, indent=indent, ensure_ascii=ascii_only)
+    scanner, out = JsonValueScanner(), ""
+    for part in cut_at(text + ", ", places):
+        if not scanner.over:
+            scanner.feed(part)
+            out += scanner.written
+    assert out == text and scanner.over
