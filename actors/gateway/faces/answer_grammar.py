@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.faces.response_formats import json_text
-from actorium.actors.gateway.faces.tool_choice import NO_PARAMETERS, Function, ToolSelection
+from actorium.actors.gateway.faces.tool_choice import Function, ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.choice_parser import Thought
 from actorium.actors.params import Structured
-from actorium.actors.structured.schemas import under
+from actorium.actors.structured.schemas import closed, object_schema, under
 from actorium.actors.structured.structural_tags import Node, format_of
 
 ANY_OBJECT = {"type": "object"}
@@ -94,9 +94,16 @@ def _calls(tools: ToolSelection, parser: str) -> Node | None:
 
 
 def _arguments(function: Function) -> Node:
-    """Returns the arguments that a function's schema describes."""
-    return {"type": "json_schema", "json_schema": function.parameters or NO_PARAMETERS,
-            "lenient": function.strict is False}
+    """Returns the arguments that a function's schema describes. Raises `HttpError` naming the
+    function whose schema cannot be held."""
+    schema, lenient = object_schema(function.parameters), function.strict is False
+    try:
+        closed(schema, lenient=lenient)
+    except (ValueError, RecursionError) as error:
+        why = str(error) if isinstance(error, ValueError) else "it is too deep"
+        raise HttpError(400, f"tools: the parameters of {function.name!r}: {why}", "tools") \
+            from None
+    return {"type": "json_schema", "json_schema": schema, "lenient": lenient}
 
 
 def _free_arguments(function: Function) -> Node:
