@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any, Literal, TypeAlias
 
-from msgspec import UNSET, Struct, UnsetType, structs
+from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
@@ -23,8 +23,14 @@ from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
-from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser, Thought
+from actorium.actors.gateway.parsers.choice_parser import (
+    STOP,
+    TOOL_CALLS,
+    ChoiceParser,
+    Thought,
+)
 from actorium.actors.gateway.parsers.parts import (
+    SPACE,
     MessagePart,
     ReasoningPart,
     TextPart,
@@ -51,7 +57,7 @@ class ToolUseBlock(Struct, kw_only=True):
     type: Literal["tool_use"] = "tool_use"
     id: str
     name: str
-    input: dict[str, Any] = {}
+    input: dict[str, Any] | Raw = {}
 
 
 OutputBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
@@ -103,6 +109,8 @@ class BlockBuilder:
         for part in parts:
             if not self._continues(part):
                 out += self.close()
+                if self.found and isinstance(part, TextPart):  # what separates it from the last one
+                    part = TextPart(part.text.lstrip(SPACE))
                 out.append(self._begin(part))
             if not isinstance(part, ToolCallBegin) and part.text:
                 self._parts.append(part.text)
@@ -157,13 +165,14 @@ def _delta(part: TextPart | ReasoningPart | ToolCallArguments) -> BlockDelta:
     return BlockDelta(type="input_json_delta", partial_json=part.text)
 
 
-def _object(text: str) -> dict[str, Any]:
-    """Decodes a call's arguments; empty where the answer broke off in them."""
+def _object(text: str) -> dict[str, Any] | Raw:
+    """Returns a call's arguments as written, where they are an object; empty where the answer broke
+    off in them."""
     try:
         found = json.loads(text)
     except (ValueError, RecursionError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return Raw(text.encode()) if isinstance(found, dict) else {}
 
 
 class MessageUsage(Struct, kw_only=True):
@@ -230,7 +239,7 @@ class MessagesTurn(HttpTurn):
 
     async def collect(self, requests: list[Request]) -> AnthropicMessage:
         [[one]] = await self.call.complete(requests)
-        self._blocks.add(self._parser.read(one.text, last=True))
+        self._blocks.add(self._parser.read(one.text, last=True, cut=one.finish_reason != STOP))
         self._blocks.close()
         reason, sequence = self._end_of(one)
         return AnthropicMessage(id=self._id, model=self.model.name, content=self._blocks.found,
@@ -272,7 +281,7 @@ class MessagesTurn(HttpTurn):
 
     def _events(self, one: StreamDelta) -> list[MessageEvent]:
         last = one.finish_reason is not None
-        out = self._blocks.add(self._parser.read(one.text, last))
+        out = self._blocks.add(self._parser.read(one.text, last, cut=one.finish_reason != STOP))
         if last:
             out += self._blocks.close()
             reason, sequence = self._end_of(one)

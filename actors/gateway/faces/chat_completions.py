@@ -34,7 +34,7 @@ from actorium.actors.gateway.faces.tool_choice import (
 from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import encode_json, event
-from actorium.actors.gateway.parsers.choice_parser import TOOL_CALLS, ChoiceParser
+from actorium.actors.gateway.parsers.choice_parser import STOP, TOOL_CALLS, ChoiceParser
 from actorium.actors.gateway.parsers.custom_calls import (
     AnswerPart,
     CustomCallReader,
@@ -149,7 +149,8 @@ class ChatTurn(HttpTurn):
         return usage
 
     def _choice(self, one: Completion, parser: ChoiceParser) -> ChatChoice:
-        parts = parser.read(one.text, last=True, ids=one.token_ids)
+        parts = parser.read(one.text, last=True, ids=one.token_ids,
+                            cut=one.finish_reason != STOP)
         made = message(CustomCallReader(self._customs).add(parts, last=True),
                        self._call_ids(one.index))
         made.role = self.body.answer_role()
@@ -187,8 +188,10 @@ class ChatTurn(HttpTurn):
         if parser is None:
             parser = self._parsers[one.index] = self._parser()
             self._custom_calls[one.index] = CustomCallReader(self._customs)
+            # With calls and no text the content is null, which an empty string here would rule out.
+            content = "" if self._tools.schemas is None else None
             yield self._event(ChatChunkChoice(index=one.index, delta=DeltaMessage(
-                role=self.body.answer_role(), content="")), first=len(self._parsers) == 1)
+                role=self.body.answer_role(), content=content)), first=len(self._parsers) == 1)
             if self._echoed:
                 yield self._event(ChatChunkChoice(index=one.index,
                                                   delta=DeltaMessage(content=self._echoed)))
@@ -199,9 +202,13 @@ class ChatTurn(HttpTurn):
     def _choices(self, one: StreamDelta, parser: ChoiceParser) -> list[ChatChunkChoice]:
         """What a delta of the engine comes to: nothing, or an event or more."""
         last = one.finish_reason is not None
-        parts = self._custom_calls[one.index].add(parser.read(one.text, last, one.token_ids), last)
+        parts = self._custom_calls[one.index].add(
+            parser.read(one.text, last, one.token_ids, cut=one.finish_reason != STOP), last)
         ids = self._call_ids(one.index)
         out = [ChatChunkChoice(index=one.index, delta=self._delta(part, ids)) for part in parts]
+        if one.finish_reason and self._tools.schemas is not None \
+                and not (parser.tells or self._echoed):
+            out.append(ChatChunkChoice(index=one.index, delta=DeltaMessage(content="")))
         counted = one.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
         if not out and (one.finish_reason or one.logprobs or counted):
             out.append(ChatChunkChoice(index=one.index, delta=DeltaMessage()))

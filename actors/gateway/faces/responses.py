@@ -48,7 +48,7 @@ from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import EventStream, JsonReply, encode_json
-from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
+from actorium.actors.gateway.parsers.choice_parser import STOP, ChoiceParser
 from actorium.actors.gateway.parsers.custom_calls import CustomCallReader
 from actorium.actors.gateway.served_model import ServedModel
 
@@ -236,7 +236,8 @@ class ResponsesTurn(HttpTurn):
     def _add(self, one: Completion | StreamDelta) -> list[ResponseEvent]:
         logprobs = answers.chat_logprobs(one.logprobs, self.engine.token_texts)
         last = one.finish_reason is not None
-        parts = self._custom_calls.add(self._parser.read(one.text, last), last)
+        parts = self._custom_calls.add(
+            self._parser.read(one.text, last, cut=one.finish_reason != STOP), last)
         return self._output.add(parts, logprobs.content if logprobs is not None else None)
 
     def _finish(self, one: Completion | StreamDelta, used: CompletionUsage) -> list[ResponseEvent]:

@@ -14,6 +14,7 @@ from actorium.actors.gateway.faces.chat_protocol import ContentLogprob
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
 from actorium.actors.gateway.parsers.parts import (
+    SPACE,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
@@ -131,6 +132,8 @@ class OutputBuilder:
         for part in parts:
             if not self._continues(part):
                 out += self.close("completed")
+                if self.items and isinstance(part, TextPart):  # what separates it from the last one
+                    part = TextPart(part.text.lstrip(SPACE))
                 out += self._begin(part)
             out += self._extend(part)
         return out
