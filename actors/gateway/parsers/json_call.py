@@ -67,6 +67,11 @@ class JsonCallParser:
             self.failed, rest = True, ""
         return out, rest
 
+    def end(self) -> list[MessagePart]:
+        """Returns what closes the arguments, where the text ended within them."""
+        closing = self._value.closing() if self._state == self._stream else ""
+        return [ToolCallArguments(self._index, closing)] if self._begun and closing else []
+
     # --- states: each takes from the text, and says whether there may be more to do ---
 
     def _skip(self) -> bool:

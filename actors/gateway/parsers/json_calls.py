@@ -7,11 +7,11 @@ or without `<|python_tag|>` before it, several calls separated by `;`.
 Models also write several objects within one mark, or a list of them, fence them as code, add keys
 of their own, and write the arguments beside the name: all that is read.
 
-A call that was cut, by `max_tokens` or by its model: its arguments come as far as they were
-written. Before they begin there is no call to show. If it was forced (`NamedCallParser`,
-`CallListParser`), it is no part of an answer and is dropped: the finish reason says what happened.
-If it was the model's own choice, it is text: nobody knows whether `<tool_call>{"na` was to become a
-call, and nothing is lost.
+A call that was cut: its arguments come as far as they were written; what its model left open
+itself is closed. Before the arguments begin there is no call to show. If it was forced
+(`NamedCallParser`, `CallListParser`), it is no part of an answer and is dropped: the finish reason
+says what happened. If it was the model's own choice, it is text: nobody knows whether
+`<tool_call>{"na` was to become a call, and nothing is lost.
 """
 
 from __future__ import annotations
@@ -148,8 +148,10 @@ class ObjectCallsParser:
 
     def end(self, cut: bool = False) -> list[MessagePart]:
         out: list[MessagePart] = []
-        if self._state == self._in_call:
-            self._prose.add(out, self._before + self._call.raw if self._call.raw else "")
+        if self._state == self._in_call and not self._call.raw:
+            out += [] if cut else self._call.end()
+        elif self._state == self._in_call:
+            self._prose.add(out, self._before + self._call.raw)
         elif self._state == self._opened:
             self._prose.add(out, self._mark + self._text)
         elif self._state != self._behind or not self._may_end():

@@ -11,6 +11,7 @@ _SPECIAL = re.compile(r'["\\\x00-\x1f]')
 _WORDS = {"None": "null", "True": "true", "False": "false", "NaN": '"NaN"',
           "Infinity": '"Infinity"', "-Infinity": '"-Infinity"'}
 _BEGINNINGS = {word[:size] for word in _WORDS for size in range(1, len(word) + 1)}
+_CLOSING = {"{": "}", "[": "]"}
 _HEX = frozenset("0123456789abcdefABCDEF")
 
 
@@ -27,7 +28,10 @@ class JsonValueScanner:
         self.over = False
         self.written = ""
         """What of the last text belongs to the value, as JSON has it."""
-        self._depth = 0
+        self._open: list[str] = []
+        """The brackets that close what is open."""
+        self._last = ""
+        """The last bracket, comma or colon; `k` = a key, `v` = a value."""
         self._string = self._begun = False
         self._fresh = True
         """A word may begin."""
@@ -49,6 +53,18 @@ class JsonValueScanner:
         self.written = "".join(out)
         return at
 
+    def closing(self) -> str:
+        """Returns what closes the value at the end of the text; nothing, where a key has none."""
+        if self._last in ("k", ":") or (self._held and self._last == "v" and not self._string
+                                        and self._held not in _WORDS):
+            return ""
+        out: list[str] = []
+        if self._string:
+            out.append('"')  # without a part of an escape
+        else:
+            self._release(out, closing=True)
+        return "".join(out + self._open[::-1])
+
     # --- each handles what is at a place, and returns the next place ---
 
     def _within(self, text: str, at: int, out: list[str]) -> int:
@@ -59,7 +75,7 @@ class JsonValueScanner:
             return end
         if found[0] == '"':
             out.append('"')
-            self._string, self.over = False, self._depth == 0
+            self._string, self.over = False, not self._open
         elif found[0] == "\\":
             self._held = "\\"
         else:
@@ -84,7 +100,7 @@ class JsonValueScanner:
 
     def _outside(self, text: str, at: int, out: list[str]) -> int:
         letter = text[at]
-        if self._depth == 0 and self._begun and letter in ",]}" + SPACE:
+        if not self._open and self._begun and letter in ",]}" + SPACE:
             self._release(out)
             self.over = True
             return at
@@ -94,8 +110,8 @@ class JsonValueScanner:
         elif letter in "}]":
             self._release(out, closing=True)
             out.append(letter)
-            self._depth -= 1
-            self.over = self._depth <= 0
+            self._last, self._open = "v", self._open[:-1]
+            self.over = not self._open
         elif letter in ',:"{[':
             self._mark(letter, out)
         else:
@@ -113,17 +129,22 @@ class JsonValueScanner:
     def _mark(self, letter: str, out: list[str]) -> None:
         self._release(out)
         self._fresh = True
+        if letter == '"':
+            self._string = True
+            self._last = "k" if self._open[-1:] == ["}"] and self._last in ("{", ",") else "v"
+        else:
+            self._last = letter
+        if letter in _CLOSING:
+            self._open.append(_CLOSING[letter])
         if letter == ",":
             self._held = letter
-            return
-        out.append(letter)
-        self._string = letter == '"'
-        self._depth += letter in "{["
+        else:
+            out.append(letter)
 
     def _word(self, letter: str, out: list[str]) -> None:
         if self._held.startswith(","):
             self._release(out)
-        word = self._held + letter
+        word, self._last = self._held + letter, "v"
         if self._fresh and word in _BEGINNINGS:
             self._held = word
             return

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from helpers_examples import examples
-from helpers_parsing import call, check, cut_at, in_parts
+from helpers_parsing import Told, call, check, cut_at, cuttings, in_parts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -66,7 +66,7 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
     ("hermes", '<tool_call>{"colour": 3}</tool_call> <tool_call>{"name": "f", "arguments": {}}',
      [TextPart('<tool_call>{"colour": 3}</tool_call>'), *call(0, "f", "{}")]),
     ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "cut of',
-     call(0, "f", '{"a": "cut of')),
+     call(0, "f", '{"a": "cut of"}')),
     ("hermes", '<tool_call>{"name": "f', [TextPart('<tool_call>{"name": "f')]),
     ("hermes", "a < b and <tool", [TextPart("a < b and <tool")]),
     # Keys that are none of a call's.
@@ -220,6 +220,24 @@ CASES: list[tuple[str, str, list[MessagePart]]] = [
 def test_calls_are_found_however_the_text_is_cut(kind: str, text: str,
                                                  want: list[MessagePart]) -> None:
     check(MACHINES[kind], text, want)
+
+
+@pytest.mark.parametrize(("written", "closed"), [
+    ("{", "{}"), ("[", "[]"), ('{"a": "x', '{"a": "x"}'), ('{"a": "x\\', '{"a": "x"}'),
+    ('{"a": "\\u00', '{"a": ""}'), ('{"a": 1', '{"a": 1}'), ('{"a": 1, ', '{"a": 1 }'),
+    ('{"a": None', '{"a": null}'), ('{"a": [1, {"b": {', '{"a": [1, {"b": {}}]}'),
+    ('{"a": ["x", "y', '{"a": ["x", "y"]}'), ('{"a": {"b": 1}', '{"a": {"b": 1}}'),
+    # A key without a value: nobody knows which.
+    ('{"a', '{"a'), ('{"a"', '{"a"'), ('{"a": ', '{"a": '), ('{"a": 1, "b', '{"a": 1, "b')])
+def test_arguments_that_are_left_open_are_closed_unless_they_were_cut(written: str,
+                                                                      closed: str) -> None:
+    for kind, before in (("hermes", '<tool_call>{"name": "f", "arguments": '),
+                         ("llama3", '{"name": "f", "parameters": ')):
+        check(MACHINES[kind], before + written, call(0, "f", closed))
+        for parts in cuttings(before + written):
+            [(_, arguments)] = Told(in_parts(MACHINES[kind](), parts, cut=True)).calls
+            assert closed.startswith(arguments.rstrip(", ")) and written.startswith(
+                arguments.replace("null", "None"))
 
 
 FRAGMENTS = ["<tool_call>", "</tool_call>", '{"name": ', '"f"', ', "arguments": ', '{"a": 1}', "}",
