@@ -1,5 +1,6 @@
 """`<tool_call><function=f><parameter=p>value</parameter></function></tool_call>`: Qwen3-Coder,
-Qwen3.5. Values are typed by the tool's schema; what does not fit its type stays a string.
+Qwen3.5. Values are typed by the tool's schema; what does not fit its type stays a string. Now and
+then these models write `<tool_call>{"name": ..., "arguments": ...}</tool_call>`, as older ones do.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 from actorium.actors.gateway.parsers.argument_types import ArgumentTypes, as_json
+from actorium.actors.gateway.parsers.json_call import JsonCallParser
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
@@ -51,6 +53,7 @@ class Qwen3CoderParser:
         self._given: list[str] = []
         """The call's arguments so far."""
         self._value = ValueEnd(None, marked=True)
+        self._object = JsonCallParser(0)
         self._marked = False
         """The call began with its mark."""
 
@@ -69,9 +72,13 @@ class Qwen3CoderParser:
             out += self.feed("")
         if not cut and self._state in (self._in_name, self._between):
             out.append(ToolCallArguments(self._calls, "}"))
-        if self._state in (self._in_text, self._opened):
+        if self._state == self._in_object and not self._object.raw:
+            out += [] if cut else self._object.end()
+        elif self._state == self._in_object:
+            self._prose.add(out, OPEN + self._object.raw)
+        elif self._state in (self._in_text, self._opened):
             self._prose.add(out, (OPEN if self._state == self._opened else "") + self._text)
-            self._prose.end(out)
+        self._prose.end(out)
         self._text = ""
         return out
 
@@ -103,10 +110,25 @@ class Qwen3CoderParser:
             return False
         if begins:
             self._text, self._marked, self._state = text, True, self._function
+        elif text.startswith("{"):
+            self._object, self._state = JsonCallParser(self._calls), self._in_object
         else:
             self._state = self._in_text
             self._prose.add(out, OPEN)
         return True
+
+    def _in_object(self, out: list[MessagePart]) -> bool:
+        parts, self._text = self._object.feed(self._text)
+        if parts:
+            self._prose.call_begins()
+        out += parts
+        if self._object.failed:
+            self._prose.add(out, OPEN)
+            self._text, self._state = self._object.raw, self._in_text
+        elif self._object.over:
+            self._calls += 1
+            self._state = self._closing
+        return self._object.over or self._object.failed
 
     def _begins_unmarked(self, text: str) -> bool | None:
         """Returns whether a call begins whose `<tool_call>` was forgotten, as models do behind a

@@ -109,6 +109,13 @@ FORGOTTEN: list[tuple[str, list[MessagePart]]] = [
      [*call(0, "f", '{"n": 3}'), TextPart("bye")]),
     (written(("rows", '[{"a": 1},\n<parameter=rows>\n{"a": 2}]')),
      call(0, "f", '{"rows": [{"a": 1},\n{"a": 2}]}')),
+    # The older form.
+    ('A\n<tool_call>\n{"name": "f", "arguments": {"n": "3"}}\n</tool_call>\nB'
+     + written(("n", "3")),
+     [TextPart("A"), *call(0, "f", '{"n": "3"}'), TextPart("\nB"), *call(1, "f", '{"n": 3}')]),
+    ('<tool_call>{"name": "f", "arguments": {"n": [1', call(0, "f", '{"n": [1]}')),
+    ('<tool_call>{"n": 1}</tool_call><tool_call>{"na',
+     [TextPart('<tool_call>{"n": 1}</tool_call><tool_call>{"na')]),
     # A text that quotes the next parameter of its tool: decided for the forgotten mark.
     (written(("content", "a\n<parameter=path>\nb\n</parameter>")),
      call(0, "f", '{"content": "a", "path": "b\\n</parameter>"}')),

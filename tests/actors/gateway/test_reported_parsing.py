@@ -167,6 +167,18 @@ REPORTS = [
            calls=(("bash", '{"command": "ls"'),), cut=True),
     Report(VLLM, 47137, "a beginning that was cut", HermesParser, "So <tool_ca", "So <tool_ca",
            cut=True),
+    Report("ml-explore/mlx-swift-lm", 529, "the older form within the mark", coder,
+           '<tool_call>{"name": "get_weather", "arguments": {"city": "NYC"}}</tool_call>',
+           calls=(WEATHER,)),
+    Report("waybarrios/vllm-mlx", 63, "Python's quotes in an object", coder,
+           "<tool_call>\n<function=update_record>\n<parameter=metadata>{'theme': 'dark', 'n': 14, "
+           "'on': True}</parameter>" + END,
+           calls=(("update_record", {"metadata": {"theme": "dark", "n": 14, "on": True}}),)),
+    Report(VLLM, 33965, "two calls of one tool, and </parameter> in a text", coder,
+           "<tool_call>\n<function=edit>\n<parameter=path>\n/a\n</parameter>" + END + "\n"
+           "<tool_call>\n<function=edit>\n<parameter=new_string>\nx\n</parameter>\ny\n"
+           "</parameter>" + END, calls=(("edit", {"path": "/a"}),
+                                        ("edit", {"new_string": "x\n</parameter>\ny"}))),
     # --- thoughts ---
     Report(VLLM, 39056, "a call within a thought that is not closed", CODER,
            "I need the files.\n<tool_call>\n<function=bash>\n<parameter=command>\nls\n</parameter>"
@@ -204,6 +216,9 @@ REPORTS = [
     Report(SGLANG, 35169, "text right before the mark", HermesParser,
            'Sure, let me check. <tool_call>{"name": "list_tables", "arguments": {}}</tool_call>',
            "Sure, let me check.", (("list_tables", {}),)),
+    Report("NousResearch/hermes-agent", 110436, "escapes that JSON does not know", HermesParser,
+           '<tool_call>\n{"name": "search", "arguments": {"query": "\\d+ C:\\path \\u12 \\n"}}\n'
+           "</tool_call>", calls=(("search", {"query": "\\d+ C:\\path \\u12 \n"}),)),
     # --- Llama 3 ---
     Report(VLLM, 49923, "parallel calls behind `;` alone, and behind a line end", llama,
            '{"name": "get_weather", "parameters": {"city": "NYC"}};{"name": "get_time", '
