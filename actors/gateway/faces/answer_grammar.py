@@ -17,7 +17,7 @@ from actorium.actors.gateway.faces.tool_choice import Function, ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.choice_parser import Thought
 from actorium.actors.params import Structured
-from actorium.actors.structured.schemas import closed, object_schema, under
+from actorium.actors.structured.schemas import LENIENT, closed, object_schema, under
 from actorium.actors.structured.structural_tags import Node, format_of
 
 ANY_OBJECT = {"type": "object"}
@@ -25,7 +25,7 @@ ANY_TEXT: Node = {"type": "any_text"}
 NOTHING: Node = {"type": "const_string", "value": ""}
 
 
-class CallForm(NamedTuple):
+class CallSyntax(NamedTuple):
     """What stands around a call, which is a JSON object."""
 
     key: str
@@ -35,10 +35,10 @@ class CallForm(NamedTuple):
     separator: str = "\n"
 
 
-LISTED = CallForm("arguments", separator=", ")
+LISTED = CallSyntax("arguments", separator=", ")
 """Within the list of calls that are demanded."""
-FORMS = {"hermes": CallForm("arguments", "<tool_call>\n", "\n</tool_call>"),
-         "llama3_json": CallForm("parameters", separator="; ")}
+FORMS = {"hermes": CallSyntax("arguments", "<tool_call>\n", "\n</tool_call>"),
+         "llama3_json": CallSyntax("parameters", separator="; ")}
 """Parsers whose calls are JSON."""
 CODER = "qwen3_coder"
 
@@ -100,7 +100,8 @@ def _arguments(function: Function) -> Node:
     try:
         closed(schema, lenient=lenient)
     except (ValueError, RecursionError) as error:
-        why = str(error) if isinstance(error, ValueError) else "it is too deep"
+        why = "it is too deep" if isinstance(error, RecursionError) else \
+            str(error).replace(LENIENT, " (passed over with its strict: false)")
         raise HttpError(400, f"tools: the parameters of {function.name!r}: {why}", "tools") \
             from None
     return {"type": "json_schema", "json_schema": schema, "lenient": lenient}
@@ -114,14 +115,14 @@ def _free_arguments(function: Function) -> Node:
     return {"type": "json_schema", "json_schema": ANY_OBJECT}
 
 
-def _json_call(function: Function, form: CallForm, arguments: Node) -> Node:
+def _json_call(function: Function, form: CallSyntax, arguments: Node) -> Node:
     if not form.begin and form is not LISTED:
         return _object_call(function, form, arguments)
     name = json.dumps(function.name, ensure_ascii=False)
     return _tag(f'{form.begin}{{"name": {name}, "{form.key}": ', arguments, "}" + form.end)
 
 
-def _object_call(function: Function, form: CallForm, arguments: Node) -> Node:
+def _object_call(function: Function, form: CallSyntax, arguments: Node) -> Node:
     """Returns a call without marks as one JSON schema: of two texts that begin with `{`, one of
     them a fixed text, only that could go on."""
     place = f"#/properties/{form.key}"

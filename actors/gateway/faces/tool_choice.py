@@ -12,8 +12,6 @@ from actorium.actors.gateway.parsers.qwen3_coder import Schemas
 MAX_CALLS = 128
 """The most calls of one answer; later ones are dropped."""
 MAX_NAME = 256
-NO_PARAMETERS = {"type": "object", "properties": {}}
-"""The schema of a function that names none: as OpenAI has it, it takes none."""
 BUILT_INS = (
     "web_search", "web_fetch", "file_search", "code_interpreter", "code_execution", "computer",
     "image_generation", "mcp", "local_shell", "shell", "apply_patch", "tool_search", "bash_",

@@ -316,22 +316,24 @@ def test_what_a_lenient_schema_passes_over_is_said_in_a_header(
         monkeypatch: pytest.MonkeyPatch) -> None:
     schema = {"type": "array", "uniqueItems": True, "items": {"type": "string", "format": "x\ny"}}
 
-    async def header(lenient: bool) -> str | None:
-        tool = {"type": "function", "function": {
-            "name": "f", "strict": not lenient, "parameters": {"properties": {"a": schema}}}}
-        forced = await scripted_client(
-            monkeypatch, Scripted(["{}"])).chat.completions.with_raw_response.create(
-                model="demo", messages=USER, tools=[tool], tool_choice="required")
-        client = scripted_client(monkeypatch, Scripted(["[]"]))
-        raw = await client.chat.completions.with_raw_response.create(
-            model="demo", messages=USER,
-            extra_body={"structured_outputs": {"json": schema, "lenient": lenient}})
-        found = raw.headers.get("x-actorium-passed-over")
-        assert forced.headers.get("x-actorium-passed-over") == found
-        return str(found) if found else None
+    async def told(lenient: bool) -> tuple[str | None, str | None]:
+        """The headers of an answer in a format, and of one with a call."""
+        raw = scripted_client(monkeypatch, Scripted(["[]"])).chat.completions.with_raw_response
+        formatted = await raw.create(model="demo", messages=USER, extra_body={
+            "structured_outputs": {"json": schema, "lenient": lenient}})
+        tools = [{"type": "function", "function": {
+            "name": name, "strict": not lenient, "parameters": {"properties": own}}}
+            for name, own in (("clock", {}), ("f", {"a": schema}))]
+        forced = await raw.create(model="demo", messages=USER, tools=tools, tool_choice="required")
+        return formatted.headers.get("x-actorium-passed-over"), \
+            forced.headers.get("x-actorium-passed-over")
 
-    assert asyncio.run(header(True)) == "uniqueItems"
-    assert asyncio.run(header(False)) is None
+    assert asyncio.run(told(True)) == ("uniqueItems", "uniqueItems")
+    with pytest.raises(openai.BadRequestError) as caught:
+        asyncio.run(told(False))
+    assert caught.value.param == "tools"
+    assert "'f': properties.a.uniqueItems cannot be enforced (passed over with its strict: false)" \
+        in caught.value.message
 
 
 def test_a_function_without_parameters_takes_none(monkeypatch: pytest.MonkeyPatch) -> None:
