@@ -110,9 +110,11 @@ adversary: $(VENV)/.ready-test
 # Cases, real clients, benchmarks and generated requests, on a trained model and on the packaged
 # one, with environments of their own; the openai package in both of its versions.
 # docs/conformance.md says more.
+conformance: AGENTS = tests/conformance/test_openai_agents.py tests/conformance/test_pydantic_ai.py
 conformance: $(VENV)/.ready-test
 	VENV=$(VENV) bash tests/conformance/setup.sh
-	build/clients/bin/python -m pytest tests/conformance -m conformance $(PYTEST_FLAGS)
+	build/clients/bin/python -m pytest tests/conformance $(AGENTS:%=--ignore %) -m conformance $(PYTEST_FLAGS)
+	build/agents/bin/python -m pytest $(AGENTS) -m conformance $(PYTEST_FLAGS)
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
 	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_faces.py
 

