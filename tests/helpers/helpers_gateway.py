@@ -76,8 +76,9 @@ class Scripted:
     async def run(self, requests: list[Request]) -> Any:
         self.asked += requests
         for number in range(len(requests)):
-            yield number, [Completion(text=text, token_ids=[1], finish_reason=self.finish,
-                                      usage=USAGE, index=i) for i, text in enumerate(self.texts)]
+            yield number, [Completion(text=text, token_ids=[1] * len(text) + [2],
+                                      finish_reason=self.finish, usage=USAGE, index=i)
+                           for i, text in enumerate(self.texts)]
 
     def deltas(self) -> list[StreamDelta]:
         found: list[StreamDelta] = []
@@ -85,7 +86,8 @@ class Scripted:
             at = 0
             while at < len(text):
                 size = self._draw.choice((1, 1, 2, 3, 5, 9))
-                found.append(StreamDelta(text=text[at:at + size], token_ids=[1], index=i))
+                piece = text[at:at + size]
+                found.append(StreamDelta(text=piece, token_ids=[1] * len(piece), index=i))
                 at += size
             found.append(StreamDelta(text="", token_ids=[2], finish_reason=self.finish, usage=USAGE,
                                      index=i))

@@ -115,7 +115,8 @@ class ResponsesTurn(HttpTurn):
         self._custom_calls = CustomCallReader(offer.customs)
         self._thought = model.parsing.thought(body.template_args(), bool(self._tools.shown))
         parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)
-        self._parser = ChoiceParser(parser, True, MAX_CALLS if body.parallel else 1)
+        self._parser = ChoiceParser(parser, True, MAX_CALLS if body.parallel else 1,
+                                    model.thought_end)
         self._counts = UsageCounter()
         self._events_told = 0
         self.response = ResponseObject(
@@ -237,7 +238,7 @@ class ResponsesTurn(HttpTurn):
         logprobs = answers.chat_logprobs(one.logprobs, self.engine.token_texts)
         last = one.finish_reason is not None
         parts = self._custom_calls.add(
-            self._parser.read(one.text, last, cut=one.finish_reason != STOP), last)
+            self._parser.read(one.text, last, one.token_ids, cut=one.finish_reason != STOP), last)
         return self._output.add(parts, logprobs.content if logprobs is not None else None)
 
     def _finish(self, one: Completion | StreamDelta, used: CompletionUsage) -> list[ResponseEvent]:
@@ -257,7 +258,8 @@ class ResponsesTurn(HttpTurn):
         self.response.usage = ResponseUsage(
             input_tokens=used.prompt_tokens,
             input_tokens_details={"cache_write_tokens": 0} | used.prompt_tokens_details,
-            output_tokens=used.completion_tokens, output_tokens_details={"reasoning_tokens": 0},
+            output_tokens=used.completion_tokens,
+            output_tokens_details={"reasoning_tokens": self._parser.reasoning_tokens},
             total_tokens=used.total_tokens)
 
     def _status_event(self, kind: str) -> ResponseEvent:

@@ -139,6 +139,19 @@ def test_formats_and_forced_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     assert json.loads(called.output[0].arguments) == {"place": "Riga"}
 
 
+def test_usage_counts_reasoning_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
+    client = scripted_client(monkeypatch, Scripted(["<think>hm</think>x"], 3, HERMES))
+
+    async def ask() -> list[Any]:
+        ask: dict[str, Any] = {"model": "demo", "input": "?"}
+        whole = await client.responses.create(**ask)
+        events = [event async for event in await client.responses.create(stream=True, **ask)]
+        return [whole.usage, events[-1].response.usage]
+
+    for usage in asyncio.run(ask()):
+        assert 0 < usage.output_tokens_details.reasoning_tokens < usage.output_tokens
+
+
 def test_an_answer_cut_short_is_incomplete(monkeypatch: pytest.MonkeyPatch) -> None:
     whole, last, events = asyncio.run(both(monkeypatch, "It ra", finish="length"))
     for one in (whole, last):
