@@ -43,8 +43,15 @@ const ask = {
   ...(provider === "unkept" && { providerOptions: { openai: { store: false } } }),
 };
 
-// The fields that make the model write this text and end.
+// The tokens that begin a call and end a thought.
+const { LESS_THAN, THOUGHT_END } = process.env;
+// A bias for or against calls, where a text or an object may come as well.
+const calling = (bias) => ({ logit_bias: { [LESS_THAN]: bias } });
+// Ends a thought behind a few words.
+const ends = { logit_bias: { [THOUGHT_END]: 12, [LESS_THAN]: -100 } };
+// The fields that make the model write this text and end, behind a thought if there is one.
 const says = (text) => ({
+  ...ends, temperature: 0,
   regex: [...text].map((one) => one.replace(/[^A-Za-z0-9 ]/u, (mark) =>
     `\\x{${mark.codePointAt(0).toString(16)}}`)).join(""),
 });
@@ -52,9 +59,6 @@ const callText = (name, args) =>
   `One moment.\n<tool_call>\n${JSON.stringify({ name, arguments: args })}\n</tool_call>`;
 const turns = (...each) => (at) => each[Math.min(at, each.length - 1)];
 const callThenText = () => turns(says(callText("weather", { city: "Riga", days: 2 })), says("It is cold."));
-// A token that begins a call and no JSON object: it makes one of the two likelier.
-const LESS = process.env.LESS_THAN;
-const preferring = (much) => ({ logit_bias: { [LESS]: much } });
 
 const city = z.enum(["Riga", "Oslo"]);
 const asked = [];
@@ -184,7 +188,7 @@ const tries = {
     assert.ok(["sunny", "rainy"].includes(output));
   },
   async "an object beside tools, called"() {
-    script = turns(preferring(100), preferring(-100));
+    script = turns(calling(100), calling(-100));
     const { steps, output } = await generateText({
       ...ask, tools: { weather }, output: Output.object({ schema: mood }), stopWhen: stepCountIs(3),
     });
@@ -192,7 +196,7 @@ const tries = {
     assert.ok(mood.safeParse(output).success);
   },
   async "an object beside tools, at once"() {
-    script = turns(preferring(-100));
+    script = turns(calling(-100));
     const { steps, output } = await generateText({
       ...ask, tools: { weather }, output: Output.object({ schema: mood }), stopWhen: stepCountIs(3),
     });
@@ -253,8 +257,7 @@ const tries = {
   },
 };
 
-// With an engine whose template begins a thought: THOUGHT_END is the token that ends it.
-const ends = { logit_bias: { [process.env.THOUGHT_END]: 12 } };
+// With an engine whose template begins a thought.
 const thinking = {
   anthropic: { temperature: undefined, providerOptions: {
     anthropic: { thinking: { type: "enabled", budgetTokens: 1024 } } } },
@@ -275,7 +278,7 @@ const thoughts = {
     assert.deepEqual([await result.reasoningText, text], [whole.reasoningText, whole.text]);
   },
   async "a thought and a loop of calls"() {
-    script = (at) => ({ ...callThenText()(at), ...ends, temperature: 0 });
+    script = callThenText();
     const { steps, text } = await generateText({
       ...ask, ...thinking, tools: { weather }, stopWhen: stepCountIs(3),
     });
@@ -283,7 +286,7 @@ const thoughts = {
     looped(steps, text);
   },
   async "a thought and an object"() {
-    script = () => ({ ...answers("json", { happy: true, colour: "red" }), ...ends, temperature: 0 });
+    script = () => ({ ...answers("json", { happy: true, colour: "red" }), ...ends });
     const { reasoningText, output } = await generateText({
       ...ask, ...thinking, output: Output.object({ schema: mood }),
     });
@@ -291,7 +294,7 @@ const thoughts = {
     assert.ok(mood.safeParse(output).success);
   },
   async "a thought and a required call"() {
-    script = () => ({ ...answers("weather", { city: "Riga" }), ...ends, temperature: 0 });
+    script = () => ({ ...answers("weather", { city: "Riga" }), ...ends });
     const { reasoningText, toolCalls } = await generateText({
       ...ask, ...thinking, tools: { weather }, toolChoice: "required",
     });

@@ -15,6 +15,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from threading import Thread
 from typing import Any
 
+from thinking import ENDS
 from wire import CHAT, MESSAGES, RESPONSES, TIMEOUT, Json, Server
 
 ASKING = (CHAT, MESSAGES, RESPONSES)
@@ -25,9 +26,10 @@ Script = Callable[[Json, int], Json]
 
 
 def says(text: str) -> Json:
-    """The fields that make the model write this text and end."""
-    return {"regex": "".join(f"\\x{ord(one):02x}" if ord(one) < 128 else one for one in text),
-            "temperature": 0}
+    """The fields that make the packaged model write this text and end, behind a thought if there is
+    one. The text must not begin with `<`."""
+    pattern = "".join(f"\\x{ord(one):02x}" if ord(one) < 128 else one for one in text)
+    return {"regex": pattern, "temperature": 0, **ENDS}
 
 
 def calls(name: str, arguments: Json) -> str:

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from thinking import CLOSE
+from thinking import CLOSE, LESS
 from wire import Server
 
 pytestmark = [pytest.mark.conformance, pytest.mark.models("demo")]
@@ -67,11 +67,10 @@ def found(server: Server, tries: tuple[tuple[str, str], ...],
     """What is wrong with each of a provider's tries: one process runs them all."""
     node = shutil.which("node")
     assert node and (MODULES / "node_modules" / "ai").exists(), "see setup.sh node"
-    (less,) = server.tokenize("<")
     done = subprocess.run(
         [node, str(SCRIPT), server.url, server.model, str(MODULES), provider,
          *(name for one, name in tries if one == provider)],
-        env=os.environ | {"LESS_THAN": str(less), "THOUGHT_END": str(CLOSE)},
+        env=os.environ | {"LESS_THAN": str(LESS), "THOUGHT_END": str(CLOSE)},
         capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr[-3000:]
     told: dict[str, str | None] = json.loads(done.stdout)

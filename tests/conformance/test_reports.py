@@ -14,7 +14,7 @@ import jsonschema
 import pytest
 from between import calls, says
 from said import Said, ask
-from thinking import CLOSE
+from thinking import CLOSE, ENDS, LESS
 from wire import CHAT, MESSAGES, RESPONSES, TELL, Json, Server, chat, message, response
 
 pytestmark = pytest.mark.conformance
@@ -33,8 +33,6 @@ POINT: Json = {"$defs": {"P": {"type": "object", "properties": {"x": {"type": "i
 FORMAT: Json = {"response_format": {"type": "json_schema", "json_schema": {
     "name": "mood", "strict": True, "schema": MOOD}}}
 TEXT: Json = {"text": {"format": {"type": "json_schema", "name": "mood", "schema": MOOD}}}
-ENDS: Json = {"logit_bias": {str(CLOSE): 12}}
-"""Ends the thought of a story behind a few words."""
 OFF: Json = {"chat_template_kwargs": {"enable_thinking": False}}
 THINKING: Json = {"thinking": {"type": "enabled", "budget_tokens": 1024}}
 CALL = calls("weather", {"city": "Riga"})
@@ -44,6 +42,11 @@ HEAT: Json = {"temperature": 1.0, "top_k": 20}
 def tools(schema: Json = PLACE, name: str = "weather") -> Json:
     """A chat's fields with one tool."""
     return {"tools": [{"type": "function", "function": {"name": name, "parameters": schema}}]}
+
+
+def calling(bias: int) -> Json:
+    """A bias for or against a call, where an object may come as well."""
+    return {"logit_bias": {str(LESS): bias}}
 
 
 def named(name: str = "weather") -> Json:
@@ -297,11 +300,11 @@ REPORTS = [
            begins_call),
     # A format and tools.
     Report(VLLM, 39929, "A format made tools unreachable.",
-           CHAT, asks(tools(), FORMAT, OFF, {"prefer": 100}), a_call(), APART),
+           CHAT, asks(tools(), FORMAT, OFF, calling(100)), a_call(), APART),
     Report(VLLM, 39969, "Where tools went first, the format bound nothing.",
-           CHAT, asks(tools(), FORMAT, OFF, {"prefer": -100}), mood_at_once),
+           CHAT, asks(tools(), FORMAT, OFF, calling(-100)), mood_at_once),
     Report(VLLM, 48157, "Behind a thought there was no such choice: neither held.",
-           RESPONSES, responds(OF_RESPONSES, TEXT, ENDS, {"prefer": -100}), thought_then_mood,
+           RESPONSES, responds(OF_RESPONSES, TEXT, ENDS), thought_then_mood,
            OVER),
     Report(LLAMACPP, 25454, "A required call beside a format was read as the format's object.",
            CHAT, asks(tools(), FORMAT, ONE, OFF), a_call(),
@@ -375,9 +378,6 @@ def _marked(one: Report) -> Any:
 @pytest.mark.parametrize("report", [_marked(one) for one in REPORTS])
 def test_it_does_not_happen_here(thinking_server: Server, report: Report, streamed: bool) -> None:
     body = dict(report.body)
-    if "prefer" in body:  # the token that begins a call and no object
-        (token,) = thinking_server.tokenize("<")
-        body["logit_bias"] = body.get("logit_bias", {}) | {str(token): body.pop("prefer")}
     if streamed and report.path == CHAT:
         body["stream_options"] = {"include_usage": True}
     found = ask(thinking_server, report.path, body, streamed)

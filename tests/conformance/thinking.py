@@ -10,6 +10,11 @@ from pathlib import Path
 TEMPLATE = Path(__file__).with_name("thinking.jinja")
 CLOSE = 1900
 """The id of `</think>`; behind the vocabulary the model has rows without a token."""
+LESS = 30
+"""The id of `<`, with which a call begins."""
+ENDS = {"logit_bias": {str(CLOSE): 12, str(LESS): -100}}
+"""Fields that end the thought of a story behind a few words, and keep the model from calls that it
+may make."""
 _OPEN = 1899
 _DEMO = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
 
