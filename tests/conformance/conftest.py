@@ -29,8 +29,10 @@ MODELS = {"demo": "", "smollm2": str(BUILD / "models" / "smollm2"), "pictures": 
           "thinking": str(BUILD / "models" / "thinking")}
 TEXTS = ("demo", "smollm2")
 """Those that files without the `models` mark are tried with."""
-CLIENTS = ("agents", "anthropic", "guidellm", "instructor", "langchain_openai", "litellm",
-           "lm_eval", "openai", "pydantic_ai", "schemathesis")
+CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents", **{name: name for name in (
+    "anthropic", "guidellm", "instructor", "litellm", "lm_eval", "openai", "pydantic_ai",
+    "schemathesis")}}
+"""A file's name and the module that it needs."""
 KEY = "conformance-key"
 START_SECONDS, STOP_SECONDS = 120.0, 60.0
 
@@ -154,11 +156,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(skip)
         return
     files = {item.path.stem.removeprefix("test_") for item in mine}
-    missing = [name for name in CLIENTS if name in {CLIENT_OF.get(one, one) for one in files}
-               and importlib.util.find_spec(name) is None]
+    missing = sorted(CLIENT_OF[file] for file in files & set(CLIENT_OF)
+                     if importlib.util.find_spec(CLIENT_OF[file]) is None)
     if missing:
         raise pytest.UsageError(f"{', '.join(missing)}: not installed here; see setup.sh")
-
-
-CLIENT_OF = {"langchain": "langchain_openai", "openai_agents": "agents"}
-"""A file's name and the module that it needs, where they differ."""

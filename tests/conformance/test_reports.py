@@ -39,9 +39,10 @@ CALL = calls("weather", {"city": "Riga"})
 HEAT: Json = {"temperature": 1.0, "top_k": 20}
 
 
-def tools(schema: Json = PLACE, name: str = "weather") -> Json:
+def tools(schema: Json = PLACE, name: str = "weather", **more: Any) -> Json:
     """A chat's fields with one tool."""
-    return {"tools": [{"type": "function", "function": {"name": name, "parameters": schema}}]}
+    function = {"name": name, "parameters": schema, **more}
+    return {"tools": [{"type": "function", "function": function}]}
 
 
 def calling(bias: int) -> Json:
@@ -300,7 +301,7 @@ REPORTS = [
            begins_call),
     # A format and tools.
     Report(VLLM, 39929, "A format made tools unreachable.",
-           CHAT, asks(tools(), FORMAT, OFF, calling(100)), a_call(), APART),
+           CHAT, asks(tools(strict=True), FORMAT, OFF, calling(100)), a_call(), APART),
     Report(VLLM, 39969, "Where tools went first, the format bound nothing.",
            CHAT, asks(tools(), FORMAT, OFF, calling(-100)), mood_at_once),
     Report(VLLM, 48157, "Behind a thought there was no such choice: neither held.",
