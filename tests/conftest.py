@@ -34,7 +34,6 @@ import torch
 from helpers_interpreter import spare_repetitions
 from helpers_skips import SkipReport
 from hypothesis import settings
-from xdist.scheduler import LoadFileScheduling
 
 from actorium.actors.launcher import engine
 
@@ -80,14 +79,10 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: places[item.path])
 
 
-class FilesOrRooms(LoadFileScheduling):  # type: ignore[misc]
-    """A file's tests go to one worker, and all that ask about the source: it is parsed once."""
+@pytest.hookimpl(optionalhook=True)  # a GPU machine may have no xdist, and its tests want none
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
+    from helpers_scheduling import FilesOrRooms
 
-    def _split_scope(self, nodeid: str) -> str:
-        return "house" if nodeid.startswith("tests/house/") else str(super()._split_scope(nodeid))
-
-
-def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> LoadFileScheduling | None:
     return FilesOrRooms(config, log) if config.getvalue("dist") == "loadfile" else None
 
 

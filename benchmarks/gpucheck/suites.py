@@ -25,6 +25,22 @@ PRINTED = 60_000
 """Of what each pytest has said, most characters in the log."""
 
 
+def command(suite: Suite) -> list[str]:
+    """Of its process."""
+    return [sys.executable, "-m", "pytest", suite.file, "-m", "gpu", "-p", "gpucheck.outcomes",
+            "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
+            "--tb=short", "-v", *(["-k", suite.keyword] if suite.keyword else [])]
+
+
+def environment(suite: Suite, file: Path) -> dict[str, str]:
+    """What that process is given beside ours. file: of its outcomes."""
+    which, number = suite.shard
+    return {"GPUCHECK_FILE": str(file), "GPUCHECK_SHARD": f"{which}/{number}",
+            "GPUCHECK_LIMIT": str(suite.limit), "PYTHONFAULTHANDLER": "1",
+            "PYTHONPATH": os.pathsep.join(filter(None, (
+                str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))}
+
+
 class Running:
     """A suite and its process."""
 
@@ -38,19 +54,10 @@ class Running:
     def start(self) -> None:
         """A process for the tests that have no outcome yet."""
         suite, self._tries = self.suite, self._tries + 1
-        which, number = suite.shard
-        environment = os.environ | {
-            "GPUCHECK_FILE": str(self.file), "GPUCHECK_SHARD": f"{which}/{number}",
-            "GPUCHECK_LIMIT": str(suite.limit), "PYTHONFAULTHANDLER": "1",
-            "PYTHONPATH": os.pathsep.join(filter(None, (
-                str(Path(__file__).parent.parent), os.environ.get("PYTHONPATH"))))}
-        command = [sys.executable, "-m", "pytest", suite.file, "-m", "gpu", "-p",
-                   "gpucheck.outcomes", "-o", "addopts=", "-p", "no:cacheprovider", "-p",
-                   "no:xdist", "--no-header", "--tb=short", "-v",
-                   *(["-k", suite.keyword] if suite.keyword else [])]
         with self._log.open("ab") as log:
-            self._process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=log,
-                                             stderr=log, start_new_session=True)
+            self._process = subprocess.Popen(
+                command(suite), cwd=ROOT, env=os.environ | environment(suite, self.file),
+                stdout=log, stderr=log, start_new_session=True)
 
     def over(self) -> bool:
         """Whether it is; a process that has ended before its last test is followed by another."""
