@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
                      help="with --toy: GiB that the device pretends to have")
     own.add_argument("--row-limit", type=float, default=0.0, help="seconds of every row")
     own.add_argument("--fault", action="append", default=[],
-                     metavar="GROUP/ROW=raise|hang|capture|exit",
+                     metavar="GROUP/ROW=raise|hang|capture|exit|wrong",
                      help="with --toy: what this row does instead; more than once")
     own.add_argument("--carried", action="store_true", help="the kernels' cache was carried here")
     own.add_argument("--scratch", type=Path, help="folder for what is not to be kept")

@@ -55,6 +55,13 @@ AIMS: Sequence[Aim] = (
         tuple(f"2 drafts, batch {n}" for n in shapes.DRAFTING), "ratio", 1.9, None, "{:.2f}"))
 
 
+def missed(group: str, row: Mapping[str, Any]) -> list[str]:
+    """What this row alone misses."""
+    return [f"{aim.what}: {aim.form.format(row[aim.key])}, wanted {aim.wanted}" for aim in AIMS
+            if aim.group == group and row["name"] in aim.rows and aim.key in row
+            and not aim.reached(row[aim.key])]
+
+
 def table(groups: Groups) -> list[str]:
     """The aims that these groups speak of, in Markdown; of several rows the worst counts."""
     lines = []

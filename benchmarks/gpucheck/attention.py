@@ -3,6 +3,8 @@ unless they are flashinfer's."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import replace
 from functools import partial
 from importlib.util import find_spec
 
@@ -15,9 +17,11 @@ from actorium.gpu.attention.attention_backend import TorchAttention
 from actorium.gpu.step.batch import ExtendRow
 
 from . import shapes
-from .case import BF16, Case, Named, Run, Setting, ready
+from .case import BF16, Case, Named, Run, Setting, Truth, ready
 
 PAGE = 16
+AT_ONCE = 512
+"""Queries of a prompt."""
 
 
 def decodes(s: Setting) -> Named:
@@ -39,7 +43,18 @@ def _decode(s: Setting, own: shapes.Decode) -> Case:
     peers = {"sdpa in bf16" if fp8 else "sdpa": partial(_sdpa_decode, s, own)}
     if find_spec("flashinfer") and not s.toy and q_len == 1 and not fp8:
         peers["flashinfer"] = partial(_flashinfer, layer, pages, length, q, kv)
-    return Case(lambda: attend(q, layer, out), own.bytes, peers=peers)
+    truth = Truth("attention", "fp8" if fp8 else "bf16",
+                  partial(decoded, q, layer, pages, lens, length, q_len, scale))
+    return Case(lambda: attend(q, layer, out), truth, own.bytes, peers=peers)
+
+
+def decoded(q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, length: int, q_len: int,
+            scale: float, rank: int = 0) -> Tensor:
+    """By the reference, in fp32, one sequence after the other: all at once need not fit."""
+    reference = TorchAttention(rank)
+    parts = [reference.decode(pages[b:b + 1], lens[b:b + 1], length, q_len, PAGE, 0, scale)(
+        own.float(), layer) for b, own in enumerate(q.split(q_len))]
+    return torch.cat(parts)
 
 
 def _scattered(s: Setting, batch: int, width: int) -> Tensor:
@@ -85,7 +100,9 @@ def _latent(s: Setting, batch: int, length: int, heads: int) -> Case:
     lens = torch.full((batch,), length, dtype=torch.int32, device=s.device)
     ours, torchs = (ops.decode(pages, lens, length, 1, PAGE, 0, (rank + rope)**-0.5)
                     for ops in (s.attention(rank), TorchAttention(rank)))
-    return Case(lambda: ours(q, layer), batch * length * (rank + rope) * 2,
+    truth = Truth("attention", "bf16", lambda: decoded(
+        q, layer, pages, lens, length, 1, (rank + rope)**-0.5, rank)[..., :rank])
+    return Case(lambda: ours(q, layer)[..., :rank], truth, batch * length * (rank + rope) * 2,
                 peers={"torch": ready(lambda: torchs(q, layer))})
 
 
@@ -110,9 +127,20 @@ def _extend(s: Setting, own: shapes.Extend) -> Case:
     same = len(set(spans)) == 1 and not spans[0][0]
     backends = {"sdpa": SDPBackend.MATH} if s.toy else {
         "sdpa flash": SDPBackend.FLASH_ATTENTION, "sdpa cudnn": SDPBackend.CUDNN_ATTENTION}
-    return Case(lambda: attend(q, layer, out), flops=4 * heads * dim * pairs, peers={
+    truth = Truth("attention", "bf16", partial(extended, q, layer, rows, scale))
+    return Case(lambda: attend(q, layer, out), truth, flops=4 * heads * dim * pairs, peers={
         name: partial(_sdpa_extend, s, own, backend) for name, backend in backends.items()
     } if same else {})
+
+
+def extended(q: Tensor, layer: Tensor, rows: Sequence[ExtendRow], scale: float) -> Tensor:
+    """By the reference, in fp32, some queries after the other: all scores at once need not fit."""
+    some = [replace(row, start=row.start + at, count=min(AT_ONCE, row.count - at),
+                    pages=row.pages[:-(-(row.start + at + AT_ONCE) // PAGE)])
+            for row in rows for at in range(0, row.count, AT_ONCE)]
+    reference = TorchAttention()
+    return torch.cat([reference.extend([row], PAGE, 0, scale)(own.float(), layer) for row, own in
+                      zip(some, q.split([row.count for row in some]), strict=True)])
 
 
 def _sdpa_extend(s: Setting, own: shapes.Extend, backend: SDPBackend) -> Run:

@@ -14,7 +14,7 @@ from time import monotonic, sleep, time
 
 from . import facts
 from .plan import PARTS, Group
-from .record import FAILED, LEFT_OUT, TIMED_OUT, Record
+from .record import FAILED, LEFT_OUT, TIMED_OUT, WRONG, Record
 from .suites import run_suites
 
 GRACE = 12.0
@@ -29,8 +29,8 @@ SCRIPT = Path(__file__).parent.parent / "gpu.py"
 
 
 def run(options: argparse.Namespace) -> int:
-    """The exit code: 1 where a test or a row failed. A row that was left out for want of time or
-    memory is no failure."""
+    """The exit code: 1 where a test or a row failed or is wrong. A row that was left out for want
+    of time or memory is no failure."""
     end = monotonic() + options.seconds
     groups = [group for group in PARTS[options.part]()
               if not options.group or group.name in options.group]
@@ -56,7 +56,7 @@ def run(options: argparse.Namespace) -> int:
         own.change(lambda own, spent=spent, now=now: own["facts"].update(
             seconds_spent=round(spent, 1), **({"readings_behind_it": now} if now else {})))
     found = record.read()
-    return 1 if any(each["kind"] == FAILED for own in found["groups"].values()
+    return 1 if any(each["kind"] in (FAILED, WRONG) for own in found["groups"].values()
                     for each in own["skipped"]) else 0
 
 

@@ -15,10 +15,23 @@ BF16 = torch.bfloat16
 Run = Callable[[], Any]
 
 
+class Truth(NamedTuple):
+    """What a result must be."""
+
+    kernel: str
+    dtype: str
+    """Both as in `truth.TOLERANCES`."""
+    reference: Run
+    """Gives as many tensors as the case's first run does, which comes behind it: what a run changes
+    in place it leaves alone."""
+
+
 class Case(NamedTuple):
-    """How one row is measured."""
+    """How one row is checked and measured."""
 
     run: Run
+    """Gives its results, those that it changes in place among them."""
+    truth: Truth
     bytes: float = 0.0
     """That must be moved at least."""
     flops: float = 0.0

@@ -30,7 +30,7 @@ class Bench:
     def __init__(self, record: Record, group: Group, machine: Cuda, seconds: float,
                  limit: float = 0.0, faults: Sequence[str] = ()) -> None:
         """seconds: that it has; limit: of every row, instead of its own; faults: "row=raise",
-        hang, capture or exit, to see what that costs."""
+        hang, capture, exit or wrong, to see what that costs."""
         self.record, self.group, self.machine = record, group, machine
         self.toy, self.device = machine.toy, machine.device
         self._until, self._limit = monotonic() + seconds, limit
@@ -95,6 +95,10 @@ class Bench:
             self.record.end()
             self._watch()
             self.machine.release()
+
+    def spoils(self, name: str) -> bool:
+        """Whether this row's result is to be made wrong."""
+        return self._faults.get(name) == "wrong"
 
     def _watch(self) -> None:
         """Outside of rows: the group's own time."""

@@ -12,13 +12,20 @@ from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
 from actorium.gpu.step.batch import ExtendRow
-from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
+from actorium.kernels.grouped_rows import (
+    RowFormat,
+    grouped_mm,
+    pack_rows,
+    quantise_grouped,
+    unpack_rows,
+)
 from actorium.kernels.linear import Linear
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import pack, quantise
 
 from . import shapes
-from .attention import PAGE
-from .case import Case, Named, Run, Setting, ready
+from .attention import PAGE, decoded, extended
+from .case import Case, Named, Run, Setting, Truth, ready
 
 BATCHES = (1, 2, 3, 17, 33, 100, 300)
 """Rows that a row is computed among; from 256 on tiles are those of prompts."""
@@ -57,7 +64,11 @@ def _product(s: Setting, kind: str, outs: int, ins: int, rows: int) -> Case:
     peers: dict[str, Callable[[], Run]] = {"not exact": ready(lambda: plain(x))}
     if kind == "bf16":
         peers["cuBLAS"] = ready(lambda: F.linear(x, weight))
-    return Case(lambda: exact(x), given.nbytes + 2 * n * (outs + ins) if rows <= 64 else 0.0,
+    truth = Truth("product", kind, {
+        "bf16": lambda: x.float() @ weight.float().t(),
+        "fp8": lambda: TorchOps().linear(given)(x)}.get(
+            kind, lambda: grouped_mm(x, unpack_rows(given))))
+    return Case(lambda: exact(x), truth, given.nbytes + 2 * n * (outs + ins) if rows <= 64 else 0.0,
                 2.0 * n * outs * ins, peers, fp8=kind == "fp8")
 
 
@@ -99,7 +110,8 @@ def _decode(s: Setting, batch: int, length: int) -> Case:
     q = s.randn(batch, heads, dim)
     ours = exact.decode(pages, lens, length, 1, PAGE, 0, scale)
     plain = s.attention().decode(pages, lens, length, 1, PAGE, 0, scale)
-    return Case(lambda: ours(q, layer), batch * length * 2 * kv * dim * 2.0,
+    truth = Truth("attention", "bf16", partial(decoded, q, layer, pages, lens, length, 1, scale))
+    return Case(lambda: ours(q, layer), truth, batch * length * 2 * kv * dim * 2.0,
                 peers={"not exact": ready(lambda: plain(q, layer))})
 
 
@@ -122,5 +134,6 @@ def _prompt(s: Setting, count: int) -> Case:
         same(f"chunks of {size}", torch.cat(parts), whole)
     row = [ExtendRow(0, 0, count, pages)]
     ours, plain = (own.extend(row, PAGE, 0, scale) for own in (exact, s.attention()))
-    return Case(lambda: ours(q, layer), flops=2.0 * heads * dim * count * (count + 1),
+    truth = Truth("attention", "bf16", partial(extended, q, layer, row, scale))
+    return Case(lambda: ours(q, layer), truth, flops=2.0 * heads * dim * count * (count + 1),
                 peers={"not exact": ready(lambda: plain(q, layer))})

@@ -107,7 +107,7 @@ def contact() -> list[Group]:
 
 def kernels() -> list[Group]:
     """Kernel by kernel beside its peers, then speculation, and what else models do."""
-    def group(name: str, cases: Iterable[str], most: float, module: str, gib: float = 6.0
+    def group(name: str, cases: Iterable[str], most: float, module: str, gib: float = 12.0
               ) -> Group:
         return Group(name, tuple(Row(case, 40, gib) for case in cases), 12, most, "table",
                      {"cases": module})

@@ -7,14 +7,17 @@ from functools import partial
 
 import torch
 import torch.nn.functional as F
+from torch import Tensor
 
-from actorium.kernels.grouped_rows import RowFormat, pack_rows, quantise_grouped
+from actorium.kernels.grouped_rows import RowFormat, grouped_mm, pack_rows, quantise_grouped
+from actorium.kernels.ops import Ops
 from actorium.kernels.reference.experts import EachExpert, route
 from actorium.kernels.reference.rope import rope_rows, rope_table
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import COLUMNS, pack, quantise
 
 from . import shapes
-from .case import BF16, Case, Named, Run, Setting, ready
+from .case import BF16, Case, Named, Run, Setting, Truth, ready
 
 OUT, INNER = 28_672, 4096
 """Llama-3.1-8B's gate and up."""
@@ -48,17 +51,18 @@ def _bf16(s: Setting, rows: int) -> Case:
     n, out, inner = _sizes(s, rows)
     weight, x = s.randn(out, inner), s.randn(n, inner)
     linear = s.ops.linear(weight)
-    return _product(lambda: linear(x), rows, n, out, inner, 2,
+    truth = Truth("product", "bf16", lambda: x.float() @ weight.float().t())
+    return _product(lambda: linear(x), truth, rows, n, out, inner, 2,
                     {"torch": ready(lambda: F.linear(x, weight))})
 
 
-def _product(run: Run, rows: int, n: int, out: int, inner: int, width: float,
+def _product(run: Run, truth: Truth, rows: int, n: int, out: int, inner: int, width: float,
              peers: dict[str, Callable[[], Run]]) -> Case:
     """rows: of the full size, which say what the limit is; width: bytes of a number of the weight.
     """
     if rows <= BY_BYTES:
-        return Case(run, width * out * inner + 2 * n * (out + inner), peers=peers)
-    return Case(run, flops=2.0 * n * out * inner, peers=peers, fp8=width == 1)
+        return Case(run, truth, width * out * inner + 2 * n * (out + inner), peers=peers)
+    return Case(run, truth, flops=2.0 * n * out * inner, peers=peers, fp8=width == 1)
 
 
 def _fp8(s: Setting, rows: int, kind: str) -> Case:
@@ -70,29 +74,33 @@ def _fp8(s: Setting, rows: int, kind: str) -> Case:
     if not by_row:
         scales = scales.view(-1, COLUMNS, scales.shape[1])[:, :1].expand(
             -1, COLUMNS, -1).reshape(out, -1).contiguous()
-    linear = s.ops.linear(pack(q, scales))
+    packed = pack(q, scales)
+    linear, reference = s.ops.linear(packed), TorchOps().linear(packed)
     peers = {"cuBLAS in bf16": ready(lambda: F.linear(x, weight))}
     if not s.toy:
         peers["torch._scaled_mm, x quantised before"] = partial(_scaled_mm, s, n, q, inner)
     else:
         peers["torch._scaled_mm, x quantised before"] = ready(lambda: F.linear(x, weight))
-    return _product(lambda: linear(x), rows, n, out, inner, 1, peers)
+    truth = Truth("product", "fp8", lambda: reference(x))
+    return _product(lambda: linear(x), truth, rows, n, out, inner, 1, peers)
 
 
 def _codes(s: Setting, rows: int, form: RowFormat) -> Case:
     """Beside the same product in bf16, whose weight has two bytes a number."""
     n, out, inner = _sizes(s, rows)
     weight, x = s.randn(out, inner), s.randn(n, inner)
-    linear = s.ops.linear(pack_rows(quantise_grouped(weight, form)))
+    coded = quantise_grouped(weight, form)
+    linear = s.ops.linear(pack_rows(coded))
     group = form.group or inner
     width = form.bits / 8 + (2 if form.group else 4) * (1 + form.mins) / group
     if not form.group and rows > BY_BYTES:
         width = 1  # integers have the rate of FP8
-    return _product(lambda: linear(x), rows, n, out, inner, width,
+    truth = Truth("product", f"int{form.bits}", lambda: grouped_mm(x, coded))
+    return _product(lambda: linear(x), truth, rows, n, out, inner, width,
                     {"cuBLAS in bf16": ready(lambda: F.linear(x, weight))})
 
 
-def _scaled_mm(s: Setting, n: int, q: torch.Tensor, inner: int) -> Run:
+def _scaled_mm(s: Setting, n: int, q: Tensor, inner: int) -> Run:
     """Scales by row on both sides."""
     x = s.randn(n, inner, dtype=torch.float8_e4m3fn)
     ones_x = torch.ones(n, 1, device=s.device)
@@ -120,6 +128,7 @@ def _mixture(s: Setting, full: int) -> Case:
     wanted = len(experts.unique())
     flops = rows * chosen * 6 * width * inner
     return Case(lambda: ours(x, weights, experts),
+                Truth("experts", "bf16", lambda: each(x, weights, experts)),
                 wanted * 6 * width * inner if full < 4096 else 0.0, flops,
                 waiting={"one by one": ready(lambda: each(x, weights, experts))})
 
@@ -137,16 +146,21 @@ def _norm(s: Setting, adds: bool) -> Case:
     x, residual, weight = s.randn(rows, width), s.randn(rows, width), s.randn(width)
     moved = rows * width * 2
     if adds:
-        return Case(lambda: s.ops.rms_norm_add(x, weight, 1e-6, residual), 3 * moved, peers={
+        truth = Truth("elementwise", "bf16", lambda: TorchOps().rms_norm_add(
+            x.float(), weight.float(), 1e-6, residual.float()))
+        return Case(lambda: s.ops.rms_norm_add(x, weight, 1e-6, residual), truth, 3 * moved, peers={
             "torch": ready(lambda: residual + F.rms_norm(x, (width,), weight, 1e-6))})
-    return Case(lambda: s.ops.rms_norm(x, weight, 1e-6), 2 * moved,
+    truth = Truth("elementwise", "bf16",
+                  lambda: TorchOps().rms_norm(x.float(), weight.float(), 1e-6))
+    return Case(lambda: s.ops.rms_norm(x, weight, 1e-6), truth, 2 * moved,
                 peers={"torch": ready(lambda: F.rms_norm(x, (width,), weight, 1e-6))})
 
 
 def _gate(s: Setting) -> Case:
     rows, width = s.size(8192, 4), s.size(14336, 64)
     x = s.randn(rows, 2 * width)
-    return Case(lambda: s.ops.silu_mul(x), 6 * rows * width,
+    truth = Truth("elementwise", "bf16", lambda: TorchOps().silu_mul(x.float()))
+    return Case(lambda: s.ops.silu_mul(x), truth, 6 * rows * width,
                 peers={"torch": ready(lambda: F.silu(x[:, :width]) * x[:, width:])})
 
 
@@ -156,5 +170,11 @@ def _rotation(s: Setting) -> Case:
     inv = 1e4 ** (-s.arange(dim // 2).float() * 2 / dim)
     index = s.arange(rows, torch.int64) + 16
     rope = rope_rows(rope_table(inv, 1.0, rows, BF16), s.arange(rows, torch.int64))
-    return Case(lambda: s.ops.rotate_write(qkv, heads, None, 1e-6, rope, pages, index),
+
+    def run(ops: Ops, qkv: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+        ops.rotate_write(qkv, heads, None, 1e-6, rope, pages, index)
+        return qkv[:, :heads], pages
+
+    truth = Truth("elementwise", "bf16", lambda: run(TorchOps(), qkv.clone(), pages.clone()))
+    return Case(lambda: run(s.ops, qkv, pages), truth,
                 rows * dim * 2 * (2 * (heads + 2 * kv)))

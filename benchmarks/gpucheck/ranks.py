@@ -10,7 +10,7 @@ from actorium.kernels.reference.all_reduce import sum_parts_norm
 from actorium.kernels.triton.all_reduce import PeerRows, memory_bytes, room_of, sum_rows_norm
 
 from . import shapes
-from .case import BF16, Case, Named, Setting, ready
+from .case import BF16, Case, Named, Setting, Truth, ready
 
 RANKS = 2
 
@@ -35,8 +35,14 @@ def _sum(s: Setting, rows: int) -> Case:
     def run() -> object:
         sum_rows_norm(y, other, residual, weight, 1e-6, takes=False)
         mine = sum_rows_norm(x, one, residual, weight, 1e-6)
-        return mine, sum_rows_norm(y, other, residual, weight, 1e-6, gives=False), memory
+        assert len(memory) == RANKS  # what addresses name is not given back
+        return mine, sum_rows_norm(y, other, residual, weight, 1e-6, gives=False)
+
+    def sums() -> object:
+        own = [part.float() for part in (x, y, residual, weight)]
+        return [sum_parts_norm((own[0], own[1]), own[2], own[3], 1e-6)] * RANKS
 
     # Of each rank: its part read and given, both parts and the residual read, two rows written.
-    return Case(run, RANKS * 7 * rows * width * BF16.itemsize, peers={
+    moved = RANKS * 7 * rows * width * BF16.itemsize
+    return Case(run, Truth("sum of ranks", "bf16", sums), moved, peers={
         "torch, one rank": ready(lambda: sum_parts_norm((x, y), residual, weight, 1e-6))})

@@ -15,7 +15,10 @@ from pathlib import Path
 from time import time
 from typing import Any
 
+RIGHT, SLOW, WRONG = "right", "slow", "wrong"
+"""What a row says of its kernel."""
 FAILED, LEFT_OUT = "failed", "left out"
+"""Why a row is not there, beside that it is wrong."""
 BROKEN = ("illegal memory access", "device-side assert", "misaligned address", "launch failure",
           "illegal instruction", "operation not permitted when stream is capturing",
           "operation failed due to a previous error during capture")

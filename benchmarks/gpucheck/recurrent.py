@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
+from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actorium.kernels.ops import Ops
 from actorium.kernels.ragged import ExtendRun as RaggedRun
 from actorium.kernels.ragged import plan_ragged
 from actorium.kernels.reference.delta_rule import Heads
@@ -18,7 +20,7 @@ from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.reference.torch_ops import TorchOps
 
 from . import shapes
-from .case import BF16, Case, Named, Run, Setting, ready
+from .case import BF16, Case, Named, Run, Setting, Truth, ready
 
 FP32 = torch.float32
 
@@ -54,7 +56,11 @@ def _step(s: Setting, heads: Heads, batch: int) -> Case:
     layer, width = _layer(s, heads), heads.channels + 2 * heads.values
     states, kept = _states(s, heads, batch + 1), s.randn(batch + 1, 3, heads.channels)
     rows, p = s.arange(batch, torch.int64) + 1, s.randn(batch, width)
-    return Case(lambda: s.ops.delta_step(p, states, kept, rows, layer),
+
+    def run(ops: Ops, states: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        return ops.delta_step(p, states, kept, rows, layer), states, kept
+
+    return Case(lambda: run(s.ops, states, kept), _changing("fp32", run, states, kept),
                 2 * states[1:].numel() * 4, peers=_fla(s, heads, batch, 1))
 
 
@@ -64,15 +70,30 @@ def _window(s: Setting, heads: Heads, batch: int) -> Case:
     rows, pending = s.arange(batch, torch.int64) + 1, s.randn(batch + 1, 2, width)
     window = s.randn(3 * batch, width)
     accepted = torch.ones(batch, dtype=torch.int64, device=s.device)
-    return Case(lambda: s.ops.delta_window(window, states, kept, pending, rows, accepted, layer),
-                2 * states[1:].numel() * 4)
+
+    def run(ops: Ops, states: Tensor, kept: Tensor, pending: Tensor) -> tuple[Tensor, ...]:
+        out = ops.delta_window(window, states, kept, pending, rows, accepted, layer)
+        return out, states, kept, pending
+
+    return Case(lambda: run(s.ops, states, kept, pending),
+                _changing("fp32", run, states, kept, pending), 2 * states[1:].numel() * 4)
+
+
+def _changing(dtype: str, run: Callable[..., Any], *tables: Tensor) -> Truth:
+    """Of what changes these tables."""
+    return Truth("recurrent", dtype, lambda: run(TorchOps(), *(own.clone() for own in tables)))
 
 
 def _conv(s: Setting, heads: Heads, tokens: int) -> Case:
     plan = plan_ragged([RaggedRun(1, tokens)], 4, s.device)
     x, layer = s.randn(tokens, heads.channels), _layer(s, heads)
     kept, peer = s.randn(2, 3, heads.channels) * 0, TorchOps()
-    return Case(lambda: s.ops.conv_extend(x, kept, layer.conv, plan),
+
+    def run(ops: Ops, kept: Tensor) -> tuple[Tensor, Tensor]:
+        return ops.conv_extend(x, kept, layer.conv, plan), kept
+
+    return Case(lambda: run(s.ops, kept),
+                _changing("fp32", run, kept)._replace(kernel="convolution"),
                 tokens * heads.channels * (2 + 4),
                 peers={"torch": ready(lambda: peer.conv_extend(x, kept, layer.conv, plan))})
 
@@ -85,7 +106,12 @@ def _extend(s: Setting, heads: Heads, tokens: int, dtype: torch.dtype) -> Case:
     states = (_states(s, heads, 2) * 0).to(dtype)
     flops = tokens * heads.values * 2 * (64 * 2 * heads.key_dim + 64 * 2 * heads.value_dim
                                          + 3 * heads.key_dim * heads.value_dim)
-    return Case(partial(s.ops.delta_extend, p, states, kept, plan, layer), flops=flops,
+
+    def run(ops: Ops, states: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+        return ops.delta_extend(p, states, kept, plan, layer), states, kept
+
+    return Case(lambda: run(s.ops, states, kept),
+                _changing("fp32" if dtype is FP32 else "bf16", run, states, kept), flops=flops,
                 peers=_fla(s, heads, 1, tokens))
 
 
@@ -122,6 +148,11 @@ def _mamba(s: Setting, batch: int) -> Case:
     states = s.randn(batch + 1, sizes.heads, sizes.head_dim, sizes.state_dim, dtype=FP32)
     rows, dt = s.arange(batch, torch.int64) + 1, s.randn(batch, sizes.heads, dtype=FP32).abs()
     inputs = split_inputs(s.randn(batch, sizes.channels, dtype=FP32), dt, sizes)
-    given = inputs, states, rows, -torch.ones_like(dt[0]), torch.ones_like(dt[0])
-    return Case(partial(s.ops.ssd_step, *given), 2 * states[1:].numel() * 4,
-                peers={"torch": ready(partial(TorchOps().ssd_step, *given))})
+    decay, skip = -torch.ones_like(dt[0]), torch.ones_like(dt[0])
+
+    def run(ops: Ops, states: Tensor) -> tuple[Tensor, ...]:
+        return ops.ssd_step(inputs, states, rows, decay, skip), states
+
+    return Case(lambda: run(s.ops, states), _changing("fp32", run, states),
+                2 * states[1:].numel() * 4,
+                peers={"torch": ready(lambda: run(TorchOps(), states))})

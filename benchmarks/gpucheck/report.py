@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from . import aims
+from .record import FAILED, LEFT_OUT, WRONG
 
 Row = Mapping[str, Any]
 Column = tuple[str, str, str]
@@ -17,11 +18,13 @@ SPEED: Sequence[Column] = (
     ("idle_ratio", "idle", "{:.2%}"), ("cause", "mostly", "{}"), ("ratio", "x", "{:.2f}"),
     ("step_ratio", "x step time", "{:.2f}"), ("ours_x", "ours, times as fast", "{:.2f}"))
 KERNELS: Sequence[Column] = (
+    ("verdict", "is", "{}"), ("error", "error", "{:.2g}"), ("tolerance", "allowed", "{:.2g}"),
     ("us", "us", "{:.1f}"), ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:.1f}"),
     ("share", "of ceiling", "{:.0%}"), ("timed", "timed by", "{}"), ("peer", "best peer", "{}"),
     ("peer_us", "its us, timed alike", "{:.1f}"), ("ratio", "x", "{:.2f}"),
     ("launched_us", "us by host launches", "{:.1f}"), ("waiting_peer", "peer that waits", "{}"),
-    ("waiting_peer_us", "its us, timed alike", "{:.1f}"), ("waiting_ratio", "x", "{:.2f}"))
+    ("waiting_peer_us", "its us, timed alike", "{:.1f}"), ("waiting_ratio", "x", "{:.2f}"),
+    ("why", "slow since", "{}"))
 PROFILE: Sequence[Column] = (
     ("step_us", "step us", "{:,.0f}"), ("wall_us", "us under the profiler", "{:,.0f}"),
     ("kernels_us", "sum of kernels, us", "{:,.0f}"), ("covered_us", "any runs, us", "{:,.0f}"),
@@ -74,7 +77,7 @@ def page(found: Mapping[str, Any]) -> str:
     lines += aims.table(groups)
     for name, own in groups.items():
         lines += _group(name, own)
-    for kind, heading in (("failed", "Failed"), ("left out", "Left out")):
+    for kind, heading in ((WRONG, "Wrong"), (FAILED, "Failed"), (LEFT_OUT, "Left out")):
         skipped = [f"- {name}: {each['name']}: {each['why']}" for name, own in groups.items()
                    for each in own["skipped"] if each["kind"] == kind]
         lines += ["", f"## {heading}", "", *skipped] if skipped else []

@@ -11,9 +11,10 @@ from torch import Tensor
 from actorium.kernels import record as columns
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.record import SamplingTables
+from actorium.kernels.reference.torch_ops import TorchSampling
 
 from . import shapes
-from .case import Case, Named, Run, Setting
+from .case import Case, Named, Run, Setting, Truth
 
 ROWS, VOCAB = 256, 151_936
 FLAT = 0.02
@@ -44,7 +45,9 @@ def _draw(s: Setting, top_k: int, top_p: float, flat: bool) -> Case:
     peers = {"torch": partial(_torchs, logits, top_k, top_p)}
     if find_spec("flashinfer") and not s.toy and 0 < top_p < 1:
         peers["flashinfer"] = partial(_flashinfers, logits, top_k, top_p)
-    return Case(chosen, rows * vocab * 4, peers=peers)
+    truth = Truth("draw" if top_p else "likeliest", "i64", partial(
+        TorchSampling().choose, logits, *chosen.args[1:]))
+    return Case(chosen, truth, rows * vocab * 4, peers=peers)
 
 
 def _torchs(logits: Tensor, top_k: int, top_p: float) -> Run:

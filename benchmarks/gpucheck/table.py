@@ -1,5 +1,5 @@
-"""Kernel by kernel: achieved bandwidth or arithmetic beside the ceilings of the same run, and the
-public kernels that can be had here, each timed as ours is."""
+"""Kernel by kernel: whether its result is right, then achieved bandwidth or arithmetic beside the
+ceilings of the same run, and the public kernels that can be had here, each timed as ours is."""
 
 from __future__ import annotations
 
@@ -12,10 +12,16 @@ import torch
 from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
 from actorium.kernels.backends import select_ops
 
+from . import aims
 from .case import BF16, Case, Named, Run, Setting
 from .ceilings import Ceilings, of_this_run
 from .child import Bench
+from .record import RIGHT, SLOW, WRONG
 from .timer import EVENTS, GRAPH, Timer
+from .truth import compared
+
+NOISE = 0.95
+"""Of our time: a peer that takes less is faster."""
 
 
 def run(bench: Bench, cases: str) -> None:
@@ -39,9 +45,16 @@ def measure(bench: Bench, timer: Timer, name: str, make: Callable[[], Case], lim
         if not go:
             return
         case = make()
+        found = compared(case, bench.toy, bench.spoils(name))
+        bench.record.add(name, verdict=RIGHT if found.right else WRONG, error=found.error,
+                         tolerance=found.tolerance)
+        if not found.right:
+            bench.record.skip(name, f"an error of {found.error:.3g}, {found.tolerance:.3g} is "
+                              "allowed", WRONG)
+            return
         us = timer.us(case.run)
         bench.record.add(name, us=us, timed=GRAPH, **achieved(case, us, limits))
-    if not any(row["name"] == name for row in bench.record.group()["rows"]):
+    if "us" not in _row(bench, name):
         return
     peers: dict[str, float] = {}
     for peer, make_peer in case.peers.items():
@@ -51,6 +64,20 @@ def measure(bench: Bench, timer: Timer, name: str, make: Callable[[], Case], lim
             bench.record.add(name, peers=peers, peer=best, peer_us=peers[best],
                              ratio=peers[best] / us)
     _waiting(bench, timer, name, case.run, case.waiting)
+    if why := too_slow(bench.group.name, _row(bench, name)):
+        bench.record.add(name, verdict=SLOW, why=why)
+
+
+def _row(bench: Bench, name: str) -> Mapping[str, Any]:
+    return next((row for row in bench.record.group()["rows"] if row["name"] == name), {})
+
+
+def too_slow(group: str, row: Mapping[str, Any]) -> str:
+    """Why a row is: an aim that it misses, or a peer that is faster by more than what differs from
+    run to run. Empty: it is not."""
+    if row.get("ratio", 1.0) < NOISE:
+        return f"{row['peer']} takes {row['ratio']:.0%} of its time"
+    return "; ".join(aims.missed(group, row))
 
 
 def _waiting(bench: Bench, timer: Timer, name: str, ours: Run,

@@ -25,9 +25,9 @@ ROOT = BENCHMARKS.parent
 plan, record, battery = (benchmark(f"gpucheck.{name}") for name in ("plan", "record", "battery"))
 cache, suites, aims, child = (
     benchmark(f"gpucheck.{name}") for name in ("cache", "suites", "aims", "child"))
-profiled, machine, models, ring, shapes, table = (
+profiled, machine, models, ring, shapes, table, cases = (
     benchmark(f"gpucheck.{name}")
-    for name in ("profiled", "machine", "models", "ring", "shapes", "table"))
+    for name in ("profiled", "machine", "models", "ring", "shapes", "table", "case"))
 
 
 def walked(out: Path, part: str, *flags: str) -> dict[str, Any]:
@@ -126,6 +126,9 @@ def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
         assert groups["paged decode"]["facts"]["kernels"] == "triton"
         for row in groups["products"]["rows"]:
             assert row["us"] > 0 and row["timed"] == "graph" and row["peer_us"] > 0
+        tables = {group.name for group in plan.kernels() if group.module == "table"}
+        assert all(row["verdict"] in ("right", "slow") and row["error"] <= row["tolerance"]
+                   for name in tables for row in groups[name]["rows"])
         for row in groups["experts"]["rows"]:
             assert "peer_us" not in row and row["waiting_timed"].startswith("events")
         drafted = [row for row in groups["speculation"]["rows"] if row["drafts"]]
@@ -198,7 +201,7 @@ def test_rows_that_do_not_fit_are_named(tmp_path: Path) -> None:
          "--group", "mamba-2 step", "--out", str(tmp_path)], capture_output=True, text=True)
     found = json.loads((tmp_path / "gpu-kernels.json").read_text())
     assert done.returncode == 0, "what does not fit is no failure"
-    assert set(skipped(found).values()) == {"it needs 6 GiB, 5 are free"}
+    assert set(skipped(found).values()) == {"it needs 12 GiB, 5 are free"}
     assert len(skipped(found)) == 3 and "## Left out" in done.stdout
 
 
@@ -395,17 +398,19 @@ def test_make_passes_its_arguments_on() -> None:
 def test_peers_that_wait_are_compared_with_what_is_launched_alike(monkeypatch: Any) -> None:
     """A case of 10 us in a graph and of 40 by the host, a peer of 20 that can be captured, one of
     80 that cannot."""
-    one, two, three = (partial(int, n) for n in range(3))
+    one, two, three = (partial(torch.full, (1,), n) for n in range(3))
     spent = {one: (10.0, 40.0), two: (20.0, 0.0), three: (0.0, 80.0)}
     timer = SimpleNamespace(us=lambda run: spent[run][0], launched_us=lambda run: spent[run][1])
-    added: dict[str, Any] = {}
+    added: dict[str, Any] = {"name": "case"}
     rows = SimpleNamespace(add=lambda name, **row: added.update(row),
-                           group=lambda: {"rows": [{"name": "case"}]})
-    bench = SimpleNamespace(record=rows, row=lambda name: nullcontext(True),
+                           group=lambda: {"rows": [added]})
+    bench = SimpleNamespace(record=rows, row=lambda name: nullcontext(True), toy=True,
+                            group=SimpleNamespace(name="experts"), spoils=lambda name: False,
                             trying=lambda name: nullcontext())
-    case = table.Case(one, bytes=1e6, peers={"captured": lambda: two},
-                      waiting={"waits": lambda: three})
+    case = table.Case(one, cases.Truth("draw", "i64", one), bytes=1e6,
+                      peers={"captured": lambda: two}, waiting={"waits": lambda: three})
     table.measure(bench, timer, "case", lambda: case, SimpleNamespace(copy_gbs=200.0))
+    assert added["verdict"] == "right"
     assert (added["us"], added["timed"], added["share"]) == (10.0, "graph", 0.5)
     assert (added["peer"], added["peer_us"], added["ratio"]) == ("captured", 20.0, 2.0)
     assert (added["waiting_peer"], added["waiting_ratio"]) == ("waits", 2.0)
