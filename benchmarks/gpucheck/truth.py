@@ -27,7 +27,7 @@ TOLERANCES: Mapping[tuple[str, str], float] = {
     ("draw", "i64"): 0.02, ("likeliest", "i64"): 0.0}
 """By kernel and dtype: the most that `error` may be."""
 CUT_OFF = {"fp8": 0.1}
-"""By dtype, in Triton's interpreter, which cuts digits off where a device rounds."""
+"""By dtype, in Triton's interpreter, which loses what rounds up to a power of two."""
 
 
 class Compared(NamedTuple):

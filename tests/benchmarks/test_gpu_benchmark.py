@@ -61,7 +61,7 @@ def contact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     return walked(out, "contact"), out
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) -> None:
     found, _ = contact
     assert skipped(found) == {}
@@ -73,7 +73,7 @@ def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) 
             assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is no more"
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_figures_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> None:
     groups = contact[0]["groups"]
     for row in groups["decode"]["rows"]:
@@ -95,7 +95,7 @@ def test_figures_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> Non
                    for row in groups[name]["rows"])
 
 
-@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]) -> None:
     found, out = contact
     names = sorted(path.name for path in out.iterdir())
@@ -114,8 +114,9 @@ def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]
     assert {"date", "torch", "triton", "python", "cache"} <= set(found["facts"])
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("part", ["kernels", "tests"])
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("part", [
+    "kernels", pytest.param("tests", marks=pytest.mark.slow)])  # these are collected elsewhere
 def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
     found = walked(tmp_path, part)
     assert skipped(found) == {} and found["code"] == 0

@@ -15,12 +15,17 @@ from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.step.step_images import StepImages
 from actorium.gpu.step.tables import SlotTables
-from actorium.kernels.backends import select_sampling
+from actorium.kernels.backends import select_sampling, triton_fault
 from actorium.kernels.record import LIMIT, ROPE_DELTA
 from actorium.kernels.reference.torch_ops import TorchSampling
 from actorium.kernels.sampling_ops import SamplingOps
 
 pytest.importorskip("triton")
+DEVICES = [
+    pytest.param("cpu", marks=pytest.mark.skipif(
+        bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")),
+    pytest.param("cuda", marks=[pytest.mark.gpu, pytest.mark.skipif(
+        not torch.cuda.is_available(), reason="no CUDA device")])]
 COMPILED = """
 import torch
 from actorium.kernels.record import WindowSizes, DecodeState, WindowRows
@@ -44,11 +49,11 @@ class TakesImages(StepImages):
     open = admit = prepare = place = None  # type: ignore[assignment]
 
 
-def tables(ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
+def tables(device: torch.device, ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
            size: int, images: bool) -> SlotTables:
     """Of 11 slots, some of whose sequences have ended, or are at their limit or the model's, or
     have images."""
-    t = SlotTables(DeviceArrays(CPU), 11, pages, size, 100, pages * size - 3, groups, most, ops)
+    t = SlotTables(DeviceArrays(device), 11, pages, size, 100, pages * size - 3, groups, most, ops)
     rng = np.random.default_rng(seed)
     length = rng.integers(1, t.max_len + 1, 11).astype(np.int32)
     length[3:5] = t.max_len
@@ -64,27 +69,29 @@ def tables(ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
     return t
 
 
-def filled(ops: SamplingOps, seed: int, groups: int, q_len: int, pages: int, size: int,
-           keep: bool = False, images: bool = False) -> InputBatch:
+def filled(device: torch.device, ops: SamplingOps, seed: int, groups: int, q_len: int, pages: int,
+           size: int, keep: bool = False, images: bool = False) -> InputBatch:
     most = max(q_len - 1, seed % 2 * 3)
-    t = tables(ops, seed, groups, most, pages, size, images)
+    t = tables(device, ops, seed, groups, most, pages, size, images)
     slots = np.random.default_rng(seed).permutation(11)[:7].astype(np.int32)
     step = decode_batch(t, slots, q_len, t.max_len - seed % 2)
-    kept = tuple(torch.full((7 * q_len,), -7, dtype=torch.int32) for _ in range(2))
-    fill_decodes(t, step, torch.from_numpy(slots), kept if keep else ())
+    kept = tuple(torch.full((7 * q_len,), -7, dtype=torch.int32, device=device) for _ in range(2))
+    fill_decodes(t, step, torch.from_numpy(slots).to(device), kept if keep else ())
     if keep:
         assert step.positions is kept[0] and step.row_slots_d is kept[1]
     return step
 
 
+@pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("keep", [False, True])
 @pytest.mark.parametrize(("groups", "q_len", "pages", "size"), [
     (1, 1, 5, 16), (2, 1, 3, 8), (1, 2, 4, 16), (2, 3, 6, 4), (3, 4, 600, 1)])
-def test_rows_are_those_of_torch(groups: int, q_len: int, pages: int, size: int,
+def test_rows_are_those_of_torch(device: str, groups: int, q_len: int, pages: int, size: int,
                                  keep: bool) -> None:
     for seed in range(3):
-        want, got = (filled(ops, seed, groups, q_len, pages, size, keep, seed == 2)
-                     for ops in (TorchSampling(), select_sampling(CPU, "triton")))
+        want, got = (
+            filled(torch.device(device), ops, seed, groups, q_len, pages, size, keep, seed == 2)
+            for ops in (TorchSampling(), select_sampling(torch.device(device), "triton")))
         for name in ("positions", "row_slots_d", "slots_d"):
             assert getattr(got, name).equal(getattr(want, name)), name
         assert len(got.batches) == len(want.batches) == groups
