@@ -18,6 +18,7 @@ from unittest.mock import patch
 import numpy as np
 import torch
 from helpers_kinds import write_kind
+from helpers_untouched import Untouched
 from helpers_windows import Driver
 from helpers_worker import CPU, Output, Ring, make_runner
 from torch import Tensor
@@ -103,11 +104,14 @@ class Recorded:
     def replay(self) -> None:
         """All of it again."""
         self.owner.replayed(self)
+        untouched = [each.before() for each in self.owner.watching]
         for each in self.operations:
             made = _tensors(each.call(*each.args, **each.options))
             for i, was in each.fresh:
                 assert made[i].shape == was.shape, f"{each.call}: a shape that depends on data"
                 was.copy_(made[i])
+        for check in untouched:
+            check()
 
 
 class RecordingCapturer:
@@ -115,6 +119,7 @@ class RecordingCapturer:
 
     def __init__(self) -> None:
         self.recorded: list[Recorded] = []
+        self.watching: list[Untouched] = []
         self.replays = 0
 
     def capture(self, run: Callable[[], T]) -> tuple[Recorded, T]:
@@ -197,7 +202,14 @@ def with_graphs(runner: ModelRunner, sizes: list[int],
     graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(sizes, windows), runner.force)
     graphs.capture(lambda phase, detail: None)
     runner.graphs = graphs
+    watched(runner, graphs._capturer)
     return graphs
+
+
+def watched(runner: ModelRunner, capturer: Any) -> None:
+    """From here on no replay may touch what is nobody's."""
+    if not capturer.watching:
+        capturer.watching.append(Untouched(runner))
 
 
 @contextmanager
@@ -216,6 +228,7 @@ def with_segments(runner: ModelRunner, sizes: list[int]) -> PiecewiseGraphRunner
                                     sorted(sizes, reverse=True))
     segments.capture(lambda phase, detail: None)
     runner.segments = segments
+    watched(runner, capturer)
     return segments
 
 
@@ -271,13 +284,14 @@ def check_padding(model: Any, prompts: list[list[int]], new: int,
 
 
 def check_freed_pages(model: Any, prompts: list[list[int]],
-                      capture: Callable[[ModelRunner], T]) -> T:
+                      capture: Callable[[ModelRunner], Any]) -> Any:
     """Sequences that are aborted leave their slots as they are on the device. What is replayed
     then, with more rows than the step has, writes to none of their pages. Returns what `capture`
     gave."""
     runner = make_runner(model, 120, 8, slots=8, arrays=DeviceArrays(CPU))
     captured = capture(runner)
     driver = Driver(runner, 60)
+    captured._capturer.watching[0].more = lambda: driver.free
     first, *others = [driver.admit(prompt, Resolved(max_tokens=60, temperature=0.0))
                       for prompt in prompts]
     driver.step([(s, s.prompt) for s in (first, *others)], [])

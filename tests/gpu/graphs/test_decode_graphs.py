@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_graphs import (
+    Operation,
     RecordingCapturer,
     check_freed_pages,
     check_padding,
@@ -21,6 +22,7 @@ from helpers_graphs import (
     shapes,
     told,
     with_graphs,
+    with_segments,
 )
 from helpers_hybrid import MOE, write_hybrid
 from helpers_models import write_checkpoint
@@ -165,6 +167,33 @@ def test_padding_is_of_no_sequence_that_was_there_before(make: Callable[[str], A
     graphs = check_freed_pages(make("windows"), PROMPTS[:3],
                                lambda runner: with_graphs(runner, [4]))
     assert graphs.replays == 17
+
+
+@pytest.mark.parametrize("captured", ["graphs", "segments"])
+@pytest.mark.parametrize(("where", "said"), [
+    ("page", "a freed page of layer 1 was written: number 7"),
+    ("length", "a released slot's seq_len was written: number 3"),
+    ("pages", "a released slot's pages was written: number 3"),
+    ("drafts", "a released slot's drafts' accepted was written: number 3"),
+    ("state", "a released slot's state was written: number 2")])
+def test_a_planted_write_is_seen(make: Callable[[str], Any], captured: str, where: str, said: str
+                                 ) -> None:
+    """Of one number, by the last operation of what is replayed."""
+    runner = make_runner(make("hybrid"), 0, slots=8, arrays=DeviceArrays)
+    graphs = (with_graphs(runner, [4]) if captured == "graphs"
+              else with_segments(runner, [64]))
+    play(runner, "greedy", 2)
+    tables, pool = runner.tables, runner.pools[0]
+    page = (pool.layers[1] if len(pool.layers) > 1 else pool.layers[0])[7 * pool.page_size:]
+    assert runner.states is not None
+    target = {"page": page[0, 0], "length": tables.seq_len[3:4], "pages": tables.pages[0][3],
+              "drafts": tables.drafts.accepted[3:4],
+              "state": runner.states.layers[0].state[2]}[where]
+    graphs._capturer.recorded[0].operations.append(
+        Operation(torch.ops.aten.add_.Scalar, (target.view(-1)[:1], 1), {}, []))
+    with pytest.raises(AssertionError, match=said.replace(
+            "layer 1", f"layer {min(1, len(pool.layers) - 1)}")):
+        play(runner, "greedy", 2)
 
 
 def test_padding_has_no_state(make: Callable[[str], Any]) -> None:
