@@ -11,6 +11,7 @@ import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from queue import SimpleQueue
@@ -104,7 +105,9 @@ class DeviceReader:
         self.device, self.piece = device, piece
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
-        self._pool = ThreadPoolExecutor(threads, "read")
+        # A thread begins on device 0, and would make a context there.
+        self._pool = ThreadPoolExecutor(
+            threads, "read", partial(torch.cuda.set_device, device) if cuda else None)
         self._free: SimpleQueue[Tensor] = SimpleQueue()
         for _ in range(threads):
             self._free.put(torch.empty(piece, dtype=torch.uint8, pin_memory=cuda))

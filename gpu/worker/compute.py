@@ -31,6 +31,8 @@ from actorium.actors.messages import (
 from actorium.gpu.worker.compilations import Compilations
 
 if TYPE_CHECKING:
+    import torch
+
     from actorium.gpu.parallel.step_gate import StepGate
     from actorium.gpu.step.runner import ModelRunner
     from actorium.gpu.worker.disk_threads import DiskThreads
@@ -112,8 +114,9 @@ class ComputeThread:
 
         timer = make_timer(runner.arrays.device, self._trace())
         if timer.waits:
-            threading.Thread(target=self._run_guarded, args=(self._harvest_results,),
-                             name="harvest", daemon=True).start()
+            threading.Thread(target=self._run_guarded, args=(
+                lambda: self._harvest_results(runner.arrays.device),), name="harvest",
+                daemon=True).start()
         runner.wait = self._wait_for_masks
         while True:
             message = self._next_message(ahead)
@@ -234,7 +237,11 @@ class ComputeThread:
         self._report("ready", opened.ready.device)
         return opened.runner, opened.meter, ahead
 
-    def _harvest_results(self) -> None:
+    def _harvest_results(self, device: torch.device) -> None:
+        import torch
+
+        if device.type == "cuda":  # a thread begins on device 0, and would make a context there
+            torch.cuda.set_device(device)
         while True:
             self._finish(self._harvest.get())
 

@@ -1,0 +1,86 @@
+"""Each thread that asks a device for something has chosen it first: CUDA begins a thread on device
+0, and the first call there that waits would make a context on it, half a gigabyte for each rank."""
+
+from __future__ import annotations
+
+import threading
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from actorium.actors.config.tree import Config
+from actorium.actors.core import Context
+from actorium.actors.messages import StepPlan
+from actorium.gpu.weights import safetensors_reader
+from actorium.gpu.weights.safetensors_reader import DeviceReader
+from actorium.gpu.worker import timing
+from actorium.gpu.worker.compute import ComputeThread
+
+SECOND = torch.device("cuda", 1)
+
+
+class Devices(threading.local):
+    """As CUDA has it: one for each thread."""
+
+    current: Any = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
+    own = Devices()
+    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(own, "current", device))
+    return own
+
+
+def test_results_are_waited_for_on_the_ranks_device(
+        devices: Devices, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[tuple[str, Any]] = []
+
+    def result() -> Any:
+        asked.append((threading.current_thread().name, devices.current))
+        return SimpleNamespace()
+
+    timer = SimpleNamespace(waits=True, launch=lambda runner, plan: SimpleNamespace(
+        result=result, copies=False))
+    monkeypatch.setattr(timing, "make_timer", lambda *_: timer)
+    runner = SimpleNamespace(arrays=SimpleNamespace(device=SECOND), served={})
+    ahead = SimpleNamespace(some=lambda: False, note_pages=lambda plan: None)
+    compute = ComputeThread(Context(Config(), Path("/nowhere"), "worker", 1, 1))
+
+    def load() -> Any:
+        torch.cuda.set_device(SECOND)  # as `pick_device` does
+        return runner, None, ahead
+
+    monkeypatch.setattr(compute, "_load", load)
+    compute._ready = SimpleNamespace(rank=0)  # type: ignore[assignment]
+    compute._gate = SimpleNamespace(opens=lambda *_: True)  # type: ignore[assignment]
+    compute._adopted = True
+    compute.start(lambda: None)
+    compute.submit(StepPlan(0, 1))
+    until = time.monotonic() + 30
+    while not compute.results and compute.failure is None and time.monotonic() < until:
+        time.sleep(0.005)
+    assert compute.failure is None
+    assert asked == [("harvest", SECOND)]
+
+
+def test_weights_are_read_on_the_ranks_device(devices: Devices,
+                                              monkeypatch: pytest.MonkeyPatch) -> None:
+    empty = torch.empty
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    monkeypatch.setattr(safetensors_reader.torch, "empty",
+                        lambda *size, pin_memory=False, **more: empty(*size, **more))
+    met = threading.Barrier(3)  # each of the threads
+
+    def current() -> Any:
+        met.wait(30)
+        return devices.current
+
+    with DeviceReader(SECOND, 3, 1024) as reader:
+        found = [reader._pool.submit(current) for _ in range(3)]
+        assert [each.result() for each in found] == [SECOND] * 3
+    assert devices.current == torch.device("cuda", 0), "that of no other thread"
