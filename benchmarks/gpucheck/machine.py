@@ -54,6 +54,8 @@ class Cuda:
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", 0)
+        self._stream = torch.cuda.Stream(self.device)
+        """Of all captures: for each stream that there ever was cuBLAS keeps a workspace."""
         # Graphs and a profiler that leaves and comes back do not go together (torch.profiler).
         os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
@@ -87,7 +89,7 @@ class Cuda:
 
     def captured(self, run: Run) -> Run:
         """`run` as a graph: its replay. Raises `CaptureFailed`."""
-        stream = torch.cuda.Stream()
+        stream = self._stream
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
             for _ in range(self.rounds.warm):
@@ -95,7 +97,7 @@ class Cuda:
         torch.cuda.synchronize()
         graph = torch.cuda.CUDAGraph()
         try:
-            with torch.cuda.graph(graph):
+            with torch.cuda.graph(graph, stream=stream):
                 run()
         except RuntimeError as error:
             raise CaptureFailed(f"it cannot be captured: {error}") from error

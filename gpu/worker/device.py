@@ -125,14 +125,11 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     weights = taken(device) - before
     start = perf_counter()
     report("warming", "allocating")
-    runner, footprint, plan = _allocate(config, model, device)
+    runner, footprint, plan = _allocate(config, model, device, report)
     footprint.measured |= {"weights": weights, **held_bytes(runner)}
     footprint.formats = bytes_by_format(model.shape)
     seconds["allocate"] = perf_counter() - start
     start = perf_counter()
-    if config.device.optimization_level:
-        report("warming", "products")
-        model.ops.tune(device)
     report("warming", "first steps")
     meter = _warm_up(config, runner, footprint, report, group)
     seconds["warm up"] = perf_counter() - start
@@ -237,7 +234,16 @@ def _warm_up(config: Config, runner: ModelRunner, footprint: Footprint,
     return meter
 
 
-def _allocate(config: Config, model: Model, device: torch.device
+def _tune(runner: ModelRunner, model: Model, report: ReportPhase) -> None:
+    """Measures products that have several ways, as a step of one row asks for them. What that takes
+    for good must be there before the memory that is left is shared out."""
+    report("warming", "products")
+    if model.ops.name == "triton":
+        dummy_run(runner, 1)
+    model.ops.tune(runner.arrays.device)
+
+
+def _allocate(config: Config, model: Model, device: torch.device, report: ReportPhase
               ) -> tuple[ModelRunner, Footprint, MemoryPlan]:
     """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
     plan."""
@@ -254,6 +260,8 @@ def _allocate(config: Config, model: Model, device: torch.device
                          force=parse_acceptance(config.speculation.force_acceptance))
     runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
+    if config.device.optimization_level:
+        _tune(runner, model, report)
     workspace, step = 0, StepSize(0, 0)
     graphs, demand = wanted_graphs(config, runner), demand_of(config)
     if device.type == "cuda":
