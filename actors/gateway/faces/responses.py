@@ -111,7 +111,7 @@ class ResponsesTurn(HttpTurn):
         super().__init__(call, model, body)
         self._tools, offer = body.choice(), body.offer()
         self._name = name = call.answer_id
-        self._output = OutputBuilder(name, offer.namespaces)
+        self._output = OutputBuilder(name, offer.namespaces, body.summarises)
         self._custom_calls = CustomCallReader(offer.customs)
         self._thought = model.parsing.thought(body.template_args(), bool(self._tools.shown))
         parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)

@@ -84,6 +84,8 @@ class TextOptions(Struct, kw_only=True):
 class ReasoningOptions(Struct, kw_only=True):
     effort: str | None = None
     summary: str | None = None
+    generate_summary: str | None = None
+    """OpenAI's older name of the same."""
 
 
 class InputBody(SamplingFields, kw_only=True):
@@ -130,6 +132,12 @@ class InputBody(SamplingFields, kw_only=True):
     def parallel(self) -> bool:
         """True if several calls may be made at once."""
         return self.parallel_tool_calls is not False
+
+    @property
+    def summarises(self) -> bool:
+        """True if reasoning is answered as its summary."""
+        asked = self.reasoning and (self.reasoning.summary or self.reasoning.generate_summary)
+        return bool(asked) and asked != "none"
 
     def items(self) -> list[InputItem]:
         """Returns the items of its input."""

@@ -36,6 +36,14 @@ class ReasoningText(Struct, kw_only=True):
     text: str = ""
 
 
+class SummaryText(Struct, kw_only=True):
+    """Reasoning where the request asks for a summary of it, the only form that some clients read.
+    """
+
+    type: Literal["summary_text"] = "summary_text"
+    text: str = ""
+
+
 class OutputMessage(Struct, kw_only=True):
     """A message."""
 
@@ -52,7 +60,7 @@ class ReasoningItem(Struct, kw_only=True):
     id: str
     type: Literal["reasoning"] = "reasoning"
     status: ResponseStatus = "in_progress"
-    summary: list[Any] = []
+    summary: list[SummaryText] = []
     content: list[ReasoningText] = []
 
 
@@ -97,8 +105,9 @@ class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
     item_id: str | UnsetType = UNSET
     output_index: int | UnsetType = UNSET
     content_index: int | UnsetType = UNSET
+    summary_index: int | UnsetType = UNSET
     item: OutputItem | UnsetType = UNSET
-    part: OutputText | ReasoningText | UnsetType = UNSET
+    part: OutputText | ReasoningText | SummaryText | UnsetType = UNSET
     delta: str | UnsetType = UNSET
     text: str | UnsetType = UNSET
     name: str | UnsetType = UNSET
@@ -110,11 +119,12 @@ class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
 class OutputBuilder:
     """Builds the items. Every method returns the events of what it did."""
 
-    def __init__(self, name: str, namespaces: Mapping[str, tuple[str, str]]) -> None:
+    def __init__(self, name: str, namespaces: Mapping[str, tuple[str, str]],
+                 summarises: bool = False) -> None:
         """name: of the response; ids of the items are derived from it, so that a resend gets the
         same ones. namespaces: (namespace, name) of functions by the names that the model calls
-        them by."""
-        self._name, self._namespaces = name, namespaces
+        them by. summarises: reasoning comes as its own summary."""
+        self._name, self._namespaces, self._summarises = name, namespaces, summarises
         self.items: list[OutputItem] = []
         self._parts: list[str] = []
         """Parts of the open item's text."""
@@ -167,13 +177,13 @@ class OutputBuilder:
 
     def _begin(self, part: AnswerPart) -> list[ResponseEvent]:
         item: OutputItem
-        content: OutputText | ReasoningText | UnsetType = UNSET
+        content: OutputText | UnsetType = UNSET
         own = f"{self._name}_{len(self.items)}"
         if isinstance(part, TextPart):
             item, content = OutputMessage(id=f"msg_{own}"), OutputText()
             self._ends.append(self._ends[-1] if self._ends else 0)
         elif isinstance(part, ReasoningPart):
-            item, content = ReasoningItem(id=f"rs_{own}"), ReasoningText()
+            item = ReasoningItem(id=f"rs_{own}")
         else:
             name = "" if isinstance(part, ToolCallArguments) else part.name
             space, name = self._namespaces.get(name, (UNSET, name))
@@ -187,7 +197,19 @@ class OutputBuilder:
         self.items.append(item)
         if content is not UNSET:
             out.append(self._event("content_part.added", content_index=0, part=content))
+        elif isinstance(item, ReasoningItem):
+            out.append(self._reasoning_event("part.added", part=self._reasoning()))
         return out
+
+    def _reasoning(self, text: str = "") -> ReasoningText | SummaryText:
+        return SummaryText(text=text) if self._summarises else ReasoningText(text=text)
+
+    def _reasoning_event(self, kind: str, **more: Any) -> ResponseEvent:
+        """Returns an event of reasoning. kind: of its part or its text."""
+        if self._summarises:
+            return self._event(f"reasoning_summary_{kind}", summary_index=0, **more)
+        begin = "content" if kind.startswith("part") else "reasoning"
+        return self._event(f"{begin}_{kind}", content_index=0, **more)
 
     def _extend(self, part: AnswerPart) -> list[ResponseEvent]:
         if isinstance(part, ToolCallBegin):
@@ -198,7 +220,7 @@ class OutputBuilder:
         if isinstance(part, CustomToolCall):
             return [self._event("custom_tool_call_input.delta", delta=part.text)]
         if isinstance(part, ReasoningPart):
-            return [self._event("reasoning_text.delta", content_index=0, delta=part.text)]
+            return [self._reasoning_event("text.delta", delta=part.text)]
         told, self._ends[-1] = self._ends[-1], len(self._logprobs)
         return [self._event("output_text.delta", content_index=0, delta=part.text,
                             logprobs=self._logprobs[told:])]
@@ -218,9 +240,13 @@ class OutputBuilder:
             item.input = text
             out = [self._event("custom_tool_call_input.done", input=text)]
         elif isinstance(item, ReasoningItem):
-            item.content = [ReasoningText(text=text)]
-            out = [self._event("reasoning_text.done", content_index=0, text=text),
-                   self._event("content_part.done", content_index=0, part=item.content[0])]
+            whole = self._reasoning(text)
+            if isinstance(whole, SummaryText):
+                item.summary = [whole]
+            else:
+                item.content = [whole]
+            out = [self._reasoning_event("text.done", text=text),
+                   self._reasoning_event("part.done", part=whole)]
         else:
             self._ends[-1] = len(self._logprobs)
             content = OutputText(text=text, logprobs=self._stretch(len(self._ends) - 1))

@@ -70,6 +70,26 @@ def check_events(events: list[Any], last: Any) -> None:
         assert told == (item.arguments if item.type == "function_call" else item.content[0].text)
 
 
+@pytest.mark.parametrize("asked", [{"summary": "auto"}, {"effort": "high",
+                                                          "generate_summary": "concise"}])
+def test_reasoning_is_its_own_summary_where_one_is_asked_for(monkeypatch: pytest.MonkeyPatch,
+                                                             asked: Any) -> None:
+    text = "<think>\nIt may rain.\n</think>\n\nIt rains."
+    whole, last, events = asyncio.run(both(monkeypatch, text, 2, reasoning=asked))
+    assert plain(whole.output) == plain(last.output)
+    for response in (whole, last):
+        reasoning, message = response.output
+        assert [part.text for part in reasoning.summary] == ["It may rain."]
+        assert not reasoning.content and message.content[0].text == "It rains."
+    kinds = [event.type.removeprefix("response.reasoning_summary_") for event in events
+             if event.type.startswith("response.reasoning_summary_")]
+    assert kinds[0] == "part.added" and kinds[-2:] == ["text.done", "part.done"]
+    assert set(kinds[1:-2]) == {"text.delta"}
+    assert "".join(event.delta for event in events
+                   if event.type == "response.reasoning_summary_text.delta") == "It may rain."
+    assert not any(event.type.startswith("response.reasoning_text") for event in events)
+
+
 def test_the_openai_packages_parser_accepts_the_stream(monkeypatch: pytest.MonkeyPatch) -> None:
     text = f"<think>\nHm.\n</think>\n\nI ask. {CALL}"
     client = scripted_client(monkeypatch, Scripted([text], 3, HERMES))
