@@ -52,6 +52,21 @@ def memory_of(grammar: str) -> int:
     return COMPILED_BYTES + COMPILED_FACTOR * len(grammar)
 
 
+def _with_plain_marks(tokenizer: Path) -> str:
+    """Returns the tokenizer.json with added tokens that are text, such as `</think>` and
+    `<tool_call>` of many models, in its vocabulary: llguidance takes each one in angle brackets for
+    a special token, which no text of a grammar matches."""
+    given = json.loads(tokenizer.read_bytes())
+    vocabulary, added = given["model"].get("vocab"), given.get("added_tokens") or []
+    marks = [one for one in added if not one["special"] and one["content"].isascii()
+             and not any(letter.isspace() for letter in one["content"])]
+    if not isinstance(vocabulary, dict) or not marks:
+        return str(tokenizer)
+    vocabulary.update({one["content"]: one["id"] for one in marks})
+    given["added_tokens"] = [one for one in added if one not in marks]
+    return json.dumps(given)
+
+
 class GrammarVocabulary:
     """A tokenizer's vocabulary in the form that grammars need."""
 
@@ -61,7 +76,7 @@ class GrammarVocabulary:
         from llguidance import LLTokenizer
 
         self.size, self.words = size, -(-size // 32)
-        self._tokens = LLTokenizer(str(tokenizer), n_vocab=size, eos_token=list(eos))
+        self._tokens = LLTokenizer(_with_plain_marks(tokenizer), n_vocab=size, eos_token=list(eos))
         self._kept: dict[str, Any] = {}
         """Compiled grammars, or the error of each; least recently used first."""
         self.kept_bytes = 0
@@ -142,9 +157,11 @@ class GrammarVocabulary:
         return self._digits
 
     def first_of(self, text: bytes) -> U32:
-        """Returns u32[words] with the first token of a text alone."""
+        """Returns u32[words] with the first token of a text alone: of a mark that is a token, that.
+        """
         bits = np.zeros(self.words, np.uint32)
-        first = self._tokens.tokenize_bytes(text)[0]
+        whole = self._tokens.greedy_tokenize(text.decode())
+        first = (whole if len(whole) == 1 else self._tokens.tokenize_bytes(text))[0]
         bits[first // 32] = 1 << first % 32
         return bits
 

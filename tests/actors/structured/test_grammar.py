@@ -161,6 +161,30 @@ def test_an_engine_without_tokenizer_or_end_has_none() -> None:
             GrammarValidator(MODEL, facts).grammar(Structured(regex="a"))
 
 
+def test_marks_that_are_tokens_are_text(tmp_path: Path) -> None:
+    """As most models have `</think>` and `<tool_call>`; those that are special are no text."""
+    given = json.loads((MODEL / "tokenizer.json").read_text())
+    marks = {"</think>": False, "<tool_call>": False, "<|stop|>": True}
+    given["added_tokens"] += [
+        {"id": 1899 + at, "content": mark, "special": special, "single_word": False,
+         "lstrip": False, "rstrip": False, "normalized": False}
+        for at, (mark, special) in enumerate(marks.items())]
+    (tmp_path / "tokenizer.json").write_text(json.dumps(given))
+    words = GrammarVocabulary(tmp_path / "tokenizer.json", SIZE, [EOS])
+    tag = {"type": "structural_tag", "format": {"type": "sequence", "elements": [
+        {"type": "thought", "open": True}, {"type": "const_string", "value": "<tool_call>"}]}}
+    matcher = words.matcher(grammar_of(Structured(structural_tag=json.dumps(tag))))
+    assert {1899, 1900} <= set(allowed(matcher.masks([])[0])) and \
+        1901 not in allowed(matcher.masks([])[0])
+    assert matcher.accept([1899])
+    assert 1900 in allowed(matcher.masks([])[0])
+    assert matcher.accept([1900]) and allowed(matcher.masks([])[0]) == [EOS]
+    assert words.bytes_of(1899) == b"</think>"
+    tag["format"]["elements"][0]["max_tokens"] = 1
+    matcher = words.matcher(grammar_of(Structured(structural_tag=json.dumps(tag))))
+    assert matcher.accept([80]) and allowed(matcher.masks([])[0]) == [1899], "its end is forced"
+
+
 def test_compiled_grammars_are_kept_by_bytes_and_use(monkeypatch: pytest.MonkeyPatch) -> None:
     words = GrammarVocabulary(MODEL / "tokenizer.json", SIZE, [EOS])
     texts = [grammar_of(Structured(regex=f"[a-z]{{{n},{n + 5}}}")) for n in range(1, 30)]
