@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 from wire import Json, Server
@@ -13,13 +12,7 @@ pytestmark = pytest.mark.conformance
 BODIES = sorted(Path(__file__).with_name("bodies").glob("*.json"))
 
 
-def marked(file: Path) -> Any:
-    later = json.loads(file.read_text()).get("later")
-    marks = [pytest.mark.xfail(strict=False, reason=later)] if later else []
-    return pytest.param(file, id=file.stem, marks=marks)
-
-
-@pytest.mark.parametrize("file", [marked(one) for one in BODIES])
+@pytest.mark.parametrize("file", BODIES, ids=lambda file: file.stem)
 @pytest.mark.parametrize("streamed", [True, False])
 def test_an_agent_is_answered(server: Server, file: Path, streamed: bool) -> None:
     asked: Json = json.loads(file.read_text())

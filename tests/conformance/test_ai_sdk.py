@@ -10,7 +10,6 @@ import shutil
 import subprocess
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import pytest
 from thinking import CLOSE, LESS
@@ -31,30 +30,6 @@ NOT_THERE = {
     ("errors", "anthropic"),
     # It reads no thoughts there.
     *((name, "chat") for name in NAMES if name.startswith("a thought"))}
-LATER = {
-    "an object beside tools, called": "a format makes tools unreachable",
-    "an object beside a required call": "tool_choice is not taken together with a format",
-    "zod's annotations": "formats of strings that constrain nothing are refused",
-    "a thought": "thoughts are not told as a summary, the only place where the SDK reads them",
-    "a thought and": "a grammar is laid over the thought"}
-"""What does not hold yet, by how a try's name begins."""
-REFERENCES = ("a loop", "a streamed loop", "an agent", "two calls", "a conversation",
-              "a refused call")
-"""Tries whose second turn has references to kept items."""
-
-
-def tried(provider: str, name: str) -> Any:
-    """A case, marked as failing where it is known to."""
-    why = next((LATER[one] for one in reversed(LATER) if name.startswith(one)), None)
-    if provider == "responses" and name.startswith(REFERENCES):
-        why = "item_reference is not taken"
-    if (name == "zod's annotations" and provider == "unkept") or (
-            name == "a thought" and provider in ("compatible", "anthropic")):
-        why = None
-    marks = [] if why is None else [pytest.mark.xfail(strict=False, reason=why)]
-    return pytest.param(provider, name, marks=marks)
-
-
 TRIES = [(provider, name) for provider in PROVIDERS for name in NAMES
          if (name, provider) not in NOT_THERE]
 PLAIN = [one for one in TRIES if "thought" not in one[1]]
@@ -77,13 +52,13 @@ def found(server: Server, tries: tuple[tuple[str, str], ...],
     return told
 
 
-@pytest.mark.parametrize("provider,name", [tried(*one) for one in PLAIN])
+@pytest.mark.parametrize("provider,name", PLAIN)
 def test_the_ai_sdk(server: Server, provider: str, name: str) -> None:
     wrong = found(server, tuple(PLAIN), provider)[name]
     assert wrong is None, wrong
 
 
-@pytest.mark.parametrize("provider,name", [tried(*one) for one in THINKING])
+@pytest.mark.parametrize("provider,name", THINKING)
 def test_the_ai_sdk_with_thoughts(thinking_server: Server, provider: str, name: str) -> None:
     wrong = found(thinking_server, tuple(THINKING), provider)[name]
     assert wrong is None, wrong

@@ -117,7 +117,6 @@ def test_a_format(server: Server, kind: str, streamed: bool) -> None:
 
 @both
 @streamed
-@pytest.mark.xfail(strict=False, reason="a format makes tools unreachable")
 def test_a_format_beside_tools(server: Server, kind: str, streamed: bool) -> None:
     """The format is sent with every request: a call first, then the object."""
     script = turns(calling(100), calling(-100))
@@ -141,7 +140,6 @@ def test_a_format_beside_tools_at_once(server: Server, kind: str, streamed: bool
 
 @both
 @streamed
-@pytest.mark.xfail(strict=False, reason="tool_choice is not taken together with a format")
 def test_a_required_call_beside_a_format(server: Server, kind: str, streamed: bool) -> None:
     """After a call the choice is free again."""
     with model(server, kind, turns({}, calling(-100))) as (it, wire):
@@ -211,7 +209,6 @@ def test_a_response_that_is_kept(server: Server, streamed: bool) -> None:
 
 @both
 @streamed
-@pytest.mark.xfail(strict=False, reason="a grammar is laid over the thought")
 def test_thoughts_and_calls(thinking_server: Server, kind: str, streamed: bool) -> None:
     script = turns(says(calls("weather", {"city": "Riga"})), says("It is cold."))
     with model(thinking_server, kind, script) as (it, wire):
@@ -224,7 +221,6 @@ def test_thoughts_and_calls(thinking_server: Server, kind: str, streamed: bool) 
 
 @both
 @streamed
-@pytest.mark.xfail(strict=False, reason="a grammar is laid over the thought")
 def test_thoughts_and_a_format(thinking_server: Server, kind: str, streamed: bool) -> None:
     with model(thinking_server, kind, turns(ENDS)) as (it, _):
         agent = agents.Agent("thinker", model=it, output_type=Forecast, model_settings=settings())

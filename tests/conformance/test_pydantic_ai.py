@@ -117,7 +117,6 @@ def test_an_output_by_schema(server: Server, kind: str, streamed: bool) -> None:
 
 @pytest.mark.parametrize("kind", ["chat", "responses"])
 @streamed
-@pytest.mark.xfail(strict=False, reason="a format makes tools unreachable")
 def test_an_output_by_schema_beside_tools(server: Server, kind: str, streamed: bool) -> None:
     script = turns({"logit_bias": {str(LESS): 100}}, {"logit_bias": {str(LESS): -100}})
     with agent(server, kind, script, tools=[weather],

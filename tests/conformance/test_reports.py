@@ -206,7 +206,7 @@ def text_alone(said: Said) -> None:
 
 class Report(NamedTuple):
     """where: repository, number: of an issue, or of the change that mended it; wrong: what the
-    engine did there; later: what does not hold here yet."""
+    engine did there."""
 
     where: str
     number: int
@@ -214,25 +214,20 @@ class Report(NamedTuple):
     path: str
     body: Json
     holds: Callable[[Said], None]
-    later: str = ""
 
 
-OVER = "a grammar is laid over the thought"
-APART = "a format makes tools unreachable"
-BROKEN = "arguments of earlier calls that are cut off are refused"
 REPORTS = [
     # A grammar and a thought.
     Report(VLLM, 12955, "The grammar held from the first token: the object came as the thought.",
-           CHAT, asks(FORMAT, ENDS), thought_then_mood, OVER),
+           CHAT, asks(FORMAT, ENDS), thought_then_mood),
     Report(SGLANG, 4539, "An answer in a format was all reasoning, its content empty.",
-           CHAT, asks(ENDS, guided_json := {"guided_json": MOOD}), thought_then_mood, OVER),
+           CHAT, asks(ENDS, guided_json := {"guided_json": MOOD}), thought_then_mood),
     Report(VLLM, 18255, "A choice of words was forced upon the thought.",
-           CHAT, asks(ENDS, {"guided_choice": ["red", "blue"]}), thought_then("red", "blue"), OVER),
+           CHAT, asks(ENDS, {"guided_choice": ["red", "blue"]}), thought_then("red", "blue")),
     Report(LLAMACPP, 22537, "A caller's grammar leaked into the thought, which could not end.",
-           CHAT, asks(ENDS, {"grammar": 'root ::= "red" | "blue"'}), thought_then("red", "blue"),
-           OVER),
+           CHAT, asks(ENDS, {"grammar": 'root ::= "red" | "blue"'}), thought_then("red", "blue")),
     Report(OLLAMA, 11545, "A format put an end to thinking.",
-           CHAT, asks(ENDS, guided_json, {"reasoning_effort": "high"}), thought_then_mood, OVER),
+           CHAT, asks(ENDS, guided_json, {"reasoning_effort": "high"}), thought_then_mood),
     Report(VLLM, 39138, "With thinking off the grammar waited for the end of a thought, for ever.",
            CHAT, asks(FORMAT, OFF), mood_at_once),
     Report(SGLANG, 6743, "With thinking off nothing held the answer to its expression.",
@@ -240,30 +235,28 @@ REPORTS = [
     Report(OLLAMA, 14645, "A format was ignored where thinking was turned off.",
            CHAT, asks(FORMAT, {"reasoning_effort": "none"}), mood_at_once),
     Report(VLLM, 48863, "With reasoning left out of the answer its content was null.",
-           CHAT, asks(FORMAT, ENDS, {"include_reasoning": False}), mood_at_once, OVER),
+           CHAT, asks(FORMAT, ENDS, {"include_reasoning": False}), mood_at_once),
     Report(VLLM, 36138, "Where a thought ended among drafts, the rest of the answer was free.",
-           CHAT, asks(FORMAT, ENDS, HEAT, {"n": 4, "seed": 3}), a_mood,
-           OVER),
+           CHAT, asks(FORMAT, ENDS, HEAT, {"n": 4, "seed": 3}), a_mood),
     Report(VLLM, 48516, "Behind a thought among drafts the object began twice.",
-           CHAT, asks(FORMAT, ENDS, HEAT, {"n": 4, "seed": 8}), a_mood,
-           OVER),
+           CHAT, asks(FORMAT, ENDS, HEAT, {"n": 4, "seed": 8}), a_mood),
     Report(VLLM, 44012, "In responses a format bound nothing where a reasoning parser was on.",
-           RESPONSES, responds(TEXT, ENDS), thought_then_mood, OVER),
+           RESPONSES, responds(TEXT, ENDS), thought_then_mood),
     Report(VLLM, 44012, "The same with an effort of none.",
            RESPONSES, responds(TEXT, {"reasoning": {"effort": "none"}}), mood_at_once),
     # Tools and a thought.
     Report(VLLM, 20663, "A named function left no reasoning.",
-           CHAT, asks(tools(), named(), ENDS), thought_then_call, OVER),
+           CHAT, asks(tools(), named(), ENDS), thought_then_call),
     Report(VLLM, 20662, "A required call left no reasoning.",
-           CHAT, asks(tools(), ONE, ENDS), thought_then_call, OVER),
+           CHAT, asks(tools(), ONE, ENDS), thought_then_call),
     Report(SGLANG, 30556, "With several choices the forced calls were the reasoning of each.",
-           CHAT, asks(tools(), ONE, ENDS, HEAT, {"n": 3, "seed": 5}), thought_or_call, OVER),
+           CHAT, asks(tools(), ONE, ENDS, HEAT, {"n": 3, "seed": 5}), thought_or_call),
     Report(VLLM, 32997, "The end of the thought came again as content, with the call.",
-           CHAT, asks(tools(), ENDS, says(CALL)), thought_word_call, OVER),
+           CHAT, asks(tools(), ENDS, says(CALL)), thought_word_call),
     Report(VLLM, 36445, "In responses the call behind a thought was told as text.",
-           RESPONSES, responds(OF_RESPONSES, ENDS, says(CALL)), thought_word_call, OVER),
+           RESPONSES, responds(OF_RESPONSES, ENDS, says(CALL)), thought_word_call),
     Report(SGLANG, 26795, "Messages swallowed thoughts, and told text within a call's block.",
-           MESSAGES, messages(OF_MESSAGES, THINKING, ENDS, says(CALL)), thought_word_call, OVER),
+           MESSAGES, messages(OF_MESSAGES, THINKING, ENDS, says(CALL)), thought_word_call),
     Report(VLLM, 39885, "Behind a tool's result the thought was told as content.",
            CHAT, asks(tools(), {"logit_bias": {str(CLOSE): 8}, "max_tokens": 20, "messages": called(
                '{"city": "Riga"}', reasoning_content="I look.")}),
@@ -301,22 +294,21 @@ REPORTS = [
            begins_call),
     # A format and tools.
     Report(VLLM, 39929, "A format made tools unreachable.",
-           CHAT, asks(tools(strict=True), FORMAT, OFF, calling(100)), a_call(), APART),
+           CHAT, asks(tools(strict=True), FORMAT, OFF, calling(100)), a_call()),
     Report(VLLM, 39969, "Where tools went first, the format bound nothing.",
            CHAT, asks(tools(), FORMAT, OFF, calling(-100)), mood_at_once),
     Report(VLLM, 48157, "Behind a thought there was no such choice: neither held.",
-           RESPONSES, responds(OF_RESPONSES, TEXT, ENDS), thought_then_mood,
-           OVER),
+           RESPONSES, responds(OF_RESPONSES, TEXT, ENDS), thought_then_mood),
     Report(LLAMACPP, 25454, "A required call beside a format was read as the format's object.",
            CHAT, asks(tools(), FORMAT, ONE, OFF), a_call(),
            "tool_choice is not taken together with a format"),
     # A history and a template.
     Report(VLLM, 43995, "Cut-off arguments of an earlier call were an error in every later turn.",
            CHAT, asks(tools(), OFF, says("It is cold."), {"messages": called('{"city": "Ri')}),
-           text_at_once("It is cold."), BROKEN),
+           text_at_once("It is cold.")),
     Report(VLLM, 43995, "In responses, too.",
            RESPONSES, responds(OF_RESPONSES, OFF, says("It is cold."), text=used('{"city": "Ri')),
-           text_at_once("It is cold."), BROKEN),
+           text_at_once("It is cold.")),
     Report(VLLM, 33089, "Answers' own items were refused as the next turn's input.",
            RESPONSES, responds(OF_RESPONSES, OFF, says("It is cold."), text=used(
                '{"city": "Riga"}',
@@ -370,13 +362,9 @@ REPORTS = [
 ]
 
 
-def _marked(one: Report) -> Any:
-    marks = [pytest.mark.xfail(strict=False, reason=one.later)] if one.later else []
-    return pytest.param(one, marks=marks, id=f"{one.where.split('/')[1]}-{one.number}")
-
-
 @pytest.mark.parametrize("streamed", [False, True])
-@pytest.mark.parametrize("report", [_marked(one) for one in REPORTS])
+@pytest.mark.parametrize("report", REPORTS,
+                         ids=[f"{one.where.split('/')[1]}-{one.number}" for one in REPORTS])
 def test_it_does_not_happen_here(thinking_server: Server, report: Report, streamed: bool) -> None:
     body = dict(report.body)
     if streamed and report.path == CHAT:

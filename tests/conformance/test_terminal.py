@@ -148,7 +148,6 @@ def test_codex_goes_on(thinking_server: Server, tmp_path: Path) -> None:
     assert sent_items(wire.sent[2], "function_call_output")
 
 
-@pytest.mark.xfail(strict=False, reason="a grammar is laid over the thought")
 def test_codex_and_thoughts(thinking_server: Server, tmp_path: Path) -> None:
     """It sends the thoughts back with the calls."""
     told = script(THINKS, says(calls("exec_command", READS)), DONE)
@@ -184,7 +183,6 @@ def test_claude_code_goes_on(thinking_server: Server, tmp_path: Path) -> None:
     assert blocks(wire.sent[-1], "tool_result")
 
 
-@pytest.mark.xfail(strict=False, reason="tool_reference blocks are not taken")
 def test_claude_code_looks_for_tools(thinking_server: Server, tmp_path: Path) -> None:
     """The result of its search refers to tools that it declares from then on."""
     told = script(PLAIN, says(calls("ToolSearch", {"query": "select:WebFetch"})), DONE)
@@ -204,7 +202,6 @@ def test_claude_code_and_a_schema(thinking_server: Server, tmp_path: Path) -> No
     assert not wire.refused() and found["structured_output"] == {"happy": True}
 
 
-@pytest.mark.xfail(strict=False, reason="a grammar is laid over the thought")
 def test_claude_code_and_thoughts(thinking_server: Server, tmp_path: Path) -> None:
     told = script(THINKS, says(calls("Bash", {"command": "cat README.md"})), DONE)
     with between(thinking_server, told) as wire:
