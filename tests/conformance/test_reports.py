@@ -300,8 +300,7 @@ REPORTS = [
     Report(VLLM, 48157, "Behind a thought there was no such choice: neither held.",
            RESPONSES, responds(OF_RESPONSES, TEXT, ENDS), thought_then_mood),
     Report(LLAMACPP, 25454, "A required call beside a format was read as the format's object.",
-           CHAT, asks(tools(), FORMAT, ONE, OFF), a_call(),
-           "tool_choice is not taken together with a format"),
+           CHAT, asks(tools(), FORMAT, ONE, OFF), a_call()),
     # A history and a template.
     Report(VLLM, 43995, "Cut-off arguments of an earlier call were an error in every later turn.",
            CHAT, asks(tools(), OFF, says("It is cold."), {"messages": called('{"city": "Ri')}),
@@ -344,8 +343,7 @@ REPORTS = [
            CHAT, asks(OFF, {"max_tokens": 17, "ignore_eos": True}), all_tokens),
     # Messages and thinking.
     Report(OLLAMA, 15287, "Messages without `thinking` thought all the same.",
-           MESSAGES, messages({"max_tokens": 20}), text_alone,
-           "messages without thinking think, and drop it"),
+           MESSAGES, messages({"max_tokens": 20}), text_alone),
     Report(SGLANG, 25876, "Thoughts of earlier turns were refused in messages.",
            MESSAGES, messages(OF_MESSAGES, OFF, says("It is cold."), text=turns(
                {"role": "assistant", "content": [
