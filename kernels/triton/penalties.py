@@ -77,11 +77,13 @@ def _held(ids: tensor, eos: tensor, ends: tensor, BLOCK: tl.constexpr) -> tensor
     return held
 
 
-@triton.jit(do_not_specialize=["slots", "positions", "biases", "ends"])
+@triton.jit(do_not_specialize=["slots", "positions", "biases", "ends"],
+            do_not_specialize_on_alignment=["ids", "values", "eos"])
 def _scatter(logits: tensor, slots: tensor, positions: tensor, record: tensor, ids: tensor,
              values: tensor, biases: tensor, eos: tensor, ends: tensor, vocab: tensor,
              BLOCK: tl.constexpr) -> None:
-    """biases, ends: entries of a slot; 0 = none are wanted."""
+    """biases, ends: entries of a slot; 0 = none are wanted. Then ids and values are the end tokens,
+    which lie where the tables before them end: with any alignment."""
     row = tl.program_id(0)
     slot = tl.load(slots + row).to(tl.int64)
     logits += row.to(tl.int64) * vocab

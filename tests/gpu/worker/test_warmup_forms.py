@@ -4,6 +4,7 @@ them. Forms are those that a CUDA device would compile (see `helpers_specialize`
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -48,11 +49,17 @@ from actorium.kernels.triton.skinny_linear import BUCKETS
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "sparse", "odd", "skinny", "fp8",
          "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages", "sage alone, int8 pages",
-         "exact", "exact windows")
+         "int4", "int8", "int8 rows", "e4m3 pages", "exact", "exact windows")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
          for kind in KINDS for captured in (False, True)]
+
+
+def pages_of(kind: str) -> torch.dtype | None:
+    """None: as wide as the model."""
+    return (torch.int8 if kind.endswith("int8 pages") else
+            torch.float8_e4m3fn if kind == "e4m3 pages" else None)
 
 
 def model_of(path: Path, kind: str) -> Any:
@@ -86,10 +93,14 @@ def model_of(path: Path, kind: str) -> Any:
         path = path / "fp8"
         write_twins(source, path, path.with_name("twin"), block=True)
     drafts = "auto" if kind in DRAFTS else "off"
-    quantization = "fp8" if kind == "made" else "auto"
-    pages = MemoryConfig(kv_cache_dtype="int8" if kind.endswith("int8 pages") else "auto")
+    quantization = {"made": "fp8", "int8 rows": "int8"}.get(
+        kind, kind if kind in ("int4", "int8") else "auto")
+    group = {"int8 rows": 0, "int8": 32, "int4": 32}.get(kind)
+    pages = MemoryConfig(kv_cache_dtype={torch.int8: "int8", torch.float8_e4m3fn: "fp8_e4m3"}.get(
+        pages_of(kind), "auto"))
     sage, alone = kind.startswith("sage"), kind.startswith("sage alone")
-    config = Config(model=ModelConfig(model=str(path), quantization=quantization), memory=pages,
+    config = Config(model=ModelConfig(model=str(path), quantization=quantization,
+                                      quantization_group=group), memory=pages,
                     device=DeviceConfig(kernels="triton",
                                         exact="on" if kind.startswith("exact") else "auto",
                                         prefill_attention_backend="sage" if sage else "",
@@ -115,6 +126,12 @@ def runner_of(model: Any, drafts: int, pages: torch.dtype | None = None) -> Mode
                          arrays=DeviceArrays(CPU, model.ops.apply_plan))
     runner.tables.sampling = model.ops.sampling
     return runner
+
+
+OPTIONS: Sequence[dict[str, Any]] = (
+    {"temperature": 0.7}, {"top_p": 0.8}, {"presence_penalty": 0.3}, {"logit_bias": {3: 1.0}},
+    {"eos_ids": (5,), "min_tokens": 2}, {"logprobs": 2})
+"""Each asks something else of the sampler."""
 
 
 class Requests:
@@ -157,13 +174,24 @@ class Requests:
                 ring.step()
         return sum(out.cached for out in ring.run())
 
+    def serve_alone(self, runner: ModelRunner) -> None:
+        """One after the other, each with some of `OPTIONS`: what steps need follows from all that
+        are in them, so that few of those above need this and nothing else."""
+        ring, sets = Ring(runner, BUDGET, speculative="off"), range(1 << len(OPTIONS))
+        for chosen in sets:
+            fields: dict[str, Any] = {"temperature": 0.0}
+            for number, option in enumerate(OPTIONS):
+                fields |= option if chosen >> number & 1 else {}
+            ring.submit(self._tokens(3), Resolved(max_tokens=2, **fields), chosen)
+            ring.run()
+
 
 @pytest.mark.parametrize(("kind", "captured"), CASES)
 def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured: bool,
                                                             tmp_path: Path) -> None:
     model = model_of(tmp_path, kind)
     drafts = DRAFTS.get(kind, 0)
-    runner = runner_of(model, drafts, torch.int8 if kind.endswith("int8 pages") else None)
+    runner = runner_of(model, drafts, pages_of(kind))
     warm, met = Forms(), Forms()
     with warm.recording():
         warm_up_kernels(runner, BUDGET, lambda *_: None)
@@ -173,6 +201,8 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
     with met.recording():
         ways = ("off", "mtp:1,fixed", "auto") if drafts else ("off",)
         cached = sum(requests.serve(runner, 24 // len(ways), way) for way in ways)
+        if kind == "llama":  # all sample alike
+            requests.serve_alone(runner)
     assert met.launches > 500 and cached > 0
     assert met.beyond(warm) == []
     exact = {f"exact_attention.{name}" for name in ("_exact", "_pieces", "_fold_parts")}
