@@ -9,7 +9,7 @@ BIN = $(VENV)/bin
 STARTED := $(shell date +%s.%N)
 
 .PHONY: demo test test-processor test-oldest test-newest lock battery chaos adversary conformance lint bench startup prefix ptxas \
-	cluster long-run gpu-check gpu-wheels setup clean verify-all
+	cluster long-run forms gpu-check gpu-wheels setup clean verify-all
 .DEFAULT_GOAL := help
 
 # Tests start some thousand processes of ours: compiled modules are kept, whatever the machine prefers.
@@ -33,6 +33,7 @@ help:
 	@echo "make long-run   100,000 requests through the scheduler: flat memory, balanced books"
 	@echo "make gpu-check  PART=contact|kernels|tests: on a CUDA device, nine minutes each; TOY=1: on a CPU"
 	@echo "make ptxas      registers, spills and tensor cores of every kernel, without a device"
+	@echo "make forms      that no kernel is compiled for a request, by the rules of TRITON=3.6.0, say"
 	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/"
 
 # The stamps are newer than pyproject.toml and constraints.txt once the environment holds what they
@@ -135,6 +136,13 @@ bench: $(VENV)/.ready-test
 prefix: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
 	$(BIN)/python benchmarks/prefix.py --json $(OUT)/prefix.json --plot $(OUT)/prefix.png
+
+# What the warm-up meets and what requests do, by Triton's own rules: TRITON=3.6.0, say, as a GPU
+# machine has it, instead of the one here.
+forms: $(VENV)/.ready-test
+	@rm -rf build/triton
+	@$(if $(TRITON),$(BIN)/python -m pip install --quiet --no-deps --target build/triton triton==$(TRITON))
+	PYTHONPATH=build/triton $(BIN)/python -m pytest tests/gpu/worker/test_warmup_forms.py $(PYTEST_FLAGS)
 
 # No device is needed: A100, L4, H100 and B200 are compiled for.
 ptxas: $(VENV)/.ready-test

@@ -24,6 +24,7 @@ def spare_repetitions() -> None:
     from triton import language
     from triton.runtime import interpreter
 
+    _take_single_numbers(interpreter)
     own = getattr(interpreter, "_patch_lang", None)
     scope_type = getattr(interpreter, "_LangPatchScope", None)
     if own is None or scope_type is None or hasattr(own, "__wrapped__"):
@@ -59,6 +60,19 @@ def spare_repetitions() -> None:
     builder.options = replace(builder.options, sanitize_overflow=False)
     if set(vars(language.core.tensor(None, language.core.int32))) == TENSOR:
         _keep_types(language.core)
+
+
+def _take_single_numbers(interpreter: Any) -> None:
+    """Triton 3.6 makes bounds of loops of arrays of one number, which numpy no longer allows."""
+    own = interpreter._patch_lang_tensor
+
+    @functools.wraps(own)
+    def patch(tensor: Any, scope: Any) -> None:
+        own(tensor, scope)
+        scope.set_attr(tensor, "__index__", lambda self: int(self.handle.data.item()))
+
+    if not hasattr(own, "__wrapped__"):
+        interpreter._patch_lang_tensor = patch
 
 
 def _by_name(own: Any) -> Any:

@@ -12,7 +12,7 @@ from unittest.mock import patch
 import pytest
 import torch
 from helpers_deepseek import add_mtp, write_deepseek
-from helpers_fp8 import write_twins
+from helpers_fp8 import exact_fp8, write_twins
 from helpers_graphs import shapes
 from helpers_hybrid import DENSE, SPARSE, write_hybrid
 from helpers_mamba import write_granite
@@ -107,7 +107,9 @@ def model_of(path: Path, kind: str) -> Any:
                                         decode_attention_backend="sage" if alone else ""),
                     speculation=SpeculationConfig(speculative=drafts))
     # as no CUDA weight can be packed
-    with patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False):
+    with (pytest.MonkeyPatch.context() as rounding,
+          patch("actorium.kernels.triton.triton_ops.can_pack", lambda _: False)):
+        exact_fp8(rounding)
         model = load_model(path, config, CPU, lambda *_: None)
     if sage:
         model.attention.extend.lib = None  # type: ignore[attr-defined]  # as on CUDA
