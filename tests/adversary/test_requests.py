@@ -20,11 +20,13 @@ from helpers_text import Asked, write_model
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
 from actorium.actors.detokenizer.stop_regex import StopRegexChecker
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.gateway.faces.answer_grammar import constraint
 from actorium.actors.gateway.faces.chat_protocol import ChatBody
 from actorium.actors.gateway.faces.response_formats import FormatFields, structured_of
 from actorium.actors.gateway.faces.sampling_fields import sampling
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.parsers.choice_parser import Thought
 from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
     Accepted,
@@ -271,16 +273,22 @@ BODIES = [
 @pytest.mark.mended("a schema or a tool of two million numbers took the gateway 160 ms, as did a "
                     "null beside 130,000 names")
 @pytest.mark.parametrize("fields", BODIES, ids=range(len(BODIES)))
-def test_a_body_is_converted_in_time(fields: bytes) -> None:
-    body = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,%b}' % fields
+@pytest.mark.parametrize("more", [b"", b',"tools":[{"type":"function","function":{"name":"g"}}]'])
+def test_a_body_is_converted_in_time(fields: bytes, more: bytes) -> None:
+    """more: tools, beside which a format is read."""
+    more = b"" if b'"tools"' in fields else more
+    body = b'{"messages":[{"role":"user","content":"hi"}],"max_tokens":1,%b%b}' % (fields, more)
 
     def convert() -> None:
         try:
             found = bodies.decode(body, ChatBody)
             wanted = structured_of(found) if isinstance(found, FormatFields) else None
-            sampling(found, found.alternatives(), structured=found.choice().structured(wanted))
+            sampling(found, found.alternatives(), structured=constraint(
+                wanted, found.choice(), "hermes", Thought.MAY))
         except HttpError as error:
             assert error.status == 400
+        except InvalidRequest as error:
+            assert error.param == "structured"
 
     assert busy(convert) < BUSY
 

@@ -16,7 +16,7 @@ from actorium.actors.gateway.faces.response_formats import json_text
 from actorium.actors.gateway.faces.tool_choice import Function, ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.choice_parser import Thought
-from actorium.actors.params import Structured
+from actorium.actors.params import MAX_GRAMMAR, Structured
 from actorium.actors.structured.schemas import LENIENT, closed, object_schema, under
 from actorium.actors.structured.structural_tags import Node, format_of
 
@@ -46,7 +46,7 @@ CODER = "qwen3_coder"
 def constraint(wanted: Structured | None, tools: ToolSelection, parser: str, thought: Thought,
                budget: int | None = None) -> Structured | None:
     """Returns the constraint on a completion. wanted: the text's format; parser: the name of the
-    tools' parser; budget: the most tokens of the thought. Raises `HttpError`."""
+    tools' parser; budget: the most tokens of the thought. Raises `HttpError`, `InvalidRequest`."""
     calls = None if wanted is None or tools.forced is not None else _calls(tools, parser)
     thinks = thought is not Thought.NONE
     if tools.forced is not None:
@@ -70,10 +70,11 @@ def _thought(thought: Thought, budget: int | None) -> Node:
 
 
 def _demanded(tools: ToolSelection) -> Node:
+    wanted = [one for one in tools.callable if tools.forced in ("", one.name)]
+    _check_size(wanted)
     if tools.forced:
-        [function] = [one for one in tools.callable if one.name == tools.forced]
-        return _arguments(function)
-    listed = _separated([_json_call(one, LISTED, _arguments(one)) for one in tools.callable],
+        return _arguments(wanted[0])
+    listed = _separated([_json_call(one, LISTED, _arguments(one)) for one in wanted],
                         LISTED.separator, tools.parallel)
     return _sequence(_const("["), listed, _const("]"))
 
@@ -82,6 +83,7 @@ def _calls(tools: ToolSelection, parser: str) -> Node | None:
     """Returns calls in the model's own form; None where it can make none."""
     if not tools.callable:
         return None
+    _check_size([one for one in tools.callable if one.strict])
     if parser == CODER:
         tags, separator = [_coder_call(one) for one in tools.callable], "\n"
     elif parser in FORMS:
@@ -91,6 +93,15 @@ def _calls(tools: ToolSelection, parser: str) -> Node | None:
     else:
         return None
     return _separated(tags, separator, tools.parallel)
+
+
+def _check_size(functions: Sequence[Function]) -> None:
+    """Raises `HttpError` where their schemas are too long for a grammar: reading them takes time.
+    """
+    size = sum(len(json_text(one.parameters)) for one in functions)
+    if size > MAX_GRAMMAR:
+        raise HttpError(400, f"tools: parameters of {size} characters exceed the limit of "
+                        f"{MAX_GRAMMAR}", "tools")
 
 
 def _arguments(function: Function) -> Node:
@@ -148,12 +159,14 @@ def _coder_call(function: Function) -> Node:
 
 
 def _format(wanted: Structured) -> Node:
-    """Returns the part of a text in a format."""
+    """Returns the part of a text in a format. Raises `InvalidRequest`."""
+    try:
+        wanted.check()  # a text that is too long is not read
+    except ValueError as error:
+        raise InvalidRequest(str(error), "structured") from None
     if wanted.structural_tag is not None:
-        try:
-            return format_of(wanted.structural_tag)
-        except InvalidRequest as error:
-            raise HttpError(400, error.message, error.param) from None
+        found: Node = format_of(wanted.structural_tag)
+        return found
     if wanted.choice is not None:
         return _one_of(*map(_const, wanted.choice))
     if wanted.regex is not None:
@@ -170,7 +183,7 @@ def _schema(text: str) -> Any:
     try:
         return json.loads(text)
     except (ValueError, RecursionError) as error:
-        raise HttpError(400, f"structured: no JSON schema: {error}", "structured") from None
+        raise InvalidRequest(f"structured: no JSON schema: {error}", "structured") from None
 
 
 def _const(text: str) -> Node:

@@ -79,7 +79,7 @@ class HttpTurn(ABC):
 
     def constraint(self, wanted: Structured | None, budget: int | None) -> Structured | None:
         """Returns the constraint on the completion. wanted: its format; budget: the most tokens of
-        its thought. Raises `HttpError`."""
+        its thought. Raises `HttpError`, `InvalidRequest`."""
         most = min(self.body.limit or self.model.max_model_len, self.model.max_model_len)
         if budget is not None and budget >= most:
             budget = None  # steps with a grammar take longer
