@@ -165,5 +165,6 @@ def test_ranks_in_bf16_stay_near_and_agree(tmp_path: Path, kind: str) -> None:
     one, other = whole(run_ranks(tmp_path / "group", 2, lambda group: serve(config, group)))
     assert str(one.outputs) == str(other.outputs)
     assert all(torch.equal(a, b) for a, b in zip(one.logits, other.logits, strict=True))
-    first, want = one.logits[1], alone.logits[1]
+    # Later steps have other inputs where two tokens are nearly as likely.
+    first, want = one.logits[0], alone.logits[0]
     assert float((first - want).abs().max()) <= 0.05 * float(want.abs().max())
