@@ -21,6 +21,7 @@ from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
 from actorium.actors.structured.grammar_errors import in_words
+from actorium.actors.structured.guides import bits_of
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.structural_tags import lark_of
 from actorium.actors.structured.text_state import MOST, TextLimits
@@ -92,7 +93,9 @@ class GrammarVocabulary:
         compiled = self._kept[grammar] = self._kept.pop(grammar)
         if isinstance(compiled, InvalidRequest):
             raise InvalidRequest(compiled.message, compiled.param)
-        return GrammarMatcher(compiled.deep_copy(), self, limits_of(grammar))
+        limits = limits_of(grammar)
+        inner = AnyTokens(self.size) if limits is not None and limits.free else compiled.deep_copy()
+        return GrammarMatcher(inner, self, limits)
 
     def knows(self, grammar: str) -> bool:
         """True if `matcher` answers at once."""
@@ -120,8 +123,15 @@ class GrammarVocabulary:
     def masks(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]]) -> list[list[U32]]:
         """Returns `GrammarMatcher.masks` of each matcher and its drafts, in parallel where that is
         faster."""
-        if len(wanted) < 2 or self.size < LARGE:
+        computed = [one for one in wanted if not isinstance(one[0].inner, AnyTokens)]
+        if len(computed) < 2 or self.size < LARGE:
             return [matcher.masks(drafts) for matcher, drafts in wanted]
+        made = iter(self._masks_in_parallel(computed))
+        return [matcher.masks(drafts) if isinstance(matcher.inner, AnyTokens) else next(made)
+                for matcher, drafts in wanted]
+
+    def _masks_in_parallel(self, wanted: Sequence[tuple[GrammarMatcher, Sequence[int]]]
+                           ) -> list[list[U32]]:
         if self._threads is None:
             from llguidance import LLExecutor
 
@@ -190,6 +200,38 @@ class GrammarVocabulary:
             raise InvalidRequest(f"structured: the grammar does not compile: {why[:500]}",
                                  "structured")
         return compiled
+
+
+class AnyTokens:
+    """A matcher of any tokens, in the terms of llguidance's."""
+
+    def __init__(self, size: int) -> None:
+        """size: of the vocabulary."""
+        self._bits = bits_of(np.arange(size, dtype=np.int32), size).tobytes()
+
+    def compute_bitmask(self) -> bytes:
+        return self._bits
+
+    def consume_token(self, _token: int) -> bool:
+        return True
+
+    def try_consume_tokens(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def rollback(self, _tokens: int) -> bool:
+        return True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    def is_error(self) -> bool:
+        return False
+
+    def is_accepting(self) -> bool:
+        return True
+
+    def get_error(self) -> str:
+        return ""
 
 
 class GrammarMatcher:
@@ -285,8 +327,8 @@ def limits_of(grammar: str) -> TextLimits | None:
         return TextLimits(json=True)
     if kind != LIMITED:
         return None
-    json, thought, budget = map(int, limits)
-    return TextLimits(bool(json), bool(thought), None if budget < 0 else budget)
+    json, thought, budget, free = map(int, limits)
+    return TextLimits(bool(json), bool(thought), None if budget < 0 else budget, bool(free))
 
 
 def _name_of(limits: TextLimits) -> str:
@@ -294,7 +336,7 @@ def _name_of(limits: TextLimits) -> str:
     if limits == TextLimits(thought=limits.thought):
         return UNLIMITED
     budget = -1 if limits.budget is None else limits.budget
-    return f"{LIMITED} {limits.json:d} {limits.thought:d} {budget}"
+    return f"{LIMITED} {limits.json:d} {limits.thought:d} {budget} {limits.free:d}"
 
 
 def grammar_of(wanted: Structured) -> str:

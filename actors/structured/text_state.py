@@ -92,6 +92,8 @@ class TextLimits(NamedTuple):
     """The text begins within a thought."""
     budget: int | None = None
     """The most tokens of the thought."""
+    free: bool = False
+    """Beside that, any token may follow at any place, special ones and the end among them."""
 
     def start(self) -> TextState:
         """Returns the state of the empty text."""

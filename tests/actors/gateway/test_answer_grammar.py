@@ -127,7 +127,7 @@ CASES: dict[str, tuple[str, list[str], list[str]]] = {
         grammar(None, tools(WEATHER), thought=Thought.MAY),
         ['{"place": "Rome"}', '<think>a</think>\n\n{"place": "Rome"}'], ["{}", "a</think>{}"]),
     "a thought with an end": (grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=9),
-                              ["a</think>Yes.", "</think>"], ["a"])}
+                              ["a</think>Yes.", "</think>", "a"], [])}
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -199,6 +199,27 @@ def test_drafts_within_a_thought_meet_its_end() -> None:
     assert sizes[0] > 100 and sizes[1] > 100 and sizes[2] == 1
     assert matcher.accept([one[0], one[0]])
     assert np.array_equal(matcher.masks([])[0], rows[2])
+
+
+def test_beside_a_budget_any_token_may_follow(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Special ones and the end, too; also where others' masks are made on several threads."""
+    monkeypatch.setattr("actorium.actors.structured.grammar.LARGE", 0)
+    words = vocabulary()
+    free = words.matcher(grammar(None, NO_TOOLS, thought=Thought.OPEN, budget=2))
+    others = [words.matcher(grammar(FORMAT, NO_TOOLS)) for _ in range(2)]
+    x = words._tokens.tokenize_str("x")[0]
+
+    def sizes(matcher: Any, drafts: list[int]) -> list[int]:
+        made = words.masks([(others[0], []), (matcher, drafts), (others[1], [])])
+        alone = matcher.masks(drafts)
+        for found, wanted in ((made[1], alone), (made[0], others[0].masks([]))):
+            assert [bits.tolist() for bits in found] == [bits.tolist() for bits in wanted]
+        return [int(np.unpackbits(bits.view(np.uint8)).sum()) for bits in alone]
+
+    assert sizes(free, [x, EOS]) == [words.size, words.size, 1]
+    assert free.accept([0, x]) and sizes(free, []) == [1]
+    assert free.accept(words._tokens.tokenize_str("</think>")) and sizes(free, []) == [words.size]
+    assert free.accept([EOS, 0]) and not free.error
 
 
 def test_digits_beside_the_arguments_of_coders_calls_are_bounded() -> None:
