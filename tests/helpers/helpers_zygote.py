@@ -20,6 +20,7 @@ import threading
 import traceback
 from collections.abc import Callable, Sequence
 from importlib import import_module
+from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from actorium.actors.launcher import children
@@ -47,7 +48,12 @@ class ForkedLauncher(ForkedProcess):
                 self.returncode = os.waitstatus_to_exitcode(status)
         return self.returncode
 
-    def wait(self) -> int:
+    def wait(self, timeout: float | None = None) -> int:
+        until = None if timeout is None else monotonic() + timeout
+        while until is not None and self.poll() is None:
+            if monotonic() > until:
+                raise subprocess.TimeoutExpired("launcher", timeout or 0.0)
+            sleep(0.01)
         if self.returncode is None:
             self.returncode = super().wait()
         return self.returncode

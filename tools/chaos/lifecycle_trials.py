@@ -9,6 +9,7 @@ import asyncio
 import random
 import shutil
 import signal
+import subprocess
 import sys
 import tempfile
 import threading
@@ -137,7 +138,7 @@ class EngineLifeTrial:
             asyncio.run(self._serve(made, end, STREAMS))
         else:
             end()
-        with suppress(Exception):
+        with suppress(subprocess.TimeoutExpired):
             popen.wait(LATEST)
         code = popen.returncode
         failed = self.traffic.tally.failed + self.traffic.tally.refused
