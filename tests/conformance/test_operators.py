@@ -38,9 +38,15 @@ LOOK: Json = {"type": "function", "function": {"name": "look", "parameters": {
     "type": "object", "properties": {"at": {"type": "string"}}, "required": ["at"]}}}
 
 
+LESS = "30"
+"""The token `<`, with which calls begin."""
+
+
 def only(text: str) -> Json:
-    """A pattern that this text alone fits."""
-    return {"regex": "".join(f"\\x{ord(one):02x}" for one in text), "max_tokens": 80}
+    """A pattern that this text alone fits, marks included: neither a thought nor a call comes
+    instead of it."""
+    return {"regex": "".join(f"\\x{ord(one):02x}" for one in text), "max_tokens": 80,
+            "chat_template_kwargs": {"enable_thinking": False}, "logit_bias": {LESS: -100}}
 
 
 @routes

@@ -93,6 +93,10 @@ def _broken(chance: random.Random, sample: bytes) -> bytes:
     return msgspec.msgpack.encode([msgspec.msgpack.decode(sample)[0], field])
 
 
+DRAINED_MS = 300
+"""Milliseconds without an answer, behind which all frames have been read."""
+
+
 async def _throw(made: Rig, name: str, union: Any, count: int, seed: int) -> int:
     """Sends so many bad messages to one socket; returns how many it accepted."""
     sent = 0
@@ -110,6 +114,9 @@ async def _throw(made: Rig, name: str, union: Any, count: int, seed: int) -> int
                     socket.recv_multipart()
             await asyncio.sleep(0)
         for socket in sockets:
+            # What a client leaves unread when it goes may be lost: its answers cannot be sent.
+            while name.endswith("front") and socket.poll(DRAINED_MS):
+                socket.recv_multipart()
             socket.close()
     return sent
 
