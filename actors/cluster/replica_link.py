@@ -1,15 +1,14 @@
-"""A replica's end of the link to its cluster's router, around the scheduler's core.
+"""A replica's end of the link to its cluster's router.
 
-Towards the core it is tokenizer and detokenizer: what the router orders becomes the messages of an
-inbox, and what goes to the detokenizer goes to the router, in one frame a wake. Two observers,
-since a request whose grammar is being compiled waits between them.
+Towards the scheduler's core it is tokenizer and detokenizer: what the router orders becomes the
+messages of an inbox, and what goes to the detokenizer goes to the router, in one frame a wake.
 
 Sequences are numbered by the router, so that a request keeps its numbers wherever it goes on.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from actorium.actors.cluster.cluster_messages import (
@@ -26,10 +25,10 @@ from actorium.actors.cluster.cluster_messages import (
 from actorium.actors.cluster.known_requests import entry_of, pieces
 from actorium.actors.cluster.routing.prefix_report import PrefixReport
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
-from actorium.actors.core import LEDGER, Context, Core, CoreObserver, Send
+from actorium.actors.core import LEDGER, Context, Health, Send
 from actorium.actors.health import READY_PHASES
 from actorium.actors.ledger.records import LedgerHistory, entry_records
-from actorium.actors.messages import Cancel, Hello, Ready, Submit, ToScheduler
+from actorium.actors.messages import Cancel, Hello, Submit, ToScheduler
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.outgoing import DETOKENIZER
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun, restore_requests
@@ -46,34 +45,17 @@ def router_of(replica: ReplicaOf) -> str:
     return f"../{replica.cluster}/{ROUTER_ROLE}"
 
 
-class NumberedRequests(CoreObserver):
-    """Gives new requests the numbers that the router has chosen; stands next to the core."""
+class ReplicaLink:
+    """What the router orders of a replica's scheduler, and what it hears."""
 
-    def __init__(self, core: Core, scheduler: SchedulerCore) -> None:
-        super().__init__(core)
-        self._scheduler = scheduler
-        self.sids: dict[Key, int] = {}
+    inbox = ToScheduler | RouterHello | Resync | Place | Adopt | Evict
+    """The messages that the scheduler of a replica takes."""
+
+    def __init__(self, scheduler: SchedulerCore, replica: ReplicaOf, context: Context) -> None:
+        self._scheduler, self._replica = scheduler, replica
+        self.router = router_of(replica)
+        self._sids: dict[Key, int] = {}
         """First numbers of requests on their way to the core."""
-
-    def on_message(self, message: Any, now: float) -> None:
-        if isinstance(message, Submit):
-            self._scheduler.next_sid = self.sids.pop((message.client, message.rid),
-                                                     self._scheduler.next_sid)
-        elif isinstance(message, Cancel):
-            self.sids.pop((message.client, message.rid), None)
-        self._core.on_message(message, now)
-
-
-class ReplicaLink(CoreObserver):
-    """The outermost of the observers around a replica's scheduler."""
-
-    def __init__(self, core: Core, numbered: NumberedRequests, scheduler: SchedulerCore,
-                 replica: ReplicaOf, context: Context) -> None:
-        """core: with all other observers, `numbered` among them."""
-        super().__init__(core)
-        self.inbox = ToScheduler | RouterHello | Resync | Place | Adopt | Evict
-        self._numbered, self._scheduler, self._replica = numbered, scheduler, replica
-        self._router = router_of(replica)
         self._timeout = context.config.scheduler.request_timeout
         self._life = life_of(replica.life, context.epoch)
         self._seen = 0
@@ -86,28 +68,35 @@ class ReplicaLink(CoreObserver):
 
     # --- orders ---
 
-    def on_message(self, message: Any, now: float) -> None:
-        if not isinstance(message, ORDERS):
-            self._core.on_message(message, now)
-            if isinstance(message, Ready):
-                self.report_at = now
-        elif isinstance(message, RouterHello):
-            self._seen, self.report_at = message.number, now
+    def on_order(self, order: Any, now: float) -> Hello | Submit | Cancel | None:
+        """Follows an order of the router. Returns the message that the scheduler gets of it."""
+        if isinstance(order, RouterHello):
+            self._seen, self.report_at = order.number, now
             self._asked = True
             self._prefixes.start_over()
-            self._core.on_message(Hello(ROUTER_ROLE, message.epoch), now)
-        elif isinstance(message, Resync):
+            return Hello(ROUTER_ROLE, order.epoch)
+        if isinstance(order, Resync):
             self._prefixes.start_over()
-        elif message.life == self._life:
-            self._seen = message.number
-            if isinstance(message, Place):
-                submit = message.submit
-                self._numbered.sids[submit.client, submit.rid] = message.sid
-                self._core.on_message(submit, now)
-            elif isinstance(message, Adopt):
-                self._adopt(message, now)
+        elif order.life == self._life:
+            self._seen = order.number
+            if isinstance(order, Place):
+                submit: Submit = order.submit
+                self._sids[submit.client, submit.rid] = order.sid
+                return submit
+            if isinstance(order, Adopt):
+                self._adopt(order, now)
             else:
-                self._core.on_message(Cancel(message.rid, message.client), now)
+                return Cancel(order.rid, order.client)
+        return None
+
+    def number(self, message: Any) -> None:
+        """Gives a new request that the core is about to get the number that the router has chosen.
+        """
+        if isinstance(message, Submit):
+            self._scheduler.next_sid = self._sids.pop((message.client, message.rid),
+                                                      self._scheduler.next_sid)
+        elif isinstance(message, Cancel):
+            self._sids.pop((message.client, message.rid), None)
 
     def _adopt(self, order: Adopt, now: float) -> None:
         """Goes on with requests: first in the ledger, as if they had been here from the start."""
@@ -128,13 +117,16 @@ class ReplicaLink(CoreObserver):
 
     # --- reports ---
 
-    def on_wake(self, now: float) -> Sequence[Send]:
+    def on_wake(self, sends_of_core: Sequence[Send], now: float, health: Callable[[], Health]
+                ) -> Sequence[Send]:
+        """What a wake of the core sends, as it goes out: to the router what is the detokenizer's,
+        and from time to time a report. health: the scheduler's."""
         records: list[Send] = []
         if not self._scheduler.outgoing.blocked:
             records, self._records = self._records, []
         sends: list[Send] = []
         out: list[Any] = []
-        for send in self._core.on_wake(now):
+        for send in sends_of_core:
             if send.to == DETOKENIZER:
                 out.append(send.message)
             else:
@@ -144,17 +136,16 @@ class ReplicaLink(CoreObserver):
             out = [*self._inventory(), *out]
         if now >= self.report_at:
             self.report_at = now + REPORT_EVERY
-            out.append(self._report())
+            out.append(self._report(health()))
         if out:
             self._prefixes.watch(self._scheduler.state.kv_cache.tree)
             if (delta := self._prefixes.take()) is not None:
                 out.append(delta)
-            sends.append(Send(self._router, FromReplica(self._replica.index, self._life,
+            sends.append(Send(self.router, FromReplica(self._replica.index, self._life,
                                                         self._seen, out)))
         return [*records, *sends] if records else sends
 
-    def _report(self) -> ReplicaReport:
-        health = self._core.health()
+    def _report(self, health: Health) -> ReplicaReport:
         return ReplicaReport(health.phase in READY_PHASES, self._scheduler.next_sid,
                              dict(health.gauges))
 
@@ -166,18 +157,8 @@ class ReplicaLink(CoreObserver):
         found = list(pieces(history.entries.values()))
         return [Inventory(part, i + 1 < len(found)) for i, part in enumerate(found)]
 
-    def next_timer(self) -> float | None:
-        due = self._core.next_timer()
-        return self.report_at if due is None else min(due, self.report_at)
-
-    def on_peer_stuck(self, role: str, now: float) -> bool:
-        """The router does not read: it will ask for everything when it does, or its successor."""
-        return role == self._router or self._core.on_peer_stuck(role, now)
-
-    def on_peer_back(self, role: str, now: float) -> None:
-        """It reads again: what it has missed is told anew."""
-        if role == self._router:
-            self._asked = True
-            self._core.on_message(Hello(ROUTER_ROLE, 0), now)
-        else:
-            self._core.on_peer_back(role, now)
+    def on_router_back(self) -> Hello:
+        """The router reads again, and is told anew what it has missed. Returns the message that the
+        scheduler gets of it."""
+        self._asked = True
+        return Hello(ROUTER_ROLE, 0)

@@ -39,7 +39,7 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
 )
-from actorium.actors.scheduler.media_use import MediaUse
+from actorium.actors.scheduler.media_holds import MediaHolds
 from actorium.actors.scheduler.recovery.lingering import name_of
 from actorium.actors.scheduler.request_state import Key
 
@@ -92,10 +92,11 @@ class RoutedRequest:
 class RequestBook:
     """All requests that live, and for a while those that are over."""
 
-    def __init__(self, retain: float, prior: LedgerHistory | None, media: MediaUse) -> None:
+    def __init__(self, retain: float, prior: LedgerHistory | None,
+                 media: MediaHolds | None) -> None:
         """retain: seconds for which requests are kept that are over; prior: what the book of an
-        earlier router has written down; None: nothing is written; media: is told of the images
-        and videos of requests that are not over, wherever they are."""
+        earlier router has written down; None: nothing is written; media: counts the images and
+        videos of requests that are not over, wherever they are."""
         self._retain, self.media = retain, media
         self._history = prior or LedgerHistory()
         self.written = prior is not None
@@ -130,7 +131,8 @@ class RequestBook:
         self.by_sid.update((request.sid + i, request) for i in range(submit.n))
         if submit.linger:
             self._lingering[submit.tenant, name_of(submit.rid)] = request
-        self.media.queued(request)
+        if self.media is not None:
+            self.media.queued(request)
         return request
 
     def _apply(self, kind: int, message: AdmissionRecord | OutputRecord | TokenBatch) -> None:
@@ -193,7 +195,8 @@ class RequestBook:
         """Whether the request is over; one that has just come to its end is kept for a while."""
         if not request.over and request.entry.finished:
             request.over = True
-            self.media.ended(request)
+            if self.media is not None:
+                self.media.ended(request)
             self.live.pop(request.key, None)
             size = entry_bytes(request.entry)
             self._over[request.key] = now, size
@@ -230,7 +233,7 @@ class RequestBook:
     def forget(self, request: RoutedRequest) -> None:
         """Nobody asks for it any more."""
         key, submit = request.key, request.submit
-        if not request.over:
+        if not request.over and self.media is not None:
             self.media.ended(request)
         self._over_bytes -= self._over.pop(key, (0.0, 0))[1]
         self._history.forget(key)

@@ -27,8 +27,8 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.ledger.committer import open_ledger
 from actorium.actors.ledger.records import LedgerHistory
+from actorium.actors.scheduler.media_holds import new_media_holds
 from actorium.actors.scheduler.recovery.recovery_log import in_this_boot
-from actorium.actors.scheduler.scheduler_actor import media_use
 
 
 def build(context: Context) -> RouterCore:
@@ -64,7 +64,7 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
         return NODES_ROLE if node else own
 
     index = PrefixIndex()
-    book = RequestBook(config.recovery.retain, prior, media_use(context))
+    book = RequestBook(config.recovery.retain, prior, new_media_holds(context))
     placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
                         config.scheduler.max_num_seqs)
     placements = Placements(role_of, book, placer, index, context.epoch)

@@ -71,6 +71,7 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.runtime.roles import LAUNCHER
+from actorium.actors.scheduler.media_holds import MEDIA
 
 DETOKENIZER = "detokenizer"
 BUDGET = 30.0
@@ -179,7 +180,7 @@ class RouterCore(Core):
         out, self._out = self._out, []
         orders, placements.out = placements.out, []
         # Not before all are known: what no request names may go.
-        media = self.book.media.pop() if self._begun else []
+        media = self.book.media.pop() if self.book.media and self._begun else []
         return self._records() + media + orders + out
 
     @property
@@ -258,7 +259,8 @@ class RouterCore(Core):
         return True
 
     def on_peer_back(self, role: str, now: float) -> None:
-        self.book.media.started(role)
+        if role == MEDIA and self.book.media is not None:
+            self.book.media.started()
         if role == DETOKENIZER:
             self.placements.send_all(Hello(DETOKENIZER, 0))
         for view in self.views:
@@ -281,8 +283,10 @@ class RouterCore(Core):
         elif isinstance(message, Recall):
             self._on_recall(message, now)
         elif isinstance(message, Hello):
-            if not self.book.media.started(message.role):
+            if message.role != MEDIA:
                 self.placements.send_all(message)
+            elif self.book.media is not None:
+                self.book.media.started()
         elif isinstance(message, Flush):
             ready = [view for view in self.views if view.ready]
             self._flushes.begin(message, [view.index for view in ready])

@@ -1,4 +1,4 @@
-"""The flight recorder: a core around the scheduler's core that records all input of it.
+"""The flight recorder: records all input of the scheduler's core.
 
 A turn is written after the shell has sent its messages (it asks for the next timer then), so that
 no plan waits for the recorder.
@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any
 
 import msgspec
 
 from actorium.actors.config import tree as configs
-from actorium.actors.core import Context, Core, CoreObserver, Send
+from actorium.actors.core import Context, Send
+from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import LedgerEntry
 from actorium.actors.messages import Reset, StepPlan, StepResult, Submit
 from actorium.actors.recorder.recording import (
@@ -29,7 +31,7 @@ from actorium.actors.recorder.recording import (
     RecordingWriter,
 )
 from actorium.actors.recorder.redaction import Redactor
-from actorium.actors.scheduler.extensions import TokenMasks
+from actorium.actors.scheduler.core import SchedulerCore
 
 LOG = logging.getLogger("actorium.recorder")
 ROLE = "scheduler"
@@ -47,27 +49,35 @@ def plan_checksum(plan: StepPlan) -> int:
                                plan.extend, plan.decode, plan.checkpoints, plan.drafts)))
 
 
-class Recorder(CoreObserver):
-    """Stands around the scheduler's core."""
+def open_recorder(core: SchedulerCore, context: Context) -> Recorder | None:
+    """The flight recorder of a core; None where none is configured, or its files cannot be made."""
+    if not context.config.runtime.recorder_bytes:
+        return None
+    try:
+        return Recorder(core, context)
+    except OSError as error:
+        LOG.warning("no flight recorder: %s", error)
+        return None
 
-    def __init__(self, core: Core, ctx: Context,
-                 masks: TokenMasks | None = None) -> None:
-        """masks: the core's. Raises `OSError` if the files cannot be made."""
-        super().__init__(core)
-        config, self._masks = ctx.config, masks
+
+class Recorder:
+    """Writes down a core's messages, wakes and calls."""
+
+    def __init__(self, core: SchedulerCore, ctx: Context) -> None:
+        """Raises `OSError` if the files cannot be made."""
+        config, self._masks = ctx.config, core.masks
         self._events: list[RecordedEvent] = []
         self._turns: list[tuple[list[RecordedEvent], float | None, Sequence[Send]]] = []
         self._redactor = None if config.runtime.record_prompts else Redactor(
             config.memory.page_size, config.scheduler.max_num_seqs)
         header = RecordingHeader(
             VERSION, configs.dump(configs.without_secrets(config)), ctx.role, ctx.epoch,
-            ctx.entropy, self._redactor is not None, 0, self._initial_state())
+            ctx.entropy, self._redactor is not None, 0, self._initial_state(core.ledger))
         self._writer: RecordingWriter | None = RecordingWriter(
             ctx.run_dir, header, config.runtime.recorder_bytes)
 
-    def _initial_state(self) -> InitialState | None:
+    def _initial_state(self, ledger: Ledger | None) -> InitialState | None:
         """Records what the core found in its ledger."""
-        ledger = self._core.ledger
         if ledger is None or not (ledger.history.entries or ledger.history.next_sid > 1):
             return None
         requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
@@ -89,57 +99,36 @@ class Recorder(CoreObserver):
     # --- recording ---
 
     def on_message(self, message: Any, now: float) -> None:
+        """The core is about to get this message."""
         self._events.append(RecordedEvent(now, message))
-        try:
-            self._core.on_message(message, now)
-        except BaseException:
-            self._record_failure()
-            raise
 
-    def on_wake(self, now: float) -> Sequence[Send]:
-        try:
-            sends = self._core.on_wake(now)
-        except BaseException:
-            self._record_failure()
-            raise
-        masks = self._masks
-        if masks is not None and masks.last_stuck:  # by a grammar, which a replay does not know
-            stuck = [str(sid) for sid in masks.last_stuck]
+    def on_wake(self, now: float, sends: Sequence[Send]) -> None:
+        """The core was woken, and sends this."""
+        if self._masks.last_stuck:  # by a grammar, which a replay does not know
+            stuck = [str(sid) for sid in self._masks.last_stuck]
             self._events.append(RecordedEvent(now, None, STUCK, stuck))
         self._turns.append((self._events, now, sends))
         self._events = []
-        return sends
 
-    def drain(self, now: float) -> None:
-        self._call("drain", now)
-
-    def on_ledger_full(self, why: str, now: float) -> None:
-        self._call("on_ledger_full", now, why)
-
-    def on_ledger_lost(self, why: str, now: float) -> None:
-        self._call("on_ledger_lost", now, why)
-
-    def on_ledger_ok(self, now: float) -> None:
-        self._call("on_ledger_ok", now)
-
-    def _call(self, name: str, now: float, *args: str) -> None:
+    def on_call(self, name: str, now: float, *args: str) -> None:
+        """Another hook of the core is about to be called."""
         self._events.append(RecordedEvent(now, None, name, list(args)))
-        getattr(self._core, name)(*args, now)
 
-    def next_timer(self) -> float | None:
-        if self._turns:
-            self._write()
-        return self._core.next_timer()
+    @contextmanager
+    def until_failure(self) -> Iterator[None]:
+        """Around work of the core: if it raises, this turn is its last."""
+        try:
+            yield
+        except BaseException:
+            self._turns.append((self._events, None, ()))
+            self._events = []
+            self.write()
+            raise
 
     # --- writing ---
 
-    def _record_failure(self) -> None:
-        """The core raised: this turn is its last."""
-        self._turns.append((self._events, None, ()))
-        self._events = []
-        self._write()
-
-    def _write(self) -> None:
+    def write(self) -> None:
+        """Writes the turns since the last call."""
         turns, self._turns = self._turns, []
         if self._writer is None:
             return

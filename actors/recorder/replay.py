@@ -24,7 +24,6 @@ from actorium.actors.recorder.recording import (
 )
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
-from actorium.actors.scheduler.scheduler_actor import extended_core
 
 MAX_MEMBER = 1 << 30
 
@@ -140,10 +139,10 @@ def fresh_core(recording: Recording) -> SchedulerCore:
     context = Context(configs.load(header.config), Path("/nonexistent"), header.role, header.epoch,
                       header.entropy)
     if header.initial is None:
-        return extended_core(context, load=AnyGrammar)
+        return SchedulerCore(context, load=AnyGrammar)
     prior = PriorRun(_history(header.initial), header.initial.same_boot,
                               header.initial.now)
-    return extended_core(context, prior, AnyGrammar)
+    return SchedulerCore(context, prior, AnyGrammar)
 
 
 def _history(initial: InitialState) -> LedgerHistory:

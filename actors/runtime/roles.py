@@ -20,7 +20,6 @@ worker first, since it imports torch."""
 PRELOADS = {ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
 """What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
 OBSERVERS: Mapping[str, str] = {
-    "scheduler": "actorium.actors.scheduler.scheduler_actor:observed",
     "watchdog": "actorium.actors.watchdog.observability:observed",
 }
 """Role -> "module:function" of `observed(core: Core, ctx: Context) -> Core`: what is put around the

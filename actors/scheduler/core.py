@@ -5,7 +5,8 @@ budget with chunks of prompts. Up to two plans are in flight (one without overla
 from result N-1 while the worker runs plan N, so the worker never waits for the scheduler. What is
 not known yet is not guessed: lengths are intervals, and the worker decides where a sequence ends.
 
-READING.md has the order to read on in; all else is an extension, put in by `scheduler_actor`.
+The core owns its parts, each a file of this folder. A part that is off (host tier, drafts, pacing,
+media) is None. `scheduler_actor` opens the ledger and the journal.
 """
 
 from __future__ import annotations
@@ -37,18 +38,23 @@ from actorium.actors.messages import (
     ToScheduler,
 )
 from actorium.actors.params import TextParams
+from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.admission_checks import (
     Rejection,
     check_admission,
     check_fits,
     max_sequence_tokens,
 )
-from actorium.actors.scheduler.extensions import SchedulerExtensions
-from actorium.actors.scheduler.media_results import apply_media
-from actorium.actors.scheduler.media_use import MEDIA
+from actorium.actors.scheduler.cache.host_tier import HostTier
+from actorium.actors.scheduler.media_holds import MEDIA, new_media_holds
 from actorium.actors.scheduler.outgoing import DETOKENIZER, OutgoingMessages
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.planner import Planner
+from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
+from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
+from actorium.actors.scheduler.recovery.request_faults import RequestFaults
+from actorium.actors.scheduler.recovery.suspects import SuspectTrials
+from actorium.actors.scheduler.request_metrics import RequestMetrics
 from actorium.actors.scheduler.request_state import (
     RequestState,
     SequenceState,
@@ -56,9 +62,14 @@ from actorium.actors.scheduler.request_state import (
     open_message,
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
-from actorium.actors.scheduler.step_results import apply_result, draft_counts
+from actorium.actors.scheduler.step_results import apply_media, apply_result, draft_counts
 from actorium.actors.scheduler.waiting_queue import Deadlines
 from actorium.actors.scheduler.worker_group import WorkerGroup
+from actorium.actors.structured.structured_output import (
+    Load,
+    StructuredOutputManager,
+    no_vocabulary,
+)
 
 LOG = logging.getLogger("actorium.scheduler")
 STEP_BUDGET_S = 60.0
@@ -71,31 +82,33 @@ class SchedulerCore(Core):
 
     inbox = ToScheduler
     front = None
+    journal: InflightJournal
 
-    def __init__(self, context: Context, extensions: SchedulerExtensions | None = None) -> None:
-        own = extensions or SchedulerExtensions()
-        self._config = context.config.scheduler
-        self._start_budget = context.config.runtime.start_timeout
+    def __init__(self, context: Context, prior: PriorRun | None = None,
+                 load: Load = no_vocabulary, journal: InflightJournal | None = None) -> None:
+        """prior: the earlier life that it goes on from; load: returns the vocabulary of grammars.
+        Without a journal, requests in progress are known to nobody else."""
+        config = context.config
+        self._config, self._ranks = config.scheduler, config.device.tensor_parallel_size
+        self._start_budget = config.runtime.start_timeout
         self._epoch = context.epoch
-        self._guard, self._history, self._metrics = own.guard, own.history, own.metrics
-        self._trials, self._auditor = own.trials, own.auditor
-        self.masks = own.masks
-        self._new_draft_policy = own.new_draft_policy
-        self._new_prefill_pacer, self._new_page_tier = own.new_prefill_pacer, own.new_page_tier
-        self.journal = own.guard.journal
-        self.state = SchedulerState(self._config, context.config.memory, own.guard, own.queue)
-        self.state.keep_history = own.history.keep_history
-        self._media = own.media
-        self.state.on_finished = own.media.before(own.metrics.request_ended)
-        self._planner = Planner(self.state, context.epoch, self._config.max_num_batched_tokens,
-                                self._config.force_preempt_every)
+        self._guard = RequestFaults(journal)
+        self.journal = self._guard.journal
+        self._history = RecoveryLog(config.recovery, self.journal)
+        self._metrics = RequestMetrics(self._config.max_num_seqs + 1)
+        self._trials, self._auditor = SuspectTrials(), PeriodicAuditor(config.memory)
+        self._media = new_media_holds(context)
+        self.masks = StructuredOutputManager(load)
+        self.state = SchedulerState(self._config, config.memory, self._guard, self._request_ended)
+        self.state.keep_history = self._history.keep_history
+        self._planner = Planner(self.state, context.epoch, config)
         self._depth = 2 if self._config.overlap else 1
         self._unresolved: deque[PlanRecord] = deque()
         """Plans in flight, the oldest first."""
         self._deadlines = Deadlines()
         self._worker: Ready | None = None
-        self._group = WorkerGroup(context.config.device.tensor_parallel_size)
-        self.outgoing = OutgoingMessages(own.history, self._epoch)
+        self._group = WorkerGroup(self._ranks)
+        self.outgoing = OutgoingMessages(self._history, self._epoch)
         self.outgoing.to_worker(Reset(self._epoch))
         self._step = 0
         self.next_sid = 1
@@ -112,6 +125,9 @@ class SchedulerCore(Core):
         self._health_detail = ""
         self._totals = {"tokens": 0, "prompt_tokens": 0, "busy_us": 0, "idle_us": 0,
                         "late_us": 0}
+        if prior is not None:
+            self._restore(restore_requests(prior, self._config.request_timeout),
+                          prior.history.next_sid, prior.now)
 
     # --- the loop: messages in, plans out --------------------------------------------------------
 
@@ -131,12 +147,13 @@ class SchedulerCore(Core):
         elif isinstance(message, Flush):
             self._on_flush(message)
         elif isinstance(message, PageAnswer):
-            self.state.tier.answered(message)
+            if self.state.tier is not None:
+                self.state.tier.answered(message)
         elif isinstance(message, Recall):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_recall(self.state, message, now)
-        elif isinstance(message, Hello) and not self._media.started(message.role):
-            self.outgoing.resend_all(self.state, now, message.sids)
+        elif isinstance(message, Hello):
+            self._on_hello(message.role, now, message.sids)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         """Ends overdue requests, makes as many plans as may be in flight, returns what to send."""
@@ -156,20 +173,26 @@ class SchedulerCore(Core):
             self._plan(now)  # others may have their places
         for request, rejection in self.masks.pop_stuck():
             self._fail_request(request, rejection)
-        for order in self.state.tier.orders():
-            self.outgoing.to_worker(order)
+        if self.state.tier is not None:
+            for order in self.state.tier.orders():
+                self.outgoing.to_worker(order)
         if events := self.outgoing.events:
             self._metrics.ended(events, now)
             self.outgoing.report_batch(self._event_batch(events))
             self.outgoing.events = []
+        self._audit()
+        if self.state.finished_requests:
+            self._guard.finished(self.state.finished_requests)
+            self._history.finished(self.state.finished_requests, now)
+        sends = self.outgoing.pop(self.state.table)
+        return sends if self._media is None else [*self._media.pop(), *sends]
+
+    def _audit(self) -> None:
+        """Checks the books."""
         detail = self._auditor.check(self.state, self._step, bool(self._unresolved))
         if detail is not None:
             self._health_detail = detail
             self._recheck_requests()
-        if self.state.finished_requests:
-            self._guard.finished(self.state.finished_requests)
-            self._history.finished(self.state.finished_requests, now)
-        return [*self._media.pop(), *self.outgoing.pop(self.state.table)]
 
     def _plan(self, now: float) -> None:
         """Makes as many plans as may be in flight."""
@@ -206,10 +229,11 @@ class SchedulerCore(Core):
             state.preempt(sequence, "worker")
             self._metrics.resumed([sequence])
         state.reset_for_worker(ready)
-        state.tier = self._new_page_tier(state.kv_cache, ready)
-        self._planner.reset(self._new_draft_policy(ready.drafts), self._new_prefill_pacer(ready))
+        if ready.host_pages:
+            state.tier = HostTier(state.kv_cache, ready, self._epoch, self._ranks)
+        self._planner.reset(ready)
         self._worker = ready
-        if self._planner.pacing.active:
+        if self._planner.pacing is not None:
             LOG.info("target_itl: gaps between tokens are kept to %s", self._planner.pacing.about)
         self.outgoing.to_worker(Reset(self._epoch, ready.epoch))
         if convicted is not None:
@@ -227,16 +251,13 @@ class SchedulerCore(Core):
         if result.busy_us:
             self._best_rate = max(self._best_rate, record.computed * 1e6 / result.busy_us)
         self._metrics.result(record, result, now)
-        self.state.tier.loaded(result.step, result.lost)
+        if self.state.tier is not None:
+            self.state.tier.loaded(result.step, result.lost)
         for failed, why in apply_media(self.state, record, result):
             self._fail_request(failed, why)
-        self._planner.pacing.encoded(result.encoded)
         outcome = apply_result(self.state, record, result)
         self.masks.on_result(self.state, record, result)
-        if self._planner.drafting.max_drafts:
-            self._planner.on_result(record, outcome.verified, result.busy_us)
-        if (pacing := self._planner.pacing).active and (record.extends or not result.step % 4):
-            pacing.measured(record, result.busy_us - result.encode_us, result.idle_us)  # a sample
+        self._planner.on_result(record, outcome.verified, result)
         self._totals["tokens"] += outcome.tokens
         self._totals["busy_us"] += result.busy_us
         self._totals["idle_us"] += result.idle_us
@@ -276,7 +297,8 @@ class SchedulerCore(Core):
         self.state.add_request(request)
         self._deadlines.add(request, len(self.state.requests))
         self._history.admitted(request)
-        self._media.queued(request)
+        if self._media is not None:
+            self._media.queued(request)
         self.outgoing.to_detokenizer(opens)
         if self._worker is not None:
             self._cap(request, self._worker)
@@ -344,6 +366,12 @@ class SchedulerCore(Core):
         sequence.finish = event
         self.outgoing.events.append(event)
 
+    def _request_ended(self, request: RequestState) -> None:
+        """All sequences of a request have ended."""
+        if self._media is not None:
+            self._media.ended(request)
+        self._metrics.request_ended(request)
+
     def _end_failed(self) -> None:
         """Ends the requests on which work has raised."""
         self._guard.end_failed(self.state.requests, self.state.audit, self._quarantine,
@@ -361,11 +389,12 @@ class SchedulerCore(Core):
 
     def _on_flush(self, flush: Flush) -> None:
         freed, kept = self.state.kv_cache.flush()
-        self.state.tier.flush()
+        if self.state.tier is not None:
+            self.state.tier.flush()
         self.outgoing.to_detokenizer([Reply(flush.rid, flush.client, msgspec.json.encode(
             {"pages": freed, "kept": kept}))])
 
-    def restore(self, requests: Iterator[RequestState], next_sid: int, now: float) -> None:
+    def _restore(self, requests: Iterator[RequestState], next_sid: int, now: float) -> None:
         """Goes on from an earlier life of the scheduler: its unfinished requests wait, with all
         the tokens that they have emitted; the finished ones are retained."""
         self.next_sid = next_sid
@@ -385,7 +414,8 @@ class SchedulerCore(Core):
                 live.append(request)
                 self.state.add_request(request)
                 self._history.restored(request)
-                self._media.queued(request)
+                if self._media is not None:
+                    self._media.queued(request)
                 self._deadlines.add(request, len(self.state.requests))
             else:
                 self._history.finished([request], now)
@@ -428,8 +458,14 @@ class SchedulerCore(Core):
 
     def on_peer_back(self, role: str, now: float) -> None:
         """The detokenizer reads again: every request is reported to it anew."""
-        if not self._media.started(role):
-            self.outgoing.resend_all(self.state, now)
+        self._on_hello(role, now)
+
+    def _on_hello(self, role: str, now: float, sids: Sequence[int] = ()) -> None:
+        """An actor is new, or has missed something of these sequences: it is told all it needs."""
+        if role != MEDIA:
+            self.outgoing.resend_all(self.state, now, sids)
+        elif self._media is not None:
+            self._media.started()
 
     def drain(self, now: float) -> None:
         """Rejects new requests, finishes the ones that are here (if there is a worker for that)."""
@@ -452,7 +488,7 @@ class SchedulerCore(Core):
                   "ledger_full": bool(self.outgoing.blocked),
                   "ledger_not_durable": self._not_durable, **self._totals,
                   **self._trials.gauges(state), **self._history.gauges(), **self.masks.gauges(),
-                  **self._planner.drafting.gauges(), **self._planner.pacing.gauges(),
+                  **self._planner.gauges(),
                   **self._metrics.gauges(state, phase != "stepping", self.ledger)}
         budget = self._start_budget if self._worker is None else STEP_BUDGET_S
         return Health(phase, self._step, budget, {k: float(v) for k, v in gauges.items()},

@@ -27,7 +27,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actorium.actors.scheduler.extensions import DraftPolicy
 from actorium.actors.scheduler.plan_record import VerifiedDrafts
 
 GAIN = 0.03
@@ -140,12 +139,12 @@ class DraftStepTimes:
         self.mean[drafts] = new
 
 
-class MeasuredDraftPolicy(DraftPolicy):
+class DraftPolicy:
     """Says of each plan how many drafts it makes. Reads no clock and throws no dice: time is
     counted in plans."""
 
     def __init__(self, most: int, fixed: bool = False) -> None:
-        """most: drafts at the most; fixed: always so many."""
+        """most: drafts at the most, at least one; fixed: always so many."""
         self.max_drafts, self._fixed = most, fixed
         self.acceptance = AcceptanceRates(most)
         self.present = most
@@ -202,7 +201,7 @@ class MeasuredDraftPolicy(DraftPolicy):
 
     def next(self, batch: int) -> int:
         """Drafts to make in the next plan for each of its `batch` sampled rows."""
-        if not self.max_drafts or not batch:
+        if not batch:
             return 0
         if not self._fixed:
             self.present = self._choose(bucket(batch))
@@ -285,9 +284,7 @@ class MeasuredDraftPolicy(DraftPolicy):
     # --- gauges ---------------------------------------------------------------------------------
 
     def gauges(self) -> dict[str, float]:
-        """Sums since the start, and what the choice rests on; nothing where nothing is drafted."""
-        if not self.max_drafts:
-            return {}
+        """Sums since the start, and what the choice rests on."""
         self._learn()
         total = sum(self._accepted)
         gauges = {"num_drafts": self._drafts, "num_draft_tokens": self._draft_tokens,

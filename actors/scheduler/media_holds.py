@@ -1,15 +1,30 @@
-"""Which images and videos unfinished requests name, told to the media actor that keeps them."""
+"""Which images and videos unfinished requests name, told to the media actor that keeps them: by the
+scheduler or, in a cluster, by the router."""
 
 from __future__ import annotations
 
 from collections import Counter
+from typing import Protocol
 
-from actorium.actors.core import Send
-from actorium.actors.scheduler.media_use import MEDIA, Asked, MediaUse
+from actorium.actors.config.cluster_settings import replica_of
+from actorium.actors.core import Context, Send
+from actorium.actors.messages import Submit
+from actorium.actors.models.media_models import takes_media
 from actorium.actors.vision.media_messages import HoldMedia
 
+MEDIA = "media"
+"""The role that keeps them."""
 
-class MediaHolds(MediaUse):
+
+class Asked(Protocol):
+    """A request, in a scheduler or in a router's book."""
+
+    @property
+    def submit(self) -> Submit:
+        """As it came."""
+
+
+class MediaHolds:
     """Counts requests for each item. What changed goes out at the end of a wake; everything does
     at the first one, and when a new media actor has started."""
 
@@ -21,26 +36,36 @@ class MediaHolds(MediaUse):
         self._reset = True
 
     def queued(self, request: Asked) -> None:
+        """A request was accepted, or goes on after its owner's earlier life."""
         for key in dict.fromkeys(item.key for item in request.submit.media):
             self._requests[key] += 1
             self._held.append(key)
             self._free.pop(key, None)
 
     def ended(self, request: Asked) -> None:
+        """All sequences of a request have ended."""
         for key in dict.fromkeys(item.key for item in request.submit.media):
             self._requests[key] -= 1
             if not self._requests[key]:
                 del self._requests[key]
                 self._free[key] = None
 
-    def started(self, role: str) -> bool:
-        self._reset = self._reset or role == MEDIA
-        return role == MEDIA
+    def started(self) -> None:
+        """The media actor has started, or reads again: it is told everything."""
+        self._reset = True
 
     def pop(self) -> list[Send]:
+        """What to send now."""
         if not (self._reset or self._held or self._free):
             return []
         held = list(self._requests) if self._reset else self._held
         told = HoldMedia(self._epoch, self._reset, held, [] if self._reset else list(self._free))
         self._held, self._free, self._reset = [], {}, False
         return [Send(MEDIA, told)]
+
+
+def new_media_holds(context: Context) -> MediaHolds | None:
+    """Of a scheduler or a router; None where nobody tells the media actor anything: the model takes
+    no media, or a replica's router does."""
+    own = takes_media(context.config) and replica_of(context.config.cluster) is None
+    return MediaHolds(context.epoch) if own else None

@@ -19,7 +19,7 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.runtime.roles import WORKER
-from actorium.actors.scheduler.extensions import RequestHistory
+from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog
 from actorium.actors.scheduler.report_queue import ReportQueue
 from actorium.actors.scheduler.request_state import RequestState, open_message
 from actorium.actors.scheduler.scheduler_state import SchedulerState
@@ -31,7 +31,7 @@ DETOKENIZER = "detokenizer"
 class OutgoingMessages:
     """Filled while messages are handled, emptied by each wake."""
 
-    def __init__(self, history: RequestHistory, epoch: int) -> None:
+    def __init__(self, history: RecoveryLog, epoch: int) -> None:
         self.blocked = ""
         """Why the ledger takes no more records; empty = it does. Of reports only rejections go out
         then."""

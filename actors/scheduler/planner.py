@@ -4,32 +4,37 @@ begun, then admissions."""
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import partial
 
 import numpy as np
 
-from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.scheduler.extensions import DraftPolicy, PrefillAllowance, PrefillPacer
+from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.tree import Config
+from actorium.actors.messages import Admit, Ready, StepPlan, StepResult
+from actorium.actors.scheduler.draft_policy import DraftPolicy
 from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
+from actorium.actors.scheduler.prefill_pacing import PrefillAllowance, PrefillPacer, new_pacer
 from actorium.actors.scheduler.request_state import SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
 
-UNBOUNDED = PrefillAllowance()
-
 
 class Planner:
-    """Makes plans from the scheduler's state. `budget`: tokens that a step may compute."""
+    """Makes plans from the scheduler's state."""
 
-    def __init__(self, state: SchedulerState, epoch: int, budget: int,
-                 preempt_every: int = 0) -> None:
-        self.drafting = DraftPolicy()
-        """How many drafts each plan makes."""
-        self.pacing = PrefillPacer()
-        """How many prompt tokens share a step with decodes."""
+    def __init__(self, state: SchedulerState, epoch: int, config: Config) -> None:
+        """epoch: the scheduler's."""
+        self.drafting: DraftPolicy | None = None
+        """How many drafts each plan makes; None = none."""
+        self.pacing: PrefillPacer | None = None
+        """How many prompt tokens share a step with decodes; None = all that fit its budget."""
         self._state = state
         self._epoch = epoch
-        self._budget = budget
-        self._preempt_every = preempt_every
+        self._budget = config.scheduler.max_num_batched_tokens
+        """Tokens that a step may compute."""
+        self._preempt_every = config.scheduler.force_preempt_every
+        self._target_itl = config.scheduler.target_itl
+        self._fixed_drafts = parse_speculative(config.speculation.speculative).fixed
 
     def plan(self, step: int, unresolved: tuple[PlanRecord, ...]) -> (
             tuple[StepPlan, PlanRecord] | None):
@@ -49,41 +54,55 @@ class Planner:
                                 len(rows.slots), unresolved)
             for sequence in list(state.prefilling):
                 self._plan_chunk(draft, sequence)
-            while (draft.budget > 0 and not draft.allowance.spent
-                   and (admit := self._admit(unresolved))):
-                draft.admits.append(admit)
+            while (draft.budget > 0 and not (draft.allowance and draft.allowance.spent)
+                   and self._admit(draft)):
                 self._plan_chunk(draft, state.prefilling[-1])
             if (draft.extends or draft.admits or len(rows.slots) or not state.prefilling
                     or state.guard.failed):
                 break
             # Prompts hold each other's pages: only the windows of a very small pool get here.
             self._make_room()
-        if not (draft.extends or draft.admits or len(rows.slots) or state.tier.due):
+        if not (draft.extends or draft.admits or len(rows.slots)
+                or (state.tier is not None and state.tier.due)):
             return None
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
 
-    def _allowance(self, draft: PartialPlan) -> PrefillAllowance:
+    def _allowance(self, draft: PartialPlan, pacing: PrefillPacer) -> PrefillAllowance | None:
         """What prompts may take beside the decodes."""
         waiting = len(self._state.prefilling) + len(self._state.queue)
-        return self.pacing.allowance(draft.rows * self._state.table.window, draft.rows, waiting,
-                                     draft.unresolved)
+        return pacing.allowance(draft.rows * self._state.table.window, draft.rows, waiting,
+                                draft.unresolved)
 
-    def reset(self, drafting: DraftPolicy, pacing: PrefillPacer) -> None:
+    def reset(self, worker: Ready) -> None:
         """A fresh worker: nothing runs, nothing is drafted yet. What was learnt of an earlier
         worker that made as many drafts is kept, and of one that kept to the same target."""
-        if drafting.max_drafts != self.drafting.max_drafts:
-            self.drafting = drafting
-        if pacing.about != self.pacing.about:
+        if worker.drafts != (self.drafting.max_drafts if self.drafting else 0):
+            self.drafting = (DraftPolicy(worker.drafts, self._fixed_drafts) if worker.drafts
+                             else None)
+        pacing = new_pacer(self._target_itl, worker)
+        if pacing is None or self.pacing is None or pacing.about != self.pacing.about:
             self.pacing = pacing
         self._state.table.window = 1
 
-    def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None, busy_us: int) -> None:
-        """Learns from a step how many drafts were right, and what making them cost."""
-        if verified is not None:
-            self.drafting.verified(verified)
-        if record.window == 1 + record.drafts and not record.extends:
-            self.drafting.timed(record.decodes, record.drafts, busy_us)
+    def on_result(self, record: PlanRecord, verified: VerifiedDrafts | None,
+                  result: StepResult) -> None:
+        """Learns from a step how many drafts were right, what making them cost, and how long steps
+        take."""
+        if self.drafting is not None:
+            if verified is not None:
+                self.drafting.verified(verified)
+            if record.window == 1 + record.drafts and not record.extends:
+                self.drafting.timed(record.decodes, record.drafts, result.busy_us)
+        if self.pacing is not None:
+            self.pacing.encoded(result.encoded)
+            if record.extends or not result.step % 4:  # of steps that only decode, a sample
+                self.pacing.measured(record, result.busy_us - result.encode_us, result.idle_us)
+
+    def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
+        return {**(self.drafting.gauges() if self.drafting else {}),
+                **(self.pacing.gauges() if self.pacing else {})}
 
     def _assemble(self, step: int, rows: DecodeRows, draft: PartialPlan) -> tuple[StepPlan,
                                                                                   PlanRecord]:
@@ -97,25 +116,27 @@ class Planner:
             sids = np.concatenate((np.array([s.sid for s in firsts], np.int64), sids))
             sids_column = sids.tobytes()
         computed, predicted = self._budget - draft.budget, 0
-        if self.pacing.active and extends:
+        allowance, tier = draft.allowance, self._state.tier
+        if self.pacing is not None and extends:
             decoded = len(rows.slots) * self._state.table.window
             predicted = self.pacing.predict(decoded, computed - decoded, draft.attended)
-            self.pacing.planned(draft.allowance.deferred)
+            self.pacing.planned(allowance.deferred if allowance else 0)
         record = PlanRecord(step, slots, sids, sids_column, len(firsts),
                             {s.slot: s.sid for s, _ in extends},
                             computed, self._state.table.window,
-                            self.drafting.next(len(slots)) if self.drafting.max_drafts else 0,
+                            self.drafting.next(len(slots)) if self.drafting else 0,
                             draft.attended, predicted,
                             [(s.slot, int(self._state.table.order[s.slot]), s.computed)
                              for s, _ in extends if s.request.submit.media])
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
-        store, load = self._state.tier.planned(step)
+        store, load = (b"", b"") if tier is None else tier.planned(step)
         return StepPlan(
             epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts,
-            encode=draft.allowance.encode, encode_us=draft.allowance.encode_us,
+            encode=allowance.encode if allowance else [],
+            encode_us=allowance.encode_us if allowance else 0,
             store=store, load=load), record
 
     def _finish_prompts(self, extends: list[tuple[SequenceState, int]]) -> list[SequenceState]:
@@ -176,22 +197,24 @@ class Planner:
         """Plans a sequence's next chunk, as far as budget and pages go. Where that raises, the plan
         is left as it was."""
         computed, planned = sequence.computed, len(draft.extends)
-        with self._state.guard.of(sequence.request):
-            self._plan_chunk_unguarded(draft, sequence)
-            return
-        sequence.computed = computed
-        for _, chunk in draft.extends[planned:]:
-            draft.budget += chunk
-        del draft.extends[planned:]
+        error = self._state.guard.attempt(
+            sequence.request, partial(self._add_chunk, draft, sequence))
+        if error is not None:
+            sequence.computed = computed
+            for _, chunk in draft.extends[planned:]:
+                draft.budget += chunk
+            del draft.extends[planned:]
 
-    def _plan_chunk_unguarded(self, draft: PartialPlan, sequence: SequenceState) -> None:
+    def _add_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
         state = self._state
         table, kv_cache, slot = state.table, state.kv_cache, sequence.slot
         chunk = min(sequence.total - sequence.computed, draft.budget)
-        if chunk > 0 and draft.rows and self.pacing.active:
-            if draft.allowance is UNBOUNDED:
-                draft.allowance = self._allowance(draft)
-            chunk = draft.allowance.take(sequence.computed, chunk, sequence.request.submit.media)
+        if chunk > 0 and draft.rows and self.pacing is not None:
+            if draft.allowance is None:
+                draft.allowance = self._allowance(draft, self.pacing)
+            if draft.allowance is not None:
+                chunk = draft.allowance.take(sequence.computed, chunk,
+                                             sequence.request.submit.media)
         if chunk <= 0:
             return
         table.free_behind_windows(np.array([slot]), np.array([sequence.computed]), kv_cache)
@@ -229,16 +252,20 @@ class Planner:
             return None
         return head
 
-    def _admit(self, unresolved: tuple[PlanRecord, ...]) -> Admit | None:
-        head = self._next_to_admit(unresolved)
+    def _admit(self, draft: PartialPlan) -> bool:
+        """Adds the admission of the next sequence to the plan; False if there is none to make."""
+        head = self._next_to_admit(draft.unresolved)
         if head is None:
-            return None
-        with self._state.guard.of(head.request):
-            may = self._state.can_admit(head) and not self._state.fetch_prefix(head)
-            return self._state.admit(head) if may else None
-        if head.slot:
+            return False
+        before = len(draft.admits)
+        error = self._state.guard.attempt(head.request, partial(self._add_admission, draft, head))
+        if error is not None and head.slot:
             self._state.undo_admission(head)
-        return None
+        return len(draft.admits) > before
+
+    def _add_admission(self, draft: PartialPlan, head: SequenceState) -> None:
+        if self._state.can_admit(head) and not self._state.fetch_prefix(head):
+            draft.admits.append(self._state.admit(head))
 
     def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
         """Under the priority policy: preempts lower priorities until the highest that waits fits.
@@ -276,5 +303,5 @@ class PartialPlan:
     checkpoints: list[tuple[int, int, int]] = field(default_factory=list)
     attended: float = 0.0
     """As `PlanRecord.attended`."""
-    allowance: PrefillAllowance = UNBOUNDED
-    """What the extends may take of that."""
+    allowance: PrefillAllowance | None = None
+    """What the extends may take of that; None = all of it."""

@@ -38,7 +38,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from actorium.actors.messages import MediaItem, Ready
-from actorium.actors.scheduler.extensions import PrefillAllowance, PrefillPacer
 from actorium.actors.scheduler.plan_record import PlanRecord
 
 FACTOR, LEAST_US = 3.0, 75_000.0
@@ -187,7 +186,7 @@ class StepTimeModel:
 
 
 @dataclass
-class TimedAllowance(PrefillAllowance):
+class PrefillAllowance:
     """What prompts may take of one step: a time, and no more than so many tokens."""
 
     page_size: int
@@ -198,6 +197,7 @@ class TimedAllowance(PrefillAllowance):
     us_per_position: float
     """Of each position that a token attends to."""
     deferred: int = 0
+    """Tokens by which chunks were cut."""
     first: bool = True
     """No chunk was taken yet: the first one goes to the next page boundary at least."""
     reserved_us: float = 0.0
@@ -207,16 +207,20 @@ class TimedAllowance(PrefillAllowance):
     encode: list[MediaItem] = field(default_factory=list)
 
     @property
-    def encode_us(self) -> int:  # type: ignore[override]
+    def encode_us(self) -> int:
+        """See `StepPlan`."""
         return max(int(self.reserved_us + max(self.spare_us, 0.0)), 1) if self.encode else 0
 
     @property
-    def spent(self) -> bool:  # type: ignore[override]
+    def spent(self) -> bool:
+        """Whether not even a page of a fresh prompt fits any more."""
         page = self.page_size
         return not self.first and (self.tokens < page or self.spare_us < self._time(0, page))
 
     def take(self, start: int, wanted: int, media: Sequence[MediaItem] = ()) -> int:
-        """A chunk that is cut ends at a page boundary, or before an item that is not made yet."""
+        """Takes the chunk of a prompt that begins at position `start`: `wanted` tokens, or as many
+        as fit. Returns its length. A chunk that is cut ends at a page boundary, or before an item
+        that is not made yet."""
         if media and not (wanted := self._before_missing(start, wanted, media)):
             return 0
         fit = self._taken(start, wanted)
@@ -258,21 +262,21 @@ class TimedAllowance(PrefillAllowance):
         return min(int(2 * self.spare_us / root), wanted)
 
 
-class MeasuredPrefillPacer(PrefillPacer):
+class PrefillPacer:
     """Cuts prompts' chunks to what a target leaves. Reads no clock: times come with results."""
 
     def __init__(self, target_us: float | None, page_size: int) -> None:
         """target_us: microseconds of a step with decodes; None = the default of a CPU."""
-        self.active = True
         self.about = (f"{target_us / 1e3:g} ms" if target_us else
                       f"{FACTOR:g} times a step without prompts, at least {LEAST_US / 1e3:g} ms")
+        """What it keeps to, for the log."""
         self.model = StepTimeModel()
         self._fixed, self._page_size = target_us, page_size
         self._untimed = False
         """The worker measures no times."""
         self._made: dict[bytes, None] = {}
-        """See `TimedAllowance`."""
-        self._given: TimedAllowance | None = None
+        """See `PrefillAllowance`."""
+        self._given: PrefillAllowance | None = None
         """The last allowance."""
         self._reach = 0
         """Prompt tokens of the largest step measured."""
@@ -289,11 +293,12 @@ class MeasuredPrefillPacer(PrefillPacer):
                         "over_target_steps": 0.0}
 
     def allowance(self, decoded: int, streaming: int, waiting: int,
-                  unresolved: Iterable[PlanRecord]) -> PrefillAllowance:
+                  unresolved: Iterable[PlanRecord]) -> PrefillAllowance | None:
         """What prompts may take of a step that decodes so many tokens of `streaming` sequences,
-        while `waiting` others have no token yet. unresolved: the plans in flight."""
+        while `waiting` others have no token yet; None = all of it. unresolved: the plans in
+        flight."""
         if self._untimed:
-            return PrefillAllowance()
+            return None
         self._close_run()
         model, reach = self.model, self._reach
         beside = model.predict(decoded)
@@ -305,7 +310,7 @@ class MeasuredPrefillPacer(PrefillPacer):
         guessing = any(record.prompt_tokens > reach for record in unresolved)
         spare = max(aim - beside, SHARE * beside) - mixed
         reserved = ENCODE_SHARE * max(spare, 0.0) if self._given and self._given.encode else 0.0
-        self._given = TimedAllowance(
+        self._given = PrefillAllowance(
             page_size=self._page_size, tokens=int(reach if guessing else REACH * reach),
             spare_us=spare - reserved, us_per_token=token * SCALES[3],
             us_per_position=position * SCALES[4], reserved_us=reserved, made=self._made)
@@ -370,11 +375,11 @@ class MeasuredPrefillPacer(PrefillPacer):
         return {"target_itl_us": self._target, **self._counts}
 
 
-def new_pacer(target_itl: float | None, worker: Ready) -> PrefillPacer:
-    """The pacer of a fresh worker. target_itl: milliseconds, 0 = off, None = by the device: on a
-    CPU a full chunk beside decodes takes seconds, on a GPU it is computed in the time of a few
-    decodes, and prompts in short chunks leave most of it idle."""
+def new_pacer(target_itl: float | None, worker: Ready) -> PrefillPacer | None:
+    """The pacer of a fresh worker; None = off. target_itl: milliseconds, 0 = off, None = by the
+    device: on a CPU a full chunk beside decodes takes seconds, on a GPU it is computed in the time
+    of a few decodes, and prompts in short chunks leave most of it idle."""
     cpu = worker.device.split(" ", 1)[0] == "cpu"
     if target_itl == 0 or (target_itl is None and not cpu):
-        return PrefillPacer()
-    return MeasuredPrefillPacer(None if target_itl is None else target_itl * 1e3, worker.page_size)
+        return None
+    return PrefillPacer(None if target_itl is None else target_itl * 1e3, worker.page_size)

@@ -17,7 +17,6 @@ from numpy.typing import NDArray
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.histograms import BOUNDS, HTTP_REQUESTS, Histogram
-from actorium.actors.scheduler.extensions import SchedulerMetrics
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
@@ -78,7 +77,7 @@ class SequenceTimes:
     """Where its last tokens came from."""
 
 
-class RequestMetrics(SchedulerMetrics):
+class RequestMetrics:
     """The scheduler's histograms and counts. The caller brings the time."""
 
     def __init__(self, slots: int) -> None:
@@ -244,4 +243,5 @@ def memory_gauges(state: SchedulerState) -> dict[str, float]:
             "checkpoints_saved": state.kv_cache.checkpoints.saved,
             "checkpoints_evicted": state.kv_cache.checkpoints.evicted,
             "evicted_pages": 0 if tree is None else tree.stats.evictions,
-            "preemptions": state.preemptions.total(), **causes, **state.tier.gauges()}
+            "preemptions": state.preemptions.total(), **causes,
+            **({} if state.tier is None else state.tier.gauges())}

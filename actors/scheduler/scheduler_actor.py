@@ -1,113 +1,145 @@
-"""The scheduler actor: its core with every extension, and the observers around it."""
+"""The scheduler actor: the core with its ledger and journal, and what a process has around it.
+
+Every message and every wake goes through the same steps, in this order: a replica's link to its
+router turns orders into messages; a request whose grammar is not compiled waits; the flight
+recorder writes down what the core is about to get; the core. What comes out goes back through the
+link.
+"""
 
 from __future__ import annotations
 
-import logging
+from collections.abc import Callable, Sequence
 from time import monotonic
+from typing import Any
 
-from actorium.actors.cluster.replica_link import NumberedRequests, ReplicaLink
+from actorium.actors.cluster.replica_link import ORDERS, ReplicaLink
 from actorium.actors.config.cluster_settings import replica_of
-from actorium.actors.config.speculative import parse_speculative
-from actorium.actors.core import Context, Core
+from actorium.actors.core import Context, CoreObserver, Health, Send
 from actorium.actors.ledger.committer import open_ledger
-from actorium.actors.models.media_models import takes_media
-from actorium.actors.recorder.recorder import Recorder
-from actorium.actors.runtime.inflight_journal import InflightJournal, open_journal
-from actorium.actors.scheduler.cache.host_tier import HostTier
-from actorium.actors.scheduler.cache.page_tier import PageTier
+from actorium.actors.messages import Cancel, Ready, Submit
+from actorium.actors.recorder.recorder import open_recorder
+from actorium.actors.runtime.inflight_journal import open_journal
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
-from actorium.actors.scheduler.extensions import SchedulerExtensions
-from actorium.actors.scheduler.media_holds import MediaHolds
-from actorium.actors.scheduler.media_use import MediaUse
-from actorium.actors.scheduler.prefill_pacing import new_pacer
-from actorium.actors.scheduler.queue_policies import new_queue
-from actorium.actors.scheduler.recovery.audit import PeriodicAuditor
-from actorium.actors.scheduler.recovery.recovery_log import PriorRun, RecoveryLog, restore_requests
-from actorium.actors.scheduler.recovery.request_faults import RequestFaults
-from actorium.actors.scheduler.recovery.suspects import SuspectTrials
-from actorium.actors.scheduler.request_metrics import RequestMetrics
+from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.structured.grammar_compiler import GrammarCompiler
-from actorium.actors.structured.structured_output import (
-    Load,
-    StructuredOutputManager,
-    no_vocabulary,
-    vocabulary,
-)
-
-LOG = logging.getLogger("actorium.recorder")
+from actorium.actors.structured.structured_output import vocabulary
 
 
-def build(context: Context) -> SchedulerCore:
-    """The core of the role "scheduler". With a ledger it goes on from there. Raises `BadConfig`
+def build(context: Context) -> SchedulerActor:
+    """The actor of the role "scheduler". Raises what `build_core` raises."""
+    return SchedulerActor(build_core(context), context)
+
+
+def build_core(context: Context) -> SchedulerCore:
+    """The core with its ledger and journal. With a ledger it goes on from there. Raises `BadConfig`
     and `EngineUnavailable` where that cannot be."""
     ledger, load = open_ledger(context), vocabulary(context)
     journal = open_journal(context.run_dir, context.role, context.config.recovery.request_budget)
-    if ledger is None:
-        return extended_core(context, None, load, journal)
-    prior = PriorRun(ledger.history, ledger.same_boot, monotonic())
-    core = extended_core(context, prior, load, journal)
+    prior = None
+    if ledger is not None:
+        prior = PriorRun(ledger.history, ledger.same_boot, monotonic())
+    core = SchedulerCore(context, prior, load, journal)
     core.ledger = ledger
     return core
 
 
-def extended_core(context: Context, prior: PriorRun | None = None, load: Load = no_vocabulary,
-                  journal: InflightJournal | None = None) -> SchedulerCore:
-    """A core with every extension, without IO; prior: the earlier life that it goes on from."""
-    config = context.config
-    core = SchedulerCore(context, extensions_of(context, load, journal))
-    if prior is not None:
-        core.restore(restore_requests(prior, config.scheduler.request_timeout),
-                     prior.history.next_sid, prior.now)
-    return core
+class SchedulerActor(CoreObserver):
+    """A scheduler's core, and the steps around it; see the module."""
 
+    def __init__(self, core: SchedulerCore, context: Context) -> None:
+        super().__init__(core)
+        config = context.config
+        self.recorder = open_recorder(core, context)
+        self.compiler = GrammarCompiler(core.masks, core.journal,
+                                        config.scheduler.max_num_queued_reqs)
+        replica = replica_of(config.cluster)
+        self.link = None if replica is None else ReplicaLink(core, replica, context)
+        if self.link is not None:
+            self.inbox = self.link.inbox
 
-def extensions_of(context: Context, load: Load = no_vocabulary,
-                  journal: InflightJournal | None = None) -> SchedulerExtensions:
-    """Every extension, as configured."""
-    config = context.config
-    fixed = parse_speculative(config.speculation.speculative).fixed
-    guard = RequestFaults(journal)
-    return SchedulerExtensions(
-        guard=guard, history=RecoveryLog(config.recovery, guard.journal),
-        queue=new_queue(config.scheduler.schedule_policy, config.scheduler.tenant_weights),
-        metrics=RequestMetrics(config.scheduler.max_num_seqs + 1),
-        masks=StructuredOutputManager(load), trials=SuspectTrials(),
-        auditor=PeriodicAuditor(config.memory),
-        media=media_use(context),
-        new_draft_policy=lambda drafts: MeasuredDraftPolicy(drafts, fixed),
-        new_prefill_pacer=lambda worker: new_pacer(config.scheduler.target_itl, worker),
-        new_page_tier=lambda pages, worker: HostTier(
-            pages, worker, context.epoch, config.device.tensor_parallel_size)
-        if worker.host_pages else PageTier())
+    # --- messages ---
 
+    def on_message(self, message: Any, now: float) -> None:
+        if self.link is not None and isinstance(message, ORDERS):
+            message = self.link.on_order(message, now)
+            if message is None:
+                return
+        if isinstance(message, Submit) and self.compiler.takes(message):
+            return
+        if isinstance(message, Cancel):
+            self.compiler.cancel(message)
+        self._deliver(message, now)
+        if self.link is not None and isinstance(message, Ready):
+            self.link.report_at = now
 
-def media_use(context: Context) -> MediaUse:
-    """Who tells the media actor what requests name: not a replica, whose router does."""
-    own = takes_media(context.config) and replica_of(context.config.cluster) is None
-    return MediaHolds(context.epoch) if own else MediaUse()
+    def _deliver(self, message: Any, now: float) -> None:
+        """Gives a message to the core."""
+        if self.link is not None:
+            self.link.number(message)
+        if self.recorder is None:
+            self._core.on_message(message, now)
+            return
+        self.recorder.on_message(message, now)
+        with self.recorder.until_failure():
+            self._core.on_message(message, now)
 
+    # --- a wake ---
 
-def observed(core: Core, context: Context) -> Core:
-    """The core with its observers: the flight recorder, and the compilation of grammars on a
-    thread. Any core but a `SchedulerCore` is returned as it is."""
-    if not isinstance(core, SchedulerCore):
-        return core
-    masks, around = core.masks, recorded(core, context)
-    replica = replica_of(context.config.cluster)
-    if replica is not None:
-        around = numbered = NumberedRequests(around, core)
-    if isinstance(masks, StructuredOutputManager):
-        around = GrammarCompiler(around, masks, context.config.scheduler.max_num_queued_reqs)
-    return around if replica is None else ReplicaLink(around, numbered, core, replica, context)
+    def on_wake(self, now: float) -> Sequence[Send]:
+        for submit in self.compiler.pop_ready():
+            self._deliver(submit, now)
+        if self.recorder is None:
+            sends = self._core.on_wake(now)
+        else:
+            with self.recorder.until_failure():
+                sends = self._core.on_wake(now)
+            self.recorder.on_wake(now, sends)
+        return sends if self.link is None else self.link.on_wake(sends, now, self.health)
 
+    def next_timer(self) -> float | None:
+        if self.recorder is not None:
+            self.recorder.write()
+        due = self._core.next_timer()
+        if self.link is None:
+            return due
+        return self.link.report_at if due is None else min(due, self.link.report_at)
 
-def recorded(core: SchedulerCore, context: Context) -> Core:
-    """The core with a flight recorder around it, where one is configured."""
-    if not context.config.runtime.recorder_bytes:
-        return core
-    try:
-        return Recorder(core, context, core.masks)
-    except OSError as error:
-        LOG.warning("no flight recorder: %s", error)
-        return core
+    # --- everything else ---
+
+    def on_start(self, post: Callable[..., None]) -> None:
+        self.compiler.on_start(post)
+
+    def drain(self, now: float) -> None:
+        self._call("drain", now)
+
+    def on_ledger_full(self, why: str, now: float) -> None:
+        self._call("on_ledger_full", now, why)
+
+    def on_ledger_lost(self, why: str, now: float) -> None:
+        self._call("on_ledger_lost", now, why)
+
+    def on_ledger_ok(self, now: float) -> None:
+        self._call("on_ledger_ok", now)
+
+    def _call(self, name: str, now: float, *args: str) -> None:
+        if self.recorder is not None:
+            self.recorder.on_call(name, now, *args)
+        getattr(self._core, name)(*args, now)
+
+    def on_peer_stuck(self, role: str, now: float) -> bool:
+        """A router that does not read asks for everything when it does, or its successor."""
+        return (self.link is not None and role == self.link.router) \
+            or self._core.on_peer_stuck(role, now)
+
+    def on_peer_back(self, role: str, now: float) -> None:
+        if self.link is not None and role == self.link.router:
+            self._deliver(self.link.on_router_back(), now)
+        else:
+            self._core.on_peer_back(role, now)
+
+    @property
+    def done(self) -> bool:
+        return not self.compiler.waiting and self._core.done
+
+    def health(self) -> Health:
+        return self.compiler.counted(self._core.health())

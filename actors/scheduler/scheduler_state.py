@@ -12,10 +12,10 @@ import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
+from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
-from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.preemption_policy import (
     CLIP,
@@ -23,10 +23,10 @@ from actorium.actors.scheduler.preemption_policy import (
     RunningView,
     choose_victim,
 )
-from actorium.actors.scheduler.request_guard import RequestGuard
+from actorium.actors.scheduler.queue_policies import new_queue
+from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
 from actorium.actors.scheduler.slot_table import SlotTable
-from actorium.actors.scheduler.waiting_queue import WaitingQueue
 
 GROWTH_TOKENS = 16
 """Tokens (one page at least) that admission keeps free for each running sequence, whatever the
@@ -36,12 +36,12 @@ reserve's ratio is."""
 class SchedulerState:
     """The scheduler's state. Every sequence waits or runs; a running one has a slot and pages."""
 
-    def __init__(self, config: SchedulerConfig, memory: MemoryConfig,
-                 guard: RequestGuard | None = None,
-                 queue: WaitingQueue | None = None) -> None:
+    def __init__(self, config: SchedulerConfig, memory: MemoryConfig, guard: RequestFaults,
+                 on_finished: Callable[[RequestState], None]) -> None:
+        """on_finished: called with each request as it ends."""
         self.requests: dict[tuple[bytes, str], RequestState] = {}
         self.sequences: dict[int, SequenceState] = {}
-        self.queue = WaitingQueue() if queue is None else queue
+        self.queue = new_queue(config.schedule_policy, config.tenant_weights)
         self.prefilling: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.slots_to_release: list[int] = []
@@ -50,15 +50,13 @@ class SchedulerState:
         """By cause: memory, priority, forced, worker."""
         self.finished_requests: list[RequestState] = []
         """Requests that have ended since this list was last emptied."""
-        self.on_finished: Callable[[RequestState], None] = _ignore_request
-        """Called with each of them as it ends."""
         self.trial: frozenset[int] | None = None
         """The sequences on trial for a worker's death: only these may be admitted; None = all."""
         self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
         self.reserve = AdmissionReserve()
-        self.guard = guard or RequestGuard()
-        """Stands around the work on single requests."""
+        self.guard = guard
+        self._on_finished = on_finished
         self.keep_history = False
         """Sequences keep the logprobs that were reported of them."""
         self.max_waiting = config.max_num_queued_reqs
@@ -85,7 +83,8 @@ class SchedulerState:
         self.table = table
         self.kv_cache = KVCacheManager(groups, page_size, self._memory_config, recurrent,
                                        checkpoints)
-        self.tier = PageTier()
+        self.tier: HostTier | None = None
+        """Where pages go that the pools have no room for."""
         growth = GROWTH_TOKENS * table.max_window
         self.reserve = AdmissionReserve(growth=max(growth, page_size))
         self.slots_to_release.clear()
@@ -100,7 +99,8 @@ class SchedulerState:
         for sequence in request.live.values():
             self.sequences[sequence.sid] = sequence
             self.queue.push(sequence)
-            self.tier.arrived(sequence.sid, partial(self._key, sequence))
+            if self.tier is not None:
+                self.tier.arrived(sequence.sid, partial(self._key, sequence))
 
     def change_client(self, request: RequestState, client: bytes) -> None:
         """Gives an unfinished request to another client."""
@@ -120,12 +120,13 @@ class SchedulerState:
             self.queue.finished(sequence, running=True)
         else:
             self.queue.remove(sequence)
-            self.tier.forget(sequence.sid)
+            if self.tier is not None:
+                self.tier.forget(sequence.sid)
         request = sequence.request
         del self.sequences[sequence.sid], request.live[sequence.sid]
         if not request.live:
             self.finished_requests.append(self.requests.pop(request.key))
-            self.on_finished(request)
+            self._on_finished(request)
 
     def preempt(self, sequence: SequenceState, cause: str) -> None:
         """Takes slot and pages from a running sequence. It waits again, first of its class, and
@@ -257,7 +258,8 @@ class SchedulerState:
 
     def fetch_prefix(self, sequence: SequenceState) -> bool:
         """Whether a sequence that could be admitted waits for more of its prefix to come back."""
-        return self.tier.fetch(sequence.sid, self._key(sequence), self._match_prefix(sequence))
+        return self.tier is not None and self.tier.fetch(
+            sequence.sid, self._key(sequence), self._match_prefix(sequence))
 
     def admit(self, sequence: SequenceState) -> Admit:
         """Gives a waiting sequence, for which `can_admit` holds, a slot and its cached pages."""
@@ -385,14 +387,11 @@ class SchedulerState:
                                   f"and {len(self.queue)} waiting")
 
     def _holders(self) -> Iterator[tuple[int, list[Ints]]]:
-        yield from self.tier.holders()
+        if self.tier is not None:
+            yield from self.tier.holders()
         for sequence in self.table.sequences:
             if sequence is not None:
                 yield sequence.sid, self.table.pages_of(sequence.slot)
-
-
-def _ignore_request(request: RequestState) -> None:
-    pass
 
 
 def tokens_of(sequence: SequenceState) -> Ints:

@@ -1,5 +1,5 @@
-"""Applies a step's result: credits tokens to sequences, ends those that it ends, and makes the
-batch for the detokenizer."""
+"""Applies a step's result: credits tokens to sequences, ends those that it ends, makes the batch
+for the detokenizer, and shares the pages of images that the step has computed."""
 
 from __future__ import annotations
 
@@ -11,9 +11,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
+from actorium.actors.scheduler.admission_checks import Rejection
+from actorium.actors.scheduler.cache.media_keys import shareable
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
-from actorium.actors.scheduler.request_state import SequenceState
+from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 FINISH_REASONS = {1: "stop", 2: "length"}
@@ -247,3 +249,22 @@ def _unreported_logprobs(sequence: SequenceState, logprobs: RowLogprobs) -> RowL
         logprobs, start=logprobs.start + skip, chosen=logprobs.chosen[4 * skip:],
         ranks=logprobs.ranks[4 * skip:], top_ids=logprobs.top_ids[top * skip:],
         top_logprobs=logprobs.top_logprobs[top * skip:])
+
+
+def apply_media(state: SchedulerState, record: PlanRecord,
+                result: StepResult) -> list[tuple[RequestState, Rejection]]:
+    """Lets what a step has computed of its own images be shared, as far as it still lies in the
+    slot of its admission. Returns the requests that end, and why: nothing of theirs is shared."""
+    failed = {slot: Rejection(code, why) for slot, code, why in result.failed}
+    for slot, admission, computed in record.media:
+        sequence = state.table.sequences[slot]
+        if slot in failed or sequence is None or state.table.order[slot] != admission:
+            continue
+        sequence.shareable = shareable(sequence.request.submit.media, computed)
+        state.cache_prefix(sequence, state.table.pages_of(slot), sequence.computed)
+    ended = {}
+    for slot, why in failed.items():
+        owner = state.sequences.get(record.extends.get(slot, 0))
+        if owner is not None:
+            ended[owner.request.key] = owner.request, why
+    return list(ended.values())

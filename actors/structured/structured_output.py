@@ -22,7 +22,6 @@ from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequ
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal
 from actorium.actors.scheduler.admission_checks import Rejection
-from actorium.actors.scheduler.extensions import TokenMasks
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
@@ -91,7 +90,7 @@ class VocabularyLoader:
         return self._found
 
 
-class StructuredOutputManager(TokenMasks):
+class StructuredOutputManager:
     """The guides of all live sequences that have a grammar or token rules."""
 
     def __init__(self, load: Load) -> None:

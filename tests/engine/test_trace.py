@@ -39,7 +39,7 @@ from actorium.actors.runtime.step_events import (
     read_events,
     traced,
 )
-from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.gpu.worker.timing import CudaStepTimer
 from actorium.gpu.worker.tracing import DeviceTimeline, StepTrace
 from actorium.tools.bench import timeline as trace
@@ -121,7 +121,7 @@ def test_invalid_trace_files_are_refused(tmp_path: Path, spoil: Any) -> None:
 
 
 def test_off_is_off(tmp_path: Path) -> None:
-    core = scheduler_actor.extended_core(context(None))
+    core = SchedulerCore(context(None))
     assert traced(core, context(None)) is core
     assert open_events(context(None)) is None
     watched = traced(core, context(tmp_path))
@@ -133,7 +133,7 @@ def test_off_is_off(tmp_path: Path) -> None:
 
 def test_a_core_by_itself_writes_nothing(tmp_path: Path) -> None:
     """As in a replay of its recording, whose configuration names the directory of then."""
-    core = scheduler_actor.extended_core(context(tmp_path / "new"))
+    core = SchedulerCore(context(tmp_path / "new"))
     core.on_wake(0.0)
     assert not (tmp_path / "new").exists()
 

@@ -38,8 +38,9 @@ from actorium.actors.messages import (
     Unknown,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.actors.vision.media_messages import HoldMedia
 from actorium.tools.null import null_worker
 
@@ -65,8 +66,8 @@ class ReplicaBox:
                                       recorder_bytes=0))
         context = Context(own, Path("/nowhere"), "scheduler", 1, 0)
         self.launch = launch
-        self.bare = scheduler_actor.extended_core(context)
-        self.scheduler = scheduler_actor.observed(self.bare, context)
+        self.bare = SchedulerCore(context)
+        self.scheduler = SchedulerActor(self.bare, context)
         self.worker = Worker(context._replace(role="worker-0"))
         self.inbox: deque[Any] = deque()
         self.said: deque[FromReplica] = deque()

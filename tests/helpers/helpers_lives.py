@@ -33,7 +33,7 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null import null_worker
@@ -93,7 +93,7 @@ class Lives:
         context = Context(self.settings, Path("/nowhere"), "scheduler",
                           self.epochs["scheduler"], 0)
         past = PriorRun(LedgerHistory().read(self.ledger), True, self.now)
-        self.scheduler = scheduler_actor.extended_core(context, past)
+        self.scheduler = SchedulerCore(context, past)
 
     def new_worker(self) -> None:
         self.epochs["worker"] += 1

@@ -15,7 +15,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, StepPlan, Submit, TokenRules, ToWorker
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler.scheduler_actor import extended_core
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.structured.grammar import (
     GrammarVocabulary,
     ebnf_grammar,
@@ -61,7 +61,7 @@ class MaskedRing(Ring):
     def __init__(self, settings: Config, **more: Any) -> None:
         super().__init__(settings, start=False, **more)
         self.settings = settings
-        self.scheduler = extended_core(Context(settings, Path("/nowhere"), "scheduler", 3, 0),
+        self.scheduler = SchedulerCore(Context(settings, Path("/nowhere"), "scheduler", 3, 0),
                                        load=vocabulary)
         self.followed = 0
         """Plans whose masks came behind them."""

@@ -54,7 +54,8 @@ def scheduler(ctx: Context) -> Core:
     """Fails on a prompt's tokens where nothing guards it."""
     from actorium.actors.scheduler.scheduler_actor import build
 
-    core = build(ctx)
+    actor = build(ctx)
+    core = actor._core
     usual = core.on_message
 
     def on_message(message: Any, now: float) -> None:
@@ -65,7 +66,7 @@ def scheduler(ctx: Context) -> Core:
         usual(message, now)
 
     core.on_message = on_message  # type: ignore[method-assign]
-    return core
+    return actor
 
 
 def detokenizer(ctx: Context) -> Core:

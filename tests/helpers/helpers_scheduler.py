@@ -40,9 +40,9 @@ from actorium.actors.messages import (
     ToWorker,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler import scheduler_actor
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
+from actorium.actors.scheduler.scheduler_actor import build_core
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.tools.null import null_worker
 
@@ -104,8 +104,7 @@ class Ring:
                  acceptance: tuple[float, ...] = (), cost: null_worker.Cost | None = None) -> None:
         self.now = 100.0
         self.depth = 2 if settings.scheduler.overlap else 1
-        self.scheduler = scheduler_actor.build(Context(settings, Path("/nowhere"), "scheduler", 3,
-                                                       0))
+        self.scheduler = build_core(Context(settings, Path("/nowhere"), "scheduler", 3, 0))
         self.new_worker = partial(_worker, settings, windows, checkpoints, acceptance, cost)
         self.worker = self.new_worker(3)
         self.plans: deque[StepPlan] = deque()

@@ -30,7 +30,7 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler.scheduler_actor import build
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.runner import ModelRunner
@@ -78,7 +78,7 @@ class Ring:
                         speculation=SpeculationConfig(speculative=speculative),
                         memory=MemoryConfig(page_size=runner.tables.page_size, debug_memory=True))
         self.runner = runner
-        self.core = build(Context(config, Path("/nowhere"), "scheduler", 1, 1))
+        self.core = SchedulerCore(Context(config, Path("/nowhere"), "scheduler", 1, 1))
         shape = runner.tables
         groups = [PageGroup(pool.pages, group.window)
                   for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]

@@ -10,6 +10,7 @@ histograms, which a simulation has none of: `SteadyMetrics` counts what is asked
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
@@ -17,13 +18,11 @@ from numpy.typing import NDArray
 
 from actorium.actors.core import Context
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.messages import StepPlan, StepResult, TokenBatch
-from actorium.actors.scheduler import scheduler_actor
-from actorium.actors.scheduler.cache.page_tier import PageTier
+from actorium.actors.messages import SequenceEvent, StepPlan, StepResult, TokenBatch
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.extensions import SchedulerMetrics, StateAuditor
 from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_metrics import PromptWork
+from actorium.actors.scheduler.request_metrics import RequestMetrics
+from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
 from actorium.tools.simulate.modelled_worker import ModelledWorker
@@ -32,16 +31,25 @@ MOST_COUNT = 255
 """Tokens of a sequence in one `TokenBatch`."""
 
 
-class SteadyMetrics(SchedulerMetrics):
+class SteadyMetrics(RequestMetrics):
     """The few counters that a router, or the figures of a simulation, are made of."""
 
     def __init__(self) -> None:
-        self.prompts = PromptWork()
+        super().__init__(slots=1)
+
+    def admitted(self, sequences: Iterable[SequenceState | None], now: float) -> None:
+        pass
+
+    def ended(self, events: Iterable[SequenceEvent], now: float) -> None:
+        pass
+
+    def request_ended(self, request: RequestState) -> None:
+        pass
 
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
         self.prompts.add(record, result)
 
-    def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None
+    def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None = None
                ) -> dict[str, float]:
         tree = state.kv_cache.tree
         return {**self.prompts.gauges(), "preemptions": float(state.preemptions.total()),
@@ -73,16 +81,17 @@ class SteadyScheduler(SchedulerCore):
 
     def __init__(self, context: Context, single_steps: bool = False) -> None:
         """single_steps: no run is ever found, for comparison."""
-        self.counters = SteadyMetrics()
-        extensions = scheduler_actor.extensions_of(context)
-        extensions.metrics = self.counters
-        if not context.config.memory.debug_memory:
-            extensions.auditor = StateAuditor()  # looks at all pages each time nothing runs
-        super().__init__(context, extensions)
+        super().__init__(context)
         config = context.config
+        self._metrics = self.counters = SteadyMetrics()
+        self._audits = config.memory.debug_memory
         self._single_steps = bool(
             single_steps or config.memory.debug_memory or config.scheduler.force_preempt_every
             or self.state.queue.charges)  # the others do something at each step
+
+    def _audit(self) -> None:
+        if self._audits:  # otherwise it would look at all pages each time nothing runs
+            super()._audit()
 
     def steady_run(self, worker: ModelledWorker, in_flight: list[tuple[float, int]]
                    ) -> SteadyRun | None:
@@ -108,7 +117,7 @@ class SteadyScheduler(SchedulerCore):
         table = state.table
         if (self._single_steps or not plans or len(plans) < self._depth or state.queue
                 or state.prefilling or state.slots_to_release or state.finished_requests
-                or table.windowed or table.max_window > 1 or type(state.tier) is not PageTier
+                or table.windowed or table.max_window > 1 or state.tier is not None
                 or self.masks or self._trials.active or self.outgoing.blocked
                 or self._deadlines.next() is not None):
             return None
@@ -186,7 +195,7 @@ class SteadyScheduler(SchedulerCore):
         others are like."""
         if (some := busy_us[busy_us > 0]).size:
             self._best_rate = max(self._best_rate, first.computed * 1e6 / int(some.min()))
-        if (pacing := self._planner.pacing).active:
+        if (pacing := self._planner.pacing) is not None:
             for i in range(-first.step % 4, len(busy_us), 4):
                 pacing.measured(first, int(busy_us[i]), idle_us[i] if i < len(idle_us) else 0)
         self.counters.prompts.plain(int(busy_us[-1]))

@@ -18,13 +18,13 @@ from typing import Any
 import msgspec
 import numpy as np
 
-from actorium.actors.cluster.replica_link import REPORT_EVERY, ReplicaLink
+from actorium.actors.cluster.replica_link import REPORT_EVERY
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import StepResult
 from actorium.actors.runtime.roles import WORKER
-from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.tools.simulate.fast_forward import SteadyRun, SteadyScheduler
 from actorium.tools.simulate.modelled_worker import ModelledWorker
 from actorium.tools.simulate.step_model import StepSeconds
@@ -55,9 +55,9 @@ class VirtualReplica:
         context = replica_context(config, index, launch)
         self.index, self.launch = index, launch
         self.bare = SteadyScheduler(context, single_steps)
-        link = scheduler_actor.observed(self.bare, context)
-        assert isinstance(link, ReplicaLink)
-        self._scheduler = link
+        self._scheduler = SchedulerActor(self.bare, context)
+        assert self._scheduler.link is not None
+        self._link = self._scheduler.link
         self._worker = ModelledWorker(context._replace(role=WORKER), model)
         self._due: deque[tuple[float, StepResult]] = deque()
         """Results to come, and when."""
@@ -92,7 +92,7 @@ class VirtualReplica:
             event = float(run.times[run.steps - 1 if run.evicts else run.steps])
         else:
             event = self._due[0][0] if self._due else inf
-        return min(event, self._scheduler.report_at) if self._has_news else event
+        return min(event, self._link.report_at) if self._has_news else event
 
     def report(self, now: float) -> Said:
         """Brings it to that time; the last report that is due by then is made, news or not."""
@@ -128,7 +128,7 @@ class VirtualReplica:
     def wake(self, now: float, looks: bool = True) -> Said:
         """Lets the scheduler say what it has to say. looks: what lies ahead may have changed."""
         said: Said = []
-        due = self._scheduler.report_at
+        due = self._link.report_at
         for send in self._scheduler.on_wake(now):
             if send.to == WORKER:
                 self._worker.on_message(send.message, now)
@@ -137,7 +137,7 @@ class VirtualReplica:
         for answer in self._worker.on_wake(now):
             if isinstance(answer.message, StepResult):
                 self._due.append(self._timed(answer.message, now))
-        if due != self._scheduler.report_at:  # a report was among that
+        if due != self._link.report_at:  # a report was among that
             self._reported = self.bare.counters.prompts.tokens
         if looks:
             self._look()
@@ -156,7 +156,7 @@ class VirtualReplica:
     def _report_due(self, until: float) -> float | None:
         """When the next report is to be made, if one is by then. Those without news are passed
         over, at the times at which they would have been made."""
-        link = self._scheduler
+        link = self._link
         while (due := link.report_at) <= until:
             if self._has_news or (self._reports and due + REPORT_EVERY > until):
                 return due

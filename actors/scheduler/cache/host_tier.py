@@ -25,7 +25,6 @@ from actorium.actors.scheduler.cache.disk_books import DiskAsk, DiskBooks
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.page_names import COPY_KIND, NodeNames, page_names
-from actorium.actors.scheduler.cache.page_tier import PageTier
 from actorium.actors.scheduler.cache.prefix_search import PageNeeds, Thing, longest
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.cache.tier_slots import TierSlots
@@ -66,7 +65,7 @@ class PlanCopies:
     lost: set[int] = field(default_factory=set)
 
 
-class HostTier(PageTier, TreeObserver):
+class HostTier(TreeObserver):
     """The books of a worker's host slots."""
 
     def __init__(self, kv_cache: KVCacheManager, worker: Ready, epoch: int = 0,
@@ -99,7 +98,8 @@ class HostTier(PageTier, TreeObserver):
             kv_cache.checkpoints.on_drop = self.dropped
 
     @property
-    def due(self) -> bool:  # type: ignore[override]
+    def due(self) -> bool:
+        """Whether the next plan has copies to make."""
         return bool(self._store or self._load)
 
     # --- out -------------------------------------------------------------------------------------
@@ -145,7 +145,7 @@ class HostTier(PageTier, TreeObserver):
     # --- back ------------------------------------------------------------------------------------
 
     def arrived(self, sid: int, key: Callable[[], PrefixKey]) -> None:
-        """Asks the disk ahead of the sequence's turn."""
+        """Sequence `sid` waits from now on: asks the disk ahead of its turn."""
         if self.disk is not None and self._kv_cache.tree is not None and len(self._asks) < ASKS:
             own = self._usable(key())
             names = page_names(own, self._kv_cache.page_size)
@@ -154,19 +154,20 @@ class HostTier(PageTier, TreeObserver):
                           else self._kv_cache.tree.known(own))
 
     def forget(self, sid: int) -> None:
+        """The sequence is admitted now, or has ended."""
         self._tried.pop(sid, None)
         self._asks.pop(sid, None)
 
     def fetch(self, sid: int, key: PrefixKey, match: PrefixMatch | None) -> bool:
-        """See `PageTier`: what lets the sequence start later than after the match, as far as there
-        is room."""
+        """Whether sequence `sid` should wait for pages after `match`, which are on their way: what
+        lets it start later than after the match, as far as there is room."""
         if sid in self._fetches:
             return True
         ask = self._asks.get(sid)
         if match is not None and ask is not None and ask.tickets:
             return True
         if match is None or not self._go_on(sid, key, match):
-            self.forget(sid)  # it is admitted now
+            self.forget(sid)
             return False
         return True
 
@@ -256,6 +257,7 @@ class HostTier(PageTier, TreeObserver):
         return True
 
     def planned(self, step: int) -> tuple[bytes, bytes]:
+        """`StepPlan.store` and `StepPlan.load` of the plan that is being made."""
         if not self.due:
             return b"", b""
         store, load = (np.array(rows, np.int32).tobytes() for rows in (self._store, self._load))
@@ -264,6 +266,7 @@ class HostTier(PageTier, TreeObserver):
         return store, load
 
     def loaded(self, step: int, lost: bytes) -> None:
+        """Rank 0 has made the copies of a plan; lost: `StepResult.lost`."""
         self._copied(step, 0, lost)
 
     def _copied(self, step: int, rank: int, lost: bytes) -> None:
@@ -331,9 +334,11 @@ class HostTier(PageTier, TreeObserver):
     # --- the worker's side -----------------------------------------------------------------------
 
     def orders(self) -> Sequence[PageOrder]:
+        """What is to be sent to the worker beside the plans."""
         return () if self.disk is None else self.disk.orders()
 
     def answered(self, answer: PageAnswer) -> None:
+        """A rank has done an order, or made a plan's copies."""
         if (answer.epoch, answer.worker) != (self._epoch, self._worker):
             return
         if not answer.ticket:
@@ -344,6 +349,7 @@ class HostTier(PageTier, TreeObserver):
     # --- the books -------------------------------------------------------------------------------
 
     def flush(self) -> None:
+        """Forgets every page."""
         for name in list(self.slots.held):
             self.slots.drop(name)
         read = {slot for _, _, slot in self._load}  # by a fetch of the next plan
@@ -357,10 +363,13 @@ class HostTier(PageTier, TreeObserver):
             self.disk.wipe()
 
     def holders(self) -> Iterable[tuple[int, list[Ints]]]:
+        """(sid, pages by group) of the pages that are being filled. Raises `AccountingError` where
+        the tier's own books do not balance."""
         self.slots.audit()
         return [(sid, fetch.pages) for sid, fetch in self._fetches.items()]
 
     def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
         return {"host_pages": len(self.slots.held), "host_pages_stored": self.stored,
                 "host_pages_unstored": self.unstored,
                 "host_pages_hit": self.hits, "host_pages_corrupt": self.corrupt,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from actorium.actors.config.tree import MemoryConfig
-from actorium.actors.scheduler.extensions import StateAuditor
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 PAGES_A_STEP = 4096
@@ -11,7 +10,7 @@ PAGES_A_STEP = 4096
 which the last token of whoever has been alone waits for."""
 
 
-class PeriodicAuditor(StateAuditor):
+class PeriodicAuditor:
     """With debug_memory: a full audit at idle and every `audit_every` steps. Else, when the engine
     falls idle after as many steps as its pages take, one that production can afford: inconsistent
     pages are put out of use."""
@@ -21,6 +20,8 @@ class PeriodicAuditor(StateAuditor):
         self._audited = 0
 
     def check(self, state: SchedulerState, step: int, in_flight: bool) -> str | None:
+        """Called after each wake. Returns a line for people where there is less memory from now on.
+        Raises `AccountingError`."""
         idle = not (state.table.num_running or in_flight)
         if self._config.debug_memory:
             if idle or step >= self._audited + self._config.audit_every:

@@ -30,7 +30,6 @@ from actorium.actors.ledger.records import (
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import Recall, RowLogprobs, Submit, TokenBatch
 from actorium.actors.runtime.inflight_journal import InflightJournal
-from actorium.actors.scheduler.extensions import RequestHistory
 from actorium.actors.scheduler.recovery.lingering import LingeringRequests
 from actorium.actors.scheduler.request_state import (
     RequestState,
@@ -109,7 +108,7 @@ class RetainedRequests:
             self.drop(next(iter(self._kept)))
 
 
-class RecoveryLog(RequestHistory):
+class RecoveryLog:
     """Writes the ledger's records, and remembers ended requests for those who ask again."""
 
     def __init__(self, recovery: RecoveryConfig,
@@ -117,6 +116,7 @@ class RecoveryLog(RequestHistory):
         self._journal = journal or InflightJournal(actor="scheduler")
         self.retained = RetainedRequests(recovery.retain)
         self.keep_history = keeps_history(recovery)
+        """Whether requests keep the logprobs that were reported of them."""
         self._writes = self.keep_history and recovery.ledger
         self._lingering = LingeringRequests()
         """Of those that have not ended."""
@@ -126,15 +126,18 @@ class RecoveryLog(RequestHistory):
     # --- the ledger ---
 
     def admitted(self, request: RequestState) -> None:
+        """A request was accepted."""
         self._lingering.add(request)
         if self._writes:
             first = request.choices[0].sid
             self._write(make_record(ADMISSION, AdmissionRecord(request.submit, first)))
 
     def restored(self, request: RequestState) -> None:
+        """An unfinished request of the actor's earlier life goes on."""
         self._lingering.add(request)
 
     def reported(self, batch: TokenBatch) -> None:
+        """A batch is about to be sent to the detokenizer."""
         if self._writes:
             self._write(make_record(BATCH, batch))
 
@@ -142,10 +145,12 @@ class RecoveryLog(RequestHistory):
         self._records.append(Send(LEDGER, written))
 
     def pop_records(self) -> list[Send]:
+        """Records for the ledger since the last call; they go out before what they are about."""
         records, self._records = self._records, []
         return records
 
     def all_records(self, state: SchedulerState) -> Iterator[list[LedgerRecord]]:
+        """The ledger's records of everything that must not be forgotten, a request at a time."""
         for request in [*self.retained, *state.requests.values()]:
             yield self._request_records(request, state.table)
 
@@ -158,6 +163,7 @@ class RecoveryLog(RequestHistory):
     # --- ended requests, and those of other clients ---
 
     def finished(self, requests: list[RequestState], now: float) -> None:
+        """These requests have ended; empties the list."""
         for request in requests:
             self._lingering.drop(request)
             if self.keep_history:
@@ -176,6 +182,8 @@ class RecoveryLog(RequestHistory):
         self._journal.clear()
 
     def queue_retained(self, sids: Sequence[int]) -> None:
+        """A new detokenizer must hear of every request that is remembered, one that has missed
+        something of those of these sequences: see `next_retained`."""
         if not sids:
             self._to_resend = deque(self.retained)
             return
@@ -184,16 +192,19 @@ class RecoveryLog(RequestHistory):
                             if not wanted.isdisjoint(choice.sid for choice in request.choices)]
 
     def next_retained(self) -> list[RequestState]:
+        """A few of the ended requests that have to be reported again."""
         return [self._to_resend.popleft()
                 for _ in range(min(RESENT_AT_ONCE, len(self._to_resend)))]
 
     @property
-    def resending(self) -> bool:  # type: ignore[override]
+    def resending(self) -> bool:
         """There are more requests to report again."""
         return bool(self._to_resend)
 
     def recall(self, state: SchedulerState, recall: Recall,
                now: float) -> tuple[RequestState | None, bool]:
+        """The request that a client asks for; and, where there is none, whether its name belongs
+        to a request that asked for something else."""
         self.finished(state.finished_requests, now)
         key = recall.client, recall.rid
         request = state.requests.get(key) or self.retained.get(key)
@@ -208,6 +219,7 @@ class RecoveryLog(RequestHistory):
 
     def recall_submitted(self, state: SchedulerState, submit: Submit,
                          now: float) -> RequestState | None:
+        """The request that `submit` repeats, if that one has ended or is another client's."""
         self.finished(state.finished_requests, now)
         known = self.retained.get((submit.client, submit.rid))
         if known is None and submit.linger:
@@ -240,6 +252,7 @@ class RecoveryLog(RequestHistory):
         return request
 
     def gauges(self) -> dict[str, float]:
+        """For the heartbeat."""
         return {"retained": len(self.retained), "retained_bytes": self.retained.bytes}
 
 

@@ -1,4 +1,4 @@
-"""Requests that the scheduler fails on: each ends by itself, and what it held is given back.
+"""Request faults: an exception in the work on one request ends that request alone.
 
 What is done for one request is done within `of(request)`, or `of_key` where there is none (yet).
 Meanwhile it stands in the journal. An exception is kept there and does not go on: its request is
@@ -15,10 +15,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from types import TracebackType
 
-from actorium.actors.errors import ActoriumError, Quarantined
-from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
+from actorium.actors.errors import ActoriumError, EngineUnavailable, Quarantined
+from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal, name_of
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
-from actorium.actors.scheduler.request_guard import RequestGuard
 from actorium.actors.scheduler.request_state import Key, RequestState, request_name
 
 
@@ -27,35 +26,51 @@ def grammar_name(grammar: str) -> bytes:
     return name_of(b"grammar", grammar.encode())
 
 
-class RequestFaults(RequestGuard):
-    """As a context manager: work on one request. Not to be nested."""
+class RequestFaults:
+    """A context manager around the work on one request. Not to be nested."""
 
     def __init__(self, journal: InflightJournal | None = None) -> None:
-        super().__init__(journal)
-        self._key: Key = (b"", "")
+        self.journal = journal or InflightJournal(actor="scheduler")
+        self.failed: dict[Key, Quarantined | EngineUnavailable] = {}
+        """Requests to be ended since work on them has raised, and the error that says so."""
+        self._key: Key | None = None
+        """The request that is worked on."""
 
     def of(self, request: RequestState) -> RequestFaults:
-        """What follows is done for this request."""
-        self._key = request.key
-        self.journal.put(request.name)
-        return self
+        """Names the request that the block works on."""
+        return self._begin(request.key, request.name)
 
     def of_key(self, client: bytes, rid: str) -> RequestFaults:
-        """What follows is done for a request of this name."""
-        self._key = client, rid
-        self.journal.put(request_name(client, rid))
+        """Names a request that is not in the scheduler's state."""
+        return self._begin((client, rid), request_name(client, rid))
+
+    def _begin(self, key: Key, name: bytes) -> RequestFaults:
+        assert self._key is None, f"{key} within the work on {self._key}"
+        self._key = key
+        self.journal.put(name)
         return self
+
+    def attempt(self, request: RequestState, work: Callable[[], None]
+                ) -> Quarantined | EngineUnavailable | None:
+        """Does the work for this request. Returns the error that ends the request, if it raised."""
+        with self.of(request):
+            work()
+            return None
+        return self.failed[request.key]
 
     def __enter__(self) -> None: ...
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
+        """True = the exception goes no further; its request is in `failed`."""
+        key, self._key = self._key, None
         if error is None:
             self.journal.clear()
             return False
         if isinstance(error, AccountingError):
             return False
-        self.failed.setdefault(self._key, self.journal.failed(error, self._key[1]))
+        assert key is not None
+        self.failed.setdefault(key, self.journal.failed(error, key[1]))
         self.journal.clear()
         return True
 
@@ -69,10 +84,15 @@ class RequestFaults(RequestGuard):
             return journal.refusal(rid)
         return None
 
+    def convict(self, request: RequestState, error: BaseException) -> None:
+        """The actor is about to end because of this request, work on which has raised `error`."""
+        if not isinstance(error, PROCESS_FAULTS):
+            self.journal.convict(request.name)
+
     def end_failed(self, requests: Mapping[Key, RequestState], audit: Callable[[], None],
                    end: Callable[[RequestState, ActoriumError], None],
                    reject: Callable[[Key, ActoriumError], None]) -> None:
-        """End what has failed since the last call, by `end` what is among `requests`, by `reject`
+        """Ends what has failed since the last call, by `end` what is among `requests`, by `reject`
         what is not; `audit` is called after each. Raises what ending it raises, and
         `AccountingError`.
         """

@@ -19,7 +19,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from actorium.actors.scheduler.extensions import WorkerTrials
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_state import RequestState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
@@ -119,14 +118,17 @@ class Suspects:
         self._steps.clear()
 
 
-class SuspectTrials(WorkerTrials):
+class SuspectTrials:
     """Applies the decisions of `Suspects`: which requests run, and which return to the queue."""
 
     def __init__(self) -> None:
+        self.active = False
+        """Whether anybody is on trial: `restrict` and `decoded` have something to do."""
         self._suspects = Suspects()
 
     def worker_died(self, state: SchedulerState,
                     unanswered: Iterable[PlanRecord]) -> RequestState | None:
+        """The worker has died with these plans. Returns the request to be ended for it, if any."""
         sequences = state.sequences
         planned = {sid for record in unanswered
                    for sid in (*record.sids.tolist(), *record.extends.values())}
@@ -135,6 +137,7 @@ class SuspectTrials(WorkerTrials):
         return None if guilty is None else sequences[guilty].request
 
     def restrict(self, state: SchedulerState) -> None:
+        """Restricts the next plan to the requests on trial."""
         self._suspects.settle(state.sequences.keys())
         trial = state.trial = self._suspects.trial
         self.active = trial is not None
@@ -144,6 +147,7 @@ class SuspectTrials(WorkerTrials):
                     state.preempt(sequence, "worker")
 
     def decoded(self, record: PlanRecord) -> None:
+        """A step came back."""
         self._suspects.decoded(record.sids[record.firsts:].tolist())
 
     def gauges(self, state: SchedulerState) -> dict[str, float]:

@@ -22,13 +22,12 @@ from actorium.actors.ledger.records import META, LedgerMeta
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.recorder import recording as files
-from actorium.actors.recorder.recorder import Recorder, plan_checksum
+from actorium.actors.recorder.recorder import plan_checksum
 from actorium.actors.recorder.recording import BadRecording, Recording
 from actorium.actors.recorder.redaction import Redactor
 from actorium.actors.recorder.replay import load_recording, replay
-from actorium.actors.scheduler.scheduler_actor import observed, recorded
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.tools.cli.replay_command import plan_line
-from actorium.tools.null.null_worker import NullWorker
 
 replace = msgspec.structs.replace
 PAGE = 16
@@ -47,7 +46,7 @@ class Taped(Ring):
         self.taped = False
         super().__init__(settings, start=False, **more)
         context = Context(settings, where, "scheduler", 3, 0)
-        self.scheduler = Recorder(self.scheduler, context, self.scheduler.masks)
+        self.scheduler = SchedulerActor(self.scheduler, context)
         self.taped = True
         self.start()
 
@@ -318,15 +317,13 @@ def test_a_full_disk_ends_the_recording_alone(tmp_path: Path, monkeypatch: pytes
     monkeypatch.setattr(os, "open", lambda *_: (_ for _ in ()).throw(OSError(28, "full")))
     context = Context(with_recorder(config()), tmp_path, "scheduler", 4, 0)
     bare = Ring(config(), start=False).scheduler
-    assert recorded(bare, context) is bare
+    assert SchedulerActor(bare, context).recorder is None
 
 
-def test_only_a_scheduler_is_recorded_and_only_on_request(tmp_path: Path) -> None:
+def test_nothing_is_recorded_without_being_asked_for(tmp_path: Path) -> None:
     ring = Ring(config(), start=False)
     context = Context(with_recorder(config(), limit=0), tmp_path, "scheduler", 1, 0)
-    assert recorded(ring.scheduler, context) is ring.scheduler
-    worker = NullWorker(context)
-    assert observed(worker, context) is worker
+    assert SchedulerActor(ring.scheduler, context).recorder is None
     assert not list(tmp_path.iterdir())
 
 

@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import PageGroup, Ready, StepPlan
-from actorium.actors.scheduler.extensions import PrefillPacer
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.prefill_pacing import (
     CROWDED_FACTOR,
@@ -26,9 +25,9 @@ from actorium.actors.scheduler.prefill_pacing import (
     LEAST_US,
     REACH,
     SHARE,
-    MeasuredPrefillPacer,
+    PrefillAllowance,
+    PrefillPacer,
     StepTimeModel,
-    TimedAllowance,
     new_pacer,
 )
 
@@ -177,7 +176,7 @@ def test_a_hiccup_counts_in_part_and_a_slower_machine_in_whole() -> None:
        spare=st.floats(-1e5, 1e6), token=st.floats(0, 1e3), position=st.floats(0, 1.0))
 def test_a_chunk_fits_or_ends_at_the_next_page(start: int, wanted: int, tokens: int, spare: float,
                                                token: float, position: float) -> None:
-    allowance = TimedAllowance(16, tokens, spare, token, position)
+    allowance = PrefillAllowance(16, tokens, spare, token, position)
     taken = allowance.take(start, wanted)
     assert 1 <= taken <= wanted and allowance.deferred == wanted - taken
     assert taken == wanted or (start + taken) % 16 == 0
@@ -189,7 +188,7 @@ def test_a_chunk_fits_or_ends_at_the_next_page(start: int, wanted: int, tokens: 
 
 
 def test_a_spent_allowance_admits_nobody() -> None:
-    allowance = TimedAllowance(16, 64, 10_000.0, 100.0, 0.0)
+    allowance = PrefillAllowance(16, 64, 10_000.0, 100.0, 0.0)
     assert not allowance.spent and allowance.take(0, 1000) == 64 and allowance.spent
     assert allowance.take(0, 1000) == 0
 
@@ -197,50 +196,51 @@ def test_a_spent_allowance_admits_nobody() -> None:
 # --- the pacer -----------------------------------------------------------------------------------
 
 def test_who_paces_by_default() -> None:
-    assert new_pacer(None, ready("cpu")).active
-    assert not new_pacer(None, ready("cuda NVIDIA H200")).active
-    assert not new_pacer(None, ready("null")).active
-    assert not new_pacer(0.0, ready("cpu")).active
-    assert new_pacer(70.0, ready("cuda NVIDIA H200")).about == "70 ms"
+    assert new_pacer(None, ready("cpu")) is not None
+    assert new_pacer(None, ready("cuda NVIDIA H200")) is None
+    assert new_pacer(None, ready("null")) is None
+    assert new_pacer(0.0, ready("cpu")) is None
+    fixed = new_pacer(70.0, ready("cuda NVIDIA H200"))
+    assert fixed is not None and fixed.about == "70 ms"
 
 
 def test_of_two_plans_in_flight_one_at_most_goes_beyond_what_was_measured() -> None:
-    pacer = MeasuredPrefillPacer(1e6, 16)
+    pacer = PrefillPacer(1e6, 16)
     for prompt in (0, 64, 0, 64):
         pacer.measured(record(4, prompt), int(by_the_row(4, prompt, 0.0)), 0)
     known = pacer.allowance(4, 4, 1, ())
-    assert isinstance(known, TimedAllowance) and known.tokens == REACH * 64
+    assert isinstance(known, PrefillAllowance) and known.tokens == REACH * 64
     beside = pacer.allowance(4, 4, 1, (record(4, 128),))
-    assert isinstance(beside, TimedAllowance) and beside.tokens == 64
+    assert isinstance(beside, PrefillAllowance) and beside.tokens == 64
 
 
 def test_the_default_target_follows_the_decodes_and_who_waits() -> None:
-    pacer = MeasuredPrefillPacer(None, 16)
+    pacer = PrefillPacer(None, 16)
     for _ in range(50):
         pacer.measured(record(8, 0), 30_000, 0)
     pacer.allowance(8, 8, 1, ())
     assert pacer.gauges()["target_itl_us"] == pytest.approx(FACTOR * 30_000, rel=0.05)
     pacer.allowance(8, 8, 72, ())
     assert pacer.gauges()["target_itl_us"] == pytest.approx(0.9 * CROWDED_FACTOR * 30_000, rel=0.05)
-    quick = MeasuredPrefillPacer(None, 16)
+    quick = PrefillPacer(None, 16)
     quick.measured(record(8, 0), 1000, 0)
     quick.allowance(8, 8, 1, ())
     assert quick.gauges()["target_itl_us"] == LEAST_US
 
 
 def test_a_worker_that_measures_nothing_is_not_bounded() -> None:
-    pacer = MeasuredPrefillPacer(50_000, 16)
+    pacer = PrefillPacer(50_000, 16)
     assert pacer.allowance(8, 8, 1, ()).take(0, 1000) == 16
     pacer.measured(record(8, 0), 0, 0)
-    assert pacer.allowance(8, 8, 1, ()).take(0, 1000) == 1000
+    assert pacer.allowance(8, 8, 1, ()) is None
 
 
 def test_decodes_over_the_target_leave_prompts_their_share() -> None:
-    pacer = MeasuredPrefillPacer(50_000, 16)
+    pacer = PrefillPacer(50_000, 16)
     for prompt in (0, 64, 128, 0) * 10:
         pacer.measured(record(100, prompt), int(by_the_row(100, prompt, prompt * prompt / 2)), 0)
     allowance = pacer.allowance(100, 100, 1, ())
-    assert isinstance(allowance, TimedAllowance)
+    assert isinstance(allowance, PrefillAllowance)
     assert allowance.spare_us == pytest.approx(SHARE * by_the_row(100, 0, 0.0), rel=0.1)
 
 
@@ -329,7 +329,7 @@ def test_off_is_exactly_as_before(target: float | None) -> None:
     """The same plans, byte by byte, as those of a core that knows of no pacer."""
     rings = [TimedRing(target, memory_bound, device="cuda"),
              TimedRing(target, memory_bound, device="cuda")]
-    rings[1].scheduler._planner.pacing = PrefillPacer()
+    rings[1].scheduler._planner.pacing = None
     for ring in rings:
         ring.serve(40, streams=16, prompt=150, tokens=20)
     assert rings[0].sent == rings[1].sent

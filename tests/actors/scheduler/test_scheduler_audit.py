@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
+import helpers_scheduler
 import msgspec
 import pytest
 from helpers_scheduler import Ring, cached, config, finish, gauges
 
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
-from actorium.actors.scheduler import core, scheduler_actor
+from actorium.actors.scheduler import core
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.scheduler_actor import build_core
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 from actorium.tools.null.null_worker import BadPlan
@@ -36,12 +38,10 @@ BLIND = msgspec.structs.replace(SETTINGS, memory=msgspec.structs.replace(
 
 def blind(monkeypatch: pytest.MonkeyPatch) -> None:
     """The scheduler keeps no debug books, the worker still checks what it reads."""
-    build = scheduler_actor.build
-
     def without_books(context: Context) -> core.SchedulerCore:
-        return build(context._replace(config=BLIND))
+        return build_core(context._replace(config=BLIND))
 
-    monkeypatch.setattr(scheduler_actor, "build", without_books)
+    monkeypatch.setattr(helpers_scheduler, "build_core", without_books)
 
 
 def test_an_unharmed_run_passes_the_audit(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,7 +12,7 @@ from actorium.actors.scheduler.draft_policy import (
     GAIN,
     TRIAL,
     AcceptanceRates,
-    MeasuredDraftPolicy,
+    DraftPolicy,
     best,
     bucket,
     expected_tokens,
@@ -43,7 +43,7 @@ class Engine:
 
     def __init__(self, most: int, acceptance: tuple[float, ...], cost: Cost, noise: float = 0.0,
                  seed: int = 1) -> None:
-        self.drafting = MeasuredDraftPolicy(most)
+        self.drafting = DraftPolicy(most)
         self.acceptance, self.cost, self.noise = acceptance, cost, noise
         self.dice = random.Random(seed)
         self.verify = 0
@@ -228,11 +228,10 @@ def test_times_that_grow_with_the_context_change_nothing() -> None:
 
 
 def test_fixed_stays_and_without_times_nothing_changes() -> None:
-    fixed = MeasuredDraftPolicy(3, fixed=True)
+    fixed = DraftPolicy(3, fixed=True)
     for _ in range(300):
         assert fixed.next(64) == 3
         fixed.timed(64, 3, 10**6)
-    none = MeasuredDraftPolicy(0)
-    assert fixed.next(0) == 0 and none.next(5) == 0 and none.gauges() == {}
-    untimed = MeasuredDraftPolicy(2)
+    assert fixed.next(0) == 0
+    untimed = DraftPolicy(2)
     assert {untimed.next(8) for _ in range(500)} == {2}

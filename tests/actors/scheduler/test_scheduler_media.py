@@ -14,7 +14,7 @@ from helpers_scheduler import CLIENT, Ring, cached, column, config, ints
 from actorium.actors.messages import MediaItem, StepPlan, Submit
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.cache.media_keys import ALL, media_key, shareable
-from actorium.actors.scheduler.prefill_pacing import TimedAllowance
+from actorium.actors.scheduler.prefill_pacing import PrefillAllowance
 
 PAD = 7
 
@@ -178,8 +178,8 @@ def test_images_come_again_with_preempted_sequences_and_to_a_new_worker() -> Non
 
 # --- pacing --------------------------------------------------------------------------------------
 
-def allowance(spare: float = 1000.0, **fields: object) -> TimedAllowance:
-    return TimedAllowance(page_size=4, tokens=10_000, spare_us=spare, us_per_token=1.0,
+def allowance(spare: float = 1000.0, **fields: object) -> PrefillAllowance:
+    return PrefillAllowance(page_size=4, tokens=10_000, spare_us=spare, us_per_token=1.0,
                           us_per_position=0.0, **fields)  # type: ignore[arg-type]
 
 

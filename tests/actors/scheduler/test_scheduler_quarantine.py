@@ -20,11 +20,12 @@ from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 from actorium.actors.scheduler import core as core_module
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
+from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults, grammar_name
 from actorium.actors.scheduler.request_state import new_request_state, request_name
-from actorium.actors.scheduler.scheduler_actor import extended_core
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 from actorium.actors.structured.grammar_compiler import GrammarCompiler
@@ -260,11 +261,11 @@ def test_suspects_have_their_masks_made_by_themselves(monkeypatch: pytest.Monkey
 def test_a_grammar_that_kills_is_refused_for_every_client() -> None:
     ring = MaskedRing(config())
     ring.scheduler.journal.convict(grammar_name(GRAMMARS[0]))
-    core = GrammarCompiler(ring.scheduler, ring.scheduler.masks, 100)
-    core.on_start(lambda: None)
-    ring.scheduler = core  # type: ignore[assignment]
+    actor = SchedulerActor(ring.scheduler, Context(config(), Path("/nowhere"), "scheduler", 3, 0))
+    actor.on_start(lambda: None)
+    ring.scheduler = actor  # type: ignore[assignment]
     bad, good = ring.structured(GRAMMARS[0]), ring.structured(GRAMMARS[1])
-    until_known(core)
+    until_known(actor.compiler)
     ring.run()
     assert ring.of(bad)[0].error_code == "quarantined"
     assert ring.of(good)[0].reason in ("stop", "length")
@@ -293,7 +294,7 @@ class Lives:
         context = Context(self.settings, Path("/nowhere"), "scheduler", self.epoch, 0)
         past = PriorRun(LedgerHistory().read(self.ledger), True, 100.0)
         self.ring = Ring(config(), start=False)
-        self.ring.scheduler = extended_core(context, past, vocabulary, InflightJournal(self.buffer))
+        self.ring.scheduler = SchedulerCore(context, past, vocabulary, InflightJournal(self.buffer))
 
     def live(self, *submits: Submit) -> None:
         """Send these (again), with a fresh worker; until it dies or all is done."""

@@ -13,9 +13,8 @@ from helpers_scheduler import Ring, assert_whole, column, config, expected, ints
 from actorium.actors.config.tree import Config, SpeculationConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan
-from actorium.actors.scheduler.draft_policy import MeasuredDraftPolicy
-from actorium.actors.scheduler.extensions import PrefillPacer
-from actorium.actors.scheduler.planner import Planner
+from actorium.actors.scheduler import planner
+from actorium.actors.scheduler.draft_policy import DraftPolicy
 from actorium.actors.scheduler.step_results import BadResult
 from actorium.tools.null.null_memory import BadPlan
 from actorium.tools.null.null_worker import NullWorker
@@ -23,7 +22,7 @@ from actorium.tools.null.null_worker import NullWorker
 EOS = tuple(range(0, 512, 37))
 
 
-class Wandering(MeasuredDraftPolicy):
+class Wandering(DraftPolicy):
     """Another k in every plan."""
 
     dice = random.Random(3)
@@ -34,11 +33,7 @@ class Wandering(MeasuredDraftPolicy):
 
 @pytest.fixture
 def wandering(monkeypatch: pytest.MonkeyPatch) -> None:
-    def reset(planner: Planner, drafting: MeasuredDraftPolicy, pacing: PrefillPacer) -> None:
-        start(planner, Wandering(drafting.max_drafts), pacing)
-
-    start = Planner.reset
-    monkeypatch.setattr(Planner, "reset", reset)
+    monkeypatch.setattr(planner, "DraftPolicy", Wandering)
 
 
 def speculating(drafts: int, fixed: bool = True, **settings: object) -> Config:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +11,16 @@ import pytest
 from helpers_masking import EOS, MODEL, SIZE, vocabulary
 from helpers_scheduler import CLIENT, column, config
 
-from actorium.actors.core import Context, Core, Send
+from actorium.actors.core import Context
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
 from actorium.actors.params import Resolved
 from actorium.actors.runtime.offload import THREADS
-from actorium.actors.scheduler.scheduler_actor import extended_core
+from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.actors.structured.grammar import GrammarVocabulary, json_grammar, regex_grammar
-from actorium.actors.structured.grammar_compiler import GrammarCompiler
-from actorium.actors.structured.structured_output import StructuredOutputManager
+
+CONTEXT = Context(config(queued=5), Path("/nowhere"), "scheduler", 3, 0)
 
 
 class Slow(GrammarVocabulary):
@@ -36,18 +36,15 @@ class Slow(GrammarVocabulary):
         return super().compile(grammar)
 
 
-class Heard(Core):
-    """What the scheduler's core gets, and when."""
+class Heard(SchedulerCore):
+    """A core that keeps what it gets, and does nothing of it."""
 
     def __init__(self, words: GrammarVocabulary) -> None:
-        self.masks = StructuredOutputManager(lambda: words)
+        super().__init__(CONTEXT, load=lambda: words)
         self.heard: list[Any] = []
 
     def on_message(self, message: Any, now: float) -> None:
         self.heard.append(message)
-
-    def on_wake(self, now: float) -> Sequence[Send]:
-        return []
 
     @property
     def done(self) -> bool:
@@ -66,7 +63,7 @@ class Stage:
         self.words = Slow()
         self.core = Heard(self.words)
         self.woken = threading.Semaphore(0)
-        self.wrapped = GrammarCompiler(self.core, self.core.masks, 5)
+        self.wrapped = SchedulerActor(self.core, CONTEXT)
         self.wrapped.on_start(lambda: self.woken.release())
 
     def tell(self, *messages: Any) -> list[str]:
@@ -147,10 +144,9 @@ def test_without_a_vocabulary_the_core_reports_it() -> None:
 
 
 def test_a_whole_scheduler_uses_the_compiled_grammar() -> None:
-    core = extended_core(Context(config(), Path("/nowhere"), "scheduler", 3, 0),
-                         load=lambda: vocabulary())
+    core = SchedulerCore(CONTEXT, load=lambda: vocabulary())
     assert core.masks is not None
-    wrapped = GrammarCompiler(core, core.masks, 5)
+    wrapped = SchedulerActor(core, CONTEXT)
     assert wrapped.next_sid == 1
     woken = threading.Event()
     wrapped.on_start(woken.set)

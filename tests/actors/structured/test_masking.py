@@ -18,9 +18,10 @@ from actorium.actors.core import Context
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, StepPlan, StepResult, Submit
 from actorium.actors.params import Resolved, TextParams
-from actorium.actors.recorder.recorder import Recorder, plan_checksum
+from actorium.actors.recorder.recorder import plan_checksum
 from actorium.actors.recorder.replay import load_recording, replay
-from actorium.actors.scheduler.scheduler_actor import extended_core
+from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.actors.structured.structured_output import VocabularyLoader, no_vocabulary
 from actorium.tools.null.null_worker import BadPlan
 
@@ -222,7 +223,7 @@ def test_a_grammar_that_does_not_compile_is_refused() -> None:
 
 
 def test_without_a_tokenizer_there_are_no_grammars() -> None:
-    core = extended_core(Context(config(), Path("/nowhere"), "scheduler", 3, 0))
+    core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0))
     core.on_message(Submit(rid="r", client=CLIENT, prompt=column([1, 2]), n=1, seed=1,
                            params=Resolved(max_tokens=3, masked=True), text=TextParams(),
                            grammar=GRAMMARS[0]), 1.0)
@@ -290,8 +291,7 @@ class Taped(MaskedRing):
     def start(self, **changes: Any) -> None:
         context = Context(self.settings, self.where or Path(), "scheduler", 3, 0)
         self.bare = self.scheduler
-        self.scheduler = Recorder(  # type: ignore[assignment]
-            self.scheduler, context, self.scheduler.masks)
+        self.scheduler = SchedulerActor(self.scheduler, context)  # type: ignore[assignment]
         super().start(**changes)
 
     def wake(self) -> None:

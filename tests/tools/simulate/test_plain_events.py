@@ -19,7 +19,8 @@ from actorium.actors.core import Context, Core
 from actorium.actors.messages import Open, SequenceEvent, Submit, TokenBatch
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.splitmix64 import splitmix64
-from actorium.actors.scheduler import scheduler_actor
+from actorium.actors.scheduler.core import SchedulerCore
+from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.tools.simulate.step_model import StepSeconds
 from actorium.tools.simulate.stepped_worker import SteppedWorker
 from actorium.tools.simulate.virtual_cluster import (
@@ -48,8 +49,8 @@ class PlainCluster:
         self._actors: dict[str, Core] = {"router": self.router}
         for view in self.router.views:
             context = replica_context(config, view.index, 1)
-            bare = scheduler_actor.extended_core(context)
-            self._actors[view.role] = scheduler_actor.observed(bare, context)
+            bare = SchedulerCore(context)
+            self._actors[view.role] = SchedulerActor(bare, context)
             self._actors[f"worker of {view.role}"] = SteppedWorker(
                 context._replace(role="worker-0"), MODEL)
         self._timers: dict[str, float] = {}
