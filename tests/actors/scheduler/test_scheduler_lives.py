@@ -45,6 +45,13 @@ def test_a_seed_replays() -> None:
     assert one.received == two.received and one.deaths == two.deaths
 
 
+def test_a_request_refused_when_it_is_sent_again_ends_with_all_its_choices() -> None:
+    """Sent again after a restart with its deadline past, when its client had seen two choices
+    begin."""
+    told = live(105).received
+    assert told["r0", 0].error == "deadline" and told["r0", 1].reason is None
+
+
 @pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])
 def test_it_has_teeth(tooth: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without one of the rules, the simulation fails."""
