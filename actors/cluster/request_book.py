@@ -40,7 +40,7 @@ from actorium.actors.messages import (
     TokenBatch,
 )
 from actorium.actors.scheduler.media_holds import MediaHolds
-from actorium.actors.scheduler.recovery.lingering import name_of
+from actorium.actors.scheduler.recovery.recovery_log import name_of
 from actorium.actors.scheduler.request_state import Key
 
 NOWHERE = -1

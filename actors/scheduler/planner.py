@@ -44,7 +44,7 @@ class Planner:
         """
         state = self._state
         state.kv_cache.at_step(step)
-        state.reserve.on_step()
+        state.room.reserve.on_step()
         if self._preempt_every and step % self._preempt_every == 0:
             self._force_preemption()
         self._preempt_for_priority(unresolved)
@@ -170,7 +170,7 @@ class Planner:
             slots = table.needing_pages(rows)
             if not len(slots):
                 return rows, b""
-            promised = state.reserved_pages()
+            promised = state.room.reserved_pages()
             for early in (True, False):
                 appends = table.grow(slots, state.kv_cache, early, promised)
                 if appends is not None:
@@ -182,10 +182,10 @@ class Planner:
         state = self._state
         if state.unlock_windows():
             return
-        victim = state.pick_victim() or state.table.latest()
+        victim = state.room.pick_victim(state.queue.policy == "priority") or state.table.latest()
         assert victim is not None
         state.preempt(victim, "memory")
-        state.reserve.on_preemption()
+        state.room.reserve.on_preemption()
 
     def _force_preemption(self) -> None:
         """Preempts the decoding sequence that was admitted last: it has emitted a token since."""
@@ -277,7 +277,7 @@ class Planner:
             return
         head = self._next_to_admit(unresolved)
         while head is not None and not state.can_admit(head):
-            victim = state.pick_victim(below=head.priority)
+            victim = state.room.pick_victim(True, head.priority)
             if victim is None:
                 return
             state.preempt(victim, "priority")

@@ -12,17 +12,12 @@ import numpy as np
 
 from actorium.actors.config.tree import MemoryConfig, SchedulerConfig
 from actorium.actors.messages import Admit, PageGroup, Ready
+from actorium.actors.scheduler.admission import AdmissionRoom
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.preemption_policy import (
-    CLIP,
-    AdmissionReserve,
-    RunningView,
-    choose_victim,
-)
 from actorium.actors.scheduler.queue_policies import new_queue
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
@@ -54,7 +49,6 @@ class SchedulerState:
         """The sequences on trial for a worker's death: only these may be admitted; None = all."""
         self.cache_lookup_tokens = self.cache_hit_tokens = 0
         """Prompt tokens admitted for the first time, and those of them found in the cache."""
-        self.reserve = AdmissionReserve()
         self.guard = guard
         self._on_finished = on_finished
         self.keep_history = False
@@ -86,7 +80,8 @@ class SchedulerState:
         self.tier: HostTier | None = None
         """Where pages go that the pools have no room for."""
         growth = GROWTH_TOKENS * table.max_window
-        self.reserve = AdmissionReserve(growth=max(growth, page_size))
+        self.room = AdmissionRoom(table, self.kv_cache, self.prefilling,
+                                  self._config.max_num_batched_tokens, max(growth, page_size))
         self.slots_to_release.clear()
         for sequence in self.sequences.values():
             sequence.key, sequence.match_version = None, -1
@@ -254,7 +249,7 @@ class SchedulerState:
         if sequence.pending:
             return False
         length = sequence.prompt_len + len(sequence.emitted)
-        return self._has_room(self.table.reach(length, sequence.end), match)
+        return self.room.fits(self.table.reach(length, sequence.end), match)
 
     def fetch_prefix(self, sequence: SequenceState) -> bool:
         """Whether a sequence that could be admitted waits for more of its prefix to come back."""
@@ -293,46 +288,6 @@ class SchedulerState:
         self.cache_hit_tokens += cached
         self.queue.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
-    def _has_room(self, length: int, match: PrefixMatch | None) -> bool:
-        """Whether all pools have pages for `length` tokens of a sequence beside what the running
-        ones were promised and are expected to want."""
-        left = [self._pages_left(group, length, match) for group in range(len(self.kv_cache.pools))]
-        running = self.table.num_running
-        if min(left) >= running * self.kv_cache.pages_for(CLIP):
-            return True
-        growth = self.kv_cache.pages_for(self.reserve.needed(self.table.remaining(CLIP), running))
-        return all(spare >= (min(growth, 2 * running) if window else growth)
-                   for spare, window in zip(left, self.kv_cache.windows, strict=True))
-
-    def _pages_left(self, group: int, length: int, match: PrefixMatch | None) -> int:
-        """Pages of a group that stay available when a sequence of `length` tokens is admitted."""
-        kv_cache = self.kv_cache
-        left = kv_cache.available(group) - self._reserved_pages(group) - self.max_held(group,
-                                                                                       length)
-        if match is not None and match.length:
-            own = match.pages[group]
-            own = own[own > 0] if kv_cache.windows[group] else own
-            # Those that only the tree holds are available now and will not be then.
-            left += len(own) - int(np.count_nonzero(kv_cache.pools[group].single_owner(own)))
-        return left
-
-    def max_held(self, group: int, length: int) -> int:
-        """Pages of a group that a sequence of `length` tokens may hold while it extends."""
-        chunk = self._config.max_num_batched_tokens + self.table.ahead
-        return self.kv_cache.max_held(group, length, chunk)
-
-    def _reserved_pages(self, group: int) -> int:
-        """Pages that sequences which still extend were admitted for and do not hold yet."""
-        table = self.table
-        return sum(max(self.max_held(group, table.reach(s.total, s.end))
-                       - table.holds(group, s.slot), 0) for s in self.prefilling)
-
-    def reserved_pages(self) -> int:
-        """The most pages of any group that extending sequences will still want."""
-        if not self.prefilling:
-            return 0
-        return max(self._reserved_pages(group) for group in range(len(self.kv_cache.pools)))
-
     def unlock_windows(self) -> bool:
         """Unlock cached pages of windowed groups that no running sequence can see any more; False
         if there were none."""
@@ -349,20 +304,7 @@ class SchedulerState:
                     found = True
         return found
 
-    # --- preemption ------------------------------------------------------------------------------
-
-    def pick_victim(self, below: int | None = None) -> SequenceState | None:
-        """The sequence to preempt to make room (for one of priority `below`); None = there is none.
-        """
-        table = self.table
-        slots = table.occupied()
-        priority = np.zeros(len(slots), np.int64)
-        if self.queue.policy == "priority":
-            priority[:] = [table.sequences[slot].priority
-                           for slot in slots]  # type: ignore[union-attr]
-        index = choose_victim(RunningView(table.order[slots], priority, table.len_lo[slots],
-                                          lambda i: table.frees(slots[i], self.kv_cache)), below)
-        return None if index is None else table.sequences[slots[index]]
+    # --- the books ---
 
     def charge_tenants(self, sids: Longs, counts: Ints | None) -> None:
         """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""

@@ -175,9 +175,9 @@ class SteadyScheduler(SchedulerCore):
         self._count(first, run.busy_us[:steps], [result.idle_us for result in in_flight[:steps]])
         self._report(run.rows, first.step + steps - 1, tokens)
         for _ in range(steps):
-            before = state.reserve.ratio
-            state.reserve.on_step()
-            if state.reserve.ratio == before:
+            before = state.room.reserve.ratio
+            state.room.reserve.on_step()
+            if state.room.reserve.ratio == before:
                 break
         self._step += steps
         state.kv_cache.at_step(self._step)

@@ -7,8 +7,7 @@ import numpy as np
 from actorium.actors.cluster.cluster_messages import CacheDelta
 from actorium.actors.cluster.routing.prefix_hashes import Hashes, prefix_hashes, root_hash
 from actorium.actors.scheduler.cache.radix_cache import RadixCache
-from actorium.actors.scheduler.cache.tree_nodes import TreeNode
-from actorium.actors.scheduler.cache.tree_observer import TreeObserver
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 
 
 class PrefixReport(TreeObserver):

@@ -39,9 +39,9 @@ from actorium.actors.scheduler.cache.tree_nodes import (
     EvictionQueue,
     Rank,
     TreeNode,
+    TreeObservers,
     below,
 )
-from actorium.actors.scheduler.cache.tree_observer import TreeObservers
 
 Gone = list[list[Ints]]
 """Per group, arrays of evicted pages; entries 0 do not count."""

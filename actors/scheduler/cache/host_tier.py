@@ -21,15 +21,19 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from actorium.actors.messages import PageAnswer, PageOrder, Ready
-from actorium.actors.scheduler.cache.disk_books import DiskAsk, DiskBooks
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import Ints
-from actorium.actors.scheduler.cache.page_names import COPY_KIND, NodeNames, page_names
-from actorium.actors.scheduler.cache.prefix_search import PageNeeds, Thing, longest
+from actorium.actors.scheduler.cache.prefix_search import (
+    COPY_KIND,
+    NodeNames,
+    PageNeeds,
+    Thing,
+    longest,
+    page_names,
+)
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.cache.tier_slots import TierSlots
-from actorium.actors.scheduler.cache.tree_nodes import TreeNode
-from actorium.actors.scheduler.cache.tree_observer import TreeObserver
+from actorium.actors.scheduler.cache.tier_books import DiskAsk, DiskBooks, TierSlots
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 
 FETCHES = 4
 """Times that one admission waits for pages without getting further: others may evict them before it

@@ -1,4 +1,5 @@
-"""How far a prefix reaches when pages below the pool count as well, and which of them that takes.
+"""Pages below the pool, by name: hashes of a whole prefix, so equal names mean equal pages. How far
+a prefix reaches when these count as well, and which of them that takes.
 
 What a model needs to start at the end of page e: of a group of full attention all pages before e,
 of one with a window those that the window covers, of recurrent layers the checkpoint taken there.
@@ -7,10 +8,57 @@ of one with a window those that the window covers, of recurrent layers the check
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from hashlib import blake2b
 from typing import NamedTuple
 
-from actorium.actors.scheduler.cache.page_names import COPY_KIND, part_name
-from actorium.actors.scheduler.cache.radix_cache import PrefixMatch
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode
+
+NAME_BYTES = 16
+COPY_KIND = 1 << 16
+"""`StepPlan.store` names a part of a page by kind * COPY_KIND + part."""
+
+
+def page_names(key: PrefixKey, page_size: int) -> list[bytes]:
+    """The name of each whole page of a prefix, chained over the salt and all tokens up to its end.
+    """
+    width, name, names = page_size * 4, key.salt.encode(), list[bytes]()
+    for at in range(0, len(key.data) // width * width, width):
+        chained = blake2b(name, digest_size=NAME_BYTES).digest()
+        name = blake2b(key.data[at:at + width], digest_size=NAME_BYTES, key=chained).digest()
+        names.append(name)
+    return names
+
+
+def part_name(name: bytes, unit: int) -> bytes:
+    """The name of a part of what belongs to a page's name; unit: see `COPY_KIND`."""
+    if not unit:
+        return name
+    return blake2b(name, digest_size=NAME_BYTES, key=unit.to_bytes(4, "little")).digest()
+
+
+class NodeNames:
+    """Names of the pages of nodes of the tree; those of the last one are kept, since a leaf is
+    often trimmed page by page."""
+
+    def __init__(self, page_size: int) -> None:
+        self._page_size = page_size
+        self._last: tuple[TreeNode | None, int, str, list[bytes]] = (None, 0, "", [])
+
+    def of(self, node: TreeNode) -> list[bytes]:
+        """At least as many as the node has pages."""
+        start = node.end - node.size
+        last, at, salt, names = self._last
+        path, above = [node.key], node.parent
+        while above is not None and above.parent is not None:
+            path.append(above.key)
+            above = above.parent
+        root_salt = "" if above is None else above.salt
+        if last is not node or at != start or salt != root_salt or len(names) < node.size:
+            key = PrefixKey(root_salt, b"".join(reversed(path)))
+            names = page_names(key, self._page_size)[start:]
+            self._last = (node, start, root_salt, names)
+        return names
 
 
 class Thing(NamedTuple):

@@ -1,6 +1,9 @@
 """The scheduler's memory beyond a request's end and its own: records for the ledger, ended requests
 for a detokenizer or a client that has missed something, and their restoration in its next life.
 
+Requests may outlive their clients, for whoever takes them up by name: what stands before the first
+"." of a rid names a request, what follows says what was asked.
+
 Pure. What is written down goes out as `Send(LEDGER, record)` before the news that it is about.
 """
 
@@ -30,7 +33,6 @@ from actorium.actors.ledger.records import (
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import Recall, RowLogprobs, Submit, TokenBatch
 from actorium.actors.runtime.inflight_journal import InflightJournal
-from actorium.actors.scheduler.recovery.lingering import LingeringRequests
 from actorium.actors.scheduler.request_state import (
     RequestState,
     SequenceState,
@@ -38,6 +40,37 @@ from actorium.actors.scheduler.request_state import (
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
+
+
+def name_of(rid: str) -> str:
+    """The part of a rid that names the request."""
+    return rid.partition(".")[0]
+
+
+class LingeringRequests:
+    """The requests of a group that linger."""
+
+    def __init__(self) -> None:
+        self._named: dict[tuple[str, str], RequestState] = {}
+
+    def add(self, request: RequestState) -> None:
+        """From now on, instead of an older one of its name."""
+        if request.submit.linger:
+            self._named[_place(request)] = request
+
+    def drop(self, request: RequestState) -> None:
+        """Unless a later one has its name."""
+        if request.submit.linger and self._named.get(_place(request)) is request:
+            del self._named[_place(request)]
+
+    def get(self, rid: str, tenant: str) -> RequestState | None:
+        """The tenant's request of the rid's name, whatever it asked."""
+        return self._named.get((tenant, name_of(rid)))
+
+
+def _place(request: RequestState) -> tuple[str, str]:
+    return request.submit.tenant, name_of(request.submit.rid)
+
 
 REQUEST_BYTES, CHOICE_BYTES, LOGPROBS_BYTES = 2048, 768, 384
 """What Python's objects take beside the columns that they hold: of a request, of a choice, of a row

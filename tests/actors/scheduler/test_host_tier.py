@@ -13,8 +13,7 @@ from actorium.actors.messages import PageGroup, Ready
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey
-from actorium.actors.scheduler.cache.tree_nodes import TreeNode
-from actorium.actors.scheduler.cache.tree_observer import TreeObserver
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 
 PROMPTS = [[1000 * number + i for i in range(65)] for number in range(30)]
 """Four whole pages and a token each: more than ten times a pool of ten pages."""

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from actorium.actors.scheduler.admission_checks import misses_deadline
-from actorium.actors.scheduler.preemption_policy import (
+from actorium.actors.scheduler.admission import (
     AdmissionReserve,
     RunningView,
     choose_victim,
 )
+from actorium.actors.scheduler.admission_checks import misses_deadline
 from actorium.actors.scheduler.queue_policies import (
     VirtualTokenCounter,
     WaitingView,

@@ -11,8 +11,7 @@ from helpers_scheduler import CLIENT, Ring, assert_whole, config
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import Hello, Open, Recall
-from actorium.actors.scheduler import report_queue
-from actorium.actors.scheduler.report_queue import AT_ONCE
+from actorium.actors.scheduler.outgoing import AT_ONCE
 
 REQUESTS = 5 * AT_ONCE
 HELLO = Hello("detokenizer", 2)
@@ -106,7 +105,7 @@ def test_what_ends_before_its_turn_is_reported_with_its_end() -> None:
 
 
 def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(report_queue, "BYTES_AT_ONCE", 4000)
+    monkeypatch.setattr("actorium.actors.scheduler.outgoing.BYTES_AT_ONCE", 4000)
     ring = waiting_ring(8)
     for _ in range(150):
         step(ring)

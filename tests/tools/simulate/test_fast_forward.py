@@ -44,7 +44,7 @@ def check_same(replica: VirtualReplica, other: VirtualReplica) -> None:
     for name in ("free", "used", "held", "cached", "cached_only"):
         assert getattr(mine.kv_cache.pools[0], name) == getattr(theirs.kv_cache.pools[0], name)
     assert mine.kv_cache.version == theirs.kv_cache.version
-    assert mine.reserve.ratio == theirs.reserve.ratio
+    assert mine.room.reserve.ratio == theirs.room.reserve.ratio
     mine.audit()
     assert replica.bare.health() == other.bare.health()
 
