@@ -1,7 +1,8 @@
 """The settings of graphs: which sizes of steps are captured, and what a level of optimisation sets.
 
 Numbers of tokens are SGLang's where all are asked for: close together where a step waits for its
-launches, farther apart where its products take most of the time.
+launches, farther apart where its products take most of the time. What padding adds to a step is at
+most an eighth from 257 to 1,024 tokens and from 2,049 on, and a quarter between.
 """
 
 from __future__ import annotations
@@ -12,16 +13,17 @@ from typing import NamedTuple
 from actorium.actors.config.tree import DeviceConfig
 from actorium.actors.errors import BadConfig
 
-LARGEST = 32768
-"""Of any size."""
+LARGEST, MOST_TOKENS = 32768, 8192
+"""Of any size; of one of tokens: a layer of more keeps a device busy for milliseconds."""
 TOKEN_LADDER = (*range(4, 33, 4), *range(48, 257, 16), *range(288, 513, 32), *range(576, 1025, 64),
-                *range(1280, 4097, 256), *range(4608, LARGEST + 1, 512))
-"""Tokens of the steps that are captured where all are asked for: 58 of them up to 8,192."""
-FEW_TOKENS = (16, 32, 64, 128, 256)
-"""Unless others are asked for. Up to some 200 of them an H200 takes as long to read a weight as to
-multiply with it, so padding costs little; from there on a layer of an 8B shape keeps the device
-busy longer than its ten launches take. That is arithmetic: `benchmarks/gpu.py` measures steps of 16
-to 512 tokens with segments and without."""
+                *range(1280, 4097, 256), *range(4608, MOST_TOKENS + 1, 512))
+"""Tokens of the steps that are captured where all are asked for: 58."""
+FEW_TOKENS = (16, 32, *range(64, 513, 32))
+"""Unless others are asked for. Up to some 200 of them an H100 takes as long to read a weight as to
+multiply with it, so padding costs little there; from 257 on it adds at most an eighth. A layer of
+an 8B shape in bf16 multiplies for some 0.4 ms at 512 tokens, and Python takes about as long for its
+ten launches; beyond that the device is behind. That is arithmetic: `benchmarks/gpucheck` measures
+steps of 16 to 512 tokens with segments and without."""
 LEVELS = range(4)
 """Of optimisation: 0 nothing, 1 passes, 2 and graphs, 3 and what is measured."""
 
@@ -35,14 +37,14 @@ class SizeSetting(NamedTuple):
     """auto, off or all; empty where there are sizes."""
 
 
-def parse_sizes(text: str, name: str, words: tuple[str, ...]) -> SizeSetting:
+def parse_sizes(text: str, name: str, words: tuple[str, ...], most: int = LARGEST) -> SizeSetting:
     """A setting of sizes: one of the words, or numbers with commas or spaces between them. name:
-    the field's, of [device]. Raises `BadConfig`."""
+    the field's, of [device]; most: the largest number. Raises `BadConfig`."""
     if text in words:
         return SizeSetting(word=text)
     numbers = text.replace(",", " ").split()
-    if not numbers or not all(n.isdecimal() and 1 <= int(n) <= LARGEST for n in numbers):
-        raise BadConfig(f"{name}: must be {', '.join(words)}, or numbers between 1 and {LARGEST} "
+    if not numbers or not all(n.isdecimal() and 1 <= int(n) <= most for n in numbers):
+        raise BadConfig(f"{name}: must be {', '.join(words)}, or numbers between 1 and {most} "
                         f"as 1,2,4,8, got {text!r}", f"device.{name}")
     return SizeSetting(tuple(sorted({int(n) for n in numbers})))
 
@@ -56,7 +58,8 @@ def batch_setting(device: DeviceConfig) -> SizeSetting:
 def token_setting(device: DeviceConfig) -> SizeSetting:
     """Tokens of the steps with prompts to capture; off with `enforce_eager`. auto where only the
     few are to be. Raises `BadConfig`."""
-    found = parse_sizes(device.graph_token_counts, "graph_token_counts", ("auto", "all", "off"))
+    found = parse_sizes(device.graph_token_counts, "graph_token_counts", ("auto", "all", "off"),
+                        MOST_TOKENS)
     most = device.graph_max_tokens
     if found.word == "auto" and most is not None:
         found = SizeSetting(word="all")

@@ -221,11 +221,11 @@ class DeviceConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     """The most sequences of a step that is captured; 0 = none."""
     graph_token_counts: str = "auto"
     """On cuda: tokens of the steps with prompts that are run as graphs with attention between them,
-    as 16,64,256; auto = 16,32,64,128,256; all = 58 sizes from 4 to 8192, as far as a step's tokens
-    go; off = none. A step is padded up to the next one."""
+    as 16,64,256; auto = 17 sizes from 16 to 512; all = 58 sizes from 4 to 8192; off = none. None
+    is larger than max_num_batched_tokens. A step is padded up to the next one."""
     graph_max_tokens: int | None = None
-    """The most tokens of such a step, up to which all sizes are captured unless they are named;
-    0 = none."""
+    """The most tokens of such a step, up to which all sizes are captured unless they are named: at
+    most 8192; 0 = none."""
     disable_custom_all_reduce: bool = False
     """On cuda, with several ranks: NCCL sums everything. Otherwise few rows are summed, and normed,
     by a kernel that reads all GPUs' memory, where that can be had and is faster at the start."""

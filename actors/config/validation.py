@@ -10,7 +10,7 @@ import msgspec
 from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.byte_sizes import disk_cache_fault
 from actorium.actors.config.cluster_settings import cluster_rules
-from actorium.actors.config.graph_settings import LEVELS, batch_setting, token_setting
+from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
 from actorium.actors.config.key_digests import hashed
 from actorium.actors.config.media_settings import media_rules
 from actorium.actors.config.pass_names import parse_passes
@@ -159,7 +159,7 @@ def _device_rules(d: DeviceConfig) -> list[Rule]:
         ("device.graph_max_batch_size", d.graph_max_batch_size is None
          or 0 <= d.graph_max_batch_size <= 32768, "must be between 0 and 32768"),
         ("device.graph_max_tokens", d.graph_max_tokens is None
-         or 0 <= d.graph_max_tokens <= 1 << 20, "must be between 0 and 1048576"),
+         or 0 <= d.graph_max_tokens <= MOST_TOKENS, f"must be between 0 and {MOST_TOKENS}"),
         ("device.threads", 0 <= d.threads <= 1024, "must be between 0 and 1024"),
     ]
 

@@ -20,7 +20,13 @@ from actorium.actors.health import HUNG, READY_PHASES, SILENT
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.runtime.roles import group_of
-from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
+from actorium.actors.runtime.step_gauges import (
+    EAGER_REASONS,
+    PREFIX,
+    STEP_MODES,
+    eager_key,
+    steps_by_size,
+)
 from actorium.actors.watchdog.metric_rows import (
     COUNTER,
     GAUGE,
@@ -283,6 +289,11 @@ def _memory(facts: MetricsInput) -> Iterator[MetricFamily]:
                   "two that their tokens are within.",
                   [({"mode": mode, "size": str(size)}, count)
                    for (mode, size), count in steps_by_size(worker).items()])
+    yield _family("actorium:worker_eager_steps", COUNTER,
+                  "Steps run operation by operation, by why: off (no graphs or programs could "
+                  "serve them), images, tokens or sequences (no size that is captured), prompts.",
+                  [({"reason": reason}, worker.get(PREFIX + eager_key(reason), 0.0))
+                   for reason in EAGER_REASONS if f"{PREFIX}eager" in worker])
     yield _family("actorium:weight_bytes", GAUGE, "Bytes of the weights by how they are held.",
                   [({"format": name.removeprefix(WEIGHT_FORMAT)}, count)
                    for name, count in sorted(worker.items()) if name.startswith(WEIGHT_FORMAT)])

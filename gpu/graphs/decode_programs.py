@@ -131,6 +131,10 @@ class DecodePrograms:
             return 0
         return shape.rows if self.captures(shape) else 0
 
+    def misses(self, step: InputBatch) -> str:
+        """See `CapturedLayers`; sequences: there is no program for so many."""
+        return "sequences" if step.extends is None else "prompts"
+
     def captures(self, shape: GraphShape) -> bool:
         """Captures steps of this shape, if that was not done; False where it cannot be done."""
         if shape not in self._programs:

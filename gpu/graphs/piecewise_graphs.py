@@ -1,4 +1,4 @@
-"""Steps of few tokens as segments that are replayed, with the middles of the layers between them.
+"""Steps of up to some hundred tokens as segments that are replayed, with the middles of the layers between them.
 
 In a step with prompts, attention depends on how their tokens are shared out, and no graph can hold
 that; nor the recurrent layers' part between their projections. All else works token by token: from
@@ -22,7 +22,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.attention.attention_plan import AttentionPlan
-from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
+from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase, WhyNot, no_bounds
 from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
 from actorium.gpu.models.forward_context import ForwardContext, GroupContext
 from actorium.gpu.step.batch import ForwardBatch
@@ -115,14 +115,23 @@ class PiecewiseGraphRunner:
 
     # --- capturing ---------------------------------------------------------------------------
 
-    def capture(self, report: ReportPhase, most: int | None = None) -> None:
+    def capture(self, report: ReportPhase, most: int | None = None,
+                why_not: WhyNot = no_bounds) -> dict[int, str]:
         """Capture segments, in the order of `shapes`; most: for so many numbers of tokens. Nothing
-        is written but to the sink page."""
-        todo = self.shapes[:most]
+        is written but to the sink page. Returns the sizes that are left out, and why: steps of
+        these are padded up to the next one that is there."""
+        todo, left = self.shapes[:most], dict[int, str]()
         for number, size in enumerate(todo):
             report("warming", f"segments {number}/{len(todo)}")
-            if size not in self._chains:
+            if size in self._chains:
+                continue
+            if why := why_not(size, not self._chains):
+                left[size] = why
+            else:
                 self._chains[size] = self._captured(size)
+        self.shapes = [size for size in self.shapes if size not in left]
+        self._sizes = sorted(self.shapes)
+        return left
 
     @torch.inference_mode()
     def _captured(self, size: int) -> PiecewiseGraph:
@@ -169,6 +178,10 @@ class PiecewiseGraphRunner:
         """Tokens of the segments that are there for a step; 0 = none are."""
         size = self._size(step.tokens) if step.bounded else 0
         return size if size in self._chains else 0
+
+    def misses(self, step: InputBatch) -> str:
+        """See `CapturedLayers`: what is not served has too many tokens."""
+        return "tokens"
 
     def _size(self, tokens: int) -> int:
         at = bisect_left(self._sizes, tokens)

@@ -86,12 +86,18 @@ def segment_sizes(config: Config, why: str = "") -> list[int]:
     found = token_setting(config.device)
     if why or found.word == "off":
         return []
-    # Decodes alone that no graph serves run in segments as well.
-    budget = max(config.scheduler.max_num_batched_tokens, config.scheduler.max_num_seqs)
-    sizes = found.sizes or {"auto": FEW_TOKENS, "all": TOKEN_LADDER}[found.word]
-    most = config.device.graph_max_tokens
-    return sorted({size for size in sizes if size <= budget and (most is None or size <= most)},
-                  reverse=True)
+    budget = config.scheduler.max_num_batched_tokens  # decodes and their drafts are within it
+    if found.sizes:
+        return sorted({size for size in found.sizes if size <= budget}, reverse=True)
+    sizes = {"auto": FEW_TOKENS, "all": TOKEN_LADDER}[found.word]
+    most = min(sizes[-1], budget, config.device.graph_max_tokens or budget)
+    return sorted({size for size in sizes if size < most} | {most}, reverse=True)
+
+
+def sizes_beyond_a_step(config: Config) -> list[int]:
+    """The token counts that were asked for by number, of which no step has so many, rising."""
+    most = config.scheduler.max_num_batched_tokens
+    return [size for size in token_setting(config.device).sizes if size > most]
 
 
 def verify_lengths(config: Config, drafts: int) -> list[int]:

@@ -35,6 +35,9 @@ class CapturedLayers(LayerRunner, Protocol):
     def serves(self, step: InputBatch) -> int:
         """The size that this step is run at, see `StepCounts`; 0 where it cannot be run so."""
 
+    def misses(self, step: InputBatch) -> str:
+        """Of `EAGER_REASONS`, why this step is not served."""
+
 
 class StepModel(LayerRunner, Protocol):
     """What a step needs of a model; see `Decoder`."""
@@ -107,13 +110,18 @@ class ForwardPass:
 
     def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
-        layers: LayerRunner = self.model
-        served_as, size = "eager", step.tokens
         as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
-        if self.segments is not None and as_text and (captured := self.segments.serves(step)):
-            layers, served_as, size = self.segments, self.segments.serves_as, captured
-        self.served.add(served_as, size)
-        return layers.forward(step.batches, self.pools, recurrent)
+        if self.segments is None:
+            why = "off"
+        elif not as_text:
+            why = "images"
+        elif size := self.segments.serves(step):
+            self.served.add(self.segments.serves_as, size)
+            return self.segments.forward(step.batches, self.pools, recurrent)
+        else:
+            why = self.segments.misses(step)
+        self.served.add_eager(step.tokens, why)
+        return self.model.forward(step.batches, self.pools, recurrent)
 
     def all_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[T, hidden]: every row before the final norm."""

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import torch
 
 from actorium.actors.config.tree import Config
-from actorium.gpu.graphs.capture import Capturer, CudaCapturer
+from actorium.gpu.graphs.capture import Capturer, CudaCapturer, WhyNot
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
@@ -24,8 +24,10 @@ from actorium.gpu.plan.graph_memory import (
     program_rows,
     program_shapes,
     program_sizes,
+    sizes_beyond_a_step,
 )
 from actorium.gpu.plan.memory_plan import as_served, demand_of
+from actorium.gpu.plan.weight_bytes import workspace_bytes
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.measure import Footprint, WorkspaceMeter
 from actorium.gpu.worker.warmup import warm_up_kernels
@@ -34,6 +36,8 @@ from actorium.kernels.cpu.native_ops import NativeOps
 LOG = logging.getLogger(__name__)
 DRIVER_BYTES = 8 * GRAPH_BYTES
 """Most that the driver is believed to keep of one graph."""
+CAPTURE_SECONDS = 60.0
+"""Most that segments may take: the smallest are left out, whose steps the next ones serve."""
 ReportPhase = Callable[[str, str], None]
 """Reports a phase: (phase, detail)."""
 
@@ -87,18 +91,25 @@ def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, re
                    seconds: dict[str, float]) -> Graphs:
     """Captures the runner's graphs, now that its pages are there; adds to `footprint` and `seconds`
     what that took."""
-    graphs = wanted_graphs(config, runner)
+    graphs, device = wanted_graphs(config, runner), runner.arrays.device
+    if not why_eager(runner.model, device).segments:
+        _tell_left_out(dict.fromkeys(
+            sizes_beyond_a_step(config),
+            f"--max-num-batched-tokens is {config.scheduler.max_num_batched_tokens}"))
     if not any(graphs):
         return graphs
-    device, start = runner.arrays.device, perf_counter()
+    start = perf_counter()
     before = read_memory(device)
     decodes, segments = graph_runners(runner, graphs, CudaCapturer(device))
-    for kind in (decodes, segments):
-        if kind is not None:
-            kind.capture(report)
+    if decodes is not None:
+        decodes.capture(report)
+    if segments is not None:
+        bounds = segment_bounds(runner, footprint.measured.get("workspace", 0))
+        _tell_left_out(segments.capture(report, why_not=bounds))
+        graphs = graphs._replace(tokens=segments.shapes)
     captured = len(graphs.decodes) + len(graphs.tokens)
     footprint.measured["graphs"] = graph_bytes_between(before, read_memory(device), captured)
-    runner.graphs, runner.segments = decodes, segments
+    runner.graphs, runner.segments = decodes, segments if graphs.tokens else None
     seconds["graphs"] = footprint.capture_seconds = perf_counter() - start
     LOG.info("graphs: %s, captured in %.2f s, %.1f MiB (planned %.1f)", graphs.summary,
              footprint.capture_seconds, footprint.measured["graphs"] / 2**20,
@@ -108,6 +119,29 @@ def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, re
         warm_up_kernels(runner, max(graphs.tokens, default=1), report)  # as these serve them
         seconds["warm up"] += perf_counter() - start
     return graphs
+
+
+def segment_bounds(runner: ModelRunner, workspace: int) -> WhyNot:
+    """Says of a size of segments why it is not to be captured from now on, of all ranks alike:
+    beside the temporaries of the largest step, which are so many bytes, there is no memory left
+    for what the first takes and others add, or `CAPTURE_SECONDS` are over."""
+    model, device, start = runner.model, runner.arrays.device, perf_counter()
+    assert isinstance(model, Model)
+
+    def why_not(size: int, first: bool) -> str:
+        need = GRAPH_BYTES + (workspace_bytes(model.shape, size, 0) if first else 0)
+        if model.group.agreed(CAPTURE_SECONDS - (perf_counter() - start)) < 0:
+            return f"{CAPTURE_SECONDS:g} seconds are over"
+        left = int(model.group.agreed(read_memory(device).free - workspace))
+        return f"only {max(left, 0):,} bytes are left" if left < need else ""
+
+    return why_not
+
+
+def _tell_left_out(left: dict[int, str]) -> None:
+    for why in dict.fromkeys(left.values()):
+        sizes = ", ".join(str(size) for size, own in left.items() if own == why)
+        LOG.warning("no segments for steps of %s tokens: %s", sizes, why)
 
 
 def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,

@@ -7,6 +7,7 @@ is poisoned, as if others had used the memory.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -232,11 +233,14 @@ def with_segments(runner: ModelRunner, sizes: list[int]) -> PiecewiseGraphRunner
     return segments
 
 
-def model_of_kind(path: Path, kind: str) -> Any:
-    """See `write_kind`; the hybrid one drafts."""
+def model_of_kind(path: Path, kind: str, length: int = 96) -> Any:
+    """See `write_kind`; the hybrid one drafts. length: of the longest sequence."""
     write_kind(path, kind)
+    fields = json.loads((path / "config.json").read_text())
+    fields["max_position_embeddings"] = max(length, fields["max_position_embeddings"])
+    (path / "config.json").write_text(json.dumps(fields))
     drafts = "auto" if kind == "hybrid" else "off"
-    config = Config(model=ModelConfig(max_model_len=96),
+    config = Config(model=ModelConfig(max_model_len=length),
                     speculation=SpeculationConfig(speculative=drafts))
     with experts_on_the_device():
         return load_model(path, config, CPU, lambda *_: None)

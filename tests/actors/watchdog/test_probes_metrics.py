@@ -22,6 +22,7 @@ from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.histograms import Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
+from actorium.actors.runtime.step_gauges import EAGER_REASONS
 from actorium.actors.watchdog.metric_rows import (
     HISTOGRAMS,
     NODES,
@@ -86,6 +87,7 @@ def actors(**scheduler: float) -> dict[str, Supervised]:
     found["scheduler"].gauges = scheduler
     found["worker-0"].gauges = {"weights_bytes": 5.0, "weights_bytes_planned": 6.0,
                                 "steps_full_graph": 7.0, "steps_eager": 2.0,
+                                "steps_eager_for_images": 2.0,
                                 "steps_full_graph_of_8": 5.0, "steps_full_graph_of_16": 2.0,
                                 "graph_capture_seconds": 1.5,
                                 "weight_format_bfloat16": 2.0, "weight_format_int8 (rows)": 3.0}
@@ -188,6 +190,8 @@ def test_steps_by_how_the_worker_ran_them() -> None:
         not in values(made)
     assert value(made, "actorium:worker_steps_by_size_total", mode="full_graph", size="8") == 5
     assert value(made, "actorium:worker_steps_by_size_total", mode="full_graph", size="16") == 2
+    assert {reason: value(made, "actorium:worker_eager_steps_total", reason=reason)
+            for reason in EAGER_REASONS} == {**dict.fromkeys(EAGER_REASONS, 0), "images": 2}
     assert value(made, "actorium:graph_capture_seconds") == 1.5
 
 

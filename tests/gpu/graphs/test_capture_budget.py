@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +36,8 @@ from actorium.gpu.plan.graph_memory import (
 from actorium.gpu.plan.memory_plan import demand_of
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker import device, graph_setup
+from actorium.gpu.worker.device import OpenedDevice
+from actorium.gpu.worker.warmup import dummy_run
 
 KINDS = ("attention", "windows", "hybrid", "mamba", "latent", "sparse")
 
@@ -55,11 +58,10 @@ class OrderedCapturer(RecordingCapturer):
 
 def test_the_ladder_of_all_sizes() -> None:
     """As many as SGLang makes by default, up to what it makes."""
-    below = [size for size in TOKEN_LADDER if size <= 8192]
-    assert len(below) == 58 and below[0] == 4 and below[-1] == 8192
+    assert len(TOKEN_LADDER) == 58 and (TOKEN_LADDER[0], TOKEN_LADDER[-1]) == (4, 8192)
     assert list(TOKEN_LADDER) == sorted(set(TOKEN_LADDER))
-    assert all(big <= 1.5 * small or big <= 12
-               for small, big in zip(below, below[1:], strict=False))
+    assert all(big - small <= max(16, small / (8 if small < 1024 or small >= 2048 else 4))
+               for small, big in pairwise(TOKEN_LADDER))
 
 
 @pytest.mark.parametrize(("settings", "first", "number"), [
@@ -67,10 +69,13 @@ def test_the_ladder_of_all_sizes() -> None:
     ({"graph_token_counts": "all"}, 2048, 42),
     ({"piecewise_cuda_graph_max_tokens": 512}, 512, 30),
     ({"graph_max_tokens": 8192, "chunked_prefill_size": 4096}, 4096, 50),
+    ({"graph_max_tokens": 8192, "chunked_prefill_size": 16384}, 8192, 58),
+    ({"graph_max_tokens": 8192, "chunked_prefill_size": 500}, 500, 30),
     ({"graph_token_counts": "8,64,4096", "graph_max_tokens": 100}, 64, 2),
-    ({"graph_max_tokens": 3}, None, 0), ({"graph_max_tokens": 0}, None, 0),
+    ({"graph_max_tokens": 3}, 3, 1), ({"graph_max_tokens": 0}, None, 0),
     ({"optimization_level": 1, "graph_token_counts": "8"}, 8, 1),
-    ({"optimization_level": 1}, None, 0), ({}, 256, 5)])
+    ({"optimization_level": 1}, None, 0), ({}, 512, 17),
+    ({"max_num_batched_tokens": 12, "max_num_seqs": 300}, 12, 1)])
 def test_sizes_up_to_the_budget_of_a_step(settings: dict[str, Any], first: int | None,
                                           number: int) -> None:
     sizes = segment_sizes(from_kwargs(**settings))
@@ -132,6 +137,71 @@ def test_a_result_that_is_kept_is_seen() -> None:
     assert capturer.holds(out)
     capturer.borrow(out)
     assert not capturer.holds(out)
+
+
+NEED = GRAPH_BYTES + 100_000
+"""Bytes, more than a tiny model's temporaries of 12 tokens."""
+
+
+@pytest.mark.usefixtures("as_on_a_device")
+@pytest.mark.parametrize(("free", "late", "captured", "why"), [
+    (NEED, 0, [12, 8, 4], ""),
+    (GRAPH_BYTES, 0, [], f"12, 8, 4 tokens: only {GRAPH_BYTES:,} bytes are left"),
+    (NEED, 1, [12], "8, 4 tokens: 60 seconds are over"),
+    (0, 0, [], "12, 8, 4 tokens: only 0 bytes are left")])
+def test_what_does_not_fit_is_left_out_and_told(
+        tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+        free: int, late: int, captured: list[int], why: str) -> None:
+    """Memory beside the temporaries of the largest step; seconds. A step of a size that is left
+    out is padded up to one that is there."""
+    now = iter([0.0, 0.0, 0.0, *[61.0 * late] * 3, 0.0, 0.0])
+    opened, caught = _opened(tmp_path, monkeypatch, caplog, free, "4,8,12,13,90", now)
+    runner = opened.runner
+    assert ("no segments for steps of 13, 90 tokens: --max-num-batched-tokens is 12" in caught)
+    assert why in caught and ("left" in caught or "over" in caught) == bool(why)
+    assert (runner.segments.shapes if runner.segments else []) == captured
+    told = ", ".join(str(size) for size in reversed(captured))
+    assert f"steps with prompts of {told} tokens" in opened.info.graphs or not captured
+    assert "steps with prompts" not in opened.info.graphs or captured
+    dummy_run(runner, 3)
+    if captured:
+        assert runner.served[f"piecewise_graph_of_{captured[-1]}"] > 0
+    else:
+        assert runner.served["piecewise_graph"] == 0 < runner.served["eager_for_off"]
+
+
+def _opened(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
+            free: int, counts: str, now: Iterator[float]) -> tuple[OpenedDevice, str]:
+    """A worker of steps of up to 12 tokens, and its warnings. free: bytes beside the temporaries
+    of a step; now: what the clock says while graphs are captured."""
+    write_checkpoint(path, seed=5)
+    monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
+    monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons())
+    monkeypatch.setattr(graph_setup, "CudaCapturer", lambda _: RecordingCapturer())
+    monkeypatch.setattr(graph_setup, "free_bytes", lambda _: free)
+    monkeypatch.setattr(graph_setup, "perf_counter", lambda: next(now))
+    plain = graph_setup.segment_bounds
+    monkeypatch.setattr(graph_setup, "segment_bounds", lambda runner, workspace: plain(runner, 0))
+    config = Config(model=ModelConfig(model=str(path), max_model_len=64),
+                    scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=12),
+                    device=DeviceConfig(device="cpu", kernels="torch", threads=1,
+                                        graph_batch_sizes="off", graph_token_counts=counts))
+    with caplog.at_level(logging.WARNING, "actorium.gpu.worker.graph_setup"):
+        opened = device.open_device(config, 1, lambda *_: None, {})
+    return opened, "\n".join(own.getMessage() for own in caplog.records)
+
+
+def test_temporaries_of_the_largest_step_are_left_free(tmp_path: Path,
+                                                       monkeypatch: pytest.MonkeyPatch) -> None:
+    """And all ranks leave out the same: what the one with the least memory does."""
+    runner = make_runner(model_of_kind(tmp_path, "attention"), 0, slots=4, arrays=DeviceArrays)
+    monkeypatch.setattr(graph_setup, "free_bytes", lambda _: 5000 + NEED)
+    assert not graph_setup.segment_bounds(runner, 5000)(4, True)
+    assert graph_setup.segment_bounds(runner, 5000 + NEED)(4, True)
+    assert graph_setup.segment_bounds(runner, 5000 + NEED - GRAPH_BYTES)(4, True)
+    assert not graph_setup.segment_bounds(runner, 5000 + NEED - GRAPH_BYTES)(4, False)
+    monkeypatch.setattr(runner.model.group, "agreed", lambda number: min(number, 7), False)
+    assert "7 bytes are left" in graph_setup.segment_bounds(runner, 0)(4, False)
 
 
 @pytest.mark.usefixtures("as_on_a_device")

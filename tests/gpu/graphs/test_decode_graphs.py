@@ -298,7 +298,7 @@ def test_the_plan_reports_graphs(tmp_path: Path, capsys: pytest.CaptureFixture[s
 
     few, many = planned("--cuda-graph-bs", "1,8"), planned("--cuda-graph-bs", "1,8,256")
     none = planned("--enforce-eager")
-    assert few["detail"] == ("an estimate for 2 of decodes and segments for 5 sizes of "
+    assert few["detail"] == ("an estimate for 2 of decodes and segments for 17 sizes of "
                              "other steps, on cuda; on a cpu programs of up to 8 rows take "
                              "223,488")
     assert 6 << 20 < few["bytes"] < many["bytes"]

@@ -6,6 +6,7 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Callable
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -180,12 +181,27 @@ def test_sizes_of_a_configuration() -> None:
             scheduler=SchedulerConfig(max_num_batched_tokens=tokens, max_num_seqs=4),
             device=DeviceConfig(**own))), why)
 
-    assert sizes() == [256, 128, 64, 32, 16] and sizes(tokens=100) == [64, 32, 16]
+    assert sizes() == [*range(512, 63, -32), 32, 16] and sizes(tokens=100) == [100, 96, 64, 32, 16]
+    assert sizes(tokens=512) == sizes() and sizes(tokens=520) == sizes()
+    assert sizes(tokens=2) == [2], "no step has more, of whichever number of sequences"
     assert sizes(graph_token_counts="24, 8,8") == [24, 8]
+    assert sizes(graph_token_counts="24,8,101", tokens=100) == [24, 8]
     assert sizes(graph_token_counts="off") == sizes(enforce_eager=True) == sizes("why") == []
-    assert sizes(tokens=2) == [], "4 sequences fit no size"
-    with pytest.raises(BadConfig, match="graph_token_counts: must be auto, all, off, or"):
-        sizes(graph_token_counts="some")
+    for wrong in ("some", "0", "8,0", "8193", "16,8193"):
+        with pytest.raises(BadConfig, match="graph_token_counts: must be auto, all, off, or numb"
+                                            "ers between 1 and 8192"):
+            sizes(graph_token_counts=wrong)
+    for most in (-1, 8193):
+        with pytest.raises(BadConfig, match="graph_max_tokens: must be between 0 and 8192"):
+            sizes(graph_max_tokens=most)
+
+
+def test_padding_of_the_default_sizes() -> None:
+    """From 257 tokens on at most an eighth is added, below always fewer than 32 tokens."""
+    falling = segment_sizes(Config())
+    worst = [(small + 1, big - small - 1) for big, small in pairwise(falling)]
+    assert all(more < 32 for _, more in worst)
+    assert all(more <= tokens / 8 for tokens, more in worst if tokens > 256)
 
 
 def test_reasons_for_running_eagerly() -> None:
@@ -201,7 +217,7 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
                                                  monkeypatch: pytest.MonkeyPatch) -> None:
     """As on CUDA: what they take is measured before pages are shared out, and again at the end."""
     write_checkpoint(tmp_path, seed=5)
-    free = iter(range(10_000, 0, -100))
+    free = iter(range(1 << 30, 0, -100))
     monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
     monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons())
     monkeypatch.setattr(graph_setup, "CudaCapturer", lambda _: RecordingCapturer())
@@ -216,7 +232,8 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
     assert runner.graphs is not None and runner.segments is not None
     assert [shape.rows for shape in runner.graphs.shapes] == [4, 2, 1]
     assert runner.segments.shapes == [16, 8]
-    assert told.measured["graphs"] == 100 and told.planned["graphs"] > 0
+    # The double's memory goes with each reading: before each segment, and at the end.
+    assert told.measured["graphs"] == 300 and told.planned["graphs"] > 0
     assert [("warming", f"graphs {i}/3") for i in range(3)] == [
         own for own in said if own[1].startswith("graphs")]
     # Of each kind 100 bytes for the first, and 100 for each of the others.

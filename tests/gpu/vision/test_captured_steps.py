@@ -44,8 +44,8 @@ def placed_at(turns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def play(runner: ModelRunner) -> tuple[Any, Counter[str]]:
     out: list[Output] = played(runner, PROMPTS, PARAMS, 4, budget=24)[1]
-    return told(out), Counter({kind: runner.served[kind] for kind in (
-        "eager", "piecewise_graph", "program")})
+    return told(out), Counter({kind: runner.served.get(kind, 0) for kind in (
+        "eager", "piecewise_graph", "program", "eager_for_images", "eager_for_prompts")})
 
 
 def captured(model: Any, kind: str) -> ModelRunner:
@@ -72,8 +72,10 @@ def test_they_turn_rows_as_the_model_does(kind: str, tmp_path: Path,
     want, _ = play(make_runner(model, 0, slots=7))
     got, served = play(captured(model, kind))
     assert got == want != as_text and served[kind] > 8
+    assert served["eager"] == served["eager_for_prompts"]
     placed_at(lambda positions: torch.stack((positions, positions // 2, positions // 3)),
               monkeypatch)
     apart, _ = play(make_runner(model, 0, slots=7))
     got, served = play(captured(model, kind))
     assert got == apart != want and served[kind] == 0
+    assert served["eager"] == served["eager_for_images"] > 8
