@@ -1,5 +1,5 @@
-"""What a decode step asks of the device: kernels launched, graphs replayed, copies; counted by
-operation, on any machine.
+"""What a decode step, and one with a piece of a prompt, ask of the device: kernels launched, graphs
+replayed, copies; counted by operation, on any machine.
 
 The runner is the real one, with the kernels and the graphs of CUDA devices, on CPU tensors in which
 nothing is computed: each Triton launch and each operation of torch is written down, a capture keeps
@@ -48,6 +48,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import Resolved
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
+from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.plan.graph_memory import GraphShape
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
@@ -88,6 +89,8 @@ class Tally:
     launches: Counter[str] = field(default_factory=Counter)
     """By kernel, or operation of torch; those of replayed graphs too."""
     replays: int = 0
+    in_graphs: int = 0
+    """Of `launches`, those of replayed graphs, which the host does not make."""
     uploads: int = 0
     fetches: int = 0
     """Copies to the device and back."""
@@ -138,8 +141,10 @@ class Replay:
 
     def replay(self) -> None:
         """Count it."""
-        self.counting.tally.replays += 1
-        self.counting.tally.launches += self.held.launches
+        tally = self.counting.tally
+        tally.replays += 1
+        tally.launches += self.held.launches
+        tally.in_graphs += sum(self.held.launches.values())
 
 
 @dataclass
@@ -226,6 +231,11 @@ CASES = (
 )
 
 
+PROMPTS = {"Llama-3.1-8B": LLAMA, "Qwen3.5-9B": HYBRID, "Qwen3-30B-A3B": MOE}
+BEFORE, DECODES = 1000, 8
+"""Tokens of a prompt before the piece that is counted, sequences that decode beside it."""
+
+
 def settings(path: Path, case: Case, passes: str) -> Config:
     """Of a model directory."""
     return Config(
@@ -272,6 +282,60 @@ def _step(runner: ModelRunner, case: Case, counting: Counting) -> Tally:
     return found
 
 
+def count_piece(config: dict[str, Any], tokens: int, segments: bool) -> Tally:
+    """One step of so many tokens: a piece of a prompt and `DECODES`, all greedy. segments: whether
+    these serve it."""
+    case = Case("", config, DECODES + 1)
+    with tempfile.TemporaryDirectory() as scratch:
+        (Path(scratch) / "config.json").write_text(json.dumps(config | WIDTHS))
+        with counted() as counting:
+            runner = open_device(settings(Path(scratch), case, "all"), 1, lambda *_: None,
+                                 {}).runner
+            runner.model.ops.products.assume(())  # type: ignore[attr-defined]
+            if segments:
+                runner.segments = PiecewiseGraphRunner(runner.model, runner.pools,
+                                                       CountingCapturer(counting), [tokens])
+                runner.segments.capture(lambda *_: None)
+            return _piece_step(runner, tokens, counting)
+
+
+def _piece_step(runner: ModelRunner, tokens: int, counting: Counting) -> Tally:
+    slots, own = np.arange(1, DECODES + 2, dtype=np.int32), tokens - DECODES
+    lengths = np.ones_like(slots)
+    lengths[-1] = BEFORE + own + 1
+    pages = [np.zeros(runner.tables.groups * -(-int(n) // PAGE), np.int32).tobytes()
+             for n in lengths]
+    admit = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0, has, GREEDY, slot)
+             for slot, n, has in zip(slots.tolist(), lengths.tolist(), pages, strict=True)]
+    lengths[-1] = BEFORE
+    extend = np.stack((slots, lengths), 1).tobytes()
+    runner.launch(StepPlan(1, 0, admit=admit, extend=extend))
+    with counting.apart() as found:
+        runner.launch(StepPlan(1, 0, decode=slots[:-1].tobytes(),
+                               extend=np.array([slots[-1], own], np.int32).tobytes()))
+    return found
+
+
+def pieces(tokens: int = 512) -> dict[str, Any]:
+    """Of each model, what the host launches for such a step: kernels, and with segments graphs."""
+    found = {}
+    for name, config in PROMPTS.items():
+        eager, cut = (count_piece(config, tokens, how) for how in (False, True))
+        own = sum(cut.launches.values()) - cut.in_graphs
+        found[name] = {"tokens": tokens, "eager": sum(eager.launches.values()),
+                       "in_graphs": cut.in_graphs, "launches": own, "replays": cut.replays}
+    return found
+
+
+def piece_table(found: dict[str, Any]) -> str:
+    """For people."""
+    lines = ["| a step of 512 tokens | kernels by the host, eager | in segments | graphs replayed "
+             "| kernels in them |", "|---|---|---|---|---|"]
+    return "\n".join(lines + [
+        f"| {name} | {own['eager']} | {own['launches']} | {own['replays']} | {own['in_graphs']} |"
+        for name, own in found.items()])
+
+
 def table(found: dict[str, Any], before: dict[str, Any]) -> str:
     """For people."""
     lines = ["| step | launches before | now, without passes | with them, products apart | fused | "
@@ -295,8 +359,11 @@ def main() -> None:
         "unjoined": count(case, fused=False, passes="none").figures()["launches"]}
         for case in CASES}
     print(table(found, before))
+    prompts = pieces()
+    print(piece_table(prompts))
     if given.out:
-        given.out.write_text(json.dumps({"before": before, "now": found}, indent=1) + "\n")
+        given.out.write_text(json.dumps({"before": before, "now": found, "prompts": prompts},
+                                        indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Steps of up to some hundred tokens as segments that are replayed, with the middles of the layers between them.
+"""Steps of up to some hundred tokens as segments that are replayed, with the middles of the layers
+between them.
 
 In a step with prompts, attention depends on how their tokens are shared out, and no graph can hold
 that; nor the recurrent layers' part between their projections. All else works token by token: from

@@ -67,6 +67,20 @@ def test_a_step_in_int8() -> None:
     assert sum(apart.values()) - sum(found.values()) == 96
 
 
+def test_a_piece_of_a_prompt_in_segments() -> None:
+    """Between them each layer attends to prompt and decodes, but for the last, whose prompt goes
+    on. The segments hold a layer's eight other kernels, embedding and rope, but not the last five
+    of all; their inputs are gathered by one."""
+    layers, config = 4, launches.LLAMA | {"num_hidden_layers": 4}
+    eager, cut = (launches.count_piece(config, 512, how) for how in (False, True))
+    assert cut.replays == layers and cut.uploads == eager.uploads == cut.fetches == 1
+    outside = sum(cut.launches.values()) - cut.in_graphs
+    assert cut.launches["_decode"] == layers and cut.launches["_extend"] == layers - 1
+    assert sum(eager.launches.values()) - outside == 8 * layers + 2 - 5 - 1
+    told = json.loads(FILE.read_text())["prompts"]["Llama-3.1-8B"]
+    assert told["replays"] == 32 and told["launches"] - outside == 2 * 28
+
+
 def test_the_file_promises_no_less_than_there_is() -> None:
     told, case = json.loads(FILE.read_text()), launches.CASES[0]
     assert launches.count(case).figures()["launches"] <= told["now"][case.name]["launches"]
