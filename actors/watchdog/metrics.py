@@ -20,13 +20,7 @@ from actorium.actors.health import HUNG, READY_PHASES, SILENT
 from actorium.actors.runtime import histograms
 from actorium.actors.runtime.process import ProcessUsage
 from actorium.actors.runtime.roles import group_of
-from actorium.actors.runtime.step_gauges import (
-    EAGER_REASONS,
-    PREFIX,
-    STEP_MODES,
-    eager_key,
-    steps_by_size,
-)
+from actorium.actors.runtime.step_gauges import EAGER_REASONS, STEP_MODES, eager_key, steps_by_size
 from actorium.actors.watchdog.metric_rows import (
     COUNTER,
     GAUGE,
@@ -292,8 +286,8 @@ def _memory(facts: MetricsInput) -> Iterator[MetricFamily]:
     yield _family("actorium:worker_eager_steps", COUNTER,
                   "Steps run operation by operation, by why: off (no graphs or programs could "
                   "serve them), images, tokens or sequences (no size that is captured), prompts.",
-                  [({"reason": reason}, worker.get(PREFIX + eager_key(reason), 0.0))
-                   for reason in EAGER_REASONS if f"{PREFIX}eager" in worker])
+                  [({"reason": reason}, worker.get(f"steps_{eager_key(reason)}", 0.0))
+                   for reason in EAGER_REASONS if "steps_eager" in worker])
     yield _family("actorium:weight_bytes", GAUGE, "Bytes of the weights by how they are held.",
                   [({"format": name.removeprefix(WEIGHT_FORMAT)}, count)
                    for name, count in sorted(worker.items()) if name.startswith(WEIGHT_FORMAT)])

@@ -16,11 +16,6 @@ WhyNot = Callable[[int, bool], str]
 """Says why a size is not to be captured; "" = it is: (size, whether it is the first)."""
 
 
-def no_bounds(size: int, first: bool) -> str:
-    """Says that every size is to be captured."""
-    return ""
-
-
 class Replayable(Protocol):
     """Work that was captured."""
 

@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.attention.attention_plan import AttentionPlan
-from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase, WhyNot, no_bounds
+from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase, WhyNot
 from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
 from actorium.gpu.models.forward_context import ForwardContext, GroupContext
 from actorium.gpu.step.batch import ForwardBatch
@@ -117,7 +117,7 @@ class PiecewiseGraphRunner:
     # --- capturing ---------------------------------------------------------------------------
 
     def capture(self, report: ReportPhase, most: int | None = None,
-                why_not: WhyNot = no_bounds) -> dict[int, str]:
+                why_not: WhyNot = lambda size, first: "") -> dict[int, str]:
         """Capture segments, in the order of `shapes`; most: for so many numbers of tokens. Nothing
         is written but to the sink page. Returns the sizes that are left out, and why: steps of
         these are padded up to the next one that is there."""
