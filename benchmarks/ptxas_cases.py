@@ -312,8 +312,22 @@ def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype 
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     attend = TritonAttention(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
     attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept),
-           None, empty(99 * PAGE, 1) if kept is torch.int8 else
-           empty(1, dtype=F32) if kept is FP8 else None)
+           None, latent_scales(kept))
+
+
+def latent_scales(kept: torch.dtype) -> torch.Tensor | None:
+    """Beside pages of latents."""
+    return empty(99 * PAGE, 1) if kept is torch.int8 else (
+        empty(1, dtype=F32) if kept is FP8 else None)
+
+
+def latent_chunk(heads: int, start: int, count: int, dtype: torch.dtype = BF16,
+                 kept: torch.dtype = BF16) -> None:
+    """A chunk of a prompt over them; a short one is split."""
+    own = [ExtendRow(0, start, count, torch.zeros(2048, dtype=I32))]
+    TritonAttention(512).extend(own, PAGE, 0, 0.1)(
+        empty(count, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept), None,
+        latent_scales(kept))
 
 
 def latents() -> Iterator[Case]:
@@ -326,6 +340,13 @@ def latents() -> Iterator[Case]:
                    partial(latent, heads, q_len, BF16, FP8), 89)
         yield Case(f"latent DeepSeek-V3, {heads} heads, INT8, q{q_len}",
                    partial(latent, heads, q_len, BF16, torch.int8))
+    for heads in (128, 16):
+        yield Case(f"latent prompt, {heads} heads", partial(latent_chunk, heads, 16000, 2048))
+        yield Case(f"latent prompt, {heads} heads, split", partial(latent_chunk, heads, 16000, 9))
+        for name, kept, oldest in (("FP8", FP8, 89), ("INT8", torch.int8, 80)):
+            yield Case(f"latent prompt, {heads} heads, {name}",
+                       partial(latent_chunk, heads, 16000, 2048, BF16, kept), oldest)
+    yield Case("latent prompt, 16 heads, fp32", partial(latent_chunk, 16, 16000, 9, F32, F32))
 
 
 # --- layers with a state --------------------------------------------------------------------------

@@ -78,6 +78,8 @@ RULES = (
     Rule("_latent", "16 heads, q1", 4, 2, 1, "mma"),
     Rule("_latent", "", 8, 1, 1, "mma"),
     Rule("_merge_latent", "", 4, 4, 3),
+    Rule("_latent_extend", "fp32", 8, 2, 1, "fma"),
+    Rule("_latent_extend", "", 8, 1, 1, "wgmma"),
     # A state's rows in one warp's registers: eight of them hide their loads.
     Rule("_inputs", "", 4, 8, 8),
     Rule("_rule", "", 1, 8, 8),

@@ -148,8 +148,7 @@ class NativeAttention(AttentionBackend):
 
 
 class TritonAttention(AttentionBackend):
-    """Triton's kernels, on CUDA devices and in its interpreter. Chunks of prompts over latents are
-    torch's."""
+    """Triton's kernels, on CUDA devices and in its interpreter."""
 
     card = CARDS["triton"]
 
@@ -160,9 +159,10 @@ class TritonAttention(AttentionBackend):
         from actorium.kernels.triton.decode import decode
         from actorium.kernels.triton.extend import extend
         from actorium.kernels.triton.latent import LatentDecode
+        from actorium.kernels.triton.latent_extend import LatentExtend
 
-        self._rank, self._extend, self._decode, self._latent = (
-            latent_rank, extend, decode, LatentDecode)
+        self._rank, self._extend, self._decode = latent_rank, extend, decode
+        self._latents, self._latent = LatentExtend, LatentDecode
         self.exact = exact_for > 0
         if self.exact:
             chunk = exact.chunk_of(exact_for)
@@ -187,7 +187,7 @@ class TritonAttention(AttentionBackend):
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                soft_cap: float = 0.0) -> Attend:
         if self._rank:
-            return torch_extend(rows, page_size, window, scale, latent_masked, latent_causal)
+            return self._latents(rows, page_size, scale, self._rank)
         return self._extend(rows, page_size, window, scale, soft_cap)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,

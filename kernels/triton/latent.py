@@ -72,7 +72,7 @@ def config(packed: int, windows: bool, itemsize: int, fp32: bool = False,
 
 
 @triton.jit
-def _block(
+def attend_latents(
     acc: tl.tensor, top: tl.tensor, total: tl.tensor, q: tl.tensor, turned: tl.tensor,
     layer: tl.tensor, table: tl.tensor, start: tl.tensor, hi: tl.tensor, row_hi: tl.tensor,
     stride: tl.tensor, scale: tl.tensor, scales: tl.tensor, GUARD: tl.constexpr,
@@ -140,15 +140,15 @@ def _latent(
     # Blocks of which every row sees all; then those of the newest tokens.
     shared = tl.minimum(tl.maximum(shortest // BLOCK_N, begin), end) if Q_LEN > 1 else end
     for block in range(begin, shared):
-        acc, top, total = _block(acc, top, total, query, turned, layer, table, block * BLOCK_N,
-                                 hi, row_hi, kv_stride, scale, scales, False, CODES, WIDE, PAGE,
-                                 RANK, ROPE, R_BLOCK, P_BLOCK, BLOCK_N)
+        acc, top, total = attend_latents(
+            acc, top, total, query, turned, layer, table, block * BLOCK_N, hi, row_hi, kv_stride,
+            scale, scales, False, CODES, WIDE, PAGE, RANK, ROPE, R_BLOCK, P_BLOCK, BLOCK_N)
     if Q_LEN > 1:
         for block in range(shared, end):
-            acc, top, total = _block(acc, top, total, query, turned, layer, table,
-                                     block * BLOCK_N, hi, row_hi, kv_stride, scale, scales,
-                                     True, CODES, WIDE, PAGE, RANK, ROPE, R_BLOCK, P_BLOCK,
-                                     BLOCK_N)
+            acc, top, total = attend_latents(
+                acc, top, total, query, turned, layer, table, block * BLOCK_N, hi, row_hi,
+                kv_stride, scale, scales, True, CODES, WIDE, PAGE, RANK, ROPE, R_BLOCK, P_BLOCK,
+                BLOCK_N)
     if SCALED:
         acc *= tl.load(scales)
     # Not the numbers from before the blocks, which would take registers throughout.
