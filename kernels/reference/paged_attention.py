@@ -9,12 +9,13 @@ fp32 until the result is rounded: codes times scales have more digits than bf16.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actorium.kernels.reference.attention_blocks import attend_blocks
 from actorium.kernels.reference.kv import key_and_value_scales, read_rows, scaled_heads
 
 
@@ -35,16 +36,16 @@ class Attend(Protocol):
                  scales: Tensor | None = None) -> Tensor: ...
 
 
-def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int) -> Tensor:
-    """Returns i64[B, span]: the indices of each row's tokens 0..span; places beyond a row's length
-    repeat its token 0, so that what is masked later is still the row's own (NaN from another
-    sequence would survive the mask).
+def token_index(pages: Tensor, lens: Tensor, page_size: int, span: int, begin: int = 0) -> Tensor:
+    """Returns i64[B, span - begin]: the indices of each row's tokens begin..span; places beyond a
+    row's length repeat its token 0, so that what is masked later is still the row's own (NaN from
+    another sequence would survive the mask).
 
     pages: i32[B, P] with P * page_size >= span; lens: i32[B], >= 1.
     """
-    place = torch.arange(span, device=pages.device)
-    index = pages.long()[:, place // page_size] * page_size + place % page_size
-    return torch.where(place < lens[:, None], index, index[:, :1])
+    place = torch.arange(begin, span, device=pages.device)
+    index = pages[:, place // page_size].long() * page_size + place % page_size
+    return torch.where(place < lens[:, None], index, pages[:, :1].long() * page_size)
 
 
 def seen_pages(
@@ -139,10 +140,11 @@ def torch_decode(
     if window:
         pages, lens = seen_pages(pages, lens, page_size, window)
         span = min(span, pages.shape[1] * page_size)
-    index = token_index(pages, lens, page_size, span)
+    seen = _Seen(pages, lens, page_size, span, window, scale)
+    if not keeps_scores(pages.device):
+        return seen.attend(None)
     mask = decode_mask(lens, 1, span, window)
-
-    return _attend(index, lambda q, kv: masked(q.unsqueeze(1), kv, mask, scale))
+    return seen.attend(lambda q, kv: masked(q.unsqueeze(1), kv, mask, scale))
 
 
 def torch_extend(
@@ -185,9 +187,8 @@ def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: 
     count = rows[0].count
     pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
-    index = token_index(pages, lens, page_size, count)
-
-    return _attend(index, lambda q, kv: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
+    return _Seen(pages, lens, page_size, count, 0, scale).attend(
+        lambda q, kv: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
 
 
 def _prefixed(
@@ -197,25 +198,63 @@ def _prefixed(
     start, pages = row.start - behind * page_size, row.pages[behind:]
     length, device = start + row.count, row.pages.device
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
-    index = token_index(pages[None], lens, page_size, length)
+    seen = _Seen(pages[None], lens, page_size, length, window, scale)
+    if not keeps_scores(device):
+        return seen.attend(None)
     mask = extend_mask(start, row.count, window, device)[None, None]
-    return _attend(index, lambda q, kv: masked(q[None], kv, mask, scale))
+    return seen.attend(lambda q, kv: masked(q[None], kv, mask, scale))
 
 
-def _attend(index: Tensor, compute: Callable[[Tensor, Tensor], Tensor]) -> Attend:
-    """Returns an `Attend`. index: i64[B, S], the tokens that are read; compute: (q [N, H, D], what
-    was read, [B, S, 2 * kv_heads, D]) -> as many numbers as q. Of FP8 the scales of keys are
-    multiplied into the queries, those of values into the result."""
+def keeps_scores(device: torch.device) -> bool:
+    """Whether torch's attention keeps scores to itself there, whatever the mask, heads and dtype."""
+    return device.type == "cpu"
 
-    def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
-            scales: Tensor | None = None) -> Tensor:
-        kv = read_rows(layer, index.view(-1), q.dtype, scales).view(*index.shape, *layer.shape[1:])
-        if scales is None or layer.dtype is torch.int8:
-            done = compute(q.to(kv.dtype), kv).reshape(q.shape).to(q.dtype)
-        else:
-            keys, values = key_and_value_scales(scales)
-            done = compute(scaled_heads(q, keys), kv).reshape(q.shape)
-            done = scaled_heads(done, values)
-        return done if out is None else out.copy_(done)
 
-    return run
+def _has_flash(q: Tensor, layer: Tensor) -> bool:
+    """Whether it does so for queries [N, H, D] under a causal mask. Not of latents."""
+    own = q[None].transpose(1, 2)
+    params = torch.backends.cuda.SDPAParams(own, own, own, None, 0.0, True, False)
+    return layer.shape[1] > 1 and layer.dtype is not torch.int8 \
+        and torch.backends.cuda.can_use_flash_attention(params)
+
+
+class _Seen(NamedTuple):
+    """What the last tokens of B sequences see, as many of each."""
+
+    pages: Tensor
+    lens: Tensor
+    page_size: int
+    span: int
+    window: int
+    scale: float
+
+    def attend(self, compute: Callable[[Tensor, Tensor], Tensor] | None) -> Attend:
+        """Returns an `Attend`. compute: (q [N, H, D], what was read, [B, span, 2 * kv_heads, D]) ->
+        as many numbers as q, where torch keeps scores to itself; None = by blocks. Of FP8 the
+        scales of keys are multiplied into the queries, those of values into the result."""
+        whole = None if compute is None else token_index(*self[:4])
+
+        def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
+                scales: Tensor | None = None) -> Tensor:
+            def read(begin: int, end: int, index: Tensor | None = None) -> Tensor:
+                index = token_index(*self[:3], end, begin) if index is None else index
+                return read_rows(layer, index.view(-1), q.dtype, scales).view(
+                    *index.shape, *layer.shape[1:])
+
+            def done(x: Tensor) -> Tensor:
+                if compute is not None and (keeps_scores(x.device) or _has_flash(x, layer)):
+                    kv = read(0, self.span, whole)
+                    return compute(x.to(kv.dtype), kv).reshape(x.shape).to(x.dtype)
+                each = x.view(len(self.pages), -1, *x.shape[1:])
+                place = self.lens[:, None] + torch.arange(-each.shape[1], 0, device=x.device)
+                return attend_blocks(each, read, place, self.span, layer[0].numel(), self.window,
+                                     self.scale).view(x.shape)
+
+            if scales is None or layer.dtype is torch.int8:
+                y = done(q)
+            else:
+                keys, values = key_and_value_scales(scales)
+                y = scaled_heads(done(scaled_heads(q, keys)), values)
+            return y if out is None else out.copy_(y)
+
+        return run

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from helpers_media import image, question
+from helpers_memory import most_held
 from helpers_models import CPU, load
 from helpers_vision import write_vl
 
@@ -67,14 +68,8 @@ def test_temporaries_are_not_above_the_plan(kind: str, dtype: str, tmp_path: Pat
     pixels = torch.from_numpy(picture.pixels())
     assert model.vision is not None
     model.vision.forward(pixels, [picture.medium.grid])
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU],
-                                profile_memory=True) as seen:
-        model.vision.forward(pixels, [picture.medium.grid])
-    held = most = 0
-    for event in seen.profiler.kineto_results.events():
-        if event.name() == "[memory]":
-            held += event.nbytes()
-            most = max(most, held)
+    tower, grid = model.vision, [picture.medium.grid]
+    most = most_held(lambda: tower.forward(pixels, grid))
     planned = encoder_work_bytes(model.shape, demand)
     assert planned / 4 < most < planned, (most, planned)
 
