@@ -7,6 +7,7 @@ from typing import NamedTuple
 from actorium.actors.config.tree import Config
 from actorium.actors.runtime.memory_limits import MemoryLimit
 from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
 from actorium.gpu.plan.encoder_memory import encoder_cache_bytes, encoder_work_bytes
 from actorium.gpu.plan.memory_plan import Demand
 from actorium.gpu.plan.non_cache_memory import tables_estimate, workspace_estimate
@@ -40,7 +41,8 @@ def host_budget(config: Config, part: ModelShape, demand: Demand, limit: MemoryL
     others = OTHERS + config.gateway.gateways + (part.vision is not None)
     beside = REPLICAS_OWN if cluster.replica_of else 0
     own = WORKER_BYTES + weight_bytes(part) + tables_estimate(part, demand) \
-        + workspace_estimate(part, demand)
+        + workspace_estimate(part, demand, attention_bytes(
+            part, demand, "cpu", torch_attends(config, part, "cpu")))
     if part.vision is not None:
         own += encoder_cache_bytes(part, demand) + encoder_work_bytes(part, demand)
     left = (limit.bytes - others * ACTOR_BYTES) // cluster.replica_shares

@@ -33,18 +33,20 @@ def tables_estimate(shape: ModelShape, demand: Demand) -> int:
                        len(shape.groups), demand.drafts)
 
 
-def workspace_estimate(shape: ModelShape, demand: Demand) -> int:
-    """Bytes of the largest step's temporaries."""
-    return workspace_bytes(shape, *largest_step(demand))
+def workspace_estimate(shape: ModelShape, demand: Demand, attention: int) -> int:
+    """Bytes of the largest step's temporaries; attention: see `attention_bytes`."""
+    return workspace_bytes(shape, *largest_step(demand)) + attention
 
 
-def planned_bytes(plan: MemoryPlan, graphs: Graphs = Graphs([], [])) -> dict[str, int]:
-    """Bytes by name, of all that the worker of this plan allocates; graphs: those it captures."""
+def planned_bytes(plan: MemoryPlan, attention: int, graphs: Graphs = Graphs([], [])
+                  ) -> dict[str, int]:
+    """Bytes by name, of all that the worker of this plan allocates; attention: see
+    `attention_bytes`; graphs: those it captures."""
     pages = sum(pool.bytes for pool in plan.pools)
     shape, demand = plan.shape, plan.demand
     told = {"weights": weight_bytes(shape),
             "tables": tables_estimate(shape, demand), "states": plan.used - pages, "pages": pages,
-            "workspace": workspace_estimate(shape, demand)}
+            "workspace": workspace_estimate(shape, demand, attention)}
     if shape.vision is not None:
         told |= {"encoder_cache": encoder_cache_bytes(shape, demand),
                  "encoder_workspace": encoder_work_bytes(shape, demand)}

@@ -25,6 +25,7 @@ from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankGroup, RankPlace
 from actorium.gpu.passes.pass_choice import keep_winners
 from actorium.gpu.passes.pass_manager import keep_all
+from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
 from actorium.gpu.plan.encoder_memory import encoder_work_bytes
 from actorium.gpu.plan.host_budget import host_budget
 from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, as_served, demand_of, make_plan
@@ -54,18 +55,13 @@ from actorium.gpu.worker.measure import (
     WorkspaceMeter,
     cache_tensors,
     held_bytes,
+    longest_prompts,
     profile,
     taken,
 )
 from actorium.gpu.worker.summary import summarize
 from actorium.gpu.worker.tiers import check_tiers, open_tiers, tier_capacity
-from actorium.gpu.worker.warmup import (
-    WarmupCase,
-    check_numbers,
-    dummy_run,
-    run_case,
-    warm_up_kernels,
-)
+from actorium.gpu.worker.warmup import check_numbers, dummy_run, run_case, warm_up_kernels
 from actorium.kernels.backends import triton_fault
 
 LOG = logging.getLogger(__name__)
@@ -281,7 +277,9 @@ def _allocate(config: Config, model: Model, device: torch.device, report: Report
     runner.pools = make_pools(shape, pages[:len(shape.groups)], size, dtype, device)
     runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
         shape, pages[-1], size, dtype, device), tables)
-    footprint = Footprint(planned_bytes(plan, graphs), {"workspace": workspace}, step)
+    attention = attention_bytes(*as_served(shape, demand), device.type,
+                                torch_attends(config, shape, device.type))
+    footprint = Footprint(planned_bytes(plan, attention, graphs), {"workspace": workspace}, step)
     return runner, footprint, plan
 
 
@@ -300,16 +298,17 @@ def _host_plan(config: Config, shape: ModelShape, demand: Demand) -> MemoryPlan:
 def _cuda_workspace(config: Config, runner: ModelRunner,
                     device: torch.device) -> tuple[int, StepSize]:
     """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
-    prompts and as a single one."""
+    prompts and as `longest_prompts`."""
     tokens = config.scheduler.max_num_batched_tokens
-    single = WarmupCase([(0, max(1, min(tokens, runner.tables.max_len - 1)))])
+    single, *others = longest_prompts(runner.tables, tokens)
     dummy_run(runner, tokens)
     run_case(runner, single)
     torch.cuda.synchronize(device)
     before = torch.cuda.memory_allocated(device)
     torch.cuda.reset_peak_memory_stats(device)
     step = dummy_run(runner, tokens)
-    run_case(runner, single)
+    for case in (single, *others):
+        run_case(runner, case)
     torch.cuda.synchronize(device)
     return torch.cuda.max_memory_allocated(device) - before, step
 

@@ -22,6 +22,7 @@ from actorium.actors.messages import StepPlan
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
+from actorium.gpu.worker.warmup import WarmupCase
 
 PROFILE_SECONDS = 0.1
 """What the next step of the profile at start-up may take on a CPU. It comes on top of the time to
@@ -112,6 +113,13 @@ def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize],
         if tokens == largest or 4 * spent > PROFILE_SECONDS:
             return
         tokens = min(4 * tokens, largest)
+
+
+def longest_prompts(t: SlotTables, budget: int) -> list[WarmupCase]:
+    """Returns a prompt that takes the largest step alone, and one whose last chunk does, behind the
+    longest prefix there can be."""
+    most = max(1, min(budget, t.max_len - 1))
+    return [WarmupCase([(before, most)]) for before in sorted({0, t.max_len - 1 - most})]
 
 
 # --- bytes ---------------------------------------------------------------------------------------

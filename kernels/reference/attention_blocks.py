@@ -11,6 +11,8 @@ from torch import Tensor
 BYTES = 256 << 20
 """That blocks take, with the copies that torch makes, beside the result. One query and one key of
 every sequence are the least."""
+READ = 9
+"""Bytes of a number that is read at most, as pages hold it and in fp32, with and without scales."""
 COPIES = 4
 """Of keys and values: as pages hold them, as they are read, and in fp32; of scores: as products
 give them, their mask, and as weights, and a quarter to spare; of queries: in fp32, as rows of a

@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.reference.attention_blocks import attend_blocks
+from actorium.kernels.reference.attention_blocks import BYTES, READ, attend_blocks
 from actorium.kernels.reference.kv import key_and_value_scales, read_rows, scaled_heads
 
 
@@ -144,7 +144,7 @@ def torch_decode(
     if not keeps_scores(pages.device):
         return seen.attend(None)
     mask = decode_mask(lens, 1, span, window)
-    return seen.attend(lambda q, kv: masked(q.unsqueeze(1), kv, mask, scale))
+    return seen.attend(lambda q, kv, at: masked(q.unsqueeze(1), kv, mask[at], scale))
 
 
 def torch_extend(
@@ -188,7 +188,7 @@ def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: 
     pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
     return _Seen(pages, lens, page_size, count, 0, scale).attend(
-        lambda q, kv: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
+        lambda q, kv, _: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
 
 
 def _prefixed(
@@ -202,7 +202,7 @@ def _prefixed(
     if not keeps_scores(device):
         return seen.attend(None)
     mask = extend_mask(start, row.count, window, device)[None, None]
-    return seen.attend(lambda q, kv: masked(q[None], kv, mask, scale))
+    return seen.attend(lambda q, kv, _: masked(q[None], kv, mask, scale))
 
 
 def keeps_scores(device: torch.device) -> bool:
@@ -228,10 +228,11 @@ class _Seen(NamedTuple):
     window: int
     scale: float
 
-    def attend(self, compute: Callable[[Tensor, Tensor], Tensor] | None) -> Attend:
-        """Returns an `Attend`. compute: (q [N, H, D], what was read, [B, span, 2 * kv_heads, D]) ->
-        as many numbers as q, where torch keeps scores to itself; None = by blocks. Of FP8 the
-        scales of keys are multiplied into the queries, those of values into the result."""
+    def attend(self, compute: Callable[[Tensor, Tensor, slice], Tensor] | None) -> Attend:
+        """Returns an `Attend`. compute: (q [N, H, D] of some sequences, what was read of them, [b,
+        span, 2 * kv_heads, D], and which they are) -> as many numbers as q, where torch keeps
+        scores to itself; None = by blocks. Of FP8 the scales of keys are multiplied into the
+        queries, those of values into the result."""
         whole = None if compute is None else token_index(*self[:4])
 
         def run(q: Tensor, layer: Tensor, out: Tensor | None = None,
@@ -242,13 +243,19 @@ class _Seen(NamedTuple):
                     *index.shape, *layer.shape[1:])
 
             def done(x: Tensor) -> Tensor:
-                if compute is not None and (keeps_scores(x.device) or _has_flash(x, layer)):
-                    kv = read(0, self.span, whole)
-                    return compute(x.to(kv.dtype), kv).reshape(x.shape).to(x.dtype)
-                each = x.view(len(self.pages), -1, *x.shape[1:])
-                place = self.lens[:, None] + torch.arange(-each.shape[1], 0, device=x.device)
-                return attend_blocks(each, read, place, self.span, layer[0].numel(), self.window,
-                                     self.scale).view(x.shape)
+                each = x.view(len(self.pages), len(x) // max(1, len(self.pages)), *x.shape[1:])
+                row = layer[0].numel()
+                if compute is None or not (keeps_scores(x.device) or _has_flash(x, layer)):
+                    place = self.lens[:, None] + torch.arange(-each.shape[1], 0, device=x.device)
+                    return attend_blocks(each, read, place, self.span, row, self.window,
+                                         self.scale).view(x.shape)
+                assert whole is not None
+                parts, some = [], max(1, BYTES // (self.span * row * READ))
+                for at in range(0, max(1, len(each)), some):
+                    own = slice(at, at + some)
+                    rows, kv = each[own].flatten(0, 1), read(0, self.span, whole[own])
+                    parts.append(compute(rows.to(kv.dtype), kv, own).reshape(rows.shape))
+                return (parts[0] if len(parts) == 1 else torch.cat(parts)).to(x.dtype)
 
             if scales is None or layer.dtype is torch.int8:
                 y = done(q)

@@ -27,6 +27,7 @@ from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.checkpoint_reuse import choices
+from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
 from actorium.gpu.plan.encoder_memory import (
     encoder_cache_bytes,
     encoder_rows,
@@ -183,7 +184,8 @@ def _weights(options: PlanOptions, part: ModelShape, raw: dict[str, Any],
 def _outside(part: ModelShape, demand: Demand, config: Config,
              own: BytesBeside, on_cpu: bool) -> list[BytesBeside]:
     """What a GPU, or a worker on a CPU, holds beside the caches."""
-    step = largest_step(demand)
+    step, where = largest_step(demand), "cpu" if on_cpu else "cuda"
+    attention = attention_bytes(part, demand, where, torch_attends(config, part, where))
     triton = config.device.kernels != "torch"
     asked = asked_backends(config.device).decode
     attends = ("triton" if triton else "torch") if asked == "auto" else asked
@@ -203,9 +205,10 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
         detail += f"; on a cpu programs of up to {rows} rows take {programs:,}" if rows else ""
     found = [own, BytesBeside("resident tables", tables_estimate(part, demand),
                          f"{demand.max_num_seqs + 1} slots"),
-            BytesBeside("workspace", workspace_estimate(part, demand),
-                    f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows: the "
-                    "worker measures it (actorium ps)"),
+            BytesBeside("workspace", workspace_estimate(part, demand, attention),
+                    f"an estimate for a step of {step.tokens:,} tokens, {step.rows:,} rows, "
+                    f"{attention:,} of it for attention behind {part.max_model_len:,}: the worker "
+                    "measures it (actorium ps)"),
             BytesBeside("graphs", captured, detail)]
     if part.vision is None:
         return found

@@ -50,7 +50,7 @@ def test_a_plan_keeps_within_the_limit() -> None:
     found = host_budget(config, shape, demand, limited(900))
     assert found.limited and 100 * MIB < found.bytes < 900 * MIB - WORKER_BYTES - 6 * ACTOR_BYTES
     assert str(FILE) in found.source and "943,718,400 bytes" in found.source
-    planned = sum(planned_bytes(make_plan(shape, demand, found.bytes)).values())
+    planned = sum(planned_bytes(make_plan(shape, demand, found.bytes), 0).values())
     assert planned + WORKER_BYTES + 6 * ACTOR_BYTES <= 900 * MIB
     for limit in (None, limited(4096)):
         assert host_budget(config, shape, demand, limit)[::2] == (1 << 30, False)
