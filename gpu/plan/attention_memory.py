@@ -26,10 +26,10 @@ def torch_attends(config: Config, shape: ModelShape, device: str) -> bool:
     first = (own.kernels if own.kernels != "auto" else "triton" if device == "cuda" else
              "native" if own.native_kernels else "torch")
     needs = needs_of(shape, device, config.memory.kv_cache_dtype, config.memory.page_size)
-    chosen = ((part, first if name == "auto" else name, name == "auto")
-              for part, name in ((EXTEND, asked.extend), (DECODE, asked.decode)))
-    return any(name == "torch" or (auto and name == "native" and unmet(CARDS[name].part(part), needs))
-               for part, name, auto in chosen)
+    chosen = [(part, first if name == "auto" else name)
+              for part, name in ((EXTEND, asked.extend), (DECODE, asked.decode))]
+    return any(name == "torch" or name == "native" and unmet(CARDS[name].part(part), needs)
+               for part, name in chosen)
 
 
 def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bool) -> int:

@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
+from actorium.actors.params import Resolved
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -117,9 +118,10 @@ def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize],
 
 def longest_prompts(t: SlotTables, budget: int) -> list[WarmupCase]:
     """Returns a prompt that takes the largest step alone, and one whose last chunk does, behind the
-    longest prefix there can be."""
+    longest prefix there can be; both want log-probabilities of all their tokens."""
     most = max(1, min(budget, t.max_len - 1))
-    return [WarmupCase([(before, most)]) for before in sorted({0, t.max_len - 1 - most})]
+    return [WarmupCase([(before, most)], params=Resolved(max_tokens=1, prompt_logprobs=0))
+            for before in sorted({0, t.max_len - 1 - most})]
 
 
 # --- bytes ---------------------------------------------------------------------------------------

@@ -206,7 +206,7 @@ def _prefixed(
 
 
 def keeps_scores(device: torch.device) -> bool:
-    """Whether torch's attention keeps scores to itself there, whatever the mask, heads and dtype."""
+    """Whether torch's attention keeps scores to itself there, whatever is asked of it."""
     return device.type == "cpu"
 
 

@@ -1,23 +1,35 @@
-"""Chunks of prompts over latents in Triton: against the torch reference in the interpreter, compiled
-for Hopper, and on a CUDA device, behind a long prefix as well."""
+"""Chunks of prompts over latents in Triton: against the torch reference in the interpreter, and
+compiled for Hopper; on a CUDA device behind a long prefix."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import NamedTuple, cast
 
 import pytest
 import torch
 from helpers_attention import FEW, INTERPRETED
 from helpers_compile import compiled
+from helpers_memory import most_held
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
 pytest.importorskip("triton")
 
-from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
+from actorium.gpu.attention.attention_backend import (
+    AttentionBackend,
+    TorchAttention,
+    TritonAttention,
+)
+from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.plan import attention_memory
+from actorium.gpu.plan.attention_memory import attention_bytes
+from actorium.gpu.plan.memory_plan import Demand
+from actorium.kernels.reference import attention_blocks, paged_attention
 from actorium.kernels.reference.kv import quantise_rows
 from actorium.kernels.triton.latent_extend import LatentExtend
 
@@ -32,7 +44,7 @@ class Chunk(NamedTuple):
 
 
 class Prompts:
-    """Chunks (start, count) of sequences. What is nobody's, and what lies behind a chunk, is NaN."""
+    """Chunks (start, count) of sequences. What is nobody's, or lies behind a chunk, is NaN."""
 
     def __init__(self, parts: list[tuple[int, int]], heads: int, rank: int, rope: int, size: int,
                  dtype: torch.dtype = torch.float32, device: torch.device = CPU) -> None:
@@ -123,3 +135,56 @@ for heads, splits in ((128, 2), (16, 1)):
 @pytest.mark.slow
 def test_compiles_for_hopper(tmp_path: Path) -> None:
     assert compiled(CODE, tmp_path) == ["_latent_extend", "_merge", "_latent_extend"]
+
+
+def check_long_prefix(case: Prompts, bound: float) -> None:
+    """Triton's beside the reference in blocks; and what each holds, beside the plan's figure."""
+    device, heads = case.q.device, case.q.shape[1]
+    shape = cast(ModelShape, SimpleNamespace(
+        kv_row=(1, case.q.shape[2]), latent=SimpleNamespace(row=case.q.shape[2]), heads=heads,
+        dtype="bfloat16", itemsize=2, max_model_len=1 << 20, groups=()))
+    demand = Demand(8, chunk=len(case.q))
+    found = []
+    for name, backend in (("triton", TritonAttention(case.rank)), ("torch", TorchAttention(
+            case.rank))):
+        def run(backend: AttentionBackend = backend) -> None:
+            found.append(backend.extend(case.rows, case.size, 0, case.scale)(case.q, case.layer))
+
+        held = held_on(device, run) - found[-1].nbytes
+        assert held <= attention_bytes(shape, demand, "cuda", name == "torch") + (1 << 16)
+    one, other = (x[..., :case.rank].double() for x in found)
+    assert (one - other).norm() / other.norm() < bound
+
+
+def held_on(device: torch.device, run: Callable[[], object]) -> int:
+    """Bytes that torch held at once, at most, beyond those of before."""
+    if device.type == "cpu":
+        return most_held(run)
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    run()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+class TestLongPrefix:
+    pytestmark = INTERPRETED
+
+    @pytest.mark.parametrize("part", [(300, 20), (500, 1)])
+    def test_in_small(self, part: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
+        """What the next one does, without a device."""
+        monkeypatch.setattr(paged_attention, "keeps_scores", lambda _: False)
+        for module, name in ((attention_blocks, "BYTES"), (attention_memory, "BLOCKS")):
+            monkeypatch.setattr(module, name, 40_000)
+        check_long_prefix(Prompts([part], 4, 32, 8, 16), 1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("heads", [16, 128])
+@pytest.mark.parametrize("part", [(65_000, 500), (130_000, 17), (0, 2048)])
+def test_behind_a_long_prefix_on_the_device(part: tuple[int, int], heads: int) -> None:
+    """DeepSeek-V3's heads; neither way's memory grows with the prefix."""
+    check_long_prefix(Prompts([part], heads, 512, 64, 16, torch.bfloat16, torch.device("cuda")),
+                      1e-2)

@@ -26,8 +26,8 @@ from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
-from actorium.gpu.plan.checkpoint_reuse import choices
 from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
+from actorium.gpu.plan.checkpoint_reuse import choices
 from actorium.gpu.plan.encoder_memory import (
     encoder_cache_bytes,
     encoder_rows,

@@ -7,13 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from helpers_memory import most_held
 from torch import Tensor
 
-from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, SchedulerConfig
+from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import ModelShape
@@ -22,6 +21,7 @@ from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
 from actorium.gpu.plan.memory_plan import Demand
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference import attention_blocks, paged_attention
+from actorium.tools.cli.plan_command import PlanOptions, make_report, plan_text
 
 RAW: dict[str, Any] = {
     "architectures": ["LlamaForCausalLM"], "vocab_size": 1000, "hidden_size": 64,
@@ -92,10 +92,7 @@ def test_pages_in_fp8_are_widened_in_c(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_on_cuda_nothing_grows_with_the_prefix() -> None:
-    """Of DeepSeek-V3's heads and a question behind the longest text."""
-    raw = json.loads((Path(__file__).parents[2] / "data/deepseek-v3/config.json").read_text()) \
-        if (Path(__file__).parents[2] / "data/deepseek-v3/config.json").exists() else RAW
-    shape = shape_from_config(raw, Path("config.json"))
+    shape = shape_of()
     for by_torch in (False, True):
         found = {attention_bytes(replace(shape, max_model_len=n), Demand(8), "cuda", by_torch)
                  for n in (4096, 1 << 20)}
@@ -131,15 +128,11 @@ def test_the_plan_has_room_for_parts_of_prompts() -> None:
 def test_where_torch_attends(dtype: str, device: str, own: dict[str, Any], torchs: bool) -> None:
     config = Config(device=DeviceConfig(**own))
     assert torch_attends(config, replace(shape_of(), dtype=dtype), device) == torchs
-    wide = msgspec.structs.replace(config, memory=MemoryConfig(kv_cache_dtype="float16"))
-    assert torch_attends(wide, shape_of(dtype="bfloat16"), "cpu") or own
-    assert SchedulerConfig().max_num_batched_tokens
+    wide = Config(memory=MemoryConfig(kv_cache_dtype="float16"))
+    assert torch_attends(wide, shape_of(dtype="bfloat16"), "cpu"), "C reads no such pages"
 
 
 def test_the_command_shows_it(tmp_path: Path) -> None:
-    from actorium.actors.config.tree import ModelConfig
-    from actorium.tools.cli.plan_command import PlanOptions, make_report, plan_text
-
     (tmp_path / "config.json").write_text(json.dumps(RAW))
     config = Config(model=ModelConfig(model=str(tmp_path)),
                     device=DeviceConfig(attention_backend="torch"))

@@ -125,6 +125,31 @@ def test_cached_tokens_of_a_case_are_not_recomputed(tmp_path: Path) -> None:
     assert not runner.tables.sequences
 
 
+@pytest.mark.parametrize("kind", ["plain", "latent"])
+def test_the_largest_chunk_is_measured_behind_the_longest_prefix(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At start, on CUDA; with log-probabilities of a prompt's tokens."""
+    runner, seen = runner_of(tmp_path, kind, HostArrays), []
+    inner, prompts = runner.model.forward, runner._prompts
+
+    def spy(batches: Any, *rest: Any) -> torch.Tensor:
+        seen.append([(row.start, row.count) for row in batches[0].extends])
+        return inner(batches, *rest)
+
+    runner.model.forward = spy  # type: ignore[method-assign]
+    monkeypatch.setattr(runner, "_prompts", lambda *own: (seen.append("logits"), prompts(*own))[1])
+    for name in ("synchronize", "memory_allocated", "max_memory_allocated",
+                 "reset_peak_memory_stats"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: (seen.append(name), 7)[1])
+    config = Config(scheduler=SchedulerConfig(max_num_batched_tokens=BUDGET))
+    device._cuda_workspace(config, runner, torch.device("cuda"))
+    measured = seen[seen.index("reset_peak_memory_stats"):seen.index("max_memory_allocated")]
+    longest = runner.tables.max_len - 1
+    assert [(0, BUDGET)] in measured and [(longest - BUDGET, BUDGET)] in measured
+    assert measured.count("logits") >= 2 and not runner.tables.sequences
+
+
 def test_a_device_is_warm_before_its_graphs_are_captured_and_again_with_them(
         monkeypatch: pytest.MonkeyPatch) -> None:
     """In the order in which a CUDA device is opened, whose work is made up here."""
