@@ -55,7 +55,7 @@ from actorium.gpu.worker.measure import (
     WorkspaceMeter,
     cache_tensors,
     held_bytes,
-    longest_prompts,
+    longest_cases,
     profile,
     taken,
 )
@@ -298,9 +298,9 @@ def _host_plan(config: Config, shape: ModelShape, demand: Demand) -> MemoryPlan:
 def _cuda_workspace(config: Config, runner: ModelRunner,
                     device: torch.device) -> tuple[int, StepSize]:
     """Bytes of the largest step's temporaries, and its size: it is run, over the sink page, as many
-    prompts and as `longest_prompts`."""
+    prompts and as `longest_cases`."""
     tokens = config.scheduler.max_num_batched_tokens
-    single, *others = longest_prompts(runner.tables, tokens)
+    single, *others = longest_cases(runner.tables, tokens)
     dummy_run(runner, tokens)
     run_case(runner, single)
     torch.cuda.synchronize(device)

@@ -23,11 +23,13 @@ from actorium.actors.params import Resolved
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
-from actorium.gpu.worker.warmup import WarmupCase
+from actorium.gpu.worker.warmup import FEW, WarmupCase
 
 PROFILE_SECONDS = 0.1
 """What the next step of the profile at start-up may take on a CPU. It comes on top of the time to
 the first token; what is left of the largest step is measured when requests bring it."""
+LONGEST_TOKENS = 1 << 22
+"""Of prefixes of decodes at start, together: admitting takes the host's memory and time."""
 GROWTH = 1.5
 """A step is measured when it is so many times larger than all before it."""
 
@@ -116,12 +118,17 @@ def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize],
         tokens = min(4 * tokens, largest)
 
 
-def longest_prompts(t: SlotTables, budget: int) -> list[WarmupCase]:
-    """Returns a prompt that takes the largest step alone, and one whose last chunk does, behind the
-    longest prefix there can be; both want log-probabilities of all their tokens."""
-    most = max(1, min(budget, t.max_len - 1))
-    return [WarmupCase([(before, most)], params=Resolved(max_tokens=1, prompt_logprobs=0))
-            for before in sorted({0, t.max_len - 1 - most})]
+def longest_cases(t: SlotTables, budget: int) -> list[WarmupCase]:
+    """Returns prompts with which temporaries are largest: one that takes the largest step alone,
+    one whose last chunk does, behind the longest prefix there can be, and a question behind it, all
+    with log-probabilities of their tokens; then decodes behind such prefixes, which leave parts
+    for a merge, as the question does, where they are few."""
+    longest = t.max_len - 1
+    most, params = max(1, min(budget, longest)), Resolved(max_tokens=1, prompt_logprobs=0)
+    parts = {(0, most), (longest - most, most), (longest - min(FEW, most), min(FEW, most))}
+    rows = max(1, min(t.slots - 1, most, LONGEST_TOKENS // t.max_len))
+    return [*(WarmupCase([part], params=params) for part in sorted(parts)),
+            WarmupCase([(max(0, longest - 2), 1)] * rows, [0])]
 
 
 # --- bytes ---------------------------------------------------------------------------------------

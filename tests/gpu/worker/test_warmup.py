@@ -147,6 +147,7 @@ def test_the_largest_chunk_is_measured_behind_the_longest_prefix(
     measured = seen[seen.index("reset_peak_memory_stats"):seen.index("max_memory_allocated")]
     longest = runner.tables.max_len - 1
     assert [(0, BUDGET)] in measured and [(longest - BUDGET, BUDGET)] in measured
+    assert [(longest - 2, 1)] * (runner.tables.slots - 1) in measured
     assert measured.count("logits") >= 2 and not runner.tables.sequences
 
 
