@@ -2,13 +2,14 @@
 
     python benchmarks/gpu.py contact|kernels|tests [--out DIR] [--seconds 500] [--group NAME]
         [--toy]
+    python benchmarks/gpu.py page [--out DIR]
 
 Every group of rows runs in a process of its own, with limits for the group and for each row: what
 fails, hangs or runs out of memory costs only itself. What no longer fits into the time is left out,
-and that is said. Written to DIR, anew after every row: gpu-CALL.json and gpu-CALL.md; of tests
-gpu-CALL-tests.xml; of contact gpu-timeline.json (for ui.perfetto.dev). --toy runs the same code at
-tiny sizes on a CPU, Triton's kernels in its interpreter: a test of the battery; its figures say
-nothing. `tools/gpu_check.sh` (make gpu-check) sets the machine up first.
+and that is said. Written to DIR, anew after every row: gpu-CALL.json and gpu-CALL.md; of contact
+gpu-timeline.json (for ui.perfetto.dev). page makes docs/gpu.md of what lies in DIR. --toy runs the
+same code at tiny sizes on a CPU, Triton's kernels in its interpreter: a test of the battery; its
+figures say nothing. `tools/gpu_check.sh` (make gpu-check) sets the machine up first.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ def parser() -> argparse.ArgumentParser:
 
     own = argparse.ArgumentParser(description=__doc__,
                                   formatter_class=argparse.RawDescriptionHelpFormatter)
-    own.add_argument("part", choices=PARTS)
+    own.add_argument("part", choices=[*PARTS, "page"])
     own.add_argument("--out", type=Path, default=Path("benchmarks/results"))
     own.add_argument("--seconds", type=float, default=500.0, help="for everything")
     own.add_argument("--group", action="append", help="only these groups of rows")
@@ -51,6 +52,11 @@ def main() -> int:
     options = parser().parse_args()
     if (options.fault or options.memory) and not options.toy:
         parser().error("--fault and --memory go with --toy")
+    if options.part == "page":
+        from gpucheck import docpage
+
+        docpage.write(options.out)
+        return 0
     if options.toy:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported
         os.environ["CUDA_VISIBLE_DEVICES"] = ""

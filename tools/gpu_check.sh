@@ -1,10 +1,10 @@
 #!/usr/bin/env bash
 # One of three calls on a CUDA device, each within nine minutes from a cold start:
 #   tools/gpu_check.sh contact|kernels|tests [--toy] [options of benchmarks/gpu.py]
-# contact: the tests that decide, ceilings, decode, the whole engine, a profile; kernels: each beside
+# contact: whether it is right, decode, the whole engine, FP8, a profile; kernels: each beside
 # its peers, speculation; tests: all that are marked gpu. --toy walks through it on a CPU.
-# Into $OUT, at most eight files: gpu-PART.json and .md (whole after every row), gpu-PART.log,
-# gpu-PART-tests.xml, gpu-timeline.json, triton-cache.tar.gz. CACHE=that file: its kernels need not be
+# Into $OUT, at most five files: gpu-PART.json and .md (whole after every row), gpu-PART.log,
+# gpu-timeline.json, triton-cache.tar.gz. CACHE=that file: its kernels need not be
 # compiled again. Packages that are missing come from .whl/ where that is there (gpu_wheels.sh).
 set -uo pipefail
 

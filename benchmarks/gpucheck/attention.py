@@ -1,12 +1,10 @@
-"""Cases: paged attention. The public kernels get keys and values as one tensor a sequence, unpaged,
-unless they are flashinfer's."""
+"""Cases: paged attention. Public kernels get keys and values unpaged, one tensor a sequence."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 import torch.nn.functional as F
@@ -40,12 +38,10 @@ def _decode(s: Setting, own: shapes.Decode) -> Case:
     q, scale = s.randn(batch * q_len, heads, dim), dim**-0.5
     out = torch.empty_like(q)
     attend = s.attention().decode(pages, lens, length, q_len, PAGE, 0, scale)
-    peers = {"sdpa in bf16" if fp8 else "sdpa": partial(_sdpa_decode, s, own)}
-    if find_spec("flashinfer") and not s.toy and q_len == 1 and not fp8:
-        peers["flashinfer"] = partial(_flashinfer, layer, pages, length, q, kv)
     truth = Truth("attention", "fp8" if fp8 else "bf16",
                   partial(decoded, q, layer, pages, lens, length, q_len, scale))
-    return Case(lambda: attend(q, layer, out), truth, own.bytes, peers=peers)
+    return Case(lambda: attend(q, layer, out), truth, own.bytes, peers={
+        "sdpa in bf16" if fp8 else "sdpa": partial(_sdpa_decode, s, own)})
 
 
 def decoded(q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, length: int, q_len: int,
@@ -67,21 +63,6 @@ def _sdpa_decode(s: Setting, own: shapes.Decode) -> Run:
     q, k, v = (s.randn(own.batch, h, n, own.dim) for h, n in (
         (own.heads, own.q_len), (own.kv, own.length), (own.kv, own.length)))
     return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-
-
-def _flashinfer(layer: Tensor, pages: Tensor, length: int, q: Tensor, kv: int) -> Run:
-    import flashinfer
-
-    batch, width = pages.shape
-    workspace = torch.empty(128 << 20, dtype=torch.uint8, device=layer.device)
-    wrapper = flashinfer.BatchDecodeWithPagedKVCacheWrapper(workspace, "NHD")
-    starts = torch.arange(batch + 1, device=layer.device, dtype=torch.int32) * width
-    last = torch.full((batch,), (length - 1) % PAGE + 1, device=layer.device, dtype=torch.int32)
-    wrapper.plan(starts, pages.flatten(), last, q.shape[1], kv, q.shape[2], PAGE,
-                 q_data_type=BF16, kv_data_type=BF16)
-    both = layer.view(-1, PAGE, 2 * kv, q.shape[2])
-    caches = both[:, :, :kv].contiguous(), both[:, :, kv:].contiguous()
-    return lambda: wrapper.run(q, caches)
 
 
 def latents(s: Setting) -> Named:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from functools import partial
 from typing import Any, NamedTuple
 
 import torch
@@ -38,9 +37,6 @@ class Case(NamedTuple):
     """Where arithmetic is the limit."""
     peers: Mapping[str, Callable[[], Run]] = {}
     """Each is made when its turn comes: it may fail at that."""
-    waiting: Mapping[str, Callable[[], Run]] = {}
-    """Peers that ask the device something on their way. They are never captured, nor compared with
-    what is: beside them stands the case without a graph."""
     fp8: bool = False
     """Its arithmetic is FP8's."""
 
@@ -70,8 +66,4 @@ Named = Iterator[tuple[str, Callable[[], Case]]]
 
 def ready(run: Run) -> Callable[[], Run]:
     """Of a peer that needs no making."""
-    return partial(_itself, run)
-
-
-def _itself(run: Run) -> Run:
-    return run
+    return lambda: run

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
+from . import aims
 from .machine import CaptureFailed, Cuda, Double, broken
 from .plan import Group, Row
-from .record import BROKEN_CODE, LEFT_OUT, Record, complain, one_line
+from .record import BROKEN_CODE, LEFT_OUT, RIGHT, SLOW, WRONG, Record, complain, one_line
 
 SLOWER = 4
 """Times as long as a row of a toy run may take."""
@@ -70,6 +71,7 @@ class Bench:
         with self.trying(name, row.limit):
             self._inject(name)
             yield True
+            self.judge(name)
 
     @contextmanager
     def trying(self, name: str, limit: float = 60.0) -> Iterator[None]:
@@ -99,6 +101,29 @@ class Bench:
     def spoils(self, name: str) -> bool:
         """Whether this row's result is to be made wrong."""
         return self._faults.get(name) == "wrong"
+
+    def compared(self, name: str, error: float, tolerance: float, **more: Any) -> bool:
+        """Whether a result is near enough to its reference, which the row says as well."""
+        right = error <= tolerance
+        self.record.add(name, verdict=RIGHT if right else WRONG, error=error, tolerance=tolerance,
+                        **more)
+        if not right:
+            self.record.skip(name, f"an error of {error:.3g}, {tolerance:.3g} is allowed", WRONG)
+        return right
+
+    def same(self, name: str, got: Any, want: Any) -> bool:
+        """Whether tokens, arrays of one shape, are those of their reference."""
+        got = got + 1 if self.spoils(name) else got
+        return self.compared(name, float((got != want).mean()), 0.0, compared=got.size,
+                             distinct=len({*want.flatten().tolist()}))
+
+    def judge(self, name: str) -> None:
+        """A row that is there and not wrong is slow or right."""
+        row = self.record.row(name)
+        if row and row.get("verdict") != WRONG:
+            why = aims.too_slow(self.group.name, row)
+            self.record.add(name, False, verdict=SLOW if why else RIGHT, **({"why": why} if why
+                                                                            else {}))
 
     def _watch(self) -> None:
         """Outside of rows: the group's own time."""
@@ -139,6 +164,7 @@ def run(record: Record, group: Group, seconds: float, toy: bool, options: Any) -
         bench = Bench(record, group, machine, seconds, options.row_limit, options.fault)
         bench.record.change(lambda own: (own["facts"].pop("error", None),
                                          own["facts"].update(free_gib=bench.free_gib)))
+        bench.record.change_all(lambda all_: all_["facts"].update(machine.facts()))
         if bench.wants():
             importlib.import_module(f".{group.module}", __package__).run(bench, **group.options)
         for row in group.rows:  # those that do not fit, where nothing did

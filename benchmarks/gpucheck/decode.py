@@ -12,29 +12,28 @@ from . import models, shapes
 from .ceilings import Ceilings, of_this_run
 from .child import Bench
 from .models import STEPS, WARM
-from .plan import CAPTURE
+from .plan import BESIDE, CAPTURE
+from .record import WRONG
+
+COMPARED = 16
+"""Steps."""
 
 
 def run(bench: Bench, model: Mapping[str, Any] = models.NONE,
         memory: Mapping[str, Any] = models.NONE) -> None:
     """The group's rows. model, memory: fields of the configuration, see `models.settings`."""
     limits = of_this_run(bench)
-    decoded = {own.name: own for own in (*shapes.DECODED, *shapes.LONGER)}
-    wanted = [own for name, own in decoded.items()
-              if name in {row.name for row in bench.group.rows}]
-    fitting = [own for own in wanted if bench.wants(own.name)]
-    most = max([16, *(own.batch for own in fitting)])
-    with models.opened(bench, shapes.LLAMA, bench.size(most, 8), "off", model, memory) as (
-            device, seconds):
+    batches = {own.name: own for own in (*shapes.DECODED, *shapes.LONGER)}
+    fitting = [own.batch for name, own in batches.items() for row in bench.group.rows
+               if row.name.endswith(name) and bench.wants(row.name)]
+    with models.opened(bench, shapes.LLAMA, bench.size(max([16, *fitting]), 8), "off", model,
+                       memory) as (device, seconds):
         told(bench, device, seconds)
-        for own in wanted:
-            _decoded(bench, device, own.name, own, limits)
-        eager, device.runner.graphs = device.runner.graphs, None
         for row in bench.group.rows:
-            kind, _, name = row.name.partition(" ")
-            if kind == "eager":
-                _decoded(bench, device, row.name, decoded[name], limits)
-        device.runner.graphs = eager
+            if row.name in batches:
+                _decoded(bench, device, row.name, batches[row.name], limits)
+            elif row.name.startswith(BESIDE):
+                _compared(bench, device, row.name, batches[row.name.removeprefix(BESIDE)])
         _mixed(bench, device)
 
 
@@ -42,7 +41,7 @@ def told(bench: Bench, device: OpenedDevice, seconds: dict[str, float]) -> None:
     """How it went to open the model; of capture a row, where the group has one."""
     runner = device.runner
     bench.record.facts(seconds=seconds, bytes=device.footprint.measured,
-                       planned=device.footprint.planned)
+                       planned=device.footprint.planned, floor=models.floor(device))
     if CAPTURE in bench.group.rows:
         with bench.row(CAPTURE.name) as go:
             if go:
@@ -53,17 +52,35 @@ def told(bench: Bench, device: OpenedDevice, seconds: dict[str, float]) -> None:
                                  segments=runner.segments.shapes if runner.segments else [])
 
 
+def _compared(bench: Bench, device: OpenedDevice, name: str, own: shapes.Batch) -> None:
+    """Tokens of steps from graphs, beside those of the same steps operation by operation."""
+    with bench.row(name) as go:
+        if go:
+            runner, (batch, context) = device.runner, own.small() if bench.toy else own
+            asked = (runner, batch, context, bench.size(COMPARED, 3), bench.toy)
+            served = runner.graphs.replays if runner.graphs else 0
+            got = models.tokens(*asked)
+            if runner.graphs is None or runner.graphs.replays == served:
+                raise RuntimeError("no step came from a graph")
+            with models.eager(runner):
+                bench.same(name, got, models.tokens(*asked))
+
+
 def _decoded(bench: Bench, device: OpenedDevice, name: str, own: shapes.Batch,
              limits: Ceilings) -> None:
     with bench.row(name) as go:
-        if go:
-            batch, context = own.small() if bench.toy else own
-            served = device.runner.graphs.replays if device.runner.graphs else 0
-            found = models.measured(device.runner, batch, context, 0, bench.toy)
-            replays = device.runner.graphs.replays - served if device.runner.graphs else 0
-            floor = models.floor_us(device, batch, context + (WARM + STEPS / 2), limits.copy_gbs)
-            bench.record.add(name, batch=batch, context=context, replays=replays, **found,
-                             floor_us=floor, share=floor / found["step_us"])
+        if not go:
+            return
+        if bench.record.row(BESIDE + name).get("verdict") == WRONG:
+            bench.record.skip(name, "its tokens are wrong, so it was not timed", WRONG)
+            return
+        batch, context = own.small() if bench.toy else own
+        served = device.runner.graphs.replays if device.runner.graphs else 0
+        found = models.measured(device.runner, batch, context, 0, bench.toy)
+        replays = device.runner.graphs.replays - served if device.runner.graphs else 0
+        floor = models.floor(device).us(batch, context + (WARM + STEPS / 2), limits.copy_gbs)
+        bench.record.add(name, batch=batch, context=context, replays=replays, **found,
+                         floor_us=floor, share=floor / found["step_us"])
 
 
 def _mixed(bench: Bench, device: OpenedDevice) -> None:

@@ -7,13 +7,9 @@ import shutil
 import subprocess
 from datetime import UTC, datetime
 from importlib.metadata import PackageNotFoundError, version
-from importlib.util import find_spec
 from typing import Any
 
-PACKAGES = ("torch", "triton", "transformers", "numpy", "flashinfer-python", "fla-core")
-PEERS = {"flashinfer": "flashinfer (with its binaries 496 MiB: more than a call can carry)",
-         "fla": "flash-linear-attention's kernels (fla-core)"}
-"""What may be beside ours, by module."""
+PACKAGES = ("torch", "triton", "transformers", "numpy", "fla-core")
 ASKED = {"driver": "driver_version", "sm_mhz": "clocks.sm", "sm_mhz_most": "clocks.max.sm",
          "memory_mhz": "clocks.mem", "watts": "power.draw", "watts_most": "power.limit",
          "celsius": "temperature.gpu"}
@@ -28,8 +24,7 @@ def versions() -> dict[str, Any]:
             found[name] = version(name)
         except PackageNotFoundError:
             continue
-    missing = [what for module, what in PEERS.items() if find_spec(module) is None]
-    return found | ({"peers that are not installed": missing} if missing else {})
+    return found
 
 
 def readings() -> dict[str, Any]:

@@ -12,11 +12,10 @@ but for NEAR of the time. Not yet compared on a device.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Iterable, Sequence
+from typing import Any, NamedTuple
 
-import torch
-from torch.profiler import ProfilerActivity, profile
+from actorium.actors.messages import StepResult
 
 SHORT_US = 10.0
 """Of a gap between kernels that the host had queued long before: launch latency on the device,
@@ -25,19 +24,6 @@ NEAR = 0.01
 """Share of the time by which the two may differ: one has its edges at events, the other one at
 kernels, and copies of results on the side stream count as work here."""
 Span = tuple[float, float]
-
-
-class Result(Protocol):
-    """See `StepResult`."""
-
-    @property
-    def busy_us(self) -> int: ...
-
-    @property
-    def idle_us(self) -> int: ...
-
-    @property
-    def late_us(self) -> int: ...
 
 
 class Covered(NamedTuple):
@@ -71,14 +57,13 @@ def covered(spans: Iterable[Span]) -> Covered:
     return Covered(wall, wall - short - long, short, long)
 
 
-def compared(spans: Iterable[Span], results: Sequence[Result]) -> dict[str, Any]:
+def compared(spans: Iterable[Span], results: Sequence[StepResult]) -> dict[str, Any]:
     """The two, of the same steps; results: in their order. The gap before the first step is before
     all that the profiler saw, and left out.
 
-    profiler_idle: share of the wall time in which nothing ran; profiler_idle_long: in gaps longer
-    than SHORT_US; least, most: the clock's shares; wall_ratio: the clock's time over the
-    profiler's; idle_ratio: most over profiler_idle_long; agrees: see above. Raises `ValueError`
-    where one of them has seen nothing.
+    long_gaps: share of the wall time in gaps longer than SHORT_US; clock_least, clock_most: the
+    clock's shares; clock_off: by how much the profiler's lies outside of these, no more than NEAR
+    where the clock is right. Raises `ValueError` where one of them has seen nothing.
     """
     seen = covered(spans)
     busy = sum(result.busy_us for result in results)
@@ -88,28 +73,5 @@ def compared(spans: Iterable[Span], results: Sequence[Result]) -> dict[str, Any]
     if not seen.wall or not whole:
         raise ValueError("no time went by")
     longer, least, most = seen.long / seen.wall, idle / whole, (idle + late) / whole
-    return {"steps": len(results), "wall_us": seen.wall, "clock_us": float(whole),
-            "wall_ratio": whole / seen.wall, "profiler_busy_us": seen.busy,
-            "profiler_idle": 1 - seen.busy / seen.wall, "profiler_idle_long": longer,
-            "least": least, "most": most,
-            "idle_ratio": most / longer if longer else float("inf") if most else 1.0,
-            "agrees": least - NEAR <= longer <= most + NEAR}
-
-
-def profiled(run: Callable[[], Sequence[Result]], toy: bool = False) -> dict[str, Any]:
-    """`compared`, of steps that `run` runs to their ends and whose results it returns. The
-    profiler makes launches slower; both see the same. toy: without a device, operations of torch
-    that call no others stand for kernels."""
-    if toy:
-        with profile(activities=[ProfilerActivity.CPU]) as seen:
-            results = run()
-        return compared(((own.time_range.start, own.time_range.end) for own in seen.events()
-                         if own.name.startswith("aten::") and not own.cpu_children), results)
-    torch.cuda.synchronize()
-    with profile(activities=[ProfilerActivity.CUDA]) as seen:
-        results = run()
-        torch.cuda.synchronize()
-    device = torch.autograd.DeviceType.CUDA
-    return compared(((own.time_range.start, own.time_range.end) for own in seen.events()
-                     if own.device_type == device
-                     and not getattr(own, "is_user_annotation", False)), results)
+    return {"long_gaps": longer, "clock_least": least, "clock_most": most,
+            "clock_off": max(0.0, least - longer, longer - most)}

@@ -59,9 +59,6 @@ class Cuda:
         # Graphs and a profiler that leaves and comes back do not go together (torch.profiler).
         os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
-    def name(self) -> str:
-        return torch.cuda.get_device_name()
-
     def facts(self) -> dict[str, Any]:
         """Of the device."""
         own = torch.cuda.get_device_properties(self.device)
@@ -143,9 +140,6 @@ class Double(Cuda):
         """gib: the memory it pretends to have."""
         self.device, self._gib = torch.device("cpu"), gib
 
-    def name(self) -> str:
-        return "double"
-
     def facts(self) -> dict[str, Any]:
         return {"device": "none: a double on a CPU", "capability": "9.0", "multiprocessors": 132,
                 "gib": self._gib}
@@ -197,7 +191,7 @@ class _Again(NamedTuple):
     out: list[Tensor]
 
     def replay(self) -> None:
-        for was, now in zip(self.out, _tensors(self.run()), strict=True):
+        for was, now in zip(self.out, tensors(self.run()), strict=True):
             if was is not now:
                 was.copy_(now)
 
@@ -208,21 +202,20 @@ class Rerun:
 
     def capture(self, run: Callable[[], T]) -> tuple[_Again, T]:
         out = run()
-        return _Again(run, _tensors(out)), out
+        return _Again(run, tensors(out)), out
 
     def borrow(self, tensor: Tensor) -> Tensor:
         return tensor
 
 
-def _tensors(tree: Any) -> list[Tensor]:
-    """Those in tuples, lists and dataclasses."""
+def tensors(tree: Any) -> list[Tensor]:
+    """Those in tuples, lists and dataclasses, in their order."""
     if isinstance(tree, Tensor):
         return [tree]
-    if isinstance(tree, tuple | list):
-        return [found for each in tree for found in _tensors(each)]
     if is_dataclass(tree):
-        return [found for field in fields(tree) for found in _tensors(getattr(tree, field.name))]
-    return []
+        tree = [getattr(tree, field.name) for field in fields(tree)]
+    return [found for each in tree for found in tensors(each)] if isinstance(
+        tree, tuple | list) else []
 
 
 def broken(error: BaseException) -> bool:

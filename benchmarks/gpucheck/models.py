@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -55,7 +55,7 @@ def settings(toy: bool, path: Path, batch: int, speculative: str = "off",
              model: Mapping[str, Any] = NONE, memory: Mapping[str, Any] = NONE) -> Config:
     """Of a model directory. model, memory: fields of these that differ."""
     return Config(
-        model=ModelConfig(model=str(path), load_format="dummy", **model),
+        model=ModelConfig(**{"model": str(path), "load_format": "dummy"} | dict(model)),
         memory=MemoryConfig(**{"memory_fraction": 0.85, "kv_cache_bytes": 16 << 20,
                                "prefix_cache": False} | dict(memory)),
         scheduler=SchedulerConfig(max_num_seqs=batch,
@@ -78,18 +78,31 @@ def budget(toy: bool) -> int:
 def opened(bench: Bench, kind: dict[str, Any], batch: int, speculative: str = "off",
            model: Mapping[str, Any] = NONE, memory: Mapping[str, Any] = NONE
            ) -> Iterator[tuple[OpenedDevice, dict[str, float]]]:
-    """A device with a model of this shape, and the seconds that each phase took. model, memory: see
-    `settings`."""
+    """`loaded`, of a model of this shape with random weights. model, memory: see `settings`."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "config.json").write_text(json.dumps(shape_of(kind, bench.toy)))
-        seconds: dict[str, float] = {}
-        config = settings(bench.toy, Path(scratch), batch, speculative, model, memory)
-        with bench.machine.opening():
-            device = open_device(config, 1, lambda phase, detail: None, seconds)
-        for pool in device.runner.pools:
-            for own in pool.tensors:
-                _fill(own)
-        yield device, seconds
+        yield loaded(bench, settings(bench.toy, Path(scratch), batch, speculative, model, memory))
+
+
+def loaded(bench: Bench, config: Config) -> tuple[OpenedDevice, dict[str, float]]:
+    """A device with a model, and the seconds that each phase took. Pages hold random numbers."""
+    seconds: dict[str, float] = {}
+    with bench.machine.opening():
+        device = open_device(config, 1, lambda phase, detail: None, seconds)
+    for pool in device.runner.pools:
+        for own in pool.tensors:
+            _fill(own)
+    return device, seconds
+
+
+@contextmanager
+def eager(runner: ModelRunner) -> Iterator[None]:
+    """Decodes are launched operation by operation."""
+    graphs, runner.graphs = runner.graphs, None
+    try:
+        yield
+    finally:
+        runner.graphs = graphs
 
 
 def _fill(layer: Tensor) -> None:
@@ -125,9 +138,8 @@ class Driver:
         own = 1 + np.arange(batch * self._width, dtype=np.int32).reshape(batch, self._width)
         cached = 0 if self.runner.states is not None else (context - 1) // PAGE
         params = Resolved(max_tokens=1 << 20, temperature=0.0)
-        tokens = (np.arange(context, dtype=np.int32) * 7919) % self.runner.tables.vocab
         groups = self.runner.tables.groups
-        admits = [Admit(slot, tokens.tobytes(), context, cached * PAGE,
+        admits = [Admit(slot, self._tokens(context, slot), context, cached * PAGE,
                         np.tile(own[i, :cached], groups).tobytes(), params, slot)
                   for i, slot in enumerate(self._slots.tolist())]
         rest = [(slot, index, *[own[i, index]] * groups)
@@ -147,6 +159,11 @@ class Driver:
                                extend=np.array(extend, np.int32).tobytes(), drafts=self._drafts))
             admits, appends = [], b""
 
+    def _tokens(self, count: int, slot: int) -> bytes:
+        """Of a prompt; each slot has others."""
+        own = (np.arange(count) + 31 * slot) * 7919 % self.runner.tables.vocab
+        return own.astype(np.int32).tobytes()
+
     def _run(self, plan: StepPlan) -> StepResult:
         return self._clock.launch(self.runner, plan).result()
 
@@ -156,11 +173,10 @@ class Driver:
         pages = 1 + used + np.arange(-(-tokens // PAGE), dtype=np.int32)
         if pages[-1] >= self.runner.pools[0].pages:
             raise ValueError(f"{tokens} tokens need {len(pages)} pages more")
-        prompt = (np.arange(tokens, dtype=np.int32) * 7919) % self.runner.tables.vocab
         params = Resolved(max_tokens=1, temperature=0.0)
         self._run(StepPlan(1, 0, admit=[Admit(
-            slot, prompt.tobytes(), tokens, 0, np.tile(pages, self.runner.tables.groups).tobytes(),
-            params, slot)]))
+            slot, self._tokens(tokens, slot), tokens, 0,
+            np.tile(pages, self.runner.tables.groups).tobytes(), params, slot)]))
 
     def steps(self, count: int, extend: int = 0) -> dict[str, float]:
         """Figures of so many steps; extend: tokens of `prompt` in each of them."""
@@ -200,13 +216,36 @@ def measured(runner: ModelRunner, batch: int, context: int, drafts: int,
         driver.close()
 
 
-def floor_us(opened_: OpenedDevice, batch: int, context: float, copy_gbs: float) -> float:
-    """Of a decode step; see above. Embeddings are looked up, not read."""
+def tokens(runner: ModelRunner, batch: int, context: int, steps: int, toy: bool) -> Any:
+    """[steps, batch]: what a batch decodes greedily."""
+    driver = Driver(runner, batch, context, steps, 0, budget(toy))
+    try:
+        driver.steps(steps)
+        return np.stack([np.frombuffer(own.tokens, np.int32) for own in driver.results])
+    finally:
+        driver.close()
+
+
+class Floor(NamedTuple):
+    """Bytes that a decode step must read. Embeddings are looked up, not read."""
+
+    weights: int
+    token: float
+    """Keys and values of one, in all layers."""
+    sequence: int
+    """Its recurrent states, read and written."""
+
+    def us(self, batch: int, context: float, copy_gbs: float) -> float:
+        """Of a step, where bytes go as fast as a copy's."""
+        return (self.weights + batch * (context * self.token + self.sequence)) / copy_gbs / 1e3
+
+
+def floor(opened_: OpenedDevice) -> Floor:
+    """Of a model's decode steps."""
     runner, shape = opened_.runner, opened_.runner.model.shape
     weights = opened_.footprint.measured["weights"]
     if not shape.tied:
         weights -= shape.vocab_size * shape.hidden * shape.itemsize
     kv = sum(page_bytes(shape, PAGE, pool.dtype, len(pool.layers)) for pool in runner.pools) / PAGE
-    state = 0 if runner.states is None else 2 * batch * sum(
-        layer.state[0].numel() * layer.state.element_size() for layer in runner.states.layers)
-    return (weights + batch * context * kv + state) / copy_gbs / 1e3
+    return Floor(weights, kv, 0 if runner.states is None else 2 * sum(
+        layer.state[0].numel() * layer.state.element_size() for layer in runner.states.layers))

@@ -35,11 +35,25 @@ class Suite(NamedTuple):
 
     name: str
     file: str
+    """Or several, with blanks between them."""
     keyword: str = ""
     shard: tuple[int, int] = (0, 1)
     """(which, of how many)"""
     limit: float = 90.0
     """Seconds of one test."""
+
+
+FIRST_TESTS = tuple(Suite(*own, limit=40) for own in (
+    ("tokens", ALONE, "cpu or take_over or tokens_of_steps"),
+    ("windows", ALONE, "windows or capturing"),
+    ("no waiting", ALONE, "not_wait"),
+    ("attention", "tests/kernels/test_triton_attention_gpu.py",
+     "graph or waits or same or 32_bits or torchs_own"),
+    ("delta extends", "tests/kernels/test_triton_delta_extend.py"),
+    ("fp8 products", "tests/kernels/test_scaled_mm.py"),
+    ("draws", "tests/kernels/test_triton_sampling_gpu.py", "likeliest or graph or bit_for_bit"),
+    ("staging and rows", "tests/gpu/step/test_staging.py tests/kernels/test_triton_fill.py")))
+"""Of a first contact, a process each."""
 
 
 class Group(NamedTuple):
@@ -67,41 +81,46 @@ def _tests(name: str, suites: Iterable[Suite], least: float, most: float, jobs: 
 def _decoding(name: str, least: float, most: float, batches: Iterable[shapes.Batch],
               more: Iterable[Row] = (), **options: Any) -> Group:
     rows = [Row(each.name, 40, each.gib, 3) for each in batches]
-    return Group(name, (*rows, *more), least, most, "decode", options)
+    return Group(name, (*more, *rows), least, most, "decode", options)
 
 
 CEILINGS = Group("ceilings", (Row("copy"), Row("bf16 products"), Row("fp8 products"),
-                              Row("small launches")), 10, 40, "ceilings")
+                              Row("small launches")), 10, 25, "ceilings")
 CAPTURE = Row("graph capture")
 LADDER = Row("capture of 58 sizes", 60, 0.0, 10)
 """Of steps with prompts, up to 8,192 tokens: as many as SGLang captures by default."""
+TINY = Row("demo model in fp32, device beside CPU")
+BESIDE = "graphs beside eager, "
+"""Before the name of a batch: its tokens, from graphs and from steps launched one by one."""
+
+
+def _beside() -> tuple[Row, ...]:
+    return tuple(Row(BESIDE + each.name, 40, each.gib, 3) for each in shapes.FIRST)
 
 
 def _ring(overlap: bool) -> Group:
     return Group("ring" if overlap else "ring without overlap",
-                 tuple(Row(each.name, 60, each.gib, 5) for each in shapes.DECODED), 45, 90, "ring",
+                 tuple(Row(each.name, 60, each.gib, 5) for each in shapes.RING), 40, 75, "ring",
                  {"overlap": overlap})
 
 
 def contact() -> list[Group]:
-    """The most telling first: tests that decide, and the aims that a first run can answer. The
-    first model to be opened waits for some forty kernels to be compiled, the others find them."""
-    first = (Suite("staging", "tests/gpu/step/test_staging.py"),
-             Suite("delta extends", "tests/kernels/test_triton_delta_extend.py"),
-             Suite("attention", "tests/kernels/test_triton_attention_gpu.py",
-                   "graph or waits or same or 32_bits"))
+    """Answers in the order of what hangs on them: is it right, is it fast, what does the engine
+    lose around it, then why. Many processes of tests compile kernels side by side: whoever comes
+    behind them finds most."""
     profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
     return [
-        CEILINGS._replace(most=25.0),
-        _tests("tests", first, 20, 90, 3),
-        _tests("worker", [Suite("worker", ALONE)], 20, 100),
-        _decoding("decode", 40, 200, shapes.DECODED, [CAPTURE]),
-        Group("profile", (*profiled, CAPTURE, LADDER), 35, 80, "profiled"),
+        _tests("tests", FIRST_TESTS, 20, 60, 8),
+        Group("tokens", (TINY,), 10, 40, "equal"),
+        _decoding("decode", 40, 180, shapes.FIRST, (CAPTURE, *_beside())),
         _ring(True),
-        _decoding("decode, fp8 weights", 40, 70, shapes.QUANTIZED, model={"quantization": "fp8"}),
-        _decoding("decode, fp8 pages", 40, 70, shapes.QUANTIZED,
-                  memory={"kv_cache_dtype": "fp8_e4m3"}),
         _ring(False),
+        _decoding("decode, fp8 weights", 40, 60, shapes.FIRST, _beside(),
+                  model={"quantization": "fp8"}),
+        _decoding("decode, fp8 pages", 40, 60, shapes.FIRST, _beside(),
+                  memory={"kv_cache_dtype": "fp8_e4m3"}),
+        Group("profile", (*profiled, CAPTURE, LADDER), 35, 80, "profiled"),
+        CEILINGS,
     ]
 
 
@@ -115,7 +134,7 @@ def kernels() -> list[Group]:
     heads = [f"{keys}/{values} heads of 128" for keys, values in shapes.DELTA_HEADS]
     rows = shapes.PRODUCT_ROWS
     return [
-        CEILINGS._replace(most=25.0),
+        CEILINGS,
         group("paged decode", (own.name for own in shapes.DECODES), 60, "attention.decodes"),
         group("paged extend", (own.name for own in shapes.EXTENDS), 50, "attention.extends"),
         group("gdn", (name for own in heads for name in (
@@ -145,9 +164,8 @@ def kernels() -> list[Group]:
         group("elementwise", ("rms_norm", "rms_norm_add", "silu_mul", "rotate_write"), 20,
               "products.elementwise"),
         _decoding("longer and mixed", 50, 90, (*shapes.DECODED[:3], *shapes.LONGER),
-                  [*(Row(f"eager {own.name}", 40, own.gib, 3) for own in shapes.DECODED[:3:2]),
-                   *(Row(f"mixed {n}, {how}", 40, shapes.DECODED[1].gib, 2)
-                     for n in shapes.MIXED for how in ("segments", "eager"))]),
+                  [Row(f"mixed {n}, {how}", 40, shapes.DECODED[1].gib, 2)
+                   for n in shapes.MIXED for how in ("segments", "eager")]),
         Group("transformers", tuple(Row(own.name, 60, own.gib + 4, 8)
                                     for own in shapes.DECODED[:3]), 40, 70, "peer"),
     ]

@@ -79,8 +79,6 @@ def _fp8(s: Setting, rows: int, kind: str) -> Case:
     peers = {"cuBLAS in bf16": ready(lambda: F.linear(x, weight))}
     if not s.toy:
         peers["torch._scaled_mm, x quantised before"] = partial(_scaled_mm, s, n, q, inner)
-    else:
-        peers["torch._scaled_mm, x quantised before"] = ready(lambda: F.linear(x, weight))
     truth = Truth("product", "fp8", lambda: reference(x))
     return _product(lambda: linear(x), truth, rows, n, out, inner, 1, peers)
 
@@ -109,8 +107,7 @@ def _scaled_mm(s: Setting, n: int, q: Tensor, inner: int) -> Run:
 
 
 def mixtures(s: Setting) -> Named:
-    """Qwen3-30B-A3B's experts; the bytes of those that somebody wants. Beside them each expert's
-    products one by one, as the host would have them run."""
+    """Qwen3-30B-A3B's experts; the bytes of those that somebody wants."""
     for rows in shapes.EXPERT_ROWS:
         yield f"{rows} rows", partial(_mixture, s, rows)
 
@@ -129,8 +126,7 @@ def _mixture(s: Setting, full: int) -> Case:
     flops = rows * chosen * 6 * width * inner
     return Case(lambda: ours(x, weights, experts),
                 Truth("experts", "bf16", lambda: each(x, weights, experts)),
-                wanted * 6 * width * inner if full < 4096 else 0.0, flops,
-                waiting={"one by one": ready(lambda: each(x, weights, experts))})
+                wanted * 6 * width * inner if full < 4096 else 0.0, flops)
 
 
 def elementwise(s: Setting) -> Named:

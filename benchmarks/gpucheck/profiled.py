@@ -4,7 +4,6 @@ how long the step took; and what it costs to capture with a warm cache of kernel
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from functools import partial
 from time import perf_counter
 from typing import Any
@@ -12,7 +11,6 @@ from typing import Any
 import torch
 
 from actorium.actors.config.graph_settings import TOKEN_LADDER
-from actorium.actors.messages import StepResult
 from actorium.gpu.plan.graph_memory import Graphs, graphs_estimate
 from actorium.gpu.plan.memory_plan import Demand
 from actorium.gpu.worker import graph_setup
@@ -53,10 +51,12 @@ def run(bench: Bench) -> None:
                     seen = bench.machine.profiled(partial(driver.steps, steps))
                 finally:
                     driver.close()
+                clock = idle.compared(((a, b) for _, a, b in seen.kernels), driver.results)
                 bench.record.add(name, batch=batch, context=context, **{
                     key: plain[key] for key in ("step_us", "device_us", "idle_ratio")},
-                    **digest(seen, steps), **clocks(seen, driver.results),
-                    **counted(own.batch))
+                    **digest(seen, steps), **clock, **counted(own.batch))
+                if not bench.toy:  # whose operations are no kernels
+                    bench.compared(name, clock["clock_off"], idle.NEAR)
         if LADDER in bench.group.rows:
             with bench.row(LADDER.name) as go:
                 if go:
@@ -92,29 +92,19 @@ def digest(seen: Profile, steps: int) -> dict[str, Any]:
 
     Raises `ValueError` where nothing was seen.
     """
-    if not seen.kernels:
-        raise ValueError("the profiler saw no kernel")
-    spans = sorted((begin, end) for _, begin, end in seen.kernels)
-    wall = max(end for _, end in spans) - spans[0][0]
-    covered = _covered(spans)
-    total = sum(end - begin for begin, end in spans)
+    line = idle.covered((begin, end) for _, begin, end in seen.kernels)
+    total = sum(end - begin for _, begin, end in seen.kernels)
     by_name: dict[str, list[float]] = {}
     for name, begin, end in seen.kernels:
         by_name.setdefault(name, []).append(end - begin)
     top = sorted(by_name.items(), key=lambda own: -sum(own[1]))[:TOP]
-    return {"wall_us": wall / steps, "kernels_us": total / steps, "covered_us": covered / steps,
-            "idle_share": 1 - covered / wall if wall else 0.0,
+    return {"wall_us": line.wall / steps, "kernels_us": total / steps,
+            "covered_us": line.busy / steps,
+            "idle_share": 1 - line.busy / line.wall if line.wall else 0.0,
             "launches": len(seen.kernels) / steps,
             "calls": {name: count / steps for name, count in seen.launches.items()},
             "top": [{"kernel": name[:120], "launches": len(each) / steps, "us": sum(each) / steps,
                      "share": sum(each) / total if total else 0.0} for name, each in top]}
-
-
-def clocks(seen: Profile, results: Sequence[StepResult]) -> dict[str, Any]:
-    """What the engine's clock says of the same steps: see `idle.compared`."""
-    found = idle.compared([(begin, end) for _, begin, end in seen.kernels], results)
-    return {"long_gaps": found["profiler_idle_long"], "clock_least": found["least"],
-            "clock_most": found["most"], "clock_agrees": found["agrees"]}
 
 
 def counted(batch: int) -> dict[str, Any]:
@@ -124,12 +114,3 @@ def counted(batch: int) -> dict[str, Any]:
     steps = json.loads(COUNTED.read_text())["now"]
     own = steps.get(f"Llama-3.1-8B, {batch} greedy")
     return {} if own is None else {"counted": own["launches"]}
-
-
-def _covered(spans: Sequence[tuple[float, float]]) -> float:
-    """Length of the union; sorted."""
-    covered, at = 0.0, float("-inf")
-    for begin, end in spans:
-        covered += max(0.0, end - max(begin, at))
-        at = max(at, end)
-    return covered

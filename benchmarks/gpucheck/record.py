@@ -16,9 +16,9 @@ from time import time
 from typing import Any
 
 RIGHT, SLOW, WRONG = "right", "slow", "wrong"
-"""What a row says of its kernel."""
+"""What a row says of itself: as its reference has it and as fast as is wanted, or not."""
 FAILED, LEFT_OUT = "failed", "left out"
-"""Why a row is not there, beside that it is wrong."""
+"""Why a row is not there, or says nothing, beside that it is wrong."""
 BROKEN = ("illegal memory access", "device-side assert", "misaligned address", "launch failure",
           "illegal instruction", "operation not permitted when stream is capturing",
           "operation failed due to a previous error during capture")
@@ -48,6 +48,10 @@ class Record:
         """What is there of a group."""
         found: dict[str, Any] = self.read()["groups"].get(name or self._group, {})
         return {"facts": {}, "rows": [], "skipped": [], "now": None} | found
+
+    def row(self, name: str, group: str = "") -> dict[str, Any]:
+        """One row of a group; empty where it is not there."""
+        return next((row for row in self.group(group)["rows"] if row["name"] == name), {})
 
     def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
         """Edit the group."""

@@ -18,19 +18,15 @@ SPEED: Sequence[Column] = (
     ("idle_ratio", "idle", "{:.2%}"), ("cause", "mostly", "{}"), ("ratio", "x", "{:.2f}"),
     ("step_ratio", "x step time", "{:.2f}"), ("ours_x", "ours, times as fast", "{:.2f}"))
 KERNELS: Sequence[Column] = (
-    ("verdict", "is", "{}"), ("error", "error", "{:.2g}"), ("tolerance", "allowed", "{:.2g}"),
     ("us", "us", "{:.1f}"), ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:.1f}"),
-    ("share", "of ceiling", "{:.0%}"), ("timed", "timed by", "{}"), ("peer", "best peer", "{}"),
-    ("peer_us", "its us, timed alike", "{:.1f}"), ("ratio", "x", "{:.2f}"),
-    ("launched_us", "us by host launches", "{:.1f}"), ("waiting_peer", "peer that waits", "{}"),
-    ("waiting_peer_us", "its us, timed alike", "{:.1f}"), ("waiting_ratio", "x", "{:.2f}"),
-    ("why", "slow since", "{}"))
+    ("share", "of ceiling", "{:.0%}"), ("peer", "best peer", "{}"),
+    ("peer_us", "its us", "{:.1f}"), ("ratio", "x", "{:.2f}"))
 PROFILE: Sequence[Column] = (
     ("step_us", "step us", "{:,.0f}"), ("wall_us", "us under the profiler", "{:,.0f}"),
     ("kernels_us", "sum of kernels, us", "{:,.0f}"), ("covered_us", "any runs, us", "{:,.0f}"),
     ("idle_share", "none runs", "{:.2%}"), ("idle_ratio", "idle, as the engine counts", "{:.2%}"),
     ("long_gaps", "gaps over 10 us", "{:.2%}"), ("clock_least", "clock: least", "{:.2%}"),
-    ("clock_most", "clock: most", "{:.2%}"), ("clock_agrees", "agree", "{}"),
+    ("clock_most", "clock: most", "{:.2%}"),
     ("launches", "kernels a step", "{:,.0f}"), ("counted", "counted without a device", "{:,.0f}"))
 CEILINGS: Sequence[Column] = (
     ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:,.0f}"),
@@ -44,6 +40,13 @@ CAPTURED: Sequence[Column] = (("seconds", "seconds", "{:.2f}"), ("graphs", "grap
                               ("largest", "tokens of the largest", "{:,}"),
                               ("graph_mib", "MiB", "{:,.0f}"),
                               ("planned_mib", "planned", "{:,.0f}"))
+TOKENS: Sequence[Column] = (("compared", "tokens", "{}"), ("distinct", "different ones", "{}"))
+FIRST: Sequence[Column] = (("name", "row", "{}"), ("verdict", "is", "{}"),
+                           ("error", "error", "{:.2g}"), ("tolerance", "allowed", "{:.2g}"))
+LAST: Sequence[Column] = (("why", "slow since", "{}"),)
+KINDS = {"selected": TESTS, "wall_us": PROFILE, "graphs": CAPTURED, "step_us": SPEED,
+         "compared": TOKENS, "side": CEILINGS, "us_in_a_graph": CEILINGS, "us": KERNELS}
+"""Columns of a row, by the first of these that it has."""
 TITLES = {
     "decode": "Decode, Llama-3.1-8B shape, launch path and device alone",
     "decode, fp8 weights": "The same with --quantization fp8",
@@ -53,27 +56,29 @@ TITLES = {
     "speculation": "Two drafts a step, forced acceptance 0.8/0.6, Qwen3.5-like 9B shape",
     "longer and mixed": "Longer contexts; steps that hold a piece of a prompt",
     "transformers": "transformers on the Llama shape, static batches, as its users run it",
+    "tokens": "Tokens of the demo model",
     "worker": "Tests of the worker, alone", "others": "Tests"}
 SHOWN = 12
 """Kernels of a profile on the page; the .json holds more."""
-LABELS = ("device", "driver", "torch", "triton", "python", "transformers", "flashinfer-python",
-          "fla-core", "date")
+LABELS = ("device", "driver", "torch", "triton", "python", "transformers", "fla-core", "date")
+
+
+def labels(said: Mapping[str, Any]) -> str:
+    """What a call's figures depend on. said: its facts."""
+    return "; ".join([*(f"{name} {said[name]}" for name in LABELS if name in said),
+                      f"kernels' cache {said.get('cache', '?')} at the start"])
 
 
 def page(found: Mapping[str, Any]) -> str:
     """The page. found: all of the record."""
     groups = found["groups"]
-    device = groups.get("ceilings", {}).get("facts", {})
-    said = {**found["facts"], **device}
+    said = found["facts"]
     title = f"# GPU figures: {found['part']}"
     lines = [title + (" (toy sizes on a CPU: they say nothing)" if found["toy"] else ""), "",
-             "; ".join(f"{name} {said[name]}" for name in LABELS if name in said)
-             + f"; kernels' cache {said.get('cache', '?')} at the start."]
+             labels(said) + "."]
     if said.get("sm_mhz_most"):
         lines.append(f"SM clock {said.get('sm_mhz')} MHz at the start, most {said['sm_mhz_most']}; "
                      f"memory {said.get('memory_mhz')} MHz; {said.get('watts_most')} W at most.")
-    if missing := said.get("peers that are not installed"):
-        lines.append(f"Not installed, so no peer here: {', '.join(missing)}.")
     lines += aims.table(groups)
     for name, own in groups.items():
         lines += _group(name, own)
@@ -109,15 +114,10 @@ def _group(name: str, own: Mapping[str, Any]) -> list[str]:
     if not rows:
         return []
     lines = ["", f"## {TITLES.get(name, name)}"]
-    for columns in (CEILINGS if name == "ceilings" else KERNELS, SPEED, PROFILE, TESTS, CAPTURED):
-        key = columns[0][0]
-        mine = [row for row in rows if (key in row if columns is not PROFILE else "wall_us" in row)
-                and not (columns is SPEED and "wall_us" in row)
-                and not (columns is CAPTURED and "selected" in row)]
-        if name == "ceilings":
-            mine = rows if columns is CEILINGS else []
-        if mine:
-            lines += ["", *table((("name", "row", "{}"), *columns), mine)]
+    kinds = [next((KINDS[key] for key in KINDS if key in row), CEILINGS) for row in rows]
+    for columns in dict.fromkeys(kinds):
+        mine = [row for row, kind in zip(rows, kinds, strict=True) if kind is columns]
+        lines += ["", *table((*FIRST, *columns, *LAST), mine)]
     for row in rows:
         if row.get("top"):
             calls = ", ".join(f"{call} {count:g}" for call, count in row["calls"].items())

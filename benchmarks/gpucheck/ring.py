@@ -6,7 +6,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from time import monotonic_ns, perf_counter
 from typing import Any
@@ -19,6 +19,7 @@ from actorium.actors.runtime.step_events import DEVICE
 from actorium.tools.bench import timeline as trace
 
 from . import models, shapes
+from .ceilings import of_this_run
 from .child import Bench
 
 NEW = 64
@@ -35,7 +36,7 @@ def prompts(count: int, length: int, vocab: int) -> list[list[int]]:
 
 def run(bench: Bench, overlap: bool) -> None:
     """One engine; with overlap its timeline is kept."""
-    wanted = [own for own in shapes.DECODED if bench.wants(own.name)]
+    wanted = [own for own in shapes.RING if bench.wants(own.name)]
     if not wanted:
         return
     most = wanted[-1].small() if bench.toy else wanted[-1]
@@ -57,10 +58,13 @@ def run(bench: Bench, overlap: bool) -> None:
                     if go:
                         count = own.small().batch if bench.toy else own.batch
                         begin = monotonic_ns()
-                        _generate(engine.client, batch[:count], 10 if bench.toy else NEW)
-                        steps = trace.join(trace.load(folder / "trace"))
-                        bench.record.add(own.name, overlap=overlap, context=most.context, **_row(
-                            steps, count, (begin, monotonic_ns())))
+                        answers = _generate(engine.client, batch[:count], bench.size(NEW, 10))
+                        window = begin, monotonic_ns()
+                        if _complete(bench, own.name, answers, bench.size(NEW, 10)):
+                            steps = trace.join(trace.load(folder / "trace"))
+                            found = _row(steps, count, window)
+                            bench.record.add(own.name, overlap=overlap, context=most.context,
+                                             **found, **_beside(bench, most.context, found))
         if overlap:
             with bench.trying("timeline"):
                 keep(bench.record.path.with_name(TIMELINE), trace.load(folder / "trace"))
@@ -76,9 +80,33 @@ def _engine(bench: Bench, folder: Path, overlap: bool, batch: int) -> Engine:
                   max_num_batched_tokens=bench.size(2048, 256), **device)
 
 
-def _generate(client: Client, batch: Sequence[list[int]], tokens: int) -> None:
-    client.generate(list(batch), SamplingParams(max_tokens=tokens, temperature=0.0,
-                                                ignore_eos=True))
+def _generate(client: Client, batch: Sequence[list[int]], tokens: int) -> list[list[int]]:
+    found = client.generate(list(batch), SamplingParams(max_tokens=tokens, temperature=0.0,
+                                                        ignore_eos=True))
+    return [list(own.token_ids) for own in found]
+
+
+def _complete(bench: Bench, name: str, answers: list[list[int]], tokens: int) -> bool:
+    """Whether every answer has all its tokens, and a single one those that the engine with overlap
+    gave to the same prompt. (Many come and go in other steps each time, which may round otherwise.)
+    """
+    lost = [len(own) != tokens for own in answers]
+    if bench.spoils(name):
+        answers[0][-1] += 1
+    one = answers[0] if len(answers) == 1 else []
+    want = bench.record.row(name, "ring").get("answer", one)
+    return bench.compared(name, max(sum(lost) / len(lost), float(one != want)), 0.0,
+                          compared=len(answers) * tokens, **({"answer": one} if one else {}))
+
+
+def _beside(bench: Bench, context: int, found: Mapping[str, Any]) -> dict[str, float]:
+    """A step's floor, where this call has opened the same model by itself."""
+    groups = bench.record.read()["groups"]
+    floor = groups.get("decode", {}).get("facts", {}).get("floor")
+    if floor is None:
+        return {}
+    us = models.Floor(*floor).us(found["batch"], context + NEW / 2, of_this_run(bench).copy_gbs)
+    return {"floor_us": us, "share": us / found["step_us"]}
 
 
 def _row(steps: Sequence[trace.TimelineStep], batch: int, window: tuple[int, int]) -> dict[str,

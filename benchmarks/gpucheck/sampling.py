@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from functools import partial
-from importlib.util import find_spec
 
 import torch
 from torch import Tensor
@@ -42,12 +41,10 @@ def _draw(s: Setting, top_k: int, top_p: float, flat: bool) -> Case:
     slots = s.arange(rows) + 1
     chosen = partial(ops.choose, logits, slots, slots, tables, top_p > 0,
                      0 < top_p < 1 or top_k > 0)
-    peers = {"torch": partial(_torchs, logits, top_k, top_p)}
-    if find_spec("flashinfer") and not s.toy and 0 < top_p < 1:
-        peers["flashinfer"] = partial(_flashinfers, logits, top_k, top_p)
     truth = Truth("draw" if top_p else "likeliest", "i64", partial(
         TorchSampling().choose, logits, *chosen.args[1:]))
-    return Case(chosen, truth, rows * vocab * 4, peers=peers)
+    return Case(chosen, truth, rows * vocab * 4, peers={
+        "torch": partial(_torchs, logits, top_k, top_p)})
 
 
 def _torchs(logits: Tensor, top_k: int, top_p: float) -> Run:
@@ -65,11 +62,3 @@ def _torchs(logits: Tensor, top_k: int, top_p: float) -> Run:
         return order.gather(-1, p.multinomial(1))
 
     return sorted_out
-
-
-def _flashinfers(logits: Tensor, top_k: int, top_p: float) -> Run:
-    from flashinfer import sampling
-
-    if top_k:
-        return lambda: sampling.top_k_top_p_sampling_from_logits(logits, top_k, top_p)
-    return lambda: sampling.top_p_sampling_from_probs(logits.softmax(-1), top_p)

@@ -62,7 +62,9 @@ class Batch(NamedTuple):
 
 DECODED = (Batch(1, 1024), Batch(8, 1024), Batch(64, 1024), Batch(256, 1024))
 LONGER = (Batch(1, 4096), Batch(8, 4096), Batch(64, 4096))
-PROFILED = QUANTIZED = (Batch(1, 1024), Batch(256, 1024))
+FIRST = (DECODED[0], DECODED[3])
+"""What a first contact asks of decode, FP8 and the profiler."""
+PROFILED, RING = FIRST, (DECODED[0], DECODED[2])
 GRAPHS = "1,2,4,8,16,64,128,256"
 """Eight sizes: the aim is for so many."""
 SEGMENTS = "16,32,64,128,256,512"

@@ -30,7 +30,7 @@ def _drafting(bench: Bench, drafts: int, speculative: str) -> None:
                 found = models.measured(device.runner, batch, context, drafts, bench.toy)
                 more = {}
                 if not drafts:
-                    floor = models.floor_us(device, batch, context, copy_gbs)
+                    floor = models.floor(device).us(batch, context, copy_gbs)
                     more = {"floor_us": floor, "share": floor / found["step_us"]}
                 base = {row["name"]: row for row in bench.record.group()["rows"]}.get(
                     _name(0, int(name.rpartition(" ")[2])))

@@ -1,5 +1,5 @@
 """Groups of tests: several processes of pytest side by side, each going on behind a test that ended
-it; their outcomes as rows, and as one JUnit file of all."""
+it; their outcomes as rows."""
 
 from __future__ import annotations
 
@@ -12,11 +12,10 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep, time
 from typing import Any
-from xml.etree import ElementTree
 
 from .outcomes import read
 from .plan import ROOT, Group, Suite
-from .record import LEFT_OUT, TIMED_OUT, Record, without_paths
+from .record import FAILED, LEFT_OUT, RIGHT, TIMED_OUT, WRONG, Record, without_paths
 
 AGAIN = 6
 """Most processes of one suite."""
@@ -27,9 +26,10 @@ PRINTED = 60_000
 
 def command(suite: Suite) -> list[str]:
     """Of its process."""
-    return [sys.executable, "-m", "pytest", suite.file, "-m", "gpu", "-p", "gpucheck.outcomes",
-            "-o", "addopts=", "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header",
-            "--tb=short", "-v", *(["-k", suite.keyword] if suite.keyword else [])]
+    return [sys.executable, "-m", "pytest", *suite.file.split(), "-m", "gpu",
+            "-p", "gpucheck.outcomes", "-o", "addopts=",
+            "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", "-v",
+            *(["-k", suite.keyword] if suite.keyword else [])]
 
 
 def environment(suite: Suite, file: Path) -> dict[str, str]:
@@ -48,7 +48,7 @@ class Running:
         self.suite, self._tries = suite, 0
         stem = "".join(c if c.isalnum() else "-" for c in suite.name)
         self.file, self._log = scratch / f"{stem}.outcomes", scratch / f"{stem}.log"
-        self.error = ""
+        self.error, self.late = "", False
         self.start()
 
     def start(self) -> None:
@@ -94,7 +94,8 @@ class Running:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
-        self.error = "stopped: the time was over"
+        now = read(self.file)["now"]
+        self.error, self.late = "the time was over" + (f" in {now[0]}" if now else ""), True
 
     def print(self) -> None:
         """What pytest said, into the log."""
@@ -107,7 +108,7 @@ class Running:
 def run_suites(record: Record, group: Group, seconds: float, toy: bool, scratch: Path) -> None:
     """All of a group's, so many at a time."""
     end = monotonic() + seconds
-    waiting, running, over = list(group.suites), list[Running](), list[Running]()
+    waiting, running = list(group.suites), list[Running]()
     jobs = min(group.jobs, 2) if toy else group.jobs
     told: dict[str, Any] = {}
     try:
@@ -118,13 +119,14 @@ def run_suites(record: Record, group: Group, seconds: float, toy: bool, scratch:
             for each in list(running):
                 if late:
                     each.stop()
-                if late or each.over():
-                    running.remove(each)
-                    over.append(each)
-                    each.print()
-                if told.get(each.suite.name) != (row := _row(each)) or each in over:
+                over = late or each.over()
+                if told.get(each.suite.name) != (row := _row(each)) or over:
                     told[each.suite.name] = row
-                    record.add(each.suite.name, each in over, **row)
+                    record.add(each.suite.name, over, **row)
+                if over:
+                    running.remove(each)
+                    each.print()
+                    _judge(record, each, row, toy)
             if late:
                 break
             sleep(POLL)
@@ -133,27 +135,29 @@ def run_suites(record: Record, group: Group, seconds: float, toy: bool, scratch:
             each.stop()
     for suite in waiting:
         record.skip(suite.name, "no time was left", LEFT_OUT)
-    for each in over:
-        _told(record, each, told[each.suite.name], toy)
-    _write_xml(record.path.with_name(f"{record.path.stem}-tests.xml"), group.name,
-               [(each.suite.name, read(each.file)["tests"]) for each in over])
 
 
-def _told(record: Record, each: Running, row: dict[str, Any], toy: bool) -> None:
-    """What failed, and what was not run."""
+def _judge(record: Record, each: Running, row: dict[str, Any], toy: bool) -> None:
+    """What the suite is, what of it failed, and what was not run."""
+    name, kinds = each.suite.name, []
+    for test, why in row["failures"]:
+        kinds.append(WRONG if why.startswith(("assert", "AssertionError")) else FAILED)
+        record.skip(test, why, kinds[-1])
     missing = row["selected"] - row["passed"] - row["failed"] - row["skipped"]
-    if each.error or not row["selected"]:
-        record.skip(each.suite.name, f"{missing} tests: {each.error or 'none was selected'}")
-    for name, why in row["failures"]:
-        record.skip(name, why)
-    if not toy and row["skipped"]:
-        record.skip(each.suite.name, f"{row['skipped']} tests were skipped", LEFT_OUT)
+    if missing or each.error or not row["selected"]:
+        kinds.append(LEFT_OUT if each.late else FAILED)
+        record.skip(name, f"{missing} tests: {each.error or 'none was selected'}", kinds[-1])
+    if row["skipped"] and not toy:
+        record.skip(name, f"{row['skipped']} tests were skipped", LEFT_OUT)
+    ran = RIGHT if row["passed"] else LEFT_OUT
+    record.add(name, False, verdict=next(
+        (kind for kind in (WRONG, FAILED, LEFT_OUT) if kind in kinds), ran))
 
 
 def _row(running: Running) -> dict[str, Any]:
     found = read(running.file)
     outcomes = [outcome for outcome, _, _ in found["tests"].values()]
-    return {"file": Path(running.suite.file).name, "selected": found["selected"],
+    return {"selected": found["selected"],
             **{kind: outcomes.count(kind) for kind in ("passed", "failed", "skipped")},
             "seconds": round(sum(spent for _, spent, _ in found["tests"].values()), 1),
             "failures": [[name.rpartition("/")[2], _why(text)]
@@ -166,25 +170,3 @@ def _why(text: str) -> str:
     told = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     last = text.strip().splitlines()[-1:] or [""]
     return without_paths((told or last)[0])[:300]
-
-
-def _write_xml(path: Path, group: str, suites: list[tuple[str, dict[str, Any]]]) -> None:
-    """Add the suites to the file, a JUnit one."""
-    root = (ElementTree.parse(path).getroot() if path.exists()
-            else ElementTree.Element("testsuites"))
-    for name, tests in suites:
-        count = [outcome for outcome, _, _ in tests.values()]
-        suite = ElementTree.SubElement(
-            root, "testsuite", name=f"{group}: {name}", tests=str(len(count)), errors="0",
-            failures=str(count.count("failed")), skipped=str(count.count("skipped")),
-            time=f"{sum(spent for _, spent, _ in tests.values()):.3f}")
-        for test, (outcome, spent, text) in tests.items():
-            file, _, case = test.partition("::")
-            node = ElementTree.SubElement(suite, "testcase", time=f"{spent:.3f}", name=case,
-                                          classname=file.removesuffix(".py").replace("/", "."))
-            if outcome != "passed":
-                said = ElementTree.SubElement(
-                    node, "failure" if outcome == "failed" else "skipped", message=_why(text))
-                said.text = without_paths("".join(c for c in text if c >= " " or c in "\n\t"))
-    ElementTree.ElementTree(root).write(path, encoding="utf-8", xml_declaration=True)
-

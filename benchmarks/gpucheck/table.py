@@ -4,7 +4,7 @@ ceilings of the same run, and the public kernels that can be had here, each time
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,16 +12,11 @@ import torch
 from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
 from actorium.kernels.backends import select_ops
 
-from . import aims
-from .case import BF16, Case, Named, Run, Setting
+from .case import BF16, Case, Named, Setting
 from .ceilings import Ceilings, of_this_run
 from .child import Bench
-from .record import RIGHT, SLOW, WRONG
-from .timer import EVENTS, GRAPH, Timer
+from .timer import Timer
 from .truth import compared
-
-NOISE = 0.95
-"""Of our time: a peer that takes less is faster."""
 
 
 def run(bench: Bench, cases: str) -> None:
@@ -45,16 +40,11 @@ def measure(bench: Bench, timer: Timer, name: str, make: Callable[[], Case], lim
         if not go:
             return
         case = make()
-        found = compared(case, bench.toy, bench.spoils(name))
-        bench.record.add(name, verdict=RIGHT if found.right else WRONG, error=found.error,
-                         tolerance=found.tolerance)
-        if not found.right:
-            bench.record.skip(name, f"an error of {found.error:.3g}, {found.tolerance:.3g} is "
-                              "allowed", WRONG)
+        if not bench.compared(name, *compared(case, bench.toy, bench.spoils(name))):
             return
         us = timer.us(case.run)
-        bench.record.add(name, us=us, timed=GRAPH, **achieved(case, us, limits))
-    if "us" not in _row(bench, name):
+        bench.record.add(name, us=us, **achieved(case, us, limits))
+    if "us" not in bench.record.row(name):
         return
     peers: dict[str, float] = {}
     for peer, make_peer in case.peers.items():
@@ -63,30 +53,7 @@ def measure(bench: Bench, timer: Timer, name: str, make: Callable[[], Case], lim
             best = min(peers, key=lambda each: peers[each])
             bench.record.add(name, peers=peers, peer=best, peer_us=peers[best],
                              ratio=peers[best] / us)
-    _waiting(bench, timer, name, case.run, case.waiting)
-    if why := too_slow(bench.group.name, _row(bench, name)):
-        bench.record.add(name, verdict=SLOW, why=why)
-
-
-def _row(bench: Bench, name: str) -> Mapping[str, Any]:
-    return next((row for row in bench.record.group()["rows"] if row["name"] == name), {})
-
-
-def too_slow(group: str, row: Mapping[str, Any]) -> str:
-    """Why a row is: an aim that it misses, or a peer that is faster by more than what differs from
-    run to run. Empty: it is not."""
-    if row.get("ratio", 1.0) < NOISE:
-        return f"{row['peer']} takes {row['ratio']:.0%} of its time"
-    return "; ".join(aims.missed(group, row))
-
-
-def _waiting(bench: Bench, timer: Timer, name: str, ours: Run,
-             waiting: Mapping[str, Callable[[], Run]]) -> None:
-    for peer, make in waiting.items():
-        with bench.trying(f"{name}: {peer}"):
-            launched, spent = timer.launched_us(ours), timer.launched_us(make())
-            bench.record.add(name, launched_us=launched, waiting_peer=peer, waiting_peer_us=spent,
-                             waiting_ratio=spent / launched, waiting_timed=EVENTS)
+    bench.judge(name)
 
 
 def achieved(case: Case, us: float, limits: Ceilings) -> dict[str, Any]:

@@ -15,8 +15,6 @@ FLUSH = 128 << 20
 what the one before has left. It also keeps the device busy while the run is being launched."""
 TIMED_S = 0.03
 """Of one kernel, over all its runs."""
-GRAPH, EVENTS = "graph", "events, launched by the host"
-"""How a figure was timed. Only those of one kind are compared."""
 
 
 class Timer:

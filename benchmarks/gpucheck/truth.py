@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from .case import Case
+from .machine import tensors
 
 SMALL = 0.1
 """Vectors shorter than so much of the usual one are held to that length: what cancels out has no
@@ -30,20 +30,10 @@ CUT_OFF = {"fp8": 0.1}
 """By dtype, in Triton's interpreter, which loses what rounds up to a power of two."""
 
 
-class Compared(NamedTuple):
-    """What became of it."""
-
-    error: float
-    tolerance: float
-
-    @property
-    def right(self) -> bool:
-        return self.error <= self.tolerance
-
-
-def compared(case: Case, interpreted: bool, spoiled: bool = False) -> Compared:
-    """The first run of a case beside its reference, which sees what the case begins with. spoiled:
-    its last vector is lost on the way, to see that this is noticed."""
+def compared(case: Case, interpreted: bool, spoiled: bool = False
+             ) -> tuple[float, float]:
+    """(error, what is allowed) of the first run of a case beside its reference, which sees what the
+    case begins with. spoiled: its last vector is lost on the way, to see that this is noticed."""
     kernel, dtype, reference = case.truth
     allowed = TOLERANCES[kernel, dtype]
     want = tensors(reference())
@@ -54,7 +44,7 @@ def compared(case: Case, interpreted: bool, spoiled: bool = False) -> Compared:
     if len(got) != len(want):
         raise AssertionError(f"{len(got)} results, {len(want)} references")
     most = max(error(own, its) for own, its in zip(got, want, strict=True))
-    return Compared(most, max(allowed, CUT_OFF.get(dtype, 0.0)) if interpreted else allowed)
+    return most, max(allowed, CUT_OFF.get(dtype, 0.0)) if interpreted else allowed
 
 
 def error(got: Tensor, want: Tensor) -> float:
@@ -71,12 +61,3 @@ def error(got: Tensor, want: Tensor) -> float:
     most = float((apart / lengths.clamp(min=SMALL * float(usual))).nan_to_num(nan=inf).max()
                  if float(usual) else apart.max())
     return most if bool(got.isfinite().all()) else inf
-
-
-def tensors(found: Any) -> list[Tensor]:
-    """Those of a result, in its order."""
-    if isinstance(found, Tensor):
-        return [found]
-    if isinstance(found, tuple | list):
-        return [own for each in found for own in tensors(each)]
-    raise TypeError(f"{type(found).__name__} is no result")

@@ -3,11 +3,11 @@ wrong."""
 
 from __future__ import annotations
 
+import faulthandler
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,9 +17,17 @@ import torch
 from helpers_benchmarks import BENCHMARKS, benchmark
 from torch import Tensor
 
-aims, battery, case, plan, record, report, table, truth = (
+aims, case, child, machine, plan, record, report, table, truth = (
     benchmark(f"gpucheck.{name}") for name in (
-        "aims", "battery", "case", "plan", "record", "report", "table", "truth"))
+        "aims", "case", "child", "machine", "plan", "record", "report", "table", "truth"))
+
+
+class Device(machine.Double):
+    """Whose results need be as near as a device's."""
+
+    toy = False
+
+
 LIMITS = SimpleNamespace(copy_gbs=200.0)
 
 
@@ -28,24 +36,32 @@ def of(run: Callable[[], Any], reference: Callable[[], Any], kernel: str = "elem
     return case.Case(run, case.Truth(kernel, dtype, reference), 1e6, **more)
 
 
+def error(own: Any, interpreted: bool = False) -> float:
+    found: float = truth.compared(own, interpreted)[0]
+    return found
+
+
+def right(own: Any, interpreted: bool = False) -> bool:
+    return error(own, interpreted) <= truth.compared(own, interpreted)[1]
+
+
 def test_results_are_held_against_their_reference() -> None:
     want = torch.randn(5, 3, 64)
     rounded = want.to(torch.bfloat16)
-    assert truth.compared(of(lambda: rounded, lambda: want), False).right
+    assert right(of(lambda: rounded, lambda: want))
     for at in ((0, 0), (4, 2)):  # any vector
         got = rounded.clone()
         got[at] *= 1.05
-        found = truth.compared(of(lambda got=got: got, lambda: want), False)
-        assert not found.right and found.error == pytest.approx(0.05, rel=0.1)
+        own = of(lambda got=got: got, lambda: want)
+        assert not right(own) and error(own) == pytest.approx(0.05, rel=0.1)
     got = rounded.clone()
     got[2, 1, 7] = torch.nan
-    assert truth.compared(of(lambda: got, lambda: want), False).error == torch.inf
+    assert error(of(lambda: got, lambda: want)) == torch.inf
 
 
 def test_all_results_count() -> None:
     want = torch.randn(4, 8)
-    found = truth.compared(of(lambda: (want, (want * 2,)), lambda: (want, want)), False)
-    assert found.error == pytest.approx(1.0)
+    assert error(of(lambda: (want, (want * 2,)), lambda: (want, want))) == pytest.approx(1.0)
     with pytest.raises(AssertionError, match="1 results, 2 references"):
         truth.compared(of(lambda: want, lambda: (want, want)), False)
     with pytest.raises(AssertionError, match=r"\[4, 8\] numbers, \[8, 4\] in the reference"):
@@ -56,9 +72,9 @@ def test_tokens_differ_by_their_number() -> None:
     want = torch.arange(100)
     got = want.clone()
     got[:2] = 0
-    for kernel, right in (("draw", True), ("likeliest", False)):
-        found = truth.compared(of(lambda: got, lambda: want, kernel, "i64"), False)
-        assert found.right is right and found.error == pytest.approx(0.01)
+    for kernel, allowed in (("draw", True), ("likeliest", False)):
+        own = of(lambda: got, lambda: want, kernel, "i64")
+        assert right(own) is allowed and error(own) == pytest.approx(0.01)
 
 
 def test_a_reference_sees_what_the_first_run_begins_with() -> None:
@@ -67,16 +83,16 @@ def test_a_reference_sees_what_the_first_run_begins_with() -> None:
     def step() -> Tensor:
         return state.mul_(3.0)
 
-    assert truth.compared(of(step, lambda: state * 3), False).error == 0
-    assert truth.compared(of(step, lambda: state * 3), False).error == 0
+    assert error(of(step, lambda: state * 3)) == 0
+    assert error(of(step, lambda: state * 3)) == 0
 
 
 def test_the_interpreter_may_cut_digits_off() -> None:
     want = torch.randn(4, 64)
     own = of(lambda: want * 1.05, lambda: want, "product", "fp8")
-    assert truth.compared(own, True).right and not truth.compared(own, False).right
+    assert right(own, True) and not right(own)
     own = of(lambda: want * 1.05, lambda: want, "product", "bf16")
-    assert not truth.compared(own, True).right
+    assert not right(own, True)
 
 
 def measured(own: Any, tmp_path: Path, us: float = 10.0, group: str = "products",
@@ -88,12 +104,13 @@ def measured(own: Any, tmp_path: Path, us: float = 10.0, group: str = "products"
         timed.append(run)
         return us if run is own.run else 8.0
 
-    kept = record.Record(tmp_path / "gpu-kernels.json", group)
-    bench = SimpleNamespace(
-        record=kept, toy=False, group=plan.Group(group, (plan.Row("case"),), 1, 9),
-        spoils=lambda name: spoiled, row=lambda name: nullcontext(True),
-        trying=lambda name: nullcontext())
-    table.measure(bench, SimpleNamespace(us=timer), "case", lambda: own, LIMITS)
+    kept = record.Record(tmp_path / f"{us}.json", group)
+    bench = child.Bench(kept, plan.Group(group, (plan.Row("case"),), 1, 9), Device(), 60.0, 0.0,
+                        ["case=wrong"] if spoiled else [])
+    try:
+        table.measure(bench, SimpleNamespace(us=timer), "case", lambda: own, LIMITS)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
     return kept.group(), timed
 
 
@@ -125,13 +142,14 @@ def test_what_is_right_may_be_slow(tmp_path: Path) -> None:
 
 def test_a_missed_aim_is_slow() -> None:
     name = aims.LARGE[0]
-    missed = table.too_slow("paged decode", {"name": name, "share": 0.5, "ratio": 2.0})
+    missed = aims.too_slow("paged decode", {"name": name, "share": 0.5, "peer": "x",
+                                           "ratio": 2.0})
     assert missed == ("paged decode attention, 200 MB and more: share of bandwidth: 50.0%, "
                       "wanted >= 85.0%")
     for group, row in (("paged decode", {"name": name, "share": 0.9}),
                        ("paged decode", {"name": "1 x 4096", "share": 0.5}),
                        ("gdn", {"name": name, "share": 0.5})):
-        assert table.too_slow(group, row) == ""
+        assert aims.too_slow(group, row) == ""
 
 
 def test_a_planted_fault_fails_the_call(tmp_path: Path) -> None:
@@ -146,3 +164,20 @@ def test_a_planted_fault_fails_the_call(tmp_path: Path) -> None:
     assert verdicts.pop("silu_mul") == "wrong" and len(verdicts) == 3
     assert "wrong" not in verdicts.values()
     assert [(each["name"], each["kind"]) for each in own["skipped"]] == [("silu_mul", "wrong")]
+
+
+def test_tokens_that_differ_fail_the_call(tmp_path: Path) -> None:
+    """And what decodes them is not timed."""
+    beside = "graphs beside eager, 256 x 1024"
+    done = subprocess.run(
+        [sys.executable, str(BENCHMARKS / "gpu.py"), "contact", "--toy", "--group", "tokens",
+         "--group", "decode", "--fault", f"tokens/{plan.TINY.name}=wrong",
+         "--fault", f"decode/{beside}=wrong", "--out", str(tmp_path)],
+        capture_output=True, text=True)
+    groups = json.loads((tmp_path / "gpu-contact.json").read_text())["groups"]
+    assert done.returncode == 1, done.stdout + done.stderr
+    assert [(row["verdict"], row["error"]) for row in groups["tokens"]["rows"]] == [("wrong", 1)]
+    decode = {row["name"]: row["verdict"] for row in groups["decode"]["rows"]}
+    assert decode.pop(beside) == "wrong" and "256 x 1024" not in decode and len(decode) == 3
+    assert {(each["name"], each["kind"]) for each in groups["decode"]["skipped"]} == {
+        (beside, "wrong"), ("256 x 1024", "wrong")}
