@@ -33,10 +33,8 @@ class Covered(NamedTuple):
     """From the first begin to the last end."""
     busy: float
     """In which at least one lasts."""
-    short: float
-    """Gaps of up to SHORT_US, all of them."""
     long: float
-    """The longer ones."""
+    """Gaps of more than SHORT_US, all of them."""
 
 
 def covered(spans: Iterable[Span]) -> Covered:
@@ -45,16 +43,12 @@ def covered(spans: Iterable[Span]) -> Covered:
     if not ordered:
         raise ValueError("the profiler saw nothing run on the device")
     start, end = ordered[0]
-    short = long = 0.0
+    gaps = []
     for begin, until in ordered[1:]:
-        gap = max(0.0, begin - end)
-        if gap <= SHORT_US:
-            short += gap
-        else:
-            long += gap
+        gaps.append(max(0.0, begin - end))
         end = max(end, until)
     wall = end - start
-    return Covered(wall, wall - short - long, short, long)
+    return Covered(wall, wall - sum(gaps), sum(gap for gap in gaps if gap > SHORT_US))
 
 
 def compared(spans: Iterable[Span], results: Sequence[StepResult]) -> dict[str, Any]:

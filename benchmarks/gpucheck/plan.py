@@ -111,7 +111,7 @@ def contact() -> list[Group]:
     profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
     return [
         _tests("tests", FIRST_TESTS, 20, 60, 8),
-        Group("tokens", (TINY,), 10, 40, "equal"),
+        Group("tokens", (TINY,), 10, 60, "equal"),
         _decoding("decode", 40, 180, shapes.FIRST, (CAPTURE, *_beside())),
         _ring(True),
         _ring(False),

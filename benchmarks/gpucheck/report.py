@@ -100,12 +100,11 @@ def table(columns: Sequence[Column], rows: Sequence[Row]) -> list[str]:
 
 
 def _cell(form: str, value: Any) -> str:
-    if value is None:
-        return ""
     try:
-        return form.format(value)
+        text = "" if value is None else form.format(value)
     except ValueError:
-        return str(value)
+        text = str(value)
+    return text.replace("|", "\\|")
 
 
 def _group(name: str, own: Mapping[str, Any]) -> list[str]:

@@ -144,9 +144,10 @@ def _judge(record: Record, each: Running, row: dict[str, Any], toy: bool) -> Non
         kinds.append(WRONG if why.startswith(("assert", "AssertionError")) else FAILED)
         record.skip(test, why, kinds[-1])
     missing = row["selected"] - row["passed"] - row["failed"] - row["skipped"]
-    if missing or each.error or not row["selected"]:
+    if missing or not row["selected"] or (each.error and not each.late):
         kinds.append(LEFT_OUT if each.late else FAILED)
-        record.skip(name, f"{missing} tests: {each.error or 'none was selected'}", kinds[-1])
+        record.skip(name, f"{missing or 'no'} tests: {each.error or 'none was selected'}",
+                    kinds[-1])
     if row["skipped"] and not toy:
         record.skip(name, f"{row['skipped']} tests were skipped", LEFT_OUT)
     ran = RIGHT if row["passed"] else LEFT_OUT

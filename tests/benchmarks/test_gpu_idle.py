@@ -25,12 +25,12 @@ def result(busy: int, gap: int = 0, late: int = 0) -> Any:
 
 
 @pytest.mark.parametrize(("spans", "want"), [
-    ([(5.0, 9.0)], (4, 4, 0, 0)),
-    ([(0.0, 4.0), (4.0, 9.0)], (9, 9, 0, 0)),
-    ([(0.0, 10.0), (2.0, 5.0), (4.0, 12.0)], (12, 12, 0, 0)),  # on several streams
-    ([(50.0, 60.0), (0.0, 10.0), (12.0, 20.0)], (60, 28, 2, 30)),
-    ([(0.0, 100.0), (1.0, 2.0), (110.0, 120.0), (130.5, 131.0)], (131, 110.5, 10, 10.5)),
-    ([(3.0, 3.0), (3.0, 3.0)], (0, 0, 0, 0)),
+    ([(5.0, 9.0)], (4, 4, 0)),
+    ([(0.0, 4.0), (4.0, 9.0)], (9, 9, 0)),
+    ([(0.0, 10.0), (2.0, 5.0), (4.0, 12.0)], (12, 12, 0)),  # on several streams
+    ([(50.0, 60.0), (0.0, 10.0), (12.0, 20.0)], (60, 28, 30)),
+    ([(0.0, 100.0), (1.0, 2.0), (110.0, 120.0), (130.5, 131.0)], (131, 110.5, 10.5)),
+    ([(3.0, 3.0), (3.0, 3.0)], (0, 0, 0)),
 ])
 def test_intervals_cover_their_union(spans: list[tuple[float, float]],
                                      want: tuple[float, ...]) -> None:
@@ -50,7 +50,7 @@ def test_random_intervals_cover_what_a_ruler_says() -> None:
         found = idle.covered(spans)
         assert found.busy == ruler.sum()
         assert found.wall == np.flatnonzero(ruler)[-1] + 1 - np.flatnonzero(ruler)[0]
-        assert found.wall == found.busy + found.short + found.long
+        assert 0 <= found.long <= found.wall - found.busy
 
 
 def test_a_clock_that_is_right() -> None:
