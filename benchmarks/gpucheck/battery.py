@@ -13,7 +13,7 @@ from pathlib import Path
 from time import monotonic, sleep, time
 
 from . import facts
-from .plan import PARTS, Group
+from .plan import PARTS, SLOWER, Group
 from .record import FAILED, LEFT_OUT, TIMED_OUT, WRONG, Record
 from .suites import run_suites
 
@@ -23,8 +23,6 @@ AGAIN = 4
 """Most processes of one group: after a row that ended one, the next goes on behind it."""
 KILLED = 124
 """In place of the exit code of a process that did not end by itself."""
-SLOWER = 4
-"""Times as long a toy run may take: others may be at work on its machine."""
 SCRIPT = Path(__file__).parent.parent / "gpu.py"
 
 

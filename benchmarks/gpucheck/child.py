@@ -7,6 +7,7 @@ import importlib
 import os
 import signal
 import sys
+import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from time import monotonic, sleep
@@ -16,11 +17,9 @@ import torch
 
 from . import aims
 from .machine import CaptureFailed, Cuda, Double, broken
-from .plan import Group, Row
-from .record import BROKEN_CODE, LEFT_OUT, RIGHT, SLOW, WRONG, Record, complain, one_line
+from .plan import SLOWER, Group, Row
+from .record import BROKEN_CODE, LEFT_OUT, RIGHT, SLOW, WRONG, Record, one_line
 
-SLOWER = 4
-"""Times as long as a row of a toy run may take."""
 ENDING = 5.0
 """Seconds that a process keeps to end in."""
 
@@ -85,11 +84,11 @@ class Bench:
         except torch.OutOfMemoryError as error:
             self.record.skip(name, f"out of memory: {one_line(error)}")
         except CaptureFailed as error:
-            complain()
+            traceback.print_exc()
             self.record.skip(name, one_line(error))
             raise
         except Exception as error:
-            complain()
+            traceback.print_exc()
             self.record.skip(name, one_line(error))
             if broken(error):
                 raise CaptureFailed("the device's context is lost") from error
@@ -174,7 +173,7 @@ def run(record: Record, group: Group, seconds: float, toy: bool, options: Any) -
     except CaptureFailed:
         return BROKEN_CODE
     except Exception as error:
-        complain()
+        traceback.print_exc()
         why = one_line(error)
         record.change(lambda own: own["facts"].update(error=why))
         return BROKEN_CODE if broken(error) else 1

@@ -58,9 +58,9 @@ def _compared(bench: Bench, device: OpenedDevice, name: str, own: shapes.Batch) 
         if go:
             runner, (batch, context) = device.runner, own.small() if bench.toy else own
             asked = (runner, batch, context, bench.size(COMPARED, 3), bench.toy)
-            served = runner.graphs.replays if runner.graphs else 0
+            served = _replays(device)
             got = models.tokens(*asked)
-            if runner.graphs is None or runner.graphs.replays == served:
+            if _replays(device) == served:
                 raise RuntimeError("no step came from a graph")
             with models.eager(runner):
                 bench.same(name, got, models.tokens(*asked))
@@ -75,12 +75,16 @@ def _decoded(bench: Bench, device: OpenedDevice, name: str, own: shapes.Batch,
             bench.record.skip(name, "its tokens are wrong, so it was not timed", WRONG)
             return
         batch, context = own.small() if bench.toy else own
-        served = device.runner.graphs.replays if device.runner.graphs else 0
+        served = _replays(device)
         found = models.measured(device.runner, batch, context, 0, bench.toy)
-        replays = device.runner.graphs.replays - served if device.runner.graphs else 0
         floor = models.floor(device).us(batch, context + (WARM + STEPS / 2), limits.copy_gbs)
-        bench.record.add(name, batch=batch, context=context, replays=replays, **found,
-                         floor_us=floor, share=floor / found["step_us"])
+        bench.record.add(name, batch=batch, context=context, replays=_replays(device) - served,
+                         **found, floor_us=floor, share=floor / found["step_us"])
+
+
+def _replays(device: OpenedDevice) -> int:
+    """Steps that graphs have served so far."""
+    return device.runner.graphs.replays if device.runner.graphs else 0
 
 
 def _mixed(bench: Bench, device: OpenedDevice) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 import os
 import re
-import sys
 import traceback
 from collections.abc import Callable
 from pathlib import Path
@@ -131,8 +130,3 @@ def one_line(error: BaseException) -> str:
     """The kind of an error and the first line of what it says."""
     lines = str(error).strip().splitlines() or [""]
     return f"{type(error).__name__}: {lines[0][:300]}"
-
-
-def complain() -> None:
-    """The exception that is handled, into the log."""
-    traceback.print_exc(file=sys.stderr)

@@ -101,11 +101,11 @@ def _complete(bench: Bench, name: str, answers: list[list[int]], tokens: int) ->
 
 def _beside(bench: Bench, context: int, found: Mapping[str, Any]) -> dict[str, float]:
     """A step's floor, where this call has opened the same model by itself."""
-    groups = bench.record.read()["groups"]
-    floor = groups.get("decode", {}).get("facts", {}).get("floor")
-    if floor is None:
+    facts = bench.record.group("decode")["facts"]
+    if "floor" not in facts:
         return {}
-    us = models.Floor(*floor).us(found["batch"], context + NEW / 2, of_this_run(bench).copy_gbs)
+    us = models.Floor(*facts["floor"]).us(found["batch"], context + NEW / 2,
+                                          of_this_run(bench).copy_gbs)
     return {"floor_us": us, "share": us / found["step_us"]}
 
 
