@@ -45,9 +45,7 @@ def run(options: argparse.Namespace) -> int:
             _missing(own, group,
                      f"{max(0, left):.0f} s are left, all of it takes {group.least:.0f}", LEFT_OUT)
             continue
-        # Of a toy's tests, fewer are run at a time.
-        slower = SLOWER * 2 if group.suites else SLOWER
-        seconds = slower * group.most if options.toy else min(left, group.most)
+        seconds = SLOWER * group.most if options.toy else min(left, group.most)
         if group.suites:
             run_suites(own, group, seconds, options.toy, options.scratch)
         else:
