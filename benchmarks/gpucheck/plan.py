@@ -13,8 +13,8 @@ ROOT = Path(__file__).parent.parent.parent
 ALONE = "tests/gpu/worker/test_worker_gpu.py"
 """Reads how much of the whole device is free."""
 SLOWER = 8
-"""Times as long a toy run may take: others may be at work on its machine, and fewer of its tests are
-run at a time."""
+"""Times as long a toy run may take: others may be at work on its machine, which runs fewer tests at
+a time."""
 SHARDS = {"tests/kernels/test_triton_attention_gpu.py": 6, "tests/kernels/test_triton_delta.py": 3,
           "tests/kernels/test_triton_delta_extend.py": 2,
           "tests/kernels/test_triton_sampling_gpu.py": 2}
