@@ -68,7 +68,7 @@ PROFILED, RING = FIRST, (DECODED[0], DECODED[2])
 GRAPHS = "1,2,4,8,16,64,128,256"
 """Eight sizes: the aim is for so many."""
 SEGMENTS = "16,32,64,128,256,512"
-"""One more than there are unless asked for: to see where they no longer help."""
+"""Tokens of steps with prompts that are run in segments."""
 MIXED = (16, 32, 64, 128, 256, 512)
 """Tokens of a step, of a piece of a prompt and eight decodes."""
 DRAFTING = (1, 4, 8)

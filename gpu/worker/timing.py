@@ -17,7 +17,7 @@ Hence the device idled at least `idle_us`, and because of the host at most `idle
 but for the microseconds from a launch to its begin on an idle device. What no figure here has: the
 gaps of a microsecond or so between kernels that were all queued, and waits for another stream.
 
-Not yet compared on a device: `benchmarks/gpu_idle.py` holds these figures against the kernels'
+Not yet compared on a device: `make gpu-check PART=contact` holds these figures against the kernels'
 intervals that torch.profiler (CUPTI) reports for the same steps.
 """
 
