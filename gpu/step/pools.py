@@ -42,9 +42,13 @@ class KVPagePool:
         self.pages, self.page_size, self.dtype = pages, page_size, dtype
         size = (pages * page_size, *shape.kv_row)
         count = shape.layers if layers is None else layers
-        self.layers = [zeros(size, dtype, device) for _ in range(count)]
-        self.scales = ([zeros(size[:2], SCALE, device) for _ in range(count)]
-                       if dtype is torch.int8 else [])
+        self.stacks = [stacked(count, size, dtype, device)]
+        """All that there is of the pages, [layers, pages * page_size, ...] each: one gather reads
+        pages of every layer."""
+        if dtype is torch.int8:
+            self.stacks.append(stacked(count, size[:2], SCALE, device))
+        self.layers, self.scales = list(self.stacks[0]), [own for stack in self.stacks[1:]
+                                                          for own in stack]
 
     @property
     def tensors(self) -> list[Tensor]:
@@ -74,6 +78,14 @@ def make_draft_pool(
     if not shape.mtp_layers:
         return None
     return KVPagePool(shape, pages, page_size, dtype, device, shape.mtp_layers)
+
+
+def stacked(count: int, size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:
+    """Zeros, [count, *size]; on a CPU each of them begins where `zeros` would let it begin."""
+    each = math.prod(size) * dtype.itemsize
+    apart = each if device.type != "cpu" or each < HUGE_PAGE else -(-each // HUGE_PAGE) * HUGE_PAGE
+    whole = zeros((count, apart), torch.uint8, device)
+    return whole[:, :each].view(dtype).view(count, *size)
 
 
 def zeros(size: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> Tensor:

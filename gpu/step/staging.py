@@ -338,3 +338,9 @@ def device_arrays(device: torch.device, apply: ApplyPlan = apply_plan, tensors: 
     """How arrays move for this device; apply: the kernel that writes to resident tables; tensors:
     for kernels that take no numpy arrays, on a CPU either."""
     return DeviceArrays(device, apply) if tensors or device.type != "cpu" else HostArrays(device)
+
+
+def on_device(rows: Any, device: torch.device) -> Tensor:
+    """i64, on the device, for which nobody waits."""
+    made = torch.as_tensor(rows)
+    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made

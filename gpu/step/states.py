@@ -13,7 +13,8 @@ from torch import Tensor
 from actorium.actors.messages import Admit, StepPlan
 from actorium.gpu.families.model_shape import StateShape
 from actorium.gpu.step.batch import ExtendRow, StateRows
-from actorium.gpu.step.pools import zeros
+from actorium.gpu.step.pools import stacked, zeros
+from actorium.gpu.step.staging import on_device
 from actorium.kernels.ragged import ExtendRun
 
 
@@ -63,11 +64,12 @@ class StatePool:
         step (K)."""
         self.live, self.checkpoints, self.drafts = slots - 1, checkpoints, drafts
         rows, waiting = self.live + checkpoints, (self.live, drafts, shape.inputs)
-        self.layers = [LayerStates(zeros((rows, *shape.state), state_dtype, device),
-                                   zeros((rows, *shape.columns), dtype, device),
-                                   zeros(waiting, dtype, device) if drafts
+        self.committed = [stacked(layers, (rows, *shape.state), state_dtype, device),
+                          stacked(layers, (rows, *shape.columns), dtype, device)]
+        """`LayerStates.committed` of all layers: [layers, rows, ...] each."""
+        self.layers = [LayerStates(state, columns, zeros(waiting, dtype, device) if drafts
                                    else torch.empty(waiting, dtype=dtype, device=device))
-                       for _ in range(layers)]
+                       for state, columns in zip(*self.committed, strict=True)]
 
     @property
     def bytes(self) -> int:
@@ -94,12 +96,12 @@ class StatePool:
                 fresh.append(a.slot - 1)
         device = self.layers[0].state.device
         if fresh:
-            rows = _there(fresh, device)
+            rows = on_device(fresh, device)
             for layer in self.layers:
                 for part in layer.committed:
                     part.index_fill_(0, rows, 0)
         if copies:
-            to, source = _there(copies, device).unbind(1)
+            to, source = on_device(copies, device).unbind(1)
             for layer in self.layers:
                 for part in layer.committed:
                     part.index_copy_(0, to, part.index_select(0, source))
@@ -131,12 +133,6 @@ class StatePool:
             raise ValueError(f"slot {slot}: checkpoint {checkpoint} is not in "
                              f"1..{self.checkpoints}")
         return self.live + checkpoint - 1
-
-
-def _there(rows: Sequence[object], device: torch.device) -> Tensor:
-    """i64, on the device, for which nobody waits."""
-    made = torch.tensor(rows)
-    return made.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else made
 
 
 class RecurrentBatch(NamedTuple):
