@@ -22,6 +22,7 @@ from actorium.gpu.step.input_batch import (
     stage_rows,
 )
 from actorium.gpu.step.logprob_rows import prompt_logprobs, row_logprobs
+from actorium.gpu.step.page_staging import PageStaging
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
 from actorium.gpu.step.staging import Download, Upload
@@ -70,7 +71,8 @@ class LaunchedStep:
     drafts: Download | None = None
     """New drafts of the sequences with masks, which the scheduler must know."""
     media: MediaReport = MediaReport()
-    lost: bytes = b""
+    lost: Callable[[], bytes] = bytes
+    """Waits for the copies of pages; `StepResult.lost`."""
     learn: Callable[[I32], None] | None = None
     """Called with the number of tokens each sequence emitted, where the host cannot know it."""
 
@@ -96,7 +98,7 @@ class LaunchedStep:
             self.plan.epoch, self.plan.step, counts.tobytes(), tokens, finish,
             row_logprobs(self.ranked, self.ranked_values, counts),
             prompt_logprobs(self.prompts, self.prompt_values), busy_us, idle_us, drafts, late_us,
-            *self.media, self.lost)
+            *self.media, self.lost())
 
 
 class ModelRunner(ForwardPass):
@@ -112,6 +114,8 @@ class ModelRunner(ForwardPass):
         self._hook, self.force = propose, force
         self.graphs: StepGraphs | None = None
         self.host: HostPages | None = None
+        self.staging: PageStaging | None = None
+        """Of `host`, where pages are not on the host themselves."""
         self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
@@ -121,8 +125,10 @@ class ModelRunner(ForwardPass):
         return self.launch(plan).result()
 
     def reset(self) -> None:
-        """Free every slot."""
+        """Free every slot, and forget the copies that are under way."""
         self.tables.reset()
+        if self.staging is not None:
+            self.staging.drop()
 
     @torch.inference_mode()
     def launch(self, plan: StepPlan, on_queue: OnQueue = _nothing) -> LaunchedStep:
@@ -137,7 +143,7 @@ class ModelRunner(ForwardPass):
         self.window = step.q_len
         out = LaunchedStep(plan, step.slots, prompts=step.prompts)
         if self.host is not None and (plan.store or plan.load):
-            out.lost = self.host.copy(plan.store, plan.load)
+            out.lost = (self.staging or self.host).begin(plan.store, plan.load)
         captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
         if captured is None:
             stage_rows(step, up)

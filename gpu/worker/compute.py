@@ -63,6 +63,8 @@ class ComputeThread:
         self._ready: Ready
         self._gate: StepGate
         self._post: WakeUp = _nothing
+        self._forget: WakeUp = _nothing
+        """Frees every slot."""
         self._epoch = 0
         """Epoch of the scheduler that is served."""
         self._disk: DiskThreads | None = None
@@ -118,12 +120,16 @@ class ComputeThread:
                 lambda: self._harvest_results(runner.arrays.device),), name="harvest",
                 daemon=True).start()
         runner.wait = self._wait_for_masks
+
+        def forget() -> None:
+            runner.reset()
+            timer.reset()
+
+        self._forget = forget
         while True:
             message = self._next_message(ahead)
             if isinstance(message, Reset):
-                if self._apply_reset(message):
-                    runner.reset()
-                    timer.reset()
+                self._apply_reset(message)
             elif (not self._adopted or message.epoch != self._epoch
                   or not self._gate.opens(message.epoch, message.step)):
                 self.plans_dropped += 1
@@ -132,8 +138,7 @@ class ComputeThread:
                     timed = timer.launch(runner, message)
                 except StepAbandoned:
                     self.plans_dropped += 1
-                    runner.reset()
-                    timer.reset()
+                    forget()
                     self._post()  # `done` may have become true
                     continue
                 if timer.waits:
@@ -177,6 +182,7 @@ class ComputeThread:
         another worker."""
         if reset.epoch < self._epoch or reset.worker not in (0, self._ctx.epoch):
             return False
+        self._forget()  # copies touch no slot any more once another scheduler knows of them
         if reset.epoch > self._epoch:
             self._gate.pass_by(reset.epoch)
             if self._disk is not None:

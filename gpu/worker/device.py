@@ -31,6 +31,7 @@ from actorium.gpu.plan.host_budget import host_budget
 from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, as_served, demand_of, make_plan
 from actorium.gpu.plan.non_cache_memory import StepSize, planned_bytes
 from actorium.gpu.plan.sizes import device_budget, page_table_width
+from actorium.gpu.plan.tier_memory import staging_bytes
 from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner
@@ -136,6 +137,8 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     where = f"{device.type} {name}".strip()
     info = summarize(config, model, runner, plan, footprint, graphs, where)
     disk = open_tiers(runner, config, info, model.shape, epoch, group.place)
+    if runner.staging is not None:
+        footprint.measured["page_staging"] = runner.staging.nbytes
     ready = Ready(
         epoch=epoch, page_size=runner.tables.page_size,
         groups=[PageGroup(pool.pages, group.window)
@@ -258,11 +261,12 @@ def _allocate(config: Config, model: Model, device: torch.device, report: Report
         shape, 1, size, dtype, device), tables)
     if config.device.optimization_level:
         _tune(runner, model, report)
-    workspace, step = 0, StepSize(0, 0)
+    workspace, staged, step = 0, 0, StepSize(0, 0)
     graphs, demand = wanted_graphs(config, runner), demand_of(config)
     if device.type == "cuda":
         workspace, step = _cuda_workspace(config, runner, device)
-        beside = trial_graph_bytes(runner, graphs) + encoder_work_bytes(shape, demand)
+        staged = staging_bytes(config, shape)
+        beside = trial_graph_bytes(runner, graphs) + encoder_work_bytes(shape, demand) + staged
         budget = _cuda_budget(config, runner, device, workspace + beside)
         budget = int(model.group.agreed(budget))  # all ranks have the same pages
         plan = make_plan(shape, demand, budget, "memory_fraction")
@@ -279,7 +283,9 @@ def _allocate(config: Config, model: Model, device: torch.device, report: Report
         shape, pages[-1], size, dtype, device), tables)
     attention = attention_bytes(*as_served(shape, demand), device.type,
                                 torch_attends(config, shape, device.type))
-    footprint = Footprint(planned_bytes(plan, attention, graphs), {"workspace": workspace}, step)
+    planned = planned_bytes(plan, attention, graphs) | (
+        {"page_staging": staged} if staged else {})
+    footprint = Footprint(planned, {"workspace": workspace}, step)
     return runner, footprint, plan
 
 

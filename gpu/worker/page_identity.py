@@ -36,7 +36,7 @@ def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, 
     if config.model.load_format != "dummy":
         model.pop("seed")
     memory, device = msgspec.structs.asdict(config.memory), msgspec.structs.asdict(config.device)
-    facts = ("pages 1", __version__, str(torch.__version__), str(shape),
+    facts = ("pages 2", __version__, str(torch.__version__), str(shape),
              sorted((name, str(own)) for name, own in model.items() if name not in BESIDE),
              [(name, memory[name]) for name in PAGES],
              sorted((name, str(own)) for name, own in device.items()),

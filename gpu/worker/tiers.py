@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import zlib
 from typing import Any
 
 from torch import Tensor
@@ -17,9 +16,10 @@ from actorium.actors.runtime.security.private_paths import UnsafePath
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.parallel.rank_types import RankPlace
+from actorium.gpu.plan.tier_memory import staging_bytes
 from actorium.gpu.step.disk_pages import DiskPages
 from actorium.gpu.step.host_pages import HostPages
-from actorium.gpu.step.page_sums import native_crc32
+from actorium.gpu.step.page_staging import PageStaging
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.disk_opening import OpeningDisk
 from actorium.gpu.worker.disk_threads import DiskThreads
@@ -47,10 +47,10 @@ def check_tiers(config: Config, shape: ModelShape) -> None:
             raise BadConfig(f"{flag}: {why}", f"memory.{flag}")
 
 
-def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: object, epoch: int,
+def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: ModelShape, epoch: int,
                place: RankPlace) -> DiskThreads | None:
-    """Gives the runner its host slots; returns the disk's threads, not begun. Raises `BadConfig`.
-    """
+    """Gives the runner its host slots, and a device that is not the host what copies to and from
+    them; returns the disk's threads, not begun. Raises `BadConfig`."""
     asked, bound = config.memory.host_cache, parse_disk_cache(config.memory.disk_cache)
     if not asked and bound is None:
         return None
@@ -61,6 +61,8 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: obj
                      [pages + 1] * groups + [BUFFER_STATES] * (len(kinds) - groups),
                      config.device.native_kernels)
     runner.host = host
+    if runner.arrays.device.type == "cuda":
+        runner.staging = PageStaging(host, staging_bytes(config, shape) // 2)
     if bound is None:
         return None
     if bound.bytes < 2 * host.width:
@@ -70,7 +72,7 @@ def open_tiers(runner: ModelRunner, config: Config, info: WorkerInfo, shape: obj
         name = page_namespace(config, resolve(config.model.model), shape, info, place, host.parts,
                               host.width)
         disk = OpeningDisk(bound.directory, lambda: DiskPages(
-            bound.directory, bound.bytes, name, native_crc32 if host.native else zlib.crc32),
+            bound.directory, bound.bytes, name, host.crc32),
             config.memory.disk_timeout)
     except UnsafePath as error:
         raise BadConfig(f"disk_cache: {error}", "memory.disk_cache") from None
@@ -93,11 +95,10 @@ def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
     """What is kept: the pages of each group, those of the layer that drafts with the first, and
     checkpoints, whose first row is nobody's."""
     size = runner.tables.page_size
-    kinds = [[own.view(len(own) // size, -1) for own in pool.tensors] for pool in runner.pools]
+    kinds = [[own.unflatten(1, (-1, size)) for own in pool.stacks] for pool in runner.pools]
     if runner.draft_pool:
-        kinds[0] += [own.view(len(own) // size, -1) for own in runner.draft_pool.tensors]
+        kinds[0] += [own.unflatten(1, (-1, size)) for own in runner.draft_pool.stacks]
     states = runner.states
     if states is not None and states.checkpoints:
-        kinds.append([part[states.live - 1:].view(states.checkpoints + 1, -1)
-                      for layer in states.layers for part in layer.committed])
+        kinds.append([part[:, states.live - 1:] for part in states.committed])
     return kinds

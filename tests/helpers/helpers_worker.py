@@ -83,9 +83,12 @@ class Ring:
         groups = [PageGroup(pool.pages, group.window)
                   for pool, group in zip(runner.pools, runner.model.shape.groups, strict=True)]
         states = runner.states
+        host = runner.host
         self.core.on_message(Ready(1, groups, shape.page_size, shape.slots, shape.max_len,
                                    shape.vocab, "test", states.checkpoints if states else 0,
-                                   states is not None, drafts=shape.drafts.max_drafts), 0.0)
+                                   states is not None, drafts=shape.drafts.max_drafts,
+                                   host_pages=host.slots if host else 0,
+                                   host_parts=host.parts if host else []), 0.0)
         self.plans: deque[StepPlan] = deque()
         self.outputs: dict[int, Output] = {}
         self.most_in_flight = 0

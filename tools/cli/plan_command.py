@@ -53,6 +53,7 @@ from actorium.gpu.plan.memory_plan import (
 )
 from actorium.gpu.plan.non_cache_memory import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.sizes import device_budget
+from actorium.gpu.plan.tier_memory import staging_bytes
 from actorium.tools.cli.command_line import parse
 
 PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
@@ -210,6 +211,8 @@ def _outside(part: ModelShape, demand: Demand, config: Config,
                     f"{attention:,} of it for attention behind {part.max_model_len:,}: the worker "
                     "measures it (actorium ps)"),
             BytesBeside("graphs", captured, detail)]
+    if not on_cpu and (staged := staging_bytes(config, part)):
+        found.append(BytesBeside("page staging", staged, "pages on their way to and from the host"))
     if part.vision is None:
         return found
     return [*found, BytesBeside("encoder cache", encoder_cache_bytes(part, demand),

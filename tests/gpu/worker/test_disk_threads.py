@@ -54,7 +54,7 @@ class Moved:
         """gate: the disk is not opened before it is."""
         self.disk, self._gate = HangingPages(directory), gate
         self.opening = OpeningDisk(directory, lambda: self._opened(directory), TIMEOUT)
-        self.host = HostPages([[torch.zeros(4, WIDTH, dtype=torch.uint8)]], SLOTS * WIDTH)
+        self.host = HostPages([[torch.zeros(1, 4, WIDTH, dtype=torch.uint8)]], SLOTS * WIDTH)
         self.threads = DiskThreads(self.opening, self.host, WORKER, 0, TIMEOUT)
         self.answers: list[PageAnswer] = []
         self.failed: list[BaseException] = []

@@ -44,6 +44,14 @@ def test_another_scheduler_ends_the_wait(compute: ComputeThread) -> None:
     assert compute._epoch == 4 and not compute._adopted
 
 
+def test_slots_are_free_before_another_scheduler_knows_it(compute: ComputeThread) -> None:
+    """What the one before had under way touches nothing of its any more."""
+    known = list[int]()
+    compute._forget = lambda: known.append(len(compute.results))
+    assert compute._apply_reset(Reset(4)) and known == [0] and len(compute.results) == 1
+    assert not compute._apply_reset(Reset(3)) and known == [0]
+
+
 def test_the_end_ends_the_wait() -> None:
     core = WorkerCore(Context(Config(), Path("/nowhere"), "worker-0", 2, 0))
     core._compute._gate = StepGate(ALONE, Path(), 1.0)
