@@ -38,6 +38,7 @@ from actorium.gpu.step.runner import LaunchedStep, ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker.device import open_device
 from actorium.gpu.worker.tiers import _kinds
+from actorium.tools.cli.plan_command import PlanOptions, make_report
 
 PAGE = 8
 DICE = random.Random(3)
@@ -144,6 +145,19 @@ def test_the_plan_has_room_for_what_is_kept(kind: str, tmp_path: Path) -> None:
             speculation=speculation, scheduler=SchedulerConfig(max_num_batched_tokens=tokens))
         assert staging_bytes(config, model.shape) == 2 * room
     assert staging_bytes(Config(), model.shape) == 0
+
+
+@pytest.mark.parametrize("host_cache", [0, 1 << 20])
+@pytest.mark.parametrize("gpu_memory", [None, "1GiB"])
+def test_the_plan_of_a_gpu_shows_it(gpu_memory: str | None, host_cache: int,
+                                    tmp_path: Path) -> None:
+    write_checkpoint(tmp_path)
+    config = Config(model=ModelConfig(model=str(tmp_path)),
+                    memory=MemoryConfig(host_cache=host_cache))
+    report = make_report(config, PlanOptions(gpu_memory=gpu_memory))
+    staged = staging_bytes(config, report.plan.shape)
+    assert [own.bytes for own in report.outside if own.name == "page staging"] == (
+        [staged] if gpu_memory and host_cache else [])
 
 
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=[
