@@ -36,6 +36,8 @@ ITEMS, CLIENTS, LATEST = 40, 8, 60.0
 AGAIN = 200
 """Questions that are asked again at the end."""
 GREEDY = SamplingParams(max_tokens=3, temperature=0.0)
+LEAST_RIGHT = 0.75
+"""Part of the questions that the model answers as it should when nobody dies."""
 APART = 10.0
 """Seconds of work between an actor's return and the next fault: after less the next delay would be
 longer."""
@@ -63,11 +65,11 @@ class AskedPictures:
         return [*parts, self.text]
 
 
-async def _ask(client: AsyncClient, content: list[Any]) -> str:
+async def _ask(client: AsyncClient, content: list[Any]) -> tuple[str, str]:
     """The answer, and why it ended."""
     async with asyncio.timeout(LATEST):
         found = await client.chat([{"role": "user", "content": content}], GREEDY)
-    return f"{found.text} [{found.finish_reason}]"
+    return found.text, found.finish_reason
 
 
 class ImageTraffic:
@@ -76,7 +78,7 @@ class ImageTraffic:
     def __init__(self, pictures: Sequence[AskedPictures], seed: int) -> None:
         self.pictures, self._chance = pictures, random.Random(seed)
         self.asked, self.compared, self.wrong = 0, 0, list[str]()
-        self.said: dict[tuple[int, int], str] = {}
+        self.said: dict[tuple[int, int], tuple[str, str]] = {}
         """(item, mark) -> the first answer."""
         self.over = asyncio.Event()
 
@@ -162,7 +164,9 @@ def images(seed: int, kills: int = 20, others: int = 4, items: int = ITEMS,
     wrong = [*traffic.wrong, *made.left]
     if hits < len(roles):
         wrong.append(f"only {hits} of {len(roles)} faults")
-    right = sum(traffic.said.get((number, 0), "").strip() == picture.right
+    right = sum(traffic.said.get((number, 0), ("", ""))[0].strip() == picture.right
                 for number, picture in enumerate(pictures))
+    if right < LEAST_RIGHT * len(pictures):  # or what is compared are no answers
+        wrong.append(f"only {right} of {len(pictures)} undisturbed answers are right")
     return {"questions": traffic.asked, "compared": traffic.compared, "items": len(pictures),
             "right_undisturbed": right, "faults": dict(Counter(roles[:hits])), "wrong": wrong}
