@@ -23,7 +23,7 @@ SILENT, HUNG = "silent", "hung"
 ONE_REQUEST = "busy with one request"
 """Detail of the heartbeats of an actor whose request in progress is overdue."""
 HISTOGRAM_MARK = "|"
-"""In the name of a gauge that is part of a histogram (`runtime/histograms.py`)."""
+"""In the name of a gauge that is part of a histogram (`runtime/beat_gauges.py`)."""
 SILENT_AFTER = 2.0
 """Seconds without a heartbeat after which an actor's last phase no longer counts."""
 

@@ -11,9 +11,8 @@ from typing import Any, TypeAlias
 import msgspec
 
 from actorium.actors.client.media import is_loaded, load_media
-from actorium.actors.client.media_batch import MediaBatch
 from actorium.actors.client.pending import TOKENIZER, WATCHDOG, PendingRequest, RequestProgress
-from actorium.actors.client.request_batch import WINDOW
+from actorium.actors.client.request_batch import WINDOW, RequestBatch
 from actorium.actors.client.requests import (
     Completion,
     Request,
@@ -95,9 +94,9 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         """Deltas that have come already, without waiting."""
         if self._pending is None:
             return []
-        found = list(self._pending.deltas)
+        deltas = list(self._pending.deltas)
         self._pending.deltas.clear()
-        return found
+        return deltas
 
     async def start(self) -> PendingRequest:
         """Send the request, if it was not. Raises `InvalidRequest` or `EngineUnavailable`."""
@@ -188,21 +187,22 @@ class ClientCalls:
         each = params if isinstance(params, list | tuple) else [params] * len(prompts)
         if len(each) != len(prompts):
             raise InvalidRequest(f"params: {len(each)} for {len(prompts)} prompts", "params")
-        found: list[Any] = [None] * len(prompts)
+        completions: list[Any] = [None] * len(prompts)
         results = self.run([
-            Request(prompt=one, params=how, timeout=timeout, priority=priority,
+            Request(prompt=text, params=how, timeout=timeout, priority=priority,
                     truncate_prompt_tokens=truncate_prompt_tokens, cache_salt=cache_salt)
-            for one, how in zip(prompts, each, strict=True)])
+            for text, how in zip(prompts, each, strict=True)])
         try:
             async for index, result in results:
                 if isinstance(result, ActoriumError) and not return_errors:
                     raise result
-                found[index] = result
+                completions[index] = result
         finally:
             await results.aclose()
-        if all(not isinstance(one, SamplingParams) or one.n == 1 for one in each):
-            found = [one[0] if isinstance(one, list) else one for one in found]
-        return found[0] if single else found
+        if all(not isinstance(entry, SamplingParams) or entry.n == 1 for entry in each):
+            completions = [choices[0] if isinstance(choices, list) else choices
+                           for choices in completions]
+        return completions[0] if single else completions
 
     async def run(self, requests: Iterable[Request], window: int = WINDOW
                   ) -> AsyncGenerator[tuple[int, list[Completion] | ActoriumError], None]:
@@ -212,7 +212,7 @@ class ClientCalls:
         iterator aborts what is left.
         """
         session = self._session
-        batch, signal = MediaBatch(session.core, requests, window), session.signal()
+        batch, signal = RequestBatch(session.core, requests, window), session.signal()
         batch.notify = signal.set
         await session.ready()
         try:
@@ -228,7 +228,7 @@ class ClientCalls:
         finally:
             session.abort(batch.cancel())
 
-    async def _load_next(self, batch: MediaBatch) -> None:
+    async def _load_next(self, batch: RequestBatch) -> None:
         number, request = batch.unloaded[0]
         try:
             result: Request | ActoriumError = await load_media(self._session, request)

@@ -59,7 +59,7 @@ class PollingSignal:
     async def wait(self, until: Callable[[], bool], seconds: float = math.inf) -> None:
         """Raises `EngineUnavailable` if nothing will ever come."""
         session = self._session
-        now = session.heard_at = monotonic()
+        now = session.last_heard = monotonic()
         end = now + seconds
         while not until() and now < end:
             if session.link is not None:
@@ -68,7 +68,7 @@ class PollingSignal:
                 quiet = True
                 sleep(session.delay(now))
             else:
-                raise session.target.gone_error()
+                raise session.target.ended_error()
             now = monotonic()
             session.step(now, quiet)
 

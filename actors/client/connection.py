@@ -15,13 +15,13 @@ import zmq
 from actorium.actors.client.pending import DETOKENIZER, MEDIA, TOKENIZER, WATCHDOG
 from actorium.actors.client.target import CONNECTED, EngineTarget
 from actorium.actors.errors import ActoriumError, EngineUnavailable
+from actorium.actors.media.media_messages import FromMediaFront
 from actorium.actors.messages import (
     MAX_MESSAGE_BYTES,
     FromDetokenizerFront,
     FromTokenizerFront,
     FromWatchdogFront,
 )
-from actorium.actors.vision.media_messages import FromMediaFront
 
 LINGER_MS = 200
 """How long closing may take to get the last aborts out."""

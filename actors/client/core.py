@@ -11,9 +11,9 @@ from typing import Any
 from actorium.actors.client.pending import (
     DETOKENIZER,
     MEDIA,
+    NO_TIMEOUT_RESEND,
     SILENCE,
     TOKENIZER,
-    UNHURRIED,
     PendingCall,
     PendingRequest,
 )
@@ -94,14 +94,15 @@ class ClientCore:
         item = self.waiting.pop(rid, None)
         if item is not None:
             item.fail(Aborted("another request of this client has taken it up"))
-            item.notify()
+            if item.notify is not None:
+                item.notify()
 
     def call(self, question: Callable[[str], Any], deadline: float, front: str = TOKENIZER,
              now: float = 0.0) -> PendingCall:
         """Register a call with the message that `question` makes of a rid; its `frame` is to be
         sent to `front`. Raises `InvalidRequest`."""
         rid = self.new_rid()
-        due = math.inf if front in UNHURRIED else now + SILENCE
+        due = math.inf if front in NO_TIMEOUT_RESEND else now + SILENCE
         call = PendingCall(rid, front, encode(question(rid), "text", front == MEDIA), deadline, due)
         self._add(call)
         return call
@@ -177,7 +178,8 @@ class ClientCore:
     def _notify(self, item: PendingRequest | PendingCall) -> None:
         if item.done:
             self.waiting.pop(item.rid, None)
-        item.notify()
+        if item.notify is not None:
+            item.notify()
 
     # --- what was lost is sent again ---
 
@@ -216,7 +218,7 @@ class ClientCore:
     def renewed(self, now: float) -> list[tuple[str, bytes]]:
         """Another engine has the ledger of the one before: (front, frame) to send first."""
         self._detokenizer_epoch, self.attached = 0, False
-        for front in (TOKENIZER, *UNHURRIED):
+        for front in (TOKENIZER, *NO_TIMEOUT_RESEND):
             self.reconnected(front, now)
         self._resume_streams(now)
         return self.reconnected(DETOKENIZER, now)
@@ -265,7 +267,8 @@ class ClientCore:
         self.attached = False
         for item in items:
             item.fail(error)
-            item.notify()
+            if item.notify is not None:
+                item.notify()
 
 
 def _resume_frame(item: PendingRequest | PendingCall) -> bytes:

@@ -15,8 +15,8 @@ from actorium.actors.client.pending import MEDIA, TOKENIZER, PendingCall
 from actorium.actors.client.requests import Request, check_messages, encode, encode_raw
 from actorium.actors.client.session import ClientSession
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.media.media_messages import MAX_MEDIA_MESSAGE, CancelMedia, LoadMedia
 from actorium.actors.messages import ChatMessage, ServerInfo, TurnPart
-from actorium.actors.vision.media_messages import MAX_MEDIA_MESSAGE, CancelMedia, LoadMedia
 
 SCHEMES = ("data:", "http://", "https://", "file:")
 INFO_TIMEOUT = 30.0
@@ -59,15 +59,15 @@ def _read(sources: Sequence[Source]) -> tuple[list[str], list[bytes]]:
     """(URLs, files): one of the two."""
     if not sources:
         raise InvalidRequest("messages: a video has no frames", "messages")
-    found = [_one(source) for source in sources]
-    urls = [one for one in found if isinstance(one, str)]
-    files = [one for one in found if isinstance(one, bytes)]
+    contents = [_read_source(source) for source in sources]
+    urls = [content for content in contents if isinstance(content, str)]
+    files = [content for content in contents if isinstance(content, bytes)]
     if urls and files:
         raise InvalidRequest("messages: a video's frames are URLs or files, not both", "messages")
     return urls, files
 
 
-def _one(source: Source) -> str | bytes:
+def _read_source(source: Source) -> str | bytes:
     if isinstance(source, bytes | bytearray | memoryview):
         return bytes(source)
     if isinstance(source, str) and source.lower().startswith(SCHEMES):
@@ -96,15 +96,15 @@ def turns_of(messages: Any) -> list[ChatMessage]:
     Raises `InvalidRequest`."""
     if not isinstance(messages, list | tuple):
         return check_messages(messages)
-    found = check_messages([turn if (parts := _content(turn)) is None else {**turn, "content": ""}
+    turns = check_messages([turn if (parts := _content(turn)) is None else {**turn, "content": ""}
                             for turn in messages])
     for at, turn in enumerate(messages):
         if (parts := _content(turn)) is not None:
-            own = [_part(part, f"messages[{at}].content[{i}]") for i, part in enumerate(parts)]
-            has_media = any(isinstance(part, MediaUpload) for part in own)
-            found[at] = msgspec.structs.replace(
-                found[at], content=own if has_media else "".join([part.text for part in own]))
-    return found
+            content = [_part(part, f"messages[{at}].content[{i}]") for i, part in enumerate(parts)]
+            has_media = any(isinstance(part, MediaUpload) for part in content)
+            text = "".join([part.text for part in content])
+            turns[at] = msgspec.structs.replace(turns[at], content=content if has_media else text)
+    return turns
 
 
 def _content(turn: Any) -> Sequence[Any] | None:
@@ -148,7 +148,7 @@ def _upload(item: Image, param: str) -> MediaUpload:
 
 def is_loaded(request: Request) -> bool:
     """Whether the request can be sent as it is."""
-    return all(isinstance(one, bytes) for one in request.media) and not any(
+    return all(isinstance(key, bytes) for key in request.media) and not any(
         _content(turn) is not None if isinstance(turn, dict)
         else isinstance(turn, ChatMessage) and not isinstance(turn.content, str)
         and any(isinstance(part, MediaUpload) for part in turn.content)
@@ -174,7 +174,7 @@ async def load_media(session: ClientSession, request: Request) -> Request:
 async def _keys(session: ClientSession, media: list[Any], request: Request) -> list[bytes]:
     """Of the items, in order; those that are keys already stay."""
     options = encode_raw(request.mm_processor_kwargs, dict, "mm_processor_kwargs")
-    wanted = [(at, one) for at, one in enumerate(media) if isinstance(one, MediaUpload)]
+    wanted = [(at, item) for at, item in enumerate(media) if isinstance(item, MediaUpload)]
     if wanted:
         answer = await session.call(TOKENIZER, ServerInfo, request.timeout or INFO_TIMEOUT)
         if msgspec.json.decode(answer.json, type=dict[str, Any]).get("media") is None:
@@ -185,14 +185,14 @@ async def _keys(session: ClientSession, media: list[Any], request: Request) -> l
     deadline = math.inf if request.timeout is None else now + request.timeout
     calls: dict[int, PendingCall] = {}
     try:
-        for at, one in wanted:
-            if (size := sum(map(len, [*one.urls, *one.files]))) > MAX_MEDIA_MESSAGE - (1 << 20):
-                raise InvalidRequest(f"{one.param}: {size} bytes are more than one message may "
-                                     f"have, {MAX_MEDIA_MESSAGE}", one.param)
+        for at, item in wanted:
+            if (size := sum(map(len, [*item.urls, *item.files]))) > MAX_MEDIA_MESSAGE - (1 << 20):
+                raise InvalidRequest(f"{item.param}: {size} bytes are more than one message may "
+                                     f"have, {MAX_MEDIA_MESSAGE}", item.param)
 
-            def question(rid: str, one: MediaUpload = one) -> LoadMedia:
-                return LoadMedia(rid, one.type == "video", one.param, one.urls, one.files, options,
-                                 request.timeout)
+            def question(rid: str, item: MediaUpload = item) -> LoadMedia:
+                return LoadMedia(rid, item.type == "video", item.param, item.urls, item.files,
+                                 options, request.timeout)
             calls[at] = session.core.call(question, deadline, MEDIA, now)
             calls[at].notify = signal.set
             session.send(MEDIA, calls[at].frame)
@@ -205,4 +205,4 @@ async def _keys(session: ClientSession, media: list[Any], request: Request) -> l
     failed = next((call for call in calls.values() if call.error is not None), None)
     if failed is not None:
         failed.result()
-    return [calls[at].result().key if at in calls else one for at, one in enumerate(media)]
+    return [calls[at].result().key if at in calls else item for at, item in enumerate(media)]

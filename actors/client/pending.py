@@ -22,7 +22,7 @@ from actorium.actors.messages import Delta, TokenLogprob, Usage
 TOKENIZER, DETOKENIZER = "tokenizer.front", "detokenizer.front"
 WATCHDOG = "watchdog.front"
 MEDIA = "media.front"
-UNHURRIED = (WATCHDOG, MEDIA)
+NO_TIMEOUT_RESEND = (WATCHDOG, MEDIA)
 """Fronts that are asked again where their connection broke, and not for their silence."""
 RESEND, RESEND_MAX = 1.0, 8.0
 """Seconds after which a request that was accepted, but is not in the ledger, is sent again; doubles
@@ -79,7 +79,7 @@ class PendingItem:
         """Seconds until the next time; doubles."""
         self.error: ActoriumError | None = None
         self.done = False
-        self.notify: Callable[[], None] = do_nothing
+        self.notify: Callable[[], None] | None = None
         """Called whenever something was received for it."""
 
     def fail(self, error: ActoriumError) -> None:
@@ -114,7 +114,7 @@ class PendingRequest(PendingItem):
         """When its first token was received; 0 = not yet."""
         self._must_exist = False
         self._resumed_at = -math.inf
-        self.on_done: Callable[[PendingRequest], None] = do_nothing
+        self.on_done: Callable[[PendingRequest], None] | None = None
 
     def adopt(self, frame: bytes, must_exist: bool) -> None:
         """It may be known to the engine already: `frame` is sent first. must_exist: otherwise it
@@ -253,7 +253,8 @@ class PendingRequest(PendingItem):
 
     def _finish(self) -> None:
         self.done = True
-        self.on_done(self)
+        if self.on_done is not None:
+            self.on_done(self)
 
     def completions(self) -> list[Completion]:
         """The finished choices in order. Raises the request's error."""
@@ -289,7 +290,3 @@ class PendingCall(PendingItem):
         if self.error is not None:
             raise self.error
         return self.answer
-
-
-def do_nothing(*_: object) -> None:
-    pass

@@ -6,9 +6,10 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 
 from actorium.actors.client.core import ClientCore
-from actorium.actors.client.pending import PendingRequest, do_nothing
+from actorium.actors.client.media import is_loaded
+from actorium.actors.client.pending import PendingRequest
 from actorium.actors.client.requests import Completion, Request
-from actorium.actors.errors import ActoriumError, QueueFull
+from actorium.actors.errors import ActoriumError, MediaGone, QueueFull
 from actorium.actors.messages import Abort
 
 WINDOW = 1024
@@ -19,27 +20,36 @@ class RequestBatch:
     """Many requests, at most `window` under way; results in the order of completion.
 
     A request refused with `queue_full` while others of the batch run is sent again when one ends.
+    Images and videos are prepared before their request is sent: the batch says which requests wait
+    for that, and one whose media are gone when it comes is prepared anew, once.
     """
 
     def __init__(self, core: ClientCore, requests: Iterable[Request], window: int = WINDOW) -> None:
         self._core = core
         self._todo: Iterator[tuple[int, Request]] = iter(enumerate(requests))
-        self._refused: deque[tuple[int, Request]] = deque()
+        self._to_send: deque[tuple[int, Request]] = deque()
+        """To be sent before others: refused ones, and those whose media are ready now."""
         self._window = window
         self._more = True
         self.live: dict[str, tuple[int, Request]] = {}
+        self.unloaded: deque[tuple[int, Request]] = deque()
+        """(number, request) of those whose media have to be prepared, before others are sent."""
+        self._originals: dict[int, Request] = {}
+        """Requests under way with media, as the caller made them."""
+        self._prepared_twice: set[int] = set()
         self.ready: deque[tuple[int, list[Completion] | ActoriumError]] = deque()
         """(number of the request, its choices or its error), to be handed out."""
-        self.notify: Callable[[], None] = do_nothing
+        self.notify: Callable[[], None] | None = None
 
     def settled(self) -> bool:
-        """There is something to do: results to hand out, or nothing left to wait for."""
-        return bool(self.ready) or not self.live
+        """There is something to do: media to prepare, results to hand out, or nothing left to wait
+        for."""
+        return bool(self.unloaded or self.ready) or not self.live
 
     @property
     def done(self) -> bool:
         """Everything was sent and has ended, and `ready` is empty."""
-        return not (self._more or self._refused or self.live or self.ready)
+        return not (self._more or self._to_send or self.unloaded or self.live or self.ready)
 
     def submit(self, now: float) -> Iterator[bytes]:
         """Frames to send now."""
@@ -55,20 +65,41 @@ class RequestBatch:
             yield frame
 
     def _next(self) -> tuple[int, Request] | None:
-        if self._refused:
-            return self._refused.popleft()
-        item = next(self._todo, None)
-        self._more = item is not None
-        return item
+        if self.unloaded:
+            return None
+        if self._to_send:
+            item: tuple[int, Request] | None = self._to_send.popleft()
+        else:
+            item = next(self._todo, None)
+            self._more = item is not None
+        if item is None or is_loaded(item[1]):
+            return item
+        self.unloaded.append(item)
+        return None
+
+    def loaded(self, number: int, result: Request | ActoriumError) -> None:
+        """The first of `unloaded` is ready, or cannot be."""
+        _, original = self.unloaded.popleft()
+        if isinstance(result, Request):
+            if number not in self._prepared_twice:
+                self._originals[number] = original
+            self._to_send.appendleft((number, result))
+        else:
+            self.ready.append((number, result))
 
     def _on_done(self, pending: PendingRequest) -> None:
-        item = self.live.pop(pending.rid)
-        if isinstance(pending.error, QueueFull) and self.live:
+        number, request = self.live.pop(pending.rid)
+        original = self._originals.pop(number, None)
+        if isinstance(pending.error, MediaGone) and original is not None:
+            self._prepared_twice.add(number)
+            self.unloaded.append((number, original))
+        elif isinstance(pending.error, QueueFull) and self.live:
             self._window = max(1, len(self.live))
-            self._refused.append(item)
+            self._to_send.append((number, request))
         else:
-            self.ready.append((item[0], pending.error or pending.completions()))
-        self.notify()
+            self.ready.append((number, pending.error or pending.completions()))
+        if self.notify is not None:
+            self.notify()
 
     def cancel(self) -> list[Abort]:
         """Forget what is under way; returns the aborts to send."""

@@ -1,4 +1,4 @@
-"""What a caller of the SDK passes and gets back, and the checks before anything is sent. Pure."""
+"""Requests of the SDK's callers, their results, and the checks before anything is sent. Pure."""
 
 from __future__ import annotations
 
@@ -123,19 +123,20 @@ class StreamDelta(Struct, frozen=True, kw_only=True):
 def merge_deltas(deltas: Iterable[StreamDelta]) -> list[StreamDelta]:
     """Merges deltas to one for each choice, in the order of first ones, for a reader that lags
     behind."""
-    found: dict[int, list[StreamDelta]] = {}
+    by_choice: dict[int, list[StreamDelta]] = {}
     for delta in deltas:
-        found.setdefault(delta.index, []).append(delta)
-    return [several[0] if len(several) == 1 else _merge(several) for several in found.values()]
+        by_choice.setdefault(delta.index, []).append(delta)
+    return [several[0] if len(several) == 1 else _merge(several) for several in by_choice.values()]
 
 
 def _merge(deltas: list[StreamDelta]) -> StreamDelta:
     last = deltas[-1]
     return StreamDelta(
-        text="".join([one.text for one in deltas]),
-        token_ids=[token for one in deltas for token in one.token_ids],
-        logprobs=[each for one in deltas for each in one.logprobs or ()] or None,
-        prompt_logprobs=next((one.prompt_logprobs for one in deltas if one.prompt_logprobs), None),
+        text="".join([delta.text for delta in deltas]),
+        token_ids=[token for delta in deltas for token in delta.token_ids],
+        logprobs=[each for delta in deltas for each in delta.logprobs or ()] or None,
+        prompt_logprobs=next((delta.prompt_logprobs for delta in deltas if delta.prompt_logprobs),
+                             None),
         finish_reason=last.finish_reason, stop_reason=last.stop_reason, usage=last.usage,
         index=last.index, rid=last.rid)
 
@@ -173,7 +174,7 @@ def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
     if not isinstance(value, kind):
         raise InvalidRequest(f"{field}: must be a {kind.__name__}, got {type(value).__name__}",
                              field)
-    if not all(isinstance(one, str if kind is dict else dict) for one in value):
+    if not all(isinstance(item, str if kind is dict else dict) for item in value):
         raise InvalidRequest(f"{field}: " + ("names must be strings" if kind is dict
                                              else "must be a list of dicts"), field)
     try:
@@ -250,18 +251,18 @@ def check_priority(priority: Any) -> int:
 def check_template(template: Any) -> str | None:
     """`template`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
     want = f"a chat template of 1 to {MAX_TEMPLATE} characters"
-    found: str | None = _within(template, Template | None, "chat_template", want)
-    return found
+    checked: str | None = _within(template, Template | None, "chat_template", want)
+    return checked
 
 
 def check_truncation(tokens: Any) -> int | None:
     """`tokens`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
     want = "a number of tokens, at least 1, or -1"
-    found: int | None = _within(tokens, Truncation | None, "truncate_prompt_tokens", want)
-    if found == 0:
+    checked: int | None = _within(tokens, Truncation | None, "truncate_prompt_tokens", want)
+    if checked == 0:
         raise InvalidRequest(f"truncate_prompt_tokens: must be {want}, got 0",
                              "truncate_prompt_tokens")
-    return found
+    return checked
 
 
 def check_salt(salt: Any) -> str:

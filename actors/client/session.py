@@ -62,7 +62,7 @@ class ClientSession:
         """Until when another engine is waited for; None = the last one did not end."""
         self._identity = b""
         """Under which the engine that ended knew this client."""
-        self.heard_at = monotonic()
+        self.last_heard = monotonic()
         """When something last arrived or was sent."""
         self._attaching: Signal | None = None
         """Set once the detokenizer has answered, or the engine is gone."""
@@ -102,7 +102,7 @@ class ClientSession:
         mine = self._attaching
         await mine.wait(lambda: self._attaching is not mine)
         if self.link is None:
-            raise self.target.gone_error()
+            raise self.target.ended_error()
 
     async def call(self, front: str, question: Callable[[str], Any], timeout: float | None) -> Any:
         """The answer to the message that `question` makes of its rid. Raises what it is refused
@@ -123,7 +123,7 @@ class ClientSession:
     def send(self, front: str, frame: bytes) -> None:
         """Send to a front that is connected. Raises `EngineUnavailable`."""
         if self.link is None:
-            raise self.target.gone_error()
+            raise self.target.ended_error()
         self.link.send(front, frame)
         self._on_send()
 
@@ -155,7 +155,7 @@ class ClientSession:
     def _notice_restart(self) -> None:
         """If another engine runs there now, what was sent to the last one is lost."""
         if self.link is not None and self.target.replaced():
-            self._engine_gone()
+            self._on_engine_end()
 
     # --- receiving ---
 
@@ -163,7 +163,7 @@ class ClientSession:
         """Receive what has arrived, send what is due. quiet: nothing has arrived for a while, so
         check that the engine lives and still knows this client."""
         if not quiet:
-            self.heard_at = now
+            self.last_heard = now
         self._receive(now)
         self.abort(self.core.expire(now))
         if self.link is None:
@@ -172,12 +172,12 @@ class ClientSession:
         self._send_all(self.core.resend(now))
         if not quiet:
             return
-        if self.target.gone():
+        if self.target.ended():
             self._receive(now)  # its last messages
-            self._engine_gone()
+            self._on_engine_end()
         elif (self.core.attached and self.core.waiting
-              and now - self.heard_at >= REATTACH):
-            self.heard_at = now
+              and now - self.last_heard >= REATTACH):
+            self.last_heard = now
             self._send_all([(DETOKENIZER, encode(Attach(), "client"))])
 
     def delay(self, now: float) -> float:
@@ -192,8 +192,8 @@ class ClientSession:
             return
         try:
             again = link.reconnected()
-            if (again or self.target.refused) and self.target.gone():
-                self._engine_gone()
+            if (again or self.target.refused) and self.target.ended():
+                self._on_engine_end()
                 return
             for front in again:
                 self._send_all(self.core.reconnected(front, now))
@@ -217,12 +217,12 @@ class ClientSession:
         """The engine ended and another one is waited for."""
         return self._resume_until is not None
 
-    def _engine_gone(self) -> None:
+    def _on_engine_end(self) -> None:
         """Keeps waiting requests for the next engine, or fails them."""
         if self.link is None:
             return
         if not self._resume_timeout:
-            self.drop(self.target.gone_error())
+            self.drop(self.target.ended_error())
             return
         self._identity = self.link.identity
         self._resume_until = monotonic() + self._resume_timeout
@@ -234,7 +234,7 @@ class ClientSession:
         if self._resume_until is None:
             return
         if now >= self._resume_until:
-            self.drop(self.target.gone_error())
+            self.drop(self.target.ended_error())
         elif self.target.may_run():
             try:
                 self.connect(TOKENIZER, DETOKENIZER)

@@ -1,4 +1,4 @@
-"""Where a client's engine is, and whether it lives: a run directory of this machine, or `tcp://`.
+"""The engine that a client connects to, and whether it lives: a run directory, or `tcp://`.
 
 A local engine holds the lock of its run directory, and each launcher makes the lock and writes the
 configuration anew, so that one look tells it from its successor. Of an engine on another machine
@@ -62,11 +62,11 @@ class EngineTarget:
         `EngineUnavailable` if somebody else may listen there."""
         raise NotImplementedError
 
-    def gone(self) -> bool:
+    def ended(self) -> bool:
         """True if the engine connected to has ended, whether or not another one runs."""
         raise NotImplementedError
 
-    def gone_error(self) -> EngineUnavailable:
+    def ended_error(self) -> EngineUnavailable:
         """The error of everything that was under way when the engine ended."""
         raise NotImplementedError
 
@@ -74,7 +74,7 @@ class EngineTarget:
         """Notes which engine runs now, as a connection to it is made."""
 
     def replaced(self) -> bool:
-        """True if another engine runs there now: cheaper than `gone`, for each call."""
+        """True if another engine runs there now: cheaper than `ended`, for each call."""
         return False
 
     def on_event(self, front: str, event: int) -> None:
@@ -120,7 +120,7 @@ class LocalTarget(EngineTarget):
     def remember(self) -> None:
         self._seen = self._stamps()
 
-    def gone(self) -> bool:
+    def ended(self) -> bool:
         now = self._stamps()
         if 0 in self._seen:  # it was only just starting when it was looked at
             self._seen = now
@@ -129,20 +129,20 @@ class LocalTarget(EngineTarget):
     def replaced(self) -> bool:
         return 0 not in self._seen and self._stamps() != self._seen
 
-    def gone_error(self) -> EngineUnavailable:
+    def ended_error(self) -> EngineUnavailable:
         return EngineUnavailable(f"the engine {self.directory.name!r} went away", "name")
 
     def _stamps(self) -> tuple[int, ...]:
         """Returns stamps of the lock, which each launcher makes, and the configuration, which each
         writes."""
-        found: list[int] = []
+        stamps: list[int] = []
         for name in ("lock", "config.json"):
             try:
                 info = os.stat(self.directory / name)
-                found += (info.st_ino, info.st_mtime_ns)
+                stamps += (info.st_ino, info.st_mtime_ns)
             except OSError:
-                found += (0, 0)
-        return tuple(found)
+                stamps += (0, 0)
+        return tuple(stamps)
 
 
 class RemoteTarget(EngineTarget):
@@ -194,12 +194,12 @@ class RemoteTarget(EngineTarget):
         self._down_since[front] = monotonic()
         return self._endpoint.address(front.partition(".")[0])
 
-    def gone(self) -> bool:
+    def ended(self) -> bool:
         """True if the key is refused, or a connection has been missing for `PATIENCE` seconds."""
         late = monotonic() - PATIENCE
         return self.refused or any(since < late for since in self._down_since.values())
 
-    def gone_error(self) -> EngineUnavailable:
+    def ended_error(self) -> EngineUnavailable:
         if self.refused:
             return EngineUnavailable(f"the engine at {self} refuses this key", "key")
         return EngineUnavailable(f"no engine answers at {self}", "name")

@@ -1,6 +1,7 @@
-"""Which replicas a cluster has, and who is told: the router decides, the launcher and the nodes are
-its hands, and people ask the router at its front. The launcher, which outlives every router, keeps
-what was decided: each router begins with that, and an order is done when the launcher has it."""
+"""Messages about a cluster's set of replicas: the router decides on it, the launcher and the nodes
+start and end them, and people ask the router at its front. The launcher, which outlives every
+router, keeps what was decided: each router begins with that, and an order is done when the launcher
+has it."""
 
 from __future__ import annotations
 
@@ -53,18 +54,18 @@ class ReplicaSet(Message, frozen=True):
     """The router's own."""
     number: StepNo = 0
     """Later ones have higher numbers, those of later routers too: one that comes after a higher one
-    is not heard."""
+    is ignored."""
 
 
 class AskReplicaSet(Message, frozen=True):
     """router -> launcher: which replicas are there? Asked by a router that has just started."""
 
     epoch: Epoch
-    """The router's: nothing that an earlier one has said is heard after this."""
+    """The router's: what an earlier one has sent is ignored from now on."""
 
 
 class ReplicasKept(Message, frozen=True):
-    """launcher -> router: these replicas there are, and the next router is told the same. The
+    """launcher -> router: the replicas that there are, and the same for the next router. The
     answer to `ReplicaSet` and to `AskReplicaSet`."""
 
     epoch: Epoch
@@ -81,7 +82,7 @@ class ReplicaLeftOut(Message, frozen=True):
 
 
 class RetiredReplica(Message, frozen=True):
-    """launcher -> watchdog: this one has gone as it was told to, and is not missed."""
+    """launcher -> watchdog: a replica has ended as ordered, and is not missed."""
 
     role: Short
     epoch: Count
@@ -90,7 +91,7 @@ class RetiredReplica(Message, frozen=True):
 # --- people -> router (front) --------------------------------------------------------------------
 
 class ScaleCluster(Message, frozen=True):
-    """So many replicas shall there be."""
+    """Sets the number of replicas."""
 
     rid: Rid
     replicas: Annotated[int, Meta(ge=1, le=MOST_REPLICAS)]
@@ -99,7 +100,7 @@ class ScaleCluster(Message, frozen=True):
 
 
 class AutoscaleCluster(Message, frozen=True):
-    """As many replicas shall there be as the load asks for."""
+    """Has the load decide on the number of replicas."""
 
     rid: Rid
     least: Annotated[int, Meta(ge=0, le=MOST_REPLICAS)] = 0
@@ -108,7 +109,7 @@ class AutoscaleCluster(Message, frozen=True):
 
 
 class DrainReplica(Message, frozen=True):
-    """A replica gets no more requests, and those that run there go on elsewhere."""
+    """Gives a replica no more requests; those that run there go on elsewhere."""
 
     rid: Rid
     replica: Index
@@ -117,14 +118,14 @@ class DrainReplica(Message, frozen=True):
 
 
 class UndrainReplica(Message, frozen=True):
-    """It gets requests again."""
+    """Gives a replica requests again."""
 
     rid: Rid
     replica: Index
 
 
 class AskCluster(Message, frozen=True):
-    """How is everybody?"""
+    """Asks for the state of all replicas."""
 
     rid: Rid
 
@@ -161,7 +162,7 @@ class ReplicaRow(Struct, frozen=True, omit_defaults=False):
 
 
 class ClusterAnswer(Message, frozen=True):
-    """The answer to each of them."""
+    """The answer to each of these."""
 
     rid: Rid
     target: int
@@ -191,12 +192,12 @@ def first_replicas(settings: ClusterConfig) -> ReplicaSet:
     """What a cluster begins with: the head's replicas, which its launcher starts before there is a
     router, then one of each node in turns; with a policy no more of them than its fewest, or than
     Ray is to begin with."""
-    here = [("", place) for place in range(settings.replicas)]
+    local = [("", place) for place in range(settings.replicas)]
     nodes = begun_nodes(settings)
     most = max(nodes.values(), default=0.0)
-    there = [(name, place) for place in range(int(most))
+    remote = [(name, place) for place in range(int(most))
              for name, count in nodes.items() if place < count]
     if settings.max_replicas:
-        there = there[:max(settings.min_replicas - len(here), settings.ray_replicas)]
-    states = [ReplicaState(i, node, place) for i, (node, place) in enumerate(here + there)]
+        remote = remote[:max(settings.min_replicas - len(local), settings.ray_replicas)]
+    states = [ReplicaState(i, node, place) for i, (node, place) in enumerate(local + remote)]
     return ReplicaSet(states, AutoscaleState(settings.min_replicas, settings.max_replicas))

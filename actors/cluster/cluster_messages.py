@@ -1,17 +1,25 @@
-"""What the router of a cluster and its replicas' schedulers say to each other.
+"""Messages between a cluster's router and its replicas' schedulers, and requests in them.
 
 A link is one sender and one receiver at each end, with the order of messages kept. Everything that
 the router orders has a number, and everything that a replica reports says up to which number it has
-heard: so the router knows which reports were made before an order, however late they come.
+heard: so the router knows which reports were made before an order, however late they come. Requests
+travel with all their output, as a ledger has them, in pieces that fit a frame.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Annotated
 
 from msgspec import Meta, Struct
 
-from actorium.actors.ledger.records import OutputRecord
+from actorium.actors.ledger.records import (
+    LedgerEntry,
+    OutputRecord,
+    SequenceOutput,
+    is_worth_recording,
+    output_record,
+)
 from actorium.actors.messages import (
     Cancel,
     Epoch,
@@ -31,6 +39,12 @@ from actorium.actors.messages import (
 
 Life = Annotated[int, Meta(ge=0, le=2**62)]
 """Of a replica's scheduler: later ones have higher numbers. 0 = none has been heard of."""
+PIECE = 4 << 20
+"""Bytes of prompts and tokens in one message, after which the rest goes into another."""
+BESIDES = 4096
+"""Bytes that a request takes beside them, at a guess."""
+LOGPROBS = 256
+"""Bytes of a row of logprobs, at a guess."""
 
 
 class KnownRequest(Struct, frozen=True, array_like=True, gc=False):
@@ -108,7 +122,7 @@ class Inventory(Message, frozen=True):
 
 class CacheDelta(Message, frozen=True):
     """Prefixes that have come into the cache or left it since the last delta, as numbers of whole
-    pages (`prefix_hashes`)."""
+    pages (`prefix_index.prefix_hashes`)."""
 
     sequence: StepNo
     """One more than the last one's: after a gap nothing is known of the cache. 0 = this is all that
@@ -149,3 +163,41 @@ def life_of(launch: int, epoch: int) -> int:
 def launch_of(life: int) -> int:
     """Inverse of `life_of`."""
     return life >> 31
+
+
+def known_request(entry: LedgerEntry) -> KnownRequest:
+    """The message of an entry."""
+    return KnownRequest(entry.submit, entry.choices[0].sid, [
+        output_record(output) for output in entry.choices if is_worth_recording(output)])
+
+
+def entry_of(known: KnownRequest) -> LedgerEntry:
+    """Inverse of `known_request`."""
+    choices = [SequenceOutput(known.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
+               for i in range(known.submit.n)]
+    for record in known.outputs:
+        if 0 <= (index := record.sid - known.sid) < len(choices):
+            choices[index] = SequenceOutput(
+                record.sid, bytearray(record.tokens), record.cached_tokens, list(record.logprobs),
+                list(record.prompt_logprobs), record.finish, record.drafted, record.accepted)
+    return LedgerEntry(known.submit, choices)
+
+
+def entry_bytes(entry: LedgerEntry) -> int:
+    """What the entry takes, nearly."""
+    rows = sum(len(output.logprobs) + len(output.prompt_logprobs) for output in entry.choices)
+    return (BESIDES + len(entry.submit.prompt) + LOGPROBS * rows
+            + sum(len(output.tokens) for output in entry.choices))
+
+
+def pieces(entries: Iterable[LedgerEntry]) -> Iterator[list[KnownRequest]]:
+    """All of them, so many at a time as fit a message; at least one piece, which may be empty."""
+    part: list[KnownRequest] = []
+    size = 0
+    for entry in entries:
+        if size > PIECE:
+            yield part
+            part, size = [], 0
+        part.append(known_request(entry))
+        size += entry_bytes(entry)
+    yield part

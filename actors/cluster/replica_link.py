@@ -20,9 +20,10 @@ from actorium.actors.cluster.cluster_messages import (
     ReplicaReport,
     Resync,
     RouterHello,
+    entry_of,
     life_of,
+    pieces,
 )
-from actorium.actors.cluster.known_requests import entry_of, pieces
 from actorium.actors.cluster.routing.prefix_report import PrefixReport
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
 from actorium.actors.core import LEDGER, Context, Health, Send
@@ -154,8 +155,8 @@ class ReplicaLink:
         history = LedgerHistory()
         for records in self._scheduler.live_records():
             history.read(records)
-        found = list(pieces(history.entries.values()))
-        return [Inventory(part, i + 1 < len(found)) for i, part in enumerate(found)]
+        parts = list(pieces(history.entries.values()))
+        return [Inventory(part, i + 1 < len(parts)) for i, part in enumerate(parts)]
 
     def on_router_back(self) -> Hello:
         """The router reads again, and is told anew what it has missed. Returns the message that the

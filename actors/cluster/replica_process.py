@@ -11,27 +11,26 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
 import zmq
 
-from actorium.actors.cluster.replica_devices import VISIBLE_DEVICES, visible_devices
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import (
+    VISIBLE_DEVICES,
     ClusterConfig,
     most_here,
     place_of,
     replica_index,
     replica_name,
+    visible_devices,
 )
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Health
 from actorium.actors.errors import BadConfig
+from actorium.actors.launcher.hooks import launcher_hooks
 from actorium.actors.launcher.launcher import Launcher
-from actorium.actors.launcher.launcher_observer import LauncherObserver
-from actorium.actors.launcher.observers import launcher_observers
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.heartbeat import Heartbeats
 from actorium.actors.runtime.mailbox import Outbox
@@ -39,17 +38,6 @@ from actorium.actors.runtime.process import EXIT_BAD_CONFIG, die_with_parent, ra
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, roles_of, worker_roles
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.security import private_paths
-
-
-class ReportsUp(LauncherObserver):
-    """Has the heartbeats say that the replica works, once it does."""
-
-    def __init__(self) -> None:
-        self.heartbeats: Heartbeats | None = None
-
-    def on_up(self, config: Config, run_dir: Path, roles: Mapping[str, str]) -> None:
-        if self.heartbeats is not None:
-            self.heartbeats.update(Health("ready", 0, 0.0))
 
 
 def replica_config(config: Config, index: int, life: int, processors: int) -> Config:
@@ -90,7 +78,7 @@ def main(argv: list[str]) -> int:
     index = replica_index(role)
     assert index is not None
     config = replica_config(cluster, index, epoch, len(os.sched_getaffinity(0)))
-    own = Context(cluster, run_dir, role, epoch, 0)
+    ctx = Context(cluster, run_dir, role, epoch, 0)
     context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
     if cluster.device.device != "cpu":
         try:
@@ -98,33 +86,32 @@ def main(argv: list[str]) -> int:
                 place_of(argv[-1], index), cluster.device.tensor_parallel_size,
                 os.environ.get(VISIBLE_DEVICES))
         except BadConfig as error:
-            _report(own, context, error.code, error.message)
+            _report(ctx, context, error.code, error.message)
             context.term()
             return EXIT_BAD_CONFIG
     # Its run directory lies beside the cluster's, wherever that is.
     runtime = msgspec.structs.replace(config.runtime, run_dir=str(run_dir.parent))
     config = msgspec.structs.replace(config, runtime=runtime)
-    up = ReportsUp()
-    launcher = Launcher(config, replica_roles(config, argv[-1]),
-                        observers=(*launcher_observers(), up))
     # Where nothing is started again, nobody says when all is there: requests wait at the router.
     phase = "loading" if config.recovery.restart else "ready"
-    beats = up.heartbeats = Heartbeats(
-        own, context, Health(phase, 0, config.runtime.start_timeout), lambda: None)
+    beats = Heartbeats(ctx, context, Health(phase, 0, config.runtime.start_timeout), lambda: None)
+    hooks = launcher_hooks()
+    launcher = Launcher(config, replica_roles(config, argv[-1]), hooks=hooks._replace(
+        on_up=(*hooks.on_up, lambda *_: beats.update(Health("ready", 0, 0.0)))))
     beats.start()
     code = launcher.run()
     beats.stop()
     if launcher.failure is not None:
-        _report(own, context, launcher.failure.code, launcher.failure.message)
+        _report(ctx, context, launcher.failure.code, launcher.failure.message)
     context.term()
     return code
 
 
-def _report(own: Context, context: zmq.Context[zmq.Socket[bytes]], code: str, message: str) -> None:
+def _report(ctx: Context, context: zmq.Context[zmq.Socket[bytes]], code: str, message: str) -> None:
     """Tell the cluster why the replica has ended."""
     for role in (LAUNCHER, WATCHDOG):
-        box = Outbox(context, address(own.run_dir, f"{role}.inbox"), hwm=16)
-        box.send(Fatal(own.role, os.getpid(), own.epoch, message, code=code))
+        box = Outbox(context, address(ctx.run_dir, f"{role}.inbox"), hwm=16)
+        box.send(Fatal(ctx.role, os.getpid(), ctx.epoch, message, code=code))
         box.close()
 
 

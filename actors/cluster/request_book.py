@@ -14,8 +14,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
-from actorium.actors.cluster.cluster_messages import KnownRequest
-from actorium.actors.cluster.known_requests import entry_bytes, known_request
+from actorium.actors.cluster.cluster_messages import KnownRequest, entry_bytes, known_request
 from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.ledger.records import (
     ADMISSION,
@@ -50,8 +49,8 @@ NOWHERE = -1
 class RoutedRequest:
     """A request, and where it is."""
 
-    __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica", "sid",
-                 "told", "uncached")
+    __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica",
+                 "reported_tokens", "sid", "uncached")
 
     def __init__(self, entry: LedgerEntry) -> None:
         self.entry = entry
@@ -64,7 +63,7 @@ class RoutedRequest:
         self.cancelled = False
         self.uncached = 0
         """Prompt tokens that its replica has to compute before its first token."""
-        self.told = 0
+        self.reported_tokens = 0
         """Prompt tokens of which its replica has said that they are cached there."""
         self.over = False
         """All of its sequences have ended."""
@@ -246,11 +245,11 @@ class RequestBook:
             del self._lingering[name]
 
 
-def without_sids(batch: TokenBatch, gone: set[int]) -> TokenBatch | None:
+def without_sids(batch: TokenBatch, ended: set[int]) -> TokenBatch | None:
     """The batch without what it says of these sequences; None if that was all."""
     sids = np.frombuffer(batch.sids, np.int64)
-    keep = ~np.isin(sids, list(gone))
-    events = [event for event in batch.events if event.sid not in gone]
+    keep = ~np.isin(sids, list(ended))
+    events = [event for event in batch.events if event.sid not in ended]
     if not keep.any() and not events:
         return None
     counts = np.frombuffer(batch.counts, np.uint8)

@@ -8,12 +8,11 @@ import msgspec
 
 from actorium.actors.cluster.request_book import RequestBook
 from actorium.actors.cluster.router_core import RouterCore
-from actorium.actors.cluster.routing.placements import Placements
-from actorium.actors.cluster.routing.placing import new_placer
+from actorium.actors.cluster.routing.assignments import Assignments
 from actorium.actors.cluster.routing.prefix_index import PrefixIndex
-from actorium.actors.cluster.scaling.autoscale import AutoscaleAims, Autoscaler
+from actorium.actors.cluster.routing.routing_policy import new_routing_policy
+from actorium.actors.cluster.scaling.autoscale import AutoscaleAims, Autoscaler, LoadMeter
 from actorium.actors.cluster.scaling.fleet import Fleet
-from actorium.actors.cluster.scaling.load_meter import LoadMeter
 from actorium.actors.config.cluster_settings import (
     MOST_REPLICAS,
     NODES_ROLE,
@@ -50,9 +49,9 @@ def _in_own_folder(context: Context) -> Context:
     replace, recovery = msgspec.structs.replace, context.config.recovery
     if recovery.ledger_dir is None:
         return context
-    own = f"{recovery.ledger_dir}/{ROUTER_LEDGER}"
+    path = f"{recovery.ledger_dir}/{ROUTER_LEDGER}"
     return context._replace(
-        config=replace(context.config, recovery=replace(recovery, ledger_dir=own)))
+        config=replace(context.config, recovery=replace(recovery, ledger_dir=path)))
 
 
 def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterCore:
@@ -60,20 +59,20 @@ def router_core(context: Context, prior: LedgerHistory | None = None) -> RouterC
     config = context.config
 
     def role_of(index: int, node: str) -> str:
-        own = f"../{replica_name(config.runtime.name, index)}/{ROUTER_ROLE}"
-        return NODES_ROLE if node else own
+        path = f"../{replica_name(config.runtime.name, index)}/{ROUTER_ROLE}"
+        return NODES_ROLE if node else path
 
     index = PrefixIndex()
     book = RequestBook(config.recovery.retain, prior, new_media_holds(context))
-    placer = new_placer(config.cluster.routing, context.entropy, index, config.memory.page_size,
-                        config.scheduler.max_num_seqs)
-    placements = Placements(role_of, book, placer, index, context.epoch)
+    policy = new_routing_policy(config.cluster.routing, context.entropy, index,
+                                config.memory.page_size, config.scheduler.max_num_seqs)
+    assignments = Assignments(role_of, book, policy, index, context.epoch)
     cluster, runtime = config.cluster, config.runtime
-    fleet = Fleet(placements, capacities(cluster), LoadMeter(book), Autoscaler(aims_of(config)),
+    fleet = Fleet(assignments, capacities(cluster), LoadMeter(book), Autoscaler(aims_of(config)),
                   runtime.start_timeout, runtime.drain_timeout, context.epoch)
     if cluster.ray_address:
-        fleet.told.append(RAY_ROLE)
-    return RouterCore(book, placements, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
+        fleet.listeners.append(RAY_ROLE)
+    return RouterCore(book, assignments, fleet, context.epoch, config.scheduler.max_num_queued_reqs)
 
 
 def aims_of(config: Config) -> AutoscaleAims:

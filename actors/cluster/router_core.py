@@ -23,13 +23,13 @@ from typing import Any
 
 import msgspec
 
+from actorium.actors.cluster.cluster_api import ClusterApi, FlushOrders
 from actorium.actors.cluster.cluster_control import (
     AskReplicaSet,
     ReplicaLeftOut,
     ReplicasKept,
     ToRouterFront,
 )
-from actorium.actors.cluster.cluster_desk import ClusterDesk
 from actorium.actors.cluster.cluster_messages import (
     CacheDelta,
     FromReplica,
@@ -38,7 +38,6 @@ from actorium.actors.cluster.cluster_messages import (
     ReplicaReport,
     ToRouter,
 )
-from actorium.actors.cluster.cluster_orders import FlushOrders
 from actorium.actors.cluster.nodes.node_messages import (
     FromNodes,
     NodesHello,
@@ -46,15 +45,15 @@ from actorium.actors.cluster.nodes.node_messages import (
     ReplicaSilent,
 )
 from actorium.actors.cluster.ray.ray_messages import RayNews
-from actorium.actors.cluster.replica_lives import ReplicaLives
+from actorium.actors.cluster.replica_liveness import ReplicaLiveness
 from actorium.actors.cluster.request_book import (
     NOWHERE,
     RequestBook,
     RoutedRequest,
     without_sids,
 )
-from actorium.actors.cluster.routing.placements import Placements
-from actorium.actors.cluster.routing.placing import ReplicaView
+from actorium.actors.cluster.routing.assignments import Assignments
+from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.fleet import Fleet
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.messages import (
@@ -93,18 +92,18 @@ class RouterCore(Core):
     inbox: Any = ToRouter | ReplicasKept | FromNodes | RayNews
     front: Any = ToRouterFront
 
-    def __init__(self, book: RequestBook, placements: Placements, fleet: Fleet, epoch: int,
+    def __init__(self, book: RequestBook, assignments: Assignments, fleet: Fleet, epoch: int,
                  max_waiting: int) -> None:
         """fleet: empty so far; max_waiting: requests that may wait while no replica takes any."""
-        self.book, self.placements, self.fleet = book, placements, fleet
-        self._desk = ClusterDesk(fleet, placements)
+        self.book, self.assignments, self.fleet = book, assignments, fleet
+        self._api = ClusterApi(fleet, assignments)
         self._epoch, self._max_waiting = epoch, max_waiting
         self.next_sid = book.next_sid
         self._early: list[Any] = []
         """What came before replicas and inventories were there."""
         self._gather_until: float | None = None
         self._flushes = FlushOrders()
-        self._lives = ReplicaLives(book, placements, self._flushes)
+        self._liveness = ReplicaLiveness(book, assignments, self._flushes)
         self._ledger_full = self._not_durable = ""
         """Why the ledger takes no records; why what is told is not in it."""
         self._out: list[Send] = []
@@ -119,7 +118,7 @@ class RouterCore(Core):
         if isinstance(message, FromReplica):
             self._on_replica(message, now)
         elif isinstance(message, ReplicaGone):
-            self._lives.on_gone(message)
+            self._liveness.on_death(message)
         elif isinstance(message, ReplicasKept):
             self._on_kept(message, now)
         elif isinstance(message, ReplicaLeftOut):
@@ -128,25 +127,25 @@ class RouterCore(Core):
             if self.fleet.known:
                 self._out.append(Send(message.role, self.fleet.replica_set()))
         elif isinstance(message, ReplicaSilent | ReplicaBack):
-            self._lives.on_node(message)
+            self._liveness.on_node(message)
         elif isinstance(message, RayNews):
-            self._desk.placement = message.text
+            self._api.placement = message.text
         elif not self._begun:
             self._early.append(message)
         else:
             self._on_order(message, now)
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        self._desk.ask(client, message, now)
+        self._api.receive(client, message, now)
         self._tick_at = now
 
     @property
     def views(self) -> list[ReplicaView]:
         """The replicas, in the order of their indices."""
-        return self.placements.views
+        return self.assignments.views
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        placements = self.placements
+        assignments = self.assignments
         if not self._started:
             self._started = True
             for request in [*self.book.live.values()]:
@@ -154,31 +153,31 @@ class RouterCore(Core):
         if self._gather_until is not None and (
                 now >= self._gather_until or all(view.synced for view in self.views)):
             self._gather_until = None
-            placements.gathered(now)
+            assignments.gathered(now)
             self.next_sid += SPARE_SIDS
-            placements.pending.update((each.sid, each) for each in self.book.waiting())
+            assignments.pending.update((each.sid, each) for each in self.book.waiting())
         if self._begun:
-            self._desk.obey(now)
+            self._api.apply(now)
             early, self._early = self._early, []
             for message in early:
                 self._on_order(message, now)
         if now >= self._tick_at:
             self._tick_at = now + TICK
             self._on_tick(now)
-        if placements.pending:
-            placements.place_pending(now)
+        if assignments.pending:
+            assignments.place_pending(now)
         if (wanted := self.fleet.next_set()) is not None:
-            self._out += [Send(role, wanted) for role in self.fleet.told]
-        self._out += self._desk.answers(now)
+            self._out += [Send(role, wanted) for role in self.fleet.listeners]
+        self._out += self._api.answers(now)
         self._out += [Send(DETOKENIZER, reply)
-                      for reply in self._flushes.pop(placements.by_index.keys())]
+                      for reply in self._flushes.pop(assignments.by_index.keys())]
         if self._ledger_full:  # all that is about requests waits for it, in order
-            others = {CLIENT, LAUNCHER, *self.fleet.told}
+            others = {CLIENT, LAUNCHER, *self.fleet.listeners}
             now_out = [send for send in self._out if send.to in others]
             self._out = [send for send in self._out if send.to not in others]
             return now_out
         out, self._out = self._out, []
-        orders, placements.out = placements.out, []
+        orders, assignments.out = assignments.out, []
         # Not before all are known: what no request names may go.
         media = self.book.media.pop() if self.book.media and self._begun else []
         return self._records() + media + orders + out
@@ -198,10 +197,10 @@ class RouterCore(Core):
         self.fleet.adopt(message.kept)
         if self._epoch > 1 or self.book.live:
             self._gather_until = now + (GATHERING if self.book.written else UNWRITTEN)
-            self.placements.gathering = True
+            self.assignments.gathering = True
         for view in self.views:
-            view.heard = now
-            self.placements.ask(view)
+            view.last_heard = now
+            self.assignments.ask(view)
 
     def _records(self) -> list[Send]:
         """What must be in the ledger before anything else of a wake goes out."""
@@ -226,15 +225,15 @@ class RouterCore(Core):
         for shared in ("disk_pages", "disk_bytes"):  # of a directory that all of them use
             if shared in gauges:
                 gauges[shared] = max(int(view.gauges.get(shared, 0)) for view in self.views)
-        own = self.placements.gauges() | self.fleet.gauges()
+        router = self.assignments.gauges() | self.fleet.gauges()
         phase = ("draining" if self._draining else "starting" if not self._begun
                  else "stepping" if self.book.live else "idle")
         gauges["ledger_full"] += bool(self._ledger_full)
         gauges["ledger_not_durable"] += bool(self._not_durable)
         return Health(phase, self._steps, BUDGET,
-                      {name: float(value) for name, value in {**gauges, **own}.items()},
+                      {name: float(value) for name, value in {**gauges, **router}.items()},
                       self._ledger_full or self._not_durable or
-                      f"{own['replicas_ready']} of {len(self.views)} replicas take requests"
+                      f"{router['replicas_ready']} of {len(self.views)} replicas take requests"
                       + self.fleet.policy_in_short)
 
     # --- the ledger ------------------------------------------------------------------------------
@@ -262,10 +261,10 @@ class RouterCore(Core):
         if role == MEDIA and self.book.media is not None:
             self.book.media.started()
         if role == DETOKENIZER:
-            self.placements.send_all(Hello(DETOKENIZER, 0))
+            self.assignments.send_all(Hello(DETOKENIZER, 0))
         for view in self.views:
             if view.role == role:
-                self.placements.ask(view)
+                self.assignments.ask(view)
 
     # --- what clients want -----------------------------------------------------------------------
 
@@ -279,30 +278,30 @@ class RouterCore(Core):
         elif isinstance(message, Stop):
             request = self.book.by_sid.get(message.sid)
             if request is not None and not request.over:
-                self.placements.tell(request, message)
+                self.assignments.tell(request, message)
         elif isinstance(message, Recall):
             self._on_recall(message, now)
         elif isinstance(message, Hello):
             if message.role != MEDIA:
-                self.placements.send_all(message)
+                self.assignments.send_all(message)
             elif self.book.media is not None:
                 self.book.media.started()
         elif isinstance(message, Flush):
             ready = [view for view in self.views if view.ready]
             self._flushes.begin(message, [view.index for view in ready])
             for view in ready:
-                self.placements.send(view, message)
+                self.assignments.send(view, message)
 
     def _on_submit(self, submit: Submit, now: float) -> None:
         """A new request gets a replica; one that is sent again is sent again to its own."""
-        waiting = self.placements.pending
+        waiting = self.assignments.pending
         request = self.book.requests.get((submit.client, submit.rid))
         if request is not None:
             if request.sid not in waiting:
-                self.placements.repeat(request, submit, now)
+                self.assignments.repeat(request, submit, now)
             return
         before = self.book.lingering(submit.rid, submit.tenant) if submit.linger else None
-        home = None if before is None else self.placements.home(before, now)
+        home = None if before is None else self.assignments.home(before, now)
         if home is None and self._draining:
             self._refuse(submit, "unavailable", "the engine is stopping")
             return
@@ -312,7 +311,7 @@ class RouterCore(Core):
         request = self.book.add(submit, self.next_sid)
         self.next_sid += submit.n
         if home is not None:  # it may be the same, which that replica can tell
-            self.placements.place(request, home)
+            self.assignments.place(request, home)
         else:
             waiting[request.sid] = request
 
@@ -329,10 +328,10 @@ class RouterCore(Core):
         if request.replica == NOWHERE:
             self._end(request, SequenceEvent(request.sid, "abort"), now)
             return
-        self.placements.tell(request, message)
+        self.assignments.tell(request, message)
         if not request.opened:  # it may never be: a request whose grammar is being compiled
             self.book.end_all(request, SequenceEvent(request.sid, "abort"))
-            self.placements.check_end(request, now)
+            self.assignments.check_end(request, now)
 
     def _on_recall(self, recall: Recall, now: float) -> None:
         request = self.book.requests.get((recall.client, recall.rid))
@@ -340,15 +339,15 @@ class RouterCore(Core):
             request = self.book.lingering(recall.rid, recall.tenant)
         if request is None:
             self._out.append(Send(DETOKENIZER, Unknown(recall.rid, recall.client)))
-        elif (home := self.placements.home(request, now)) is None:
+        elif (home := self.assignments.home(request, now)) is None:
             if recall not in request.orders:
                 request.orders.append(recall)
         else:
-            self.placements.send(home, recall)
+            self.assignments.send(home, recall)
 
     def _end(self, request: RoutedRequest, event: SequenceEvent, now: float) -> None:
         """Ends a request that is nowhere."""
-        self.placements.pending.pop(request.sid, None)
+        self.assignments.pending.pop(request.sid, None)
         self.book.end_all(request, event)
         submit = request.submit
         if not request.opened:
@@ -358,12 +357,12 @@ class RouterCore(Core):
         events = [output.finish for output in request.entry.choices if output.finish is not None]
         self._out.append(Send(DETOKENIZER, TokenBatch(
             self._steps, b"", b"", b"", b"", events, self._epoch)))
-        self.placements.check_end(request, now)
+        self.assignments.check_end(request, now)
 
     # --- what replicas say -----------------------------------------------------------------------
 
     def _on_replica(self, frame: FromReplica, now: float) -> None:
-        view = self._lives.of_frame(frame, now)
+        view = self._liveness.of_frame(frame, now)
         if view is None:
             return
         for message in frame.messages:
@@ -372,13 +371,13 @@ class RouterCore(Core):
             elif isinstance(message, Open):
                 self._on_open(view, message, now)
             elif isinstance(message, CacheDelta):
-                self.placements.on_delta(view, message)
+                self.assignments.on_delta(view, message)
             elif isinstance(message, ReplicaReport):
-                self.placements.on_report(view, message, now)
+                self.assignments.on_report(view, message, now)
                 self.next_sid = max(self.next_sid, message.next_sid)
             elif isinstance(message, Inventory):
                 if frame.seen >= view.asked:  # else as things were before the last question
-                    most = self._lives.on_inventory(view, message, now)
+                    most = self._liveness.on_inventory(view, message, now)
                     self.next_sid = max(self.next_sid, most + 1)
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
@@ -394,7 +393,7 @@ class RouterCore(Core):
         stale = {sid for sid in sids if self._is_stale(view, sid)}
         stale |= {event.sid for event in batch.events if self._is_stale(view, event.sid)}
         if stale:
-            self.placements.counts["stale_sequences"] += len(stale)
+            self.assignments.counts["stale_sequences"] += len(stale)
             fresh = without_sids(batch, stale)
             if fresh is None:
                 return
@@ -404,26 +403,26 @@ class RouterCore(Core):
         starts = memoryview(batch.starts).cast("i")
         for row, sid in enumerate(sids[:batch.firsts]):
             request = self.book.by_sid[sid]
-            self.placements.first_token(request)
+            self.assignments.first_token(request)
             if not starts[row]:  # else it goes on after a death, a move or a preemption
                 self.fleet.meter.first_token(request.submit.arrival, now)
         for event in batch.events:
             request = self.book.by_sid[event.sid]
             if event.cached_tokens is not None and event.sid == request.sid:
-                self.placements.found_cached(request, event.cached_tokens)
+                self.assignments.found_cached(request, event.cached_tokens)
             if event.finish_reason is not None:
                 if event.error_code is not None:
                     self.book.end_all(request, event)
-                self.placements.check_end(request, now)
+                self.assignments.check_end(request, now)
         self._out.append(Send(DETOKENIZER, msgspec.structs.replace(batch, epoch=self._epoch)))
 
     def _on_open(self, view: ReplicaView, message: Open, now: float) -> None:
         if self._is_stale(view, message.sid):
-            self.placements.counts["stale_sequences"] += 1
+            self.assignments.counts["stale_sequences"] += 1
             return
         request = self.book.by_sid[message.sid]
         self.book.apply_open(message, request)
-        self.placements.check_end(request, now)
+        self.assignments.check_end(request, now)
         self._out.append(Send(DETOKENIZER, msgspec.structs.replace(message, epoch=self._epoch)))
 
     def _on_tick(self, now: float) -> None:
@@ -433,8 +432,8 @@ class RouterCore(Core):
             self._out.append(Send(LAUNCHER, self.fleet.replica_set()))
         if self._begun:
             self.fleet.tick(now)
-            self._lives.tick(now)
-        for request in [*self.placements.pending.values()]:
+            self._liveness.tick(now)
+        for request in [*self.assignments.pending.values()]:
             deadline = request.submit.deadline
             if deadline is not None and deadline <= now:
                 self._end(request, SequenceEvent(request.sid, "deadline"), now)

@@ -8,23 +8,25 @@ from pathlib import Path
 
 from msgspec import Struct
 
+from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.security.endpoints import parse
 
 ROUTINGS = ("prefix", "round_robin", "random")
 MOST_REPLICAS = 64
 ROUTER = "actorium.actors.cluster.router_actor:build"
 REPLICA = "actorium.actors.cluster.replica_process:build"
-"""Stands for a replica among the roles; `launcher/replica_starts.py` starts it. After a `;` what
+"""Stands for a replica among the roles; `launcher/hooks.py` starts it. After a `;` what
 builds the replica's workers, where that is not the engine's own."""
 REPLICA_ROLE = "replica-"
 ROUTER_ROLE = "scheduler"
 """The router stands where an engine's scheduler does: neither tokenizer nor detokenizer knows."""
 ROUTER_LEDGER = "router"
 """Of the folder of `--ledger-dir`, in which each replica has one, too."""
-NODES = "actorium.actors.cluster.nodes.nodes_actor:build"
+NODES = "actorium.actors.cluster.nodes.nodes_core:build"
 NODES_ROLE = "nodes"
 RAY = "actorium.actors.cluster.ray.ray_actor:build"
 RAY_ROLE = "ray"
+VISIBLE_DEVICES = "CUDA_VISIBLE_DEVICES"
 RAY_NODE = "ray-"
 """Before the number of a node that Ray places: one replica, one placement group."""
 _NODE = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
@@ -236,3 +238,19 @@ def _autoscale_rules(c: ClusterConfig) -> list[tuple[str, bool, str]]:
         ("cluster.downscale_delay", 1 <= c.downscale_delay <= 86400,
          "must be between 1 and 86400"),
     ]
+
+
+def visible_devices(index: int, ranks: int, before: str | None) -> str:
+    """The CUDA devices of a replica: the next `ranks` of those that the cluster may use. before:
+    `CUDA_VISIBLE_DEVICES` of the cluster; one that shows none (empty, -1) stays as it is. Raises
+    `BadConfig` where there are too few."""
+    devices = range(index * ranks, (index + 1) * ranks)
+    if before is None:
+        return ",".join(map(str, devices))
+    names = [name for name in before.split(",") if name]
+    if names in ([], ["-1"]):
+        return before
+    if devices.stop > len(names):
+        raise BadConfig(f"replicas: replica {index} needs CUDA devices {devices.start} to "
+                        f"{devices.stop - 1} of {VISIBLE_DEVICES}={before}", "cluster.replicas")
+    return ",".join(names[i] for i in devices)

@@ -6,10 +6,10 @@ import os
 import select
 import signal
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import Protocol, TypeAlias
 
-from actorium.actors.launcher.launcher_observer import LauncherObserver, StartedProcess
 from actorium.actors.messages import Child, Exited
 from actorium.actors.runtime.memory_limits import OomKills
 from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
@@ -26,13 +26,28 @@ STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
 
 
+class StartedProcess(Protocol):
+    """A child of the launcher that leads a process group; `subprocess.Popen` is one."""
+
+    @property
+    def pid(self) -> int: ...
+
+    def wait(self) -> int:
+        """Reap it: its exit code, or minus the number of a signal."""
+
+
+ForkStart: TypeAlias = Callable[[Sequence[str]], StartedProcess | None]
+"""Starts an actor in a faster way than by a new interpreter, by the words of `runtime.main`; None
+if there is no such way."""
+
+
 class ChildProcess:
     """A running child."""
 
     def __init__(self, role: str, epoch: int, process: StartedProcess) -> None:
         self.role, self.epoch, self.process = role, epoch, process
         self.pid = process.pid
-        self.went_with = ""
+        self.killed_with_role = ""
         """The role whose death it was killed for, as ranks of one group are."""
         self.pidfd = os.pidfd_open(process.pid)
 
@@ -48,13 +63,12 @@ class ChildProcesses:
     """An engine's actors: those that run, and the exits of those that are gone."""
 
     def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll,
-                 observers: Sequence[LauncherObserver] = ()) -> None:
-        """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`;
-        observers: one of them may start an actor faster than from scratch."""
+                 forks: Sequence[ForkStart] = ()) -> None:
+        """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`."""
         self.running: dict[int, ChildProcess] = {}
         """By pidfd."""
         self.run_dir, self._roles, self._poll = run_dir, roles, poll
-        self._observers = observers
+        self._forks = forks
         self.oom_kills = OomKills()
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
@@ -68,7 +82,7 @@ class ChildProcesses:
             return None
         self._remove_sockets(role)
         words = [role, str(self.run_dir), str(epoch), str(os.getpid()), self._roles[role]]
-        forked = (observer.fork(words) for observer in self._observers)
+        forked = (fork(words) for fork in self._forks)
         process = next(filter(None, forked), None) or start(python(MAIN, *words))
         actor = ChildProcess(role, epoch, process)
         self.running[actor.pidfd] = actor
@@ -94,8 +108,8 @@ class ChildProcesses:
     def end_mates(self, actor: ChildProcess) -> None:
         """Kill the other ranks of a dead one's group: without it they wait for nothing."""
         for other in self.running.values():
-            if group_of(other.role) == group_of(actor.role) and not actor.went_with:
-                other.went_with = actor.role
+            if group_of(other.role) == group_of(actor.role) and not actor.killed_with_role:
+                other.killed_with_role = actor.role
                 kill_group(other.pid)
 
     def find(self, role: str, pid: int) -> ChildProcess | None:

@@ -7,10 +7,20 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from actorium.actors.cluster.cluster_control import (
+    AskReplicaSet,
+    ReplicaLeftOut,
+    ReplicaSet,
+    ReplicasKept,
+    ReplicaState,
+    RetiredReplica,
+    first_replicas,
+)
 from actorium.actors.config.cluster_settings import (
     REPLICA,
     REPLICA_ROLE,
     ROUTER_ROLE,
+    ClusterConfig,
     came_later,
     clustered,
     replica_built,
@@ -23,40 +33,76 @@ from actorium.actors.runtime.process import EXIT_BAD_CONFIG, send_signal
 from actorium.actors.runtime.rundir import address
 
 if TYPE_CHECKING:
-    from actorium.actors.cluster.cluster_control import ReplicaState
-    from actorium.actors.launcher.replica_roster import ReplicaRoster
     from actorium.actors.runtime.mailbox import Outbox
 
 
+class ReplicaRoster:
+    """Which replicas a cluster has, as its launcher keeps it from router to router. Pure: each
+    message returns its answers."""
+
+    def __init__(self, settings: ClusterConfig) -> None:
+        self.kept = first_replicas(settings)
+        self._epoch = 0
+        """Of the router that asked last."""
+        self._left_out: dict[int, str] = {}
+        """Replicas of this machine that are not started any more, until the router wants others
+        than now, and why."""
+
+    def on_ask(self, ask: AskReplicaSet) -> list[Any]:
+        """A router has started."""
+        self._epoch = max(self._epoch, ask.epoch)
+        return [self._kept_replicas(), *(ReplicaLeftOut(*each) for each in self._left_out.items())]
+
+    def on_set(self, wanted: ReplicaSet) -> list[Any]:
+        """A router wants these."""
+        if wanted.number < max(self.kept.number, self._epoch << 32):
+            return []  # one that is no more
+        back: list[Any] = []
+        if wanted.replicas != self.kept.replicas:
+            back = [ReplicaLeftOut(index, "") for index in self._left_out]
+            self._left_out.clear()
+        self.kept = wanted
+        return [*back, self._kept_replicas()]
+
+    def leave_out(self, index: int, why: str) -> ReplicaLeftOut:
+        """A replica cannot be started."""
+        self._left_out[index] = why[:1000]
+        return ReplicaLeftOut(index, self._left_out[index])
+
+    def local_replicas(self) -> dict[str, ReplicaState]:
+        """What is to run on this machine, by role."""
+        return {f"{REPLICA_ROLE}{state.index}": state for state in self.kept.replicas
+                if not state.node and state.index not in self._left_out}
+
+    def _kept_replicas(self) -> ReplicasKept:
+        return ReplicasKept(self._epoch, self.kept)
+
+
 class ClusterLauncher(Launcher):
-    """A `Launcher` whose replicas change; an engine of one it leads as that does."""
+    """A `Launcher` whose replicas change; it also launches engines without replicas."""
 
     _roster: ReplicaRoster | None = None
     """None = it is an engine of one."""
     _router: Outbox | None = None
     """To the router that asked last."""
     _leaving: frozenset[str] = frozenset()
-    """Roles of replicas that have been told to go and still run."""
+    """Roles of replicas that were ordered to end and still run."""
     _epochs: dict[str, int]
-    """Of replicas that are gone: the next one has a later epoch."""
+    """Of replicas that have ended: the next one of the role has a later epoch."""
 
     def _open_mailboxes(self, path: Path) -> None:
         self._epochs = {}
         if clustered(self.config.cluster):
-            from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
-            from actorium.actors.launcher.replica_roster import ReplicaRoster
-
             self.inbox_union = ToLauncher | ReplicaSet | AskReplicaSet
             self._roster = ReplicaRoster(self.config.cluster)
         super()._open_mailboxes(path)
 
     def _on_message(self, message: Any) -> None:
-        name = type(message).__name__
-        if self._roster is not None and name == "ReplicaSet":
+        if self._roster is not None and isinstance(message, ReplicaSet):
             answers = self._roster.on_set(message)
             self._change_replicas()
             self._tell_router(answers)
-        elif self._roster is not None and name == "AskReplicaSet":
+        elif self._roster is not None and isinstance(message, AskReplicaSet):
             self._close_router()
             self._tell_router(self._roster.on_ask(message))
         else:
@@ -79,14 +125,14 @@ class ClusterLauncher(Launcher):
             self._router = None
 
     def _change_replicas(self) -> None:
-        """Has those go that are not wanted any more, and starts those that are missing."""
+        """Ends replicas that are not wanted any more, and starts those that are missing."""
         if self._roster is None or self._stops.count or self.failure is not None:
             return
-        here = self._roster.here()
+        wanted = self._roster.local_replicas()
         for role in [role for role in self.roles if role.startswith(REPLICA_ROLE)]:
-            if role not in here:
+            if role not in wanted:
                 self._dismiss(role)
-        for role, state in here.items():
+        for role, state in wanted.items():
             if role not in self.roles and role not in self._leaving:
                 self._add(role, state)
 
@@ -137,14 +183,12 @@ class ClusterLauncher(Launcher):
             self._tell_router([self._roster.leave_out(index, why)])
 
     def _forget(self, role: str, epoch: int) -> None:
-        from actorium.actors.cluster.cluster_control import RetiredReplica
-
         self._epochs[role] = epoch
         if self._watchdog is not None:
             self._watchdog.send(RetiredReplica(role, epoch))
 
     def _connect_watchdog(self) -> None:
-        """A new watchdog does not hear of those that were told to go."""
+        """A new watchdog is not sent those that were ordered to end."""
         assert self._watchdog is not None
         children = [c for c in self._actors.children() if c.role not in self._leaving]
         exits = [e for e in self._actors.exits()

@@ -15,7 +15,6 @@ from pathlib import Path
 
 from actorium.actors.config.tree import Config
 from actorium.actors.launcher.children import start
-from actorium.actors.launcher.launcher_observer import LauncherObserver
 from actorium.actors.runtime.fork_server import GO, READY
 from actorium.actors.runtime.process import adopting_orphans, kill_group, python
 from actorium.actors.runtime.roles import PRELOADS
@@ -31,7 +30,7 @@ PAD = "-" * 64
 
 
 class ForkedProcess:
-    """An adopted child; see `StartedProcess`."""
+    """An adopted child; a `StartedProcess`."""
 
     def __init__(self, pid: int) -> None:
         self.pid = pid
@@ -40,7 +39,7 @@ class ForkedProcess:
         return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
-class ForkedStarts(LauncherObserver):
+class ForkedStarts:
     """The launcher's end of the fork server."""
 
     def __init__(self, settle: float = SETTLE, patience: float = PATIENCE) -> None:
@@ -51,6 +50,8 @@ class ForkedStarts(LauncherObserver):
         self._ready = False
         self._words: list[str] = []
         """The server's: run directory, and what it imports. Empty = there is to be none."""
+
+    # Each of these is one of the launcher's hooks.
 
     def on_up(self, config: Config, run_dir: Path, roles: Mapping[str, str]) -> None:
         targets = [PRELOADS[built] for built in roles.values() if built in PRELOADS]

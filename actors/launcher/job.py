@@ -1,4 +1,4 @@
-"""What an `Engine` and its launcher say to each other, as lines of JSON, and that launcher's entry.
+"""The job of an `Engine`'s launcher: the messages between the two, as lines of JSON, and its entry.
 
 `python -m actorium.actors.launcher.job PARENT_PID REPORT_FD`, with an `EngineJob` on stdin, runs
 that job; it stops when that parent dies.
@@ -35,7 +35,7 @@ class JobReport(Struct, frozen=True, omit_defaults=True):
 def main(argv: list[str]) -> int:
     """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
     from actorium.actors.launcher.cluster_launcher import ClusterLauncher
-    from actorium.actors.launcher.observers import launcher_observers
+    from actorium.actors.launcher.hooks import launcher_hooks
 
     parent, report_fd = int(argv[0]), int(argv[1])
     os.set_inheritable(report_fd, False)
@@ -46,8 +46,8 @@ def main(argv: list[str]) -> int:
             os.write(report_fd, msgspec.json.encode(line) + b"\n")
 
     launcher = ClusterLauncher(job.config, job.roles,
-                        lambda path: report(JobReport("started", run_dir=str(path))),
-                        launcher_observers())
+                               lambda path: report(JobReport("started", run_dir=str(path))),
+                               launcher_hooks())
     launcher.tie_to(parent)
     code = launcher.run()
     if launcher.failure is not None:

@@ -14,7 +14,7 @@ import os
 import select
 import signal
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -26,9 +26,8 @@ from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
 from actorium.actors.launcher.children import ChildProcess, ChildProcesses, dump_stacks
-from actorium.actors.launcher.drain_losses import DrainLosses
-from actorium.actors.launcher.launcher_observer import LauncherObserver
-from actorium.actors.launcher.stop_requests import StopRequests
+from actorium.actors.launcher.hooks import LauncherHooks
+from actorium.actors.launcher.stopping import DrainLosses, StopRequests
 from actorium.actors.messages import (
     Beat,
     Children,
@@ -83,14 +82,14 @@ class Launcher:
 
     def __init__(self, config: Config, roles: Mapping[str, str] | None = None,
                  started: Callable[[Path], None] | None = None,
-                 observers: Sequence[LauncherObserver] = ()) -> None:
+                 hooks: LauncherHooks = LauncherHooks()) -> None:
         """roles: role -> "module:function", replaces the engine's own; started: called with the
         run directory when all actors have been started, long before they are ready."""
         self.config = config
         self.roles = dict(roles) if roles is not None else roles_of(config)
         self.failure: ActoriumError | None = None
         """Why the engine ended, if not by `stop`."""
-        self._started, self._observers = started, observers
+        self._started, self._hooks = started, hooks
         self._run_dir: RunDir | None = None
         self._poll = select.poll()
         self._actors = ChildProcesses(Path(), {}, self._poll)
@@ -123,8 +122,8 @@ class Launcher:
             self._stop_actors()
             if self._losses.loss:
                 self._fail(EngineUnavailable(self._losses.loss), EXIT_FAULT)
-            for observer in self._observers if self.failure is None else ():
-                observer.after_clean_end(self.config)
+            for after_clean_end in self._hooks.after_clean_end if self.failure is None else ():
+                after_clean_end(self.config)
         except ActoriumError as error:
             self._fail(error, EXIT_BAD_CONFIG)
         except OSError as error:
@@ -149,12 +148,12 @@ class Launcher:
         runtime = validate(self.config).runtime
         if missing := sorted(roles_of(self.config).keys() - self.roles.keys()):
             raise BadConfig(f"roles: without {', '.join(missing)} no engine gets ready", "roles")
-        for observer in self._observers:
-            observer.before_start(self.config)
+        for before_start in self._hooks.before_start:
+            before_start(self.config)
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
         write_private(path / "config.json", configs.dump(self.config))
-        self._actors = ChildProcesses(path, self.roles, self._poll, self._observers)
+        self._actors = ChildProcesses(path, self.roles, self._poll, self._hooks.fork)
         for role in self.roles:
             self._actors.spawn(role)
         write_private(path / "engine.json", msgspec.json.encode({
@@ -253,8 +252,8 @@ class Launcher:
     def _on_up(self) -> None:
         self._up = True
         self._send_children()
-        for observer in self._observers:
-            observer.on_up(self.config, self._actors.run_dir, self.roles)
+        for on_up in self._hooks.on_up:
+            on_up(self.config, self._actors.run_dir, self.roles)
 
     def _on_kill(self, order: Kill) -> None:
         if order.role == LAUNCHER:
@@ -264,8 +263,8 @@ class Launcher:
         actor = self._actors.find(order.role, order.pid)
         if actor is not None and actor not in self._kill_at:
             assert self._run_dir is not None
-            for observer in self._observers:
-                observer.before_kill(self._run_dir.path, actor.role, order.reason)
+            for before_kill in self._hooks.before_kill:
+                before_kill(self._run_dir.path, actor.role, order.reason)
             wait = STACKS if dump_stacks(actor) else 0.0
             self._kill_at[actor] = time.monotonic() + wait
             self._say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
@@ -298,14 +297,15 @@ class Launcher:
     def _on_exit(self, pidfd: int) -> None:
         actor, exited = self._actors.reap(pidfd)
         self._kill_at.pop(actor, None)
-        unexpected = self._stops.count == 0 and self.failure is None and not actor.went_with
+        unexpected = self._stops.count == 0 and self.failure is None and not actor.killed_with_role
         if unexpected or self._restarts(actor.role) or exited.status != EXIT_DRAINED:
             self._actors.end_mates(actor)
         if unexpected and exited.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
             self._await_fatal(actor)
         if unexpected and exited.status != EXIT_BAD_CONFIG:
             self._report_crash(exited)
-        how = f"goes with {actor.went_with}" if actor.went_with else describe_exit(exited.status)
+        how = (f"goes with {actor.killed_with_role}" if actor.killed_with_role
+               else describe_exit(exited.status))
         death = f"{actor.role} (pid {actor.pid}) {how}"
         if self._restarts(actor.role) and exited.status != EXIT_BAD_CONFIG:
             if self._stops.count:
@@ -333,9 +333,8 @@ class Launcher:
 
     def _report_crash(self, exited: Exited) -> None:
         assert self._run_dir is not None
-        for observer in self._observers:
-            observer.on_crash(self.config, self._run_dir.path, exited, self._error_of(exited),
-                              self._say)
+        for on_crash in self._hooks.on_crash:
+            on_crash(self.config, self._run_dir.path, exited, self._error_of(exited), self._say)
 
     def _await_fatal(self, actor: ChildProcess) -> None:
         until = time.monotonic() + FATAL_WAIT
@@ -379,18 +378,18 @@ class Launcher:
                 patience = max(0.0, until - time.monotonic()) + STOP_GRACE
             else:
                 patience = FAULT_GRACE
-            self._wait_until(partial(self._gone_or_hurried, group), patience)
-            self._drain_timed_out = self._drain_timed_out or not self._gone(group)
+            self._wait_until(partial(self._ended_or_hurried, group), patience)
+            self._drain_timed_out = self._drain_timed_out or not self._ended(group)
             for actor in group:
                 if self._actors.is_running(actor):
                     kill_group(actor.pid)
-            self._wait_until(partial(self._gone, group))
+            self._wait_until(partial(self._ended, group))
 
-    def _gone(self, group: list[ChildProcess]) -> bool:
+    def _ended(self, group: list[ChildProcess]) -> bool:
         return not any(self._actors.is_running(actor) for actor in group)
 
-    def _gone_or_hurried(self, group: list[ChildProcess]) -> bool:
-        return self._stops.count > 1 or self._gone(group)
+    def _ended_or_hurried(self, group: list[ChildProcess]) -> bool:
+        return self._stops.count > 1 or self._ended(group)
 
     def _say(self, text: str) -> None:
         """Print a line for whoever runs the engine."""
@@ -398,8 +397,8 @@ class Launcher:
 
     def _clean_up(self) -> None:
         self._actors.close()
-        for observer in self._observers:
-            observer.after_end()
+        for after_end in self._hooks.after_end:
+            after_end()
         for box in (self._inbox, self._watchdog):
             if box is not None:
                 box.close()

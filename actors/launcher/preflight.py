@@ -27,8 +27,8 @@ def check_machine(config: Config) -> None:
     if (ranks := config.device.tensor_parallel_size) > MOST_RANKS:
         raise BadConfig(f"tensor_parallel_size: must be at most {MOST_RANKS}, got {ranks}",
                         "device.tensor_parallel_size")
-    here = config.cluster.replicas > 0  # else a head whose replicas are all at nodes
-    if here and config.device.device == "cuda" and not (
+    runs_locally = config.cluster.replicas > 0  # else a head whose replicas are all at nodes
+    if runs_locally and config.device.device == "cuda" and not (
             config.device.null_worker or _has_driver()):
         raise BadConfig("device: cuda was asked for, but this machine has no CUDA device",
                         "device.device")

@@ -47,8 +47,8 @@ class WatchdogLink:
         for child in children:
             if child.role == WATCHDOG:
                 self._watchdog = starting(child.role, child.pid, child.epoch, time.monotonic())
-        own = self._supervisor.restarts_of(WATCHDOG) if self._supervisor is not None else []
-        self.send(Children(children, up, [*self._restarts.values(), *own]))
+        restarts = self._supervisor.restarts_of(WATCHDOG) if self._supervisor is not None else []
+        self.send(Children(children, up, [*self._restarts.values(), *restarts]))
         for exited in exits:
             self.send(exited)
 

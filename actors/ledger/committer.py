@@ -143,7 +143,7 @@ class LedgerCommitter:
 
     def close(self) -> None:
         """Close the ledger, and mark its files if all that they hold was sent."""
-        self._ledger.close(told=self._core.done and not self.holding)
+        self._ledger.close(finished=self._core.done and not self.holding)
 
 
 def open_ledger(context: Context) -> Ledger | None:
@@ -156,8 +156,8 @@ def open_ledger(context: Context) -> Ledger | None:
     recovery, model = context.config.recovery, context.config.model.model
     if not (recovery.ledger and (recovery.restart or recovery.ledger_dir is not None)):
         return None
-    own = recovery.ledger_dir
-    directory = context.run_dir / LEDGER if own is None else Path(own).expanduser()
+    ledger_dir = recovery.ledger_dir
+    directory = context.run_dir / LEDGER if ledger_dir is None else Path(ledger_dir).expanduser()
     again = context.epoch > 1
     try:
         ledger = Ledger(directory, model, lenient=again)

@@ -25,7 +25,7 @@ from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
 from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
 from actorium.actors.ledger.segments import (
     BREAK,
-    TOLD,
+    FINISHED,
     DamagedRange,
     LedgerFull,
     LedgerRecord,
@@ -66,12 +66,12 @@ class Compaction:
         records: list[LedgerRecord] = []
         size = 0
         for _ in range(SLICE_REQUESTS):
-            found = next(self._alive, None)
-            if found is None:
+            records_of_request = next(self._alive, None)
+            if records_of_request is None:
                 self.more = False
                 break
-            records += found
-            size += sum(len(record.payload) for record in found)
+            records += records_of_request
+            size += sum(len(record.payload) for record in records_of_request)
             if size > SLICE_BYTES:
                 break
         return records
@@ -108,14 +108,14 @@ class Ledger:
                 raise
             LOG.error("ledger_dir: %s: %s", directory, error.strerror)
         try:
-            found = self._read(lenient)
-            self.id = self._choose_id(found)
-            self.history = self._merge(found, lenient)
+            records_of = self._read(lenient)
+            self.id = self._choose_id(records_of)
+            self.history = self._merge(records_of, lenient)
             self._writer = SegmentWriter(directory, sync, later=lenient)
         except (OSError, ValueError):
             os.close(self._lock)
             raise
-        self._files = set(found) - self._foreign
+        self._files = set(records_of) - self._foreign
         """Segments without which something is lost."""
         # Written with the first batch: opening a ledger changes nothing.
         self._waiting.append(self._head(self.history.next_sid))
@@ -140,10 +140,10 @@ class Ledger:
 
     def _read(self, lenient: bool) -> dict[Path, list[LedgerRecord]]:
         """The records of each segment, oldest first. Raises as `read_segment`, unless lenient."""
-        found: dict[Path, list[LedgerRecord]] = {}
+        records: dict[Path, list[LedgerRecord]] = {}
         for path in segments(self.directory):
             try:
-                found[path], torn = read_segment(path)
+                records[path], torn = read_segment(path)
             except (OSError, ValueError) as error:
                 if not lenient:
                     raise
@@ -153,28 +153,28 @@ class Ledger:
             self.damaged += torn
             for where in torn:
                 LOG.warning("%s", where)
-        return found
+        return records
 
-    def _choose_id(self, found: dict[Path, list[LedgerRecord]]) -> str:
+    def _choose_id(self, records_of: dict[Path, list[LedgerRecord]]) -> str:
         """The ledger's id: the lock file's, if a segment has it; else the last segment's; else new.
         """
-        known = [id_ for records in found.values() if (id_ := _id_of(records))]
+        known = [id_ for records in records_of.values() if (id_ := _id_of(records))]
         with contextlib.suppress(OSError, ValueError):
-            own = os.pread(self._lock, ID_BYTES, 0).decode("ascii")
-            if own in known:
-                return own
-        own = known[-1] if known else secrets.token_hex(ID_BYTES // 2)
-        self._write_id(own)
-        return own
+            chosen = os.pread(self._lock, ID_BYTES, 0).decode("ascii")
+            if chosen in known:
+                return chosen
+        chosen = known[-1] if known else secrets.token_hex(ID_BYTES // 2)
+        self._write_id(chosen)
+        return chosen
 
-    def _write_id(self, own: str) -> None:
+    def _write_id(self, ledger_id: str) -> None:
         with contextlib.suppress(OSError):
-            os.pwrite(self._lock, own.encode(), 0)
+            os.pwrite(self._lock, ledger_id.encode(), 0)
 
-    def _merge(self, found: dict[Path, list[LedgerRecord]], lenient: bool) -> LedgerHistory:
+    def _merge(self, records_of: dict[Path, list[LedgerRecord]], lenient: bool) -> LedgerHistory:
         """The history of our segments. Raises `ValueError` at another ledger's, unless lenient."""
         history, last = LedgerHistory(), None
-        for path, records in found.items():
+        for path, records in records_of.items():
             if (id_ := _id_of(records)) and id_ != self.id:
                 text = f"{path} is of another ledger; remove it"
                 if not lenient:
@@ -327,13 +327,13 @@ class Ledger:
         if not compaction.old:
             self._alive, self._compaction = compaction.bytes, None
 
-    def close(self, told: bool = False) -> None:
-        """Release the lock. told: nothing is unfinished, so the files go at a clean end."""
+    def close(self, finished: bool = False) -> None:
+        """Release the lock. finished: nothing is unfinished, so the files go at a clean end."""
         self._writer.close()
-        if told:
+        if finished:
             for path in self._segments():
                 with contextlib.suppress(OSError):
-                    path.rename(path.with_suffix(TOLD))
+                    path.rename(path.with_suffix(FINISHED))
         if self._lock >= 0:
             os.close(self._lock)
 

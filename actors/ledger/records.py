@@ -227,10 +227,10 @@ class LedgerHistory:
             del self._outputs[output.sid]
 
 
-def _same(one: Submit, other: Submit) -> bool:
+def _same(first: Submit, second: Submit) -> bool:
     """Returns whether they are the same request, from whichever client."""
-    return (one.rid, one.prompt, one.n, one.seed, one.params) == (
-        other.rid, other.prompt, other.n, other.seed, other.params)
+    return (first.rid, first.prompt, first.n, first.seed, first.params) == (
+        second.rid, second.prompt, second.n, second.seed, second.params)
 
 
 def cut(row: RowLogprobs, first: int) -> RowLogprobs:

@@ -26,7 +26,7 @@ OLDER = (1,)
 sequences had 32 bits in version 1 (`TokenBatch.sids`)."""
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
-SUFFIX, TOLD = ".seg", ".told"
+SUFFIX, FINISHED = ".seg", ".told"
 """Of a segment; and of one of a ledger that was closed when all that it holds had been told: such a
 one goes at a clean end of the engine, and is read as any other after an end that was not."""
 BREAK = 0
@@ -79,9 +79,9 @@ def unpack(data: bytes) -> tuple[list[LedgerRecord], int]:
     where the header is not a ledger's."""
     _check_head(data)
     records, at = [], len(MAGIC)
-    while (found := _record_at(data, at)) is not None:
-        records.append(found)
-        at += HEAD.size + len(found.payload)
+    while (record := _record_at(data, at)) is not None:
+        records.append(record)
+        at += HEAD.size + len(record.payload)
     return records, min(at, len(data))
 
 
@@ -110,17 +110,17 @@ def _record_at(data: bytes, at: int) -> LedgerRecord | None:
 
 def segments(directory: Path) -> list[Path]:
     """The segments of a ledger, oldest first."""
-    return sorted((path for suffix in (SUFFIX, TOLD) for path in directory.glob(f"*{suffix}")
+    return sorted((path for suffix in (SUFFIX, FINISHED) for path in directory.glob(f"*{suffix}")
                    if path.stem.isdecimal()), key=lambda path: int(path.stem))
 
 
-def remove_told(directory: Path) -> None:
+def remove_finished(directory: Path) -> None:
     """Remove the files of a ledger of which all was told, unless somebody writes it."""
     with contextlib.suppress(OSError, private.UnsafePath):
         lock = private.open_file(directory / "lock", os.O_RDWR)
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            for path in directory.glob(f"*{TOLD}"):
+            for path in directory.glob(f"*{FINISHED}"):
                 remove(path)
             if not segments(directory):
                 remove(directory / "lock")
@@ -148,9 +148,9 @@ def read_segment(path: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
         damaged.append(DamagedRange(path, 0, min(len(data), len(MAGIC)), len(data) <= len(MAGIC)))
     at = len(MAGIC)
     while at < len(data):
-        if (found := _record_at(data, at)) is not None:
-            records.append(found)
-            at += HEAD.size + len(found.payload)
+        if (record := _record_at(data, at)) is not None:
+            records.append(record)
+            at += HEAD.size + len(record.payload)
             continue
         records.append(LedgerRecord(BREAK, b""))
         behind = at + HEAD.size
@@ -169,8 +169,8 @@ def read_all(directory: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
     records: list[LedgerRecord] = []
     damaged: list[DamagedRange] = []
     for path in segments(directory):
-        found, bad = read_segment(path)
-        records, damaged = records + found, damaged + bad
+        records_read, bad = read_segment(path)
+        records, damaged = records + records_read, damaged + bad
     return records, damaged
 
 

@@ -168,14 +168,14 @@ def decode(data: bytes, name: str) -> Recording:
         raise BadRecording(f"{name} is no recording") from None
     if header.version != VERSION:
         raise BadRecording(f"{name} is a recording of version {header.version}, this is {VERSION}")
-    found = Recording(header, [])
+    recording = Recording(header, [])
     decode_turn = msgspec.msgpack.Decoder(RecordedTurn).decode
     try:
         for frame in frames:
-            found.turns.append(decode_turn(frame))
+            recording.turns.append(decode_turn(frame))
     except (msgspec.MsgspecError, UnicodeDecodeError):
-        found.damaged = True
-    return found
+        recording.damaged = True
+    return recording
 
 
 def _frames(data: bytes) -> Iterator[bytes]:

@@ -94,33 +94,33 @@ def _imported(run_dir: Path, target: str) -> bool:
 
 def _fork(words: list[str], go: int, control: socket.socket) -> int:
     """Fork an actor that waits at `go`; its pid, 0 where the system has no room for it."""
-    told, tell = os.pipe()
+    pid_read, pid_write = os.pipe()
     try:
         between = os.fork()
         if not between:
-            _leave_a_child(words, go, control, tell)
-        os.close(tell)
-        tell = -1
-        pid = int(os.read(told, 32) or 0)
+            _leave_a_child(words, go, control, pid_write)
+        os.close(pid_write)
+        pid_write = -1
+        pid = int(os.read(pid_read, 32) or 0)
         os.waitpid(between, 0)  # from here on the launcher is its parent
         return pid
     except OSError:
         return 0
     finally:
-        os.close(told)
-        if tell >= 0:
-            os.close(tell)
+        os.close(pid_read)
+        if pid_write >= 0:
+            os.close(pid_write)
 
 
-def _leave_a_child(words: list[str], go: int, control: socket.socket, tell: int) -> NoReturn:
+def _leave_a_child(words: list[str], go: int, control: socket.socket, pid_write: int) -> NoReturn:
     try:
         pid = os.fork()
         if not pid:
-            os.close(tell)
+            os.close(pid_write)
             control.close()
             _become_actor(words, go)
         os.setpgid(pid, pid)
-        os.write(tell, b"%d" % pid)
+        os.write(pid_write, b"%d" % pid)
     finally:
         os._exit(0)
 

@@ -145,7 +145,7 @@ class InflightJournal:
     def convict(self, name: bytes) -> None:
         """The request has left the actor in a state in which it cannot continue: the next
         incarnation must not try it again."""
-        self._condemn(name)
+        self._quarantine(name)
         self._write_counts()
 
     def failed(self, error: BaseException, rid: str = "") -> Quarantined | EngineUnavailable:
@@ -196,15 +196,15 @@ class InflightJournal:
 
     def _judge(self) -> None:
         (hung_at,) = _HUNG.unpack_from(self._buffer, 0)
-        found = {place: each for place in range(PLACES) if (each := self._names(place))}
+        named = {place: each for place in range(PLACES) if (each := self._names(place))}
         for place in range(PLACES):
             self.clear(place)
         _HUNG.pack_into(self._buffer, 0, 0.0)
-        if not found:
+        if not named:
             return
-        guilty = self._hung(found, hung_at) if hung_at else None
+        guilty = self._hung(named, hung_at) if hung_at else None
         if guilty is None:
-            names: dict[bytes, None] = {name: None for each in found.values() for name in each}
+            names: dict[bytes, None] = {name: None for each in named.values() for name in each}
             again = [name for name in names if name in self._suspects]
             if len(again) == 1:
                 guilty = again[0]
@@ -216,20 +216,20 @@ class InflightJournal:
                             "s" if len(names) != 1 else "")
         if guilty is not None:
             LOG.error("a request that it died of is refused from now on")
-            self._condemn(guilty)
+            self._quarantine(guilty)
         self._write(_SUSPECTS, SUSPECTS, self._suspects)
         self._write_counts()
 
-    def _hung(self, found: dict[int, list[bytes]], hung_at: float) -> bytes | None:
+    def _hung(self, named: dict[int, list[bytes]], hung_at: float) -> bytes | None:
         """The request that kept the actor from going on, if it was one."""
         def spent(place: int) -> float:
             (since, _) = _PLACE.unpack_from(self._buffer, self._heads[place])
             return float(hung_at - since) / self._allowed(place)
 
-        place = max(found, key=spent)
-        return found[place][0] if len(found[place]) == 1 and spent(place) >= 0.5 else None
+        place = max(named, key=spent)
+        return named[place][0] if len(named[place]) == 1 and spent(place) >= 0.5 else None
 
-    def _condemn(self, name: bytes) -> None:
+    def _quarantine(self, name: bytes) -> None:
         self._suspects.pop(name, None)
         self._convicts[name] = None
         self._trim(self._convicts, CONVICTS)

@@ -184,15 +184,15 @@ class _Shown(logging.Filter):
 def _log_uncaught() -> None:
     """Log exceptions of threads and destructors without their text, which Python would write to
     stderr."""
-    def in_thread(gone: threading.ExceptHookArgs) -> None:
-        if gone.exc_value is not None and gone.exc_type is not SystemExit:
-            LOG.error("a thread ends: %s", gone.exc_type.__name__,
-                      extra={"fields": error_fields(gone.exc_value)})
+    def in_thread(args: threading.ExceptHookArgs) -> None:
+        if args.exc_value is not None and args.exc_type is not SystemExit:
+            LOG.error("a thread ends: %s", args.exc_type.__name__,
+                      extra={"fields": error_fields(args.exc_value)})
 
-    def unraisable(one: sys.UnraisableHookArgs) -> None:
-        if one.exc_value is not None:
-            LOG.error("ignored: %s", one.exc_type.__name__,
-                      extra={"fields": error_fields(one.exc_value)})
+    def unraisable(args: sys.UnraisableHookArgs) -> None:
+        if args.exc_value is not None:
+            LOG.error("ignored: %s", args.exc_type.__name__,
+                      extra={"fields": error_fields(args.exc_value)})
 
     threading.excepthook, sys.unraisablehook = in_thread, unraisable
 

@@ -1,5 +1,5 @@
-"""Mailboxes: an actor's inbox (PULL) and its outboxes (PUSH). `front.py` has the third kind, for
-clients.
+"""Mailboxes: an actor's inbox (PULL) and its outboxes (PUSH). The third kind, for clients, is in
+`client_endpoint.py`.
 
 None of them knows an event loop: each has an `fd` that becomes readable when there may be something
 to do. ZMQ's fd is edge-triggered, so a reader goes on until nothing is `pending`, and asks again

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     import zmq
 
     from actorium.actors.core import Context, Core
-    from actorium.actors.runtime.front import Front
-    from actorium.actors.runtime.shell_extensions import CommitLog, FrontGate
+    from actorium.actors.runtime.client_endpoint import ClientEndpoint
+    from actorium.actors.runtime.shell_extensions import ClientGate, CommitLog
 
 USAGE = ("usage: python -m actorium.actors.runtime.main ROLE RUN_DIR EPOCH PARENT_PID "
          "[MODULE:FUNCTION]")
@@ -80,7 +80,7 @@ def _build(target: str, ctx: Context) -> Core:
     return core
 
 
-def _open_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> FrontGate | None:
+def _open_gate(ctx: Context, context: zmq.Context[Any], front: ClientEndpoint) -> ClientGate | None:
     if ctx.config.runtime.listen is None and ctx.config.cluster.cluster_listen is None:
         return None
     from actorium.actors.runtime.security.curve_gate import open_curve_gate

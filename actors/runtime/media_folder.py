@@ -70,16 +70,16 @@ def _remove(folder: Path) -> None:
 
 def _is_own(folder: Path) -> bool:
     try:
-        found = os.lstat(folder)
+        info = os.lstat(folder)
     except FileNotFoundError:
         return False
-    return stat.S_ISDIR(found.st_mode) and found.st_uid == os.geteuid()
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
 
 
 def _size(shared: Path) -> int:
     """Bytes that files there may take; 0 = it cannot be written."""
     try:
-        found = os.statvfs(shared)
+        stats = os.statvfs(shared)
     except OSError:
         return 0
-    return found.f_bavail * found.f_frsize if os.access(shared, os.W_OK) else 0
+    return stats.f_bavail * stats.f_frsize if os.access(shared, os.W_OK) else 0

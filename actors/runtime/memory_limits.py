@@ -45,22 +45,22 @@ def groups(proc: Path = Path("/proc/self")) -> Iterator[tuple[str, Path]]:
     """(type of the file system, directory) of each group that the process is in, from its own
     outwards; those of version 1 that have to do with memory. proc: of the process."""
     with contextlib.suppress(OSError, ValueError):
-        own = dict(_own_groups(proc))
+        path_of = dict(_groups_of(proc))
         for line in (proc / "mountinfo").read_text().splitlines():
             before, _, after = line.partition(" - ")
             _, _, _, root, where, *_ = before.split()
             kind, _, options = after.split()[:3]
-            if kind not in own or kind == "cgroup" and "memory" not in options.split(","):
+            if kind not in path_of or kind == "cgroup" and "memory" not in options.split(","):
                 continue
-            top, path = Path(where), PurePosixPath(own[kind])
+            top, path = Path(where), PurePosixPath(path_of[kind])
             # A container may see its own group alone, mounted as if it was the outermost one.
             inner = path.relative_to(root) if path.is_relative_to(root) else PurePosixPath()
-            here = top / inner
-            yield kind, here
-            yield from ((kind, each) for each in here.parents if each.is_relative_to(top))
+            directory = top / inner
+            yield kind, directory
+            yield from ((kind, each) for each in directory.parents if each.is_relative_to(top))
 
 
-def _own_groups(proc: Path) -> Iterator[tuple[str, str]]:
+def _groups_of(proc: Path) -> Iterator[tuple[str, str]]:
     for line in (proc / "cgroup").read_text().splitlines():
         number, controllers, path = line.split(":", 2)
         if number == "0" and not controllers:
@@ -71,13 +71,13 @@ def _own_groups(proc: Path) -> Iterator[tuple[str, str]]:
 
 def memory_limit(proc: Path = Path("/proc/self")) -> MemoryLimit | None:
     """The smallest limit of all groups that a process is in; None: there is none."""
-    found = []
+    limits = []
     for kind, directory in groups(proc):
         for name in LIMITS[kind]:
             with contextlib.suppress(OSError, ValueError):  # "max", or no such file
                 if (limit := int((directory / name).read_text())) < NO_LIMIT:
-                    found.append(MemoryLimit(limit, directory / name))
-    return min(found, default=None)
+                    limits.append(MemoryLimit(limit, directory / name))
+    return min(limits, default=None)
 
 
 def memory_here(proc: Path = Path("/proc/self")) -> int:
@@ -92,10 +92,10 @@ class OomKills:
     count of such kills has grown meanwhile. Children are in the group of their parent."""
 
     def __init__(self, proc: Path = Path("/proc/self")) -> None:
-        own: dict[str, Path] = {}
+        innermost: dict[str, Path] = {}
         for kind, directory in groups(proc):
-            own.setdefault(kind, directory)
-        self._files = [directory / KILLS[kind] for kind, directory in own.items()]
+            innermost.setdefault(kind, directory)
+        self._files = [directory / KILLS[kind] for kind, directory in innermost.items()]
         self._seen = self._before = self._count()
         self._look_at = 0.0
 

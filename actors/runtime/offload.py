@@ -28,14 +28,14 @@ class OffloadJob(Generic[T]):
         """name: the request's name in the journal; cancel: takes it back from the threads."""
         self._work, self._journal, self._cancel = work, journal, cancel
         self.name = name
-        self._found: list[T] = []
+        self._result: list[T] = []
         self._error: BaseException | None = None
         self.done = False
 
     def run(self) -> None:
         """On a thread."""
         try:
-            self._found.append(self._work())
+            self._result.append(self._work())
         except (ActoriumError, *PROCESS_FAULTS) as error:
             self._error = error
         except BaseException as error:
@@ -56,7 +56,7 @@ class OffloadJob(Generic[T]):
         fault, it ends the process from here, not the thread."""
         if self._error is not None:
             raise self._error
-        return self._found[0]
+        return self._result[0]
 
 
 class Offload:
@@ -102,9 +102,9 @@ class Offload:
 
     def _take_back(self, job: OffloadJob[T]) -> bool:
         with self._turn:
-            found = self._jobs.pop(job, None)  # type: ignore[arg-type]
-            self._waiting -= found is not None
-        return found is not None
+            post = self._jobs.pop(job, None)  # type: ignore[arg-type]
+            self._waiting -= post is not None
+        return post is not None
 
     def _next(self) -> tuple[OffloadJob[object], Post]:
         with self._turn:
@@ -115,11 +115,11 @@ class Offload:
     def _run(self, place: int) -> None:
         while True:
             job, post = self._next()
-            self._run_one(job, place)
+            self._run_job(job, place)
             post()
             del job, post  # may be large, and the next one may be long in coming
 
-    def _run_one(self, job: OffloadJob[object], place: int) -> None:
+    def _run_job(self, job: OffloadJob[object], place: int) -> None:
         alone = self._journal.suspected(job.name)
         with self._turn:
             self._turn.wait_for(lambda: not self._alone)

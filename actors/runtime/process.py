@@ -72,7 +72,7 @@ def hide_arguments(words: Iterable[str]) -> None:
     def hidden(line: bytes) -> bytes:
         for word in words:
             line = re.sub(rb"(?<=[\0=])%b(?=\0)" % re.escape(os.fsencode(word)),
-                          lambda found: b"*" * len(found[0]), line)
+                          lambda match: b"*" * len(match[0]), line)
         return line
 
     _change_command_line(hidden)

@@ -28,7 +28,7 @@ WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""
 GATEWAY = "actorium.actors.gateway.actor:build"
-MEDIA = "actorium.actors.vision.media_actor:build"
+MEDIA = "actorium.actors.media.media_actor:build"
 NULL_WORKER = "actorium.tools.null.null_worker:build"
 REFUSING = ("tokenizer", "gateway", "media")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""

@@ -27,7 +27,7 @@ import zmq
 from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel
 from actorium.actors.messages import Fatal
-from actorium.actors.runtime.front import CLIENT_HWM, Front
+from actorium.actors.runtime.client_endpoint import CLIENT_HWM, ClientEndpoint
 from actorium.actors.runtime.heartbeat import Heartbeats
 from actorium.actors.runtime.logs import error_fields, error_text
 from actorium.actors.runtime.mailbox import LINGER_MS, Inbox, Outbox, Overflow, encode
@@ -39,7 +39,7 @@ from actorium.actors.runtime.process import (
 )
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, WORKER, worker_roles
 from actorium.actors.runtime.rundir import address
-from actorium.actors.runtime.shell_extensions import CommitLog, Extensions, FrontGate
+from actorium.actors.runtime.shell_extensions import ClientGate, CommitLog, Extensions
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
@@ -71,9 +71,9 @@ class Shell:
         self.context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self.core: Core | None = None
         self.inbox: Inbox | None = None
-        self.front: Front | None = None
+        self.front: ClientEndpoint | None = None
         self._extensions = extensions
-        self._gate: FrontGate | None = None
+        self._gate: ClientGate | None = None
         self._commit_log: CommitLog | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
@@ -118,13 +118,15 @@ class Shell:
                            hwm=self._hwm)
         self.loop.add_reader(self.inbox.fd, self.wake)
         if core.front is not None:
-            self.front = Front(self.context, address(run_dir, f"{role}.front"), core.front,
+            self.front = ClientEndpoint(self.context, address(run_dir, f"{role}.front"), core.front,
                                hwm=min(self._hwm, CLIENT_HWM), limit=core.front_bytes)
             self.loop.add_reader(self.front.fd, self.wake, True)
-            self._gate = self._extensions.open_gate(self.ctx, self.context, self.front)
+            if self._extensions.open_gate is not None:
+                self._gate = self._extensions.open_gate(self.ctx, self.context, self.front)
             if self._gate is not None:
                 self.loop.add_reader(self._gate.fd, self._gate.serve)
-        self._commit_log = self._extensions.open_commit_log(self.ctx, core)
+        if self._extensions.open_commit_log is not None:
+            self._commit_log = self._extensions.open_commit_log(self.ctx, core)
         core.on_start(self.post)
         self.loop.call_soon(self.wake)
 
@@ -211,7 +213,7 @@ class Shell:
         self._arm_timer(core, now)
         self._after_wake(core)
 
-    def _receive_clients(self, core: Core, front: Front, now: float) -> None:
+    def _receive_clients(self, core: Core, front: ClientEndpoint, now: float) -> None:
         for client, message in front.receive(BURST):
             core.on_client(client, message, now)
         for client, text in front.refused:
@@ -219,7 +221,7 @@ class Shell:
         if front.waiting:
             front.flush()
 
-    def _report_clients(self, core: Core, front: Front, now: float) -> None:
+    def _report_clients(self, core: Core, front: ClientEndpoint, now: float) -> None:
         """Reports to the core which clients fell behind or caught up, and which disconnected."""
         changes, lost = front.pace_changes, front.lost
         front.pace_changes, front.lost = [], []

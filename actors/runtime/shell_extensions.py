@@ -1,5 +1,5 @@
-"""What the shell calls and does not need: the ledger's `CommitLog`, and the `FrontGate` that lets
-clients of other machines in."""
+"""Interfaces of the shell's optional features: the ledger's `CommitLog`, and the `ClientGate` that
+lets clients of other machines in."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any, NamedTuple, Protocol
 import zmq
 
 from actorium.actors.core import Context, Core, Send
-from actorium.actors.runtime.front import Front
+from actorium.actors.runtime.client_endpoint import ClientEndpoint
 
 
-class FrontGate(Protocol):
+class ClientGate(Protocol):
     """Authenticates clients of other machines (`runtime/security/curve_gate.py`)."""
 
     refused: int
@@ -50,8 +50,9 @@ class CommitLog(Protocol):
 
 
 class Extensions(NamedTuple):
-    """The features around a shell. Each function returns None where its feature is not wanted."""
+    """The features around a shell; None = there is none. Each function returns None where its
+    feature is not wanted."""
 
-    open_gate: Callable[[Context, zmq.Context[Any], Front], FrontGate | None] = \
-        lambda ctx, context, front: None
-    open_commit_log: Callable[[Context, Core], CommitLog | None] = lambda ctx, core: None
+    open_gate: Callable[[Context, zmq.Context[Any], ClientEndpoint], ClientGate | None] | None = \
+        None
+    open_commit_log: Callable[[Context, Core], CommitLog | None] | None = None

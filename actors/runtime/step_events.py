@@ -1,4 +1,4 @@
-"""What happened when: each actor's records of its steps, for `actorium trace`.
+"""Step events: each actor's records of its steps, for `actorium trace`.
 
 With `runtime.trace_dir` set, an actor writes fixed-size records into a file of its own, a ring that
 keeps the last ones. The file is mapped into memory: a record costs under a microsecond, no system
@@ -138,10 +138,10 @@ def read_events(path: Path) -> Track:
         label = msgspec.json.decode(data[_HEADER.size:base], type=EventLabel)
     except msgspec.MsgspecError as error:
         raise BadEvents(f"{path}: {error}") from None
-    found = sorted(r for r in _RECORD.iter_unpack(data[base:]) if r[0] and r[5] in KINDS)
+    rows = sorted(r for r in _RECORD.iter_unpack(data[base:]) if r[0] and r[5] in KINDS)
     events = [StepEvent(kind, epoch, step, begin, end, value)
-              for _, begin, end, step, value, kind, epoch in found]
-    return Track(label, events, found[0][0] - 1 if found else 0)
+              for _, begin, end, step, value, kind, epoch in rows]
+    return Track(label, events, rows[0][0] - 1 if rows else 0)
 
 
 # --- around a core -------------------------------------------------------------------------------

@@ -1,6 +1,6 @@
 """What the scheduler observes of requests: waiting, first token, gaps between tokens, ends.
 
-Counted as results come in, into the fixed buckets of `actors/runtime/histograms.py`, without a
+Counted as results come in, into the fixed buckets of `actors/runtime/beat_gauges.py`, without a
 Python object per sequence in a steady step: all its rows had their last token in the same step
 before, so they share one gap. Where rows differ, gaps are a column of numpy.
 """
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
-from actorium.actors.runtime.histograms import BOUNDS, HTTP_REQUESTS, Histogram
+from actorium.actors.runtime.beat_gauges import BOUNDS, HTTP_REQUESTS, Histogram
 from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_state import RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState

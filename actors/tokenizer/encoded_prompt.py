@@ -6,9 +6,9 @@ from array import array
 from typing import NamedTuple
 
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.media.prompt_media import cut
 from actorium.actors.messages import Generate, MediaItem, Tokenize, TurnPart
 from actorium.actors.tokenizer.text_model import TextModel
-from actorium.actors.vision.prompt_media import cut
 
 
 class EncodedPrompt(NamedTuple):

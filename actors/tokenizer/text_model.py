@@ -15,6 +15,7 @@ from actorium.actors import params
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ContextOverflow, InvalidRequest
+from actorium.actors.media.prompt_media import open_prompt_media
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
 from actorium.actors.models import model_defaults as defaults
 from actorium.actors.models import model_dir as models
@@ -22,7 +23,6 @@ from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
 from actorium.actors.tokenizer.defaults import ModelFacts
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
-from actorium.actors.vision.prompt_media import open_prompt_media
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 

@@ -1,4 +1,4 @@
-"""Which actors hang: judged by their heartbeats and by the time budgets that they declare.
+"""Hang detection: by the actors' heartbeats and by the time budgets that they declare.
 
 Heartbeats come from a thread of their own. If they stay away, the process is stopped or never
 releases the interpreter. If they come, but the loop does not turn or steps do not move for longer

@@ -1,6 +1,4 @@
-"""What stands around the watchdog's core in an engine: HTTP probes, metrics and the log's line on
-the work.
-"""
+"""HTTP probes, metrics and the periodic log line, around the watchdog's core."""
 
 from __future__ import annotations
 

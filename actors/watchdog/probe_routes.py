@@ -8,7 +8,7 @@ its turn: send it elsewhere. `/startupz` fails until the engine was ready once.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Iterator, MutableMapping
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
@@ -81,12 +81,12 @@ class ProbeApp:
     async def __call__(self, scope: Scope, receive: Receive, send: Respond) -> None:
         if scope["type"] != "http":
             return
-        found = self._refuse(scope) or await self._answer(scope)
-        headers = [(b"content-type", found.kind.encode()), (b"cache-control", b"no-store"),
+        response = self._refuse(scope) or await self._answer(scope)
+        headers = [(b"content-type", response.kind.encode()), (b"cache-control", b"no-store"),
                    (b"x-content-type-options", b"nosniff"),
-                   (b"content-length", str(len(found.body)).encode()), *found.headers]
-        await send({"type": "http.response.start", "status": found.status, "headers": headers})
-        body = b"" if scope["method"] == "HEAD" else found.body
+                   (b"content-length", str(len(response.body)).encode()), *response.headers]
+        await send({"type": "http.response.start", "status": response.status, "headers": headers})
+        body = b"" if scope["method"] == "HEAD" else response.body
         await send({"type": "http.response.body", "body": body})
 
     def _refuse(self, scope: Scope) -> ProbeResponse | None:
@@ -172,7 +172,7 @@ class ProbeApp:
         facts = self._engine.metrics_input(self._clock())
         running = {actor.role: process for actor in facts.actors.values()
                    if (process := process_usage(actor.pid)) is not None}
-        body, kind = metrics.render(facts._replace(processes=running), accept)
+        body, kind = metrics_text(facts._replace(processes=running), accept)
         return ProbeResponse(200, body, kind)
 
 
@@ -220,3 +220,55 @@ class GenerateProbe:
 async def _closed(client: AsyncClient) -> tuple[str, float]:
     await client.close()
     return "", 0.0
+
+
+# --- Prometheus' text ---
+
+class _Metrics:
+    """A collector, as prometheus_client's encoders want one."""
+
+    def __init__(self, facts: metrics.MetricsInput) -> None:
+        self._facts = facts
+
+    def collect(self) -> Iterator[object]:
+        from prometheus_client.metrics_core import Metric
+
+        for family in metrics.families(self._facts):
+            metric = Metric(family.name, family.about, family.kind)
+            for sample in family.samples:
+                metric.add_sample(family.name + sample.suffix, sample.labels, sample.value)
+            yield metric
+
+
+def metrics_text(facts: metrics.MetricsInput, accept: str = "") -> tuple[bytes, str]:
+    """The text and its content type, in the format that the `Accept` header asks for.
+
+    Names are the same in every format and whatever `escaping` is asked for: all of them consist of
+    letters, digits, "_" and ":", which every version of Prometheus stores as they are."""
+    from prometheus_client import exposition
+    from prometheus_client.openmetrics import exposition as openmetrics
+
+    # Under any other scheme prometheus_client escapes the ":" of OpenMetrics' samples.
+    escaping = openmetrics.ALLOWUTF8
+    if _wants_openmetrics(accept):
+        text = openmetrics.generate_latest(_Metrics(facts), escaping=escaping)
+        return text, "application/openmetrics-text; version=1.0.0; charset=utf-8"
+    text = exposition.generate_latest(_Metrics(facts), escaping=escaping)  # type: ignore[arg-type]
+    return text, "text/plain; version=0.0.4; charset=utf-8"
+
+
+def _wants_openmetrics(accept: str) -> bool:
+    """Whether OpenMetrics 1 is asked for by name, and Prometheus' text not preferred to it."""
+    openmetrics = text = 0.0
+    for asked in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in asked.split(";"))
+        named = dict(part.partition("=")[::2] for part in parameters)
+        try:
+            weight = float(named.get("q", "1"))
+        except ValueError:
+            weight = 0.0
+        if kind == "text/plain":
+            text = max(text, weight)
+        elif kind == "application/openmetrics-text" and named.get("version", "1").startswith("1"):
+            openmetrics = max(openmetrics, weight)
+    return openmetrics > 0 and openmetrics >= text

@@ -61,11 +61,11 @@ def _obstacles(known: EngineView, config: Config, now: float) -> list[str]:
     if not known.expected:
         return ["no actor has been started"]
     actors = [known.actors[role] for role in sorted(known.expected)]
-    found = [f"{actor.role} is {actor.state}" + (f" ({actor.detail})" if actor.detail else "")
+    obstacles = [f"{actor.role} is {actor.state}" + (f" ({actor.detail})" if actor.detail else "")
              for actor in find_missing(actors, now, config.runtime.heartbeat, known.started)]
-    if not found and config.recovery.restart and not known.started:
+    if not obstacles and config.recovery.restart and not known.started:
         return ["the launcher is being told that all are there"]
-    return found or _hung(actors, known, config, now) or _full(known, config)
+    return obstacles or _hung(actors, known, config, now) or _full(known, config)
 
 
 def _hung(actors: list[Supervised], known: EngineView, config: Config, now: float) -> list[str]:
@@ -80,9 +80,9 @@ def _full(known: EngineView, config: Config) -> list[str]:
     if scheduler is None:
         return []
     waiting, limit = scheduler.gauges.get(WAITING, 0.0), config.scheduler.max_num_queued_reqs
-    found = []
+    reasons = []
     if waiting >= limit:
-        found.append(f"the queue is full: {waiting:.0f} requests wait, {limit} may")
+        reasons.append(f"the queue is full: {waiting:.0f} requests wait, {limit} may")
     if scheduler.gauges.get(LEDGER_FULL):
-        found.append("the ledger takes no more")
-    return found
+        reasons.append("the ledger takes no more")
+    return reasons

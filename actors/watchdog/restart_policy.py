@@ -1,4 +1,4 @@
-"""When a dead actor is started again, and when it is not.
+"""The restart policy: when a dead actor is started again, and when it is not.
 
 One for one, after a delay that doubles from death to death, and never more often than an intensity
 limit allows, like Erlang's supervisors. Pure: the caller passes the time, CLOCK_MONOTONIC seconds.

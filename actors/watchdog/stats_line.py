@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from actorium.actors.counters import CounterReading, Growth, growth
-from actorium.actors.runtime.step_gauges import STEP_MODES, steps_by_size
+from actorium.actors.runtime.beat_gauges import STEP_MODES, steps_by_size
 from actorium.actors.watchdog.supervised import Supervised
 
 SCHEDULER, WORKER = "scheduler", "worker-0"
@@ -121,9 +121,9 @@ def _add_speculation(done: Mapping[str, float], fields: dict[str, float],
 
 def _step_counters(worker: Supervised | None) -> tuple[str, ...]:
     """The worker's counters of steps: by how it ran them, and by size."""
-    told = worker.gauges if worker is not None else {}
+    gauges = worker.gauges if worker is not None else {}
     return (*(f"steps_{mode}" for mode in STEP_MODES),
-            *(name for name in told if name.startswith("steps_") and name[-1].isdecimal()))
+            *(name for name in gauges if name.startswith("steps_") and name[-1].isdecimal()))
 
 
 def _add_graphs(modes: Mapping[str, float], fields: dict[str, float], parts: list[str]) -> None:
@@ -137,10 +137,10 @@ def _add_graphs(modes: Mapping[str, float], fields: dict[str, float], parts: lis
     fields.update({f"steps_{mode}_of_{size}": count for (mode, size), count in sizes.items()})
     shown = []
     for mode in STEP_MODES:
-        own = sorted(((count, size) for (other, size), count in sizes.items() if other == mode),
+        counts = sorted(((count, size) for (other, size), count in sizes.items() if other == mode),
                      reverse=True)
-        if own:
-            told = [f"{size}: {count:.0f}" for count, size in own[:SIZES_SHOWN]]
-            shown.append(f"{mode} {', '.join(told + ['...'] * (len(own) > SIZES_SHOWN))}")
+        if counts:
+            listed = [f"{size}: {count:.0f}" for count, size in counts[:SIZES_SHOWN]]
+            shown.append(f"{mode} {', '.join(listed + ['...'] * (len(counts) > SIZES_SHOWN))}")
     parts.append(f"Graphs: {100 * fields['graph_share']:.1f}% of steps"
                  + f" ({'; '.join(shown)})" * bool(shown))

@@ -1,4 +1,4 @@
-"""What a supervisor knows of one actor."""
+"""A supervisor's record of one actor."""
 
 from __future__ import annotations
 
@@ -71,10 +71,10 @@ def find_missing(actors: Iterable[Supervised], now: float, heartbeat: float, up:
                  ) -> list[Supervised]:
     """Those that are not ready. up: the engine has been; then replicas (`actors/cluster`) are not
     missed as long as there is one."""
-    missing, there = [], False
+    missing, has_replica = [], False
     for actor in actors:
         if not actor.is_ready(now, heartbeat):
             missing.append(actor)
         else:
-            there = there or actor.role.startswith(REPLICA_ROLE)
-    return [a for a in missing if not (up and there and a.role.startswith(REPLICA_ROLE))]
+            has_replica = has_replica or actor.role.startswith(REPLICA_ROLE)
+    return [a for a in missing if not (up and has_replica and a.role.startswith(REPLICA_ROLE))]

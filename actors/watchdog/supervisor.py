@@ -1,4 +1,4 @@
-"""What is done about dead and hung actors: which to kill, which to start again, when to give up.
+"""Supervision of dead and hung actors: which to kill, which to start again, when to give up.
 
 Pure, but for the function that looks at processes: it receives deaths, checks the actors now and
 then, and returns orders to the launcher. What it knows of restarts goes to the launcher as
@@ -135,12 +135,12 @@ class Supervisor:
 
     # --- orders ---
 
-    def tick(self, actors: Mapping[str, Supervised], now: float, own: Supervised | None = None
+    def tick(self, actors: Mapping[str, Supervised], now: float, watchdog: Supervised | None = None
              ) -> list[Kill | Spawn]:
-        """Find hung actors; return all orders that are due now. own: the watchdog's state, whose
+        """Find hung actors; return all orders that are due now. watchdog: its own state, whose
         heartbeats reach it as all others do."""
         self._excuse_own_pause(actors, now)
-        lag = self._lateness(own, now)
+        lag = self._lateness(watchdog, now)
         self._last_tick = now
         for actor in actors.values():
             diagnosis = self._silence.diagnose(actor, now)
@@ -152,7 +152,7 @@ class Supervisor:
                 actor.hang_cause = hang.cause
                 self._orders.append(Kill(actor.role, actor.pid, f"{hang.cause}: {hang.text}"))
         for role, due in list(self._due.items()):
-            if now >= due.at and all(actors[one].phase == EXITED for one in mates(role, actors)):
+            if now >= due.at and all(actors[mate].phase == EXITED for mate in mates(role, actors)):
                 del self._due[role]
                 self._orders.append(Spawn(role, due.epoch))
         orders, self._orders = self._orders, []
@@ -166,9 +166,10 @@ class Supervisor:
                 actor.seen = min(now, actor.seen + slept)
                 actor.moved = min(now, actor.moved + slept)
 
-    def _lateness(self, own: Supervised | None, now: float) -> float:
+    def _lateness(self, watchdog: Supervised | None, now: float) -> float:
         """Seconds by which heartbeats may be late at the moment."""
-        late = 0.0 if own is None else now - own.seen - own.period(self._heartbeat) - GLANCE
+        late = 0.0 if watchdog is None else (
+            now - watchdog.seen - watchdog.period(self._heartbeat) - GLANCE)
         since = 0.0 if self._last_tick is None else now - self._last_tick
         self._lag = max(0.0, late, self._lag - since)
         return self._lag

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from actorium.actors.runtime.step_gauges import STEP_MODES, eager_key, step_key
+from actorium.actors.runtime.beat_gauges import STEP_MODES, eager_key, step_key
 
 
 class StepCounts(Mapping[str, int]):

@@ -21,8 +21,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from actorium.actors.media.patch_store import patch_folder, read_patches
 from actorium.actors.messages import Admit, MediaItem, StepPlan
-from actorium.actors.vision.patch_store import patch_folder, read_patches
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
 from actorium.gpu.plan.encoder_memory import encoder_rows, encoder_width

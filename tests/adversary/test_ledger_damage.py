@@ -352,8 +352,8 @@ def test_what_is_no_segment_is_refused_and_left_alone(
     said = lines()
     assert text in said[0] and len(said) <= 2
     ledger.compact(lambda: [], ledger.history.next_sid)
-    ledger.close(told=True)
-    files.remove_told(made)
+    ledger.close(finished=True)
+    files.remove_finished(made)
     assert os.path.lexists(path), "it is not ours to remove"
 
 
@@ -426,9 +426,9 @@ def test_what_was_told_is_there_until_a_clean_end(original: Original,
         ledger = open_ledger(context(made))
         assert ledger is not None and len(ledger.history.entries) == len(original.told)
         nothing_wrong(ledger, original.told)
-        ledger.close(told=told)
+        ledger.close(finished=told)
         tried()
-    files.remove_told(made)
+    files.remove_finished(made)
     assert list(made.iterdir()) == []
 
 

@@ -19,9 +19,9 @@ from PIL import Image as Pillow
 
 from actorium import Client, Image, SamplingParams
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.media.media_messages import CancelMedia, LoadMedia, ToMedia, ToMediaFront
 from actorium.actors.messages import ActorStatus
 from actorium.actors.runtime.security import curve_keys as keys
-from actorium.actors.vision.media_messages import CancelMedia, LoadMedia, ToMedia, ToMediaFront
 from actorium.tools.pictures import PICTURE_MODEL
 from actorium.tools.pictures.drawn_pictures import draw
 from actorium.tools.pictures.picture_questions import PictureItem, held_out

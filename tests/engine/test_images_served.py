@@ -19,8 +19,8 @@ from actorium import Image, SamplingParams, Video
 from actorium.actors.client.client import Client
 from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.media.patch_store import patch_folder
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.actors.vision.patch_store import patch_folder
 
 BLUE = (0, 0, 255)
 LONG = SamplingParams(max_tokens=300, temperature=0, ignore_eos=True)

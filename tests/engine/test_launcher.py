@@ -34,8 +34,8 @@ from actorium.actors.client.client import Completion
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.launcher.hooks import launcher_hooks
 from actorium.actors.launcher.launcher import Launcher
-from actorium.actors.launcher.observers import launcher_observers
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.segments import segments
 from actorium.actors.messages import Kill
@@ -96,7 +96,7 @@ def test_a_ledger_of_which_all_was_told_goes_at_a_clean_end_alone(base: Path, en
     """Nobody knows when the scheduler ends how the engine will."""
     ledger = Ledger(base / "ledger")
     ledger.commit()
-    ledger.close(told=True)
+    ledger.close(finished=True)
     config = msgspec.structs.replace(make_config(base / "run"), recovery=RecoveryConfig(
         restart=False, ledger_dir=str(base / "ledger")))
     with LauncherProcess(config, roles()) as launcher:
@@ -290,7 +290,7 @@ def test_missing_packages_are_reported_before_the_start(
         base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("actorium.actors.launcher.preflight.find_spec", lambda name: None)
     config = make_config(base)
-    assert Launcher(config, roles(), observers=launcher_observers()).run() == 2
+    assert Launcher(config, roles(), hooks=launcher_hooks()).run() == 2
     assert capsys.readouterr().err == (
         "actorium: an engine needs uvloop, numpy, tokenizers, jinja2, torch, safetensors; "
         "from a checkout: pip install -e '.[engine]'\n")

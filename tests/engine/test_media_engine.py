@@ -30,9 +30,9 @@ from actorium.actors.client.media import load_media
 from actorium.actors.errors import MediaGone
 from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
+from actorium.actors.media.patch_store import patch_folder
 from actorium.actors.models.media_models import MEDIA_BODY
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.actors.vision.patch_store import patch_folder
 
 SHORT = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)
 KILLS, LIVES, HOSTILE = 7, 3, 200

@@ -20,9 +20,10 @@ from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
 from actorium.actors.core import CLIENT, LEDGER, Context, Send
-from actorium.actors.launcher.replica_roster import ReplicaRoster
+from actorium.actors.launcher.cluster_launcher import ReplicaRoster
 from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
+from actorium.actors.media.media_messages import HoldMedia
 from actorium.actors.messages import (
     Admit,
     Hello,
@@ -41,7 +42,6 @@ from actorium.actors.params import Resolved, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.actors.scheduler.scheduler_actor import SchedulerActor
-from actorium.actors.vision.media_messages import HoldMedia
 from actorium.tools.null import null_worker
 
 NAME = "c"
@@ -218,7 +218,7 @@ class ClusterBox:
             self.to_router += self.roster.on_ask(order)
             return
         self.to_router += self.roster.on_set(order)
-        self.change_replicas({state.index for state in self.roster.here().values()})
+        self.change_replicas({state.index for state in self.roster.local_replicas().values()})
 
     def change_replicas(self, indices: set[int]) -> None:
         """These are to run, and no others."""

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from actorium.actors.vision.patches import patchify
-from actorium.actors.vision.placeholders import IMAGE, PADS, MediaGrid, expand_ids, expand_text
-from actorium.actors.vision.processor_config import ImageProcessing, read_processing
+from actorium.actors.media.image_processor import ImageProcessing, read_processing
+from actorium.actors.media.media_jobs import patchify
+from actorium.actors.media.prompt_media import IMAGE, PADS, MediaGrid, expand_ids, expand_text
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.vision.grids import Grid
 from actorium.gpu.vision.mrope_positions import Medium, RopePositions, rope_positions

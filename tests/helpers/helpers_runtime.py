@@ -334,7 +334,7 @@ LAUNCH = """
 import signal, sys, threading, msgspec
 from actorium.actors.launcher.job import EngineJob
 from actorium.actors.launcher.launcher import Launcher
-from actorium.actors.launcher.observers import launcher_observers
+from actorium.actors.launcher.hooks import launcher_hooks
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
 def stray():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -342,7 +342,7 @@ def started(path):
     print("started", path, flush=True)
     if "stray" in sys.argv:
         threading.Timer(0.5, stray).start()
-sys.exit(Launcher(job.config, job.roles, started, launcher_observers()).run())
+sys.exit(Launcher(job.config, job.roles, started, launcher_hooks()).run())
 """
 
 

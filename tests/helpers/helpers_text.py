@@ -275,7 +275,7 @@ class FakeEngine:
         for role in ("tokenizer", "detokenizer", "watchdog"):
             socket = self._fronts[role] = self._context.socket(zmq.ROUTER)
             socket.setsockopt(zmq.ROUTER_MANDATORY, 1)
-            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # as front.py: a client connects anew
+            socket.setsockopt(zmq.ROUTER_HANDOVER, 1)  # as `ClientEndpoint`: a client connects anew
             socket.setsockopt(zmq.LINGER, 0)
             socket.bind(address(self.dir.path, f"{role}.front"))
         loaded(self.tokenizer)

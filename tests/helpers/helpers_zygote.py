@@ -122,7 +122,7 @@ def main(control: socket.socket) -> None:
         getattr(import_module(module), name)(Config())
     built = (target.split(":")[0] for target in (*ROLES.values(), GATEWAY, MEDIA))
     for module in (ACTOR, JOB, "actorium.actors.launcher.launcher",
-                   "actorium.actors.launcher.observers", *built):
+                   "actorium.actors.launcher.hooks", *built):
         import_module(module)
     gc.collect()
     gc.freeze()

@@ -12,9 +12,9 @@ from actorium.tools.code_facts import PACKAGES, ROOT, circles, files, imports, n
 
 HEAVY = {"torch", "triton", "transformers"}
 GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models",
-               "vision.patch_store"}
+               "media.patch_store"}
 """`models` finds a model's directory and reads its files: tokenizer and worker must agree on
-them; `vision.patch_store` is where images come from."""
+them; `media.patch_store` is where images come from."""
 
 
 def offenders(package: str, forbidden: set[str]) -> list[str]:

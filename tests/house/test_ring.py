@@ -17,7 +17,7 @@ WINGS = (
     "actors.scheduler.draft_policy", "actors.scheduler.prefill_pacing",
     "actors.scheduler.queue_policies",
     "actors.scheduler.recovery", "actors.scheduler.request_metrics",
-    "actors.vision", "actors.watchdog.hangs", "actors.watchdog.metrics",
+    "actors.media", "actors.watchdog.hangs", "actors.watchdog.metrics",
     "actors.watchdog.probe_routes", "actors.watchdog.probe_server",
     "gpu.graphs", "gpu.plan", "gpu.step.speculation", "gpu.worker.compilations",
     "gpu.worker.tracing", "gpu.worker.warmup", "kernels.triton", "tools",
@@ -29,7 +29,7 @@ JOINTS: dict[str, set[str]] = {
                             "actors.runtime.security.private_paths",
                             "actors.runtime.step_events"},
     "actors.tokenizer.text_model": {"actors.structured.grammar_validator",
-                                    "actors.vision.prompt_media"},
+                                    "actors.media.prompt_media"},
     "gpu.worker.compute": {"actors.runtime.step_events", "gpu.worker.compilations",
                            "gpu.worker.tracing"},
 }

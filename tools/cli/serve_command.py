@@ -50,7 +50,7 @@ def run(_command: str, argv: list[str]) -> int:
     config = with_model_path(config)
     models.resolve(config.model.model)
     from actorium.actors.launcher.cluster_launcher import ClusterLauncher
-    from actorium.actors.launcher.observers import launcher_observers
+    from actorium.actors.launcher.hooks import launcher_hooks
 
     over = threading.Event()
 
@@ -59,6 +59,6 @@ def run(_command: str, argv: list[str]) -> int:
         threading.Thread(target=watch, args=(run_dir, show, over), daemon=True).start()
 
     try:
-        return ClusterLauncher(config, started=started, observers=launcher_observers()).run()
+        return ClusterLauncher(config, started=started, hooks=launcher_hooks()).run()
     finally:
         over.set()

@@ -14,8 +14,8 @@ import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 from torch import Tensor
 
-from actorium.actors.vision.patches import patchify
-from actorium.actors.vision.processor_config import ImageProcessing
+from actorium.actors.media.image_processor import ImageProcessing
+from actorium.actors.media.media_jobs import patchify
 from actorium.gpu.vision.grids import Grid
 from actorium.tools.pictures.drawn_pictures import (
     COLOURS,

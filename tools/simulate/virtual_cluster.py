@@ -175,10 +175,10 @@ class VirtualCluster:
         self._at(self.now + ROUTER_TICK, self._tick, None)
         for replica in self.replicas:
             if replica is not None:
-                view = self.router.placements.by_index[replica.index]
+                view = self.router.assignments.by_index[replica.index]
                 # The policy goes by all that is reported.
                 if self.router.fleet.autoscale.active or not view.ready \
-                        or self.now - view.heard > QUIET:
+                        or self.now - view.last_heard > QUIET:
                     self._said(replica, replica.report(self.now))
         self._route()
 

@@ -37,7 +37,7 @@ from actorium.actors.config.cluster_settings import (
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.children import ChildProcess, start
-from actorium.actors.launcher.replica_starts import PROCESS
+from actorium.actors.launcher.hooks import REPLICA_PROCESS
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
 from actorium.actors.runtime.memory_limits import OomKills
@@ -262,8 +262,8 @@ class NodeAgent:
 
     def _start(self, order: Launch) -> None:
         path, role = self._run_dir.path, f"{REPLICA_ROLE}{order.index}"
-        process = start(python(PROCESS, role, str(path), str(order.launch), str(os.getpid()),
-                               replica_built(order.place)))
+        process = start(python(REPLICA_PROCESS, role, str(path), str(order.launch),
+                               str(os.getpid()), replica_built(order.place)))
         child = ChildProcess(role, order.launch, process)
         self._children[child.pidfd], self._indices[child.pidfd] = child, order.index
         self._poller.register(child.pidfd, zmq.POLLIN)

@@ -1,4 +1,4 @@
-"""What a node's agent does: replicas as the head orders, their messages back and forth, and a new
+"""The core of a node's agent: replicas as the head orders, their messages back and forth, and a new
 session whenever there is doubt about the old one. Pure: the shell (`node_agent`) gets actions.
 """
 
@@ -109,11 +109,11 @@ class NodeAgentCore:
         self._session = ""
         self._seen = self._sent = 0
         self._timeout = WELCOME
-        self._heard = self._beat_at = 0.0
+        self._last_heard = self._beat_at = 0.0
         self._lost_at: float | None = None
         """When the head was lost."""
         self._connect_at = 0.0
-        self._said: list[Any] = []
+        self._outgoing: list[Any] = []
         self._actions: list[Action] = []
         self._leaving = False
 
@@ -124,11 +124,11 @@ class NodeAgentCore:
 
     def message(self) -> NodeSays | None:
         """What is to be sent now."""
-        if not (self.joined and self._said):
+        if not (self.joined and self._outgoing):
             return None
         self._sent += 1
-        said, self._said = self._said, []
-        return NodeSays(self._session, self._sent, said)
+        messages, self._outgoing = self._outgoing, []
+        return NodeSays(self._session, self._sent, messages)
 
     # --- the head --------------------------------------------------------------------------------
 
@@ -144,12 +144,12 @@ class NodeAgentCore:
         elif not self.joined or message.number != self._seen + 1:
             self.lose("has said something that was lost", now)
         else:
-            self._seen, self._heard = message.number, now
+            self._seen, self._last_heard = message.number, now
             for each in message.said:
                 self._on_order(each)
 
     def _on_welcome(self, welcome: Welcome, now: float) -> None:
-        self.joined, self._heard, self._beat_at = True, now, now
+        self.joined, self._last_heard, self._beat_at = True, now, now
         self._seen = self._sent = 0
         self._lost_at, self.refusal = None, ""
         self._timeout = welcome.timeout
@@ -197,7 +197,7 @@ class NodeAgentCore:
             self._lost_at = now
         self.joined = False
         self._session = ""
-        self._said.clear()
+        self._outgoing.clear()
         self._connect_at = now + PAUSE
 
     # --- replicas --------------------------------------------------------------------------------
@@ -205,13 +205,13 @@ class NodeAgentCore:
     def on_replica(self, frame: FromReplica) -> None:
         """A replica's scheduler has said something."""
         if self.joined and frame.replica in self.replicas:
-            self._said.append(frame)
+            self._outgoing.append(frame)
 
     def on_exit(self, index: int, status: int, why: str) -> None:
         """A replica's process is gone."""
         replica = self.replicas.pop(index)
         if self.joined:
-            self._said.append(ReplicaEnded(index, replica.launch, status, why))
+            self._outgoing.append(ReplicaEnded(index, replica.launch, status, why))
         if replica.then is not None:
             self._launch(replica.then)
 
@@ -219,7 +219,7 @@ class NodeAgentCore:
 
     def tick(self, now: float) -> None:
         """Call it often, at `next_timer` at the latest."""
-        if self.joined and now - self._heard > self._timeout:
+        if self.joined and now - self._last_heard > self._timeout:
             self.lose(f"has not been heard of for {self._timeout:g} s", now)
         elif not self.joined and self._session and now >= self._connect_at + WELCOME:
             self.lose("does not answer", now)
@@ -238,12 +238,12 @@ class NodeAgentCore:
             self._end_all()
         if self.joined and now >= self._beat_at:
             self._beat_at = now + self._timeout / BEATS
-            self._said.append(NodeBeat())
+            self._outgoing.append(NodeBeat())
 
     def next_timer(self) -> float:
         """When to call `tick` again."""
         if self.joined:
-            return min(self._beat_at, self._heard + self._timeout)
+            return min(self._beat_at, self._last_heard + self._timeout)
         return self._connect_at + (WELCOME if self._session else 0.0)
 
     def without_head(self, now: float) -> float:
@@ -253,6 +253,6 @@ class NodeAgentCore:
     def leave(self) -> Sequence[int]:
         """The node leaves: everything goes on elsewhere. Returns the replicas that run here."""
         if self.joined and not self._leaving:
-            self._said.append(LeaveCluster())
+            self._outgoing.append(LeaveCluster())
         self._leaving = True
         return [*self.replicas]

@@ -1,4 +1,4 @@
-"""What a cluster's head and its nodes say to each other.
+"""Messages between a cluster's head and its nodes.
 
 A node is a machine with an agent (`node_agent`), which starts replicas as the head orders and
 carries their messages. It calls the head (`nodes_core`), never the other way round. A link is one
@@ -9,14 +9,22 @@ replicas what they know.
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 from msgspec import Meta, Struct
 
 from actorium.actors.cluster.cluster_control import Index, ReplicaLeftOut
-from actorium.actors.cluster.cluster_messages import FromReplica, ToReplica
+from actorium.actors.cluster.cluster_messages import (
+    Adopt,
+    FromReplica,
+    Inventory,
+    KnownRequest,
+    Place,
+    ToReplica,
+)
 from actorium.actors.config.cluster_settings import NODES_ROLE
-from actorium.actors.messages import Count, Epoch, Message, Short, StepNo
+from actorium.actors.messages import Count, Epoch, Message, Short, StepNo, Submit
 
 Session = Annotated[str, Meta(min_length=1, max_length=64)]
 ANY_SESSION = "-"
@@ -169,3 +177,34 @@ class ReplicaBack(Message, frozen=True):
 
 
 FromNodes = NodesHello | ReplicaSilent | ReplicaBack | ReplicaLeftOut
+
+
+# --- times of another machine's clock ------------------------------------------------------------
+
+def _shifted(submit: Submit, by: float) -> Submit:
+    deadline = submit.deadline
+    return msgspec.structs.replace(
+        submit, arrival=submit.arrival + by,
+        deadline=None if deadline is None else deadline + by)
+
+
+def _shifted_all(known: list[KnownRequest], by: float) -> list[KnownRequest]:
+    return [msgspec.structs.replace(each, submit=_shifted(each.submit, by)) for each in known]
+
+
+def shifted_order(order: Any, by: float) -> Any:
+    """An order with the times of a clock that is so many seconds ahead."""
+    if isinstance(order, Place):
+        return msgspec.structs.replace(order, submit=_shifted(order.submit, by))
+    if isinstance(order, Adopt):
+        return msgspec.structs.replace(order, requests=_shifted_all(order.requests, by))
+    return order
+
+
+def shifted_report(frame: FromReplica, by: float) -> FromReplica:
+    """What a replica says, likewise."""
+    if not any(isinstance(message, Inventory) for message in frame.messages):
+        return frame
+    return msgspec.structs.replace(frame, messages=[
+        msgspec.structs.replace(message, requests=_shifted_all(message.requests, by))
+        if isinstance(message, Inventory) else message for message in frame.messages])

@@ -17,11 +17,7 @@ from msgspec import Struct
 
 from actorium.actors.cluster.cluster_control import ReplicaLeftOut, ReplicaSet, ReplicaState
 from actorium.actors.cluster.cluster_messages import (
-    Adopt,
     FromReplica,
-    Inventory,
-    KnownRequest,
-    Place,
     ReplicaGone,
     ReplicaReport,
 )
@@ -43,10 +39,14 @@ from actorium.actors.cluster.nodes.node_messages import (
     ReplicaSilent,
     StartReplica,
     Welcome,
+    shifted_order,
+    shifted_report,
 )
-from actorium.actors.config.cluster_settings import ROUTER_ROLE
-from actorium.actors.core import CLIENT, Core, Health, Send
-from actorium.actors.messages import MAX_MESSAGE_BYTES, Submit
+from actorium.actors.config import tree as configs
+from actorium.actors.config.cluster_settings import ROUTER_ROLE, on_ray
+from actorium.actors.config.tree import Config, GatewayConfig, without_secrets
+from actorium.actors.core import CLIENT, Context, Core, Health, Send
+from actorium.actors.messages import MAX_MESSAGE_BYTES
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG, describe_exit
 from actorium.actors.runtime.security.curve_keys import claimed
 from actorium.actors.watchdog.restart_policy import Restarts
@@ -67,7 +67,7 @@ class NodeLink(Struct):
     client: bytes
     agent: str
     session: str
-    heard: float
+    last_heard: float
     """When anything came last, CLOCK_MONOTONIC seconds."""
     ahead: float
     """Seconds by which the node's clock is ahead."""
@@ -77,7 +77,7 @@ class NodeLink(Struct):
     seen: int = 0
     """Number of its last message."""
     sent: int = 0
-    said: list[Any] = []
+    outgoing: list[Any] = []
     """What is to be sent."""
 
 
@@ -141,7 +141,7 @@ class NodesCore(Core):
         replica = self.replicas.get(order.index)
         link = None if replica is None else self.links.get(replica.state.node)
         if link is not None and order.index in link.running:
-            link.said.append(ForReplica(order.index, shifted_order(order.order, link.ahead)))
+            link.outgoing.append(ForReplica(order.index, shifted_order(order.order, link.ahead)))
 
     def _on_set(self, wanted: ReplicaSet, now: float) -> None:
         if wanted.number < self._set_number:
@@ -151,7 +151,7 @@ class NodesCore(Core):
         for index in [*self.replicas.keys() - states.keys()]:
             link = self.links.get(self.replicas.pop(index).state.node)
             if link is not None and index in link.running:
-                link.said.append(EndReplica(index))
+                link.outgoing.append(EndReplica(index))
         for index, state in states.items():
             replica = self.replicas.setdefault(index, RemoteReplica(state))
             replica.state = state
@@ -176,8 +176,8 @@ class NodesCore(Core):
                 self._lose(link, "has lost messages")
             self._out.append(Send(CLIENT, RefusedNode(message.session, NO_SESSION), client))
             return
-        link.seen, link.heard = message.number, now
-        self._on_said(link, message, now)
+        link.seen, link.last_heard = message.number, now
+        self._on_node_says(link, message, now)
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         self._out.append(Send(CLIENT, RefusedNode(ANY_SESSION, error_text[:1000]), client))
@@ -186,8 +186,8 @@ class NodesCore(Core):
         why = ""
         old = self.links.get(join.node)
         outranked = join.generation < self._generations.get(join.node, 0)
-        if join.node != (own := claimed(client)):
-            why = f"it has the key of {own!r} and calls itself {join.node!r}"
+        if join.node != (key_name := claimed(client)):
+            why = f"it has the key of {key_name!r} and calls itself {join.node!r}"
         elif join.node not in self.names:
             why = f"no node of this cluster is named {join.node!r}: {', '.join(sorted(self.names))}"
         elif outranked:
@@ -231,8 +231,8 @@ class NodesCore(Core):
         """Has a node run what it shall, and nothing else."""
         mine = {index: replica for index, replica in self.replicas.items()
                 if replica.state.node == link.node}
-        link.said += [EndReplica(index) for index in link.running if index not in mine]
-        link.said += [EndAgent()] if link.node in self._placed and not mine else []
+        link.outgoing += [EndReplica(index) for index in link.running if index not in mine]
+        link.outgoing += [EndAgent()] if link.node in self._placed and not mine else []
         for index, replica in mine.items():
             launch = link.running.get(index)
             if launch is None and replica.launch and replica.start_at is None \
@@ -250,9 +250,9 @@ class NodesCore(Core):
         state = replica.state
         replica.launch, replica.start_at, replica.ready = self._launch, None, False
         link.running[state.index] = self._launch
-        link.said.append(StartReplica(state.index, state.place, self._launch))
+        link.outgoing.append(StartReplica(state.index, state.place, self._launch))
 
-    def _on_said(self, link: NodeLink, message: NodeSays, now: float) -> None:
+    def _on_node_says(self, link: NodeLink, message: NodeSays, now: float) -> None:
         for each in message.said:
             if isinstance(each, FromReplica):
                 replica = self.replicas.get(each.replica)
@@ -314,7 +314,7 @@ class NodesCore(Core):
 
     def on_wake(self, now: float) -> Sequence[Send]:
         for link in [*self.links.values()]:
-            if now - link.heard > self._timeout:
+            if now - link.last_heard > self._timeout:
                 self._lose(link, f"has not been heard of for {self._timeout:g} s")
         for replica in self.replicas.values():
             home = self.links.get(replica.state.node)
@@ -325,13 +325,14 @@ class NodesCore(Core):
         if now >= self._beat_at:
             self._beat_at = now + self._timeout / BEATS
             for link in self.links.values():
-                link.said.append(HeadBeat())
+                link.outgoing.append(HeadBeat())
         out, self._out = self._out, []
         for link in self.links.values():
-            if link.said:
+            if link.outgoing:
                 link.sent += 1
-                out.append(Send(CLIENT, HeadSays(link.session, link.sent, link.said), link.client))
-                link.said = []
+                frame = HeadSays(link.session, link.sent, link.outgoing)
+                out.append(Send(CLIENT, frame, link.client))
+                link.outgoing = []
         return out
 
     def next_timer(self) -> float | None:
@@ -343,13 +344,13 @@ class NodesCore(Core):
         """The cluster ends: so do its replicas, and agents wait for the next one."""
         self._draining = True
         for link in self.links.values():
-            link.said += [EndReplica(index) for index in link.running]
-            link.said += [EndAgent()] if link.node in self._placed else []
+            link.outgoing += [EndReplica(index) for index in link.running]
+            link.outgoing += [EndAgent()] if link.node in self._placed else []
 
     @property
     def done(self) -> bool:
         return self._draining and not self._out and not any(
-            link.said for link in self.links.values())
+            link.outgoing for link in self.links.values())
 
     def health(self) -> Health:
         ready = sum(replica.ready for replica in self.replicas.values())
@@ -378,30 +379,25 @@ class NodesCore(Core):
 
 # --- clocks --------------------------------------------------------------------------------------
 
-def _shifted(submit: Submit, by: float) -> Submit:
-    deadline = submit.deadline
-    return msgspec.structs.replace(
-        submit, arrival=submit.arrival + by,
-        deadline=None if deadline is None else deadline + by)
+def build(context: Context) -> NodesCore:
+    """The role's entry."""
+    config = context.config
+    cluster, recovery = config.cluster, config.recovery
+    born = (context.run_dir / "config.json").stat().st_mtime_ns
+    return NodesCore(
+        cluster.nodes, f"{config.runtime.name}-{born:x}", configs.dump(for_nodes(config)),
+        context.epoch, cluster.node_timeout, config.runtime.start_timeout,
+        Restarts(recovery.max_restarts, recovery.restart_window, context.entropy),
+        cluster.replicas > 0,
+        frozenset(filter(on_ray, cluster.nodes)) if cluster.ray_address else frozenset())
 
 
-def _shifted_all(known: list[KnownRequest], by: float) -> list[KnownRequest]:
-    return [msgspec.structs.replace(each, submit=_shifted(each.submit, by)) for each in known]
-
-
-def shifted_order(order: Any, by: float) -> Any:
-    """An order with the times of a clock that is so many seconds ahead."""
-    if isinstance(order, Place):
-        return msgspec.structs.replace(order, submit=_shifted(order.submit, by))
-    if isinstance(order, Adopt):
-        return msgspec.structs.replace(order, requests=_shifted_all(order.requests, by))
-    return order
-
-
-def shifted_report(frame: FromReplica, by: float) -> FromReplica:
-    """What a replica says, likewise."""
-    if not any(isinstance(message, Inventory) for message in frame.messages):
-        return frame
-    return msgspec.structs.replace(frame, messages=[
-        msgspec.structs.replace(message, requests=_shifted_all(message.requests, by))
-        if isinstance(message, Inventory) else message for message in frame.messages])
+def for_nodes(config: Config) -> Config:
+    """What nodes are told of the configuration: nothing of the head's keys, doors and folders."""
+    replace = msgspec.structs.replace
+    runtime = replace(config.runtime, run_dir=None, listen=None, keys_dir=None, trace_dir=None)
+    cluster = replace(config.cluster, replicas=1, nodes={}, cluster_listen=None, cluster_keys=None,
+                      min_replicas=1, max_replicas=0,
+                      ray_address=None, ray_replicas=0, ray_cpus=0.0)
+    return without_secrets(replace(config, runtime=runtime, cluster=cluster,
+                                   gateway=GatewayConfig(port=None)))

@@ -1,4 +1,10 @@
-"""The actor of a cluster's head that has Ray place its nodes: role "ray"."""
+"""The actor that has Ray place a cluster's nodes, by placement groups: role "ray".
+
+Each such node is one replica and one placement group. The router says which nodes have replicas;
+the driver (`ray_driver`) says which groups there are. What is missing is asked for, what is not
+wanted any more is given back, and what ended is given back and asked for again. Ray is needed for
+nothing else: when it is away, what runs goes on, and this says so.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +14,256 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from actorium.actors.cluster.ray.ray_core import RayCore
-from actorium.actors.cluster.ray.ray_messages import DRIVER_ROLE
-from actorium.actors.core import Context, CoreObserver, Send
+from msgspec import Struct
+
+from actorium.actors.cluster.cluster_control import ReplicaSet
+from actorium.actors.cluster.nodes.node_messages import NodesHello
+from actorium.actors.cluster.ray.ray_messages import (
+    DRIVER_ROLE,
+    ENDED,
+    RUNNING,
+    WAITING,
+    AskGroup,
+    DropGroup,
+    GroupOrders,
+    GroupRow,
+    RayFault,
+    RayNews,
+    RayReport,
+)
+from actorium.actors.config.cluster_settings import RAY_ROLE, ROUTER_ROLE, on_ray
+from actorium.actors.core import Context, Core, CoreObserver, Health, Send
 from actorium.actors.launcher.children import start
 from actorium.actors.runtime.process import describe_exit, python
 
+SILENT = 10.0
+"""Seconds without a report after which Ray counts as away."""
+LOOK = 2.0
+"""Seconds between two looks at who is silent."""
+HOME = 15.0
+"""Seconds for which a group waits for the machine where its agent ran before: there the agent may
+still run, with its model loaded."""
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
+"""Seconds before a group that ended is asked for again: doubled each time."""
+STEADY = 60.0
+"""Seconds that an agent must run for the pauses to begin anew."""
+AGAIN = 10.0
+"""Seconds after which the router is told again, should it have been another one."""
+LEAVING = 15.0
+"""Seconds that groups get to be given back when the cluster ends."""
 DRIVER = "actorium.actors.cluster.ray.ray_driver"
+
+
+class WantedGroup(Struct):
+    """A node that shall have a placement group."""
+
+    node: str
+    generation: int = 0
+    """Of the group that there is or was; 0 = none so far."""
+    home: str = ""
+    """Where its agent ran last."""
+    asked_at: float = 0.0
+    at_home: bool = False
+    """Asked for at `home` alone."""
+    ask_at: float = 0.0
+    """Not before this is it asked for."""
+    pauses: int = 0
+    running_since: float | None = None
+
+
+class RayCore(Core):
+    """See the module. Times are CLOCK_MONOTONIC seconds."""
+
+    inbox: Any = ReplicaSet | RayReport | RayFault
+
+    def __init__(self, cpus: float, gpus: int, auto: bool, born: int) -> None:
+        """cpus, gpus: of a replica; auto: GPUs only where Ray has any at all; born: seconds since
+        1970, from which generations are counted."""
+        self._cpus, self._gpus, self._auto = cpus, gpus, auto
+        self._generation = born
+        self.wanted: dict[str, WantedGroup] | None = None
+        """By node; None = the router has not said yet."""
+        self._set_number = 0
+        """Of what it said."""
+        self.report: RayReport | None = None
+        """The last one of a driver that lives."""
+        self.fault = ""
+        self.address = ""
+        """Where Ray was: the next driver goes there, not to whichever it finds."""
+        self._last_report_at = 0.0
+        self._sent = 0
+        self._driver = 0
+        """Whose report the last orders followed."""
+        self.start_driver = True
+        """The shell is to start the driver, and takes this back."""
+        self._start_at: float | None = None
+        self._starts = 0
+        self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello(RAY_ROLE))]
+        self._reported_text, self._say_at = "", 0.0
+        self._draining_since: float | None = None
+        self._end_sent = self._ended = False
+        """The driver, when all was given back."""
+        self._now = self._look_at = 0.0
+        self._steps = 0
+
+    # --- what comes in ---
+
+    def on_message(self, message: Any, now: float) -> None:
+        self._steps += 1
+        if isinstance(message, ReplicaSet):
+            if message.number < self._set_number:
+                return  # of a router that is no more
+            self._set_number = message.number
+            names = [state.node for state in message.replicas if on_ray(state.node)]
+            before = self.wanted or {}
+            self.wanted = {name: before.get(name) or WantedGroup(name) for name in names}
+        elif isinstance(message, RayFault):
+            self.fault = message.why
+        else:
+            self.report, self._last_report_at, self.fault = message, now, ""
+            self.address = message.address
+            self._starts = 0
+
+    def driver_ended(self, how: str, now: float) -> None:
+        """Its process is gone: another one is started, later and later while Ray is away."""
+        self.report = None
+        if self._draining_since is not None:
+            self._ended = True
+            return
+        self.fault = self.fault or f"its driver {how}"
+        self._start_at = now + min(LONGEST_PAUSE / 2, FIRST_PAUSE * 2.0 ** self._starts)
+        self._starts = min(self._starts + 1, 16)
+
+    # --- what is done ---
+
+    def on_wake(self, now: float) -> Sequence[Send]:
+        self._now, self._look_at = now, now + LOOK
+        if self._start_at is not None and now >= self._start_at:
+            self._start_at, self.start_driver = None, True
+        if not self._last_report_at:
+            self._last_report_at = now
+        orders = self._orders(now)
+        ends = self._draining_since is not None and not self._end_sent \
+            and self.report is not None and not self.report.groups
+        if (orders or ends) and self.report is not None:
+            self._sent, self._driver = self._sent + 1, self.report.driver
+            self._end_sent = ends
+            self._out.append(Send(DRIVER_ROLE, GroupOrders(self._sent, orders, ends)))
+        text = self.news(now)
+        if self.wanted is not None and (text != self._reported_text or now >= self._say_at):
+            self._reported_text, self._say_at = text, now + AGAIN
+            self._out.append(Send(ROUTER_ROLE, RayNews(text)))
+        out, self._out = self._out, []
+        return out
+
+    def _orders(self, now: float) -> list[AskGroup | DropGroup]:
+        """None at all while orders are under way: what is reported may be from before them."""
+        report = self.report
+        if report is None or self.wanted is None or (
+                report.driver == self._driver and report.seen < self._sent):
+            return []
+        orders: list[AskGroup | DropGroup] = []
+        nodes_seen: set[str] = set()
+        wanted = {} if self._draining_since is not None else self.wanted
+        for row in sorted(report.groups, key=lambda row: -row.generation):
+            group = wanted.get(row.node)
+            if group is not None and row.node not in nodes_seen and self._keeps(group, row, now):
+                nodes_seen.add(row.node)
+            else:
+                orders.append(DropGroup(row.node, row.generation))
+        for node, group in wanted.items():
+            if node not in nodes_seen and now >= group.ask_at:
+                orders.append(self._ask(group, report, now))
+        return orders
+
+    def _keeps(self, group: WantedGroup, row: GroupRow, now: float) -> bool:
+        """Whether a group stays; what is remembered of it, and when the next is asked for."""
+        if not group.generation and row.phase != ENDED:
+            group.generation = row.generation  # of an actor before this one
+            self._generation = max(self._generation, row.generation)
+        if row.generation != group.generation:
+            return False
+        if row.phase == ENDED:
+            group.running_since = None
+            group.ask_at = now + min(LONGEST_PAUSE, FIRST_PAUSE * 2.0 ** group.pauses)
+            group.pauses = min(group.pauses + 1, 16)
+            return False
+        if row.phase == WAITING and group.at_home and now - group.asked_at > HOME:
+            group.home, group.ask_at = "", now
+            return False
+        if row.phase == RUNNING:
+            group.home = row.at
+            group.running_since = now if group.running_since is None else group.running_since
+            if now - group.running_since > STEADY:
+                group.pauses = 0
+        return True
+
+    def _ask(self, group: WantedGroup, report: RayReport, now: float) -> AskGroup:
+        self._generation += 1
+        home = group.home if group.home in report.machines else ""
+        group.generation, group.asked_at, group.at_home = self._generation, now, bool(home)
+        group.running_since = None
+        return AskGroup(group.node, group.generation, self._cpus, self._gpus_of(report), home)
+
+    def _gpus_of(self, report: RayReport) -> int:
+        return 0 if self._auto and not report.gpus else self._gpus
+
+    # --- what goes out ---
+
+    def _away(self, now: float) -> str:
+        """Why Ray does not answer; empty if it does."""
+        if self.fault:
+            return self.fault
+        if now - self._last_report_at > SILENT:
+            return f"no word for {SILENT:g} s"
+        return ""
+
+    def news(self, now: float) -> str:
+        """One line for people."""
+        if self._ended:
+            return "ray: all placement groups are given back"
+        if away := self._away(now):
+            return (f"ray is away ({away}): what runs goes on, nothing is placed until it is back")
+        if self.report is None or self.wanted is None:
+            return "ray: not heard of yet"
+        rows = {row.node: row for row in self.report.groups}
+        groups = {name: rows.get(name) for name in self.wanted}
+        running = [f"{name} at {row.at}" for name, row in groups.items()
+                   if row is not None and row.phase == RUNNING]
+        parts = [f"ray: {len(running)} of {len(groups)} placement groups run"]
+        parts[0] += f" ({', '.join(running)})" if running else ""
+        need = f"{self._cpus:g} CPUs"
+        if gpus := self._gpus_of(self.report):
+            need = f"{gpus} GPUs, {need}"
+        waiting = [name for name, row in groups.items() if row is None or row.phase == WAITING]
+        parts += [f"{', '.join(waiting)} wait for room ({need})"] if waiting else []
+        parts += [f"{row.node} ended: {row.why}" for row in groups.values()
+                  if row is not None and row.phase == ENDED]
+        return "; ".join(parts)
+
+    def next_timer(self) -> float | None:
+        dues = [group.ask_at for group in (self.wanted or {}).values()]
+        if self._start_at is not None:
+            dues.append(self._start_at)
+        return min([self._look_at, *(due for due in dues if due > self._now)])
+
+    def drain(self, now: float) -> None:
+        """The cluster ends: all groups are given back, if Ray is there to take them."""
+        self._draining_since = now
+
+    @property
+    def done(self) -> bool:
+        since = self._draining_since
+        return since is not None and (self._ended or self._now - since > LEAVING
+                                      or bool(self._away(self._now)))
+
+    def health(self) -> Health:
+        phase = "draining" if self._draining_since is not None else "ready"
+        groups = self.report.groups if self.report is not None else []
+        return Health(phase, self._steps, 60.0, {
+            "ray_groups": float(len(self.wanted or {})),
+            "ray_groups_running": float(sum(row.phase == RUNNING for row in groups)),
+            "ray_away": float(bool(self._away(self._now)))}, self._reported_text)
 
 
 def build(context: Context) -> RayWithDriver:

@@ -1,4 +1,4 @@
-"""What Ray runs on a machine: it starts a node's agent there, and watches it.
+"""The agent that Ray runs on a machine: it starts a node's agent there, and watches it.
 
 Ray makes an actor of `RayAgent` and calls its methods; they take and return texts and numbers
 alone. Nothing here imports Ray. The agent is no child of Ray's process: when that dies, or all of
@@ -76,19 +76,19 @@ class RayAgent:
 
     async def watch(self) -> str:
         """Comes back when the agent is gone, with the last line that it wrote."""
-        await self._gone()
+        await self._ended()
         return self._last_line() or "its agent has ended"
 
     async def end(self, patience: float) -> None:
         """End the agent and its replicas; after `patience` seconds they are killed."""
         send_signal(self._pid, signal.SIGTERM)
         try:
-            await asyncio.wait_for(self._gone(), patience)
+            await asyncio.wait_for(self._ended(), patience)
         except TimeoutError:
             kill_group(self._pid)  # replicas die with it
-            await self._gone()
+            await self._ended()
 
-    async def _gone(self) -> None:
+    async def _ended(self) -> None:
         try:
             pidfd = os.pidfd_open(self._pid)
         except ProcessLookupError:

@@ -257,14 +257,14 @@ class RayDriver:
 
     def _answered(self, held: HeldGroup) -> None:
         try:
-            said = ray.get(held.call, timeout=PATIENCE)
+            end = ray.get(held.call, timeout=PATIENCE)
         except Exception as error:  # whatever Ray, the machine or the agent failed of
             held.phase, held.why = ENDED, str(error).strip().rpartition("\n")[2][:400]
             return
         if held.phase == STARTING:
             held.phase, held.call = RUNNING, held.actor.watch.remote()
         else:
-            held.phase, held.why = ENDED, str(said)
+            held.phase, held.why = ENDED, str(end)
 
     def _head(self) -> str:
         """Where agents find our head: this machine, as Ray knows it, if it listens anywhere."""

@@ -1,6 +1,6 @@
-"""What the actor that wants placement groups (`ray_core`) and the process that speaks to Ray
-(`ray_driver`) say to each other: orders, and how all groups are. Each report is the whole state, so
-that whoever dies has nothing to remember.
+"""Messages between the actor that wants placement groups (`ray_actor`) and the process that speaks
+to Ray (`ray_driver`): orders, and the state of all groups. Each report is the whole state, so that
+whoever dies has nothing to remember.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
-"""What a replica's prefix cache has, as numbers (`prefix_hashes`), and what has changed since."""
+"""A replica's report of its prefix cache, as hashes of pages (`prefix_index`), by deltas."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
-from actorium.actors.cluster.routing.prefix_hashes import Hashes, prefix_hashes, root_hash
+from actorium.actors.cluster.routing.prefix_index import Hashes, prefix_hashes, root_hash
 from actorium.actors.scheduler.cache.radix_cache import RadixCache
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 

@@ -1,4 +1,4 @@
-"""How many replicas there shall be, by what waits and by how long first tokens take. Pure.
+"""Autoscaling: how many replicas there shall be, by the queue and by time to first token. Pure.
 
 More of them come soon: when more requests wait than the aim, or first tokens take longer, for all
 of `up_delay`. How many follows from how far off the aim is, counted from the replicas that are
@@ -12,12 +12,20 @@ before says nothing of how things are now.
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, deque
+from collections.abc import Iterable
 from math import ceil
 from typing import NamedTuple
 
 from actorium.actors.cluster.cluster_control import AutoscaleState
+from actorium.actors.cluster.request_book import RequestBook
+from actorium.actors.cluster.routing.routing_policy import ReplicaView
 
+WINDOW = 10.0
+"""Seconds for which a first token counts."""
+SAMPLES = 4096
+SLOW = 0.9
+"""Of the first tokens of the window, the part that took no longer."""
 LOG = logging.getLogger("actorium.router")
 REASONS = ("queue", "ttft", "room", "min", "max")
 """Of decisions: more wait than the aim; first tokens take longer; fewer would do; there were fewer,
@@ -26,6 +34,49 @@ MARGIN = 0.7
 """Part of the aims, of the slots and of the pages that may be in use with one replica fewer."""
 MEMORY = 6.0
 """Periods of `down_delay` for which it is remembered how much was too much for a replica."""
+
+
+class LoadMeter:
+    """First tokens, and how long those have waited that have none. Times are CLOCK_MONOTONIC
+    seconds."""
+
+    def __init__(self, book: RequestBook) -> None:
+        self._book = book
+        self._firsts: deque[tuple[float, float, float]] = deque(maxlen=SAMPLES)
+        """When they came, when their requests had come, and seconds between the two."""
+        self._ready = 0
+        self._settled = 0.0
+        """When the number of ready replicas changed: what came before had to do with others."""
+
+    def first_token(self, arrival: float, now: float) -> None:
+        """One has come."""
+        self._firsts.append((now, arrival, now - arrival))
+
+    def first_token_seconds(self, ready: list[ReplicaView], now: float) -> float:
+        """How long first tokens take, now that these replicas take requests: of those that came
+        lately, of those that have not come, and of one that would be asked for now."""
+        if len(ready) != self._ready:
+            self._ready, self._settled = len(ready), now
+        if not ready:
+            return 0.0
+        while self._firsts and self._firsts[0][0] < now - WINDOW:
+            self._firsts.popleft()
+        came = sorted(took for _, arrival, took in self._firsts if arrival >= self._settled)
+        slow = came[ceil(SLOW * len(came)) - 1] if came else 0.0
+        oldest = min((request.submit.arrival for request in self._book.live.values()
+                      if not request.entry.choices[0].tokens), default=now)
+        expected = min((view.backlog / view.rate for view in ready), default=0.0)
+        return max(slow, now - max(oldest, self._settled), expected)
+
+
+def held_pages(views: Iterable[ReplicaView]) -> float:
+    """The part of these replicas' pages that sequences hold, 0 to 1."""
+    held = total = 0.0
+    for view in views:
+        gauges = view.gauges
+        held += gauges.get("held_pages", 0.0)
+        total += gauges.get("free_pages", 0.0) + gauges.get("used_pages", 0.0)
+    return held / total if total else 0.0
 
 
 class AutoscaleAims(NamedTuple):
@@ -154,10 +205,10 @@ class Autoscaler:
         as many as there are: no more."""
         ready, running = reading.ready, max(reading.running, 1)
         queue, ttft = self._queue_ratio(reading, ready), self._ttft_ratio(reading, ready)
-        found = {"queue": ready * (1 + reading.waiting / running) if queue > 1 else 0.0,
+        needed_by = {"queue": ready * (1 + reading.waiting / running) if queue > 1 else 0.0,
                  "ttft": ready * ttft if ttft > 1 else 0.0}
-        reason = max(found, key=lambda name: found[name])
-        return reason, max(queue, ttft), max(ready, min(ceil(found[reason]), 2 * ready))
+        reason = max(needed_by, key=lambda name: needed_by[name])
+        return reason, max(queue, ttft), max(ready, min(ceil(needed_by[reason]), 2 * ready))
 
     def _room(self, reading: LoadReading) -> bool:
         """Whether one replica fewer would do."""

@@ -1,6 +1,6 @@
-"""Which replicas there are, which of them get requests, and how one leaves: it gets no new ones,
-its running ones end or go on elsewhere, and then its launcher is told. How many there are people
-say, or the policy (`autoscale`). A router begins with those that the launcher has. Pure."""
+"""The set of replicas: which there are, which of them get requests, and how one leaves: it gets no
+new requests, its running ones end or go on elsewhere, and then its launcher ends it. Their number
+is set by people or by the autoscaler. A router begins with those that the launcher has. Pure."""
 
 from __future__ import annotations
 
@@ -16,10 +16,9 @@ from actorium.actors.cluster.cluster_control import (
     ReplicaSet,
     ReplicaState,
 )
-from actorium.actors.cluster.routing.placements import Placements
-from actorium.actors.cluster.routing.placing import ReplicaView
-from actorium.actors.cluster.scaling.autoscale import Autoscaler, LoadReading
-from actorium.actors.cluster.scaling.load_meter import LoadMeter, held_pages
+from actorium.actors.cluster.routing.assignments import Assignments
+from actorium.actors.cluster.routing.routing_policy import ReplicaView
+from actorium.actors.cluster.scaling.autoscale import Autoscaler, LoadMeter, LoadReading, held_pages
 from actorium.actors.config.cluster_settings import MOST_REPLICAS, NODES_ROLE
 from actorium.actors.runtime.roles import LAUNCHER
 
@@ -58,12 +57,12 @@ class Member(Struct):
 class Fleet:
     """The replicas, as they shall be."""
 
-    def __init__(self, placements: Placements, nodes: Mapping[str, int], meter: LoadMeter,
+    def __init__(self, assignments: Assignments, nodes: Mapping[str, int], meter: LoadMeter,
                  autoscaler: Autoscaler, start: float, finish: float, epoch: int) -> None:
         """nodes: how many replicas each node may have at the most, "" = the head; start: seconds
         that a replica may take to start; finish: that requests get where the policy has a replica
         leave; epoch: the router's."""
-        self._placements, self._nodes = placements, dict(nodes)
+        self._assignments, self._nodes = assignments, dict(nodes)
         self.meter, self._autoscaler = meter, autoscaler
         self.autoscale = AutoscaleState()
         self._start, self._finish = start, finish
@@ -78,7 +77,7 @@ class Fleet:
         """Of the last one that the launcher has."""
         self._ready: set[int] = set()
         """Members that took requests at the last look."""
-        self.told = [LAUNCHER, *([NODES_ROLE] if nodes.keys() - {""} else [])]
+        self.listeners = [LAUNCHER, *([NODES_ROLE] if nodes.keys() - {""} else [])]
 
     @property
     def target(self) -> int:
@@ -90,15 +89,15 @@ class Fleet:
         """As many as fit the nodes."""
         return min(MOST_REPLICAS, sum(self._nodes.values()))
 
-    def adopt(self, found: ReplicaSet) -> None:
+    def adopt(self, kept: ReplicaSet) -> None:
         """These there are, and no others: as an earlier router has left them, or as the cluster was
         started. Whether the others than the launcher have heard of that is not known."""
-        for state in found.replicas:
+        for state in kept.replicas:
             member = Member(state.index, state.node, state.place, state.drained, state.leaving)
             member.move_at = state.finish_at if member.closed else FOR_EVER
             self.members[state.index] = member
-            self._placements.add_view(state.index, state.node).closed = member.closed
-        self.autoscale = found.autoscale
+            self._assignments.add_view(state.index, state.node).closed = member.closed
+        self.autoscale = kept.autoscale
         self.known = self.changed = True
 
     def leave_out(self, index: int, why: str) -> None:
@@ -170,7 +169,7 @@ class Fleet:
         member = self.members.get(index)
         if member is None:
             return f"there is no replica {index}"
-        if not member.closed and not any(view.takes_requests for view in self._placements.views
+        if not member.closed and not any(view.takes_requests for view in self._assignments.views
                                          if view.index != index):
             return f"no other replica than {index} takes requests"
         member.drained = True
@@ -188,7 +187,7 @@ class Fleet:
 
     def _open_or_close(self, member: Member, now: float, finish: float) -> None:
         self.changed = True
-        self._placements.by_index[member.index].closed = member.closed
+        self._assignments.by_index[member.index].closed = member.closed
         member.move_at = now + finish if member.closed else FOR_EVER
 
     def _add(self) -> None:
@@ -199,7 +198,7 @@ class Fleet:
         index = next(i for i in range(MOST_REPLICAS) if i not in self.members)
         place = next(i for i in range(MOST_REPLICAS) if i not in taken[node])
         self.members[index] = Member(index, node, place)
-        self._placements.add_view(index, node)
+        self._assignments.add_view(index, node)
         self.changed = True
 
     def _dismiss(self, now: float, finish: float) -> None:
@@ -207,7 +206,7 @@ class Fleet:
         first, else of the fullest node the latest."""
         staying = [member for member in self.members.values() if not member.leaving]
         counts = {name: sum(m.node == name for m in staying) for name in self._nodes}
-        views = self._placements.by_index
+        views = self._assignments.by_index
         member = max(staying, key=lambda m: (bool(m.left_out), m.drained, not views[m.index].ready,
                                              counts.get(m.node, 0), m.index))
         member.leaving = True
@@ -218,19 +217,19 @@ class Fleet:
     def tick(self, now: float) -> None:
         """Moves requests whose time is up, lets replicas go where nothing runs any more, and has
         the policy decide."""
-        placements = self._placements
-        open_ones = any(view.takes_requests for view in placements.by_index.values())
+        assignments = self._assignments
+        any_open = any(view.takes_requests for view in assignments.by_index.values())
         for member in [*self.members.values()]:
             if not member.closed:
                 continue
-            view = placements.by_index[member.index]
-            busy = placements.runs_at(view)
-            if busy and now >= member.move_at and open_ones:
-                placements.move_all(view)
+            view = assignments.by_index[member.index]
+            busy = assignments.runs_at(view)
+            if busy and now >= member.move_at and any_open:
+                assignments.move_all(view)
                 busy = False
-            if member.leaving and not busy and (open_ones or not view.ready):
-                placements.leave(view, "leaves")
-                placements.remove_view(member.index)
+            if member.leaving and not busy and (any_open or not view.ready):
+                assignments.leave(view, "leaves")
+                assignments.remove_view(member.index)
                 del self.members[member.index]
                 self.changed = True
         self._share_out()
@@ -241,20 +240,20 @@ class Fleet:
 
     def _share_out(self) -> None:
         """Replicas that have just become ready get their part of what waits at the others."""
-        views = [view for view in self._placements.by_index.values() if view.takes_requests]
+        views = [view for view in self._assignments.by_index.values() if view.takes_requests]
         ready, before = {view.index for view in views}, self._ready
         self._ready = ready
         if fresh := len(ready - before) if ready & before else 0:
             for view in views:
                 waiting = int(view.gauges.get("waiting", 0))
                 if view.index in before and waiting:
-                    self._placements.move_waiting(view, waiting * fresh // len(ready))
+                    self._assignments.move_waiting(view, waiting * fresh // len(ready))
 
     def _reading(self, now: float) -> LoadReading:
         """For the policy."""
-        placements, ready, coming = self._placements, [], 0
+        assignments, ready, coming = self._assignments, [], 0
         for member in self.members.values():
-            view = placements.by_index[member.index]
+            view = assignments.by_index[member.index]
             if view.takes_requests:
                 member.missing_since = None
                 ready.append(view)
@@ -263,12 +262,12 @@ class Fleet:
                 since = member.missing_since = now if since is None else since
                 coming += not member.left_out and now - since < (
                     LOST_PATIENCE if view.lost else self._start)
-        nowhere = sum(request.submit.n for request in placements.pending.values())
+        nowhere = sum(request.submit.n for request in assignments.pending.values())
         running, waiting = (sum(int(view.gauges.get(name, 0)) for view in ready)
                             for name in ("running", "waiting"))
         return LoadReading(
             self.target, len(ready), coming, running, nowhere + waiting,
-            nowhere + sum(view.sequences for view in placements.by_index.values()),
+            nowhere + sum(view.sequences for view in assignments.by_index.values()),
             self.meter.first_token_seconds(ready, now), held_pages(ready))
 
     def gauges(self) -> dict[str, float]:
@@ -287,13 +286,13 @@ class Fleet:
 
     def rows(self) -> list[ReplicaRow]:
         """For people."""
-        views = self._placements.by_index
+        views = self._assignments.by_index
         return [self._row(member, views[member.index]) for member in
                 sorted(self.members.values(), key=lambda m: m.index)]
 
     def _row(self, member: Member, view: ReplicaView) -> ReplicaRow:
         reasons = view.reasons
-        running = self._placements.runs_at(view)
+        running = self._assignments.runs_at(view)
         phase = ("leaving" if member.leaving else "draining" if member.drained and running
                  else "drained" if member.drained else "left out" if member.left_out
                  else "ready" if view.takes_requests

@@ -18,7 +18,7 @@ from actorium.actors.client.pending import RequestProgress
 from actorium.actors.client.requests import Completion
 from actorium.actors.gateway.http.routes import Route
 from actorium.actors.messages import Usage
-from actorium.actors.runtime.histograms import HTTP_REQUESTS, MARK, Histogram
+from actorium.actors.runtime.beat_gauges import HTTP_REQUESTS, MARK, Histogram
 
 LOG = logging.getLogger("actorium.access")
 GONE = 499

@@ -30,11 +30,11 @@ class HttpRefusal(NamedTuple):
 
 def names(setting: str) -> list[str]:
     """Returns the names in `allowed_hosts`. Raises `ValueError`, naming the wrong one."""
-    found = [one.strip().lower() for one in setting.split(",")]
-    for one in found:
-        if not NAME.fullmatch(one):
-            raise ValueError(f"{one!r} is neither a host's name, *.NAME nor *")
-    return found
+    hosts = [host.strip().lower() for host in setting.split(",")]
+    for host in hosts:
+        if not NAME.fullmatch(host):
+            raise ValueError(f"{host!r} is neither a host's name, *.NAME nor *")
+    return hosts
 
 
 def check_size(scope: Mapping[str, Any]) -> HttpRefusal | None:
@@ -69,7 +69,7 @@ class AllowedHosts:
         listed = names(setting) if setting is not None else []
         self._off = "*" in listed or (setting is None and not _is_loopback(address))
         self._names = {bound.lower(), "localhost", *listed}
-        self._ends = (".localhost", *(one[1:] for one in listed if one.startswith("*.")))
+        self._ends = (".localhost", *(name[1:] for name in listed if name.startswith("*.")))
         self._known: set[tuple[bytes, str]] = set()
 
     def check(self, scope: MutableMapping[str, Any], headers: Mapping[bytes, bytes]
@@ -82,10 +82,10 @@ class AllowedHosts:
             return _bad("HTTP/1.1 wants a Host header") if scope["http_version"] == "1.1" else None
         if (host, at[0]) in self._known:
             return None
-        found = _HOST.fullmatch(host)
-        if found is None:
+        match = _HOST.fullmatch(host)
+        if match is None:
             return _bad(f"{host[:100].decode('latin-1')!r} is no host")
-        name = found[1].decode("ascii").lower().removesuffix(".")
+        name = match[1].decode("ascii").lower().removesuffix(".")
         if not (self._off or name in self._names or name.endswith(self._ends)
                 or _is_loopback(name) or name.strip("[]") == at[0]):
             return HttpRefusal(
@@ -98,9 +98,9 @@ class AllowedHosts:
 
 
 def check_repeated(headers: list[tuple[bytes, bytes]],
-                   found: Mapping[bytes, bytes]) -> HttpRefusal | None:
+                   by_name: Mapping[bytes, bytes]) -> HttpRefusal | None:
     """Of headers that may come once, several."""
-    if len(headers) != len(found) and sum(name == b"host" for name, _ in headers) > 1:
+    if len(headers) != len(by_name) and sum(name == b"host" for name, _ in headers) > 1:
         return _bad("there are several Host headers")
     return None
 

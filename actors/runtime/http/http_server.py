@@ -203,7 +203,7 @@ class BoundedConnection(HttpToolsProtocol):
         if method == b"CONNECT":
             self._refuse(b"400 Bad Request", b"CONNECT is not served.")
             return
-        lines = [b"%b: %b\r\n" % one for one in self.headers if one[0] not in _HOP]
+        lines = [b"%b: %b\r\n" % header for header in self.headers if header[0] not in _HOP]
         if any(name == b"connection" and b"close" in value.lower() for name, value in self.headers):
             lines.append(b"connection: close\r\n")
         head = b"%b %b HTTP/%b\r\n%b\r\n" % (

@@ -19,7 +19,7 @@ from zmq.utils import z85
 from actorium.actors.config.cluster_settings import NODES_ROLE
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
-from actorium.actors.runtime.front import Front
+from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.runtime.security import curve_keys as keys
 from actorium.actors.runtime.security import endpoints
 
@@ -35,7 +35,8 @@ RECENT = 10.0
 """Seconds between two log lines about clients that are refused."""
 
 
-def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> CurveGate | None:
+def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: ClientEndpoint
+                    ) -> CurveGate | None:
     """Let `front` listen on tcp, too, where the configuration says so.
 
     Raises `BadConfig` without a server key, or if the address cannot be bound.
@@ -60,14 +61,14 @@ def open_curve_gate(ctx: Context, context: zmq.Context[Any], front: Front) -> Cu
 
 
 def misnamed(client: bytes, frame: zmq.Frame | bytes) -> str:
-    """`Front.misnamed` where what a peer may do depends on its name: it says whose key it has
-    (`curve_keys.identity`), and libzmq says with each message whose key it is."""
+    """`ClientEndpoint.misnamed` where what a peer may do depends on its name: it says whose key it
+    has (`curve_keys.identity`), and libzmq says with each message whose key it is."""
     name = None
     if isinstance(frame, zmq.Frame):
         with suppress(zmq.ZMQError):  # it did not come by this gate
             name = frame.get("User-Id")
-    own = keys.claimed(client)
-    return "" if own == name else f"it has the key of {name!r} and calls itself {own!r}"
+    key_name = keys.claimed(client)
+    return "" if key_name == name else f"it has the key of {name!r} and calls itself {key_name!r}"
 
 
 def _bind(socket: zmq.Socket[bytes], pair: keys.KeyPair, ipv6: bool, address: str, flag: str
@@ -97,7 +98,7 @@ class CurveGate:
 
     def __init__(self, context: zmq.Context[Any], allowed: keys.AllowList) -> None:
         self.refused = 0
-        self._told = -RECENT
+        self._reported_at = -RECENT
         self._allowed = allowed
         self._socket = context.socket(zmq.REP)
         self._socket.setsockopt(zmq.LINGER, 0)
@@ -127,8 +128,8 @@ class CurveGate:
         """Counts a refusal and logs it at intervals: a peer may repeat it endlessly."""
         self.refused += 1
         now = time.monotonic()
-        if now - self._told >= RECENT:
-            self._told = now
+        if now - self._reported_at >= RECENT:
+            self._reported_at = now
             LOG.info("refused a client at %s: its key is not known (%s, %d so far)",
                      peer.decode("ascii", "replace"), mechanism.decode("ascii", "replace"),
                      self.refused)

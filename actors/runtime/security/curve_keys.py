@@ -162,10 +162,11 @@ def check_name(name: str) -> None:
                         "'-', '@', a letter or digit first", "name")
 
 
-def identity(name: str, own: bytes) -> bytes:
-    """The ROUTER identity of a peer that says whose key it has. own: tells its connections apart,
-    at most 128 bytes. A front that asks (`curve_gate.misnamed`) hears nobody under another name."""
-    return b"%s/%s" % (name.encode(), own)
+def identity(name: str, connection: bytes) -> bytes:
+    """The ROUTER identity of a peer that says whose key it has. connection: tells its connections
+    apart, at most 128 bytes. A front that asks (`curve_gate.misnamed`) hears nobody under another
+    name."""
+    return b"%s/%s" % (name.encode(), connection)
 
 
 def claimed(identity: bytes) -> str:

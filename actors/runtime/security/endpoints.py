@@ -1,4 +1,4 @@
-"""Where an engine listens beyond its machine: `tcp://HOST:PORT` stands for four ports in a row.
+"""Addresses of an engine beyond its machine: `tcp://HOST:PORT` stands for four ports in a row.
 
 The fronts sit in processes of their own, so each has a port: PORT, PORT + 1 and PORT + 2, and for
 images and videos, where the model takes them, PORT + 3.

@@ -39,28 +39,28 @@ def open_directory(path: Path, make: bool = False, keep_links: int = 0) -> int:
     Raises `UnsafePath`, and `OSError`.
     """
     names = deque(os.path.abspath(path).split(os.sep)[1:])
-    fd, here, links = os.open("/", _STEP), "/", 0
+    fd, current, links = os.open("/", _STEP), "/", 0
     try:
         while names:
             name = names.popleft()
             if name in ("", "."):
                 continue
-            _check(fd, here)
+            _check(fd, current)
             kind = _kind(name, fd, make)
             if stat.S_ISLNK(kind.st_mode):
                 links += 1
-                _check_link(kind, os.path.join(here, name), len(names) < keep_links)
+                _check_link(kind, os.path.join(current, name), len(names) < keep_links)
                 if links > MAX_LINKS:
                     raise OSError(errno.ELOOP, os.strerror(errno.ELOOP), str(path))
                 target = os.readlink(name, dir_fd=fd)
                 names.extendleft(reversed(target.split(os.sep)))
-                step, here = ("/", "/") if target.startswith(os.sep) else (".", here)
+                step, current = ("/", "/") if target.startswith(os.sep) else (".", current)
             else:
-                step, here = name, os.path.normpath(os.path.join(here, name))
+                step, current = name, os.path.normpath(os.path.join(current, name))
             below = os.open(step, _STEP, dir_fd=fd)
             os.close(fd)
             fd = below
-        _check(fd, here)
+        _check(fd, current)
     except BaseException:
         os.close(fd)
         raise

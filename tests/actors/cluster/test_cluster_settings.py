@@ -5,14 +5,18 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from actorium.actors.cluster.replica_devices import visible_devices
 from actorium.actors.cluster.replica_process import replica_config
-from actorium.actors.config.cluster_settings import ClusterConfig, ReplicaOf, replica_of
+from actorium.actors.config.cluster_settings import (
+    ClusterConfig,
+    ReplicaOf,
+    replica_of,
+    visible_devices,
+)
 from actorium.actors.config.sources import from_kwargs
 from actorium.actors.config.tree import Config, DeviceConfig, RecoveryConfig
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.replica_starts import ReplicaStarts
+from actorium.actors.launcher.hooks import check_replicas
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
 from actorium.actors.watchdog.supervised import find_missing, starting
 
@@ -85,13 +89,13 @@ def test_autoscaling_makes_a_cluster_of_one_replica() -> None:
 
 def test_replicas_to_come_must_find_devices(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2")
-    cluster, starts = ClusterConfig(max_replicas=4), ReplicaStarts()
+    cluster = ClusterConfig(max_replicas=4)
     with pytest.raises(BadConfig, match="max_replicas: replica 3 needs CUDA devices 3 to 3"):
-        starts.before_start(Config(cluster=cluster))
-    starts.before_start(Config(cluster=cluster, device=DeviceConfig(device="cpu")))
-    starts.before_start(Config(cluster=ClusterConfig(max_replicas=3)))
+        check_replicas(Config(cluster=cluster))
+    check_replicas(Config(cluster=cluster, device=DeviceConfig(device="cpu")))
+    check_replicas(Config(cluster=ClusterConfig(max_replicas=3)))
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "")
-    starts.before_start(Config(cluster=cluster))
+    check_replicas(Config(cluster=cluster))
 
 
 def test_a_replica_is_not_missed_while_there_is_another() -> None:

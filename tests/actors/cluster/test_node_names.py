@@ -16,7 +16,7 @@ from actorium.actors.cluster.nodes.node_messages import FromNode, JoinCluster
 from actorium.actors.config.cluster_settings import NODES_ROLE, ClusterConfig
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
-from actorium.actors.runtime.front import Front
+from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.runtime.security import curve_keys as keys
 from actorium.actors.runtime.security.curve_gate import CurveGate, open_curve_gate
 
@@ -29,7 +29,7 @@ class Door:
         self.address, where = f"tcp://127.0.0.1:{free_ports()}", key_dir(base, "a", "b")
         config = Config(cluster=ClusterConfig(nodes={"a": 1, "b": 1}, cluster_keys=str(where),
                                               cluster_listen=self.address))
-        self.front = Front(context, f"ipc://{base}/nodes.front", FromNode)
+        self.front = ClientEndpoint(context, f"ipc://{base}/nodes.front", FromNode)
         gate = open_curve_gate(Context(config, base, NODES_ROLE, 1, 7), context, self.front)
         assert isinstance(gate, CurveGate)
         self.gate = gate

@@ -8,15 +8,14 @@ import numpy as np
 from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
-from actorium.actors.cluster.routing.placing import (
+from actorium.actors.cluster.routing.prefix_index import SOON, PrefixIndex, prefix_hashes, root_hash
+from actorium.actors.cluster.routing.prefix_report import PrefixReport
+from actorium.actors.cluster.routing.routing_policy import (
     FIRST_RATE,
     HALF_LIFE,
     ReplicaView,
     believed_rates,
 )
-from actorium.actors.cluster.routing.prefix_hashes import prefix_hashes, root_hash
-from actorium.actors.cluster.routing.prefix_index import SOON, PrefixIndex
-from actorium.actors.cluster.routing.prefix_report import PrefixReport
 from actorium.actors.messages import StepResult
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 from actorium.actors.scheduler.plan_record import PlanRecord
@@ -117,16 +116,16 @@ def test_a_missed_delta_is_made_good() -> None:
     for i in range(4):
         box.submit([1 + i] * 30)
     box.run()
-    box.router.placements._index.apply(0, delta(99, []))
-    assert not box.router.placements._index.knows(0)
+    box.router.assignments._index.apply(0, delta(99, []))
+    assert not box.router.assignments._index.knows(0)
     for i in range(4):
         box.submit([50 + i] * 30)
     box.run()
     for _ in range(5):
         box.turn()
-    assert box.router.placements._index.knows(0)
+    assert box.router.assignments._index.knows(0)
     for view, replica in zip(box.router.views, box.replicas, strict=True):
-        known = {page for page, holders in box.router.placements._index._holders.items()
+        known = {page for page, holders in box.router.assignments._index._holders.items()
                  if holders >> view.index & 1}
         tree = replica.bare.state.kv_cache.tree
         assert tree is not None and known == held(tree) and known
@@ -219,7 +218,7 @@ def test_who_finds_less_than_its_replica_had_said_is_counted() -> None:
     box.run()
     box.submit(prompt)
     box.run()
-    gauges = box.router.placements.gauges()
+    gauges = box.router.assignments.gauges()
     assert gauges["routed_missed"] == 0 and gauges["routed_by_prefix"] >= 1
     held = {view.index: view.routed for view in box.router.views}
     (home,) = [index for index, routed in held.items() if routed == 2]
@@ -229,5 +228,5 @@ def test_who_finds_less_than_its_replica_had_said_is_counted() -> None:
     box.replicas[home].bare.state.kv_cache.flush()
     box.submit(prompt)
     box.run()
-    assert box.router.placements.gauges()["routed_missed"] == 1
+    assert box.router.assignments.gauges()["routed_missed"] == 1
     box.assert_whole()

@@ -9,8 +9,8 @@ import pytest
 
 from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
 from actorium.actors.cluster.nodes.node_messages import NodesHello
-from actorium.actors.cluster.ray import ray_core
-from actorium.actors.cluster.ray.ray_core import RayCore
+from actorium.actors.cluster.ray import ray_actor
+from actorium.actors.cluster.ray.ray_actor import RayCore
 from actorium.actors.cluster.ray.ray_messages import (
     DRIVER_ROLE,
     AskGroup,
@@ -230,14 +230,14 @@ def test_ray_is_away_and_comes_back_empty() -> None:
     ray.machines["c"] = 2.0
     ray.turns(2)
     assert {ask.node: ask.home for ask in ray.asks[asked:]} == places
-    ray.turns(int(ray_core.HOME) + 6)
+    ray.turns(int(ray_actor.HOME) + 6)
     moved = next(node for node, at in places.items() if at == "a")
     assert ray.running() == places | {moved: "c"} and ray.core.address == "10.0.0.9:6379"
 
 
 def test_no_word_is_as_good_as_away() -> None:
     ray = served()
-    ray.wake(ray_core.SILENT + 1)
+    ray.wake(ray_actor.SILENT + 1)
     assert "ray is away (no word for 10 s)" in ray.news and not ray.orders
     ray.turn()
     assert ray.news.startswith("ray: 2 of 2")

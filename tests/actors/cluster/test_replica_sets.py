@@ -39,8 +39,7 @@ from actorium.actors.config.cluster_settings import ClusterConfig, came_later, r
 from actorium.actors.config.tree import Config
 from actorium.actors.core import CLIENT, Context
 from actorium.actors.launcher import cluster_launcher
-from actorium.actors.launcher.cluster_launcher import ClusterLauncher
-from actorium.actors.launcher.replica_roster import ReplicaRoster
+from actorium.actors.launcher.cluster_launcher import ClusterLauncher, ReplicaRoster
 from actorium.actors.messages import Child, Exited, Fatal, Spawn
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG
 
@@ -130,10 +129,10 @@ def test_a_launcher_does_not_hear_routers_that_are_no_more() -> None:
     assert roster.on_set(ReplicaSet(two, number=(1 << 32) + 6)) == []
     assert roster.kept.replicas == two[:1]
     roster.leave_out(0, "no device")
-    assert roster.here() == {}
+    assert roster.local_replicas() == {}
     assert roster.on_ask(AskReplicaSet(3))[1:] == [ReplicaLeftOut(0, "no device")]
     assert roster.on_set(ReplicaSet(two, number=(3 << 32) + 1))[0] == ReplicaLeftOut(0, "")
-    assert [*roster.here()] == ["replica-0", "replica-1"]
+    assert [*roster.local_replicas()] == ["replica-0", "replica-1"]
 
 
 def test_a_replica_that_cannot_be_started_is_no_other_to_drain_to() -> None:
@@ -171,7 +170,7 @@ class FakeChild(msgspec.Struct, eq=False):
     epoch: int
     pid: int
     ready_at: float
-    went_with: str = ""
+    killed_with_role: str = ""
     end_at: float = float("inf")
     hello: int = 0
     seen: int = 0

@@ -282,7 +282,7 @@ def test_numbers_of_sequences_and_orders_do_not_end() -> None:
     """Both go on past 32 bits, over the deaths of replicas and of a router."""
     box = ClusterBox(settings(), ledger=True)
     box.router.next_sid = 2**31 - 3
-    box.router.placements._number += 2**34
+    box.router.assignments._number += 2**34
     for i in range(4):
         box.submit([1 + i, 2, 3], n=2, max_tokens=40, logprobs=1)
         box.turn()
@@ -291,9 +291,9 @@ def test_numbers_of_sequences_and_orders_do_not_end() -> None:
     box.kill(0)
     for _ in range(12):
         box.turn()
-    orders = box.router.placements._number
+    orders = box.router.assignments._number
     box.new_router()
-    assert box.router.placements._number > orders, "reports from before an order are known as such"
+    assert box.router.assignments._number > orders, "reports from before an order are known as such"
     box.run()
     box.assert_whole()
     assert len(box.heard) == 8 and max(box.heard) > 2**31

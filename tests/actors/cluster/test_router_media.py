@@ -13,11 +13,11 @@ import pytest
 from helpers_cluster import ClusterBox, settings
 from helpers_images import write_text_side
 
-from actorium.actors.cluster.routing.placing import pages_of
+from actorium.actors.cluster.routing.routing_policy import pages_of
 from actorium.actors.config.cluster_settings import ClusterConfig, front_dir
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.replica_starts import ReplicaStarts
+from actorium.actors.launcher.hooks import check_replicas
 from actorium.actors.messages import Cancel, Hello, MediaItem, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
 
@@ -169,7 +169,7 @@ def test_prompts_with_other_images_have_other_prefixes(config: Config) -> None:
         box.run()
     for _ in range(40):
         box.turn()
-    index = box.router.placements._index
+    index = box.router.assignments._index
     for name in (1, 2, 3):
         told = index.match(np.array(pages(one(name)), np.uint64), [0, 1], box.now + 60)
         assert max(told.values()) == (2 if name == 3 else 6), "what was only expected is forgotten"
@@ -220,7 +220,7 @@ def test_images_are_refused_where_replicas_are_on_other_machines(config: Config)
     nodes = ClusterConfig(nodes={"a": 1.0}, cluster_listen="tcp://127.0.0.1:7400",
                           cluster_keys="keys")
     with pytest.raises(BadConfig, match="takes images.*--replicas N.*--language-model-only"):
-        ReplicaStarts().before_start(msgspec.structs.replace(config, cluster=nodes))
-    ReplicaStarts().before_start(config)
+        check_replicas(msgspec.structs.replace(config, cluster=nodes))
+    check_replicas(config)
     text = msgspec.structs.replace(config.model, language_model_only=True)
-    ReplicaStarts().before_start(msgspec.structs.replace(config, cluster=nodes, model=text))
+    check_replicas(msgspec.structs.replace(config, cluster=nodes, model=text))

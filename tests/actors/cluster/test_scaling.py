@@ -14,7 +14,7 @@ from actorium.actors.cluster.cluster_control import (
     ScaleCluster,
     UndrainReplica,
 )
-from actorium.actors.cluster.routing.placing import FIRST_RATE
+from actorium.actors.cluster.routing.routing_policy import FIRST_RATE
 from actorium.actors.errors import EngineUnavailable
 from actorium.tools.cli.cluster_command import COLUMNS, is_done, table
 

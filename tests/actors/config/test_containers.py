@@ -20,7 +20,7 @@ from helpers_text import attached, context, i4, i8, loaded, write_model
 from actorium.actors.client.core import ClientCore
 from actorium.actors.client.requests import Request
 from actorium.actors.cluster.routing import prefix_index
-from actorium.actors.cluster.scaling import load_meter
+from actorium.actors.cluster.scaling import autoscale
 from actorium.actors.config.tree import Config, RecoveryConfig, RuntimeConfig
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.messages import (
@@ -48,8 +48,8 @@ from actorium.actors.messages import (
     Usage,
 )
 from actorium.actors.params import Resolved, SamplingParams, TextParams
-from actorium.actors.runtime import front as front_module
-from actorium.actors.runtime.front import Front
+from actorium.actors.runtime import client_endpoint as front_module
+from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.tokenizer.core import TokenizerCore
 from actorium.actors.watchdog.core import WatchdogCore
 
@@ -200,7 +200,7 @@ def test_front(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "CLIENT_BACKLOG_MESSAGES", 2)
     context_: zmq.Context[Any] = zmq.Context()
     with short_dir() as base:
-        front = Front(context_, f"ipc://{base}/x.front", ToDetokenizerFront, hwm=1)
+        front = ClientEndpoint(context_, f"ipc://{base}/x.front", ToDetokenizerFront, hwm=1)
 
         def one(number: int) -> None:
             client = f"c{number}".encode()
@@ -218,7 +218,7 @@ def test_front(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_router(monkeypatch: pytest.MonkeyPatch) -> None:
     """All within the seconds for which it counts first tokens, and expects pages."""
-    monkeypatch.setattr(load_meter, "SAMPLES", FEW)
+    monkeypatch.setattr(autoscale, "SAMPLES", FEW)
     monkeypatch.setattr(prefix_index, "SOON_PAGES", FEW)
     box = ClusterBox(settings())
 

@@ -21,7 +21,7 @@ from actorium.actors.gateway.faces.response_store import ResponseStore, StoredRe
 from actorium.actors.gateway.served_model import TokenTexts
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams
-from actorium.actors.runtime.front import Front
+from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.queue_policies import VirtualTokenCounter
 from actorium.actors.structured.grammar_validator import GrammarValidator
@@ -121,8 +121,8 @@ def tenants_shares(monkeypatch: pytest.MonkeyPatch) -> Any:
 
 def clients_given_up(monkeypatch: pytest.MonkeyPatch) -> Any:
     front = SimpleNamespace(_given_up={})
-    for number in range(3 * fewer(monkeypatch, "runtime.front", "GIVEN_UP_CLIENTS")):
-        Front._give_up(front, client(number))  # type: ignore[arg-type]
+    for number in range(3 * fewer(monkeypatch, "runtime.client_endpoint", "GIVEN_UP_CLIENTS")):
+        ClientEndpoint._give_up(front, client(number))  # type: ignore[arg-type]
     return front
 
 

@@ -21,7 +21,7 @@ from actorium.actors.ledger.segments import (
     LedgerRecord,
     SegmentWriter,
     read_all,
-    remove_told,
+    remove_finished,
 )
 from actorium.actors.messages import Submit
 from actorium.actors.params import Resolved, TextParams
@@ -96,7 +96,7 @@ def test_a_full_disk_holds_messages_back(tmp_path: Path,
     assert said(commits.commit(sends("Z", "c"), 0.4)) == "c"
     core.done = True
     commits.close()
-    remove_told(tmp_path)
+    remove_finished(tmp_path)
     assert not list(tmp_path.iterdir()), "all was told: nothing is kept"
 
 

@@ -132,16 +132,16 @@ def test_a_ledger_of_which_all_was_told_goes_when_that_is_asked_for(tmp_path: Pa
         ledger = Ledger(tmp_path)
         assert [rid for _, rid in ledger.history.entries] in ([], ["a"])
         fill(ledger, "a")
-        files.remove_told(tmp_path)
-        ledger.close(told=told)
+        files.remove_finished(tmp_path)
+        ledger.close(finished=told)
     other = Ledger(tmp_path)
     assert other.history.entries
-    files.remove_told(tmp_path)
+    files.remove_finished(tmp_path)
     assert len(files.segments(tmp_path)) > 1, "somebody writes it"
-    other.close(told=True)
-    files.remove_told(tmp_path)
+    other.close(finished=True)
+    files.remove_finished(tmp_path)
     assert list(tmp_path.iterdir()) == []
-    files.remove_told(tmp_path / "nowhere")
+    files.remove_finished(tmp_path / "nowhere")
 
 
 def test_one_writer(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from helpers_runtime import Say, Told, Union, short_dir
 
 from actorium.actors import messages as m
 from actorium.actors.messages import Generate, SamplingParams
-from actorium.actors.runtime import front as front_module
+from actorium.actors.runtime import client_endpoint as front_module
 from actorium.actors.runtime.bad_frames import describe_bad_frame
-from actorium.actors.runtime.front import Front
+from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
 
 encode = msgspec.msgpack.encode
@@ -106,7 +106,7 @@ def test_socket_files_are_for_the_owner_alone(context: zmq.Context[Any], base: P
     old = os.umask(0)
     try:
         inbox = Inbox(context, f"ipc://{base}/x.inbox", Union, hwm=100)
-        front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+        front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
         assert os.umask(0) == 0, "the process's own umask is left alone"
     finally:
         os.umask(old)
@@ -270,7 +270,7 @@ def test_lossy_outbox_drops_and_counts(context: zmq.Context[Any], base: Path) ->
 
 @pytest.mark.parametrize("kind", BAD_FRAMES)
 def test_bad_frame_on_a_front(context: zmq.Context[Any], base: Path, kind: str) -> None:
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     bad, good = dealer(context, front.address, b"bad"), dealer(context, front.address, b"good")
     bad.send(BAD_FRAMES[kind])
     assert front.socket.poll(5000)
@@ -283,7 +283,7 @@ def test_bad_frame_on_a_front(context: zmq.Context[Any], base: Path, kind: str) 
 
 
 def test_multipart_and_envelopes_on_a_front(context: zmq.Context[Any], base: Path) -> None:
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     client = dealer(context, front.address, b"c")
     client.send_multipart([encode(Say("a")), encode(Say("b"))])
     client.send_multipart([b"", encode(Say("as a REQ socket would"))])
@@ -293,7 +293,7 @@ def test_multipart_and_envelopes_on_a_front(context: zmq.Context[Any], base: Pat
 
 
 def test_a_gone_client_is_counted(context: zmq.Context[Any], base: Path) -> None:
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     front.send(b"nobody", Told("x"))
     assert (front.dropped, front.lost) == (1, [b"nobody"])
 
@@ -301,7 +301,7 @@ def test_a_gone_client_is_counted(context: zmq.Context[Any], base: Path) -> None
 def test_a_slow_client_is_disconnected_at_the_limit(context: zmq.Context[Any], base: Path,
                                                     monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(front_module, "CLIENT_BACKLOG_MESSAGES", 500)
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     slow = dealer(context, front.address, b"slow", RCVHWM=10)
     fast = dealer(context, front.address, b"fast")
     for client in (slow, fast):
@@ -333,7 +333,7 @@ def test_what_waits_for_a_slow_client_is_bounded_in_bytes(
         context: zmq.Context[Any], base: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Few messages, but large ones. What it has read, and what was dropped, does not count."""
     monkeypatch.setattr(front_module, "CLIENT_BACKLOG_BYTES", 40_000)
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=1)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=1)
     slow = dealer(context, front.address, b"slow", RCVHWM=1, RCVBUF=1)
 
     def fall_behind(messages: int, size: int, expected: int = 0) -> int:
@@ -378,7 +378,7 @@ def test_what_waits_for_a_slow_client_is_bounded_in_bytes(
 
 def test_a_slow_client_that_catches_up_gets_everything_in_order(
         context: zmq.Context[Any], base: Path) -> None:
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     slow = dealer(context, front.address, b"slow", RCVHWM=10)
     slow.send(encode(Say("here")))
     take(front, 1)
@@ -397,7 +397,7 @@ def test_a_slow_client_that_catches_up_gets_everything_in_order(
 
 
 def test_an_identity_goes_to_its_newest_connection(context: zmq.Context[Any], base: Path) -> None:
-    front = Front(context, f"ipc://{base}/x.front", Union, hwm=100)
+    front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     old = dealer(context, front.address, b"same")
     old.send(encode(Say("old")))
     take(front, 1)

@@ -10,8 +10,8 @@ import pytest
 from helpers_scheduler import Ring, config, gauges
 
 from actorium.actors.health import plain_gauges
-from actorium.actors.runtime import histograms
-from actorium.actors.runtime.histograms import BOUNDS, Histogram, read
+from actorium.actors.runtime import beat_gauges
+from actorium.actors.runtime.beat_gauges import BOUNDS, Histogram, read
 
 
 class Clocked(Ring):
@@ -168,7 +168,7 @@ def test_a_histogram_travels_as_gauges() -> None:
 
 
 def test_bounds_rise() -> None:
-    for bounds in histograms.BOUNDS.values():
+    for bounds in beat_gauges.BOUNDS.values():
         assert list(bounds) == sorted(set(bounds)) and bounds[0] > 0
 
 

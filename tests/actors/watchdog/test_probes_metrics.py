@@ -15,24 +15,26 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
-from actorium.actors.cluster.ray.ray_core import RayCore
+from actorium.actors.cluster.ray.ray_actor import RayCore
 from actorium.actors.cluster.scaling.autoscale import REASONS
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
-from actorium.actors.runtime import histograms
-from actorium.actors.runtime.histograms import Histogram
+from actorium.actors.runtime import beat_gauges
+from actorium.actors.runtime.beat_gauges import EAGER_REASONS, Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
-from actorium.actors.runtime.step_gauges import EAGER_REASONS
-from actorium.actors.watchdog.metric_rows import (
+from actorium.actors.watchdog.metrics import (
+    ACTORIUM,
+    AUTOSCALED,
     HISTOGRAMS,
     NODES,
     NODES_ROLE,
-    OWN,
     RAY,
     RAY_ROLE,
     ROUTER,
+    MetricsInput,
+    families,
 )
-from actorium.actors.watchdog.metrics import AUTOSCALED, MetricsInput, families, render
+from actorium.actors.watchdog.probe_routes import metrics_text
 from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.restart_policy import Restarts
 from actorium.actors.watchdog.supervised import Supervised, starting
@@ -105,7 +107,7 @@ def facts(gauges: dict[str, float] | None = None, **more: Any) -> MetricsInput:
 def values(made: MetricsInput,
            accept: str = "") -> dict[tuple[str, frozenset[tuple[str, str]]], float]:
     """A sample's name and labels (less the common ones) -> value, as Prometheus reads the text."""
-    text = render(made, accept)[0].decode()
+    text = metrics_text(made, accept)[0].decode()
     return {(sample.name, frozenset((k, v) for k, v in sample.labels.items()
                                     if k not in ("model_name", "engine"))): sample.value
             for family in text_string_to_metric_families(text) for sample in family.samples}
@@ -126,8 +128,8 @@ def test_gauges_become_the_metrics_of_vllm() -> None:
     assert value(made, "vllm:request_success_total", finished_reason="stop") == 0
     assert value(made, "vllm:kv_cache_usage_perc") == 0.5
     assert value(made, "vllm:spec_decode_num_accepted_tokens_per_pos_total", position="1") == 6
-    labels = {s.name: s.labels for f in text_string_to_metric_families(render(made)[0].decode())
-              for s in f.samples}
+    text = metrics_text(made)[0].decode()
+    labels = {s.name: s.labels for f in text_string_to_metric_families(text) for s in f.samples}
     assert labels["vllm:num_requests_running"] == {"model_name": "model", "engine": "0"}
 
 
@@ -138,7 +140,7 @@ def test_every_name_of_vllm_is_there() -> None:
 
 def test_no_panel_of_vllms_dashboard_is_empty() -> None:
     served = {sample.name: sample.labels
-              for family in text_string_to_metric_families(render(facts())[0].decode())
+              for family in text_string_to_metric_families(metrics_text(facts())[0].decode())
               for sample in family.samples}
     for name in QUERIED_BY_VLLMS_DASHBOARD:
         assert served[name]["model_name"] == "model", name
@@ -151,7 +153,7 @@ def test_no_panel_of_vllms_dashboard_is_empty() -> None:
     ("max_tokens", (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)),
     ("step_tokens", (1, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096, 8192, 16384))])
 def test_every_bucket_of_vllm_is_there(name: str, bounds: tuple[float, ...]) -> None:
-    assert set(bounds) <= set(histograms.BOUNDS[name])
+    assert set(bounds) <= set(beat_gauges.BOUNDS[name])
 
 
 def test_waiting_requests_and_prompt_tokens_add_up() -> None:
@@ -196,7 +198,7 @@ def test_steps_by_how_the_worker_ran_them() -> None:
 
 
 def test_http_requests_of_all_gateways_together() -> None:
-    seen = Histogram(histograms.HTTP_REQUESTS)
+    seen = Histogram(beat_gauges.HTTP_REQUESTS)
     seen.add(0.02)
     made = facts()
     for i in range(2):
@@ -245,7 +247,7 @@ def test_a_histogram_is_cumulative_and_complete() -> None:
     name = "vllm:time_to_first_token_seconds"
     buckets = {labels: n for (found, labels), n in values(made).items()
                if found == f"{name}_bucket"}
-    assert len(buckets) == len(histograms.FIRST_TOKEN) + 1
+    assert len(buckets) == len(beat_gauges.FIRST_TOKEN) + 1
     assert [value(made, f"{name}_bucket", le=le) for le in ("0.001", "0.0025", "0.005", "2560.0",
                                                              "+Inf")] == [1, 1, 3, 3, 4]
     assert value(made, f"{name}_count") == 4
@@ -266,7 +268,7 @@ ACCEPTS = {
     "prometheus 2.42": ("application/openmetrics-text;version=1.0.0,application/openmetrics-text;"
                         "version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,*/*;q=0.1",
                         OPENMETRICS),
-    "prometheus 2.53, native histograms": (
+    "prometheus 2.53, native beat_gauges": (
         "application/vnd.google.protobuf;proto=io.prometheus.client.MetricFamily;"
         "encoding=delimited,application/openmetrics-text;version=1.0.0;q=0.8,"
         "application/openmetrics-text;version=0.0.1;q=0.75,text/plain;version=0.0.4;q=0.5,"
@@ -296,7 +298,7 @@ ACCEPTS = {
 def test_every_accept_header_gets_the_names_as_documented(asks: str) -> None:
     accept, kind = ACCEPTS[asks]
     made = facts({"tokens": 5.0})
-    text, told = render(made, accept)
+    text, told = metrics_text(made, accept)
     assert told == f"{kind}; charset=utf-8"
     samples, names = set(), set()
     parse = text_string_to_metric_families if kind == TEXT else openmetrics_families
@@ -326,7 +328,7 @@ def test_nodes_are_told_where_other_machines_may_join() -> None:
     found = facts(actors={NODES_ROLE: nodes}, config=CLUSTER)
     assert value(found, "actorium:nodes") == 2
     assert value(found, "actorium:nodes_joined") == 0
-    assert {row.gauge for row in NODES} == set(core.health().gauges)
+    assert {row.gauge or row.name for row in NODES} == set(core.health().gauges)
     assert not [f.name for f in families(facts(config=CLUSTER)) if "node" in f.name]
 
 
@@ -336,15 +338,15 @@ def test_placement_groups_are_told_where_ray_places_nodes() -> None:
     ray.gauges = core.health().gauges | {"ray_away": 1.0}
     found = facts(actors={RAY_ROLE: ray}, config=CLUSTER)
     assert value(found, "actorium:ray_away") == 1 and value(found, "actorium:ray_groups") == 0
-    assert {row.gauge for row in RAY} == set(core.health().gauges)
+    assert {row.gauge or row.name for row in RAY} == set(core.health().gauges)
 
 
 def test_every_gauge_of_the_router_has_a_metric() -> None:
-    told = {row.gauge for row in ROUTER} | {f"routed_{by}" for by in ("by_prefix", "by_load",
-                                                                      "blind")}
+    told = {row.gauge or row.name for row in ROUTER}
+    told |= {f"routed_{by}" for by in ("by_prefix", "by_load", "blind")}
     told |= {f"autoscaled_by_{why}" for why in AUTOSCALED}
     router = ClusterBox(settings()).router
-    gauges = router.placements.gauges() | router.fleet.gauges()
+    gauges = router.assignments.gauges() | router.fleet.gauges()
     assert sorted(gauges.keys() - told) == [] and "routed_blind" in gauges
     assert set(AUTOSCALED) == set(REASONS)
 
@@ -358,10 +360,11 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
     made = list(families(facts()))
     assert len({f.name for f in made}) == len(made)
     assert all(f.about.endswith(".") for f in made)
-    gauges = [(row.role, row.gauge) for row in OWN]  # two names of vLLM are of one thing
+    # Two names of vLLM are of one thing.
+    gauges = [(row.role, row.gauge or row.name) for row in ACTORIUM]
     assert len(set(gauges)) == len(gauges)
-    assert {source for _, source, _ in HISTOGRAMS} | {histograms.HTTP_REQUESTS} \
-        == set(histograms.BOUNDS)
+    assert {source for _, source, _ in HISTOGRAMS} | {beat_gauges.HTTP_REQUESTS} \
+        == set(beat_gauges.BOUNDS)
 
 
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:

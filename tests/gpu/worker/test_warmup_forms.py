@@ -28,7 +28,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.params import Resolved
-from actorium.actors.runtime.step_gauges import STEP_MODES
+from actorium.actors.runtime.beat_gauges import STEP_MODES
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model

@@ -1,0 +1,123 @@
+"""Stopping an engine: who asks for it, and which deaths during the drain have cost streams.
+
+A signal, a caller, or the death of the process that the engine belongs to ask for it. A scheduler
+or detokenizer that dies while the engine drains is started again, and hears from the others which
+streams go on. If it is to be stopped before it can have heard, they are lost: then the engine has
+not drained, and says so.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import select
+import signal
+import threading
+from typing import Any
+
+from actorium.actors.runtime.process import DRAIN_SIGNAL, EXIT_DRAINED
+from actorium.actors.runtime.roles import ends_streams, stop_rank
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SETTLED = 2.0
+"""Seconds after its start in which a successor may not have heard yet which streams go on."""
+CLEAN_EXITS = (EXIT_DRAINED, -signal.SIGTERM, -DRAIN_SIGNAL)
+"""Exits of an actor that was told to stop; by the signals themselves, if it had only begun."""
+
+
+class StopRequests:
+    """Counts requests to stop, and wakes the poll that waits for them."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._poll: select.poll | None = None
+        self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
+        self._parent_fd: int | None = None
+        self.tied = False
+        """A parent's end is a request."""
+        self._handlers: dict[signal.Signals, Any] = {}
+        """Those that were there before `catch_signals`."""
+
+    def add(self) -> None:
+        """One request more. Safe in a signal handler, and in any thread."""
+        self.count += 1
+        with contextlib.suppress(BlockingIOError):
+            os.write(self._wake_w, b"!")
+
+    def catch_signals(self) -> None:
+        """Each of `SIGNALS` is a request from now on, until `close`; only in the main thread."""
+        if threading.current_thread() is not threading.main_thread():
+            return
+        # A signal that comes just before poll, or to another thread, does not interrupt poll; the
+        # byte that C code writes to this pipe does.
+        signal.set_wakeup_fd(self._wake_w, warn_on_full_buffer=False)
+        self._handlers = {number: signal.signal(number, lambda *_: self.add())
+                          for number in SIGNALS}
+
+    def tie_to(self, parent: int) -> None:
+        """The end of the process `parent` is a request. Unlike with the parent-death signal, it
+        does not matter which of the parent's threads started us."""
+        self._parent_fd, self.tied = os.pidfd_open(parent), True
+        if os.getppid() != parent:
+            self.add()
+
+    def register(self, poll: select.poll) -> None:
+        """Has `poll` wake for requests; hand `on_readable` the descriptors that it reports."""
+        self._poll = poll
+        for fd in (self._wake_r, self._parent_fd):
+            if fd is not None:
+                poll.register(fd, select.POLLIN)
+
+    def on_readable(self, fd: int) -> None:
+        """`fd` is readable; one that is not of this object is passed over."""
+        if fd == self._wake_r:
+            with contextlib.suppress(BlockingIOError):
+                os.read(fd, 4096)
+        elif fd == self._parent_fd:
+            assert self._poll is not None
+            self._poll.unregister(fd)
+            self.add()
+
+    def close(self) -> None:
+        """Signals are handled as before."""
+        if self._handlers:
+            signal.set_wakeup_fd(-1)
+        for number, handler in self._handlers.items():
+            signal.signal(number, handler)
+        for fd in (self._wake_r, self._wake_w, self._parent_fd):
+            if fd is not None:
+                os.close(fd)
+
+
+class DrainLosses:
+    """Watches one drain. Times are CLOCK_MONOTONIC seconds."""
+
+    def __init__(self) -> None:
+        self.loss = ""
+        """The death that has cost streams, in words; empty = none has."""
+        self._restarting: tuple[str, str] | None = None
+        """The last actor that died and is started again: role, and what to say of its death."""
+        self._restarted_at = math.inf
+
+    def on_restartable_death(self, role: str, text: str) -> None:
+        """An actor has died that will be started again."""
+        if ends_streams(role):
+            self._restarting, self._restarted_at = (role, text), math.inf
+
+    def on_final_death(self, role: str, text: str, status: int) -> None:
+        """An actor has died that can have no successor."""
+        if ends_streams(role) and status not in CLEAN_EXITS:
+            self.loss = text
+
+    def on_restarted(self, role: str, now: float) -> None:
+        """An actor was started again."""
+        if self._restarting is not None and self._restarting[0] == role:
+            self._restarted_at = now
+
+    def before_stopping(self, rank: int, now: float) -> None:
+        """The actors of this rank are stopped next (`roles.STOP_ORDER`)."""
+        if self._restarting is not None:
+            role, text = self._restarting
+            if stop_rank(role) == rank and now - self._restarted_at < SETTLED:
+                self.loss = text
