@@ -92,7 +92,7 @@ chaos: $(VENV)/.ready-test
 
 # Two raylets on this machine stand for two; Ray is in an environment of its own, above $(VENV).
 cluster: build/ray/.ready
-	build/ray/bin/python benchmarks/ray_cluster.py $(CLUSTER_FLAGS)
+	build/ray/bin/python benchmarks/run.py ray_cluster $(CLUSTER_FLAGS)
 
 build/ray/.ready: pyproject.toml $(VENV)/.ready-engine
 	$(BIN)/python tools/dependencies.py extra $(VENV) cluster build/ray
@@ -101,7 +101,7 @@ build/ray/.ready: pyproject.toml $(VENV)/.ready-engine
 # VERIFY_FLAGS="--minutes 5 --smollm2-wheel FILE"; 10,000 comparisons or 15 minutes a kind.
 verify-all: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
-	$(BIN)/python benchmarks/verify_all.py --json $(OUT)/verify-exact-$(PROCESSOR).json $(VERIFY_FLAGS)
+	$(BIN)/python benchmarks/run.py verify --json $(OUT)/verify-exact-$(PROCESSOR).json $(VERIFY_FLAGS)
 
 # Attacks of every kind in full size, counted by area.
 adversary: $(VENV)/.ready-test
@@ -131,11 +131,12 @@ bench: $(VENV)/.ready-test
 		--json $(OUT)/offline-s06.json --plot $(OUT)/offline-s06.png
 	$(BIN)/python -m actorium.tools.cli bench offline --shape HYB --peer transformers \
 		--json $(OUT)/offline-hyb.json --plot $(OUT)/offline-hyb.png
-	$(BIN)/python benchmarks/startup.py --json $(OUT)/startup.json
+	$(BIN)/python benchmarks/run.py startup --json $(OUT)/startup.json
 
 prefix: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
-	$(BIN)/python benchmarks/prefix.py --json $(OUT)/prefix.json --plot $(OUT)/prefix.png
+	$(BIN)/python benchmarks/run.py prefix --json $(OUT)/prefix.json
+	$(BIN)/python benchmarks/run.py prefix tree --json $(OUT)/prefix-tree.json
 
 # What the warm-up meets and what requests do, by Triton's own rules: TRITON=3.6.0, say, as a GPU
 # machine has it, instead of the one here.
@@ -152,10 +153,10 @@ ptxas: $(VENV)/.ready-test
 
 long-run: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
-	$(BIN)/python benchmarks/long_run.py --json $(OUT)/long_run.json
+	$(BIN)/python benchmarks/run.py long_run --json $(OUT)/long_run.json
 
 startup: $(VENV)/.ready-engine
-	$(BIN)/python benchmarks/startup.py
+	$(BIN)/python benchmarks/run.py startup
 
 # PART=contact|kernels|tests, a call each; TOY=1 walks through it on a CPU; CACHE=the kernels that an
 # earlier call has compiled. A GPU machine may have no network: its own interpreter is used where

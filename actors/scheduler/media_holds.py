@@ -8,9 +8,9 @@ from typing import Protocol
 
 from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.core import Context, Send
+from actorium.actors.media.media_messages import HoldMedia
 from actorium.actors.messages import Submit
 from actorium.actors.models.media_models import takes_media
-from actorium.actors.media.media_messages import HoldMedia
 
 MEDIA = "media"
 """The role that keeps them."""

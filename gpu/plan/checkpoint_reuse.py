@@ -1,10 +1,10 @@
 """What checkpoints of recurrent states buy: measured, by the number that is kept.
 
-`benchmarks/checkpoints.py` runs three workloads through the scheduler (policy auto, pages enough
-for everything): chat, 200 conversations with one system prompt; agents, 20 with long instructions
-of their own; few-shot, 10 tasks with long examples. What they have in common: little is saved
-before there is a checkpoint for each prefix that is shared, and little more beyond one for each
-sequence that will be gone on with.
+`benchmarks/run.py checkpoints` runs three workloads through the scheduler (policy auto, pages
+enough for everything): chat, 200 conversations with one system prompt; agents, 20 with long
+instructions of their own; few-shot, 10 tasks with long examples. What they have in common: little
+is saved before there is a checkpoint for each prefix that is shared, and little more beyond one for
+each sequence that will be gone on with.
 """
 
 from __future__ import annotations

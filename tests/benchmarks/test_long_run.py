@@ -10,7 +10,7 @@ from helpers_benchmarks import benchmark
 
 from actorium.actors.scheduler.queue_policies import PolicyQueue
 
-long_run = benchmark("long_run")
+long_run = benchmark("scenarios.long_run")
 
 
 def _size() -> int:

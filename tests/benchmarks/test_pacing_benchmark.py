@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from helpers_benchmarks import benchmark
 
-pacing = benchmark("pacing")
+pacing = benchmark("scenarios.pacing")
 
 
 def test_the_default_target_ends_stalls_and_costs_little_throughput() -> None:

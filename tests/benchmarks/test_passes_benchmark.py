@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from helpers_benchmarks import benchmark
 
-passes = benchmark("passes")
+passes = benchmark("scenarios.passes")
 TINY = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4,
         "num_key_value_heads": 2, "head_dim": 16, "linear_num_key_heads": 2,
         "linear_num_value_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 16}
@@ -24,7 +24,7 @@ def test_every_family_is_measured_in_every_way(monkeypatch: pytest.MonkeyPatch) 
         assert own["matches"]["qk_rope_kv"] >= 1 and set(own["without"]) == set(own["matches"])
         for figures in (own["none"], own["all"], *own["without"].values()):
             assert set(figures) == {1, 3} and min(figures.values()) > 0
-    short, long = passes.table(found, (1, 3)), passes.table_by_pass(found, (1, 3))
+    short, long = passes.tables([*found.values()], (1, 3)).split("\n\n")
     assert len(short.splitlines()) == 2 + 2 and "`norm_add` 4" in short
     assert len(long.splitlines()) == 2 + sum(len(own["matches"]) for own in found.values())
     first = found["Llama"]

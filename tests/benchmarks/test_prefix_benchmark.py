@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from helpers_benchmarks import benchmark
 
-prefix = benchmark("prefix")
+prefix = benchmark("scenarios.prefix")
 CONVERSATIONS = 40
 
 

@@ -8,12 +8,12 @@ import statistics
 import pytest
 from helpers_benchmarks import BENCHMARKS, benchmark
 
-steps = benchmark("steps")
+steps = benchmark("scenarios.steps")
 MORE = 1.2
 
 
 def test_the_recorded_figures() -> None:
-    rows = json.loads((BENCHMARKS / "results" / "steps.json").read_text())["steps"]
+    rows = json.loads((BENCHMARKS / "results" / "steps.json").read_text())["rows"]
     assert [row["running"] for row in rows] == [1, 16, 64, 256, 1024]
     for row in rows:
         assert row["us_per_step_recurrent"] <= MORE * row["us_per_step"]

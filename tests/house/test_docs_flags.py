@@ -9,6 +9,7 @@ from importlib import import_module
 from pathlib import Path
 
 import pytest
+from helpers_benchmarks import benchmark
 from msgspec import Struct
 
 from actorium.tools import cli
@@ -48,7 +49,9 @@ def known_flags(foreign: bool) -> set[str]:
     scripts = {flag for folder in ("benchmarks", "tools", "tests")
                for file in (ROOT / folder).rglob("*.py")
                for flag in ARGPARSE.findall(file.read_text())}
-    return {f"--{name}" for name in names} | scripts | COMMON
+    scenarios = {flag for _, parts in benchmark("harness").all_scenarios().values()
+                 for part in parts for flag in part.flags}
+    return {f"--{name}" for name in names} | scripts | scenarios | COMMON
 
 
 def unknown_flags(text: str, known: set[str]) -> list[str]:

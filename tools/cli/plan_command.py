@@ -360,7 +360,7 @@ def _reuse(plan: MemoryPlan) -> list[str]:
     if not rows:
         return []
     lines = ["", "checkpoints: tokens guaranteed, and prompt tokens computed in recorded workloads "
-             "(benchmarks/checkpoints.py)",
+             "(benchmarks/run.py checkpoints)",
              f"{'':>12}  {'checkpoints':>11}  {'chat':>7}  {'agents':>7}  {'few-shot':>8}"]
     for tokens, number, chat, agents, few_shot in rows:
         here = "  as planned" if number == plan.checkpoints else ""

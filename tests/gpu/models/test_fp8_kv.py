@@ -14,7 +14,6 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_benchmarks import benchmark
 from helpers_fp8 import SINGLE, exact_fp8, write_twins
 from helpers_kinds import write_kind
 from helpers_models import CPU, Seq, Stepper, generate, write_checkpoint
@@ -273,14 +272,3 @@ def test_triton_equals_torch(make: Make, name: str, tmp_path: Path,
         out = [stepper.step([(seqs[1], 14)]), stepper.step([(seqs[0], 9)], seqs[1:], q_len=3)]
         said.append(torch.cat(out))
     assert off(said[1], said[0]) < 1e-3
-
-
-def test_the_benchmarks_table() -> None:
-    found = [{"dtype": "auto", "tokens": 2, "perplexity": 2.0, "loss": [0.5, 0.25], "step_ms": 1,
-              "answers": [[1, 2, 3], [4, 5]]},
-             {"dtype": "fp8_e4m3", "tokens": 2, "perplexity": 3.0, "loss": [1.0, 0.0], "step_ms": 2,
-              "answers": [[1, 2, 9], [4, 5]]}]
-    same, other = benchmark("kv_dtype").compared(found)
-    assert same["same_answers"] == "2 of 2" and same["mean_absolute_change"] == 0
-    assert other["same_answers"] == "1 of 2" and other["tokens_in_common"] == "4 of 5"
-    assert (other["mean_change_of_loss"], other["mean_absolute_change"]) == (0.125, 0.375)

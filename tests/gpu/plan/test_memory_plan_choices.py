@@ -112,7 +112,7 @@ def test_each_of_two_gpus_holds_half_of_everything(capsys: pytest.CaptureFixture
 # --- what checkpoints cost and buy ---------------------------------------------------------------
 
 def test_displayed_figures_were_measured() -> None:
-    rows = json.loads((ROOT / "benchmarks" / "results" / "checkpoints.json").read_text())
+    rows = json.loads((ROOT / "benchmarks" / "results" / "checkpoints.json").read_text())["rows"]
     found: dict[int, dict[str, float]] = {0: {}}
     for row in rows:
         if row["policy"] in ("auto", "none"):
@@ -130,7 +130,7 @@ def test_displayed_figures_were_measured() -> None:
 
 def test_the_default_policy_is_the_best_once_there_is_room() -> None:
     """As measured: auto against the others, each with the same number of checkpoints."""
-    rows = json.loads((ROOT / "benchmarks" / "results" / "checkpoints.json").read_text())
+    rows = json.loads((ROOT / "benchmarks" / "results" / "checkpoints.json").read_text())["rows"]
     shares = {(r["workload"], r["policy"], r["checkpoints"]): r["computed_share"] for r in rows}
     for number in (64, 128, 256):
         for work in ("chat", "agents", "few-shot"):

@@ -1,9 +1,6 @@
 """What passes gain: microseconds of a layer without any pass, with all of them, and with all but
 one, on a layer of the size that real models have; and how often each pass matches.
 
-    python benchmarks/passes.py [--out benchmarks/results/passes.json] [--tokens 1,32,256,2048]
-        [--only NAME] [--seconds 120] [--quantization int8]
-
 A model here is the first layers of a family at the size of one of its checkpoints, with random
 weights in bfloat16, or as `--quantization` makes them, and a small vocabulary: one layer of each
 kind that it has. Attention over the pages and the recurrences themselves, which no pass changes,
@@ -13,16 +10,16 @@ only add. `--seconds` is shared out among the cases.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import tempfile
-import time
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
+from harness import Row, Rows, markdown, scenario, take_turns
 
 from actorium.actors.config.pass_names import PASSES
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
@@ -54,9 +51,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "layer_types": ["sliding_attention", "full_attention"]}),
 }
 """Name -> the checkpoint whose layers these are, and its config with fewer of them."""
-TOKENS = (1, 32, 256, 2048)
-FEWEST, MOST = 3, 200
-"""Turns of a case."""
+TOKENS = [1, 32, 256, 2048]
+FAMILIES = [*CASES]
+FEWEST = 4
+"""Turns of a case, of which the first one does not count."""
 
 
 def model_of(raw: dict[str, Any], threads: int, quantization: str = "auto") -> Model:
@@ -72,18 +70,13 @@ def model_of(raw: dict[str, Any], threads: int, quantization: str = "auto") -> M
 def least(model: Model, ways: Sequence[Way], tokens: int, seconds: float) -> list[float]:
     """Microseconds of a layer in each of these ways: the least of the turns that fit."""
     timer = LayerTimer(model, tokens)
-    found: list[list[float]] = [[] for _ in ways]
-    end = time.perf_counter() + seconds
-    for turn in range(MOST + 1):
-        if turn > FEWEST and time.perf_counter() > end:
-            break
-        for times, own in zip(found, ways, strict=True):
-            times.append(timer.seconds(own))
-    return [1e6 * min(times[1:]) / len(timer.layers) for times in found]
+    found = take_turns({str(at): partial(timer.seconds, own) for at, own in enumerate(ways)},
+                       FEWEST, seconds)
+    return [1e6 * min(times[1:]) / len(timer.layers) for times in found.values()]
 
 
 def measure(name: str, tokens: Sequence[int], seconds: float, threads: int,
-            quantization: str = "auto") -> dict[str, Any]:
+            quantization: str = "auto") -> Row:
     """One case, as `results/passes.json` has it."""
     checkpoint, raw = CASES[name]
     model = model_of(raw, threads, quantization)
@@ -93,7 +86,7 @@ def measure(name: str, tokens: Sequence[int], seconds: float, threads: int,
             *(way(model, tuple(other for other in PASSES if other != own)) for own in matched)]
     found = {n: least(model, ways, n, seconds / len(tokens)) for n in tokens}
     return {
-        "checkpoint": checkpoint, "layers": len(model.layers),
+        "family": name, "checkpoint": checkpoint, "layers": len(model.layers),
         "matches": {own: report.matches[own] for own in matched},
         "none": {n: round(us[0], 1) for n, us in found.items()},
         "all": {n: round(us[1], 1) for n, us in found.items()},
@@ -101,62 +94,37 @@ def measure(name: str, tokens: Sequence[int], seconds: float, threads: int,
                     for at, own in enumerate(matched)}}
 
 
-def table(found: dict[str, dict[str, Any]], tokens: Sequence[int]) -> str:
-    """For people: microseconds of a layer, without any pass -> with all."""
-    lines = [f"| layers of | matches | {' | '.join(_of(n) for n in tokens)} |",
-             "|---|---|" + "---|" * len(tokens)]
-    for name, own in found.items():
-        matches = ", ".join(f"`{one}` {count}" for one, count in own["matches"].items())
-        cells = [f"{_us(own['none'][n])} → {_us(own['all'][n])}" for n in tokens]
-        lines.append(f"| {name} ({own['checkpoint']}), {own['layers']} of them | {matches} | "
-                     f"{' | '.join(cells)} |")
-    return "\n".join(lines)
+def cells(own: Row) -> tuple[list[str], list[list[str]]]:
+    """Rows of the two tables: microseconds without any pass and with all, and what a layer takes
+    less with a pass, where all others are on."""
+    matches = ", ".join(f"`{one}` {count}" for one, count in own["matches"].items())
+    return ([f"{own['family']} ({own['checkpoint']}), {own['layers']} of them", matches,
+             *(f"{none:,.0f} → {own['all'][n]:,.0f}" for n, none in own["none"].items())],
+            [[own["family"], f"`{one}`",
+              *(f"{100 * (1 - own['all'][n] / us):+.1f} %" for n, us in without.items())]
+             for one, without in own["without"].items()])
 
 
-def table_by_pass(found: dict[str, dict[str, Any]], tokens: Sequence[int]) -> str:
-    """For people: what a layer takes less with a pass, where all others are on."""
-    lines = [f"| layers of | pass | {' | '.join(_of(n) for n in tokens)} |",
-             "|---|---|" + "---|" * len(tokens)]
-    for name, own in found.items():
-        for one, without in own["without"].items():
-            cells = [f"{100 * (1 - own['all'][n] / without[n]):+.1f} %" for n in tokens]
-            lines.append(f"| {name} | `{one}` | {' | '.join(cells)} |")
-    return "\n".join(lines)
+def tables(found: Sequence[Row], tokens: Sequence[int]) -> str:
+    """The tables of docs/passes.md."""
+    heads = [f"{n:,} token{'s' * (n > 1)}" for n in tokens]
+    rows = [cells(own) for own in found]
+    return "\n\n".join((markdown(["layers of", "matches", *heads], [one for one, _ in rows]),
+                        markdown(["layers of", "pass", *heads],
+                                 [each for _, many in rows for each in many])))
 
 
-def _of(tokens: int) -> str:
-    return f"{tokens:,} token{'s' * (tokens > 1)}"
+@scenario
+def layers(tokens: list[int] = TOKENS, families: list[str] = FAMILIES, seconds: float = 120.0,
+           threads: int = 0, quantization: str = "auto") -> Rows:
+    """Microseconds of a layer without passes, with all, with all but one; `seconds` of timing.
 
-
-def _us(number: float) -> str:
-    return f"{number:,.0f}"
-
-
-def main() -> None:
-    """Measure all cases, or one."""
-    args = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
-    args.add_argument("--out", type=Path, help="writes what was found, as JSON")
-    args.add_argument("--tokens", default=",".join(map(str, TOKENS)))
-    args.add_argument("--only", choices=sorted(CASES))
-    args.add_argument("--seconds", type=float, default=120.0, help="of all timing together")
-    args.add_argument("--threads", type=int, default=len(os.sched_getaffinity(0)))
-    args.add_argument("--quantization", default="auto", help="as of `actorium serve`")
-    given = args.parse_args()
-    torch.set_num_threads(given.threads)
-    tokens = [int(n) for n in given.tokens.split(",")]
-    names = [given.only] if given.only else list(CASES)
-    loads = [os.getloadavg()[0]]
-    found = {name: measure(name, tokens, given.seconds / len(names), given.threads,
-                           given.quantization) for name in names}
-    loads.append(os.getloadavg()[0])
-    print(f"{table(found, tokens)}\n\n{table_by_pass(found, tokens)}")
-    if given.out:
-        given.out.write_text(json.dumps({
-            "threads": given.threads, "quantization": given.quantization,
-            "torch": str(torch.__version__),
-            "load": [round(load, 1) for load in loads], "tokens": tokens, "families": found,
-        }, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    threads: 0 = as many as there are cores; quantization: as of `actorium serve`.
+    """
+    threads = threads or len(os.sched_getaffinity(0))
+    torch.set_num_threads(threads)
+    found = []
+    for name in families:
+        found.append(measure(name, tokens, seconds / len(families), threads, quantization))
+        yield found[-1]
+    print(tables(found, tokens))

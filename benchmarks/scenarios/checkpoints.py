@@ -1,7 +1,5 @@
 """Which states to keep: policies for checkpoints of recurrent models, on three workloads.
 
-    python benchmarks/checkpoints.py [--json FILE] [--counts 16 64 256]
-
 A model with recurrent layers can only start from a prefix whose state was kept, and a state costs
 as much memory as thousands of tokens of pages: so where they are taken matters. The workloads go
 through the scheduler core with the null worker (pages enough for everything, chunks of at most
@@ -24,21 +22,18 @@ The figures of the policy "auto" are those that `actorium plan` shows
 
 from __future__ import annotations
 
-import argparse
-import json
 import random
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import numpy as np
-from loop import Loop
+from harness import Row, Rows, scenario
+from scenarios.loop import Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
 
 POLICIES = ("none", "end", "chunks", "auto")
-COUNTS = (2, 4, 8, 16, 32, 64, 128, 256)
+COUNTS = [2, 4, 8, 16, 32, 64, 128, 256]
 RUNNING = 16
 STATE_BYTES = 48 * (24 * 128 * 128 * 4 + 3 * 5120 * 2)
 """Of a checkpoint: 48 GatedDeltaNet layers with 24 heads each, and their convolutions."""
@@ -88,7 +83,7 @@ WORKLOADS: dict[str, Callable[[random.Random, Ask], None]] = {
     "chat": chat, "agents": agents, "few-shot": few_shot}
 
 
-def run(work: str, policy: str, count: int | None) -> dict[str, Any]:
+def run(work: str, policy: str, count: int | None) -> Row:
     """One workload under one policy with `count` checkpoints; None: no recurrent layers."""
     loop = Loop(Config(
         memory=MemoryConfig(max_total_tokens=1 << 22, checkpoint_policy=policy),
@@ -119,34 +114,11 @@ def run(work: str, policy: str, count: int | None) -> dict[str, Any]:
             "bytes": int(held[0]) * STATE_BYTES}
 
 
-def rows(counts: tuple[int, ...]) -> Iterator[dict[str, Any]]:
-    """Every workload: without recurrent layers, then each policy with each count."""
+@scenario
+def policies(counts: list[int] = COUNTS) -> Rows:
+    """Prompt tokens computed, hit ratio and bytes, by workload, policy and states kept."""
     for work in WORKLOADS:
         yield run(work, "auto", None)
         for policy in POLICIES:
-            for count in counts if policy != "none" else (0,):
+            for count in counts if policy != "none" else [0]:
                 yield run(work, policy, count)
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path)
-    parser.add_argument("--counts", type=int, nargs="+", default=COUNTS)
-    options = parser.parse_args()
-    print(f"{'workload':9} {'policy':7} {'checkpoints':>11} {'computed tokens':>15} {'share':>7} "
-          f"{'hit ratio':>9} {'requests':>8} {'saved':>6} {'evicted':>7} {'GB':>6}")
-    found = []
-    for row in rows(tuple(options.counts)):
-        found.append(row)
-        number = "-" if row["checkpoints"] is None else row["checkpoints"]
-        print(f"{row['workload']:9} {row['policy']:7} {number:>11} "
-              f"{row['computed']:>15,} {row['computed_share']:>7.1%} {row['hit_ratio']:>9.1%} "
-              f"{row['requests_hit']:>8.1%} {row['saved']:>6} {row['evicted']:>7} "
-              f"{row['bytes'] / 1e9:>6.2f}", flush=True)
-    if options.json:
-        options.json.write_text(json.dumps(found, indent=1) + "\n")
-
-
-if __name__ == "__main__":
-    main()

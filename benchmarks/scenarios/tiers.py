@@ -1,7 +1,5 @@
 """Time to the first token behind a prefix that is computed, on the host, and on the disk, by turns.
 
-    python benchmarks/tiers.py [--shape S06] [--tokens 2000] [--rounds 5] [--no-disk] [--json FILE]
-
 One engine with random weights, whose pool holds a prompt and a quarter, and whose host's memory
 four and a half: a quarter of it, more than a prompt, is kept written ahead. A round asks for a new
 prompt; asks for others until its pages have left the pool, and asks for it again; asks for others
@@ -15,7 +13,6 @@ dropped from the system's page cache before they are read, as far as the system 
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -24,6 +21,8 @@ import tempfile
 import time
 from pathlib import Path
 from typing import Any, NamedTuple
+
+from harness import Rows, scenario
 
 from actorium import Engine, SamplingParams
 from actorium.actors.client.client import Client
@@ -110,13 +109,9 @@ class TierBench:
             self.others(FROM_HOST, wait=True)
             found["disk"] = self.turn(prompt, disk)
         wanted = {"computed": (0, 0), "host": (self.whole, 0), "disk": (self.whole, self.whole)}
-        for kind, turn in list(found.items()):
-            counts = (turn.host, turn.disk) == wanted[kind]
-            print(f"{kind:9}{1e3 * turn.seconds:9.1f} ms, {turn.host} of {self.whole} pages from "
-                  f"the tiers ({turn.disk} of them from the disk), {turn.stored} copied out"
-                  + ("" if counts else ": not counted"), flush=True)
-            if not counts:
-                del found[kind]
+        for kind in [*found]:
+            if (found[kind].host, found[kind].disk) != wanted[kind]:
+                print(f"not counted: {kind}, {found.pop(kind)}", flush=True)
         return found
 
 
@@ -147,37 +142,20 @@ def measure(shape: str, tokens: int, rounds: int, disk: bool) -> list[dict[str, 
             return [bench.round(pages) for _ in range(rounds)]
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("--shape", default="S06")
-    parser.add_argument("--tokens", type=int, default=2000)
-    parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--no-disk", action="store_true")
-    parser.add_argument("--json", type=Path)
-    args = parser.parse_args()
-    load = os.getloadavg()[0]
-    rounds = measure(args.shape, args.tokens, args.rounds, not args.no_disk)
-    missing = False
-    for kind in ("computed", "host") + (() if args.no_disk else ("disk",)):
-        seconds = [own[kind].seconds for own in rounds if kind in own]
-        ratios = [own["computed"].seconds / own[kind].seconds for own in rounds
+@scenario
+def prefix(shape: str = "S06", tokens: int = 2000, rounds: int = 5, disk: bool = True) -> Rows:
+    """Milliseconds to the first token behind a prefix that is computed, on the host, on the disk.
+
+    `sooner`: than computed, the median over rounds, the least and the most.
+    """
+    found, missing = measure(shape, tokens, rounds, disk), False
+    for kind in ("computed", "host", "disk")[:2 + disk]:
+        seconds = [own[kind].seconds for own in found if kind in own]
+        sooner = [own["computed"].seconds / own[kind].seconds for own in found
                   if kind in own and "computed" in own]
-        missing = missing or not ratios
-        if ratios:
-            print(f"{kind:9}{1e3 * statistics.median(seconds):9.1f} ms ({1e3 * min(seconds):.1f} "
-                  f"to {1e3 * max(seconds):.1f}, {len(seconds)} of {args.rounds} turns); sooner "
-                  f"than computed: median of the rounds {statistics.median(ratios):.2f}x "
-                  f"({min(ratios):.2f} to {max(ratios):.2f})")
-        else:
-            print(f"{kind:9}no turn counts")
-    if args.json:
-        args.json.write_text(json.dumps({
-            "shape": args.shape, "tokens": args.tokens, "cores": os.cpu_count(),
-            "load": [load, os.getloadavg()[0]],
-            "rounds": [{kind: turn._asdict() for kind, turn in own.items()} for own in rounds],
-        }, indent=1) + "\n")
-    return int(missing)
-
-
-if __name__ == "__main__":
-    raise SystemExit(main())
+        missing = missing or not sooner
+        yield {"from": kind, "turns": len(seconds), "ms": [1e3 * own for own in sorted(seconds)],
+               **({"sooner": [statistics.median(sooner), min(sooner), max(sooner)]}
+                  if sooner else {})}
+    if missing:
+        raise SystemExit("of one kind no turn counts")

@@ -1,33 +1,24 @@
 """How far a simulation is from what happens: the same conversations through a real engine, whose
 worker takes exactly the time of a step model, and through `tools/simulate`.
 
-    python benchmarks/simulated.py [--requests 1200] [--rate 20] [--rounds 3] [--replicas 4]
-        [--routing prefix] [--slow] [--json FILE]
-
 The engine is whole: client, tokenizer, router, schedulers, workers, detokenizer, ledgers, each a
 process. What messages take is measured of other requests (`link_delays`) and given to the
 simulation: after the load, which shall meet a router that has seen nothing, as the simulated one
-has. Prints the simulation's errors, of means and p99, for TTFT and TPOT, and what each router made
-of the load. As asked here it takes some six minutes, on two processors that have nothing else to
-do. `--slow` makes steps four times as long, for a busy machine; ask `--rate 5` then.
+has.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import json
-import os
-from pathlib import Path
 from time import perf_counter
-from typing import Any
 
 import msgspec
 import numpy as np
+from harness import Row, Rows, scenario
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.cluster.cluster_control import AskCluster, ReplicaRow
-from actorium.actors.config.cluster_settings import ROUTINGS, ClusterConfig, built_with
+from actorium.actors.config.cluster_settings import ClusterConfig, built_with
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.engine import Engine
@@ -44,6 +35,8 @@ from actorium.tools.simulate.workload import SimulatedLoad, drawn_workload
 WORKER = "actorium.tools.simulate.stepped_worker:build"
 SLOW = "actorium.tools.simulate.stepped_worker:build_slow"
 COUNTED = ("steps", "busy_us", "computed_prompt_tokens")
+SHOWN = ("steps", "step_ms", "busy", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms", "tpot_mean_ms",
+         "tpot_p50_ms", "tpot_p99_ms")
 ROUTED = ("requests", "by_prefix", "by_load", "blind")
 IDS = 512
 """Token ids of prompts are below this, for the demo model's tokenizer."""
@@ -72,7 +65,8 @@ async def asked(client: AsyncClient, prompt: list[int], output: int) -> tuple[fl
                                                                                list[int], int]:
     """(when its first token came, when its last, its tokens, how many of the prompt were cached)"""
     params = SamplingParams(max_tokens=output, ignore_eos=True, temperature=0.0)
-    first, tokens, cached = 0.0, [], 0
+    first, cached = 0.0, 0
+    tokens: list[int] = []
     async for delta in client.stream(prompt, params):
         if delta.token_ids and not tokens:
             first = perf_counter()
@@ -128,7 +122,7 @@ def router_rows(name: str, run_dir: str | None) -> list[ReplicaRow]:
         return []
 
 
-def compare(work: SimulatedLoad, config: Config, steps: StepSeconds) -> dict[str, dict[str, Any]]:
+def compare(work: SimulatedLoad, config: Config, steps: StepSeconds) -> Row:
     """Figures of both."""
     name, run_dir = config.runtime.name, config.runtime.run_dir
     replicas = config.cluster.replicas
@@ -154,40 +148,27 @@ def compare(work: SimulatedLoad, config: Config, steps: StepSeconds) -> dict[str
             "delays_ms": {name: 1e3 * value for name, value in delays._asdict().items()}}
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.split("\n\n", 1)[0])
-    parser.add_argument("--requests", type=int, default=1200)
-    parser.add_argument("--rate", type=float, default=20.0)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--replicas", type=int, default=4)
-    parser.add_argument("--routing", default="prefix", choices=ROUTINGS)
-    parser.add_argument("--slow", action="store_true")
-    parser.add_argument("--json", type=Path)
-    options = parser.parse_args()
-    worker, steps = (SLOW, SLOW_SECONDS) if options.slow else (WORKER, STEP_SECONDS)
-    rounds = []
-    for number in range(options.rounds):
-        work = short_load(options.requests, options.rate, number)
-        config = Config(cluster=ClusterConfig(replicas=options.replicas, routing=options.routing))
-        with Engine("", speculative="off", target_itl=0.0, replicas=options.replicas,
-                    routing=options.routing, roles=built_with(roles_of(config), worker)) as engine:
+@scenario
+def errors(requests: int = 1200, rate: float = 20.0, rounds: int = 3, replicas: int = 4,
+           routing: str = "prefix", slow: bool = False) -> Rows:
+    """The simulation's errors for TTFT and TPOT, and what each router made of the load.
+
+    As asked here it takes some six minutes, on two processors that have nothing else to do. --slow
+    makes steps four times as long, for a busy machine; ask --rate 5 then.
+    """
+    worker, steps = (SLOW, SLOW_SECONDS) if slow else (WORKER, STEP_SECONDS)
+    for number in range(rounds):
+        work = short_load(requests, rate, number)
+        config = Config(cluster=ClusterConfig(replicas=replicas, routing=routing))
+        with Engine("", speculative="off", target_itl=0.0, replicas=replicas,
+                    routing=routing, roles=built_with(roles_of(config), worker)) as engine:
             found = compare(work, engine.config, steps)
-        rounds.append(found)
         real, simulated = found["real"], found["simulated"]
-        delays = found["delays_ms"]
-        print(f"round {number}: load {os.getloadavg()[0]:.1f}, inward {delays['inward']:.2f} ms, "
-              f"outward {delays['outward']:.2f} ms (alone {delays['alone']:.2f}), "
-              f"cached {real['hit_ratio']:.1%} real, {simulated['hit_ratio']:.1%} simulated")
-        for which in ("real", "simulated"):
-            print(f"  {which:<13} requests by replica (prompt tokens/s) " + ", ".join(
-                f"{row['requests']} ({row['prompt_rate']:,})" for row in found[which]["replicas"]))
-        for key in ("steps", "step_ms", "busy", "ttft_mean_ms", "ttft_p50_ms", "ttft_p99_ms",
-                    "tpot_mean_ms", "tpot_p50_ms", "tpot_p99_ms"):
-            print(f"  {key:<13} real {real[key]:9.3f}  simulated {simulated[key]:9.3f}  error "
-                  f"{simulated[key] / real[key] - 1:+.1%}")
-    if options.json:
-        options.json.write_text(json.dumps(msgspec.to_builtins(rounds), indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+        yield {"round": number, "delays_ms": found["delays_ms"],
+               "cached": [real["hit_ratio"], simulated["hit_ratio"]]}
+        for key in SHOWN:
+            yield {"figure": key, "real": real[key], "simulated": simulated[key],
+                   "error": f"{simulated[key] / real[key] - 1:+.1%}"}
+        for which, own in (("real", real), ("simulated", simulated)):
+            yield {"routed": which, "requests": [row["requests"] for row in own["replicas"]],
+                   "prompt_tokens_per_s": [row["prompt_rate"] for row in own["replicas"]]}

@@ -1,7 +1,5 @@
 """Prefix cache: hit ratio of a multi-turn workload beside the best possible, as the pool shrinks.
 
-    python benchmarks/prefix.py [--json FILE] [--plot FILE] [--conversations N] [--repeat N]
-
 1,000 conversations share a system prompt of 1,000 tokens; each has five turns of 200 tokens, 160
 asked and 40 answered, page size 16. All first turns are asked at once, then all second turns in
 another order, and so on, through the scheduler core with the null worker (32 sequences at once).
@@ -14,27 +12,25 @@ prompt one token at least has to be: what ends in neither of their pages is no f
 
 100 % of the pool is what that cache holds at the end, and what the running sequences need besides
 (a turn each). "System prompt alone" is what a cache hits that keeps nothing of the conversations.
-
-Then `radix.py`: microseconds of single operations.
 """
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import json
+import itertools
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import radix
-from loop import Loop
+from harness import Row, Rows, scenario
+from scenarios.loop import Heard, Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 
 PAGE, SYSTEM, TURNS, ASKED, ANSWERED = 16, 1000, 5, 160, 40
 CONVERSATIONS, RUNNING = 1000, 32
@@ -157,25 +153,26 @@ def _ask(loop: Loop, work: Workload, turn: int, history: list[bytes], played: Pl
                     priority=int(number % PRIVILEGED == 0))
 
 
-def _told(heard: Any, history: list[bytes], played: Played, unlimited: Unlimited | None) -> None:
+def _told(heard: Heard, history: list[bytes], played: Played, unlimited: Unlimited | None) -> None:
     """A conversation has its answer."""
     assert heard.reason == "length" and len(heard.tokens) == ANSWERED
     number = int(heard.rid)
-    played.hit += heard.cached
+    cached = heard.cached or 0
+    played.hit += cached
     if number % PRIVILEGED == 0:
-        played.privileged_hit += heard.cached
+        played.privileged_hit += cached
     history[number] += np.array(heard.tokens, "<i4").tobytes()
     if unlimited is not None:
         unlimited.add(history[number][:-4])
 
 
 def measure(conversations: int, seed: int, pools: tuple[float, ...] = POOLS,
-            policies: tuple[str, ...] = POLICIES, running: int = RUNNING) -> dict[str, Any]:
+            policies: tuple[str, ...] = POLICIES, running: int = RUNNING) -> Row:
     """Every policy with every pool: hit ratios of the best possible cache, of an ample pool and of
     the system prompt alone; the pages of the whole; a row for each run."""
     work, unlimited = workload(conversations, seed), Unlimited()
     # A first run in a pool that cannot fill up hears the answers, and tells what would be best.
-    longest = -(-(SYSTEM + TURNS * (ASKED + ANSWERED)) // PAGE)
+    longest = -(-(SYSTEM + TURNS * TURN) // PAGE)
     ample = play(work, (conversations + running) * longest, "lru", running, unlimited)
     everything = unlimited.pages + running * -(-(ASKED + ANSWERED) // PAGE)
     first, requests = SYSTEM // PAGE * PAGE, conversations * TURNS
@@ -186,7 +183,7 @@ def measure(conversations: int, seed: int, pools: tuple[float, ...] = POOLS,
             "floor": first * (requests - 1) / ample.prompt, "rows": rows}
 
 
-def _row(policy: str, share: float, pages: int, work: Workload, running: int) -> dict[str, Any]:
+def _row(policy: str, share: float, pages: int, work: Workload, running: int) -> Row:
     played = play(work, pages, policy, running)
     assert played.gauges is not None
     return {"policy": policy, "pool": share, "pool_pages": pages,
@@ -197,78 +194,81 @@ def _row(policy: str, share: float, pages: int, work: Workload, running: int) ->
             "requests_per_s": round(work.conversations * TURNS / played.seconds)}
 
 
-def report(found: dict[str, Any]) -> None:
-    """A table on the terminal."""
-    print(f"best possible {found['best']:.4f}, ample pool {found['ample']:.4f}, "
-          f"system prompt alone {found['floor']:.4f}; "
-          f"everything fills {found['working_set_pages']} pages")
-    print(f"{'policy':<9} {'pool':>5} {'pages':>7} {'hit ratio':>9} {'of best':>8} "
-          f"{'privileged':>10} {'evicted':>9} {'preempted':>9} {'req/s':>6}")
-    for row in found["rows"]:
-        print(f"{row['policy']:<9} {row['pool']:>5.0%} {row['pool_pages']:>7} "
-              f"{row['hit_ratio']:>9.4f} {row['hit_ratio'] / found['best']:>8.1%} "
-              f"{row['hit_ratio_privileged']:>10.4f} {row['evicted_pages']:>9} "
-              f"{row['preemptions']:>9} {row['requests_per_s']:>6}")
+@scenario
+def hits(conversations: int = CONVERSATIONS, seed: int = 0) -> Rows:
+    """Hit ratio of conversations by policy and size of the pool, beside the best possible."""
+    found = measure(conversations, seed)
+    yield {name: own for name, own in found.items() if name != "rows"}
+    yield from found["rows"]
 
 
-def operations(repeat: int) -> list[dict[str, Any]]:
-    """Microseconds of the tree's operations, from `radix.py`."""
-    runs = [radix.measure([0], seed) for seed in range(repeat)]
-    rows = []
-    for name, target in radix.TARGETS.items():
-        spent = statistics.median(run[name] for run in runs)
-        rows.append({"what": name, "us": round(spent, 1), "target_us": target})
-        print(f"{name:<20} {spent:>7.1f} us   target {target:>4.0f}")
-    return rows
+# --- single operations ----------------------------------------------------------------------------
+
+LONG, NODES, EVICT = 8192, 32, 2048
+TURN = ASKED + ANSWERED
 
 
-def plot(path: Path, found: dict[str, Any]) -> None:
-    """Hit ratio over pool size, a line for each policy."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
-    figure, axis = pyplot.subplots(figsize=(6, 3.8))
-    for policy in dict.fromkeys(row["policy"] for row in found["rows"]):
-        mine = [row for row in found["rows"] if row["policy"] == policy]
-        pools = [100 * row["pool"] for row in mine]
-        axis.plot(pools, [row["hit_ratio"] for row in mine], marker="o", label=policy)
-        if policy == "priority":
-            axis.plot(pools, [row["hit_ratio_privileged"] for row in mine], marker="^",
-                      linestyle=":", label="priority: the privileged tenth")
-    axis.axhline(found["best"], color="black", linewidth=0.8, label="best possible")
-    axis.axhline(found["floor"], color="grey", linestyle="--", linewidth=0.8,
-                 label="system prompt alone")
-    axis.set_xlabel("pool, % of what keeps everything")
-    axis.set_ylabel("prompt tokens found in the cache")
-    axis.set_ylim(0, 1)
-    axis.legend(fontsize=8, loc="lower right")
-    axis.set_title("Prefix cache: conversations of five turns, page size 16", fontsize=10)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+def micros(call: Callable[..., Any], *arguments: Any) -> tuple[float, Any]:
+    """Microseconds of one call, and what it returned."""
+    began = time.perf_counter_ns()
+    result = call(*arguments)
+    return (time.perf_counter_ns() - began) / 1e3, result
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    parser.add_argument("--plot", type=Path, help="draw hit ratio over pool size")
-    parser.add_argument("--conversations", type=int, default=CONVERSATIONS)
-    parser.add_argument("--repeat", type=int, default=3, help="of the single operations")
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
-    found = measure(options.conversations, options.seed)
-    report(found)
-    found["operations"] = operations(options.repeat)
-    if options.plot:
-        plot(options.plot, found)
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
+def turns(rng: np.random.Generator) -> list[list[np.ndarray]]:
+    """[turn][conversation]: all tokens up to the end of that turn."""
+    system = rng.integers(0, 150_000, SYSTEM)
+    text = [np.concatenate([system, rng.integers(0, 150_000, TURNS * TURN)])
+            for _ in range(CONVERSATIONS)]
+    return [[tokens[:SYSTEM + turn * TURN] for tokens in text] for turn in range(1, TURNS + 1)]
 
 
-if __name__ == "__main__":
-    main()
+def key_of(tokens: np.ndarray) -> PrefixKey:
+    return PrefixKey("", tokens.astype("<i4").tobytes())
+
+
+def operations(rng: np.random.Generator) -> dict[str, float]:
+    """Medians of match, insert and evict; checks that nothing was computed twice."""
+    tree, pages = RadixCache(PAGE, [0]), itertools.count(1)
+    match, insert, evict = [], [], []
+    for key in (key_of(tokens) for turn in turns(rng) for tokens in turn):
+        spent, found = micros(tree.match, key)
+        match.append(spent)
+        (known,), count = found.pages, len(key.data) // (PAGE * 4)
+        new = np.fromiter(pages, np.int32, count - len(known))
+        insert.append(micros(tree.insert, key, [np.concatenate([known, new])])[0])
+    shared = SYSTEM // PAGE
+    assert tree.cached[0] == CONVERSATIONS * ((SYSTEM + TURNS * TURN) // PAGE - shared) + shared
+    while tree.cached[0] >= EVICT // PAGE:
+        spent, gone = micros(tree.evict, 0, EVICT // PAGE)
+        assert len(gone[0]) == EVICT // PAGE
+        evict.append(spent)
+    return {"match": statistics.median(match), "insert": statistics.median(insert),
+            "evict 2,048 tokens": statistics.median(evict)}
+
+
+def long_match(nodes: int, rng: np.random.Generator) -> float:
+    """Median of matching a prompt of 8,192 tokens whose path has that many nodes."""
+    tree, tokens = RadixCache(PAGE, [0]), rng.integers(0, 150_000, LONG)
+    for end in range(LONG // nodes, LONG + 1, LONG // nodes):
+        tree.insert(key_of(tokens[:end]), [np.arange(1, end // PAGE + 1, dtype=np.int32)])
+    key = key_of(np.concatenate([tokens, rng.integers(0, 150_000, 3)]))
+    found = [micros(tree.match, key) for _ in range(200)]
+    assert all(prefix.length == LONG for _, prefix in found)
+    return statistics.median(spent for spent, _ in found)
+
+
+@scenario
+def tree(repeat: int = 3) -> Rows:
+    """Microseconds to match, insert and evict.
+
+    Conversations as above; every turn is matched, then inserted, then the whole tree is evicted,
+    2,048 tokens at a time. 8k: a prompt of 8,192 tokens in one node, and in 32. Keys are made
+    outside the timings; medians over operations, then over repetitions.
+    """
+    runs = []
+    for rng in map(np.random.default_rng, range(repeat)):
+        runs.append({**operations(rng), "match 8k, 1 node": long_match(1, rng),
+                     "match 8k, 32 nodes": long_match(NODES, rng)})
+    for name in runs[0]:
+        yield {"what": name, "us": round(statistics.median(run[name] for run in runs), 1)}

@@ -1,21 +1,16 @@
-"""A cluster on Ray, on this machine: `make cluster`. Two raylets stand for machines, with a replica
-of two ranks of the demo model on each; one dies under streams, another comes, replicas are made
-fewer and more, and at last Ray's head dies.
+"""A cluster on Ray, on this machine: `make cluster`.
 
-    python benchmarks/ray_cluster.py [--streams 4] [--tokens 120]
-
-Each round has the same streams as the undisturbed first one, and must have the same tokens. Exits
-with 1 where something is not as it is promised. Needs `pip install -e '.[cluster]'`.
+Two raylets stand for machines, with a replica of two ranks of the demo model on each; one dies
+under streams, another comes, replicas are made fewer and more, and at last Ray's head dies. Each
+round has the same streams as the undisturbed first one, and must have the same tokens.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -24,12 +19,15 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
 os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 
+from harness import Row, Rows, scenario
+
 from actorium import Client, SamplingParams
+from actorium.tools.chaos.node_row import free_port
 
 NAME = "c"
 RANKS = 2
@@ -53,15 +51,6 @@ ALONE = 8.0
 """Seconds without its head after which a raylet ends itself: Ray's default is 60."""
 STORE = 80 << 20
 """Bytes of each raylet's object store, which we do not use: about the least that Ray takes."""
-
-
-class Row(NamedTuple):
-    """A line of the table."""
-
-    what: str
-    seconds: float
-    ok: bool
-    note: str
 
 
 class LocalCluster:
@@ -91,10 +80,7 @@ class LocalCluster:
 
     def up(self) -> None:
         """`actorium cluster up`; comes back at once."""
-        with socket.socket() as free:
-            free.bind(("127.0.0.1", 0))
-            port = min(free.getsockname()[1], 65000)
-        (self.folder / "c.toml").write_text(FILE.format(port=port, ranks=RANKS))
+        (self.folder / "c.toml").write_text(FILE.format(port=min(free_port(), 65000), ranks=RANKS))
         with open(self.log, "wb") as log:
             self._process = subprocess.Popen(
                 self.argv("cluster", "up", str(self.folder / "c.toml"), "--ray-address",
@@ -221,14 +207,15 @@ class Streams:
         return under_way
 
 
-def rounds(cluster: LocalCluster, count: int, tokens: int) -> Iterator[Row]:
+def rounds(cluster: LocalCluster, count: int, tokens: int) -> Rows:
     """What happens, a row each."""
     began = time.monotonic()
 
     def row(what: str, ok: bool, note: str = "") -> Row:
         nonlocal began
         before, began = began, time.monotonic()
-        return Row(what, began - before, ok, note)
+        return {"ok": "ok" if ok else "FAIL", "what": what, "s": round(began - before, 1),
+                "note": note}
 
     for _ in range(2):
         cluster.add_machine()
@@ -302,29 +289,21 @@ def local_cluster() -> Iterator[LocalCluster]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def main(argv: list[str]) -> int:
-    """See the module."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--streams", type=int, default=4)
-    parser.add_argument("--tokens", type=int, default=120)
-    options = parser.parse_args(argv)
+@scenario
+def deaths(streams: int = 4, tokens: int = 120) -> Rows:
+    """Streams while machines of a Ray cluster and its head die: a row for what is promised."""
     try:
         import ray
     except ImportError:
-        print("Ray is not installed; from a checkout: pip install -e '.[cluster]'", file=sys.stderr)
-        return 2
-    print(f"Ray {ray.__version__}, two raylets on this machine\n")
+        raise SystemExit("Ray is not installed; from a checkout: pip install -e '.[cluster]'"
+                         ) from None
     failed = False
     with local_cluster() as cluster:
-        for each in rounds(cluster, options.streams, options.tokens):
-            mark = "ok  " if each.ok else "FAIL"
-            failed = failed or not each.ok
-            print(f"{mark} {each.seconds:6.1f} s  {each.what:<42} {each.note}", flush=True)
+        yield {"ray": ray.__version__}
+        for each in rounds(cluster, streams, tokens):
+            failed = failed or each["ok"] != "ok"
+            yield each
         if failed:
             print("".join(cluster.log.read_text(errors="replace").splitlines(True)[-40:]),
                   file=sys.stderr)
-    return int(failed)
-
-
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+            raise SystemExit("not as it is promised")

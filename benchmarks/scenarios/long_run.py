@@ -1,31 +1,27 @@
 """Long run: 100,000 requests through the scheduler core, in a pool that is much too small for them.
 
-    python benchmarks/long_run.py [--requests N] [--policy NAME] [--json FILE]
-
 Everything that a request can do happens: prompts that share prefixes and prompts that do not,
 several choices, steady tenants and ones that come once, priorities, cancels while waiting and while
 running, stop strings, end-of-sequence tokens, deadlines, prompts that fit nowhere, flushes of the
 cache. The null worker answers; the tokens of all requests that end by themselves are checked.
 
-Prints requests a second and the memory of the process (which holds scheduler, worker and this
-driver) every tenth of the way. After the first fifth memory may grow by no more than 8 MB, and at
-the end the books must balance: `state.audit()`, nothing held, every request ended exactly once.
+The memory told is of the process, which holds scheduler, worker and this driver. After the first
+fifth it may grow by no more than 8 MB, and at the end the books must balance: `state.audit()`,
+nothing held, every request ended exactly once.
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 import os
 import random
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from loop import Heard, Loop
+from harness import Rows, scenario
+from scenarios.loop import Heard, Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import Resolved
@@ -127,16 +123,22 @@ def make_loop(policy: str, debug: bool = False, eviction: str = "lru") -> Loop:
                                   schedule_policy=policy)))
 
 
-def drive(traffic: Traffic, at: int = 0, notice: Callable[[], None] = lambda: None) -> None:
-    """Run all requests to their ends; `notice` is called each time `at` more have been sent."""
-    loop = traffic.loop
+def drive(traffic: Traffic) -> None:
+    """Runs all requests to their ends."""
+    for _ in tenths(traffic):
+        pass
+
+
+def tenths(traffic: Traffic) -> Iterator[int]:
+    """The same, and tells each time that a tenth of them has been sent: how many those are."""
+    loop, tenth = traffic.loop, traffic.left // 10
     while not traffic.done:
         while traffic.left and len(traffic.open) < AT_ONCE:
             traffic.submit()
             if traffic.sent % FLUSH == 0:
                 loop.flush()
-            if at and traffic.sent % at == 0:
-                notice()
+            if tenth and traffic.sent % tenth == 0:
+                yield tenth
         traffic.meddle()
         for heard in loop.step():
             traffic.ended(heard)
@@ -170,57 +172,28 @@ def resident() -> int:
     return pages * os.sysconf("SC_PAGE_SIZE")
 
 
-def run(requests: int, policy: str, seed: int) -> dict[str, Any]:
-    """The whole run; prints as it goes."""
-    loop = make_loop(policy)
+@scenario
+def books(requests: int = 100_000, policy: str = "priority", seed: int = 0) -> Rows:
+    """Requests a second and memory, every tenth of the way.
+
+    policy: fcfs | lpm | priority | fair.
+    """
+    loop, memory = make_loop(policy), list[float]()
     traffic = Traffic(loop, seed, requests)
-    rows: list[dict[str, Any]] = []
     began = last = time.perf_counter()
-
-    def notice() -> None:
-        nonlocal last
+    for sent in tenths(traffic):
         now, gauges = time.perf_counter(), loop.gauges()
-        rows.append({"requests": traffic.sent, "per_s": round(requests // 10 / (now - last)),
-                     "resident_mb": round(resident() / 2**20, 1),
-                     **{name: int(gauges[name]) for name in (
-                         "cached_pages", "evicted_pages", "preemptions")}})
+        memory.append(round(resident() / 2**20, 1))
+        yield {"requests": traffic.sent, "per_s": round(sent / (now - last)),
+               "resident_mb": memory[-1], **{name: int(gauges[name]) for name in (
+                   "cached_pages", "evicted_pages", "preemptions")}}
         last = now
-        print("{requests:>9} {per_s:>8} {resident_mb:>9} {cached_pages:>7} {evicted_pages:>9} "
-              "{preemptions:>9}".format(**rows[-1]))
-
-    print(f"{'requests':>9} {'req/s':>8} {'RSS, MB':>9} {'cached':>7} {'evicted':>9} "
-          f"{'preempted':>9}")
-    drive(traffic, requests // 10, notice)
     spent = time.perf_counter() - began
     check_at_rest(loop)
-    growth = rows[-1]["resident_mb"] - rows[1]["resident_mb"]
+    growth, gauges = memory[-1] - memory[1], loop.gauges()
     assert growth * 2**20 < GROWTH, f"memory grew by {growth:.1f} MB"
-    return {"policy": policy, "requests": requests, "seconds": round(spent, 1),
-            "requests_per_s": round(requests / spent), "growth_mb": round(growth, 1),
-            "sequences_by_reason": dict(traffic.reasons), "gauges": loop.gauges(), "rows": rows}
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--requests", type=int, default=100_000)
-    parser.add_argument("--policy", default="priority", help="fcfs | lpm | priority | fair")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--json", type=Path, help="write the figures here, too")
-    options = parser.parse_args()
-    found = run(options.requests, options.policy, options.seed)
-    gauges = found["gauges"]
-    print(f"{found['requests_per_s']} requests/s; memory grew by {found['growth_mb']} MB after the "
-          f"first fifth; books balanced\nended: {found['sequences_by_reason']}\n"
-          f"hits {gauges['cache_hit_tokens'] / gauges['cache_lookup_tokens']:.1%} of "
-          f"{gauges['cache_lookup_tokens']:.0f} prompt tokens, "
-          f"{gauges['evicted_pages']:.0f} pages evicted, preemptions "
-          + ", ".join(f"{name.removeprefix('preemptions_')} {count:.0f}"
-                      for name, count in gauges.items() if name.startswith("preemptions_")))
-    if options.json:
-        options.json.parent.mkdir(parents=True, exist_ok=True)
-        options.json.write_text(json.dumps(found, indent=2) + "\n")
-
-
-if __name__ == "__main__":
-    main()
+    yield {"policy": policy, "requests_per_s": round(requests / spent),
+           "growth_mb": round(growth, 1), "ended": dict(traffic.reasons),
+           "hit_ratio": gauges["cache_hit_tokens"] / gauges["cache_lookup_tokens"],
+           "preemptions": {name.removeprefix("preemptions_"): int(count) for name, count
+                           in gauges.items() if name.startswith("preemptions_")}}

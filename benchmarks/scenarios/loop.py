@@ -1,11 +1,13 @@
-"""A scheduler core and a null worker in one process, for benchmarks of the scheduler's memory.
+"""A scheduler core and a null worker in one process, for scenarios about the scheduler.
 
 Messages are handed over as they are, without sockets or msgpack. The worker runs plans as they
-come, so that with overlap the scheduler always plans one step ahead of the results it knows.
+come, so that with overlap the scheduler always plans one step ahead of the results it knows. The
+clock goes on by a tick each step, or by what a step takes where its cost is given.
 """
 
 from __future__ import annotations
 
+import random
 from collections import deque
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,15 +17,26 @@ import numpy as np
 
 from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import Context
-from actorium.actors.messages import Cancel, Flush, Open, StepResult, Stop, Submit, TokenBatch
+from actorium.actors.messages import (
+    Cancel,
+    Flush,
+    Message,
+    Open,
+    StepResult,
+    Stop,
+    Submit,
+    TokenBatch,
+)
 from actorium.actors.params import Resolved, TextParams
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
-from actorium.tools.null.null_worker import NullWorker
+from actorium.tools.null.null_worker import Cost, NullWorker
 
 CLIENT = b"bench"
 TICK_S = 0.001
-"""Seconds that the clock of a `Loop` goes on by each step."""
+"""Seconds that the clock of a `Loop` goes on by in a step without a cost."""
+NOISE = 0.05
+"""Of a step's cost: deviation as a share."""
 
 
 @dataclass(slots=True)
@@ -34,6 +47,8 @@ class Heard:
     rid: str
     index: int
     tokens: list[int] = field(default_factory=list)
+    came: list[float] = field(default_factory=list)
+    """When: a time for each batch of them."""
     cached: int | None = None
     """Prompt tokens found in the cache, told with the first token."""
     reason: str | None = None
@@ -43,20 +58,24 @@ class Loop:
     """`submit`, then `step` until `idle`; each step returns the sequences that have ended."""
 
     def __init__(self, config: Config, windows: tuple[int, ...] = (0,),
-                 checkpoints: int | None = None) -> None:
-        """checkpoints: of a model with recurrent layers; None = it has none."""
+                 checkpoints: int | None = None, cost: Cost | None = None) -> None:
+        """checkpoints: of a model with recurrent layers; None = it has none. cost: of steps on a
+        CPU; None = they take no time."""
         self.now = 0.0
         config = msgspec.structs.replace(config, recovery=RecoveryConfig(restart=False))
         self.scheduler = scheduler_actor.build(Context(config, Path("/nonexistent"), "scheduler", 1,
                                                        0))
         self.worker = NullWorker(Context(config, Path("/nonexistent"), "worker-0", 1, 0), windows,
-                                 checkpoints)
+                                 checkpoints, cost=cost)
+        self._costs, self._dice = cost is not None, random.Random(1)
+        if cost is not None:
+            self.worker.ready = msgspec.structs.replace(self.worker.ready, device="cpu")
         self.live: dict[int, Heard] = {}
         """By sid."""
-        self._results: deque[StepResult] = deque()
+        self._results: deque[Message] = deque()
         self._ended: list[Heard] = []
-        for send in self.worker.on_wake(self.now):
-            self.scheduler.on_message(send.message, self.now)
+        self.worker.on_wake(self.now)
+        self.scheduler.on_message(self.worker.ready, self.now)
         self._wake()
 
     def submit(self, rid: str, prompt: bytes, params: Resolved, seed: int = 0, tenant: str = "",
@@ -85,10 +104,19 @@ class Loop:
 
     def step(self) -> list[Heard]:
         """Hand over the oldest result, let the worker run what comes of it."""
+        if not self._results:
+            self._wake()
         if self._results:
-            self.scheduler.on_message(self._results.popleft(), self.now)
-        self._wake()
-        self.now += TICK_S
+            result, spent = self._results.popleft(), TICK_S
+            if self._costs and isinstance(result, StepResult):
+                result = msgspec.structs.replace(
+                    result, busy_us=int(result.busy_us * self._dice.gauss(1, NOISE)))
+                spent = result.busy_us / 1e6
+            self.now += spent
+            self.scheduler.on_message(result, self.now)
+            self._wake()
+        else:
+            self.now += TICK_S
         ended, self._ended = self._ended, []
         return ended
 
@@ -112,6 +140,7 @@ class Loop:
         for sid, count in zip(np.frombuffer(batch.sids, np.int64).tolist(), batch.counts,
                               strict=True):
             self.live[sid].tokens += tokens[at:at + count]
+            self.live[sid].came.append(self.now)
             at += count
         for event in batch.events:
             heard = self.live[event.sid]

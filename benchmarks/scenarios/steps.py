@@ -1,0 +1,132 @@
+"""Scheduler cost of a step in microseconds, for 1 to 1,024 running sequences."""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from harness import SHM, Rows, scenario
+
+from actorium.actors.config.tree import (
+    Config,
+    MemoryConfig,
+    RecoveryConfig,
+    SchedulerConfig,
+    SpeculationConfig,
+)
+from actorium.actors.core import Context
+from actorium.actors.ledger.committer import LedgerCommitter
+from actorium.actors.messages import Submit, ToScheduler, ToWorker
+from actorium.actors.params import Resolved, TextParams
+from actorium.actors.runtime.roles import WORKER
+from actorium.actors.scheduler import scheduler_actor
+from actorium.tools.null import null_worker
+
+RUNNING = [1, 16, 64, 256, 1024]
+CONTEXT = 512
+WARMUP = 20
+DRAFTS, ACCEPTANCE = 2, (0.8, 0.6)
+KINDS: dict[str, dict[str, Any]] = {
+    "us_per_step": {}, "us_per_step_without_cache": {"cache": False},
+    "us_per_step_recurrent": {"recurrent": True}, "us_per_step_drafts": {"drafts": DRAFTS},
+    "us_per_step_recurrent_drafts": {"recurrent": True, "drafts": DRAFTS},
+    "us_per_step_ledger": {"ledger": True}}
+
+
+class Bench:
+    """A scheduler and a null worker in one process, exchanging encoded messages."""
+
+    def __init__(self, running: int, cache: bool = True, recurrent: bool = False, drafts: int = 0,
+                 ledger: str | None = None) -> None:
+        config = Config(
+            memory=MemoryConfig(max_total_tokens=(running + 1) * 8 * CONTEXT, prefix_cache=cache),
+            scheduler=SchedulerConfig(max_num_seqs=running + 1, max_num_batched_tokens=1 << 20),
+            speculation=SpeculationConfig(
+                speculative=f"mtp:{drafts},fixed" if drafts else "off"),
+            recovery=RecoveryConfig(restart=False, ledger_dir=ledger))
+        self._run_dir = tempfile.TemporaryDirectory()
+        directory = Path(self._run_dir.name)
+        self.scheduler = scheduler_actor.build(Context(config, directory, "scheduler", 1, 0))
+        self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
+                                             checkpoints=64 if recurrent else None,
+                                             acceptance=ACCEPTANCE)
+        self._commits = None if self.scheduler.ledger is None else LedgerCommitter(
+            self.scheduler, self.scheduler.ledger, patience=2.0)
+        self._encoder = msgspec.msgpack.Encoder()
+        self._to_scheduler = msgspec.msgpack.Decoder(ToScheduler)
+        self._to_worker = msgspec.msgpack.Decoder(ToWorker)
+        self.results: list[bytes] = []
+        self.work([])
+        self.plan_bytes: list[int] = []
+
+    def submit(self, number: int) -> bytes:
+        """A request that has nothing in common with others."""
+        prompt = np.arange(number * CONTEXT, (number + 1) * CONTEXT, dtype=np.int32).tobytes()
+        return self._encoder.encode(Submit(
+            rid=f"r{number}", client=b"bench", prompt=prompt, n=1, text=TextParams(), seed=number,
+            params=Resolved(max_tokens=100_000)))
+
+    def wake(self, frames: Sequence[bytes]) -> tuple[float, list[bytes]]:
+        """One wake of the scheduler: (microseconds, the plans it sent)."""
+        start = time.perf_counter_ns()
+        for frame in frames:
+            self.scheduler.on_message(self._to_scheduler.decode(frame), 0.0)
+        sends = self.scheduler.on_wake(0.0)
+        if self._commits is not None:
+            sends = self._commits.commit(sends, 0.0)
+        sent = [(send.to, self._encoder.encode(send.message)) for send in sends]
+        spent = (time.perf_counter_ns() - start) / 1000
+        return spent, [frame for to, frame in sent if to == WORKER]
+
+    def work(self, plans: Sequence[bytes]) -> None:
+        """Lets the worker run the plans; their results queue up."""
+        for frame in plans:
+            self.worker.on_message(self._to_worker.decode(frame), 0.0)
+        self.results += [self._encoder.encode(send.message) for send in self.worker.on_wake(0.0)]
+
+    def step(self) -> float:
+        """Hands over the oldest result; two plans stay on their way."""
+        spent, plans = self.wake([self.results.pop(0)])
+        self.plan_bytes += map(len, plans)
+        self.work(plans)
+        return spent
+
+
+def steady(running: int, steps: int, cache: bool = True, recurrent: bool = False,
+           drafts: int = 0, ledger: bool = False) -> tuple[float, int]:
+    """Median microseconds a step, and the longest plan in bytes."""
+    with tempfile.TemporaryDirectory(dir=SHM) as directory:
+        bench = Bench(running, cache, recurrent, drafts, directory if ledger else None)
+        bench.step()
+        bench.work(bench.wake([bench.submit(i) for i in range(running)])[1])
+        for _ in range(WARMUP):
+            bench.step()
+        bench.plan_bytes.clear()
+        spent = statistics.median(bench.step() for _ in range(steps))
+        assert bench.scheduler.health().gauges["running"] == running
+        return spent, max(bench.plan_bytes)
+
+
+@scenario
+def core(running: list[int] = RUNNING, repeat: int = 5) -> Rows:
+    """Microseconds of a step in the scheduler's core, by kind of model.
+
+    A step is everything the scheduler does for it: decode the worker's result, enter it into the
+    books, make and encode the next plan, encode the detokenizer's batch; the worker's own time is
+    not counted. Context 512 and more, page size 16, two plans on their way, prompts that have
+    nothing in common. With and without the prefix cache, for a model with recurrent layers, with
+    two drafts a step, accepted with probabilities 0.8 and 0.6, and with a ledger in memory.
+    """
+    for count in running:
+        runs = [{kind: steady(count, 100, **how) for kind, how in KINDS.items()}
+                for _ in range(repeat)]
+        spent = {kind: round(statistics.median(run[kind][0] for run in runs), 1) for kind in KINDS}
+        plain, drafts = (max(run[kind][1] for run in runs)
+                         for kind in ("us_per_step", "us_per_step_drafts"))
+        yield {"running": count, **spent, "plan_bytes_max": plain, "plan_bytes_max_drafts": drafts}
