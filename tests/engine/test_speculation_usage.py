@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 from helpers_scheduler import column
 
+from actorium.actors.client.requests import Request
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
@@ -73,7 +74,7 @@ def test_server_info_describes_speculation() -> None:
 def test_a_json_line_counts_drafts() -> None:
     def line(usage: Usage) -> dict[str, object]:
         done = SimpleNamespace(text="", token_ids=[1], finish_reason="stop", usage=usage)
-        return record(BatchJob(0, SamplingParams(), text="a"), [done])
+        return record(BatchJob(0, Request(prompt="a", params=SamplingParams())), [done])
 
     found = line(Usage(3, 1, 5, 6, 4))
     assert (found["draft_tokens"], found["accepted_tokens"]) == (6, 4)

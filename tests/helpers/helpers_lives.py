@@ -264,14 +264,8 @@ class Lives:
 
     def over(self, rid: str) -> bool:
         """Whether the client knows all about a request; one that is refused has one end."""
-        return self._failed(rid) or all(self.received.get((rid, i), Told()).reason
+        return rid in self.reader.failed or all(self.received.get((rid, i), Told()).reason
                               for i in range(self.submits[rid].n))
-
-    def _failed(self, rid: str) -> bool:
-        """Whether an error has ended a request as a whole. One that is refused when it is sent
-        again has a single end, although its client may have seen more choices begin."""
-        return self.received.get((rid, 0), Told()).error in (
-            "queue_full", "deadline", "context_overflow", "quarantined")
 
     # --- a schedule ------------------------------------------------------------------------------
 
@@ -337,7 +331,7 @@ class Lives:
                      "abort": rid in self.given_up, "deadline": submit.deadline is not None,
                      "error": told.error in ("quarantined", "queue_full", "deadline",
                                              "context_overflow")}
-            if told.reason is None and self._failed(rid):
+            if told.reason is None and rid in self.reader.failed:
                 continue
             if not whole.get(told.reason or "", False):
                 yield f"{name}: {told.reason} ({told.error}) after {len(told.tokens)} tokens"

@@ -97,6 +97,9 @@ class Reader:
         self.received: dict[Key, Told] = {}
         self.unknown: set[str] = set()
         """Requests that the scheduler does not know."""
+        self.failed: set[str] = set()
+        """Requests that an error has ended, with all their choices, as the client's core does it:
+        one that is sent again when it is forgotten may be refused, with a single end."""
         self._stops, self._to_scheduler = stops, to_scheduler
         self._epoch = self._fence = 0
         self._seqs: dict[int, Seq] = {}
@@ -193,6 +196,8 @@ class Reader:
     def _tell(self, seq: Seq, start: int, event: SequenceEvent | None) -> None:
         """To the client, who drops what it knows."""
         told = self.received.setdefault(seq.key, Told())
+        if event is not None and event.error_code is not None:
+            self.failed.add(seq.key[0])
         if told.reason is not None:
             both = min(len(told.tokens), len(seq.tokens))
             assert told.tokens[:both] == seq.tokens[:both], "a told token has changed"

@@ -5,8 +5,9 @@ from __future__ import annotations
 import ast
 from functools import cache
 
+from helpers_code_facts import ROOT, files, statements
+
 from actorium.actors.core import Core
-from actorium.tools.code_facts import ROOT, files, statements
 
 HOOKS = {name for name in vars(Core) if name.startswith("on_")}
 

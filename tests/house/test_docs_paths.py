@@ -6,8 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
-
-from actorium.tools.code_facts import ROOT
+from helpers_code_facts import ROOT
 
 DOCUMENTS = sorted({*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), ROOT / "benchmarks/README.md"}
                    - {ROOT / "CHANGELOG.md"})  # which names what was there then

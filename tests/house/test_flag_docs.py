@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 
 from actorium.actors.config import sources as settings
+from actorium.actors.config.flag_names import OF_TESTS
 from actorium.tools.cli import flag_docs, main
 from actorium.tools.cli.command_line import parse
-from actorium.tools.cli.flags import command_flags
+from actorium.tools.cli.flags import shown_flags
 from actorium.tools.cli.serve_command import ServeOptions
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "cli.md"
@@ -25,7 +26,16 @@ def test_the_tables_are_those_of_the_configuration() -> None:
     assert flag_docs.filled(text) == text, \
         "docs/cli.md is stale: python -m actorium.tools.cli.flag_docs docs/cli.md"
     for field in settings.fields().values():
-        assert any(f"`--{form}{field.names[0]}`" in text for form in ("", "no-")), field.key
+        shown = any(f"`--{form}{field.names[0]}`" in text for form in ("", "no-"))
+        assert shown == (field.name not in OF_TESTS), field.key
+
+
+def test_flags_of_tests_are_taken_and_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    parsed = parse("actorium serve [MODEL]", ["--null-worker", "--force-preempt-every=3"],
+                   ServeOptions)
+    assert parsed.config.device.null_worker and parsed.config.scheduler.force_preempt_every == 3
+    text = helped(capsys, "--help")
+    assert not any(f"--{name.replace('_', '-')}" in text for name in OF_TESTS)
 
 
 def test_a_missing_marker_is_reported() -> None:
@@ -45,7 +55,7 @@ def test_help_shows_every_name_in_a_readable_width(
     monkeypatch.setenv("COLUMNS", "80")
     text = helped(capsys, "--help")
     assert all(f"--{name}" in text or f"--enable-{name}" in text or f"--disable-{name}" in text
-               for flag in command_flags(ServeOptions) for name in flag.names)
+               for flag in shown_flags(ServeOptions) for name in flag.names)
     assert max(map(len, text.splitlines())) <= 80
     assert all(f"\n[{section}]" in text for section in ("serve", "model", "memory", "gateway"))
     assert helped(capsys, "--help=all") == text == helped(capsys, "--help", "all")

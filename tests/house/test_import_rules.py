@@ -5,10 +5,9 @@ from __future__ import annotations
 import sys
 
 import pytest
+from helpers_code_facts import PACKAGES, ROOT, circles, files, imports, needs
 from helpers_imports import loaded_by
 from helpers_speed import seconds_of_process, slowness
-
-from actorium.tools.code_facts import PACKAGES, ROOT, circles, files, imports, needs
 
 HEAVY = {"torch", "triton", "transformers"}
 GPU_MAY_USE = {"messages", "params", "config", "errors", "core", "runtime", "models",

@@ -8,7 +8,7 @@ import tomllib
 from collections.abc import Iterator
 from pathlib import Path
 
-from actorium.tools.code_facts import ROOT
+from helpers_code_facts import ROOT
 
 FOLDERS = ("actors", "gpu", "kernels", "tools", "docs", "tests", "benchmarks")
 KINDS = (".py", ".md", ".toml", ".txt", ".sh", ".yaml", ".html", ".js", ".mjs", ".json")

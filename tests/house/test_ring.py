@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from actorium.tools.code_facts import PACKAGES, ROOT, module_of, needs
+from helpers_code_facts import PACKAGES, ROOT, module_of, needs
 
 MOST = 12_000
 """Lines that somebody reads in an evening."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from actorium.tools.code_facts import class_names, module_names
+from helpers_code_facts import class_names, module_names
 
 
 def test_no_class_name_stands_in_two_files() -> None:

@@ -188,14 +188,14 @@ def test_transformers_reads_the_tokenizer_alike(tokenizer: Any) -> None:
 @pytest.fixture(scope="module")
 def trained() -> Any:
     pytest.importorskip("torch")
-    from actorium.tools.demo_training.training_files import load
+    from actorium.tools.training.demo_drafts import load_drafting
 
-    return load(FOLDER)
+    return load_drafting(FOLDER)
 
 
 def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
-    from actorium.tools.demo_training.draft_acceptance import greedy
-    from actorium.tools.demo_training.training_data import question_text
+    from actorium.tools.training.demo_batches import question_text
+    from actorium.tools.training.draft_acceptance import greedy
 
     items = [item for task in ("add", "copy", "reverse", "json") for item in held_out(task, 6)]
     made = greedy(trained[0], tokenizer, [question_text(item.prompt) for item in items], 60)
@@ -205,7 +205,7 @@ def test_held_out_questions_are_answered(trained: Any, tokenizer: Any) -> None:
 
 @pytest.mark.slow
 def test_most_drafts_of_free_text_are_accepted(trained: Any, tokenizer: Any) -> None:
-    from actorium.tools.demo_training.draft_acceptance import CHAT, measure, prompts_of
+    from actorium.tools.training.draft_acceptance import CHAT, measure, prompts_of
 
     prompts = [*prompts_of("story", 3), *prompts_of(CHAT, 3)]
     model, mtp = trained

@@ -24,8 +24,8 @@ from actorium.tools.evaluation.choice_scores import (
     likeliest,
     result_object,
 )
-from actorium.tools.evaluation.mmlu_subjects import CATEGORIES
 from actorium.tools.evaluation.multiple_choice import (
+    CATEGORIES,
     ChoiceQuestion,
     drawn,
     read_lines,

@@ -78,27 +78,31 @@ def test_a_bad_line_names_its_error(line: bytes, message: str) -> None:
     assert "\n" not in str(caught.value)
 
 
+def asked(index: int, prompt: str) -> BatchJob:
+    return BatchJob(index, Request(prompt=prompt, params=SamplingParams()))
+
+
 def test_good_lines() -> None:
-    assert parse_line(3, b'{"prompt": "a"}', {}) == BatchJob(3, SamplingParams(), text="a")
-    assert parse_line(0, b'{"prompt_token_ids": [1, 2]}', {}).tokens == [1, 2]
+    assert parse_line(3, b'{"prompt": "a"}', {}) == asked(3, "a")
+    assert parse_line(0, b'{"prompt_token_ids": [1, 2]}', {}).request.prompt == [1, 2]
     turns = [{"role": "user", "content": "hi"}]
-    assert parse_line(0, json.dumps({"messages": turns}).encode(), {}).messages == turns
+    assert parse_line(0, json.dumps({"messages": turns}).encode(), {}).request.messages == turns
     job = parse_line(0, b'{"prompt": "a", "temperature": 1, "stop": "x", "stop_token_ids": [5], '
                         b'"logit_bias": {"7": -1}, "max_completion_tokens": 4}', {})
-    assert job.params == SamplingParams(temperature=1, stop="x", stop_token_ids=[5],
+    assert job.request.params == SamplingParams(temperature=1, stop="x", stop_token_ids=[5],
                                         logit_bias={7: -1.0}, max_tokens=4)
 
 
 def test_tenant_and_priority_of_a_line() -> None:
     job = parse_line(0, b'{"prompt": "a", "tenant": "acme", "priority": -4}', {"max_tokens": 2})
-    assert (job.tenant, job.priority) == ("acme", -4)
-    assert job.request() == Request(prompt="a", params=SamplingParams(max_tokens=2),
+    assert (job.request.tenant, job.request.priority) == ("acme", -4)
+    assert job.request == Request(prompt="a", params=SamplingParams(max_tokens=2),
                                     tenant="acme", priority=-4)
     job = parse_line(0, b'{"prompt_token_ids": [1], "tenant": null, "priority": null}', {})
-    assert job.request() == Request(prompt=[1], params=SamplingParams())
+    assert job.request == Request(prompt=[1], params=SamplingParams())
     turns = [{"role": "user", "content": "hi"}]
     job = parse_line(0, json.dumps({"messages": turns, "tenant": ""}).encode(), {})
-    assert job.request() == Request(messages=turns, params=SamplingParams(), tenant="")
+    assert job.request == Request(messages=turns, params=SamplingParams(), tenant="")
 
 
 def test_how_the_prompt_of_a_line_is_made() -> None:
@@ -107,16 +111,16 @@ def test_how_the_prompt_of_a_line_is_made() -> None:
     line = {"messages": [{"role": "user", "content": "x"}], **options, "bad_words": ["y"],
             "structured": {"regex": "a"}}
     job = parse_line(0, json.dumps(line).encode(), {})
-    request = job.request()
+    request = job.request
     assert {name: getattr(request, name) for name in options} == options
     assert request.params == SamplingParams(bad_words=["y"], structured=Structured(regex="a"))
-    plain = parse_line(0, b'{"prompt": "x", "cache_salt": null}', {}).request()
+    plain = parse_line(0, b'{"prompt": "x", "cache_salt": null}', {}).request
     assert plain == Request(prompt="x", params=SamplingParams())
 
 
 def test_logprobs_as_openai_asks_for_them() -> None:
     def asked(text: str) -> int | None:
-        return parse_line(0, text.encode(), {}).params.logprobs
+        return parse_line(0, text.encode(), {}).request.params.logprobs
 
     assert asked('{"prompt": "a", "logprobs": true, "top_logprobs": 5}') == 5
     assert asked('{"prompt": "a", "logprobs": true}') == 0
@@ -127,7 +131,7 @@ def test_logprobs_as_openai_asks_for_them() -> None:
 
 def test_a_line_wins_over_the_defaults() -> None:
     defaults = {"max_tokens": 7, "temperature": 0.5}
-    params = parse_line(0, b'{"prompt": "a", "temperature": 0}', defaults).params
+    params = parse_line(0, b'{"prompt": "a", "temperature": 0}', defaults).request.params
     assert params.max_tokens == 7
     assert params.temperature == 0
     with pytest.raises(ValueError, match="min_tokens"):
@@ -139,7 +143,7 @@ def test_lines_are_numbered_and_blank_ones_skipped() -> None:
     items = list(parse_lines(jsonl.read_lines(file), {}))
     assert [item.index for item in items] == [0, 1, 2]
     assert isinstance(items[1], BadLine)
-    assert isinstance(items[2], BatchJob) and items[2].text == "b"
+    assert isinstance(items[2], BatchJob) and items[2].request.prompt == "b"
 
 
 def test_a_line_that_is_too_long(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -174,9 +178,9 @@ def test_records_come_in_input_order_whatever_finishes_first() -> None:
     async def generate(job: BatchJob) -> list[Any]:
         for _ in range(20 - job.index):
             await asyncio.sleep(0)
-        return [FakeCompletion(job.text or "", [job.index])]
+        return [FakeCompletion(job.request.prompt or "", [job.index])]
 
-    jobs = [BatchJob(i, SamplingParams(), text=str(i)) for i in range(20)]
+    jobs = [asked(i, str(i)) for i in range(20)]
     records = collect(jobs, generate, window=20)
     assert [record["index"] for record in records] == list(range(20))
     assert records[7] == {"index": 7, "text": "7", "token_ids": [7], "finish_reason": "stop",
@@ -208,7 +212,7 @@ def test_no_more_than_the_window_is_held() -> None:
 
 def test_errors_become_records_and_the_rest_run() -> None:
     async def generate(job: BatchJob) -> list[Any]:
-        if job.text == "refused":
+        if job.request.prompt == "refused":
             raise InvalidRequest("prompt: too long", "prompt")
         return [FakeCompletion("ok", [1, 2])]
 
@@ -224,12 +228,12 @@ def test_a_dead_engine_ends_the_batch() -> None:
         raise EngineUnavailable("gone")
 
     with pytest.raises(EngineUnavailable):
-        collect([BatchJob(i, SamplingParams(), text="a") for i in range(9)], generate)
+        collect([asked(i, "a") for i in range(9)], generate)
 
 
 def test_logprobs_and_choices() -> None:
     async def generate(job: BatchJob) -> list[Any]:
-        return [FakeCompletion("x", [4]) for _ in range(job.params.n)]
+        return [FakeCompletion("x", [4]) for _ in range(job.request.params.n)]
 
     lines = [b'{"prompt": "a", "n": 2}', b'{"prompt": "a", "logprobs": 1, "prompt_logprobs": 0}']
     choices, logprobs = collect(parse_lines(lines, {}), generate)

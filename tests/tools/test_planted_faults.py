@@ -38,8 +38,7 @@ from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.models.registry import Model
 from actorium.kernels.cpu.native_library import library
 from actorium.tools.cli import main
-from actorium.tools.compare.comparison import PARTS, Bars, comparison_table
-from actorium.tools.compare.comparison_page import comparison_page
+from actorium.tools.compare.comparison import PARTS, Bars, comparison_page, comparison_table
 from actorium.tools.evaluation.demo_scores import evaluate
 
 E4M3, INT8 = torch.float8_e4m3fn, torch.int8

@@ -10,45 +10,40 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.actors.config.tree import Config
 from actorium.gpu.families.architectures import read_shape
-from actorium.tools.demo_training import draft_acceptance
-from actorium.tools.demo_training.draft_acceptance import DraftAcceptance, drafted, walk
-from actorium.tools.demo_training.train import init_copying, model_loss
-from actorium.tools.demo_training.trainer import Team, Trainer
-from actorium.tools.demo_training.training_data import TrainingBatch, part_of
-from actorium.tools.demo_training.training_files import load, save
-from actorium.tools.demo_training.training_model import (
+from actorium.tools.training import draft_acceptance
+from actorium.tools.training.demo_batches import TrainingBatch, part_of
+from actorium.tools.training.demo_drafts import Mtp, draft_loss, drafts, load_drafting
+from actorium.tools.training.demo_net import (
     ATTENTION,
     DELTA,
-    DemoModel,
-    DemoShape,
-    delta_rule,
+    hidden,
+    init_copying,
+    load,
+    logits_at,
+    model_loss,
+    new_model,
+    save,
 )
-from actorium.tools.demo_training.training_mtp import Mtp, draft_loss, drafts
+from actorium.tools.training.draft_acceptance import DraftAcceptance, drafted, walk
+from actorium.tools.training.trainer import Team, Trainer
 
 EOS = [2, 0]
-TINY = DemoShape(vocab=96, hidden=64, kinds=(DELTA, ATTENTION), heads=4, kv_heads=2, head_dim=16,
-             inner=96, delta_keys=2, delta_values=4, delta_key_dim=16, delta_value_dim=8,
-             context=512, eps=1e-4)  # fmt: skip
-SHAPES = {
-    "shared key heads": {},
-    "own key heads": {"delta_keys": 4, "kinds": (DELTA, DELTA, DELTA, ATTENTION)},
-    "wide values": {"delta_value_dim": 32, "width": 2, "kinds": (ATTENTION, DELTA, ATTENTION)},
-}
+TINY = {
+    "vocab_size": 96, "hidden_size": 64, "layer_types": [DELTA, ATTENTION], "num_hidden_layers": 2,
+    "head_dim": 16, "intermediate_size": 96, "linear_key_head_dim": 16, "linear_value_head_dim": 8,
+    "max_position_embeddings": 512, "rms_norm_eps": 1e-4}
+Made = tuple[Any, Mtp]
 
 
-def shape_with(**options: Any) -> DemoShape:
-    return DemoShape(**{**TINY.__dict__, **options})
-
-
-def random_model(shape: DemoShape, seed: int = 0) -> tuple[DemoModel, Mtp]:
+def random_model(seed: int = 0) -> Made:
     """Both in fp32, every parameter random, norms near their working point."""
     torch.manual_seed(seed)
-    model, mtp = DemoModel(shape, torch.float32), Mtp(shape)
+    model = new_model(**TINY)
+    mtp = Mtp(model.config)
     with torch.no_grad():
         for name, p in [*model.named_parameters(), *mtp.named_parameters()]:
             if name.endswith("A_log"):
@@ -60,18 +55,18 @@ def random_model(shape: DemoShape, seed: int = 0) -> tuple[DemoModel, Mtp]:
     return model, mtp
 
 
-def rounded(folder: Path, shape: DemoShape) -> tuple[DemoModel, Mtp]:
+def rounded(folder: Path) -> Made:
     """The same, as a checkpoint in `folder` has it."""
-    model, mtp = random_model(shape)
-    save(model, mtp, folder, EOS)
-    model, again = load(folder, torch.float32)
+    model, mtp = random_model()
+    save(model, dict(mtp.named_parameters()), folder, EOS)
+    model, again = load_drafting(folder)
     assert again is not None
     return model, again
 
 
 def tokens(rows: int, length: int, seed: int = 1) -> Tensor:
     made = torch.Generator().manual_seed(seed)
-    return torch.randint(TINY.vocab, (rows, length), generator=made)
+    return torch.randint(TINY["vocab_size"], (rows, length), generator=made)
 
 
 def batch_of(ids: Tensor) -> TrainingBatch:
@@ -86,43 +81,13 @@ def transformers_of(folder: Path) -> Any:
         str(folder), dtype=torch.float32, attn_implementation="eager").eval()
 
 
-@pytest.mark.parametrize("options", SHAPES.values(), ids=SHAPES)
-def test_logits_equal_transformers(tmp_path: Path, options: dict[str, Any]) -> None:
-    model, _ = rounded(tmp_path, shape_with(**options))
-    oracle = transformers_of(tmp_path)
-    for length in (1, 5, 64, 100, 200):
-        ids = tokens(2, length)
-        with torch.no_grad():
-            got = model(ids, torch.arange(ids.numel()))
-            want = oracle(ids).logits.flatten(0, 1)
-        torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
-
-
-def test_attention_of_long_rows_is_the_same(tmp_path: Path) -> None:
-    model, _ = rounded(tmp_path, shape_with(context=1024))
-    ids = tokens(1, 576)
+def test_transformers_reads_a_checkpoint(tmp_path: Path) -> None:
+    model, _ = rounded(tmp_path)
+    ids = tokens(2, 100)
     with torch.no_grad():
-        want = transformers_of(tmp_path)(ids).logits[0]
-        torch.testing.assert_close(model(ids, torch.arange(576)), want, atol=1e-4, rtol=0)
-
-
-def test_chunks_equal_the_definition() -> None:
-    """S = exp(g) S; S += beta (v - S k) k^T; out = S q."""
-    torch.manual_seed(3)
-    b, t, keys, values, k_dim, v_dim = 2, 150, 2, 4, 8, 6
-    q, k = (F.normalize(torch.randn(b, t, keys, k_dim, dtype=torch.double), dim=-1)
-            for _ in range(2))
-    v = torch.randn(b, t, values, v_dim, dtype=torch.double)
-    g, beta = (torch.rand(b, t, values, dtype=torch.double) for _ in range(2))
-    out = delta_rule(q, k, v, -g, beta)
-    state = torch.zeros(b, values, v_dim, k_dim, dtype=torch.double)
-    wide_q, wide_k = (x.repeat_interleave(2, 2) for x in (q, k))
-    for i in range(t):
-        state = state * torch.exp(-g[:, i])[..., None, None]
-        change = (v[:, i] - (state @ wide_k[:, i, :, :, None])[..., 0]) * beta[:, i, :, None]
-        state = state + change[..., None] * wide_k[:, i, :, None]
-        want = (state @ wide_q[:, i, :, :, None])[..., 0]
-        torch.testing.assert_close(out[:, i], want)
+        got = logits_at(model, ids, torch.arange(ids.numel()))
+        want = transformers_of(tmp_path)(ids).logits.flatten(0, 1)
+    torch.testing.assert_close(got, want, atol=1e-4, rtol=0)
 
 
 def oracle_of(mtp: Mtp, folder: Path) -> Any:
@@ -146,20 +111,20 @@ def test_drafts_equal_transformers(tmp_path: Path) -> None:
     """First drafts of all positions at once; second and third ones from the cache that an engine
     has by then."""
     cache_utils = pytest.importorskip("transformers.cache_utils")
-    model, mtp = rounded(tmp_path, TINY)
+    model, mtp = rounded(tmp_path)
     oracle = oracle_of(mtp, tmp_path)
     t = 12
     ids = tokens(1, t)
     with torch.no_grad():
-        hidden = model.hidden(ids)
-        outputs = drafts(model, mtp, ids, hidden, 3)
-        first = oracle.forward_layer(0, hidden[:, :-1], torch.arange(t - 1)[None], None,
+        of_ids = hidden(model, ids)
+        outputs = drafts(model, mtp, ids, of_ids, 3)
+        first = oracle.forward_layer(0, of_ids[:, :-1], torch.arange(t - 1)[None], None,
                                      input_ids=ids[:, 1:])
         torch.testing.assert_close(outputs[0][:, :-1], first, atol=1e-4, rtol=0)
         for start in range(t - 3):
             cache = cache_utils.MtpCache()
             at = torch.arange(start + 1)[None]
-            chained = oracle.forward_layer(0, hidden[:, :start + 1], at, cache,
+            chained = oracle.forward_layer(0, of_ids[:, :start + 1], at, cache,
                                            input_ids=ids[:, 1:start + 2])[:, -1:]
             for i, output in enumerate(outputs[1:], 1):
                 chained = oracle.forward_layer(0, chained, torch.tensor([[start + i]]), cache,
@@ -168,32 +133,33 @@ def test_drafts_equal_transformers(tmp_path: Path) -> None:
 
 
 def test_a_checkpoint_is_read_by_the_engine(tmp_path: Path) -> None:
-    rounded(tmp_path, TINY)
+    rounded(tmp_path)
     shape = read_shape(tmp_path, Config())
     assert shape.architecture == "Qwen3_5ForCausalLM"
-    assert shape.recurrent == (0,) and shape.tied and shape.head_dim == TINY.head_dim
+    assert shape.recurrent == (0,) and shape.tied and shape.head_dim == TINY["head_dim"]
 
 
 def test_save_and_load_give_the_same(tmp_path: Path) -> None:
-    model, mtp = rounded(tmp_path, TINY)
-    save(model, mtp, tmp_path / "again", EOS)
+    model, mtp = rounded(tmp_path)
+    save(model, dict(mtp.named_parameters()), tmp_path / "again", EOS)
     for name in ("model.safetensors", "config.json", "generation_config.json"):
         assert (tmp_path / name).read_bytes() == (tmp_path / "again" / name).read_bytes()
-    save(model, None, tmp_path / "alone", EOS)
-    assert load(tmp_path / "alone")[1] is None
+    save(model, {}, tmp_path / "alone", EOS)
+    assert load(tmp_path / "alone")[1] == {} and load_drafting(tmp_path / "alone")[1] is None
     config = json.loads((tmp_path / "config.json").read_text())
     assert config["mtp_num_hidden_layers"] == 1
 
 
 def test_it_begins_with_a_rough_form_of_copying() -> None:
     torch.manual_seed(4)
-    model = DemoModel(DemoShape(vocab=1920), torch.float32)
+    model = new_model(vocab_size=1920)
     ids = torch.stack([torch.randperm(1920)[:20] for _ in range(16)]).repeat(1, 2)
     where = torch.arange(ids.numel()).view(16, 40)[:, 20:-1].flatten()
 
     def right() -> float:
         with torch.no_grad():
-            return float((model(ids, where).argmax(-1) == ids.flatten()[where + 1]).float().mean())
+            chosen = logits_at(model, ids, where).argmax(-1)
+        return float((chosen == ids.flatten()[where + 1]).float().mean())
 
     assert right() < 0.01
     init_copying(model)
@@ -203,7 +169,8 @@ def test_it_begins_with_a_rough_form_of_copying() -> None:
 def test_forty_steps_lower_both_losses() -> None:
     torch.manual_seed(2)
     batch = batch_of(tokens(2, 64))
-    model, mtp = DemoModel(TINY), Mtp(TINY)
+    model = new_model(**TINY)
+    mtp = Mtp(model.config)
     trainer = Trainer(model, lambda b: model_loss(model, b), lambda _: [batch])
     losses = [trainer.step(0.1)[0] for _ in range(40)]
     assert losses[-1] < 0.6 * losses[0]
@@ -216,7 +183,7 @@ def test_forty_steps_lower_both_losses() -> None:
 
 
 def test_the_parts_of_a_batch_are_the_batch() -> None:
-    model, mtp = random_model(TINY)
+    model, mtp = random_model()
     batch = batch_of(tokens(4, 32))
     for loss in (lambda b: model_loss(model, b), lambda b: draft_loss(model, mtp, b)):
         with torch.no_grad():
@@ -229,11 +196,11 @@ def test_the_parts_of_a_batch_are_the_batch() -> None:
 
 def test_a_draft_in_the_text_counts_as_right() -> None:
     """Greedy drafts put where the drafted tokens belong are found to be right there alone."""
-    model, mtp = random_model(TINY)
+    model, mtp = random_model()
     ids = tokens(1, 10)[0]
     with torch.no_grad():
-        output = drafts(model, mtp, ids[None], model.hidden(ids[None]), 1)[0][0]
-        ids[7] = int(F.linear(output[5], model.table).argmax())
+        output = drafts(model, mtp, ids[None], hidden(model, ids[None]), 1)[0][0]
+        ids[7] = int(model.lm_head(output[5]).argmax())
     right = drafted(model, mtp, ids, 2)
     assert [len(tokens) for tokens in right] == [10, 10] and right[0][7]
 
@@ -261,12 +228,13 @@ def test_a_wrong_draft_ends_its_window() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("name", "option"), [("train_demo", "--begin"), ("measure_acceptance", "--drafts")])
-def test_commands_run_by_the_names_that_they_had_before(name: str, option: str) -> None:
-    done = subprocess.run([sys.executable, "-m", f"actorium.tools.{name}", "--help"],
-                          capture_output=True, text=True, timeout=120, check=True)
-    assert option in done.stdout
+def test_a_command_trains_a_model_and_then_its_drafts(tmp_path: Path) -> None:
+    for model in ("demo", "drafts"):
+        done = subprocess.run(
+            [sys.executable, "-m", "actorium.tools.training", model, "--out", str(tmp_path),
+             "--minutes", "0.02"], capture_output=True, text=True, timeout=200, check=True)
+        assert " parameters" in done.stdout and " steps, " in done.stdout
+    assert load_drafting(tmp_path)[1] is not None
 
 
 def test_acceptance_is_measured_of_the_demo_model_unless_another_is_named(
@@ -274,7 +242,7 @@ def test_acceptance_is_measured_of_the_demo_model_unless_another_is_named(
     def found(path: Path) -> Any:
         raise LookupError(path)
 
-    monkeypatch.setattr("actorium.tools.demo_training.draft_acceptance.load", found)
+    monkeypatch.setattr("actorium.tools.training.draft_acceptance.load_drafting", found)
     monkeypatch.setattr(sys, "argv", ["draft_acceptance"])
     with pytest.raises(LookupError) as caught:
         draft_acceptance.main()

@@ -7,46 +7,53 @@ from pathlib import Path
 
 import pytest
 import torch
+from actorium.actors.vision.patches import patchify
 from helpers_pictures import PictureReader, Seq
 from tokenizers import Tokenizer
 
 from actorium.gpu.vision.grids import Grid
-from actorium.tools.demo_training.trainer import Team, Trainer
-from actorium.tools.picture_training.picture_batches import (
+from actorium.tools.pictures.drawn_pictures import COLOURS, SHAPES, Figure, Picture, draw
+from actorium.tools.pictures.picture_questions import PictureItem, held_out
+from actorium.tools.training.picture_batches import (
     ANSWERS,
+    CHAT_TEMPLATE,
+    PROCESSING,
     PictureSource,
     around,
     build_tokenizer,
-    pictures_of,
-    save_tokenizer,
     spaced_words,
 )
-from actorium.tools.picture_training.picture_files import load, save
-from actorium.tools.picture_training.picture_net import (
-    PictureNet,
-    PictureShape,
+from actorium.tools.training.picture_net import (
+    Probed,
     init_looking,
-    tower_shape,
+    load,
+    new_net,
+    picture_loss,
+    save,
 )
-from actorium.tools.picture_training.train_pictures import Probed, picture_loss
-from actorium.tools.pictures.drawn_pictures import COLOURS, SHAPES, Figure, Picture
-from actorium.tools.pictures.picture_questions import PictureItem, held_out
+from actorium.tools.training.trained_files import save_tokenizer
+from actorium.tools.training.trainer import Team, Trainer
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A checkpoint of a model that has learned nothing."""
     made, tokenizer = tmp_path_factory.mktemp("pictures"), build_tokenizer()
-    image, video = (tokenizer.encode(f"<|{kind}_pad|>").ids[0] for kind in ("image", "video"))
     torch.manual_seed(3)
-    model = PictureNet(PictureShape(tower_shape(image, video)))
+    model = new_net(tokenizer)
     init_looking(model, spaced_words(tokenizer))
     with torch.no_grad():
         for p in model.parameters():
             p.add_(0.05 * torch.randn(p.shape))
-    save_tokenizer(tokenizer, made, model.shape.context)
+    save_tokenizer(tokenizer, made, 1024, CHAT_TEMPLATE)
     save(model, tokenizer, made)
     return made
+
+
+def pictures_of(pictures: tuple[Picture, ...]) -> list[torch.Tensor]:
+    """The patches of pictures, [patches, pixels] each."""
+    return [torch.from_numpy(patchify(draw(picture)[None], PROCESSING)[0])
+            for picture in pictures]
 
 
 def two_pictures() -> PictureItem:
@@ -76,8 +83,6 @@ def test_engine_and_transformers_compute_what_is_trained(folder: Path) -> None:
 def test_the_processor_of_transformers_makes_the_same_patches(folder: Path) -> None:
     transformers = pytest.importorskip("transformers")
     image = pytest.importorskip("PIL.Image")
-    from actorium.tools.pictures.drawn_pictures import draw
-
     item = two_pictures()
     processor = transformers.AutoImageProcessor.from_pretrained(str(folder), use_fast=False)
     drawn = [image.fromarray(draw(picture)) for picture in item.pictures]
@@ -126,9 +131,8 @@ def test_what_is_around_a_cell() -> None:
 @pytest.mark.slow
 def test_the_loss_falls() -> None:
     tokenizer = build_tokenizer()
-    image, video = (tokenizer.encode(f"<|{kind}_pad|>").ids[0] for kind in ("image", "video"))
     torch.manual_seed(0)
-    model, team = Probed(PictureNet(PictureShape(tower_shape(image, video)))), Team(0, 1)
+    model, team = Probed(new_net(tokenizer)), Team(0, 1)
     batches = PictureSource(tokenizer, "t", 4, 2).step(0.3)
     trainer = Trainer(model, lambda batch: picture_loss(model, batch, team), lambda _: batches)
     losses = [trainer.step(0.1)[0] for _ in range(10)]

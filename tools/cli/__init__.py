@@ -33,7 +33,7 @@ COMMANDS = {
               "side by side"),
     "simulate": ("simulate", "what replicas behind a router would do with a load, on a virtual "
                  "clock"),
-    "pull": ("pull", "NAME: fetch a model, or bring it up to date"),
+    "pull": ("models", "NAME: fetch a model, or bring it up to date"),
     "models": ("models", "[FOLDER]: the models on this machine, and which of them fit it"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
     "passes": ("passes", "[MODEL]: which operations of its layers are joined, and what that gains"),
@@ -57,9 +57,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         signal.signal(signal.SIGTERM, _terminated)
     try:
         return _command(words[0])(words[0], words[1:])
-    except BadConfig as error:
-        return _fail(error.message, 2)
-    except BadModel as error:
+    except (BadConfig, BadModel) as error:
         return _fail(error.message, 2)
     except ActoriumError as error:
         return _fail(error.message, 1)

@@ -13,7 +13,7 @@ import tempfile
 from collections.abc import Collection
 from pathlib import Path
 from time import sleep
-from typing import Any, NamedTuple
+from typing import Any
 
 import msgspec
 
@@ -31,6 +31,7 @@ from actorium.tools.bench.result_tables import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
+from actorium.tools.cli.flags import check_least
 
 ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
 --dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's
@@ -93,8 +94,7 @@ def run(argv: list[str]) -> int:
         raise BadConfig("--shape: cannot be combined with a model", "shape")
     parsed = parsed._replace(config=with_model_path(parsed.config))
     if not is_batch(parsed.written):
-        return run_workloads(parsed.config, WorkloadPlan(
-            options.shape, options.works, options.runs, options.peer, options.json, options.plot))
+        return run_workloads(parsed.config, options)
     sampling = _sampling(options)
     print_unused(options, parsed.written)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
@@ -139,17 +139,21 @@ def _sampling(options: OfflineOptions) -> SamplingParams:
 
 
 def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
-    """Token ids need no tokenizer; a shape means random weights."""
+    """The engine's. Raises `BadConfig`."""
     config, options = parsed.config, parsed.options
-    model = config.model
-    ids = options.name in ("random", "generated-shared-prefix") and options.tokenize_prompt
-    if ids:
-        model = msgspec.structs.replace(model, skip_tokenizer=True)
+    if options.name in ("random", "generated-shared-prefix") and options.tokenize_prompt:
+        return _with_ids(config, options.shape, folder)
     if options.shape is not None:
-        if not ids:
-            raise BadConfig("--shape: goes with random token ids", "shape")
-        path = workloads.shape_dir(options.shape, folder)
-        model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
+        raise BadConfig("--shape: goes with random token ids", "shape")
+    return config
+
+
+def _with_ids(config: Config, shape: str | None, folder: Path) -> Config:
+    """Token ids need no tokenizer; a shape means random weights."""
+    model = msgspec.structs.replace(config.model, skip_tokenizer=True)
+    if shape is not None:
+        model = msgspec.structs.replace(
+            model, model=str(workloads.shape_dir(shape, folder)), load_format="dummy")
     return msgspec.structs.replace(config, model=model)
 
 
@@ -196,22 +200,11 @@ BUSY_SHARE = 0.4
 """Load, for each core, above which a warning is printed."""
 
 
-class WorkloadPlan(NamedTuple):
-    """What to measure, and where the figures go (see `bench_offline.OfflineOptions`)."""
-
-    shape: str | None
-    works: str
-    runs: int
-    peer: str | None
-    json: str | None
-    plot: str | None
-
-
-def run_workloads(given: Config, plan: WorkloadPlan) -> int:
+def run_workloads(given: Config, plan: OfflineOptions) -> int:
     """Measure and report. Raises `BadConfig`."""
     chosen = _chosen_workloads(plan)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
-        config = _workload_config(given, plan, Path(folder))
+        config = _with_ids(given, plan.shape, Path(folder))
         rows, extra = _measure_workloads(config, chosen, plan)
     judged = {work.name: work.figure for work in chosen}
     if plan.peer:
@@ -229,30 +222,20 @@ def run_workloads(given: Config, plan: WorkloadPlan) -> int:
     return 0
 
 
-def _chosen_workloads(plan: WorkloadPlan) -> list[workloads.Workload]:
+def _chosen_workloads(plan: OfflineOptions) -> list[workloads.Workload]:
     known = {work.name: work for work in workloads.WORKLOADS}
     names = [name.strip().upper() for name in plan.works.split(",")]
     for name in names:
         if name not in known:
             raise BadConfig(f"--works: must be some of {', '.join(known)}, got {name!r}", "works")
-    if plan.runs < 1:
-        raise BadConfig(f"--runs: must be at least 1, got {plan.runs}", "runs")
+    check_least(plan, {"runs": 1})
     if plan.peer is not None and plan.peer not in PEERS:
         raise BadConfig(f"--peer: must be {', '.join(PEERS)}, got {plan.peer!r}", "peer")
     return [known[name] for name in names]
 
 
-def _workload_config(config: Config, plan: WorkloadPlan, folder: Path) -> Config:
-    """Token ids only; random weights when a shape is asked for."""
-    model = msgspec.structs.replace(config.model, skip_tokenizer=True)
-    if plan.shape is not None:
-        path = workloads.shape_dir(plan.shape, folder)
-        model = msgspec.structs.replace(model, model=str(path), load_format="dummy")
-    return msgspec.structs.replace(config, model=model)
-
-
-def _measure_workloads(config: Config, chosen: list[workloads.Workload],
-             plan: WorkloadPlan) -> tuple[list[dict[str, Any]], dict[str, Any]]:
+def _measure_workloads(config: Config, chosen: list[workloads.Workload], plan: OfflineOptions
+                       ) -> tuple[list[dict[str, Any]], dict[str, Any]]:
     vocab, load = workloads.vocabulary(config), _load_before()
     extra: dict[str, Any] = {"machine": machine(config), "runs": plan.runs,
                              "load_before": load, "config": msgspec.to_builtins(config)}

@@ -14,6 +14,7 @@ from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset
 from actorium.tools.bench.figures import GOALS, METRICS, percentile_name
 from actorium.tools.bench.load_driver import RampUp
 from actorium.tools.bench.server_backends import ENDPOINTS, SDK, kind_of
+from actorium.tools.cli.flags import check_least
 
 BACKENDS = (SDK, *ENDPOINTS)
 SAMPLING = ("temperature", "top_p", "top_k", "min_p", "frequency_penalty", "presence_penalty",
@@ -201,11 +202,7 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
 def check_serve(options: BenchServeOptions, written: Collection[str] | Mapping[str, str]) -> None:
     """Raise `BadConfig`, naming the flag, on anything that cannot be meant."""
     check_dataset(options)
-    for name, low in (("max_concurrency", 0), ("num_warmups", 0), ("ready_check_timeout_sec", 0)):
-        value = getattr(options, name)
-        if value is not None and value < low:
-            raise BadConfig(f"--{name.replace('_', '-')}: must be at least {low}, got {value}",
-                            name)
+    check_least(options, {"max_concurrency": 0, "num_warmups": 0, "ready_check_timeout_sec": 0})
     for name in ("request_rate", "burstiness"):
         if not getattr(options, name) > 0:
             raise BadConfig(f"--{name.replace('_', '-')}: must be above 0, got "

@@ -80,7 +80,7 @@ def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "
     def show_help(about_what: str) -> NoReturn:
         from actorium.tools.cli.flag_help import print_help
 
-        print_help(prog, options, flags, about, about_what)
+        print_help(prog, options, about, about_what)
 
     words = _Parser(flags).words(argv, show_help)
     written = {word.flag.dest: word.origin for word in words.own}

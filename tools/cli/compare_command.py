@@ -20,8 +20,13 @@ from actorium.tools.bench.http_client import Http
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.eval_model import EvalModelOptions, first_model, progress, write_reports
-from actorium.tools.compare.comparison import Bars, Heard, compared, comparison_table
-from actorium.tools.compare.comparison_page import comparison_page
+from actorium.tools.compare.comparison import (
+    Bars,
+    Heard,
+    compared,
+    comparison_page,
+    comparison_table,
+)
 from actorium.tools.compare.default_prompts import PROMPTS
 from actorium.tools.compare.listener import Listener, names_ids
 
@@ -37,6 +42,7 @@ class CompareOptions(EvalModelOptions, frozen=True, kw_only=True):
 
     ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
         "parallel": EvalModelOptions.ALIASES["parallel"]}
+    LEAST: ClassVar[dict[str, int]] = {**EvalModelOptions.LEAST, "answer_tokens": 1}
 
     prompts: str | None = None
     """A file of prompts: one a line, or JSON lines with `prompt`. Default: ten that come along."""
@@ -49,12 +55,9 @@ class CompareOptions(EvalModelOptions, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises `BadConfig`."""
-        self.check_common()
+        super().check()
         if self.base_url is not None:
             raise BadConfig("--base-url: a server is named as A or B", "base_url")
-        if self.answer_tokens < 1:
-            raise BadConfig(f"--answer-tokens: must be at least 1, got {self.answer_tokens}",
-                            "answer_tokens")
         if self.max_kl is not None and not self.max_kl >= 0:
             raise BadConfig(f"--max-kl: must not be negative, got {self.max_kl}", "max_kl")
         if self.min_agreement is not None and not 0 <= self.min_agreement <= 1:

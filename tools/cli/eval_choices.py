@@ -6,21 +6,19 @@ from pathlib import Path
 from time import perf_counter
 from typing import Any, ClassVar
 
-import msgspec
-
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.preflight import check_machine
-from actorium.tools.cli.command_line import Parsed, parse
+from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.eval_model import (
     EvalModelOptions,
-    on_model,
+    EvalScoreOptions,
+    Work,
+    nobody_named,
     progress,
-    setting_of,
-    write_reports,
+    with_model,
 )
 from actorium.tools.evaluation import questions as own_questions
 from actorium.tools.evaluation.choice_run import ChoiceMethod, QuestionAsker, side_by_side
-from actorium.tools.evaluation.choice_scores import ChoiceResult, choice_table, result_object
+from actorium.tools.evaluation.choice_scores import ChoiceResult, result_object
 from actorium.tools.evaluation.multiple_choice import (
     SPLITS,
     ChoiceQuestion,
@@ -30,7 +28,6 @@ from actorium.tools.evaluation.multiple_choice import (
     read_mmlu,
 )
 from actorium.tools.evaluation.rated_model import RatedModel
-from actorium.tools.evaluation.report_pages import choice_page
 
 ABOUT = """Multiple-choice questions: scores by category and overall, with standard errors. Exit
 code 1 if --min-score is not reached, or a question could not be asked. mmlu reads --data: MMLU's
@@ -42,12 +39,14 @@ OWN_MODEL = "smollm2"
 """Who is asked the questions that come with actorium, unless told otherwise."""
 
 
-class EvalChoicesOptions(EvalModelOptions, frozen=True, kw_only=True):
+class EvalChoicesOptions(EvalScoreOptions, frozen=True, kw_only=True):
     """What to ask, whom, and where the report goes."""
 
     ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
         **EvalModelOptions.ALIASES, "shots": ("num-shots", "num-fewshot", "ntrain", "nshots"),
         "method": ("eval-method",)}
+    LEAST: ClassVar[dict[str, int]] = {**EvalModelOptions.LEAST, "count": 1, "shots": 0,
+                                       "max_tokens": 1}
 
     data: str | None = None
     """MMLU's folder, or a file of JSON lines: question, choices, answer (letter or number from 0),
@@ -73,70 +72,38 @@ class EvalChoicesOptions(EvalModelOptions, frozen=True, kw_only=True):
     """By cloze: compare log-probabilities per character."""
     max_tokens: int = 512
     """By generate: tokens of an answer, at the most."""
-    min_score: float = 0.0
-    """Score (0..1) to reach."""
 
 
-def run(kind: str, argv: list[str]) -> int:
-    """Entry of the commands."""
-    parsed = parse(f"actorium eval {kind} [MODEL]", argv, EvalChoicesOptions, ABOUT,
-                   checks=[check_machine])
-    options = parsed.options
-    if kind == "questions":
-        parsed = _for_own_questions(parsed)
-        options = parsed.options
-    _check(options, kind)
-    asked = _questions(options, kind)
-    method = ChoiceMethod(options.method or "logits")
+def begin(parsed: Parsed[EvalChoicesOptions], kind: str) -> tuple[Parsed[Any], Work]:
+    """What is asked. Raises `BadConfig`."""
+    options, own = parsed.options, kind == "questions"
+    if own and "data" in parsed.written:
+        raise BadConfig("--data: is for `actorium eval mmlu`", "data")
+    if own and nobody_named(parsed):
+        parsed = with_model(parsed, OWN_MODEL)
+    if not own and options.data is None:
+        raise BadConfig("--data: MMLU's folder or a file of JSON lines is needed", "data")
+    wanted = options.method or ("cloze" if own else "logits")
+    for name, value, known in (("method", wanted, METHODS), ("split", options.split, SPLITS)):
+        if value not in known:
+            raise BadConfig(f"--{name}: must be {', '.join(known)}, got {value!r}", name)
+    asked, method = _questions(options, kind), ChoiceMethod(wanted)
     shots = _shots_wanted(options, asked, method)
     asker = QuestionAsker(method=method, chat=options.chat, per_char=options.per_char,
-                  max_tokens=options.max_tokens)
+                          max_tokens=options.max_tokens)
     questions = drawn(asked.questions, options.count, options.seed, options.subjects)
 
-    async def work(model: RatedModel) -> dict[str, Any]:
+    async def work(model: RatedModel, setting: dict[str, Any]) -> dict[str, Any]:
         async def ask(one: ChoiceQuestion) -> ChoiceResult:
             return await asker.ask(model, one, asked.shots.get(one.subject, [])[:shots])
 
         began = perf_counter()
         results = await side_by_side(questions, ask, options.parallel, progress(len(questions)))
-        setting = {**setting_of(parsed, kind, model), "method": method.value, "shots": shots,
-                   "data": options.data, "split": options.split if kind == "mmlu" else None}
+        setting = {**setting, "method": method.value, "shots": shots, "data": options.data,
+                   "split": None if own else options.split}
         return result_object(results, setting, perf_counter() - began)
 
-    result = on_model(parsed, work)
-    print(choice_table(result))
-    write_reports(options, result, choice_page)
-    return 0 if result["score"] >= options.min_score and not result["errors"] else 1
-
-
-def _for_own_questions(parsed: Parsed[EvalChoicesOptions]) -> Parsed[EvalChoicesOptions]:
-    """With the defaults of `actorium eval questions`."""
-    if "data" in parsed.written:
-        raise BadConfig("--data: is for `actorium eval mmlu`", "data")
-    config, options = parsed.config, parsed.options
-    if not config.model.model and options.base_url is None and "name" not in parsed.written:
-        config = msgspec.structs.replace(
-            config, model=msgspec.structs.replace(config.model, model=OWN_MODEL))
-    return parsed._replace(config=config, options=msgspec.structs.replace(
-        options, method=options.method or ChoiceMethod.CLOZE.value))
-
-
-def _check(options: EvalChoicesOptions, kind: str) -> None:
-    options.check_common()
-    if kind == "mmlu" and options.data is None:
-        raise BadConfig("--data: MMLU's folder or a file of JSON lines is needed", "data")
-    if options.method not in (None, *METHODS):
-        raise BadConfig(f"--method: must be {', '.join(METHODS)}, got {options.method!r}", "method")
-    if options.split not in SPLITS:
-        raise BadConfig(f"--split: must be {', '.join(SPLITS)}, got {options.split!r}", "split")
-    for name, least in (("count", 1), ("shots", 0), ("max_tokens", 1)):
-        value = getattr(options, name)
-        if value is not None and value < least:
-            raise BadConfig(f"--{name.replace('_', '-')}: must be at least {least}, got {value}",
-                            name)
-    if not 0 <= options.min_score <= 1:
-        raise BadConfig(f"--min-score: must be between 0 and 1, got {options.min_score}",
-                        "min_score")
+    return parsed, work
 
 
 def _questions(options: EvalChoicesOptions, kind: str) -> QuestionSet:

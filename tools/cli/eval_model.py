@@ -21,12 +21,16 @@ from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.tools.bench.http_client import Http
 from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.engines import for_batches, own_engine
+from actorium.tools.cli.flags import check_least
 from actorium.tools.cli.waits import running_dir, told_wait
 from actorium.tools.evaluation.http_model import HttpModel
 from actorium.tools.evaluation.rated_model import RatedModel
 from actorium.tools.evaluation.sdk_model import SdkModel
 
 Result = TypeVar("Result")
+Work = Callable[[RatedModel, dict[str, Any]], Awaitable[dict[str, Any]]]
+"""What is made of a model; under a setting, which heads the result."""
+Page = Callable[[Mapping[str, Any]], str]
 
 
 class EvalModelOptions(Struct, frozen=True, kw_only=True):
@@ -34,6 +38,8 @@ class EvalModelOptions(Struct, frozen=True, kw_only=True):
 
     ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {
         "parallel": ("num-threads", "num-concurrent"), "count": ("num-examples", "limit")}
+    LEAST: ClassVar[dict[str, int]] = {"parallel": 1}
+    """Option -> its least value."""
 
     base_url: str | None = None
     """A running server with OpenAI's API, whoever made it: http://HOST:PORT. MODEL is then the
@@ -50,21 +56,53 @@ class EvalModelOptions(Struct, frozen=True, kw_only=True):
     html: str | None = None
     """File for the result as a page, with a picture."""
 
-    def check_common(self) -> None:
+    def check(self) -> None:
         """Raises `BadConfig`."""
-        if self.parallel < 1:
-            raise BadConfig(f"--parallel: must be at least 1, got {self.parallel}", "parallel")
+        check_least(self, self.LEAST)
         if not self.patience > 0:
             raise BadConfig(f"--patience: must be positive, got {self.patience}", "patience")
         for flag, file in (("json", self.json), ("html", self.html)):
             if file is not None and not Path(file).absolute().parent.is_dir():
                 raise BadConfig(f"--{flag}: no such directory: {Path(file).parent}", flag)
 
+    def reached(self, _result: Mapping[str, Any]) -> bool:
+        """Whether a result is what was asked for."""
+        return True
 
-def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]],
-             config: Config | None = None) -> Result:
-    """What `work` makes of the model. config: another one than the command line's."""
-    own = config or parsed.config
+
+class EvalScoreOptions(EvalModelOptions, frozen=True, kw_only=True):
+    """The same, where answers are right or wrong."""
+
+    min_score: float = 0.0
+    """Share (0..1) of right answers to reach."""
+
+    def check(self) -> None:
+        """Raises `BadConfig`."""
+        super().check()
+        if not 0 <= self.min_score <= 1:
+            raise BadConfig(f"--min-score: must be between 0 and 1, got {self.min_score}",
+                            "min_score")
+
+    def reached(self, result: Mapping[str, Any]) -> bool:
+        return bool(result["score"] >= self.min_score and not result["errors"])
+
+
+def nobody_named(parsed: Parsed[Any]) -> bool:
+    """Whether no model, no server and no engine is named."""
+    return not (parsed.config.model.model or parsed.options.base_url is not None
+                or "name" in parsed.written)
+
+
+def with_model(parsed: Parsed[Any], model: str) -> Parsed[Any]:
+    """The same of a model."""
+    config = parsed.config
+    return parsed._replace(config=msgspec.structs.replace(
+        config, model=msgspec.structs.replace(config.model, model=model)))
+
+
+def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]]) -> Result:
+    """What `work` makes of the model."""
+    own = parsed.config
     if parsed.options.base_url is not None:
         return asyncio.run(_over_http(parsed, work))
     name = own.runtime.name
@@ -131,7 +169,7 @@ def setting_of(parsed: Parsed[Any], task: str, model: RatedModel) -> dict[str, A
 
 
 def write_reports(options: EvalModelOptions, result: Mapping[str, Any],
-                  page: Callable[[Mapping[str, Any]], str]) -> None:
+                  page: Page) -> None:
     """The files that were asked for."""
     for file, text in ((options.json, lambda: json.dumps(result, indent=1) + "\n"),
                        (options.html, lambda: page(result))):

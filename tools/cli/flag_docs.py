@@ -13,7 +13,7 @@ from pathlib import Path
 
 from actorium.tools.cli import foreign_flags
 from actorium.tools.cli.flag_help import field_docs, metavar, sections, shown_default, shown_names
-from actorium.tools.cli.flags import Flag, command_flags
+from actorium.tools.cli.flags import Flag, command_flags, shown_flags
 from actorium.tools.cli.foreign_flags import Group
 from actorium.tools.cli.serve_command import ServeOptions
 
@@ -21,8 +21,8 @@ BEGIN, END = "<!-- {}: made by tools/cli/flag_docs.py -->\n", "<!-- end of {} --
 
 
 def settings_table() -> str:
-    """Every flag of `actorium serve`, by section."""
-    flags = command_flags(ServeOptions)
+    """Every flag of `actorium serve` that is for users, by section."""
+    flags = shown_flags(ServeOptions)
     parts: list[str] = []
     for name, kind in sections("serve", ServeOptions).items():
         docs = field_docs(kind)

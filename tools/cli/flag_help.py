@@ -15,7 +15,7 @@ from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import INVERSES
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.tools.cli.flags import Flag
+from actorium.tools.cli.flags import Flag, shown_flags
 
 INDENT = " " * 8
 ORDER = (
@@ -26,10 +26,10 @@ ORDER = (
     "says so (docs/cli.md).")
 
 
-def print_help(prog: str, options: type[Struct], flags: list[Flag], about: str,
-              what: str) -> NoReturn:
+def print_help(prog: str, options: type[Struct], about: str, what: str) -> NoReturn:
     """Print the flags of a command and exit 0. what: "" or all, a section, or a part of a flag's
     name. Raises `BadConfig` if nothing is called so."""
+    flags = shown_flags(options)
     width = min(100, max(60, shutil.get_terminal_size().columns))
     parts = sections(prog.split()[1].replace("-", "_"), options)
     if what in ("", "all"):

@@ -6,14 +6,16 @@
 from __future__ import annotations
 
 import typing
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import msgspec
 from msgspec import Struct
 
 from actorium.actors.config import sources as settings
-from actorium.actors.config.flag_names import flag_names, spellings
+from actorium.actors.config.flag_names import OF_TESTS, flag_names, spellings
 from actorium.actors.config.tree import Config
+from actorium.actors.errors import BadConfig
 
 JOINED = ("graph_batch_sizes", "graph_token_counts", "cors_origins")
 """Texts with commas, which other engines write as several words or as a JSON list."""
@@ -49,6 +51,11 @@ class Flag(NamedTuple):
         return spellings(self.dest, self.kind is bool, self.names)
 
 
+def shown_flags(options: type[Struct]) -> list[Flag]:
+    """Those of a command that users see in its help and in docs/cli.md."""
+    return [flag for flag in command_flags(options) if flag.dest not in OF_TESTS]
+
+
 def command_flags(options: type[Struct]) -> list[Flag]:
     """Every flag of a command with these options; an option hides a setting of the same name.
     `ALIASES` of the options' class are further names of its flags, by field."""
@@ -72,3 +79,15 @@ def _option(options: type[Struct], field: msgspec.structs.FieldInfo) -> Flag:
     default = () if many else field.default
     names = (*flag_names(field.name), *getattr(options, "ALIASES", {}).get(field.name, ()))
     return Flag(field.name, kind, optional, many, names, options, default)
+
+
+def check_least(options: Struct, least: Mapping[str, int]) -> None:
+    """Raises `BadConfig`, naming the flag, on an option below its least value; of a list, on one
+    entry."""
+    for name, low in least.items():
+        value = getattr(options, name)
+        if isinstance(value, list):
+            value = min(value, default=None)
+        if value is not None and value < low:
+            raise BadConfig(f"--{name.replace('_', '-')}: must be at least {low}, got {value}",
+                            name)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import msgspec
@@ -22,7 +22,7 @@ class Foreign(NamedTuple):
     arity: str
     """SWITCH, VALUE or LIST."""
     family: str
-    """What treats it: "accepted", "refused", or a key of `_FAMILIES`."""
+    """What treats it: "accepted", "refused", or a key of `translate.FAMILIES`."""
     group: Group | None = None
     off: bool = False
     """This form of a switch means the opposite of the one in the table."""
@@ -39,6 +39,15 @@ class ForeignWord(NamedTuple):
     values: list[str]
     off: bool
     flag: Foreign
+
+
+class Family(NamedTuple):
+    """Flags that mean something here; their names less the dashes, with spaces between."""
+
+    treat: Callable[[list[ForeignWord], Translation], None]
+    switches: str = ""
+    valued: str = ""
+    lists: str = ""
 
 
 class Translation:
@@ -68,6 +77,15 @@ def json_object(word: ForeignWord) -> dict[str, Any]:
         return msgspec.json.decode(word.values[-1], type=dict[str, Any])
     except msgspec.MsgspecError as error:
         raise BadConfig(f"{word.origin}: is not a JSON object: {error}", word.name) from None
+
+
+def keys_of(words: Iterable[ForeignWord]) -> Iterator[tuple[str, Any, str]]:
+    """(key, value, its origin) of flags that take JSON objects, or one key behind a dot. Raises
+    `BadConfig`."""
+    for word in words:
+        given = {word.key: word.values[-1]} if word.key else json_object(word)
+        for key, value in given.items():
+            yield key, value, word.origin if word.key else f"{word.origin} {key}"
 
 
 def number_of(word: ForeignWord) -> int:

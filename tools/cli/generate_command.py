@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, BinaryIO
 
 import msgspec
 
+from actorium.actors.client.requests import Request
 from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.actors.launcher.preflight import check_machine
 from actorium.tools.cli import jsonl
@@ -76,7 +77,7 @@ def jobs(options: GenerateOptions, source: BinaryIO | None,
         yield from jsonl.parse_lines(jsonl.read_lines(source), sampling)
         return
     for index, prompt in enumerate(options.prompt):
-        yield jsonl.BatchJob(index, jsonl.params(sampling), text=prompt)
+        yield jsonl.BatchJob(index, Request(prompt=prompt, params=jsonl.params(sampling)))
 
 
 def _source(options: GenerateOptions, stack: contextlib.ExitStack) -> BinaryIO | None:
@@ -122,7 +123,7 @@ async def _batch(parsed: Parsed[GenerateOptions], engine: Engine,
 
 async def complete(client: AsyncClient, job: jsonl.BatchJob) -> list[Any]:
     """Run one job; its completions, one a choice."""
-    results = client.run([job.request()])
+    results = client.run([job.request])
     try:
         _, found = await anext(results)
     finally:

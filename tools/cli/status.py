@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from time import monotonic
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -14,55 +15,63 @@ from actorium.actors.gauges import bytes_of
 from actorium.actors.messages import ActorStatus, GetStatus, Status
 from actorium.actors.runtime.rundir import address
 
+if TYPE_CHECKING:
+    import zmq
+
 _decode = msgspec.msgpack.Decoder(Status).decode
 """Made at import: see `actors/client/connection.py`."""
 COUNTED = "restarts."
 """How the watchdog's gauges of restarts begin: "restarts.ROLE.CAUSE"."""
 
 
-class Asker:
-    """A connection to one watchdog's front. Use it from one thread; close it."""
+class FrontAsker:
+    """A connection to the front of an actor. Use it from one thread; close it."""
 
-    def __init__(self, run_dir: Path) -> None:
+    def __init__(self, run_dir: Path, role: str, sign: bytes = b"") -> None:
+        """sign: how the name begins by which the actor knows this end."""
         import zmq
 
-        self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
+        self._context: zmq.Context[zmq.Socket[bytes]] = zmq.Context(io_threads=1)
         self._socket = self._context.socket(zmq.DEALER)
         self._socket.setsockopt(zmq.LINGER, 0)
         self._socket.setsockopt(zmq.RECONNECT_IVL, 5)
-        self._socket.setsockopt(zmq.IDENTITY, uuid.uuid4().bytes)
-        self._socket.connect(address(run_dir, "watchdog.front"))
+        self._socket.setsockopt(zmq.IDENTITY, sign + uuid.uuid4().bytes)
+        self._socket.connect(address(run_dir, f"{role}.front"))
 
-    def ask(self, timeout: float) -> Status | None:
-        """Its answer to a question asked now; None when it has not answered in `timeout` s."""
+    def send(self, message: msgspec.Struct) -> bool:
+        """Whether there was room for it."""
         import zmq
 
-        rid = uuid.uuid4().hex
-        deadline = _Deadline(timeout)
         try:
-            self._socket.send(msgspec.msgpack.encode(GetStatus(rid)), zmq.NOBLOCK)
+            self._socket.send(msgspec.msgpack.encode(message), zmq.NOBLOCK)
         except zmq.Again:
-            return None
-        while self._socket.poll(deadline.left_ms()):
-            status: Status = _decode(self._socket.recv())
-            if status.rid == rid:
-                return status
-        return None
+            return False
+        return True
+
+    def answers(self, seconds: float) -> Iterator[bytes]:
+        """What comes within so many seconds."""
+        until = monotonic() + seconds
+        while self._socket.poll(max(0, int(1000 * (until - monotonic())))):
+            yield self._socket.recv()
 
     def close(self) -> None:
         self._socket.close()
         self._context.term()
 
 
-class _Deadline:
-    def __init__(self, timeout: float) -> None:
-        from time import monotonic
+class Asker(FrontAsker):
+    """A connection to one watchdog's front."""
 
-        self._now = monotonic
-        self._at = monotonic() + timeout
+    def __init__(self, run_dir: Path) -> None:
+        super().__init__(run_dir, "watchdog")
 
-    def left_ms(self) -> int:
-        return max(0, int((self._at - self._now()) * 1000))
+    def ask(self, timeout: float) -> Status | None:
+        """Its answer to a question asked now; None when it has not answered in `timeout` s."""
+        rid = uuid.uuid4().hex
+        if not self.send(GetStatus(rid)):
+            return None
+        found = map(_decode, self.answers(timeout))
+        return next((status for status in found if status.rid == rid), None)
 
 
 def ask(run_dir: Path, timeout: float = 1.0) -> Status | None:

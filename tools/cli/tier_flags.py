@@ -8,13 +8,8 @@ from __future__ import annotations
 
 from actorium.actors.config import sources as settings
 from actorium.actors.errors import BadConfig
-from actorium.tools.cli.foreign_words import SWITCH, VALUE, ForeignWord, Translation
+from actorium.tools.cli.foreign_words import SWITCH, ForeignWord, Translation
 
-TIER_FLAGS = (
-    (VALUE, "kv-offloading-size kv-offloading-backend hicache-size hicache-ratio "
-     "hicache-storage-backend cache-ram"),
-    (SWITCH, "hierarchical-cache hicache"))
-"""Those that `tiers` treats, by arity."""
 UNITS = {"kv-offloading-size": 1 << 30, "hicache-size": 1_000_000_000, "cache-ram": 1 << 20}
 """Flag -> bytes: GiB of vLLM, GB of SGLang, MiB of llama-server."""
 NATIVE = ("native", "null", "none")

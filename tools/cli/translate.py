@@ -17,53 +17,31 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import MAX_LOGPROBS
 from actorium.tools.cli import foreign_flags
+from actorium.tools.cli.foreign_flags import Group
 from actorium.tools.cli.foreign_words import (
     LIST,
     SWITCH,
     VALUE,
+    Family,
     Foreign,
     ForeignWord,
     Translation,
-    json_object,
+    keys_of,
     number_of,
 )
-from actorium.tools.cli.graph_flags import GRAPH_FLAGS, graphs
-from actorium.tools.cli.tier_flags import TIER_FLAGS, tiers
-
-# --- the table -----------------------------------------------------------------------------------
-
-_MEANT = {
-    "speculation": (
-        (VALUE, "speculative-config speculative-algorithm speculative-algo speculative-num-steps "
-         "speculative-eagle-topk speculative-num-draft-tokens speculative-draft-model-path "
-         "speculative-draft-model speculative-model num-speculative-tokens spec-method spec-tokens "
-         "spec-model"),),
-    "graphs": GRAPH_FLAGS,
-    "tiers": TIER_FLAGS,
-    "attention": ((VALUE, "attention-config"),),
-    "generation": ((VALUE, "sampling-defaults preferred-sampling-params"),),
-    "priority": ((SWITCH, "priority-scheduling"),),
-    "exactness": ((SWITCH, "deterministic-inference"),),
-    "logs": ((SWITCH, "log-stats"),),
-    "logprobs": ((VALUE, "max-logprobs"),),
-    "checkpoint": ((VALUE, "tokenizer tokenizer-path"),),
-    "structured": ((VALUE, "structured-outputs-config"),),
-}
-"""Family -> its flags."""
+from actorium.tools.cli.graph_flags import graphs
+from actorium.tools.cli.tier_flags import tiers
 
 
 def foreign_flags_table() -> dict[str, Foreign]:
     """Every spelling -> what it is."""
     table: dict[str, Foreign] = {}
-    for family, groups in (("accepted", foreign_flags.ACCEPTED),
-                           ("refused", foreign_flags.REFUSED)):
-        for group in groups:
-            for arity, names in ((VALUE, group.valued), (LIST, group.lists),
-                                 (SWITCH, group.switches)):
-                _add(table, names, Foreign(arity, family, group))
-    for family, kinds in _MEANT.items():
-        for arity, names in kinds:
-            _add(table, names, Foreign(arity, family))
+    known: list[tuple[str, Group | Family]] = [
+        *(("accepted", group) for group in foreign_flags.ACCEPTED),
+        *(("refused", group) for group in foreign_flags.REFUSED), *FAMILIES.items()]
+    for family, own in known:
+        for arity, names in ((VALUE, own.valued), (LIST, own.lists), (SWITCH, own.switches)):
+            _add(table, names, Foreign(arity, family, own if isinstance(own, Group) else None))
     return table
 
 
@@ -81,7 +59,8 @@ def translate(words: list[ForeignWord], written: Mapping[str, str]) -> Translati
     for word in words:
         if word.flag.family == "refused":
             _refuse(word)
-    for family, treat in _FAMILIES.items():
+    by_family = {"accepted": _accept, **{name: own.treat for name, own in FAMILIES.items()}}
+    for family, treat in by_family.items():
         mine = [word for word in words if word.flag.family == family]
         if mine:
             treat(mine, result)
@@ -142,11 +121,8 @@ def _speculation(words: list[ForeignWord], result: Translation) -> None:
     for word in words:
         if word.name in _SPECULATION:
             given[_SPECULATION[word.name]] = (word.values[-1], word.origin)
-        elif word.key:
-            given[word.key] = (word.values[-1], word.origin)
         else:
-            found = json_object(word)
-            given |= {key: (value, f"{word.origin} {key}") for key, value in found.items()}
+            given |= {key: (value, origin) for key, value, origin in keys_of([word])}
     _check_keys(given, result)
     origin = words[-1].origin
     method = str(given["method"][0] or "none").lower() if "method" in given else "mtp"
@@ -207,14 +183,11 @@ def _same_model(wanted: str, origin: str) -> Callable[[Config], None]:
 
 def _attention(words: list[ForeignWord], result: Translation) -> None:
     """vLLM's object, of which the backend's name means something here."""
-    for word in words:
-        given = {word.key: word.values[-1]} if word.key else json_object(word)
-        for key, value in given.items():
-            origin = word.origin if word.key else f"{word.origin} {key}"
-            if key == "backend":
-                result.set("attention_backend", str(value), origin)
-            else:
-                result.notes.append(f"{origin} changes nothing here: a backend's kernels choose it")
+    for key, value, origin in keys_of(words):
+        if key == "backend":
+            result.set("attention_backend", str(value), origin)
+        else:
+            result.notes.append(f"{origin} changes nothing here: a backend's kernels choose it")
 
 
 _STRUCTURED = {
@@ -229,19 +202,16 @@ _STRUCTURED = {
 
 def _structured(words: list[ForeignWord], result: Translation) -> None:
     """vLLM's object, of which the parser of reasoning means something here."""
-    for word in words:
-        given = {word.key: word.values[-1]} if word.key else json_object(word)
-        for key, value in given.items():
-            origin = word.origin if word.key else f"{word.origin} {key}"
-            if key == "reasoning_parser":
-                result.set("reasoning_parser", str(value), origin)
-            elif key not in _STRUCTURED:
-                raise BadConfig(f"{origin}: no such key{settings.suggestion(key, _STRUCTURED)}",
-                                word.name)
-            elif _STRUCTURED[key] == foreign_flags.MASKS:
-                result.notes.append(f"{origin} changes nothing here: {foreign_flags.MASKS}")
-            elif str(value).lower() not in ("false", "none", ""):
-                raise BadConfig(f"{origin}: not here: {_STRUCTURED[key]}", word.name)
+    for key, value, origin in keys_of(words):
+        if key == "reasoning_parser":
+            result.set("reasoning_parser", str(value), origin)
+        elif key not in _STRUCTURED:
+            raise BadConfig(f"{origin}: no such key{settings.suggestion(key, _STRUCTURED)}",
+                            words[-1].name)
+        elif _STRUCTURED[key] == foreign_flags.MASKS:
+            result.notes.append(f"{origin} changes nothing here: {foreign_flags.MASKS}")
+        elif str(value).lower() not in ("false", "none", ""):
+            raise BadConfig(f"{origin}: not here: {_STRUCTURED[key]}", words[-1].name)
 
 
 def _generation(words: list[ForeignWord], result: Translation) -> None:
@@ -266,21 +236,14 @@ def _no_limit(origin: str) -> Callable[[Config], None]:
     return check
 
 
-def _priority(words: list[ForeignWord], result: Translation) -> None:
-    if not words[-1].off:
-        result.set("schedule_policy", "priority", words[-1].origin)
+def _switch(field: str, value: Any, off: bool = False
+            ) -> Callable[[list[ForeignWord], Translation], None]:
+    """Sets the field where the last of the words says yes, or no if `off`."""
+    def treat(words: list[ForeignWord], result: Translation) -> None:
+        if words[-1].off == off:
+            result.set(field, value, words[-1].origin)
 
-
-def _exactness(words: list[ForeignWord], result: Translation) -> None:
-    """SGLang's refuses backends that are not batch-invariant, as --exact on does."""
-    if not words[-1].off:
-        result.set("exact", "on", words[-1].origin)
-
-
-def _logs(words: list[ForeignWord], result: Translation) -> None:
-    """No lines on the work: no interval between them."""
-    if words[-1].off:
-        result.set("log_interval", 0.0, words[-1].origin)
+    return treat
 
 
 def _logprobs(words: list[ForeignWord], result: Translation) -> None:
@@ -294,8 +257,31 @@ def _checkpoint(words: list[ForeignWord], result: Translation) -> None:
     result.checks += [_same_model(word.values[-1], word.origin) for word in words]
 
 
-_FAMILIES: dict[str, Callable[[list[ForeignWord], Translation], None]] = {
-    "accepted": _accept, "speculation": _speculation, "attention": _attention, "graphs": graphs,
-    "tiers": tiers, "generation": _generation, "priority": _priority, "exactness": _exactness,
-    "logs": _logs, "logprobs": _logprobs, "checkpoint": _checkpoint,
-    "structured": _structured}
+# --- the table -----------------------------------------------------------------------------------
+
+FAMILIES = {
+    "speculation": Family(
+        _speculation, valued="speculative-config speculative-algorithm speculative-algo "
+        "speculative-num-steps speculative-eagle-topk speculative-num-draft-tokens "
+        "speculative-draft-model-path speculative-draft-model speculative-model "
+        "num-speculative-tokens spec-method spec-tokens spec-model"),
+    "attention": Family(_attention, valued="attention-config"),
+    "graphs": Family(
+        graphs, "piecewise-cuda-graph enforce-piecewise-cuda-graph breakable-cuda-graph "
+        "prefill-cuda-graph torch-compile",
+        "max-cudagraph-capture-size compilation-config cuda-graph-backend-decode "
+        "cuda-graph-backend-prefill", "cuda-graph-sizes cudagraph-capture-sizes"),
+    "tiers": Family(
+        tiers, "hierarchical-cache hicache", "kv-offloading-size kv-offloading-backend "
+        "hicache-size hicache-ratio hicache-storage-backend cache-ram"),
+    "generation": Family(_generation, valued="sampling-defaults preferred-sampling-params"),
+    "priority": Family(_switch("schedule_policy", "priority"), "priority-scheduling"),
+    # SGLang's refuses backends that are not batch-invariant, as --exact on does.
+    "exactness": Family(_switch("exact", "on"), "deterministic-inference"),
+    # No lines on the work: no interval between them.
+    "logs": Family(_switch("log_interval", 0.0, off=True), "log-stats"),
+    "logprobs": Family(_logprobs, valued="max-logprobs"),
+    "checkpoint": Family(_checkpoint, valued="tokenizer tokenizer-path"),
+    "structured": Family(_structured, valued="structured-outputs-config"),
+}
+"""Flags that are translated, in the order in which they are."""

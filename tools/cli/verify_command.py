@@ -43,6 +43,8 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
     """How much to try."""
 
     ALIASES: ClassVar[dict[str, tuple[str, ...]]] = {}
+    LEAST: ClassVar[dict[str, int]] = EvalModelOptions.LEAST | dict.fromkeys(
+        ("comparisons", "engines", "cases", "prompt_tokens", "answer_tokens", "max_runs"), 1)
 
     comparisons: int = 1000
     """Answers to hold against those of the plain condition."""
@@ -72,12 +74,7 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
 
     def check(self) -> None:
         """Raises `BadConfig`."""
-        self.check_common()
-        for flag in ("comparisons", "engines", "cases", "prompt_tokens", "answer_tokens",
-                     "max_runs"):
-            if getattr(self, flag) < 1:
-                raise BadConfig(f"--{flag.replace('_', '-')}: must be at least 1, got "
-                                f"{getattr(self, flag)}", flag)
+        super().check()
         if self.logprobs not in (EXACT, CLOSE, OFF):
             raise BadConfig(f"--logprobs: must be exact, close or off, got {self.logprobs!r}",
                             "logprobs")

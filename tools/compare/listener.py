@@ -3,13 +3,13 @@ vLLM, SGLang, llama.cpp's Python server (`--logits_all true`) and this engine ha
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.http_client import Http
 from actorium.tools.compare.comparison import Heard, Reading
+from actorium.tools.evaluation.choice_run import side_by_side
 from actorium.tools.evaluation.http_model import COMPLETIONS, HttpModel, is_a_token_behind
 
 TOP = 20
@@ -31,18 +31,10 @@ class Listener(HttpModel):
                    parallel: int, say: Callable[[int], None]) -> list[Heard]:
         """What it says to each prompt. texts: the answers to read behind the prompts; None = its
         own. say: told how many are done. Raises `ActoriumError`."""
-        gate, done = asyncio.Semaphore(parallel), 0
-
         async def one(i: int) -> Heard:
-            nonlocal done
-            async with gate:
-                found = await self._heard(prompts[i], None if texts is None else texts[i],
-                                          max_tokens)
-            done += 1
-            say(done)
-            return found
+            return await self._heard(prompts[i], None if texts is None else texts[i], max_tokens)
 
-        return list(await asyncio.gather(*(one(i) for i in range(len(prompts)))))
+        return await side_by_side(range(len(prompts)), one, parallel, say)
 
     async def _heard(self, prompt: str, text: str | None, max_tokens: int) -> Heard:
         choice, decode = await self._read(prompt, max_tokens, False)

@@ -16,7 +16,7 @@ from actorium.tools.evaluation.choice_scores import Share
 from actorium.tools.evaluation.rated_model import RatedModel
 from actorium.tools.evaluation.report_pages import page, setting_table, share_bars, table
 from actorium.tools.pictures.drawn_pictures import draw, png
-from actorium.tools.pictures.picture_questions import PictureItem
+from actorium.tools.pictures.picture_questions import PictureItem, held_out
 
 ANSWER_TOKENS = 8
 DIGITS = {"0": "none", "1": "one", "2": "two", "3": "three", "4": "four", "5": "five", "6": "six",
@@ -107,8 +107,9 @@ def picture_table(result: Mapping[str, Any]) -> str:
                       + (f", {result['errors']} errors" if result["errors"] else "")])
 
 
-def picture_page(result: Mapping[str, Any], items: Sequence[PictureItem]) -> str:
-    """The scores, and the wrong answers with their pictures. items: those of the result."""
+def picture_page(result: Mapping[str, Any]) -> str:
+    """The scores, and the wrong answers with their pictures, which are drawn again."""
+    items = held_out(result["count"], result["seed"])
     rows = [("all", result), *result["categories"].items()]
     wrong = [one for one in result["items"] if not one["right"]][:WORST_SHOWN]
     return page(f"pictures: {result['model']}", [

@@ -46,10 +46,11 @@ def test_a_seed_replays() -> None:
 
 
 def test_a_request_refused_when_it_is_sent_again_ends_with_all_its_choices() -> None:
-    """Sent again after a restart with its deadline past, when its client had seen two choices
-    begin."""
+    """Sent again with its deadline past, when it is forgotten and its client had seen two choices
+    begin, or one of them end."""
     told = live(105).received
     assert told["r0", 0].error == "deadline" and told["r0", 1].reason is None
+    assert live(1162).received["r2", 0].reason == "length"
 
 
 @pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])

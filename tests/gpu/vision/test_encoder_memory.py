@@ -18,7 +18,8 @@ from actorium.gpu.plan.memory_plan import Demand
 from actorium.gpu.vision.encoder_pool import EncoderPool
 from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.worker.device import open_device
-from actorium.tools.cli.plan_command import PlanOptions, make_report, plan_text
+from actorium.tools.cli.plan_command import PlanOptions, make_report
+from actorium.tools.cli.plan_report import plan_text
 
 
 def test_a_pool_keeps_what_was_asked_for_last() -> None:

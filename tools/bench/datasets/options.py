@@ -9,6 +9,7 @@ from typing import ClassVar
 from msgspec import Struct
 
 from actorium.actors.errors import BadConfig
+from actorium.tools.cli.flags import check_least
 
 DATASETS = ("random", "sharegpt", "sonnet", "custom", "demo", "generated-shared-prefix")
 WITH_FILE = ("sharegpt", "custom")
@@ -116,11 +117,7 @@ _AT_LEAST = {
 def check_dataset(options: DatasetOptions) -> None:
     """Raise `BadConfig`, naming the flag, on a value out of range and on a file that is missing or
     of no use."""
-    for name, low in _AT_LEAST.items():
-        value = getattr(options, name)
-        if value is not None and value < low:
-            flag = name.replace("_", "-")
-            raise BadConfig(f"--{flag}: must be at least {low}, got {value}", name)
+    check_least(options, _AT_LEAST)
     if options.name not in DATASETS:
         raise BadConfig(f"--dataset-name: must be one of {', '.join(DATASETS)}, got "
                         f"{options.dataset_name!r}", "dataset_name")

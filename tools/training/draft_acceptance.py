@@ -1,7 +1,7 @@
 """How many of the MTP layer's drafts the demo model accepts, offline and greedily.
 
 Usage:
-    python -m actorium.tools.demo_training.draft_acceptance [--model DIR] [--count N]
+    python -m actorium.tools.training.draft_acceptance [--model DIR] [--count N]
         [--drafts K] [--json]
 
 The model answers held-out prompts without speculation. Then the run that a speculative engine would
@@ -19,21 +19,16 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
+from transformers import Qwen3_5ForCausalLM
 
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.tools.demo.demo_tasks import TASKS, held_out, small_talk
-from actorium.tools.demo_training.training_data import (
-    END_OF_TEXT,
-    END_OF_TURN,
-    question_text,
-    token_id,
-)
-from actorium.tools.demo_training.training_files import load
-from actorium.tools.demo_training.training_model import DemoModel
-from actorium.tools.demo_training.training_mtp import Mtp, drafts
+from actorium.tools.training.demo_batches import question_text
+from actorium.tools.training.demo_drafts import Mtp, drafts, load_drafting
+from actorium.tools.training.demo_net import hidden, logits_at
+from actorium.tools.training.trained_files import END_OF_TEXT, END_OF_TURN, token_id
 
 _LONGEST = 160
 CHAT = "chat"
@@ -55,7 +50,7 @@ class DraftAcceptance(NamedTuple):
         if not isinstance(other, DraftAcceptance):
             return NotImplemented
         return DraftAcceptance(*(tuple(map(sum, zip(a, b, strict=True)))
-                            for a, b in zip(self, other, strict=True)))  # fmt: skip
+                            for a, b in zip(self, other, strict=True)))
 
 
 def walk(right: Sequence[Sequence[bool]], first: int, last: int) -> DraftAcceptance:
@@ -83,7 +78,7 @@ def walk(right: Sequence[Sequence[bool]], first: int, last: int) -> DraftAccepta
 
 @torch.inference_mode()
 def greedy(
-    model: DemoModel, tokenizer: Tokenizer, prompts: list[str], limit: int
+    model: Qwen3_5ForCausalLM, tokenizer: Tokenizer, prompts: list[str], limit: int
 ) -> list[list[int]]:
     """Continues each prompt greedily for at most `limit` tokens; returns the tokens added."""
     stops = {token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)}
@@ -98,7 +93,7 @@ def greedy(
         for at, i in enumerate(live):
             ids[at, : lengths[at]] = torch.tensor(rows[i] + made[i])
         last: Tensor = torch.arange(len(live)) * ids.shape[1] + torch.tensor(lengths) - 1
-        chosen = model(ids, last).argmax(-1).tolist()
+        chosen = logits_at(model, ids, last).argmax(-1).tolist()
         for i, token in zip(live, chosen, strict=True):
             if token not in stops:
                 made[i].append(token)
@@ -107,15 +102,15 @@ def greedy(
 
 
 @torch.inference_mode()
-def drafted(model: DemoModel, mtp: Mtp, ids: Tensor, count: int) -> list[list[bool]]:
+def drafted(model: Qwen3_5ForCausalLM, mtp: Mtp, ids: Tensor, count: int) -> list[list[bool]]:
     """As `walk` takes it, for one row of ids, [T]."""
-    outputs = drafts(model, mtp, ids[None], model.hidden(ids[None]), count)
-    chosen = [F.linear(o[0, :-2], model.table).float().argmax(-1) for o in outputs]
+    outputs = drafts(model, mtp, ids[None], hidden(model, ids[None]), count)
+    chosen = [model.lm_head(o[0, :-2]).argmax(-1) for o in outputs]
     return [[False, False, *(c == ids[2:]).tolist()] for c in chosen]
 
 
 def measure(
-    model: DemoModel, mtp: Mtp, tokenizer: Tokenizer, prompts: list[str], count: int
+    model: Qwen3_5ForCausalLM, mtp: Mtp, tokenizer: Tokenizer, prompts: list[str], count: int
 ) -> DraftAcceptance:
     """Measures the drafts of greedy answers to these prompts, `count` drafts at a time."""
     asked = [question_text(prompt) for prompt in prompts]
@@ -145,12 +140,12 @@ def main() -> None:
     parser.add_argument("--kinds", nargs="+", choices=[*TASKS, CHAT], default=["story", CHAT])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
-    model, mtp = load(args.model)
+    model, mtp = load_drafting(args.model)
     if mtp is None:
         parser.error(f"--model: {args.model} has no MTP layer")
     tokenizer = Tokenizer.from_file(str(args.model / "tokenizer.json"))
     found = {kind: measure(model, mtp, tokenizer, prompts_of(kind, args.count), args.drafts)
-             for kind in args.kinds}  # fmt: skip
+             for kind in args.kinds}
     found["all"] = sum(found.values(), DraftAcceptance((0,) * args.drafts, (0,) * args.drafts))
     if args.json:
         print(json.dumps({kind: a.shares for kind, a in found.items()}))

@@ -8,7 +8,8 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from typing import Generic, NamedTuple, Protocol, TypeVar
+from pathlib import Path
+from typing import Any, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor, distributed, nn
@@ -53,6 +54,9 @@ class Weighted(Protocol):
 
 
 Batch = TypeVar("Batch", bound=Weighted)
+Begin = Callable[[Path, int, float, Team], "tuple[Trainer[Any], Callable[[], None]]"]
+"""From (folder of the checkpoint, seed, share of the schedule that is over, team) to what trains a
+model and what writes it."""
 
 
 class Trainer(Generic[Batch]):
@@ -89,7 +93,7 @@ class Trainer(Generic[Batch]):
         loss = 0.0
         for batch in batches:
             part = self.loss(batch) / total
-            part.backward()  # type: ignore[no-untyped-call]
+            part.backward()
             loss += float(part.detach())
         loss = self._all_reduce(loss)
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
@@ -147,18 +151,16 @@ class Trainer(Generic[Batch]):
         return float(shared)
 
 
-def in_team(work: Callable[[Team], None], module: str, size: int, meet: str | None, rank: int
-            ) -> None:
-    """Works in `size` processes of this command line, which is `module`'s; meet: where they find
-    one another."""
+def in_team(work: Callable[[Team], None], size: int, meet: str | None, rank: int) -> None:
+    """Works in `size` processes of this command line; meet: where they find one another."""
     if size == 1:
         return work(Team(0, 1))
     with tempfile.TemporaryDirectory() as folder:
         address, others = meet or f"file://{folder}/meet", []
         if rank == 0:
-            command = [sys.executable, "-m", module, *sys.argv[1:]]
+            command = [sys.executable, "-m", "actorium.tools.training", *sys.argv[1:]]
             others = [subprocess.Popen([*command, "--meet", address, "--rank", str(i)])
-                      for i in range(1, size)]  # fmt: skip
+                      for i in range(1, size)]
         distributed.init_process_group("gloo", init_method=address, rank=rank, world_size=size)
         try:
             work(Team(rank, size))

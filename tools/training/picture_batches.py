@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Iterator
 from functools import lru_cache
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 import torch
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from actorium.actors.media.image_processor import ImageProcessing
@@ -37,10 +35,11 @@ from actorium.tools.pictures.picture_questions import (
     place_words,
     random_pictures,
 )
+from actorium.tools.training.trained_files import END_OF_TEXT, END_OF_TURN, trained_tokenizer
 
-SPECIAL = ("<|endoftext|>", "<|user|>", "<|im_end|>", "<|vision_start|>", "<|vision_end|>",
+SPECIAL = (END_OF_TEXT, "<|user|>", END_OF_TURN, "<|vision_start|>", "<|vision_end|>",
            "<|assistant|>", "<|image_pad|>", "<|video_pad|>", "<|system|>")
-USER, END_OF_TURN, ASSISTANT = SPECIAL[1], SPECIAL[2], SPECIAL[5]
+USER, ASSISTANT = SPECIAL[1], SPECIAL[5]
 VOCAB = 512
 NOTHING = "nothing"
 """What rows of empty cells are aligned with."""
@@ -62,22 +61,9 @@ PROCESSING = ImageProcessing(min_pixels=56 * 56, max_pixels=448 * 448, image_mea
 ALONE = 0.04
 """Share of training in which the tower is trained alone."""
 
-_SPLIT = r"""\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
-
-
 def build_tokenizer() -> Tokenizer:
-    """A byte-level BPE in which every word of questions and answers is one token."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
-         pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB, show_progress=False,
-        special_tokens=[AddedToken(each, special=True, normalized=False) for each in SPECIAL],
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()))
-    tokenizer.train_from_iterator(_corpus(), trainer)
-    return tokenizer
+    """A tokenizer to which every word of questions and answers is one token."""
+    return trained_tokenizer(_corpus(), SPECIAL, VOCAB)
 
 
 ANSWERS = (*COLOURS, *SHAPES, *DIRECTIONS, *NUMBERS, *ROWS, *COLUMNS, *CORNERS, *ORDINALS, NOTHING)
@@ -95,19 +81,6 @@ def _corpus() -> Iterator[str]:
             yield f"{word} {word}"
         yield ("What What colour is left of right above below the odd square?\nWhich Which row "
                "column corner picture has How How many shapes are Where Where does point shape?")
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config = {
-        "add_bos_token": False, "bos_token": None, "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False, "eos_token": END_OF_TURN,
-        "model_max_length": context, "pad_token": SPECIAL[0],
-        "tokenizer_class": "PreTrainedTokenizerFast", "unk_token": None}
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 class PictureBatch(NamedTuple):
@@ -233,9 +206,3 @@ def around(picture: Picture) -> Iterator[list[int]]:
                 own += [0, 0] if beside is None else [1 + colours.index(beside.colour),
                                                       1 + SHAPES.index(beside.shape)]
             yield own
-
-
-def pictures_of(pictures: tuple[Picture, ...]) -> list[Tensor]:
-    """The patches of pictures, [patches, pixels] each."""
-    return [torch.from_numpy(patchify(draw(picture)[None], PROCESSING)[0])
-            for picture in pictures]

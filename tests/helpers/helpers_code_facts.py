@@ -1,22 +1,14 @@
-"""How the code lies in its rooms: sizes, names that stand for several things, imports in a circle.
-
-    python tools/code_facts.py [--json]
-
-The rules that tests hold (`tests/house/`) are asked here, so that what they count can be seen.
-"""
+"""How the code lies in its rooms: names that stand for several things, imports in a circle."""
 
 from __future__ import annotations
 
-import argparse
 import ast
-import json
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+ROOT = Path(__file__).resolve().parents[2]
 PACKAGES = ("actors", "gpu", "kernels", "tools")
 BLOCKS = ("body", "orelse", "finalbody", "handlers", "cases")
 """Fields of nodes that hold statements, or what holds them."""
@@ -124,53 +116,3 @@ def module_names() -> dict[str, list[str]]:
                 found[path.stem].append(str(path.relative_to(ROOT)))
     return {name: where for name, where in sorted(found.items())
             if len(where) > 1 and {path.rpartition("/")[0] for path in where} != MIRRORED}
-
-
-def sizes() -> dict[str, tuple[int, int]]:
-    """Room -> (files, lines), in the order of their paths."""
-    found: dict[str, tuple[int, int]] = {}
-    for package in PACKAGES:
-        for path in files(package):
-            room = str(path.parent.relative_to(ROOT))
-            count, lines = found.get(room, (0, 0))
-            found[room] = count + 1, lines + len(path.read_text().splitlines())
-    return found
-
-
-def facts() -> dict[str, Any]:
-    """All of it."""
-    graph, rooms = needs(*PACKAGES), sizes()
-    importers = Counter(name for found in graph.values() for name in found)
-    return {
-        "files": sum(count for count, _ in rooms.values()),
-        "lines": sum(lines for _, lines in rooms.values()),
-        "rooms": {room: {"files": count, "lines": lines} for room, (count, lines) in rooms.items()},
-        "classes_of_one_name": class_names(), "modules_of_one_name": module_names(),
-        "circles": circles(graph),
-        "modules_with_one_importer": sum(importers[name] == 1 for name in graph),
-    }
-
-
-def main() -> None:
-    """Print them."""
-    parser = argparse.ArgumentParser(description="How the code lies in its rooms.")
-    parser.add_argument("--json", action="store_true", help="all of it, as JSON")
-    found = facts()
-    if parser.parse_args().json:
-        print(json.dumps(found, indent=1))
-        return
-    for room, own in found["rooms"].items():
-        print(f"{room:32} {own['files']:4} files {own['lines']:7,} lines")
-    print(f"{'together':32} {found['files']:4} files {found['lines']:7,} lines")
-    for what in ("classes_of_one_name", "modules_of_one_name"):
-        print(f"{what}: {len(found[what])}")
-        for name, where in found[what].items():
-            print(f"    {name}: {', '.join(where)}")
-    print(f"circles: {len(found['circles'])}")
-    for circle in found["circles"]:
-        print(f"    {', '.join(circle)}")
-    print(f"modules with one importer: {found['modules_with_one_importer']}")
-
-
-if __name__ == "__main__":
-    main()

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import random
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F
-from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Tokenizer
 from torch import Tensor
 
 from actorium.tools.demo.demo_stories import ANIMALS, CITIES, COLORS, NAMES, PLACES, TRAITS, WORDS
@@ -27,8 +25,14 @@ from actorium.tools.demo.demo_tasks import (
     small_talk,
     tell,
 )
+from actorium.tools.training.trained_files import (
+    END_OF_TEXT,
+    END_OF_TURN,
+    token_id,
+    trained_tokenizer,
+)
 
-END_OF_TEXT, TURN, END_OF_TURN = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
+TURN = "<|im_start|>"
 VOCAB = 2048
 
 CHAT_TEMPLATE = (
@@ -44,10 +48,6 @@ SYSTEMS = (
     "Be brief.",
     "Answer the question.",
 )
-
-# One digit at a time, so that sums align; letters apart from punctuation, so that a word is
-# the same token after a space, a quote or an equals sign.
-_SPLIT = r"""\p{N}| ?\p{L}+| ?[^\s\p{L}\p{N}]+|\s*[\r\n]+|\s+(?!\S)|\s+"""
 
 # Sums are the shortest and the hardest to learn, so they come more often and count for more.
 _SHORT_TASKS = ("add",) * 5 + ("sort",) * 3 + ("reverse",) + ("copy",) * 3 + ("json",)
@@ -66,25 +66,8 @@ _DRILL_END = 0.25
 
 
 def build_tokenizer(seed: int) -> Tokenizer:
-    """Trains a byte-level BPE on generated items; any UTF-8 text round-trips."""
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
-        [
-            pre_tokenizers.Split(Regex(_SPLIT), "isolated"),
-            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
-        ]
-    )
-    tokenizer.decoder = decoders.ByteLevel()
-    special = [AddedToken(s, special=True, normalized=False)
-               for s in (END_OF_TEXT, TURN, END_OF_TURN)]  # fmt: skip
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCAB,
-        special_tokens=special,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(_corpus(seed), trainer)
-    return tokenizer
+    """Trains a tokenizer on generated items."""
+    return trained_tokenizer(_corpus(seed), (END_OF_TEXT, TURN, END_OF_TURN), VOCAB)
 
 
 def _corpus(seed: int) -> Iterator[str]:
@@ -99,35 +82,6 @@ def _corpus(seed: int) -> Iterator[str]:
         yield from (question, answer, answer)
     for text in SYSTEMS:
         yield from (f"{text}\nsystem\nuser\nassistant\n",) * 50
-
-
-def token_id(tokenizer: Tokenizer, token: str) -> int:
-    """Returns the id of a token that must exist."""
-    found = tokenizer.token_to_id(token)
-    if found is None:
-        raise KeyError(token)
-    return found
-
-
-def save_tokenizer(tokenizer: Tokenizer, folder: Path, context: int) -> None:
-    """Writes tokenizer.json and tokenizer_config.json."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tokenizer.save(str(folder / "tokenizer.json"))
-    config: dict[str, object] = {
-        "add_bos_token": False,
-        "add_prefix_space": False,
-        "bos_token": None,
-        "chat_template": CHAT_TEMPLATE,
-        "clean_up_tokenization_spaces": False,
-        "eos_token": END_OF_TURN,
-        "extra_special_tokens": {},
-        "model_max_length": context,
-        "pad_token": END_OF_TEXT,
-        "tokenizer_class": "PreTrainedTokenizerFast",
-        "unk_token": None,
-    }
-    text = json.dumps(config, indent=2) + "\n"
-    (folder / "tokenizer_config.json").write_text(text, encoding="utf-8")
 
 
 class TrainingSample(NamedTuple):

@@ -1,1 +1,0 @@
-"""Training of the tiny model of pictures; not part of the wheel."""
