@@ -34,7 +34,8 @@ help:
 	@echo "make gpu-check  PART=contact|kernels|tests: on a CUDA device, nine minutes each; TOY=1: on a CPU"
 	@echo "make ptxas      registers, spills and tensor cores of every kernel, without a device"
 	@echo "make forms      that no kernel is compiled for a request, by the rules of TRITON=3.6.0, say"
-	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/"
+	@echo "make gpu-wheels what a GPU machine without a network may lack, for Python 3.12, into .whl/, and the"
+	@echo "                kernels that gpu-check launches, compiled for an H100 by TRITON=3.6.0"
 
 # The stamps are newer than pyproject.toml and constraints.txt once the environment holds what they
 # ask for; the second one's extras include the first one's.
@@ -141,15 +142,22 @@ prefix: $(VENV)/.ready-test
 # What the warm-up meets and what requests do, by Triton's own rules: TRITON=3.6.0, say, as a GPU
 # machine has it, instead of the one here.
 forms: $(VENV)/.ready-test
-	@rm -rf build/triton
-	@$(if $(TRITON),$(BIN)/python -m pip install --quiet --no-deps --target build/triton triton==$(TRITON))
+	$(OTHER_TRITON)
 	PYTHONPATH=build/triton $(BIN)/python -m pytest tests/gpu/worker/test_warmup_forms.py $(PYTEST_FLAGS)
 
-# No device is needed: A100, L4, H100 and B200 are compiled for.
+define OTHER_TRITON
+@rm -rf build/triton
+@$(if $(TRITON),$(BIN)/python -m pip install --quiet --no-deps --target build/triton triton==$(TRITON))
+endef
+
+# No device is needed: A100, L4, H100 and B200 are compiled for, or SM=90, by the Triton here or
+# TRITON=3.6.0, say, as a GPU machine has it: two versions do not spill the same.
+ptxas: NAME = ptxas$(TRITON:%=-%)
 ptxas: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
-	$(BIN)/python benchmarks/ptxas.py --sm 80 89 90 100 --json $(OUT)/ptxas.json \
-		--markdown $(OUT)/ptxas.md
+	$(OTHER_TRITON)
+	PYTHONPATH=build/triton $(BIN)/python benchmarks/ptxas.py --sm $(or $(SM),80 89 90 100) \
+		--json $(OUT)/$(NAME).json --markdown $(OUT)/$(NAME).md
 
 long-run: $(VENV)/.ready-test
 	@mkdir -p $(OUT)
@@ -166,7 +174,7 @@ gpu-check:
 		$(if $(TOY),--toy)
 
 gpu-wheels:
-	@PYTHON=$(PYTHON) bash tools/gpu_wheels.sh .whl
+	@PYTHON=$(PYTHON) VENV=$(VENV) TRITON=$(TRITON) bash tools/gpu_wheels.sh .whl
 
 clean:
 	rm -rf build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,6 +1,6 @@
 """Launches of the kernels that serve, at the shapes of models that people run.
 
-Shapes: Llama-3.1-8B, Qwen3-32B, Qwen3.5-27B (hybrid), Qwen3-30B-A3B, Qwen2.5-7B, Gemma 3,
+Shapes: Llama-3.1-8B, Qwen3-32B, Qwen3.5-27B and 9B (hybrid), Qwen3-30B-A3B, Qwen2.5-7B, Gemma 3,
 Llama-3.2-1B, DeepSeek-V3, Granite 4 (Mamba-2). Nothing is run, so tensors are never filled; batches
 are small where they decide nothing.
 """
@@ -167,6 +167,7 @@ class Attention(NamedTuple):
 
 LLAMA, QWEN3 = Attention(32, 8, 128), Attention(64, 8, 128)
 QWEN2, QWEN35 = Attention(28, 4, 128), Attention(24, 4, 256)
+QWEN35_9B = Attention(16, 4, 256)
 GEMMA_27B, GEMMA_4B = Attention(32, 16, 128, 1024), Attention(8, 4, 256, 1024)
 LLAMA_1B = Attention(32, 8, 64)
 
@@ -252,7 +253,8 @@ def decodes() -> Iterator[Case]:
             ("Llama-3.1-8B", LLAMA, (1, 3, 8)), ("Qwen3-32B", QWEN3, (1, 3, 8)),
             ("Qwen2.5-7B, window", QWEN2._replace(window=4096), (1, 8)),
             ("Gemma 3 27B, window", GEMMA_27B, (1, 3)), ("Gemma 3 4B, window", GEMMA_4B, (1, 3)),
-            ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)),
+            ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Qwen3.5-9B", QWEN35_9B, (1, 3)),
+            ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)),
             ("Llama-3.1-8B, fp32", wide(LLAMA), (1, 3, 8)),
             ("Qwen3.5-27B, fp32", wide(QWEN35), (1, 3)),
             ("Llama-3.2-1B, fp32", wide(LLAMA_1B), (1, 3))):
@@ -270,7 +272,7 @@ def extends() -> Iterator[Case]:
     """Chunks of prompts; a question behind a long text."""
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3),
                     ("Gemma 3 27B, window", GEMMA_27B), ("Gemma 3 4B, window", GEMMA_4B),
-                    ("Qwen3.5-27B", QWEN35), ("Llama-3.2-1B", LLAMA_1B),
+                    ("Qwen3.5-27B", QWEN35), ("Qwen3.5-9B", QWEN35_9B), ("Llama-3.2-1B", LLAMA_1B),
                     ("Llama-3.1-8B, fp32", wide(LLAMA)), ("Qwen3.5-27B, fp32", wide(QWEN35)),
                     ("Llama-3.2-1B, fp32", wide(LLAMA_1B))):
         yield Case(f"extend {name}", partial(extend, a, 0, 2048, 4))
@@ -351,28 +353,30 @@ def latents() -> Iterator[Case]:
 
 # --- layers with a state --------------------------------------------------------------------------
 
-GDN = Heads(16, 48, 128, 128)
+GDN, GDN_9B = Heads(16, 48, 128, 128), Heads(16, 32, 128, 128)
 
 
-def delta(new: int, states: torch.dtype) -> None:
+def delta(new: int, states: torch.dtype, heads: Heads = GDN) -> None:
     """A step, or a window of drafts."""
-    layer = DeltaLayer(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
-                       empty(48, dtype=F32))
-    p, columns = empty(64 * new, GDN.channels + 48 * 130), empty(99, 3, GDN.channels)
-    kept, at = empty(99, 48, 128, 128, dtype=states), torch.zeros(64, dtype=I64)
+    of = heads.values
+    layer = DeltaLayer(heads, empty(4, heads.channels, dtype=F32), empty(of, dtype=F32),
+                       empty(of, dtype=F32))
+    p, columns = empty(64 * new, heads.channels + of * 130), empty(99, 3, heads.channels)
+    kept, at = empty(99, of, 128, 128, dtype=states), torch.zeros(64, dtype=I64)
     if new == 1:
         OPS.delta_step(p, kept, columns, at, layer)
     else:
-        pending = empty(99, new - 1, GDN.channels + 96)
+        pending = empty(99, new - 1, heads.channels + 2 * of)
         OPS.delta_window(p, kept, columns, pending, at, at, layer)
 
 
-def delta_chunks(states: torch.dtype) -> None:
+def delta_chunks(states: torch.dtype, heads: Heads = GDN) -> None:
     """A prompt."""
-    layer = DeltaLayer(GDN, empty(4, GDN.channels, dtype=F32), empty(48, dtype=F32),
-                       empty(48, dtype=F32))
-    OPS.delta_extend(empty(200, GDN.channels + 48 * 130), empty(3, 48, 128, 128, dtype=states),
-                     empty(99, 3, GDN.channels), plan_ragged([ExtendRun(1, 200)], 4, CPU), layer)
+    of = heads.values
+    layer = DeltaLayer(heads, empty(4, heads.channels, dtype=F32), empty(of, dtype=F32),
+                       empty(of, dtype=F32))
+    OPS.delta_extend(empty(200, heads.channels + of * 130), empty(3, of, 128, 128, dtype=states),
+                     empty(99, 3, heads.channels), plan_ragged([ExtendRun(1, 200)], 4, CPU), layer)
 
 
 CPU = torch.device("cpu")
@@ -402,6 +406,9 @@ def recurrent() -> Iterator[Case]:
         yield Case(f"delta Qwen3.5-27B, q3{name}", partial(delta, 3, dtype))
         yield Case(f"delta_extend Qwen3.5-27B{name}", partial(delta_chunks, dtype))
         yield Case(f"ssd_step Granite 4{name}", partial(mamba, dtype))
+    for new in (1, 3):
+        yield Case(f"delta Qwen3.5-9B, q{new}", partial(delta, new, F32, GDN_9B))
+    yield Case("delta_extend Qwen3.5-9B", partial(delta_chunks, F32, GDN_9B))
     yield Case("conv_extend Qwen3.5-27B", partial(convolution, GDN.channels, False))
     yield Case("conv_extend Granite 4", partial(convolution, 3328, True))
 

@@ -72,6 +72,9 @@ class Standin:
         """The default one."""
         return 0
 
+    def launcher_cls(self, source: Any, metadata: Any) -> None:
+        """Nothing is launched."""
+
     def become(self, capability: int) -> None:
         """Another device."""
         from actorium.kernels.triton.device_limits import device_limits

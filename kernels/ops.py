@@ -85,9 +85,9 @@ class Ops(ABC):
         """Experts of which each has its products from this backend already."""
         return EachExpert(own)
 
-    def tune(self, device: torch.device) -> None:  # noqa: B027
+    def tune(self, device: torch.device, rehearsal: bool = False) -> None:  # noqa: B027
         """Choose among ways to run the products that steps so far have run, by measuring. Waits
-        for the device."""
+        for the device. rehearsal: run each of them once instead, and forget the products."""
 
     # --- norms and activations -------------------------------------------------------------------
 

@@ -5,7 +5,8 @@
 # its peers, speculation; tests: all that are marked gpu. --toy walks through it on a CPU.
 # Into $OUT, at most five files: gpu-PART.json and .md (whole after every row), gpu-PART.log,
 # gpu-timeline.json, triton-cache.tar.gz. CACHE=that file: its kernels need not be
-# compiled again. Packages that are missing come from .whl/ where that is there (gpu_wheels.sh).
+# compiled again. Packages that are missing come from .whl/ where that is there (gpu_wheels.sh), and
+# so do kernels, where CACHE says nothing else.
 set -uo pipefail
 
 part=${1:-contact}
@@ -69,9 +70,10 @@ fi
 export PYTHONPATH=$PWD${site:+:$site}${PYTHONPATH:+:$PYTHONPATH} PYTHONUNBUFFERED=1
 export TRITON_CACHE_DIR=$scratch/triton
 mkdir -p "$TRITON_CACHE_DIR" "$scratch/tests"
-carried=()
-if [ -n "${CACHE:-}" ]; then
-    if "$python" benchmarks/gpucheck/cache.py unpack "$CACHE" "$TRITON_CACHE_DIR"; then
+carried=() cache=${CACHE:-}
+[ -z "$cache$toy" ] && [ -f .whl/triton-cache.tar.gz ] && cache=.whl/triton-cache.tar.gz
+if [ -n "$cache" ]; then
+    if "$python" benchmarks/gpucheck/cache.py unpack "$cache" "$TRITON_CACHE_DIR"; then
         carried=(--carried)
     fi
 fi

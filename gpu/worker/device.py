@@ -41,6 +41,7 @@ from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
 from actorium.gpu.vision.media_steps import make_images
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
+from actorium.gpu.worker.compile_ahead import compile_ahead
 from actorium.gpu.worker.disk_threads import DiskThreads
 from actorium.gpu.worker.exactness import require_exact
 from actorium.gpu.worker.graph_setup import (
@@ -242,13 +243,10 @@ def _tune(runner: ModelRunner, model: Model, report: ReportPhase) -> None:
     model.ops.tune(runner.arrays.device)
 
 
-def _allocate(config: Config, model: Model, device: torch.device, report: ReportPhase
-              ) -> tuple[ModelRunner, Footprint, MemoryPlan]:
-    """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
-    plan."""
-    shape = model.shape
+def first_runner(config: Config, model: Model, device: torch.device) -> ModelRunner:
+    """A runner with one page of each pool, for steps that nobody asked for."""
+    shape, slots = model.shape, config.scheduler.max_num_seqs + 1
     size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, model.dtype)
-    slots = config.scheduler.max_num_seqs + 1
     arrays = device_arrays(device, model.ops.apply_plan, config.device.kernels == "triton")
     tables = SlotTables(arrays, slots, page_table_width(shape.max_model_len, size), size,
                         shape.vocabulary, shape.max_model_len, len(shape.groups),
@@ -259,6 +257,18 @@ def _allocate(config: Config, model: Model, device: torch.device, report: Report
                          force=parse_acceptance(config.speculation.force_acceptance))
     runner.proposer = make_proposer(model.drafter, shape, make_draft_pool(
         shape, 1, size, dtype, device), tables)
+    return runner
+
+
+def _allocate(config: Config, model: Model, device: torch.device, report: ReportPhase
+              ) -> tuple[ModelRunner, Footprint, MemoryPlan]:
+    """A runner with what the memory plan gives it, what the plan and CUDA say of its bytes, and the
+    plan."""
+    shape, runner = model.shape, first_runner(config, model, device)
+    size, dtype = config.memory.page_size, kv_dtype(config.memory.kv_cache_dtype, model.dtype)
+    slots, tables = runner.tables.slots, runner.tables
+    if device.type == "cuda":
+        compile_ahead(runner, config.scheduler.max_num_batched_tokens, report)
     if config.device.optimization_level:
         _tune(runner, model, report)
     workspace, staged, step = 0, 0, StepSize(0, 0)

@@ -40,7 +40,6 @@ from actorium.kernels.triton.work import (
 MOST_ROWS = 128
 """Of one program; more become several programs, which read the same keys."""
 
-
 MOST_REGISTERS = 255
 """Said to the compiler, which else spills some to make room for programs."""
 
@@ -72,11 +71,12 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
     take all their registers, and from a quarter of that on there is room for half a block. Other
     than on sm_90 that is what every block has: an SM of sm_89 has 100 KiB, and sm_100's registers
     do not hold more; nor do they hold the sums of more than 32 rows, which are loaded from where
-    its tensor cores keep them.
+    its tensor cores keep them. Where an SM is to hold three programs blocks are halves as well, as
+    Triton 3.6 spills a part of whole ones; three are under way, 54 KiB.
 
     Keys of one byte are widened in registers: 4 KiB a block, three blocks under way, and no more
-    than 32 rows of heads wider than 128. fp32 has no
-    tensor cores, and a product there holds rows of both operands: tiles that fit registers.
+    than 32 rows of heads wider than 128. fp32 has no tensor cores, and a product there holds rows
+    of both operands: tiles that fit registers.
 
     An SM takes three programs where 168 registers do, which is when the compiler is told so; two
     have as much under way as the memory's latency asks for, some 40 KiB.
@@ -87,15 +87,15 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
         return DecodeLaunch(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
                             4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
                             MOST_REGISTERS)
-    half = capability != 90 or rows * dim >= 32 * 128
+    few = (capability >= 90 and q_len == 1 and itemsize == 2 and not window
+           and rows * dim <= LANES * 128)
+    half = capability != 90 or rows * dim >= 32 * 128 or few
     size = 4096 if itemsize == 1 else 8192 if half else 16384
     full = (64 if capability < 90 else 128) * 128
     warps = 8 if rows * dim >= full else 4
-    few = (capability >= 90 and q_len == 1 and itemsize == 2 and not window
-           and rows * dim <= LANES * 128)
     return DecodeLaunch(rows, max(LANES, min(64, size // (dim * itemsize))), warps,
-                        7 if itemsize == 1 else 5, 3 if few else 2 if warps == 4 else 1,
-                        168 if few else MOST_REGISTERS)
+                        7 if itemsize == 1 or few and capability == 90 else 5,
+                        3 if few else 2 if warps == 4 else 1, 168 if few else MOST_REGISTERS)
 
 
 def joins(rows: int, dim: int, warps: int) -> tuple[int, int]:

@@ -4,7 +4,7 @@ and which as cuBLAS's: measured at start, on the model's own weights."""
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import cache, partial
 from typing import NamedTuple
 
@@ -74,12 +74,15 @@ class Products:
         """Measure every kind that steps so far have asked for, at a few numbers of rows, and keep
         what is fastest and right."""
         for kind, met in self._met.items():
-            products = list(met.values())[:AT_ONCE]
-            best = [(rows, _fastest(kind, products, rows, seconds, configs_of(rows, configs)))
-                    for rows in BUCKETS if rows <= FEW or kind.what != "added"]
-            self._chosen[kind] = best
+            self._chosen[kind] = best = _best(kind, met, seconds, configs)
             LOG.info("%s %d x %d: %s", kind.what, kind.outs, kind.width,
                      ", ".join(f"{rows} rows {config or 'apart'}" for rows, config in best))
+        self._met = {}
+
+    def rehearse(self) -> None:
+        """Launch what `tune` would measure, once each, and forget that it was asked for."""
+        for kind, met in self._met.items():
+            _best(kind, met, lambda work: 0.0, CONFIGS)
         self._met = {}
 
 
@@ -160,6 +163,14 @@ class SkinnyGated(Gated):
         return super().__call__(rms_norm(x.x, x.weight, x.eps), form)
 
 
+def _best(kind: Kind, met: Mapping[int, SkinnyLinear], seconds: Timer,
+          configs: Sequence[SkinnyConfig]) -> list[tuple[int, SkinnyConfig | None]]:
+    """What each number of rows is best run with, beside it; None: apart."""
+    products = list(met.values())[:AT_ONCE]
+    return [(rows, _fastest(kind, products, rows, seconds, configs_of(rows, configs)))
+            for rows in BUCKETS if rows <= FEW or kind.what != "added"]
+
+
 def _fastest(kind: Kind, products: Sequence[SkinnyLinear], rows: int, seconds: Timer,
              configs: Sequence[SkinnyConfig]) -> SkinnyConfig | None:
     """What so many rows are best run with; None: apart."""
@@ -184,7 +195,7 @@ def _fastest(kind: Kind, products: Sequence[SkinnyLinear], rows: int, seconds: T
             got = products[0].fused(kind, x, config, residual.clone()).float()
         except OutOfResources:  # a device with less shared memory than Hopper's
             continue
-        if not bool((got - want).abs().max() <= TOLERANCE * want.abs().max()):
+        if not float((got - want).abs().max()) <= TOLERANCE * float(want.abs().max()):
             LOG.warning("%s with %s: not what it should be; not used", kind, config)
             continue
         taken = seconds(partial(_in_turn, products, kind, x, config, sums))

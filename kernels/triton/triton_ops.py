@@ -105,8 +105,10 @@ class TritonOps(TorchOps):
         self.products = Products()
 
     @torch.inference_mode()
-    def tune(self, device: torch.device) -> None:
-        if device.type == "cuda":
+    def tune(self, device: torch.device, rehearsal: bool = False) -> None:
+        if rehearsal:
+            self.products.rehearse()
+        elif device.type == "cuda":
             self.products.tune(replayed_seconds)
 
     def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:

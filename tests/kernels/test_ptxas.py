@@ -14,6 +14,9 @@ from helpers_compile import alone
 pytest.importorskip("triton")
 device, rules = benchmark("ptxas_device"), benchmark("ptxas_rules")
 KERNELS = Path(__file__).parents[2] / "kernels" / "triton"
+DECISIVE = {"_decode", "_extend", "_inputs", "_rule", "_prepare", "_walk", "_conv", "_product",
+            "_skinny", "_int8"}
+"""Attention, recurrent layers and products: most of a step's time."""
 NOT_SERVED = {"_uniform", "_words"}
 """Tests alone launch these."""
 
@@ -38,6 +41,15 @@ def test_decisive_kernels_meet_their_rules(tmp_path: Path) -> None:
 @pytest.mark.parametrize("capability", [80, 89, 90, 100])
 def test_every_kernel_on_every_device(tmp_path: Path, capability: int) -> None:
     assert len(checked(tmp_path, "--sm", str(capability), seconds=3500)) > 80
+
+
+@pytest.mark.parametrize("name", ["ptxas", "ptxas-3.6.0"])
+def test_what_takes_the_time_spills_by_neither_triton(name: str) -> None:
+    """The figures that lie in benchmarks/results, of the Triton here and a GPU machine's."""
+    rows = json.loads((BENCHMARKS / "results" / f"{name}.json").read_text())["kernels"]
+    met = [row for row in rows if row["sm"] == 90 and row["kernel"] in DECISIVE]
+    assert {row["kernel"] for row in met} == DECISIVE
+    assert [(row["case"], row["kernel"], row["spills"]) for row in met if any(row["spills"])] == []
 
 
 def test_every_kernel_that_is_launched_has_a_rule() -> None:

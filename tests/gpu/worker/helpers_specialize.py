@@ -42,14 +42,15 @@ class Forms:
         self._binders: dict[str, Any] = {}
 
     @contextmanager
-    def recording(self) -> Iterator[Forms]:
-        """Take down what is launched meanwhile, as if on an H100."""
+    def recording(self, doubles: bool = True) -> Iterator[Forms]:
+        """Take down what is launched meanwhile, as if on an H100. doubles: make up what kernels
+        would have done."""
         from triton.runtime.interpreter import InterpretedFunction
 
         def launcher(this: Any, grid: Any) -> Any:
             def launch(*args: Any, **options: Any) -> None:
                 name = _name(this) if self.paused else self.take(this, args, options)
-                if name in DOUBLES:
+                if doubles and name in DOUBLES:
                     DOUBLES[name](**dict(zip(this.arg_names, args, strict=False)), grid=grid)
 
             return launch
@@ -60,8 +61,9 @@ class Forms:
                            if name.startswith("actorium.kernels.triton.")]:
                 if hasattr(module, "device_limits"):
                     stack.enter_context(patch.object(module, "device_limits", lambda device: H100))
-            stack.enter_context(patch.object(torch, "empty", torch.zeros))
-            stack.enter_context(patch.object(Tensor, "new_empty", Tensor.new_zeros))
+            if doubles:
+                stack.enter_context(patch.object(torch, "empty", torch.zeros))
+                stack.enter_context(patch.object(Tensor, "new_empty", Tensor.new_zeros))
             # On a CUDA device the last layer has no other way for the few rows that are wanted.
             stack.enter_context(patch("actorium.gpu.attention.attention_plan._few",
                                       lambda *_: None))

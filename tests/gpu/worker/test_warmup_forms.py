@@ -34,6 +34,7 @@ from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
+from actorium.gpu.worker.compile_ahead import Zeros, one_of_each, walk
 from actorium.gpu.worker.warmup import dummy_run, warm_up_kernels
 from actorium.kernels.backends import triton_fault
 
@@ -194,10 +195,14 @@ def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured:
     model = model_of(tmp_path, kind)
     drafts = DRAFTS.get(kind, 0)
     runner = runner_of(model, drafts, pages_of(kind))
-    warm, met = Forms(), Forms()
+    ahead, warm, met = Forms(), Forms(), Forms()
+    with ahead.recording(doubles=False), one_of_each(model), Zeros():
+        walk(runner, model.ops, BUDGET)
     with warm.recording():
         warm_up_kernels(runner, BUDGET, lambda *_: None)
-        if captured:
+    assert warm.beyond(ahead) == []
+    if captured:
+        with warm.recording():
             capture(runner, warm, drafts)
     requests = Requests(5, model.shape.vocab_size, model.shape.max_model_len)
     with met.recording():
