@@ -181,7 +181,7 @@ class Double(Cuda):
                            lambda own, apply, _: DeviceArrays(own, apply)),
               patch.object(graph_setup, "why_eager", lambda *_: EagerReasons("", "")),
               patch.object(device, "trial_graph_bytes", lambda *_: 0),
-              patch.object(graph_setup, "free_bytes", lambda _: 0),
+              patch.object(graph_setup, "free_bytes", lambda _: 1 << 40),
               patch.object(graph_setup, "CudaCapturer", lambda _: Rerun())):
             yield
 

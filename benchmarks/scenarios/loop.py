@@ -63,8 +63,8 @@ class Loop:
         CPU; None = they take no time."""
         self.now = 0.0
         config = msgspec.structs.replace(config, recovery=RecoveryConfig(restart=False))
-        self.scheduler = scheduler_actor.build(Context(config, Path("/nonexistent"), "scheduler", 1,
-                                                       0))
+        self.scheduler = scheduler_actor.build_core(
+            Context(config, Path("/nonexistent"), "scheduler", 1, 0))
         self.worker = NullWorker(Context(config, Path("/nonexistent"), "worker-0", 1, 0), windows,
                                  checkpoints, cost=cost)
         self._costs, self._dice = cost is not None, random.Random(1)

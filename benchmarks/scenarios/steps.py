@@ -52,7 +52,7 @@ class Bench:
             recovery=RecoveryConfig(restart=False, ledger_dir=ledger))
         self._run_dir = tempfile.TemporaryDirectory()
         directory = Path(self._run_dir.name)
-        self.scheduler = scheduler_actor.build(Context(config, directory, "scheduler", 1, 0))
+        self.scheduler = scheduler_actor.build_core(Context(config, directory, "scheduler", 1, 0))
         self.worker = null_worker.NullWorker(Context(config, directory, "worker-0", 1, 0),
                                              checkpoints=64 if recurrent else None,
                                              acceptance=ACCEPTANCE)

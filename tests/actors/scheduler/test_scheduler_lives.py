@@ -50,7 +50,7 @@ def test_a_request_refused_when_it_is_sent_again_ends_with_all_its_choices() -> 
     begin, or one of them end."""
     told = live(105).received
     assert told["r0", 0].error == "deadline" and told["r0", 1].reason is None
-    assert live(1162).received["r2", 0].reason == "length"
+    assert live(1162).received["r2", 0].reason == "deadline"
 
 
 @pytest.mark.parametrize("tooth", ["uncommitted", "forgetful", "unfenced"])
