@@ -53,7 +53,7 @@ PLANTED = [
     Planted("seeding_by_slot", "llama", "company,logprobs,cache", {"company"}),
     Planted("telling_other_rows", "llama", "company,cache,threads", {"company"}, ("logprob",)),
     Planted("taking_other_scales", "llama", "company,logprobs,threads", {"company"},
-            flags=("--kv-cache-dtype", "int8")),
+            ("token", "logprob"), flags=("--kv-cache-dtype", "int8")),
     Planted("committing_twice", DRAFTING, "company,drafts", {"drafts"}, ("token", "logprob")),
     Planted("committing_too_much", "hybrid", "company,drafts", {"drafts"}),
     Planted("turning_drafts_back", DRAFTING, "company,drafts", {"drafts"}, ("token", "logprob")),
