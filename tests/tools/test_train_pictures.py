@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from actorium.actors.vision.patches import patchify
 from helpers_pictures import PictureReader, Seq
 from tokenizers import Tokenizer
 
+from actorium.actors.media.media_jobs import patchify
 from actorium.gpu.vision.grids import Grid
 from actorium.tools.pictures.drawn_pictures import COLOURS, SHAPES, Figure, Picture, draw
 from actorium.tools.pictures.picture_questions import PictureItem, held_out

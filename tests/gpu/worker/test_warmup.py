@@ -16,7 +16,7 @@ from helpers_worker import complete
 from actorium.actors.config.tree import Config, SchedulerConfig
 from actorium.actors.params import Resolved
 from actorium.gpu.parallel.rank_group import LoneRank
-from actorium.gpu.plan.graph_memory import Graphs, GraphShape
+from actorium.gpu.plan.graph_memory import EagerReasons, Graphs, GraphShape
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SAMPLES, TRUNCATES, SlotTables
@@ -156,9 +156,11 @@ def test_a_device_is_warm_before_its_graphs_are_captured_and_again_with_them(
     """In the order in which a CUDA device is opened, whose work is made up here."""
     done: list[Any] = []
     runner = SimpleNamespace(arrays=SimpleNamespace(device=torch.device("cuda")), graphs=None,
-                             segments=None)
-    kinds = [SimpleNamespace(capture=lambda say, name=name: done.append(name))
-             for name in ("decodes", "segments")]
+                             segments=None, model=None)
+    kinds = [SimpleNamespace(capture=lambda say, name=name, **_: done.append(name) or {},
+                             shapes=[64, 16]) for name in ("decodes", "segments")]
+    monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons("", ""))
+    monkeypatch.setattr(graph_setup, "segment_bounds", lambda *_: None)
     monkeypatch.setattr(device, "check_numbers", lambda *_: done.append("numbers"))
     monkeypatch.setattr(device, "measure_key_means", lambda *_: None)
     for module in (device, graph_setup):
