@@ -26,7 +26,7 @@ help:
 	@echo "make cluster    replicas on two Ray nodes of this machine; one is killed under streams: some minutes"
 	@echo "make verify-all  each kind of model is asked for contradictions in bf16, --exact on; VERIFY_FLAGS"
 	@echo "make adversary  what an outsider tries: keys, network, requests, models, frames, faults, secrets"
-	@echo "make conformance  the HTTP face as others try it: their tests' cases, clients and benchmarks"
+	@echo "make conformance  the HTTP API as others try it: their tests' cases, clients and benchmarks"
 	@echo "make lint       ruff and mypy"
 	@echo "make bench      offline throughput beside transformers, and start-up times"
 	@echo "make prefix     the prefix cache: hit ratios as the pool shrinks, microseconds"
@@ -118,7 +118,7 @@ conformance: $(VENV)/.ready-test
 	build/clients/bin/python -m pytest tests/conformance $(AGENTS:%=--ignore %) -m conformance $(PYTEST_FLAGS)
 	build/agents/bin/python -m pytest $(AGENTS) -m conformance $(PYTEST_FLAGS) || [ $$? = 5 ]  # none chosen
 	$(BIN)/python -m pytest tests/conformance/test_openai.py -m conformance $(PYTEST_FLAGS)
-	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_faces.py
+	build/clients/bin/python -m pytest tests/actors/gateway/test_gateway.py tests/actors/gateway/test_gateway_apis.py
 
 lint: $(VENV)/.ready-test
 	$(BIN)/ruff check .

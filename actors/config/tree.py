@@ -276,7 +276,7 @@ class ProbeConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True)
 
 
 class GatewayConfig(Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The OpenAI-compatible HTTP face."""
+    """The OpenAI-compatible HTTP API."""
 
     port: int | None = None
     """TCP port of /v1/chat/completions and the other routes; 0 = a free one, shown by `ps`;

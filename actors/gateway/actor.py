@@ -132,7 +132,7 @@ def build(ctx: Context) -> GatewayCore:
     wanted = ctx.config.gateway
     api_keys.known(wanted)
     if wanted.responses_store is not None:
-        from actorium.actors.gateway.faces.response_store import ResponseStore
+        from actorium.actors.gateway.api.response_store import ResponseStore
 
         ResponseStore(wanted.responses_store, 0, 0).close()
     before = where(ctx.run_dir) if ctx.epoch > 1 else None

@@ -9,7 +9,7 @@ from typing import Any
 from starlette.routing import Route, Router
 from starlette.types import ASGIApp
 
-from actorium.actors.gateway.faces import (
+from actorium.actors.gateway.api import (
     anthropic_messages,
     engine_routes,
     inference,
@@ -19,12 +19,12 @@ from actorium.actors.gateway.faces import (
     sglang,
     tokens,
 )
-from actorium.actors.gateway.faces.anthropic_messages import MessagesTurn
-from actorium.actors.gateway.faces.chat_completions import ChatTurn
-from actorium.actors.gateway.faces.completions import CompletionsTurn
-from actorium.actors.gateway.faces.inference import InferenceTurn
-from actorium.actors.gateway.faces.responses import ResponsesTurn
-from actorium.actors.gateway.faces.sglang import GenerateTurn
+from actorium.actors.gateway.api.anthropic_messages import MessagesTurn
+from actorium.actors.gateway.api.chat_completions import ChatTurn
+from actorium.actors.gateway.api.completions import CompletionsTurn
+from actorium.actors.gateway.api.inference import InferenceTurn
+from actorium.actors.gateway.api.responses import ResponsesTurn
+from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
 from actorium.actors.gateway.page import documents

@@ -12,7 +12,7 @@ from typing import Protocol
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.faces.response_store import BackgroundJobs, open_store
+from actorium.actors.gateway.api.response_store import BackgroundJobs, open_store
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.peers import Peers

@@ -131,7 +131,7 @@ class _HostEvent:
 
 
 class Double(Cuda):
-    """A CPU with the face of a device."""
+    """A CPU that answers as a device."""
 
     toy = True
     rounds = Rounds(0, 1, 1, 1)

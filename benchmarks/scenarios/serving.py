@@ -67,7 +67,7 @@ def params(tokens: int) -> SamplingParams:
     return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 
-class Faces:
+class ServedApis:
     """An engine by its SDK and by its gateway."""
 
     def __init__(self, client: AsyncClient, http: Http, pid: int) -> None:
@@ -133,11 +133,11 @@ async def measured(engine: Engine, tokens: int, rounds: int) -> list[Row]:
     async with AsyncClient(place) as client:
         pid = next(actor.pid for actor in (await client.status()).actors
                    if actor.role == "gateway-0")
-        faces = Faces(client, Http(found.url), pid)
-        rows = [await faces.streamed(tokens)]
+        apis = ServedApis(client, Http(found.url), pid)
+        rows = [await apis.streamed(tokens)]
         if rounds:
-            rows.append(await faces.first_tokens(rounds))
-        faces.http.close()
+            rows.append(await apis.first_tokens(rounds))
+        apis.http.close()
         return rows
 
 

@@ -18,7 +18,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
+from actorium.actors.gateway.api.response_store import ResponseStore, StoredResponse
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
 from actorium.actors.runtime.http import listening

@@ -1,4 +1,4 @@
-"""Streams of every face cut after any event and resumed, also at a gateway that was killed since:
+"""Streams of every API cut after any event and resumed, also at a gateway that was killed since:
 nothing is told twice, nothing is missing, and nothing has another id, time or count.
 """
 
@@ -18,7 +18,7 @@ from helpers_served import Event, Served, serving
 pytestmark = pytest.mark.slow
 TURNS = [{"role": "user", "content": "Tell me a story about a fox."}]
 USAGE = {"include_usage": True, "continuous_usage_stats": True}
-FACES: dict[str, dict[str, Any]] = {
+APIS: dict[str, dict[str, Any]] = {
     "/v1/chat/completions": {"messages": TURNS, "n": 2, "logprobs": True, "stream_options": USAGE},
     "/v1/completions": {"prompt": ["Once", "The cat"], "n": 2, "stream_options": USAGE},
     "/v1/responses": {"input": TURNS, "top_logprobs": 1},
@@ -36,7 +36,7 @@ def served() -> Iterator[Served]:
 
 def told(served: Served, path: str, key: str, last: str = "") -> list[Event]:
     """The events of a stream, behind the one named `last`. A gateway that is away is waited for."""
-    body = FACES[path] | {"stream": True} | (
+    body = APIS[path] | {"stream": True} | (
         {"sampling_params": {"max_new_tokens": 40, "ignore_eos": True}} if path == "/generate"
         else LIMITS)
     headers = {"idempotency-key": key} | ({"last-event-id": last} if last else {})
@@ -89,7 +89,7 @@ def sense(path: str, events: list[Event]) -> Any:
 
 @pytest.mark.mended("a stream that went on told sequence numbers twice, the time of the last "
                     "connection, and 0 tokens of the prompt")
-@pytest.mark.parametrize("path", FACES)
+@pytest.mark.parametrize("path", APIS)
 def test_a_stream_may_be_cut_anywhere(served: Served, path: str, tried: Any, amount: Any) -> None:
     whole = told(served, path, f"key{path}")
     want = sense(path, whole)

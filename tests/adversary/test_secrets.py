@@ -29,7 +29,7 @@ from actorium.actors.client.client import Client
 from actorium.actors.config.tree import DeviceConfig, GatewayConfig
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
+from actorium.actors.gateway.api.response_store import ResponseStore, StoredResponse
 from actorium.actors.runtime.roles import roles_of
 from actorium.actors.runtime.security import curve_keys as curve
 

@@ -1,4 +1,4 @@
-"""A whole engine with the packaged model, and where its HTTP face answers."""
+"""A whole engine with the packaged model, and where its HTTP API answers."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
     openai-chat, vllm-chat, sglang-oai-chat (/v1/chat/completions) | sglang (/generate). Default:
     actorium for an engine of one's own or by --name, openai for a URL."""
     base_url: str | None = None
-    """A running server, whoever made it: http://HOST:PORT; self = this engine's own HTTP face."""
+    """A running server, whoever made it: http://HOST:PORT; self = this engine's own HTTP API."""
     host: str | None = None
     """The same by host (default 127.0.0.1) ..."""
     port: int | None = None

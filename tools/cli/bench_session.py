@@ -38,7 +38,7 @@ from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.waits import running_dir, told_wait
 
 SELF = "self"
-"""--base-url of the engine's own HTTP face."""
+"""--base-url of the engine's own HTTP API."""
 LOCAL = "127.0.0.1"
 PORTS = {"sglang": 30000, "sglang-native": 30000, "sglang-oai": 30000, "sglang-oai-chat": 30000,
          "llama.cpp": 8080}
@@ -141,7 +141,7 @@ def session_of(parsed: Parsed[BenchServeOptions], target: BenchTarget
 
 @contextlib.asynccontextmanager
 async def _engine(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> AsyncIterator[Session]:
-    """An engine of ours, through the client or through its HTTP face."""
+    """An engine of ours, through the client or through its HTTP API."""
     config, options = parsed.config, parsed.options
     async with AsyncClient(config.runtime.name, config.runtime.run_dir) as client:
         limit = config.runtime.start_timeout

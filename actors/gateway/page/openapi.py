@@ -13,17 +13,17 @@ from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.config.tree import GatewayConfig
-from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, MessagesBody
-from actorium.actors.gateway.faces.chat_protocol import ChatBody, ChatCompletion
-from actorium.actors.gateway.faces.completions import CompletionBody, TextCompletion
-from actorium.actors.gateway.faces.inference import InferenceAnswer, InferenceBody
-from actorium.actors.gateway.faces.invocations import InvocationBody
-from actorium.actors.gateway.faces.responses_body import InputBody, ResponsesBody
-from actorium.actors.gateway.faces.sampling_fields import UNSUPPORTED
-from actorium.actors.gateway.faces.scoring import RerankBody, ScoreBody
-from actorium.actors.gateway.faces.sglang import AbortBody
-from actorium.actors.gateway.faces.sglang_body import GenerateBody, Unsupported
-from actorium.actors.gateway.faces.tokens import DetokenizeBody, TokenizeBody
+from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody
+from actorium.actors.gateway.api.chat_protocol import ChatBody, ChatCompletion
+from actorium.actors.gateway.api.completions import CompletionBody, TextCompletion
+from actorium.actors.gateway.api.inference import InferenceAnswer, InferenceBody
+from actorium.actors.gateway.api.invocations import InvocationBody
+from actorium.actors.gateway.api.responses_body import InputBody, ResponsesBody
+from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED
+from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
+from actorium.actors.gateway.api.sglang import AbortBody
+from actorium.actors.gateway.api.sglang_body import GenerateBody, Unsupported
+from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.http.routes import PARAMETER, ROUTES, ErrorStyle, Route

@@ -17,7 +17,7 @@ from actorium.actors.config.tree import Config, GatewayConfig
 from actorium.actors.detokenizer.client_connections import ClientConnections
 from actorium.actors.detokenizer.ended_sequences import EndedSequences, QuarantinedRequests
 from actorium.actors.errors import InvalidRequest, Quarantined
-from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
+from actorium.actors.gateway.api.response_store import ResponseStore, StoredResponse
 from actorium.actors.gateway.served_model import TokenTexts
 from actorium.actors.messages import Cancel, Open
 from actorium.actors.params import Structured, TextParams

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from helpers_masking import EOS, says, vocabulary
 
-from actorium.actors.gateway.faces.answer_grammar import constraint
-from actorium.actors.gateway.faces.tool_choice import (
+from actorium.actors.gateway.api.answer_grammar import constraint
+from actorium.actors.gateway.api.tool_choice import (
     Function,
     NamedFunction,
     NamedTool,

@@ -1,4 +1,4 @@
-"""The HTTP face over a whole engine with the packaged model, through the openai package."""
+"""The HTTP API over a whole engine with the packaged model, through the openai package."""
 
 from __future__ import annotations
 

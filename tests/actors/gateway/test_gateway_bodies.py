@@ -9,14 +9,14 @@ import msgspec
 import pytest
 from msgspec import inspect
 
-from actorium.actors.gateway.faces import sampling_fields as unsupported
-from actorium.actors.gateway.faces.anthropic_body import MessagesBody
-from actorium.actors.gateway.faces.chat_protocol import ChatBody
-from actorium.actors.gateway.faces.completions import CompletionBody
-from actorium.actors.gateway.faces.responses_body import ResponsesBody
-from actorium.actors.gateway.faces.sampling_fields import sampling
-from actorium.actors.gateway.faces.sglang_body import GenerateBody
-from actorium.actors.gateway.faces.tokens import TokenizeBody
+from actorium.actors.gateway.api import sampling_fields as unsupported
+from actorium.actors.gateway.api.anthropic_body import MessagesBody
+from actorium.actors.gateway.api.chat_protocol import ChatBody
+from actorium.actors.gateway.api.completions import CompletionBody
+from actorium.actors.gateway.api.responses_body import ResponsesBody
+from actorium.actors.gateway.api.sampling_fields import sampling
+from actorium.actors.gateway.api.sglang_body import GenerateBody
+from actorium.actors.gateway.api.tokens import TokenizeBody
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 

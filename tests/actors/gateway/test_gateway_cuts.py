@@ -1,4 +1,4 @@
-"""Every face's streams broken off after each event and resumed: byte for byte what the whole would
+"""Every API's streams broken off after each event and resumed: byte for byte what the whole would
 have been, whatever the clock and the connection are by then; and answers told again under a key.
 """
 
@@ -33,7 +33,7 @@ USER = [{"role": "user", "content": "How is it in Riga?"}]
 FUNCTIONS = [{"name": "weather", "parameters": {"type": "object"}}, {"name": "clock"}]
 TOOLS = [{"type": "function", "function": one} for one in FUNCTIONS]
 OPTIONS = {"include_usage": True, "continuous_usage_stats": True}
-FACES: dict[str, tuple[str, dict[str, Any]]] = {
+APIS: dict[str, tuple[str, dict[str, Any]]] = {
     "chat": ("/v1/chat/completions", {
         "messages": USER, "tools": TOOLS, "stream_options": OPTIONS, "n": 2, "logprobs": True,
         "top_logprobs": 1, "return_token_ids": True}),
@@ -179,10 +179,10 @@ def id_of(event: str) -> str:
     return event.partition("\n")[0].removeprefix("id: ")
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_a_stream_resumed_after_any_event_is_the_whole_byte_for_byte(face: str, app: ASGIApp
+@pytest.mark.parametrize("api", APIS)
+def test_a_stream_resumed_after_any_event_is_the_whole_byte_for_byte(api: str, app: ASGIApp
                                                                      ) -> None:
-    path, body = FACES[face][0], FACES[face][1] | {"stream": True}
+    path, body = APIS[api][0], APIS[api][1] | {"stream": True}
 
     async def run() -> None:
         whole = await told(app, path, body, **{"Idempotency-Key": "k", "X-Request-Id": "first"})
@@ -196,9 +196,9 @@ def test_a_stream_resumed_after_any_event_is_the_whole_byte_for_byte(face: str, 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize("face", FACES)
-def test_an_answer_under_a_key_is_told_again_byte_for_byte(face: str, app: ASGIApp) -> None:
-    path, body = FACES[face]
+@pytest.mark.parametrize("api", APIS)
+def test_an_answer_under_a_key_is_told_again_byte_for_byte(api: str, app: ASGIApp) -> None:
+    path, body = APIS[api]
 
     async def run() -> None:
         for more in ({}, {"stream": True}):
@@ -206,7 +206,7 @@ def test_an_answer_under_a_key_is_told_again_byte_for_byte(face: str, app: ASGIA
                      if more or name != "stream_options"}
             first, second = [await told_whole(app, path, asked, number) for number in range(2)]
             assert first == second
-            if face not in ("generate", "inference", "messages"):
+            if api not in ("generate", "inference", "messages"):
                 assert f"{CREATED}" in first and "20000" not in first
 
     asyncio.run(run())
@@ -222,18 +222,18 @@ async def told_whole(app: ASGIApp, path: str, body: dict[str, Any], number: int)
 
 
 def test_the_numbers_of_a_response_s_events_go_through(app: ASGIApp) -> None:
-    path, body = FACES["responses"][0], FACES["responses"][1] | {"stream": True}
+    path, body = APIS["responses"][0], APIS["responses"][1] | {"stream": True}
     whole = asyncio.run(told(app, path, body, **{"Idempotency-Key": "k"}))
     numbers = [json.loads(one.partition("data: ")[2])["sequence_number"] for one in whole]
     assert numbers == list(range(len(numbers)))
 
 
-@pytest.mark.parametrize("face", ["chat", "completions", "messages", "generate"])
-def test_the_first_usage_has_the_prompt(face: str, app: ASGIApp) -> None:
-    path, body = FACES[face][0], FACES[face][1] | {"stream": True}
+@pytest.mark.parametrize("api", ["chat", "completions", "messages", "generate"])
+def test_the_first_usage_has_the_prompt(api: str, app: ASGIApp) -> None:
+    path, body = APIS[api][0], APIS[api][1] | {"stream": True}
     first = asyncio.run(told(app, path, body, **{"Idempotency-Key": "k"}))[0]
     found = json.loads(first.partition("data: ")[2])
-    counts = found["message"]["usage"]["input_tokens"] if face == "messages" else \
-        found["meta_info"]["prompt_tokens"] if face == "generate" else \
+    counts = found["message"]["usage"]["input_tokens"] if api == "messages" else \
+        found["meta_info"]["prompt_tokens"] if api == "generate" else \
         found["usage"]["prompt_tokens"]
-    assert counts == (14 if face == "completions" else 7)
+    assert counts == (14 if api == "completions" else 7)

@@ -16,7 +16,7 @@ from helpers_text import byte_level
 from tokenizers import AddedToken
 
 from actorium.actors.gateway import actor
-from actorium.actors.gateway.faces.scoring import INSTRUCTION, JUDGE, softmax
+from actorium.actors.gateway.api.scoring import INSTRUCTION, JUDGE, softmax
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
 
@@ -29,7 +29,7 @@ QUERY, DOCUMENTS = "what do cows eat?", ["Cows eat grass.", "Paris is in France.
 
 
 class Scored:
-    """The engine's HTTP face, and the same model in transformers."""
+    """The engine's HTTP API, and the same model in transformers."""
 
     def __init__(self, http: httpx.Client, oracle: Any, tokenizer: Any) -> None:
         self.http, self.oracle, self.tokenizer = http, oracle, tokenizer

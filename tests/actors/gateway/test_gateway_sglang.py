@@ -1,4 +1,4 @@
-"""SGLang's native face over a whole engine: what its clients send, and read."""
+"""SGLang's native API over a whole engine: what its clients send, and read."""
 
 from __future__ import annotations
 

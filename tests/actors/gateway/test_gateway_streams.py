@@ -10,7 +10,7 @@ import pytest
 
 from actorium.actors.client.requests import StreamDelta, merge_deltas
 from actorium.actors.errors import QueueFull
-from actorium.actors.gateway.faces.answers import UsageCounter
+from actorium.actors.gateway.api.answers import UsageCounter
 from actorium.actors.gateway.resume.delta_streams import (
     MergedStream,
     SharedStreams,

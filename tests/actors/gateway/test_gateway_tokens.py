@@ -76,7 +76,7 @@ def test_special_tokens_around_what_the_template_writes(served: Served, http: ht
 
 
 def test_the_engines_template_arguments(served: Served, http: httpx.Client) -> None:
-    """On every face: those that the engine was started with, unless the request names them."""
+    """On every API: those that the engine was started with, unless the request names them."""
     client = served.engine.client
     ids = client.tokenize_chat(TURNS[:1])
     calm = client.tokenize_chat(TURNS[:1], {"mood": ""})

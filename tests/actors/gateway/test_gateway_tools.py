@@ -11,7 +11,7 @@ import pytest
 from helpers_gateway import Scripted, scripted_client
 from helpers_masking import says
 
-from actorium.actors.gateway.faces.chat_completions import message
+from actorium.actors.gateway.api.chat_completions import message
 from actorium.actors.gateway.parsers.choice_parser import (
     ChoiceParser,
     ModelTemplates,

@@ -1,4 +1,4 @@
-"""Our own answers, sent back as history: each is taken, however it was cut, by every face."""
+"""Our own answers, sent back as history: each is taken, however it was cut, by every API."""
 
 from __future__ import annotations
 
@@ -102,19 +102,19 @@ def message_histories(answer: dict[str, Any]) -> Iterator[list[Any]]:
                 yield [{"role": "assistant", "content": [block | {"input": given}]}, USER]
 
 
-FACES: dict[str, tuple[Callable[..., Any], Callable[..., Iterator[list[Any]]]]] = {
+APIS: dict[str, tuple[Callable[..., Any], Callable[..., Iterator[list[Any]]]]] = {
     "/v1/chat/completions": (chat_asks, chat_histories),
     "/v1/responses": (response_asks, response_histories),
     "/v1/messages": (message_asks, message_histories)}
 
 
 @pytest.mark.parametrize(("path", "customs"), [
-    *((path, False) for path in FACES), ("/v1/chat/completions", True), ("/v1/responses", True)])
+    *((path, False) for path in APIS), ("/v1/chat/completions", True), ("/v1/responses", True)])
 @pytest.mark.parametrize("template", [HERMES, CODER], ids=["hermes", "qwen3_coder"])
 def test_an_answer_is_taken_back(monkeypatch: pytest.MonkeyPatch, path: str, template: str,
                                  customs: bool) -> None:
     """customs: the second function is a custom tool, which Anthropic's API has not."""
-    asks, histories = FACES[path]
+    asks, histories = APIS[path]
     whole, script = TEXTS[template], Scripted([""], template=template)
     client = scripted_client(monkeypatch, script)._client
     templates = [ChatTemplate(OBJECTS, {}), ChatTemplate("{{ messages }}", {})]

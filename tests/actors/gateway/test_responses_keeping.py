@@ -224,7 +224,7 @@ def test_a_fault_in_the_background_ends_that_response_alone(monkeypatch: pytest.
             raise ZeroDivisionError("a prompt's words")
 
         with monkeypatch.context() as patch:
-            patch.setattr("actorium.actors.gateway.faces.responses.ResponsesTurn._add", broken)
+            patch.setattr("actorium.actors.gateway.api.responses.ResponsesTurn._add", broken)
             made = await client.responses.create(model="demo", input="Hi", background=True)
             found = await until(client, made.id, "failed")
         assert found.error is not None and "words" not in found.error.message

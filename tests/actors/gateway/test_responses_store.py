@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from actorium.actors.errors import BadConfig
-from actorium.actors.gateway.faces.response_store import (
+from actorium.actors.gateway.api.response_store import (
     ResponseStore,
     StoredResponse,
     lives,
@@ -84,7 +84,7 @@ def test_a_file_outlives_the_gateway_and_is_its_users_alone(tmp_path: Path) -> N
 
 WRITER = """
 import asyncio, sys
-from actorium.actors.gateway.faces.response_store import ResponseStore, StoredResponse
+from actorium.actors.gateway.api.response_store import ResponseStore, StoredResponse
 async def run():
     store = ResponseStore(sys.argv[1], 1 << 20, 1000)
     for number in range(50):

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import contextlib
 import gc
 import random
 import struct
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import gguf
@@ -66,18 +65,28 @@ def tensor(name: bytes, shape: list[int], kind: int, offset: int) -> bytes:
             + struct.pack("<IQ", kind, offset))
 
 
-@contextlib.contextmanager
-def memory(most: int) -> Iterator[None]:
-    """No more than so many bytes at any time; the garbage of others is not collected meanwhile,
-    whose finalizers would count."""
-    gc.disable()
-    tracemalloc.start()
+def needs_at_most(most: int, run: Callable[[], object]) -> None:
+    """Fails if Python holds more bytes at any time while it runs, three times in a row: what is
+    imported once, and other threads of this process, count as well, but not each time."""
+    peaks: list[int] = []
+    while len(peaks) < 3 and (not peaks or peaks[-1] >= most):
+        gc.disable()  # the finalizers of others' garbage would count
+        tracemalloc.start()
+        try:
+            run()
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+            gc.enable()
+    assert peaks[-1] < most, peaks
+
+
+def read_or_refused(path: Path) -> None:
+    """Reads a file, or fails if it is refused with more than a line."""
     try:
-        yield
-        assert tracemalloc.get_traced_memory()[1] < most
-    finally:
-        tracemalloc.stop()
-        gc.enable()
+        resolve(str(path))
+    except BadModel as error:
+        assert "\n" not in str(error) and len(str(error)) < 1000
 
 
 HUGE = 2**63
@@ -176,11 +185,7 @@ def test_any_cut_and_any_byte_ends_in_a_line_or_a_model(tmp_path: Path) -> None:
                 own[rng.randrange(min(body, len(own)))] = rng.choice((0, 1, 127, 128, 255,
                                                                       rng.randrange(256)))
         path.write_bytes(own)
-        with memory(2 * len(data) + (1 << 18)):
-            try:
-                resolve(str(path))
-            except BadModel as error:
-                assert "\n" not in str(error) and len(str(error)) < 1000
+        needs_at_most(2 * len(data) + (1 << 18), lambda: read_or_refused(path))
 
 
 def test_a_header_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
@@ -188,5 +193,4 @@ def test_a_header_takes_no_more_memory_than_its_bytes(tmp_path: Path) -> None:
     path, count = tmp_path / "m.gguf", 1 << 17
     path.write_bytes(header(entries=1) + text(b"k") + struct.pack("<IIQ", 9, 8, count)
                      + count * text(b"ab"))
-    with memory(2 * path.stat().st_size):
-        read_gguf(path)
+    needs_at_most(2 * path.stat().st_size, lambda: read_gguf(path))

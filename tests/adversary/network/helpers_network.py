@@ -1,4 +1,4 @@
-"""A peer that speaks to an engine's HTTP face byte by byte, and what must hold meanwhile."""
+"""A peer that speaks to an engine's HTTP API byte by byte, and what must hold meanwhile."""
 
 from __future__ import annotations
 

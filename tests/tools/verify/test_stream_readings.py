@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from actorium.actors.gateway.faces.completions import CompletionBody
+from actorium.actors.gateway.api.completions import CompletionBody
 from actorium.actors.gateway.http.replies import encode_json
 from actorium.tools.bench.http_client import EventReader
 from actorium.tools.verify.conditions import PLAIN, Condition

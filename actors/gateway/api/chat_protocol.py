@@ -8,16 +8,16 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from actorium.actors.gateway.faces.media_parts import content_of, unseen_parts
-from actorium.actors.gateway.faces.offered_tools import (
+from actorium.actors.gateway.api.media_parts import content_of, unseen_parts
+from actorium.actors.gateway.api.offered_tools import (
     OfferedTool,
     ToolChoiceParam,
     ToolOffer,
     offered,
     selected,
 )
-from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
-from actorium.actors.gateway.faces.tool_choice import (
+from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.api.tool_choice import (
     Function,
     FunctionCall,
     FunctionToolCall,

@@ -1,5 +1,5 @@
 """One turn over HTTP: reads the request, calls the engine, and answers whole, as a stream, or with
-an error. Each API's face fills in its fields, shapes and events.
+an error. Each API fills in its fields, shapes and events.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Request, StreamDelta
+from actorium.actors.gateway.api.answer_grammar import constraint
+from actorium.actors.gateway.api.response_formats import passed_over
+from actorium.actors.gateway.api.tool_choice import ToolSelection
 from actorium.actors.gateway.engine_call import EngineCall, call_of
-from actorium.actors.gateway.faces.answer_grammar import constraint
-from actorium.actors.gateway.faces.response_formats import passed_over
-from actorium.actors.gateway.faces.tool_choice import ToolSelection
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import (
@@ -38,15 +38,15 @@ MAX_NAMES = 32
 
 
 class HttpTurn(ABC):
-    """One request under way. `handle` is the route; a face overrides the rest, in the order of the
-    calls."""
+    """One request under way. `handle` is the route; each API overrides the rest, in the order of
+    the calls."""
 
     body_type: ClassVar[Any]
     """Of the request: a struct with `model`, `stream` and `check()`."""
     last_event: ClassVar[bytes] = DONE
     body: Any
     _tools = ToolSelection(None, None, True)
-    """Those of the request, on faces that have them."""
+    """Those of the request, in APIs that have them."""
     _thought = Thought.NONE
     """Whether the answer begins with one."""
 

@@ -10,8 +10,8 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
-from actorium.actors.gateway.faces.completions import MAX_PROMPTS
-from actorium.actors.gateway.faces.sampling_fields import check_ids
+from actorium.actors.gateway.api.completions import MAX_PROMPTS
+from actorium.actors.gateway.api.sampling_fields import check_ids
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
 

@@ -9,10 +9,9 @@ from typing import Any
 from msgspec import UNSET
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
-from actorium.actors.gateway.engine_call import EngineCall
-from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_protocol import (
+from actorium.actors.gateway.api import answers
+from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.gateway.api.chat_protocol import (
     AssistantMessage,
     ChatBody,
     ChatChoice,
@@ -23,15 +22,16 @@ from actorium.actors.gateway.faces.chat_protocol import (
     CompletionUsage,
     DeltaMessage,
 )
-from actorium.actors.gateway.faces.response_formats import format_field, structured_of
-from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tool_choice import (
+from actorium.actors.gateway.api.response_formats import format_field, structured_of
+from actorium.actors.gateway.api.sampling_fields import request_for, sampling
+from actorium.actors.gateway.api.tool_choice import (
     MAX_CALLS,
     CustomInput,
     FunctionCall,
     FunctionToolCall,
 )
-from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.api.turn import HttpTurn
+from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import encode_json, event
 from actorium.actors.gateway.parsers.choice_parser import STOP, TOOL_CALLS, ChoiceParser

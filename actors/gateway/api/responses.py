@@ -13,13 +13,12 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response as HttpResponse
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
-from actorium.actors.gateway.engine_call import EngineCall, call_of, engine_of
-from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
-from actorium.actors.gateway.faces.item_references import resolved
-from actorium.actors.gateway.faces.response_formats import format_field
-from actorium.actors.gateway.faces.response_store import (
+from actorium.actors.gateway.api import answers
+from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.gateway.api.chat_protocol import CompletionUsage
+from actorium.actors.gateway.api.item_references import resolved
+from actorium.actors.gateway.api.response_formats import format_field
+from actorium.actors.gateway.api.response_store import (
     OFF,
     RUNNING,
     ResponseKeeper,
@@ -29,22 +28,23 @@ from actorium.actors.gateway.faces.response_store import (
     fail,
     orphaned,
 )
-from actorium.actors.gateway.faces.responses_body import (
+from actorium.actors.gateway.api.responses_body import (
     InputBody,
     InputItem,
     ResponsesBody,
     ignored_input,
 )
-from actorium.actors.gateway.faces.responses_output import (
+from actorium.actors.gateway.api.responses_output import (
     OutputBuilder,
     OutputItem,
     ResponseEvent,
     ResponseStatus,
 )
-from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tokens import prompt_ids
-from actorium.actors.gateway.faces.tool_choice import MAX_CALLS
-from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.api.sampling_fields import request_for, sampling
+from actorium.actors.gateway.api.tokens import prompt_ids
+from actorium.actors.gateway.api.tool_choice import MAX_CALLS
+from actorium.actors.gateway.api.turn import HttpTurn
+from actorium.actors.gateway.engine_call import EngineCall, call_of, engine_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import EventStream, JsonReply, encode_json

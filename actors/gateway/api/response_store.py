@@ -21,7 +21,7 @@ from msgspec import to_builtins
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import Aborted, ActoriumError, BadConfig
-from actorium.actors.gateway.faces.responses_body import InputItem, ResponsesBody
+from actorium.actors.gateway.api.responses_body import InputItem, ResponsesBody
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
 
 VERSION = 1

@@ -9,10 +9,10 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from actorium.actors.gateway.faces.chat_protocol import arguments_text
-from actorium.actors.gateway.faces.media_parts import decoded_text, joined, source_upload
-from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
-from actorium.actors.gateway.faces.tool_choice import (
+from actorium.actors.gateway.api.chat_protocol import arguments_text
+from actorium.actors.gateway.api.media_parts import decoded_text, joined, source_upload
+from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.api.tool_choice import (
     Function,
     NamedFunction,
     NamedTool,

@@ -11,19 +11,19 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta, check_params
-from actorium.actors.gateway.engine_call import EngineCall
-from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_completions import ChatTurn
-from actorium.actors.gateway.faces.chat_protocol import (
+from actorium.actors.gateway.api import answers
+from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.gateway.api.chat_completions import ChatTurn
+from actorium.actors.gateway.api.chat_protocol import (
     ChatLogprobs,
     CompletionUsage,
     PromptLogprobs,
 )
-from actorium.actors.gateway.faces.completions import CompletionsTurn
-from actorium.actors.gateway.faces.sampling_fields import StreamOptions, check_ids
-from actorium.actors.gateway.faces.tokens import prompt_ids
-from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.api.completions import CompletionsTurn
+from actorium.actors.gateway.api.sampling_fields import StreamOptions, check_ids
+from actorium.actors.gateway.api.tokens import prompt_ids
+from actorium.actors.gateway.api.turn import HttpTurn
+from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json, event
 from actorium.actors.gateway.served_model import ServedModel

@@ -14,7 +14,7 @@ from msgspec import Meta, Struct
 
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import context_overflow
-from actorium.actors.gateway.faces.response_formats import FormatFields
+from actorium.actors.gateway.api.response_formats import FormatFields
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.messages import MAX_TURNS
 from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams

@@ -8,22 +8,22 @@ from typing import Any, Literal
 from msgspec import Struct
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
-from actorium.actors.gateway.engine_call import EngineCall
-from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.chat_protocol import (
+from actorium.actors.gateway.api import answers
+from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.gateway.api.chat_protocol import (
     ApiObject,
     CompletionUsage,
     PromptLogprobs,
 )
-from actorium.actors.gateway.faces.response_formats import format_field, structured_of
-from actorium.actors.gateway.faces.sampling_fields import (
+from actorium.actors.gateway.api.response_formats import format_field, structured_of
+from actorium.actors.gateway.api.sampling_fields import (
     SamplingFields,
     check_ids,
     request_for,
     sampling,
 )
-from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.api.turn import HttpTurn
+from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import encode_json, event
 from actorium.actors.gateway.resume.delta_streams import Deltas, prompts_of

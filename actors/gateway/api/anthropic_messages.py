@@ -11,15 +11,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Completion, Request, StreamDelta
+from actorium.actors.gateway.api import answers
+from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody, prefill
+from actorium.actors.gateway.api.chat_protocol import CompletionUsage
+from actorium.actors.gateway.api.response_formats import format_field, structured_of
+from actorium.actors.gateway.api.sampling_fields import request_for, sampling
+from actorium.actors.gateway.api.tool_choice import MAX_CALLS
+from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall, engine_of
-from actorium.actors.gateway.faces import answers
-from actorium.actors.gateway.faces.answers import UsageCounter
-from actorium.actors.gateway.faces.anthropic_body import CountTokensBody, MessagesBody, prefill
-from actorium.actors.gateway.faces.chat_protocol import CompletionUsage
-from actorium.actors.gateway.faces.response_formats import format_field, structured_of
-from actorium.actors.gateway.faces.sampling_fields import request_for, sampling
-from actorium.actors.gateway.faces.tool_choice import MAX_CALLS
-from actorium.actors.gateway.faces.turn import HttpTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json

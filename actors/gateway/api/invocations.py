@@ -9,10 +9,10 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.types import Message
 
-from actorium.actors.gateway.faces.chat_completions import ChatTurn
-from actorium.actors.gateway.faces.completions import CompletionsTurn
-from actorium.actors.gateway.faces.responses import ResponsesTurn
-from actorium.actors.gateway.faces.sglang import GenerateTurn
+from actorium.actors.gateway.api.chat_completions import ChatTurn
+from actorium.actors.gateway.api.completions import CompletionsTurn
+from actorium.actors.gateway.api.responses import ResponsesTurn
+from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 

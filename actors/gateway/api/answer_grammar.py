@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.gateway.faces.response_formats import json_text
-from actorium.actors.gateway.faces.tool_choice import Function, ToolSelection
+from actorium.actors.gateway.api.response_formats import json_text
+from actorium.actors.gateway.api.tool_choice import Function, ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.choice_parser import Thought
 from actorium.actors.params import MAX_GRAMMAR, Structured

@@ -12,8 +12,8 @@ from starlette.responses import Response
 
 from actorium import __version__
 from actorium.actors.errors import ActoriumError
+from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.engine_call import call_of, engine_of
-from actorium.actors.gateway.faces.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
 from actorium.actors.gateway.served_model import ServedModel

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType
 
-from actorium.actors.gateway.faces.tool_choice import (
+from actorium.actors.gateway.api.tool_choice import (
     Function,
     NamedFunction,
     NamedTool,

@@ -10,7 +10,7 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from actorium.actors.gateway.faces.chat_protocol import ContentLogprob
+from actorium.actors.gateway.api.chat_protocol import ContentLogprob
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
 from actorium.actors.gateway.parsers.parts import (

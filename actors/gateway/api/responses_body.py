@@ -7,9 +7,9 @@ from typing import Any, Literal
 from msgspec import Struct, ValidationError, convert, field
 
 from actorium.actors.client.requests import Request
-from actorium.actors.gateway.faces.chat_protocol import ROLES, ContentPart, arguments_text
-from actorium.actors.gateway.faces.media_parts import content_of, unseen_parts
-from actorium.actors.gateway.faces.offered_tools import (
+from actorium.actors.gateway.api.chat_protocol import ROLES, ContentPart, arguments_text
+from actorium.actors.gateway.api.media_parts import content_of, unseen_parts
+from actorium.actors.gateway.api.offered_tools import (
     NamespacedName,
     OfferedTool,
     ToolChoiceParam,
@@ -17,9 +17,9 @@ from actorium.actors.gateway.faces.offered_tools import (
     offered,
     selected,
 )
-from actorium.actors.gateway.faces.response_formats import JsonSchema, ResponseFormat, structured_of
-from actorium.actors.gateway.faces.sampling_fields import SamplingFields, check_turns, effort_args
-from actorium.actors.gateway.faces.tool_choice import ToolSelection
+from actorium.actors.gateway.api.response_formats import JsonSchema, ResponseFormat, structured_of
+from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.api.tool_choice import ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.custom_calls import arguments_for
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from actorium.actors.client.requests import Completion, StreamDelta
-from actorium.actors.gateway.faces.chat_protocol import (
+from actorium.actors.gateway.api.chat_protocol import (
     ChatLogprobs,
     CompletionUsage,
     ContentLogprob,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import msgspec
 
-from actorium.actors.gateway.faces.response_store import ResponseStore
-from actorium.actors.gateway.faces.responses_body import REFERENCE, InputItem
-from actorium.actors.gateway.faces.sampling_fields import check_turns
+from actorium.actors.gateway.api.response_store import ResponseStore
+from actorium.actors.gateway.api.responses_body import REFERENCE, InputItem
+from actorium.actors.gateway.api.sampling_fields import check_turns
 
 
 async def resolved(store: ResponseStore | None, tenant: str, items: list[InputItem],

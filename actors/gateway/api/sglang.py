@@ -12,15 +12,15 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
 from actorium.actors.client.requests import Request, StreamDelta
-from actorium.actors.gateway.engine_call import EngineCall, call_of
-from actorium.actors.gateway.faces.sglang_body import (
+from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
     GenerateBody,
     LogprobOptions,
     SglangSampling,
     renamed,
 )
-from actorium.actors.gateway.faces.turn import HttpTurn
+from actorium.actors.gateway.api.turn import HttpTurn
+from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json, event

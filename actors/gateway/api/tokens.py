@@ -10,11 +10,11 @@ from starlette.responses import Response
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.requests import Request
+from actorium.actors.gateway.api.chat_protocol import ChatBody, MessageParam, check_prefixes
+from actorium.actors.gateway.api.completions import MAX_PROMPTS
+from actorium.actors.gateway.api.offered_tools import OfferedTool
+from actorium.actors.gateway.api.sampling_fields import check_ids
 from actorium.actors.gateway.engine_call import call_of, engine_of
-from actorium.actors.gateway.faces.chat_protocol import ChatBody, MessageParam, check_prefixes
-from actorium.actors.gateway.faces.completions import MAX_PROMPTS
-from actorium.actors.gateway.faces.offered_tools import OfferedTool
-from actorium.actors.gateway.faces.sampling_fields import check_ids
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.http.replies import JsonReply, encode_json
