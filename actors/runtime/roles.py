@@ -13,17 +13,12 @@ ROLES: Mapping[str, str] = {
     "tokenizer": "actorium.actors.tokenizer.core:build",
     "scheduler": "actorium.actors.scheduler.scheduler_actor:build",
     "detokenizer": "actorium.actors.detokenizer.core:build",
-    "watchdog": "actorium.actors.watchdog.core:build",
+    "watchdog": "actorium.actors.watchdog.watchdog_actor:build",
 }
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
 PRELOADS = {ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
 """What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
-OBSERVERS: Mapping[str, str] = {
-    "watchdog": "actorium.actors.watchdog.observability:observed",
-}
-"""Role -> "module:function" of `observed(core: Core, ctx: Context) -> Core`: what is put around the
-role's core in an engine."""
 WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""

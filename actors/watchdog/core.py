@@ -8,12 +8,11 @@ killed; before that, a death ends the engine.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from actorium.actors.config.tree import RecoveryConfig
-from actorium.actors.core import CLIENT, Context, Core, Health, Send
+from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.errors import EngineFailed
 from actorium.actors.health import EXITED, plain_gauges
 from actorium.actors.messages import (
@@ -28,11 +27,7 @@ from actorium.actors.messages import (
     ToWatchdogFront,
     Up,
 )
-from actorium.actors.runtime.process import (
-    ProcessActivity,
-    activity_seen_by_watcher,
-    describe_exit,
-)
+from actorium.actors.runtime.process import ProcessActivity, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER, SCHEDULER, WATCHDOG
 from actorium.actors.watchdog.supervised import Supervised, find_missing, starting
 from actorium.actors.watchdog.supervisor import Supervisor
@@ -240,11 +235,3 @@ class WatchdogCore(Core):
 
     def _own_gauges(self) -> dict[str, float]:
         return self.supervisor.gauges() if self.supervisor is not None else {}
-
-
-def build(ctx: Context) -> WatchdogCore:
-    """The role's entry."""
-    runtime = ctx.config.runtime
-    return WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
-                        ctx.config.recovery, runtime.heartbeat, ctx.entropy,
-                        activity_seen_by_watcher)

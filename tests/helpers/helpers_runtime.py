@@ -189,7 +189,7 @@ def roles(**others: str) -> dict[str, str]:
     """Five actors: the real watchdog, and test cores unless `others` says otherwise."""
     table = dict.fromkeys(("worker-0", "tokenizer", "scheduler", "detokenizer"),
                           "helpers_runtime:build")
-    table["watchdog"] = "actorium.actors.watchdog.core:build"
+    table["watchdog"] = "actorium.actors.watchdog.watchdog_actor:build"
     return table | {role.replace("_", "-"): target for role, target in others.items()}
 
 
