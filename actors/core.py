@@ -67,9 +67,9 @@ class Core:
 
     inbox: Any = None
     """Closed union of the messages that the core accepts from actors."""
-    front: Any = None
+    client_inbox: Any = None
     """Closed union of the messages that it accepts from clients; None = it has no front."""
-    front_bytes = MAX_CLIENT_MESSAGE_BYTES
+    client_inbox_bytes = MAX_CLIENT_MESSAGE_BYTES
     """Bytes of the largest of them."""
     journal: InflightJournal | None = None
     """The requests in progress, for the next incarnation and for heartbeats."""
@@ -113,12 +113,12 @@ class Core:
         """A client sent a frame that is no message of `front`. The text is one line that names the
         field where it can."""
 
-    def on_client_gone(self, client: bytes, now: float) -> None:
+    def on_client_lost(self, client: bytes, now: float) -> None:
         """A message could not be delivered: the client is not connected, or read so slowly that its
         backlog was dropped."""
 
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
-        """The client has stopped reading and messages for it wait here; or, with `slow` false, it
+        """The client has stopped reading and messages for it wait; or, with `slow` false, it
         has caught up."""
 
     def on_peer_stuck(self, role: str, now: float) -> bool:

@@ -8,13 +8,16 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
-from actorium.actors.config.byte_sizes import disk_cache_fault
 from actorium.actors.config.cluster_settings import cluster_rules
 from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
-from actorium.actors.config.key_digests import hashed
 from actorium.actors.config.media_settings import media_rules
-from actorium.actors.config.pass_names import parse_passes
-from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.parsed_values import (
+    disk_cache_fault,
+    hashed,
+    parse_acceptance,
+    parse_passes,
+    parse_speculative,
+)
 from actorium.actors.config.tree import (
     MADE_BITS,
     SECRETS,

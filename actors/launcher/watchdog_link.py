@@ -37,8 +37,8 @@ class WatchdogLink:
         """By role: what the watchdog reported last."""
 
     def connect(self, children: list[Child], exits: list[Exited], up: bool) -> None:
-        """There is a new watchdog: send it who runs, who is gone without a successor, and whether
-        the engine has been ready."""
+        """There is a new watchdog: send it the running actors, the exits without a successor, and
+        whether the engine has been ready."""
         from actorium.actors.runtime.mailbox import Outbox
 
         self.close()  # with what is left for the old one

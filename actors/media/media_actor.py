@@ -37,7 +37,7 @@ from actorium.actors.media.patch_store import (
     stored_items,
 )
 from actorium.actors.models import model_dir
-from actorium.actors.runtime.media_folder import NEW, SECRET, make_media_folder
+from actorium.actors.runtime.rundir import NEW, SECRET, make_media_folder
 
 MOST_DECODERS = 4
 CORES_EACH = 4

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.runtime.media_folder import FACTS, MEDIA, NEW, ROWS
+from actorium.actors.runtime.rundir import FACTS, MEDIA, NEW, ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,14 +32,14 @@ class MediaFacts(Struct, frozen=True):
     video: bool
     grid: tuple[int, int, int]
     """Patches (t, h, w)."""
-    merge_size: int
+    merge_size: int = 2
     """Patches of a side that become one token."""
-    row: int
+    row: int = 0
     """Numbers of a row."""
     seconds: float = 0.0
     """Of a video: how long a frame of patches lasts."""
     timestamps: tuple[float, ...] = ()
-    """Of a video: seconds of each of its t frames of patches."""
+    """Of a video: seconds of each of its t frames of patches (`prompt_media.patch_times`)."""
 
     @property
     def tokens(self) -> int:

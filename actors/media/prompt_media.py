@@ -36,23 +36,6 @@ ASSUMED_FPS = 24.0
 Encode = Callable[[str], Sequence[int]]
 
 
-class MediaGrid(NamedTuple):
-    """What a prompt needs to know of an item."""
-
-    kind: str
-    """image | video"""
-    grid: tuple[int, int, int]
-    """Patches (t, h, w)."""
-    merge_size: int = 2
-    timestamps: tuple[float, ...] = ()
-    """Of a video: seconds of each of its t temporal patches (`patch_times`)."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that stand for it, timestamps and marks apart."""
-        return self.grid[0] * self.grid[1] * self.grid[2] // self.merge_size ** 2
-
-
 class MediaSpan(NamedTuple):
     """A run of pads in a prompt: an image, or a video, or one temporal patch of a video that has
     timestamps."""
@@ -89,7 +72,7 @@ def seconds_per_patch(indices: Sequence[int], total: int, fps: float | None,
     return temporal_patch_size / (len(indices) / total * (fps or ASSUMED_FPS))
 
 
-def expand_text(text: str, media: Sequence[MediaGrid], family: str,
+def expand_text(text: str, media: Sequence[MediaFacts], family: str,
                 param: str = "messages") -> ExpandedText:
     """Gives each pad of a rendered conversation its item, in order within images and videos.
 
@@ -97,7 +80,7 @@ def expand_text(text: str, media: Sequence[MediaGrid], family: str,
     in place of its pad with the marks around it, as the model was trained and as transformers 4.57
     has it (5.23 leaves the outer marks standing). Raises `InvalidRequest` where text and media do
     not match: a template that knows no images, or a message whose own text has pads."""
-    queues = {kind: [index for index, item in enumerate(media) if item.kind == kind]
+    queues = {kind: [index for index, item in enumerate(media) if item.video == (kind == VIDEO)]
               for kind in PADS}
     kinds = [match[1] for match in _PAD.finditer(text)]
     for kind, queue in queues.items():
@@ -187,9 +170,7 @@ class PromptMedia:
             if count > (most := item_limit(self._limits, kind)):
                 raise InvalidRequest(f"{param}: {count} {kind}s; {most} are allowed "
                                      "(--limit-mm-per-prompt)", param)
-        grids = [MediaGrid(VIDEO if item.video else IMAGE, item.grid, item.merge_size,
-                           item.timestamps) for item in facts]
-        expanded = expand_text(text, grids, self._family, param)
+        expanded = expand_text(text, facts, self._family, param)
         ids, spans = expand_ids(encode(expanded.text), expanded, self._pads, param)
         return array("i", ids), items_of(keys, facts, spans)
 
@@ -211,7 +192,7 @@ def open_prompt_media(config: Config, model_path: Path, tokenizer: Tokenizer | N
 
 def items_of(keys: Sequence[bytes], facts: Sequence[MediaFacts],
              spans: Sequence[MediaSpan]) -> list[MediaItem]:
-    """What the scheduler is told, in the order of the prompt."""
+    """The items as the scheduler gets them, in the order of the prompt."""
     items = []
     for at, (key, item) in enumerate(zip(keys, facts, strict=True)):
         item_spans = [span for span in spans if span.item == at]

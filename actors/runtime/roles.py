@@ -28,8 +28,8 @@ NULL_WORKER = "actorium.tools.null.null_worker:build"
 REFUSING = ("tokenizer", "gateway", "media")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""
 DRAINING = (*REFUSING, "detokenizer")
-"""Roles (by prefix) that are told at once that the engine stops; the others when it is their turn.
-The detokenizer gives up clients that are gone."""
+"""Roles (by prefix) that drain as soon as the engine stops; the others when it is their turn. The
+detokenizer gives up lost clients."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes",
@@ -75,7 +75,7 @@ def refuses_work(role: str) -> bool:
 
 
 def drains_at_once(role: str) -> bool:
-    """Whether the role is told as soon as the engine stops."""
+    """Whether the role drains as soon as the engine stops."""
     return role.split("-")[0] in DRAINING
 
 

@@ -109,9 +109,10 @@ class Shell:
         self.inbox = Inbox(self.context, address(run_dir, f"{role}.inbox"), core.inbox,
                            hwm=self._hwm)
         self.loop.add_reader(self.inbox.fd, self.wake)
-        if core.front is not None:
-            self.front = ClientEndpoint(self.context, address(run_dir, f"{role}.front"), core.front,
-                               hwm=min(self._hwm, CLIENT_HWM), limit=core.front_bytes)
+        if core.client_inbox is not None:
+            self.front = ClientEndpoint(self.context, address(run_dir, f"{role}.front"),
+                                        core.client_inbox, hwm=min(self._hwm, CLIENT_HWM),
+                                        limit=core.client_inbox_bytes)
             self.loop.add_reader(self.front.fd, self.wake, True)
             self._open_gate(self.front)
         if core.ledger is not None:
@@ -231,7 +232,7 @@ class Shell:
         for client, slow in changes:
             core.on_client_slow(client, slow, now)
         for client in lost:
-            core.on_client_gone(client, now)
+            core.on_client_lost(client, now)
         self.wake_soon()
 
     def _after_wake(self, core: Core) -> None:

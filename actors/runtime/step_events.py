@@ -106,8 +106,8 @@ class StepEventFile:
 def open_events(ctx: Context, part: str = "") -> StepEventFile | None:
     """The file of an actor, or of a part of it that has its own thread; None where none is wanted.
 
-    Raises `OSError` if it cannot be made, but for an actor that is started again: it is told in the
-    log, and nothing is written.
+    Raises `OSError` if it cannot be made, but for an actor that is started again, which logs it and
+    writes nothing.
     """
     runtime = ctx.config.runtime
     if runtime.trace_dir is None:

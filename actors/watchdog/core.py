@@ -1,7 +1,7 @@
 """The watchdog's core: which actors live, in which phase, and whether the engine is ready.
 
-Every actor sends its heartbeats here; the launcher reports which processes it started and which are
-gone. Anyone may ask for the status, or wait for readiness, at the front. With `recovery.restart`
+Every actor sends it heartbeats; the launcher reports which processes it started and which have
+exited. Any client may ask for the status, or wait for readiness. With `recovery.restart`
 and once the engine has been ready, the `Supervisor` has dead actors started again and hung ones
 killed; before that, a death ends the engine.
 """
@@ -39,7 +39,7 @@ class WatchdogCore(Core):
     """Pure core of the watchdog; see `core.Core`."""
 
     inbox: Any = ToWatchdog
-    front: Any = ToWatchdogFront
+    client_inbox: Any = ToWatchdogFront
 
     def __init__(self, name: str, epoch: int, pid: int, start_timeout: float,
                  recovery: RecoveryConfig | None = None, heartbeat: float = 0.25, seed: int = 0,

@@ -52,7 +52,7 @@ class RestartRecord(Struct):
     counted: deque[float] = field(default_factory=deque)
     """`worked` at each restart within the window."""
     suspected: int = 0
-    """Deaths with a suspected request. (The next watchdog is not told.)"""
+    """Deaths with a suspected request. (The next watchdog does not get it.)"""
 
 
 class Restarts:

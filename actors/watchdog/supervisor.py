@@ -2,7 +2,7 @@
 
 Pure, but for the function that looks at processes: it receives deaths, checks the actors now and
 then, and returns orders to the launcher. What it knows of restarts goes to the launcher as
-well, which hands it to the next watchdog: no limit begins anew with a new watchdog.
+well, which hands it to the next watchdog: a new watchdog resets no limit.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ class Supervisor:
 
     def changed_restarts(self) -> list[Restarted]:
         """Restart records that have changed, for the launcher, to be sent before the orders of this
-        tick. A restart that is not ordered yet is left out: the next watchdog hears of that death
+        tick. A restart that is not ordered yet is left out: the next watchdog gets that death
         itself."""
         roles = {role for role, _ in self.counts if role not in self._due}
         records = ((role, self._restarts.take_changed(role)) for role in sorted(roles))

@@ -17,7 +17,7 @@ from actorium.actors.messages import Beat, Exited
 from actorium.actors.runtime.process import activity_seen_by_watcher
 from actorium.actors.watchdog import probe_server
 from actorium.actors.watchdog.core import WatchdogCore
-from actorium.actors.watchdog.readiness import EngineCondition, EngineView, judge
+from actorium.actors.watchdog.readiness import EngineCondition, judge
 from actorium.actors.watchdog.stats_line import StatsLogger
 
 if TYPE_CHECKING:
@@ -88,9 +88,7 @@ class WatchdogActor(CoreObserver):
 
     def condition(self, now: float) -> EngineCondition:
         """The engine's condition at `now`."""
-        core = self._core
-        view = EngineView(core.actors, core.expected, core.error, core.draining, core.was_ready)
-        return judge(view, self._config, now)
+        return judge(self._core, self._config, now)
 
     def metrics_input(self, now: float) -> MetricsInput:
         """What the metrics are made of, as far as the core knows it."""

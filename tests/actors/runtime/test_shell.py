@@ -18,12 +18,13 @@ import msgspec
 import pytest
 import zmq
 from helpers_frames import BAD_FRAMES
+from helpers_ledger import read_all
 from helpers_runtime import ActorProcess, Peer, Say, Told, Union, make_config, short_dir
 
 from actorium.actors.config.tree import RecoveryConfig, dump
 from actorium.actors.core import LEDGER, Context, Core, Health, Send
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter, read_all
+from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter
 from actorium.actors.messages import Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox
 from actorium.actors.runtime.process import EXIT_ORPHAN
