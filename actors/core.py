@@ -68,7 +68,7 @@ class Core:
     inbox: Any = None
     """Closed union of the messages that the core accepts from actors."""
     client_inbox: Any = None
-    """Closed union of the messages that it accepts from clients; None = it has no front."""
+    """Closed union of the messages that it accepts from clients; None = it has no clients."""
     client_inbox_bytes = MAX_CLIENT_MESSAGE_BYTES
     """Bytes of the largest of them."""
     journal: InflightJournal | None = None
@@ -110,8 +110,8 @@ class Core:
         it runs `call` on the shell's thread, then wakes the core."""
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
-        """A client sent a frame that is no message of `front`. The text is one line that names the
-        field where it can."""
+        """A client sent a frame that is no message of `client_inbox`. The text is one line, with
+        the name of the field if possible."""
 
     def on_client_lost(self, client: bytes, now: float) -> None:
         """A message could not be delivered: the client is not connected, or read so slowly that its

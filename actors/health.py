@@ -89,8 +89,7 @@ def growth(before: CounterReading | None, after: CounterReading) -> Growth | Non
 
 
 def read_counters(actor: ActorStatus, names: Iterable[str], now: float) -> CounterReading:
-    """Read these gauges of an actor; a missing one is 0. now: CLOCK_MONOTONIC seconds of the
-    answer."""
+    """These gauges of an actor, 0 where missing. now: CLOCK_MONOTONIC seconds of the answer."""
     return CounterReading(actor.epoch, now - actor.beat_age,
                    {name: actor.gauges.get(name, 0.0) for name in names})
 

@@ -61,8 +61,7 @@ class ReplicaSet(Message, frozen=True):
     autoscale: AutoscaleState = AutoscaleState()
     """The router's own."""
     number: StepNo = 0
-    """Later ones have higher numbers, those of later routers too: one that comes after a higher one
-    is ignored."""
+    """Rises, also from router to router: one that comes after a higher one is ignored."""
 
 
 class AskReplicaSet(Message, frozen=True):

@@ -115,8 +115,8 @@ class Inventory(Message, frozen=True):
 
 
 class CacheDelta(Message, frozen=True):
-    """Prefixes that have come into the cache or left it since the last delta, as numbers of whole
-    pages (`prefix_index.prefix_hashes`)."""
+    """Prefixes added to the cache and removed since the last delta (`prefix_index.prefix_hashes`).
+    """
 
     sequence: StepNo
     """One more than the last one's: after a gap nothing is known of the cache. 0 = this is all that
@@ -267,8 +267,7 @@ FromHead = Welcome | RefusedNode | HeadFrame
 # --- requests in messages -------------------------------------------------------------------------
 
 def life_of(launch: int, epoch: int) -> int:
-    """The life of a scheduler: launch = how often the replica was started, epoch = the scheduler's
-    within that."""
+    """The life of a scheduler. launch: of its replica, from 1; epoch: its own within that."""
     return launch << 31 | epoch
 
 

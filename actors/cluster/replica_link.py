@@ -115,8 +115,7 @@ ORDERS = (RouterHello, Resync, Assign, Adopt, Evict)
 
 
 def router_of(replica: ReplicaOf) -> str:
-    """The role under which a replica's scheduler reaches its router: a path from its own run
-    directory."""
+    """The router's role for a replica's scheduler: a path from its own run directory."""
     return f"../{replica.cluster}/{ROUTER_ROLE}"
 
 

@@ -104,8 +104,7 @@ def parse_passes(text: str) -> tuple[str, ...]:
 
 
 def chooses_passes(text: str) -> bool:
-    """Whether those of them are left out that are measured to lose: `auto`, or a `-` before the
-    first name."""
+    """Whether passes that measurably lose are left out: `auto`, or a `-` before the first name."""
     return _pass_words(text)[:1] == ["auto"] or text.strip().startswith("-")
 
 
@@ -150,8 +149,7 @@ def parse_speculative(text: str) -> Speculation:
 
 
 def parse_acceptance(text: str) -> tuple[float, ...]:
-    """Parse `force_acceptance`: probabilities by position, () for an empty text. Raises
-    `BadConfig`."""
+    """`force_acceptance`: probabilities by position, () of an empty text. Raises `BadConfig`."""
     try:
         shares = tuple(float(part) for part in text.split(",")) if text else ()
     except ValueError:

@@ -35,8 +35,7 @@ DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "fl
            "float8_e5m2": "fp8_e5m2", "int8_per_token_head": "int8"}
 """Short names of dtypes."""
 Names: TypeAlias = tuple[str, ...]
-"""Several texts: in TOML a list, as flags several words, elsewhere (or within a word) with commas
-between them."""
+"""Several texts: in TOML a list, as flags several words, elsewhere separated by commas."""
 Table: TypeAlias = dict[str, float]
 """Names to numbers: in TOML a table, elsewhere `name=number,...` or a JSON object."""
 

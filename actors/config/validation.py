@@ -47,8 +47,7 @@ Rule = tuple[str, bool, str]
 
 
 def validate(config: Config) -> Config:
-    """Returns the configuration. Raises `BadConfig` naming the first field (`section.field`) with a
-    wrong value."""
+    """Returns the configuration. Raises `BadConfig` naming the first wrong `section.field`."""
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
                             *_process_rules(config), *media_rules(config.media),

@@ -57,8 +57,7 @@ def check_machine(config: Config) -> None:
 
 
 def check_packages(config: Config) -> None:
-    """Raise `BadConfig` if packages are missing that the engine needs: the base install is the
-    client alone."""
+    """Raise `BadConfig` if the engine lacks packages: the base install is the client alone."""
     needed = ["uvloop", "numpy"]
     if not config.model.skip_tokenizer:
         needed += ["tokenizers", "jinja2"]

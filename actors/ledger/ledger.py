@@ -39,8 +39,7 @@ from actorium.actors.runtime.security import private_paths as private
 
 LOG = logging.getLogger("actorium.ledger")
 SEGMENT_BYTES = 16 << 20
-"""A segment that has grown past this, and past twice what was alive at the last compaction, is
-compacted."""
+"""A segment larger than this, and than twice what the last compaction kept, is compacted."""
 ID_BYTES = 16
 """Hexadecimal digits of a ledger's id."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")

@@ -36,8 +36,7 @@ MAX_PAYLOAD = 64 << 20
 
 
 class LedgerFull(OSError):
-    """Nothing can be written (the disk is full, read-only or removed): no part of the batch was
-    committed."""
+    """Nothing can be written (the disk is full, read-only or removed): no part was committed."""
 
     partial = False
     """Part of the batch stays in the file."""
@@ -171,8 +170,7 @@ class SegmentWriter:
     """Appends to one new segment at a time. Not thread-safe: a ledger has one writer."""
 
     def __init__(self, directory: Path, later: bool = False) -> None:
-        """later: where nothing can be written now, fail at the first `commit`. Raises
-        `LedgerFull`."""
+        """later: if nothing can be written, only the first `commit` fails. Raises `LedgerFull`."""
         self._directory = directory
         self._number = 0
         self._fd = -1

@@ -141,8 +141,7 @@ class MediaInput(NamedTuple):
     """What the engine takes of an item."""
 
     rows: NDArray[np.float32]
-    """Patches, [t * h * w, 3 * temporal_patch_size * patch_size**2]: `pixel_values` of
-    transformers."""
+    """transformers' `pixel_values`, [t * h * w, 3 * temporal_patch_size * patch_size**2]."""
     facts: MediaFacts
     key: bytes
     """SHA-256 of the resized pixels and of what becomes of them: equal where rows and grid are."""

@@ -97,8 +97,7 @@ def write_patches(folder: Path, key: bytes, rows: NDArray[np.float32], facts: Me
 
 
 def write_new(folder: Path, job: bytes, rows: NDArray[np.float32], facts: MediaFacts) -> None:
-    """Writes an item under a name that nobody reads, 32 bytes of the writer's choice. Raises as
-    `write_patches`."""
+    """Writes an item under a name of 32 bytes that nobody reads. Raises as `write_patches`."""
     if rows.nbytes != facts.bytes:
         raise ValueError(f"{rows.nbytes} bytes of rows, facts of {facts.bytes}")
     try:
@@ -125,8 +124,7 @@ def remove_patches(folder: Path, key: bytes) -> None:
 
 
 def stored_items(folder: Path) -> Iterator[tuple[bytes, MediaFacts]]:
-    """What an earlier life of the actor has left, the oldest first; remains of what it was writing
-    are removed."""
+    """Items of an earlier life of the actor, the oldest first; unfinished files are removed."""
     for path in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime_ns):
         if path.suffix == NEW:
             path.unlink(missing_ok=True)

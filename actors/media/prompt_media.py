@@ -37,8 +37,7 @@ Encode = Callable[[str], Sequence[int]]
 
 
 class MediaSpan(NamedTuple):
-    """A run of pads in a prompt: an image, or a video, or one temporal patch of a video that has
-    timestamps."""
+    """A run of pads: an image, a video, or one temporal patch of a video with timestamps."""
 
     item: int
     """Which of the request's items."""
@@ -67,8 +66,7 @@ def patch_times(indices: Sequence[int], fps: float | None, temporal_patch_size: 
 
 def seconds_per_patch(indices: Sequence[int], total: int, fps: float | None,
                       temporal_patch_size: int) -> float:
-    """Seconds between two temporal patches of a sampled video: `second_per_grid_ts` of
-    Qwen2.5-VL."""
+    """Seconds between temporal patches of a sampled video: Qwen2.5-VL's `second_per_grid_ts`."""
     return temporal_patch_size / (len(indices) / total * (fps or ASSUMED_FPS))
 
 
@@ -183,8 +181,7 @@ class PromptMedia:
 
 def open_prompt_media(config: Config, model_path: Path, tokenizer: Tokenizer | None,
                       run_dir: Path | None) -> PromptMedia | None:
-    """Of an engine whose model takes images; None of any other, and without a tokenizer. Raises
-    `BadModel`."""
+    """None if the model takes no images, or without a tokenizer. Raises `BadModel`."""
     if tokenizer is None or run_dir is None or not takes_media(config):
         return None
     return PromptMedia(model_path, config.media, patch_folder(run_dir), tokenizer.token_to_id)
@@ -203,8 +200,7 @@ def items_of(keys: Sequence[bytes], facts: Sequence[MediaFacts],
 
 
 def cut(media: Sequence[MediaItem], dropped: int) -> list[MediaItem]:
-    """The items of a prompt that loses its first tokens. Raises `InvalidRequest` where one would go
-    with them."""
+    """The items of a prompt without its first tokens. Raises `InvalidRequest` if one is lost."""
     if any(item.start < dropped for item in media):
         raise InvalidRequest("truncate_prompt_tokens: would cut an image or a video off",
                              "truncate_prompt_tokens")

@@ -54,8 +54,7 @@ def gguf_folder(file: Path) -> Path:
 
 
 def gguf_source(folder: Path) -> Path | None:
-    """The GGUF file whose directory this is; None for one of any other model's. Raises
-    `BadModel`."""
+    """The GGUF file of such a directory; None of any other directory. Raises `BadModel`."""
     if folder.parent not in roots():
         return None
     found = msgspec.json.decode(read_file(folder / "config.json", MAX_JSON), type=dict[str, Any])

@@ -59,8 +59,7 @@ class HubListing(NamedTuple):
 
 
 def list_files(name: ModelName) -> HubListing:
-    """Ask the hub. Raises what `huggingface_hub` does, and `BadModel` where the answer is none of a
-    hub."""
+    """Ask the hub. Raises what `huggingface_hub` does, and `BadModel` for other answers."""
     from huggingface_hub import HfApi
 
     info = HfApi(library_name="actorium").model_info(

@@ -97,8 +97,7 @@ def _checked(path: Path, what: str) -> Path:
 
 
 def read_json(path: Path, optional: bool = False, max_bytes: int = MAX_JSON) -> dict[str, Any]:
-    """A JSON object from a file of at most `max_bytes`; {} if it is missing and optional. Raises
-    `BadModel`."""
+    """A file's JSON object, at most `max_bytes`; {} if missing and optional. Raises `BadModel`."""
     try:
         data = read_file(path, max_bytes)
     except FileNotFoundError:

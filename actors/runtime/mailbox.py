@@ -274,8 +274,7 @@ class Outbox:
             self.backlog.append(frame)
 
     def drop_backlog(self) -> None:
-        """After `Overflow`: drop that message, the backlog, and all messages until `flush` returns
-        True."""
+        """After `Overflow`: drop the message, the backlog, and all until `flush` returns True."""
         self.dropped += 1 + len(self.backlog)
         self.backlog.clear()
         self.dropping = True

@@ -65,8 +65,7 @@ def base_dir(run_dir: str | None = None) -> Path:
 
 
 def _is_own(directory: str) -> bool:
-    """Returns whether the user owns the directory: `sudo` may leave another user's in the
-    environment."""
+    """Whether the user owns the directory: `sudo` may leave another's in the environment."""
     try:
         return os.stat(directory).st_uid == os.getuid() and os.access(directory, os.W_OK)
     except OSError:
@@ -239,8 +238,7 @@ def _is_ours(entry: Path) -> bool:
 # --- the folder of prepared images and videos ---
 
 def make_media_folder(run_dir: Path, need: int, shared: Path = SHARED_MEMORY) -> Path:
-    """The folder, made where there is none yet. need: bytes that shared memory must have in all.
-    Raises `OSError`."""
+    """The folder, made if missing. need: bytes that shared memory must have. Raises `OSError`."""
     link = run_dir / MEDIA
     if not os.path.lexists(link):
         if _free_bytes(shared) >= need:

@@ -149,8 +149,7 @@ def _vllm_special(facts: MetricsInput, common: dict[str, str]) -> Iterator[Metri
 
 
 def _http(facts: MetricsInput) -> Iterator[MetricFamily]:
-    """Returns the HTTP metrics of all gateways together, by prometheus_fastapi_instrumentator's
-    names."""
+    """All gateways' HTTP metrics together, by prometheus_fastapi_instrumentator's names."""
     gateways = [actor.gauges for role, actor in facts.actors.items() if role.startswith("gateway")]
     counts: Counter[tuple[str, ...]] = Counter()
     for gauges in gateways:

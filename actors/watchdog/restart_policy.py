@@ -98,8 +98,7 @@ class Restarts:
         self._changed.add(role)
 
     def on_suspected_death(self, role: str) -> None:
-        """The last death has made requests suspects: of `SUSPECTS_EACH` such restarts one
-        counts."""
+        """The last death made requests suspects: of `SUSPECTS_EACH` such restarts one counts."""
         record = self._record(role)
         record.suspected += 1
         if record.suspected % SUSPECTS_EACH:

@@ -57,8 +57,7 @@ class Supervisor:
         """heartbeat: seconds between the heartbeats of a busy actor; seed: for the jitter of
         restart delays; activity_of: the activity of a pid, as `process.process_activity`."""
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Restarts ordered, by (role, cause); causes: killed, oom, fault, exited, silent,
-        hung."""
+        """Restarts ordered, by (role, cause): killed, oom, fault, exited, silent, hung."""
         self.give_up_reason: str | None = None
         """Why the engine has to end."""
         self._recovery, self._heartbeat = recovery, heartbeat

@@ -45,8 +45,7 @@ class ReplicaView(Struct):
     seen: int = 0
     """Number of the last order that it received."""
     fence: int = 0
-    """Number of the last order that took a request away: until the replica has received it, it
-    gets none."""
+    """Number of the last order that took a request away: before receiving it, it gets none."""
     asked: int = 0
     """Number of the last question what it knows: an answer to an earlier one is out of date."""
     last_message_at: float = 0.0

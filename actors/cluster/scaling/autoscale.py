@@ -37,8 +37,7 @@ MEMORY = 6.0
 
 
 class LoadMeter:
-    """First tokens, and how long those have waited that have none. Times are CLOCK_MONOTONIC
-    seconds."""
+    """Times to first token, measured and pending. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self, book: RequestBook) -> None:
         self._book = book

@@ -142,8 +142,7 @@ class Fleet:
         return error
 
     def scale_by_load(self, least: int, most: int) -> str:
-        """As many as the policy wants, from `least` to `most`; 0 and 0 = within the bounds that
-        there were."""
+        """As many as the policy wants, from `least` to `most`; both 0 = within the last bounds."""
         state = AutoscaleState(least, most) if most else msgspec.structs.replace(
             self.autoscale, suspended=False)
         if not state.most:

@@ -95,9 +95,9 @@ def check_head(scope: MutableMapping[str, Any], hosts: AllowedHosts | None) -> H
     if len(scope["headers"]) != len(headers) and sum(
             name == b"host" for name, _ in scope["headers"]) > 1:
         return _bad("there are several Host headers")
-    coding, recent = headers.get(b"transfer-encoding"), scope["http_version"] == "1.1"
-    if coding is not None and not (coding.lower() == b"chunked" and recent):
-        return HttpRefusal(501 if recent else 400,
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None and not (coding.lower() == b"chunked" and scope["http_version"] == "1.1"):
+        return HttpRefusal(501 if scope["http_version"] == "1.1" else 400,
                            "transfer-encoding: only chunked is taken, and only in HTTP/1.1",
                            "transfer-encoding", "unsupported_framing")
     return None if hosts is None else hosts.check(scope, headers)

@@ -93,8 +93,7 @@ class BoundedConnection(HttpToolsProtocol):
 
     def __init__(self, limits: ConnectionLimits, idle: dict[BoundedConnection, None],
                  **of_uvicorn: Any) -> None:
-        """idle: the server's connections on which nothing is being answered, the longest idle one
-        first."""
+        """idle: the server's connections without a request, the longest idle one first."""
         super().__init__(**of_uvicorn)
         self.limits, self.idle = limits, idle
 
