@@ -17,8 +17,7 @@ from actorium.actors.config.cluster_settings import (
 )
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.media_models import takes_media
-from actorium.actors.models.model_dir import is_jinja
+from actorium.actors.models.model_dir import is_jinja, takes_media
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")

@@ -21,7 +21,7 @@ from actorium.actors.errors import InvalidRequest, MediaGone
 from actorium.actors.media.image_processor import QWEN3, read_processing
 from actorium.actors.media.patch_store import MediaFacts, patch_folder, read_facts
 from actorium.actors.messages import MediaItem
-from actorium.actors.models.media_models import takes_media
+from actorium.actors.models.model_dir import takes_media
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

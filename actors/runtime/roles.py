@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from actorium.actors.config.cluster_settings import cluster_roles
 from actorium.actors.config.tree import Config
-from actorium.actors.models.media_models import takes_media
+from actorium.actors.models.model_dir import takes_media
 
 ROLES: Mapping[str, str] = {
     "worker-0": "actorium.gpu.worker.core:build",

@@ -9,8 +9,7 @@ from torch import Tensor
 from actorium.actors.config.parsed_values import parse_disk_cache
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.media_models import takes_media
-from actorium.actors.models.model_dir import resolve
+from actorium.actors.models.model_dir import resolve, takes_media
 from actorium.actors.runtime.memory_limits import available_memory
 from actorium.actors.runtime.security.private_paths import UnsafePath
 from actorium.actors.runtime.worker_info import WorkerInfo

@@ -324,30 +324,32 @@ class RayCore(Core):
             "ray_away": float(bool(self._away(self._now)))}, self._reported_text)
 
 
-def build(context: Context) -> RayWithDriver:
+def build(context: Context) -> RayActor:
     """The role's entry."""
     cluster, device = context.config.cluster, context.config.device
     ranks = device.tensor_parallel_size
     core = RayCore(cluster.ray_cpus or float(ranks), 0 if device.device == "cpu" else ranks,
                    device.device == "auto", int(time.time()))
-    return RayWithDriver(core, context)
+    return RayActor(core, context)
 
 
-class RayWithDriver(CoreObserver):
+class RayActor(CoreObserver):
     """The core with the process that speaks to Ray."""
+
+    _core: RayCore
 
     def __init__(self, core: RayCore, context: Context) -> None:
         super().__init__(core)
-        self._ray, self._context = core, context
+        self._context = context
         self._post: Callable[..., None] = lambda call=None: None
 
     def on_start(self, post: Callable[..., None]) -> None:
         self._post = post
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        sends = self._ray.on_wake(now)
-        if self._ray.start_driver:
-            self._ray.start_driver = False
+        sends = self._core.on_wake(now)
+        if self._core.start_driver:
+            self._core.start_driver = False
             self._start()
         return sends
 
@@ -356,11 +358,11 @@ class RayWithDriver(CoreObserver):
         where = self._context.run_dir
         (where / f"{DRIVER_ROLE}.inbox").unlink(missing_ok=True)
         process: Any = start(python(DRIVER, str(where), str(os.getpid()),
-                                    self._ray.address or str(
+                                    self._core.address or str(
                                         self._context.config.cluster.ray_address)))
 
         def wait() -> None:
             how = describe_exit(process.wait())
-            self._post(lambda: self._ray.driver_ended(how, time.monotonic()))
+            self._post(lambda: self._core.driver_ended(how, time.monotonic()))
 
         threading.Thread(target=wait, name="ray-driver", daemon=True).start()

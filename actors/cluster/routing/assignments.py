@@ -285,10 +285,6 @@ class Assignments:
         self.ask(view)
         view.fence = view.asked
 
-    def runs_at(self, view: ReplicaView) -> bool:
-        """Whether any request runs at a replica."""
-        return view.sequences > 0
-
     def move_all(self, view: ReplicaView) -> None:
         """What runs at a replica goes on elsewhere, though it could go on there."""
         running = [request for request in self._book.placed_at(view.index) if not request.over]

@@ -222,7 +222,7 @@ class Fleet:
             if not member.closed:
                 continue
             view = assignments.by_index[member.index]
-            busy = assignments.runs_at(view)
+            busy = view.sequences > 0
             if busy and now >= member.move_at and any_open:
                 assignments.move_all(view)
                 busy = False
@@ -291,8 +291,7 @@ class Fleet:
 
     def _row(self, member: Member, view: ReplicaView) -> ReplicaRow:
         reasons = view.reasons
-        running = self._assignments.runs_at(view)
-        phase = ("leaving" if member.leaving else "draining" if member.drained and running
+        phase = ("leaving" if member.leaving else "draining" if member.drained and view.sequences
                  else "drained" if member.drained else "left out" if member.left_out
                  else "ready" if view.takes_requests
                  else "silent" if view.lost else "starting")
