@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES
+
+if TYPE_CHECKING:
+    from actorium.actors.runtime.inflight_journal import InflightJournal
 
 CLIENT = "client"
 LEDGER = "ledger"
@@ -54,17 +57,6 @@ class Context(NamedTuple):
     """63 random bits, drawn once by the entry point, for cores that need fresh seeds."""
 
 
-class RequestJournal(Protocol):
-    """What the shell asks of the journal of requests in progress (`runtime/inflight_journal.py`).
-    """
-
-    def overdue(self, now: float) -> tuple[float, float] | None:
-        """(seconds spent, seconds allowed) of a request that takes too long; None if none does."""
-
-    def gauges(self) -> dict[str, float]:
-        """Counts for the heartbeat."""
-
-
 class Core:
     """An actor's logic: the base class of every actor's core.
 
@@ -75,11 +67,11 @@ class Core:
 
     inbox: Any = None
     """Closed union of the messages that the core accepts from actors."""
-    front: Any = None
-    """Closed union of the messages that it accepts from clients; None = it has no front."""
-    front_bytes = MAX_CLIENT_MESSAGE_BYTES
+    client_inbox: Any = None
+    """Closed union of the messages that it accepts from clients; None = it has no clients."""
+    client_inbox_bytes = MAX_CLIENT_MESSAGE_BYTES
     """Bytes of the largest of them."""
-    journal: RequestJournal | None = None
+    journal: InflightJournal | None = None
     """The requests in progress, for the next incarnation and for heartbeats."""
     ledger: Any = None
     """The `Ledger` that stores what is sent to `LEDGER`; None = there is none."""
@@ -118,15 +110,15 @@ class Core:
         it runs `call` on the shell's thread, then wakes the core."""
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
-        """A client sent a frame that is no message of `front`. The text is one line that names the
-        field where it can."""
+        """A client sent a frame that is no message of `client_inbox`. The text is one line, with
+        the name of the field if possible."""
 
-    def on_client_gone(self, client: bytes, now: float) -> None:
+    def on_client_lost(self, client: bytes, now: float) -> None:
         """A message could not be delivered: the client is not connected, or read so slowly that its
         backlog was dropped."""
 
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
-        """The client has stopped reading and messages for it wait here; or, with `slow` false, it
+        """The client has stopped reading and messages for it wait; or, with `slow` false, it
         has caught up."""
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
@@ -152,67 +144,17 @@ class Core:
         """The ledger accepts records again, and what waited has been sent."""
 
 
-class CoreObserver(Core):
-    """A core that wraps another one and forwards every hook that a subclass does not override."""
+if TYPE_CHECKING:
+    _CoreInterface = Core
+else:
+    _CoreInterface = object
+
+
+class CoreObserver(_CoreInterface):
+    """A core that wraps another one: what a subclass does not define is that one's."""
 
     def __init__(self, core: Core) -> None:
         self._core = core
-        self.inbox, self.front, self.front_bytes = core.inbox, core.front, core.front_bytes
-        self.journal, self.ledger = core.journal, core.ledger
 
-    @property
-    def next_sid(self) -> int:  # type: ignore[override]
-        """See `Core.next_sid`."""
-        return self._core.next_sid
-
-    def on_message(self, message: Any, now: float) -> None:
-        self._core.on_message(message, now)
-
-    def on_client(self, client: bytes, message: Any, now: float) -> None:
-        self._core.on_client(client, message, now)
-
-    def on_wake(self, now: float) -> Sequence[Send]:
-        return self._core.on_wake(now)
-
-    def next_timer(self) -> float | None:
-        return self._core.next_timer()
-
-    def drain(self, now: float) -> None:
-        self._core.drain(now)
-
-    @property
-    def done(self) -> bool:
-        return self._core.done
-
-    def health(self) -> Health:
-        return self._core.health()
-
-    def on_start(self, post: Callable[..., None]) -> None:
-        self._core.on_start(post)
-
-    def on_bad_client(self, client: bytes, error_text: str) -> None:
-        self._core.on_bad_client(client, error_text)
-
-    def on_client_gone(self, client: bytes, now: float) -> None:
-        self._core.on_client_gone(client, now)
-
-    def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
-        self._core.on_client_slow(client, slow, now)
-
-    def on_peer_stuck(self, role: str, now: float) -> bool:
-        return self._core.on_peer_stuck(role, now)
-
-    def on_peer_back(self, role: str, now: float) -> None:
-        self._core.on_peer_back(role, now)
-
-    def live_records(self) -> Iterable[Sequence[Any]]:
-        return self._core.live_records()
-
-    def on_ledger_full(self, why: str, now: float) -> None:
-        self._core.on_ledger_full(why, now)
-
-    def on_ledger_lost(self, why: str, now: float) -> None:
-        self._core.on_ledger_lost(why, now)
-
-    def on_ledger_ok(self, now: float) -> None:
-        self._core.on_ledger_ok(now)
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._core, name)

@@ -18,8 +18,7 @@ class ActoriumError(Exception):
 
 
 def shown(value: object) -> str:
-    """A value of unknown origin as a message quotes it: printable characters on one line, cut at
-    `SHOWN`."""
+    """A value of unknown origin for a message: printable, on one line, cut at `SHOWN`."""
     if isinstance(value, str | bytes | list | tuple | dict) and len(value) > SHOWN:
         kind = type(value).__name__
         text = repr(value[:SHOWN]) if isinstance(value, str | bytes | list | tuple) else kind

@@ -1,5 +1,5 @@
 """How to read an engine's health, in one place: phases, which actors work, why the engine is not
-ready. Pure. (How much its counters have grown: `actors/counters.py`.)
+ready, what its gauges say of memory and speculation, how much its counters have grown. Pure.
 
 The watchdog judges by heartbeats (`watchdog/readiness.py`); the gateway, the dashboard and the
 command line read its answer, a `Status`, with these functions.
@@ -8,6 +8,7 @@ command line read its answer, a `Status`, with these functions.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Any, NamedTuple
 
 from actorium.actors.messages import ActorStatus, Status
 
@@ -51,3 +52,88 @@ def why_not_ready(status: Status) -> str:
 def plain_gauges(gauges: Mapping[str, float]) -> dict[str, float]:
     """The gauges that are no part of a histogram: those for people."""
     return {name: value for name, value in gauges.items() if HISTOGRAM_MARK not in name}
+
+
+# --- growth of counters ---
+
+class CounterReading(NamedTuple):
+    """Counters of one actor, from one of its heartbeats."""
+
+    epoch: int
+    """Of the incarnation that counted them."""
+    at: float
+    """CLOCK_MONOTONIC seconds of the heartbeat."""
+    counts: Mapping[str, float]
+
+
+class Growth(NamedTuple):
+    """The increase of counters between two readings."""
+
+    seconds: float
+    counts: Mapping[str, float]
+
+    def rate(self, name: str) -> float:
+        """Increase of a counter per second; 0 if no time has passed."""
+        return self.counts[name] / self.seconds if self.seconds > 0 else 0.0
+
+
+def growth(before: CounterReading | None, after: CounterReading) -> Growth | None:
+    """Growth between two readings of the same counters. None if they are of different incarnations,
+    or if a counter has fallen: then another process counts."""
+    if before is None or before.epoch != after.epoch:
+        return None
+    grown = {name: count - before.counts[name] for name, count in after.counts.items()}
+    if any(more < 0 for more in grown.values()):
+        return None
+    return Growth(after.at - before.at, grown)
+
+
+def read_counters(actor: ActorStatus, names: Iterable[str], now: float) -> CounterReading:
+    """These gauges of an actor, 0 where missing. now: CLOCK_MONOTONIC seconds of the answer."""
+    return CounterReading(actor.epoch, now - actor.beat_age,
+                   {name: actor.gauges.get(name, 0.0) for name in names})
+
+
+# --- memory and speculation ---
+
+MEMORY_GAUGES = (
+    "free_pages", "used_pages", "held_pages", "cached_pages", "quarantined_pages",
+    "cache_hit_tokens", "cache_lookup_tokens", "evicted_pages",
+    "preemptions_memory", "preemptions_priority", "preemptions_forced")
+"""Gauges of the scheduler about pages, prefix cache and preemptions. Pages are those of the moment;
+tokens, evictions and preemptions are counted since the start."""
+_SPECULATION = "spec_decode_"
+_MEASURED, _PLANNED = "_bytes", "_bytes_planned"
+
+
+def memory_of(status: Status) -> dict[str, Any]:
+    """Those of `MEMORY_GAUGES` that the scheduler has, and as `bytes` the worker's `bytes_of`."""
+    held: dict[str, Any] = {}
+    for actor in status.actors:
+        if actor.role == "scheduler":
+            held |= {name: int(actor.gauges[name]) for name in MEMORY_GAUGES
+                      if name in actor.gauges}
+        elif actor.role == "worker-0" and (measured := bytes_of(actor.gauges)):
+            held["bytes"] = measured
+    return held
+
+
+def bytes_of(gauges: Mapping[str, float]) -> dict[str, dict[str, int]]:
+    """Bytes that a worker holds: name -> {"planned", "measured"}. The workspace also has "tokens"
+    and "rows" of the largest step it was measured at, 0 while there was none."""
+    names = [key.removesuffix(_PLANNED) for key in gauges if key.endswith(_PLANNED)]
+    held = {name: {"planned": int(gauges[name + _PLANNED]),
+                    "measured": int(gauges[name + _MEASURED])}
+             for name in names if name + _MEASURED in gauges}
+    if "workspace" in held:
+        held["workspace"] |= {part: int(gauges.get(f"workspace_{part}", 0))
+                               for part in ("tokens", "rows")}
+    return held
+
+
+def speculation_of(status: Status) -> dict[str, float]:
+    """Drafts made and accepted since the start, the present number of drafts (`k`), and what its
+    choice rests on; empty where nothing is drafted."""
+    return {name.removeprefix(_SPECULATION): value for actor in status.actors
+            if actor.role == "scheduler" for name, value in actor.gauges.items()
+            if name.startswith(_SPECULATION)}

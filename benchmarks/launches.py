@@ -251,7 +251,7 @@ def settings(path: Path, case: Case, passes: str) -> Config:
 def count(case: Case, fused: bool = True, passes: str = "all") -> Tally:
     """One step of a batch that decodes, replayed where it can be. fused: whether products of few
     rows are as if measuring at start had found them faster with their norms and gates inside.
-    passes: those that join the layers' operations, see `pass_names`."""
+    passes: those that join the layers' operations, see `parsed_values`."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / "config.json").write_text(json.dumps(case.config | WIDTHS))
         with counted() as counting:

@@ -32,7 +32,7 @@ from actorium.actors.errors import (
     InvalidRequest,
     MediaGone,
 )
-from actorium.actors.gauges import memory_of, speculation_of
+from actorium.actors.health import memory_of, speculation_of
 from actorium.actors.messages import (
     Abort,
     Detokenize,

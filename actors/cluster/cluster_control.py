@@ -1,28 +1,36 @@
-"""Messages about a cluster's set of replicas: the router decides on it, the launcher and the nodes
-start and end them, and people ask the router at its front. The launcher, which outlives every
-router, keeps what was decided: each router begins with that, and an order is done when the launcher
-has it."""
+"""Messages about a cluster's set of replicas.
+
+The router decides on the set. The launcher, the nodes' actor and the one that has Ray place nodes
+carry it out, and report what becomes of the replicas. People ask the router as its clients. The
+launcher, which outlives every router, keeps what was decided: each router begins with that, and an
+order is done when the launcher has it.
+"""
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from msgspec import Meta, Struct
 
-from actorium.actors.config.cluster_settings import MOST_REPLICAS, ClusterConfig, on_ray
+from actorium.actors.config.cluster_settings import (
+    MOST_REPLICAS,
+    NODES_ROLE,
+    ClusterConfig,
+    on_ray,
+)
 from actorium.actors.messages import Count, Epoch, Message, Rid, Seconds, Short, StepNo
 
 Index = Annotated[int, Meta(ge=0, le=MOST_REPLICAS - 1)]
 
 
 class ReplicaState(Struct, frozen=True, array_like=True, gc=False):
-    """A replica that shall run."""
+    """A replica that is to run."""
 
     index: Index
     node: Short = ""
     """Where; empty = the head, whose launcher starts it itself."""
-    place: Index = 0
-    """Its number among the replicas of that node: which devices it takes."""
+    node_index: Index = 0
+    """Its index among the replicas of that node: which devices it takes."""
     drained: bool = False
     """It gets no requests."""
     leaving: bool = False
@@ -47,14 +55,13 @@ class AutoscaleState(Struct, frozen=True, array_like=True, gc=False):
 
 
 class ReplicaSet(Message, frozen=True):
-    """router -> launcher, nodes: these replicas shall run, and no others."""
+    """router -> launcher, nodes: the replicas that are to run."""
 
     replicas: Annotated[list[ReplicaState], Meta(max_length=MOST_REPLICAS)]
     autoscale: AutoscaleState = AutoscaleState()
     """The router's own."""
     number: StepNo = 0
-    """Later ones have higher numbers, those of later routers too: one that comes after a higher one
-    is ignored."""
+    """Rises, also from router to router: one that comes after a higher one is ignored."""
 
 
 class AskReplicaSet(Message, frozen=True):
@@ -73,12 +80,30 @@ class ReplicasKept(Message, frozen=True):
     kept: ReplicaSet
 
 
-class ReplicaLeftOut(Message, frozen=True):
-    """launcher, nodes' actor -> router: a replica is not started any more."""
+class ReplicaEvent(Message, frozen=True):
+    """launcher, nodes' actor -> router: what has become of a replica."""
 
     index: Index
-    why: Short
-    """Empty = it is, again."""
+    kind: Literal["died", "silent", "back", "left_out"]
+    """died: with all its state; silent: its node sends nothing, or leaves; back: its node has
+    joined again, with the same scheduler or another one, and orders may have been lost; left_out:
+    it is not started any more."""
+    launch: Epoch = 0
+    """Of one that died: which of its starts."""
+    why: Short = ""
+    """Of one that is left out; empty = it is started, again."""
+
+
+class SetRequest(Message, frozen=True):
+    """nodes' actor, ray -> router: it has started, and wants the `ReplicaSet`."""
+
+    role: Short = NODES_ROLE
+
+
+class PlacementReport(Message, frozen=True):
+    """ray -> router: how the placement of nodes gets on, one line for `cluster status`."""
+
+    text: Short
 
 
 class RetiredReplica(Message, frozen=True):
@@ -88,7 +113,7 @@ class RetiredReplica(Message, frozen=True):
     epoch: Count
 
 
-# --- people -> router (front) --------------------------------------------------------------------
+# --- people -> router ----------------------------------------------------------------------------
 
 class ScaleCluster(Message, frozen=True):
     """Sets the number of replicas."""
@@ -109,7 +134,7 @@ class AutoscaleCluster(Message, frozen=True):
 
 
 class DrainReplica(Message, frozen=True):
-    """Gives a replica no more requests; those that run there go on elsewhere."""
+    """Drains a replica: it gets no new requests, and those that run there go on elsewhere."""
 
     rid: Rid
     replica: Index
@@ -166,7 +191,7 @@ class ClusterAnswer(Message, frozen=True):
 
     rid: Rid
     target: int
-    """Replicas that there shall be."""
+    """Replicas that are to run."""
     waiting: int
     """Requests for which no replica is ready."""
     rows: list[ReplicaRow]
@@ -192,12 +217,11 @@ def first_replicas(settings: ClusterConfig) -> ReplicaSet:
     """What a cluster begins with: the head's replicas, which its launcher starts before there is a
     router, then one of each node in turns; with a policy no more of them than its fewest, or than
     Ray is to begin with."""
-    local = [("", place) for place in range(settings.replicas)]
+    local = [("", i) for i in range(settings.replicas)]
     nodes = begun_nodes(settings)
     most = max(nodes.values(), default=0.0)
-    remote = [(name, place) for place in range(int(most))
-             for name, count in nodes.items() if place < count]
+    remote = [(name, i) for i in range(int(most)) for name, count in nodes.items() if i < count]
     if settings.max_replicas:
         remote = remote[:max(settings.min_replicas - len(local), settings.ray_replicas)]
-    states = [ReplicaState(i, node, place) for i, (node, place) in enumerate(local + remote)]
+    states = [ReplicaState(i, *where) for i, where in enumerate(local + remote)]
     return ReplicaSet(states, AutoscaleState(settings.min_replicas, settings.max_replicas))

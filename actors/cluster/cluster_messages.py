@@ -1,27 +1,30 @@
-"""Messages between a cluster's router and its replicas' schedulers, and requests in them.
+"""Messages that carry requests through a cluster, and the envelopes of its links.
 
-A link is one sender and one receiver at each end, with the order of messages kept. Everything that
-the router orders has a number, and everything that a replica reports says up to which number it has
-heard: so the router knows which reports were made before an order, however late they come. Requests
-travel with all their output, as a ledger has them, in pieces that fit a frame.
+A link has a sender and a receiver at each end, and keeps the order of messages. The router's orders
+are numbered, and each report of a replica names the last order that it follows: so the router knows
+which reports were made before an order, however late they come. Requests travel with all their
+output, as a ledger has them, in pieces that fit a frame.
+
+A node is a machine with an agent (`node_agent`), which starts replicas as the head orders and
+carries their messages. It calls the head (`nodes_core`), never the other way round. Such a link is
+one session: frames are numbered in each direction, and after a gap or a silence a new session
+begins. What was in flight is then lost, and recovered as after any loss: the router asks the
+replicas for their requests.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
-from typing import Annotated
+from typing import Annotated, Any
 
-from msgspec import Meta, Struct
+import msgspec
+from msgspec import Meta
 
-from actorium.actors.ledger.records import (
-    LedgerEntry,
-    OutputRecord,
-    SequenceOutput,
-    is_worth_recording,
-    output_record,
-)
+from actorium.actors.cluster.cluster_control import Index
+from actorium.actors.ledger.records import LedgerEntry, RequestRecord, request_record
 from actorium.actors.messages import (
     Cancel,
+    Count,
     Epoch,
     Flush,
     Hello,
@@ -29,6 +32,7 @@ from actorium.actors.messages import (
     Open,
     Recall,
     Reply,
+    Short,
     Sid,
     StepNo,
     Stop,
@@ -38,7 +42,7 @@ from actorium.actors.messages import (
 )
 
 Life = Annotated[int, Meta(ge=0, le=2**62)]
-"""Of a replica's scheduler: later ones have higher numbers. 0 = none has been heard of."""
+"""Of a replica's scheduler: later ones have higher numbers. 0 = none is known."""
 PIECE = 4 << 20
 """Bytes of prompts and tokens in one message, after which the rest goes into another."""
 BESIDES = 4096
@@ -47,26 +51,16 @@ LOGPROBS = 256
 """Bytes of a row of logprobs, at a guess."""
 
 
-class KnownRequest(Struct, frozen=True, array_like=True, gc=False):
-    """A request with all that it has emitted, as a ledger has it."""
-
-    submit: Submit
-    sid: Sid
-    """Of its first choice; the others follow."""
-    outputs: list[OutputRecord] = []
-    """Of the choices of which there is anything."""
-
-
 # --- router -> scheduler of a replica ------------------------------------------------------------
 
 class RouterHello(Message, frozen=True):
-    """A router has started, or has heard of a scheduler that is new: tell it everything."""
+    """A router has started, or has found a new scheduler: report everything."""
 
     number: StepNo
     epoch: Epoch
 
 
-class Place(Message, frozen=True):
+class Assign(Message, frozen=True):
     """A new request. Its choices get the sequence numbers sid, sid + 1, ..."""
 
     life: Life
@@ -77,15 +71,15 @@ class Place(Message, frozen=True):
 
 
 class Adopt(Message, frozen=True):
-    """Requests that go on here, after what they have emitted elsewhere."""
+    """Requests that go on at this replica, after what they have emitted elsewhere."""
 
     life: Life
     number: StepNo
-    requests: list[KnownRequest]
+    requests: list[RequestRecord]
 
 
 class Evict(Message, frozen=True):
-    """A request goes on elsewhere, or nowhere: end it, and do not tell."""
+    """A request continues elsewhere, or nowhere: end it without a report."""
 
     life: Life
     number: StepNo
@@ -94,10 +88,10 @@ class Evict(Message, frozen=True):
 
 
 class Resync(Message, frozen=True):
-    """A delta of the cache was missed: tell all of it."""
+    """A delta of the cache was missed: report all of it."""
 
 
-ToReplica = RouterHello | Resync | Place | Adopt | Evict | Cancel | Stop | Recall | Hello | Flush
+ToReplica = RouterHello | Resync | Assign | Adopt | Evict | Cancel | Stop | Recall | Hello | Flush
 
 
 # --- scheduler of a replica -> router ------------------------------------------------------------
@@ -108,21 +102,21 @@ class ReplicaReport(Message, frozen=True):
     ready: bool
     """It has a worker, and takes requests."""
     next_sid: Sid
-    """Higher than all numbers of sequences that it has heard of."""
+    """Higher than the numbers of all sequences that it knows."""
     gauges: dict[str, float]
 
 
 class Inventory(Message, frozen=True):
     """All requests that the replica knows, in pieces: the answer to `RouterHello`."""
 
-    requests: list[KnownRequest]
+    requests: list[RequestRecord]
     more: bool
     """Another piece follows."""
 
 
 class CacheDelta(Message, frozen=True):
-    """Prefixes that have come into the cache or left it since the last delta, as numbers of whole
-    pages (`prefix_index.prefix_hashes`)."""
+    """Prefixes added to the cache and removed since the last delta (`prefix_index.prefix_hashes`).
+    """
 
     sequence: StepNo
     """One more than the last one's: after a gap nothing is known of the cache. 0 = this is all that
@@ -134,53 +128,152 @@ class CacheDelta(Message, frozen=True):
 
 
 class FromReplica(Message, frozen=True):
-    """What a replica's scheduler has to say after a wake."""
+    """The reports of a replica's scheduler after a wake."""
 
-    replica: Annotated[int, Meta(ge=0, le=63)]
+    replica: Index
     life: Life
     seen: StepNo
-    """Number of the last order that it has heard."""
+    """Number of the last order that it received."""
     messages: list[TokenBatch | Open | Unknown | Reply | ReplicaReport | Inventory | CacheDelta]
 
 
-class ReplicaGone(Message, frozen=True):
-    """The launcher has seen a replica die."""
+# --- the link of a node ---------------------------------------------------------------------------
 
-    replica: Annotated[int, Meta(ge=0, le=63)]
-    launch: Epoch
-    """Which of its starts."""
+Session = Annotated[str, Meta(min_length=1, max_length=64)]
+ANY_SESSION = "-"
+"""Whichever the node has: a message that was refused does not say."""
+Launch = Epoch
+"""How often a replica was started: higher than in any life before."""
 
 
-ToRouter = Submit | Cancel | Recall | Hello | Stop | Flush | FromReplica | ReplicaGone
+class LinkFrame(Message, frozen=True):
+    """The envelope of a session, in either direction."""
 
+    session: Session
+    number: StepNo
+    """One more than the last one's, from 1."""
+
+
+class LinkBeat(Message, frozen=True):
+    """A heartbeat."""
+
+
+# --- node -> head --------------------------------------------------------------------------------
+
+class JoinCluster(Message, frozen=True):
+    """The first message of a session."""
+
+    node: Short
+    agent: Session
+    """Of this process: another agent of the same name is another one."""
+    session: Session
+    instance: Short
+    """Of the cluster whose replicas run at the node; empty = none do."""
+    now: float
+    """CLOCK_MONOTONIC of the node: times in messages are shifted by the difference."""
+    running: dict[Index, Launch]
+    """The replicas that run there."""
+    processors: Count
+    generation: StepNo = 0
+    """A node's agent takes the place of one of a lower generation."""
+
+
+class ReplicaEnded(Message, frozen=True):
+    """A replica's process has ended."""
+
+    index: Index
+    launch: Launch
+    status: int
+    """Exit code or -signal."""
+    why: Short
+    """What it reported; empty = nothing."""
+
+
+class LeaveCluster(Message, frozen=True):
+    """The agent is about to end: have everything go on elsewhere."""
+
+
+class NodeFrame(LinkFrame, frozen=True):
+    """All other messages of a node, in the order in which they were sent."""
+
+    messages: list[LinkBeat | ReplicaEnded | LeaveCluster | FromReplica]
+
+
+FromNode = JoinCluster | NodeFrame
+
+
+# --- head -> node --------------------------------------------------------------------------------
+
+class Welcome(Message, frozen=True):
+    """The session has begun."""
+
+    session: Session
+    instance: Short
+    """Of the cluster: replicas of another one end."""
+    config: bytes
+    """The configuration of its replicas, JSON, without secrets."""
+    timeout: float
+    """Seconds without a word after which either side gives the session up."""
+    replicas: Count = 1
+    """As many as the node has at the most."""
+
+
+class RefusedNode(Message, frozen=True):
+    """There will be no session."""
+
+    session: Session
+    why: Short
+    replaced: bool = False
+    """Another agent has the node's name for good: this one is to end."""
+
+
+class StartReplica(Message, frozen=True):
+    """Start a replica, after the one of that index that may still be ending."""
+
+    index: Index
+    node_index: Index
+    """As of `ReplicaState`."""
+    launch: Launch
+
+
+class EndReplica(Message, frozen=True):
+    """End a replica."""
+
+    index: Index
+    now: bool = False
+    """At once, without draining."""
+
+
+class EndAgent(Message, frozen=True):
+    """The node has no replica any more, and was placed for one alone: its agent is to end."""
+
+
+class ForReplica(Message, frozen=True):
+    """An order of the router; also router -> nodes' actor, which passes it on."""
+
+    index: Index
+    order: ToReplica
+
+
+class HeadFrame(LinkFrame, frozen=True):
+    """All other messages of the head, in the order in which they were sent."""
+
+    messages: list[LinkBeat | StartReplica | EndReplica | EndAgent | ForReplica]
+
+
+FromHead = Welcome | RefusedNode | HeadFrame
+
+
+# --- requests in messages -------------------------------------------------------------------------
 
 def life_of(launch: int, epoch: int) -> int:
-    """The life of a scheduler: launch = how often the replica was started, epoch = the scheduler's
-    within that."""
+    """The life of a scheduler. launch: of its replica, from 1; epoch: its own within that."""
     return launch << 31 | epoch
 
 
 def launch_of(life: int) -> int:
     """Inverse of `life_of`."""
     return life >> 31
-
-
-def known_request(entry: LedgerEntry) -> KnownRequest:
-    """The message of an entry."""
-    return KnownRequest(entry.submit, entry.choices[0].sid, [
-        output_record(output) for output in entry.choices if is_worth_recording(output)])
-
-
-def entry_of(known: KnownRequest) -> LedgerEntry:
-    """Inverse of `known_request`."""
-    choices = [SequenceOutput(known.sid + i, bytearray(), logprobs=[], prompt_logprobs=[])
-               for i in range(known.submit.n)]
-    for record in known.outputs:
-        if 0 <= (index := record.sid - known.sid) < len(choices):
-            choices[index] = SequenceOutput(
-                record.sid, bytearray(record.tokens), record.cached_tokens, list(record.logprobs),
-                list(record.prompt_logprobs), record.finish, record.drafted, record.accepted)
-    return LedgerEntry(known.submit, choices)
 
 
 def entry_bytes(entry: LedgerEntry) -> int:
@@ -190,14 +283,45 @@ def entry_bytes(entry: LedgerEntry) -> int:
             + sum(len(output.tokens) for output in entry.choices))
 
 
-def pieces(entries: Iterable[LedgerEntry]) -> Iterator[list[KnownRequest]]:
+def pieces(entries: Iterable[LedgerEntry]) -> Iterator[list[RequestRecord]]:
     """All of them, so many at a time as fit a message; at least one piece, which may be empty."""
-    part: list[KnownRequest] = []
+    part: list[RequestRecord] = []
     size = 0
     for entry in entries:
         if size > PIECE:
             yield part
             part, size = [], 0
-        part.append(known_request(entry))
+        part.append(request_record(entry))
         size += entry_bytes(entry)
     yield part
+
+
+# --- times of another machine's clock ------------------------------------------------------------
+
+def _shifted(submit: Submit, by: float) -> Submit:
+    deadline = submit.deadline
+    return msgspec.structs.replace(
+        submit, arrival=submit.arrival + by,
+        deadline=None if deadline is None else deadline + by)
+
+
+def _shifted_all(known: list[RequestRecord], by: float) -> list[RequestRecord]:
+    return [msgspec.structs.replace(each, submit=_shifted(each.submit, by)) for each in known]
+
+
+def shifted_order(order: Any, by: float) -> Any:
+    """An order with the times of a clock that is so many seconds ahead."""
+    if isinstance(order, Assign):
+        return msgspec.structs.replace(order, submit=_shifted(order.submit, by))
+    if isinstance(order, Adopt):
+        return msgspec.structs.replace(order, requests=_shifted_all(order.requests, by))
+    return order
+
+
+def shifted_report(frame: FromReplica, by: float) -> FromReplica:
+    """What a replica says, likewise."""
+    if not any(isinstance(message, Inventory) for message in frame.messages):
+        return frame
+    return msgspec.structs.replace(frame, messages=[
+        msgspec.structs.replace(message, requests=_shifted_all(message.requests, by))
+        if isinstance(message, Inventory) else message for message in frame.messages])

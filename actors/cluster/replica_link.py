@@ -11,45 +11,118 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
+
 from actorium.actors.cluster.cluster_messages import (
     Adopt,
+    Assign,
+    CacheDelta,
     Evict,
     FromReplica,
     Inventory,
-    Place,
     ReplicaReport,
     Resync,
     RouterHello,
-    entry_of,
     life_of,
     pieces,
 )
-from actorium.actors.cluster.routing.prefix_report import PrefixReport
+from actorium.actors.cluster.routing.prefix_index import Hashes, prefix_hashes, root_hash
 from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
 from actorium.actors.core import LEDGER, Context, Health, Send
 from actorium.actors.health import READY_PHASES
 from actorium.actors.ledger.records import LedgerHistory, entry_records
 from actorium.actors.messages import Cancel, Hello, Submit, ToScheduler
+from actorium.actors.scheduler.cache.radix_cache import RadixCache
+from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.outgoing import DETOKENIZER
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun, restore_requests
 from actorium.actors.scheduler.request_state import Key
 
+
+class PrefixReport(TreeObserver):
+    """Watches one tree at a time."""
+
+    def __init__(self) -> None:
+        self._tree: RadixCache | None = None
+        self._hashes: dict[TreeNode, Hashes] = {}
+        """Of the pages of each node."""
+        self._changes: dict[int, bool] = {}
+        """Since the last delta: whether the page has been added (else removed)."""
+        self._sequence = 0
+        self._whole = True
+        """The next delta is all that there is."""
+
+    def watch(self, tree: RadixCache | None) -> None:
+        """Watches this tree from now on; of another one than before all is reported."""
+        if tree is self._tree:
+            return
+        self._tree, self._whole = tree, True
+        self._hashes.clear()
+        if tree is not None:
+            tree.observer.add(self)
+            for node in tree.nodes():
+                self.grown(node)
+
+    def start_over(self) -> None:
+        """The next delta is the whole cache."""
+        self._whole = True
+
+    def take(self) -> CacheDelta | None:
+        """What has changed since the last call; None if nothing has."""
+        if self._whole:
+            self._whole, self._sequence = False, 0
+            self._changes.clear()
+            held = [*self._hashes.values()]
+            return CacheDelta(0, np.concatenate(held).tobytes() if held else b"", b"")
+        if not self._changes:
+            return None
+        self._sequence += 1
+        added = [page for page, held in self._changes.items() if held]
+        removed = [page for page, held in self._changes.items() if not held]
+        self._changes = {}
+        return CacheDelta(self._sequence, np.array(added, np.uint64).tobytes(),
+                          np.array(removed, np.uint64).tobytes())
+
+    # --- the tree ---
+
+    def grown(self, node: TreeNode) -> None:
+        assert self._tree is not None
+        parent = node.parent
+        assert parent is not None
+        before = (int(self._hashes[parent][-1]) if parent.parent is not None
+                  else root_hash(parent.salt))
+        own = self._hashes[node] = prefix_hashes(node.key, self._tree.page_size, before,
+                                                 node.end - node.size)
+        self._changes.update(dict.fromkeys(own.tolist(), True))
+
+    def split(self, upper: TreeNode, node: TreeNode) -> None:
+        both = self._hashes[node]
+        self._hashes[upper], self._hashes[node] = both[:upper.size], both[upper.size:]
+
+    def cut(self, node: TreeNode, keep: int) -> None:
+        own = self._hashes[node]
+        self._changes.update(dict.fromkeys(own[keep:].tolist(), False))
+        if keep:
+            self._hashes[node] = own[:keep].copy()
+        else:
+            del self._hashes[node]
+
+
 REPORT_EVERY = 0.25
 """Seconds between two reports; they also prove that the link is there."""
-ORDERS = (RouterHello, Resync, Place, Adopt, Evict)
+ORDERS = (RouterHello, Resync, Assign, Adopt, Evict)
 
 
 def router_of(replica: ReplicaOf) -> str:
-    """The role under which a replica's scheduler reaches its router: a path from its own run
-    directory."""
+    """The router's role for a replica's scheduler: a path from its own run directory."""
     return f"../{replica.cluster}/{ROUTER_ROLE}"
 
 
 class ReplicaLink:
-    """What the router orders of a replica's scheduler, and what it hears."""
+    """A replica's scheduler towards its router: orders in, reports out."""
 
-    inbox = ToScheduler | RouterHello | Resync | Place | Adopt | Evict
+    inbox = ToScheduler | RouterHello | Resync | Assign | Adopt | Evict
     """The messages that the scheduler of a replica takes."""
 
     def __init__(self, scheduler: SchedulerCore, replica: ReplicaOf, context: Context) -> None:
@@ -80,7 +153,7 @@ class ReplicaLink:
             self._prefixes.start_over()
         elif order.life == self._life:
             self._seen = order.number
-            if isinstance(order, Place):
+            if isinstance(order, Assign):
                 submit: Submit = order.submit
                 self._sids[submit.client, submit.rid] = order.sid
                 return submit
@@ -100,17 +173,17 @@ class ReplicaLink:
             self._sids.pop((message.client, message.rid), None)
 
     def _adopt(self, order: Adopt, now: float) -> None:
-        """Goes on with requests: first in the ledger, as if they had been here from the start."""
+        """Goes on with requests: first in the ledger, as if this scheduler had admitted them."""
         scheduler, history = self._scheduler, LedgerHistory()
         for known in order.requests:
             key = known.submit.client, known.submit.rid
             if key not in scheduler.state.requests:
-                history.entries[key] = entry_of(known)
+                history.restore(known)
         if scheduler.ledger is not None:
             self._records += [Send(LEDGER, record) for entry in history.entries.values()
                               for record in entry_records(entry)]
         scheduler.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
-        # A detokenizer that is newer than their last place has not heard of them.
+        # A detokenizer that has started since they ran elsewhere does not know them.
         state = scheduler.state
         for known in order.requests:
             if request := state.requests.get((known.submit.client, known.submit.rid)):
@@ -159,7 +232,6 @@ class ReplicaLink:
         return [Inventory(part, i + 1 < len(parts)) for i, part in enumerate(parts)]
 
     def on_router_back(self) -> Hello:
-        """The router reads again, and is told anew what it has missed. Returns the message that the
-        scheduler gets of it."""
+        """The router reads again, and gets everything anew. Returns the scheduler's message."""
         self._asked = True
         return Hello(ROUTER_ROLE, 0)

@@ -20,8 +20,8 @@ from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import (
     VISIBLE_DEVICES,
     ClusterConfig,
-    most_here,
-    place_of,
+    most_local_replicas,
+    node_index_of,
     replica_index,
     replica_name,
     visible_devices,
@@ -29,7 +29,6 @@ from actorium.actors.config.cluster_settings import (
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Health
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.hooks import launcher_hooks
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.messages import Fatal
 from actorium.actors.runtime.heartbeat import Heartbeats
@@ -47,7 +46,7 @@ def replica_config(config: Config, index: int, life: int, processors: int) -> Co
     name, recovery, device = config.runtime.name, config.recovery, config.device
     memory = config.memory
     threads = (device.threads or processors) // config.cluster.replicas
-    shares = most_here(config.cluster)
+    shares = most_local_replicas(config.cluster)
     ledger = recovery.ledger_dir
     return replace(
         config,
@@ -83,7 +82,7 @@ def main(argv: list[str]) -> int:
     if cluster.device.device != "cpu":
         try:
             os.environ[VISIBLE_DEVICES] = visible_devices(
-                place_of(argv[-1], index), cluster.device.tensor_parallel_size,
+                node_index_of(argv[-1], index), cluster.device.tensor_parallel_size,
                 os.environ.get(VISIBLE_DEVICES))
         except BadConfig as error:
             _report(ctx, context, error.code, error.message)
@@ -92,12 +91,11 @@ def main(argv: list[str]) -> int:
     # Its run directory lies beside the cluster's, wherever that is.
     runtime = msgspec.structs.replace(config.runtime, run_dir=str(run_dir.parent))
     config = msgspec.structs.replace(config, runtime=runtime)
-    # Where nothing is started again, nobody says when all is there: requests wait at the router.
+    # Without restarts nothing reports that all actors are ready: requests wait at the router.
     phase = "loading" if config.recovery.restart else "ready"
     beats = Heartbeats(ctx, context, Health(phase, 0, config.runtime.start_timeout), lambda: None)
-    hooks = launcher_hooks()
-    launcher = Launcher(config, replica_roles(config, argv[-1]), hooks=hooks._replace(
-        on_up=(*hooks.on_up, lambda *_: beats.update(Health("ready", 0, 0.0)))))
+    launcher = Launcher(config, replica_roles(config, argv[-1]),
+                        ready=lambda: beats.update(Health("ready", 0, 0.0)))
     beats.start()
     code = launcher.run()
     beats.stop()

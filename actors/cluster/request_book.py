@@ -1,6 +1,6 @@
 """The router's book of requests: who asked for what, where it runs, and all that was emitted.
 
-What a replica reports is written here before it goes on to the detokenizer, in the form in which a
+What a replica reports is entered before it goes on to the detokenizer, in the form in which a
 scheduler's ledger is read back (`LedgerHistory`): so a request can go on at another replica as it
 would after a death of its own scheduler, with the same seeds, penalties, grammar and logprobs. The
 router's own ledger, where it has one, gets the same records, for the book of the next router.
@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator
 import msgspec
 import numpy as np
 
-from actorium.actors.cluster.cluster_messages import KnownRequest, entry_bytes, known_request
+from actorium.actors.cluster.cluster_messages import entry_bytes
 from actorium.actors.config.retention import RETAINED_BYTES, RETAINED_REQUESTS
 from actorium.actors.ledger.records import (
     ADMISSION,
@@ -68,7 +68,7 @@ class RoutedRequest:
         self.over = False
         """All of its sequences have ended."""
         self.orders: list[Stop | Cancel | Recall] = []
-        """What was said of it that its next replica has to hear, too."""
+        """Orders about it that its next replica must get as well."""
 
     @property
     def submit(self) -> Submit:
@@ -80,12 +80,8 @@ class RoutedRequest:
 
     @property
     def begun(self) -> bool:
-        """Whether a replica has to be told more than the request."""
+        """Whether a replica needs more than the request itself."""
         return self.opened or any(output.tokens for output in self.entry.choices)
-
-    def known(self) -> KnownRequest:
-        """All of it, for the replica that it goes on at."""
-        return known_request(self.entry)
 
 
 class RequestBook:
@@ -167,7 +163,7 @@ class RequestBook:
     # --- reports ---
 
     def apply_open(self, message: Open, request: RoutedRequest) -> None:
-        """A replica has told of a sequence."""
+        """A replica has accepted a sequence, or reports it anew."""
         request.opened = True
         if (message.client, message.rid) != request.key:
             self._change_client(request, message.client)

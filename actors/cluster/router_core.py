@@ -5,14 +5,14 @@ speaks a scheduler's messages; towards the scheduler of each replica it is token
 detokenizer at once (`replica_link`). Replicas' epochs end here: the detokenizer knows the router's.
 
 Everything that a replica reports is written into the book before it is passed on. When a replica
-dies, its requests are placed anew with all that they have emitted. A request has one place at a
+dies, its requests are placed again with all that they have emitted. A request has one place at a
 time, from the order that put it there: what any other replica says of it, or the same one said
 before that order, is dropped. What is in flight to a scheduler that dies is lost, and made good
 when the next one says what it knows (`Inventory`).
 
-With a ledger the book is written down before anybody hears of what is new in it. The next router
+With a ledger the book is written down before anything new in it is sent to anybody. The next router
 begins with it. Every router asks the launcher which replicas there are and, of all but the first,
-those what lives there; what lives nowhere it places anew.
+those for their requests; a request that none of them has it places again.
 """
 
 from __future__ import annotations
@@ -26,26 +26,18 @@ import msgspec
 from actorium.actors.cluster.cluster_api import ClusterApi, FlushOrders
 from actorium.actors.cluster.cluster_control import (
     AskReplicaSet,
-    ReplicaLeftOut,
+    PlacementReport,
+    ReplicaEvent,
     ReplicasKept,
+    SetRequest,
     ToRouterFront,
 )
 from actorium.actors.cluster.cluster_messages import (
     CacheDelta,
     FromReplica,
     Inventory,
-    ReplicaGone,
     ReplicaReport,
-    ToRouter,
 )
-from actorium.actors.cluster.nodes.node_messages import (
-    FromNodes,
-    NodesHello,
-    ReplicaBack,
-    ReplicaSilent,
-)
-from actorium.actors.cluster.ray.ray_messages import RayNews
-from actorium.actors.cluster.replica_liveness import ReplicaLiveness
 from actorium.actors.cluster.request_book import (
     NOWHERE,
     RequestBook,
@@ -89,8 +81,9 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = ToRouter | ReplicasKept | FromNodes | RayNews
-    front: Any = ToRouterFront
+    inbox: Any = (Submit | Cancel | Recall | Hello | Stop | Flush | FromReplica | ReplicaEvent
+                  | ReplicasKept | SetRequest | PlacementReport)
+    client_inbox: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, assignments: Assignments, fleet: Fleet, epoch: int,
                  max_waiting: int) -> None:
@@ -103,9 +96,9 @@ class RouterCore(Core):
         """What came before replicas and inventories were there."""
         self._gather_until: float | None = None
         self._flushes = FlushOrders()
-        self._liveness = ReplicaLiveness(book, assignments, self._flushes)
+        assignments.on_leave = self._flushes.drop_replica
         self._ledger_full = self._not_durable = ""
-        """Why the ledger takes no records; why what is told is not in it."""
+        """Why the ledger takes no records; why what is sent is not in it."""
         self._out: list[Send] = []
         self._started = self._draining = False
         self._steps = 0
@@ -117,18 +110,17 @@ class RouterCore(Core):
         self._steps += 1
         if isinstance(message, FromReplica):
             self._on_replica(message, now)
-        elif isinstance(message, ReplicaGone):
-            self._liveness.on_death(message)
         elif isinstance(message, ReplicasKept):
             self._on_kept(message, now)
-        elif isinstance(message, ReplicaLeftOut):
-            self.fleet.leave_out(message.index, message.why)
-        elif isinstance(message, NodesHello):
+        elif isinstance(message, ReplicaEvent):
+            if message.kind == "left_out":
+                self.fleet.leave_out(message.index, message.why)
+            else:
+                self.assignments.on_event(message)
+        elif isinstance(message, SetRequest):
             if self.fleet.known:
                 self._out.append(Send(message.role, self.fleet.replica_set()))
-        elif isinstance(message, ReplicaSilent | ReplicaBack):
-            self._liveness.on_node(message)
-        elif isinstance(message, RayNews):
+        elif isinstance(message, PlacementReport):
             self._api.placement = message.text
         elif not self._begun:
             self._early.append(message)
@@ -165,7 +157,7 @@ class RouterCore(Core):
             self._tick_at = now + TICK
             self._on_tick(now)
         if assignments.pending:
-            assignments.place_pending(now)
+            assignments.assign_pending(now)
         if (wanted := self.fleet.next_set()) is not None:
             self._out += [Send(role, wanted) for role in self.fleet.listeners]
         self._out += self._api.answers(now)
@@ -199,7 +191,7 @@ class RouterCore(Core):
             self._gather_until = now + (GATHERING if self.book.written else UNWRITTEN)
             self.assignments.gathering = True
         for view in self.views:
-            view.last_heard = now
+            view.last_message_at = now
             self.assignments.ask(view)
 
     def _records(self) -> list[Send]:
@@ -254,7 +246,7 @@ class RouterCore(Core):
     # --- actors that do not read -----------------------------------------------------------------
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
-        """Whoever does not read is told everything when it does."""
+        """An actor that does not read gets everything anew once it does."""
         return True
 
     def on_peer_back(self, role: str, now: float) -> None:
@@ -280,7 +272,7 @@ class RouterCore(Core):
             if request is not None and not request.over:
                 self.assignments.tell(request, message)
         elif isinstance(message, Recall):
-            self._on_recall(message, now)
+            self._on_resume(message, now)
         elif isinstance(message, Hello):
             if message.role != MEDIA:
                 self.assignments.send_all(message)
@@ -311,7 +303,7 @@ class RouterCore(Core):
         request = self.book.add(submit, self.next_sid)
         self.next_sid += submit.n
         if home is not None:  # it may be the same, which that replica can tell
-            self.assignments.place(request, home)
+            self.assignments.assign(request, home)
         else:
             waiting[request.sid] = request
 
@@ -333,7 +325,7 @@ class RouterCore(Core):
             self.book.end_all(request, SequenceEvent(request.sid, "abort"))
             self.assignments.check_end(request, now)
 
-    def _on_recall(self, recall: Recall, now: float) -> None:
+    def _on_resume(self, recall: Recall, now: float) -> None:
         request = self.book.requests.get((recall.client, recall.rid))
         if request is None and recall.adopt:
             request = self.book.lingering(recall.rid, recall.tenant)
@@ -362,7 +354,7 @@ class RouterCore(Core):
     # --- what replicas say -----------------------------------------------------------------------
 
     def _on_replica(self, frame: FromReplica, now: float) -> None:
-        view = self._liveness.of_frame(frame, now)
+        view = self.assignments.view_of(frame, now)
         if view is None:
             return
         for message in frame.messages:
@@ -377,13 +369,13 @@ class RouterCore(Core):
                 self.next_sid = max(self.next_sid, message.next_sid)
             elif isinstance(message, Inventory):
                 if frame.seen >= view.asked:  # else as things were before the last question
-                    most = self._liveness.on_inventory(view, message, now)
+                    most = self.assignments.on_inventory(view, message, now)
                     self.next_sid = max(self.next_sid, most + 1)
             elif not (isinstance(message, Reply) and self._flushes.add(view.index, message)):
                 self._out.append(Send(DETOKENIZER, message))
 
     def _is_stale(self, view: ReplicaView, sid: int) -> bool:
-        """Whether the sequence is elsewhere, or came here after what the replica says now."""
+        """Whether the sequence is elsewhere, or came to the replica after this report."""
         request = self.book.by_sid.get(sid)
         return request is None or request.replica != view.index or request.number > view.seen
 
@@ -409,7 +401,7 @@ class RouterCore(Core):
         for event in batch.events:
             request = self.book.by_sid[event.sid]
             if event.cached_tokens is not None and event.sid == request.sid:
-                self.assignments.found_cached(request, event.cached_tokens)
+                self.assignments.on_cached_tokens(request, event.cached_tokens)
             if event.finish_reason is not None:
                 if event.error_code is not None:
                     self.book.end_all(request, event)
@@ -432,7 +424,7 @@ class RouterCore(Core):
             self._out.append(Send(LAUNCHER, self.fleet.replica_set()))
         if self._begun:
             self.fleet.tick(now)
-            self._liveness.tick(now)
+            self.assignments.give_up_silent(now)
         for request in [*self.assignments.pending.values()]:
             deadline = request.submit.deadline
             if deadline is not None and deadline <= now:

@@ -15,7 +15,7 @@ ROUTINGS = ("prefix", "round_robin", "random")
 MOST_REPLICAS = 64
 ROUTER = "actorium.actors.cluster.router_actor:build"
 REPLICA = "actorium.actors.cluster.replica_process:build"
-"""Stands for a replica among the roles; `launcher/hooks.py` starts it. After a `;` what
+"""Stands for a replica among the roles; `launcher/children.py` starts it. After a `;` what
 builds the replica's workers, where that is not the engine's own."""
 REPLICA_ROLE = "replica-"
 ROUTER_ROLE = "scheduler"
@@ -99,7 +99,7 @@ def replica_of(settings: ClusterConfig) -> ReplicaOf | None:
     return found and ReplicaOf(found[1], int(found[2]), int(found[3]))
 
 
-def front_dir(settings: ClusterConfig, run_dir: Path) -> Path:
+def client_run_dir(settings: ClusterConfig, run_dir: Path) -> Path:
     """The run directory of the engine that clients speak to, with their images in it: of a replica
     its cluster's, beside its own."""
     replica = replica_of(settings)
@@ -136,7 +136,7 @@ def clustered(settings: ClusterConfig) -> bool:
     return settings.replicas > 1 or bool(settings.nodes) or settings.max_replicas > 0
 
 
-def most_here(settings: ClusterConfig) -> int:
+def most_local_replicas(settings: ClusterConfig) -> int:
     """As many replicas as this machine may have by itself: autoscaling starts more of them."""
     return settings.replicas if settings.nodes else max(settings.replicas, settings.max_replicas)
 
@@ -146,10 +146,10 @@ def on_ray(node: str) -> bool:
     return node.startswith(RAY_NODE) and node.removeprefix(RAY_NODE).isdecimal()
 
 
-def replica_built(place: int, worker: str = "") -> str:
-    """What stands for a replica that is no longer of those that a cluster begins with. place: its
-    number among the replicas of its machine; worker: as behind `REPLICA`."""
-    return f"{REPLICA}@{place}" + (worker and f";{worker}")
+def replica_built(node_index: int, worker: str = "") -> str:
+    """What stands for a replica that is no longer of those that a cluster begins with. node_index:
+    as of `cluster_control.ReplicaState`; worker: as behind `REPLICA`."""
+    return f"{REPLICA}@{node_index}" + (worker and f";{worker}")
 
 
 def came_later(built: str) -> bool:
@@ -157,11 +157,10 @@ def came_later(built: str) -> bool:
     return built.startswith(f"{REPLICA}@")
 
 
-def place_of(built: str, index: int) -> int:
-    """Inverse of `replica_built`; those that a cluster begins with have the place of their index.
-    """
-    place = built.partition(";")[0].partition("@")[2]
-    return int(place) if place else index
+def node_index_of(built: str, index: int) -> int:
+    """Inverse of `replica_built`. Of a replica that a cluster begins with it is its `index`."""
+    node_index = built.partition(";")[0].partition("@")[2]
+    return int(node_index) if node_index else index
 
 
 def built_with(roles: Mapping[str, str], worker: str) -> dict[str, str]:

@@ -51,19 +51,19 @@ def parse_sizes(text: str, name: str, words: tuple[str, ...], most: int = LARGES
 
 def batch_setting(device: DeviceConfig) -> SizeSetting:
     """Sequences of the decode steps to capture; off with `enforce_eager`. Raises `BadConfig`."""
-    found = parse_sizes(device.graph_batch_sizes, "graph_batch_sizes", ("auto", "off"))
-    return _bounded(device, found, device.graph_max_batch_size)
+    setting = parse_sizes(device.graph_batch_sizes, "graph_batch_sizes", ("auto", "off"))
+    return _bounded(device, setting, device.graph_max_batch_size)
 
 
 def token_setting(device: DeviceConfig) -> SizeSetting:
     """Tokens of the steps with prompts to capture; off with `enforce_eager`. auto where only the
     few are to be. Raises `BadConfig`."""
-    found = parse_sizes(device.graph_token_counts, "graph_token_counts", ("auto", "all", "off"),
+    setting = parse_sizes(device.graph_token_counts, "graph_token_counts", ("auto", "all", "off"),
                         MOST_TOKENS)
     most = device.graph_max_tokens
-    if found.word == "auto" and most is not None:
-        found = SizeSetting(word="all")
-    return _bounded(device, found, most)
+    if setting.word == "auto" and most is not None:
+        setting = SizeSetting(word="all")
+    return _bounded(device, setting, most)
 
 
 def why_no_graphs(device: DeviceConfig) -> str:
@@ -79,13 +79,13 @@ def why_no_graphs(device: DeviceConfig) -> str:
     return "--graph-batch-sizes off"
 
 
-def _bounded(device: DeviceConfig, found: SizeSetting, most: int | None) -> SizeSetting:
-    if device.enforce_eager or found.word == "off" or most == 0:
+def _bounded(device: DeviceConfig, setting: SizeSetting, most: int | None) -> SizeSetting:
+    if device.enforce_eager or setting.word == "off" or most == 0:
         return SizeSetting(word="off")
-    if found.sizes and most is not None:
-        kept = tuple(size for size in found.sizes if size <= most)
+    if setting.sizes and most is not None:
+        kept = tuple(size for size in setting.sizes if size <= most)
         return SizeSetting(kept) if kept else SizeSetting(word="off")
-    return found
+    return setting
 
 
 def level_settings(level: int, given: Set[str]) -> dict[str, str]:
@@ -94,12 +94,12 @@ def level_settings(level: int, given: Set[str]) -> dict[str, str]:
     A field that is given wins, and so does one that speaks of the same graphs: whoever names sizes
     at level 1 gets graphs of these sizes, and of the other kind none.
     """
-    found: dict[str, str] = {}
+    settings: dict[str, str] = {}
     if "passes" not in given:
-        found["passes"] = {0: "none", 1: "all", 2: "all"}.get(level, "auto")
+        settings["passes"] = {0: "none", 1: "all", 2: "all"}.get(level, "auto")
     if level < 2 and "enforce_eager" not in given:
         for field, most in (("graph_batch_sizes", "graph_max_batch_size"),
                             ("graph_token_counts", "graph_max_tokens")):
             if not {field, most} & given:
-                found[field] = "off"
-    return found
+                settings[field] = "off"
+    return settings

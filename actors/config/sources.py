@@ -18,9 +18,9 @@ from typing import Any, NamedTuple, TypeAlias
 
 import msgspec
 
-from actorium.actors.config.byte_sizes import whole_number
 from actorium.actors.config.flag_names import ALIASES, flag_names, spellings
 from actorium.actors.config.graph_settings import level_settings
+from actorium.actors.config.parsed_values import whole_number
 from actorium.actors.config.tree import SECRETS, Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
@@ -35,8 +35,7 @@ DTYPES = {"fp32": "float32", "float": "float32", "bf16": "bfloat16", "fp16": "fl
            "float8_e5m2": "fp8_e5m2", "int8_per_token_head": "int8"}
 """Short names of dtypes."""
 Names: TypeAlias = tuple[str, ...]
-"""Several texts: in TOML a list, as flags several words, elsewhere (or within a word) with commas
-between them."""
+"""Several texts: in TOML a list, as flags several words, elsewhere separated by commas."""
 Table: TypeAlias = dict[str, float]
 """Names to numbers: in TOML a table, elsewhere `name=number,...` or a JSON object."""
 
@@ -85,14 +84,14 @@ Layer = dict[str, Setting]
 @functools.cache
 def fields() -> dict[str, Field]:
     """The fields of the tree by name; names are unique across sections."""
-    found: dict[str, Field] = {}
+    fields: dict[str, Field] = {}
     for section in msgspec.structs.fields(Config):
         for field in msgspec.structs.fields(section.type):
-            if field.name in found:
+            if field.name in fields:
                 raise TypeError(f"two sections have a field {field.name}")
             kind, optional = split_optional(field.type)
-            found[field.name] = Field(section.name, field.name, kind, optional)
-    return found
+            fields[field.name] = Field(section.name, field.name, kind, optional)
+    return fields
 
 
 def split_optional(hint: Any) -> tuple[Any, bool]:
@@ -121,12 +120,12 @@ def coerce(kind: type, value: Any, optional: bool = False) -> Any:
                     for name, number in value.items()}
         if kind == JsonObject and isinstance(value, Mapping):
             return _as_json(value)
-        found = msgspec.convert(value, kind | None if optional else kind)
+        converted = msgspec.convert(value, kind | None if optional else kind)
     except _TableError:
         raise
     except ValueError:
         raise ValueError(f"must be {_WANT[kind]}{more}, got {value!r}") from None
-    return _split_names(found) if kind == Names else found
+    return _split_names(converted) if kind == Names else converted
 
 
 _WANT = {int: "a whole number", float: "a number", bool: "true or false", str: "a string",
@@ -153,7 +152,8 @@ def _parsed(kind: type, text: str, optional: bool) -> Any:
 
 
 def _split_names(values: Iterable[str]) -> Names:
-    return tuple(found for value in values for name in value.split(",") if (found := name.strip()))
+    return tuple(stripped for value in values for name in value.split(",")
+                 if (stripped := name.strip()))
 
 
 def _parse_table(text: str) -> Mapping[str, Any]:

@@ -13,8 +13,8 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.config.cluster_settings import ClusterConfig
-from actorium.actors.config.key_digests import hashed
 from actorium.actors.config.media_settings import MediaConfig
+from actorium.actors.config.parsed_values import hashed
 
 MADE_BITS = {"int8": 8, "int4": 4}
 """Values of `quantization` for which weights are made when they are read, and their bits."""

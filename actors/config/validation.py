@@ -8,13 +8,16 @@ from collections.abc import Iterable
 import msgspec
 
 from actorium.actors.config.attention_names import asked_backends
-from actorium.actors.config.byte_sizes import disk_cache_fault
 from actorium.actors.config.cluster_settings import cluster_rules
 from actorium.actors.config.graph_settings import LEVELS, MOST_TOKENS, batch_setting, token_setting
-from actorium.actors.config.key_digests import hashed
 from actorium.actors.config.media_settings import media_rules
-from actorium.actors.config.pass_names import parse_passes
-from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.parsed_values import (
+    disk_cache_fault,
+    hashed,
+    parse_acceptance,
+    parse_passes,
+    parse_speculative,
+)
 from actorium.actors.config.tree import (
     MADE_BITS,
     SECRETS,
@@ -44,8 +47,7 @@ Rule = tuple[str, bool, str]
 
 
 def validate(config: Config) -> Config:
-    """Returns the configuration. Raises `BadConfig` naming the first field (`section.field`) with a
-    wrong value."""
+    """Returns the configuration. Raises `BadConfig` naming the first wrong `section.field`."""
     for where, ok, want in (*_model_rules(config.model), *_memory_rules(config.memory),
                             *_scheduler_rules(config.scheduler), *_device_rules(config.device),
                             *_process_rules(config), *media_rules(config.media),

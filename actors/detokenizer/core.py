@@ -59,7 +59,7 @@ class DetokenizerCore(Core):
     """See the module."""
 
     inbox: Any = ToDetokenizer
-    front: Any = ToDetokenizerFront
+    client_inbox: Any = ToDetokenizerFront
     journal: InflightJournal
 
     def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:
@@ -105,7 +105,7 @@ class DetokenizerCore(Core):
             self._out.append(Send(CLIENT, Attached(self._ctx.epoch), client))
             self._report_lost(client)
 
-    def on_client_gone(self, client: bytes, now: float) -> None:
+    def on_client_lost(self, client: bytes, now: float) -> None:
         """The client cannot be reached: its requests are given up unless it comes back soon."""
         if client in self._clients or any(s.client == client for s in self._unsent.values()):
             self._connections.gone(client, now)

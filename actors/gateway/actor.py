@@ -45,7 +45,7 @@ class GatewayCore(Core):
     """Starts the web server, and reports its health."""
 
     inbox: Any = GatewayWakeUp
-    front: Any = None
+    client_inbox: Any = None
     journal: InflightJournal
 
     def __init__(self, ctx: Context, sock: socket.socket) -> None:

@@ -22,7 +22,7 @@ from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import WORKING_PHASES, not_at_work
 from actorium.actors.messages import Status
-from actorium.actors.models.media_models import bodies_limit, body_limit
+from actorium.actors.models.model_dir import bodies_limit, body_limit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
 LOG = logging.getLogger("actorium.gateway")

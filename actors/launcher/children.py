@@ -1,21 +1,42 @@
-"""The launcher's child processes: each actor leads a process group and is watched by its pidfd."""
+"""The launcher's child processes: each actor leads a process group and is watched by its pidfd.
+
+They start from scratch, but for workers once the engine has been ready: these are forked off a
+process that has imported their libraries (`runtime/fork_server.py`). Without it, or where it does
+not answer, they start from scratch as well.
+"""
 
 from __future__ import annotations
 
+import json
 import os
 import select
 import signal
+import socket
 import subprocess
-from collections.abc import Callable, Mapping, Sequence
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Protocol, TypeAlias
+from typing import TYPE_CHECKING
 
+from actorium.actors.config.cluster_settings import REPLICA
+from actorium.actors.config.tree import Config
+from actorium.actors.health import HUNG
 from actorium.actors.messages import Child, Exited
+from actorium.actors.runtime.fork_server import GO, MAIN, READY
 from actorium.actors.runtime.memory_limits import OomKills
-from actorium.actors.runtime.process import kill_group, process_activity, python, send_signal
-from actorium.actors.runtime.roles import group_of
+from actorium.actors.runtime.process import (
+    adopting_orphans,
+    kill_group,
+    process_activity,
+    python,
+    send_signal,
+)
+from actorium.actors.runtime.roles import PRELOADS, group_of
 
-MAIN = "actorium.actors.runtime.main"
+if TYPE_CHECKING:
+    import zmq
+
+REPLICA_PROCESS = "actorium.actors.cluster.replica_process"
 STDERR = 2
 SECRETS = frozenset({"ACTORIUM_API_KEY", "ACTORIUM_ADMIN_KEY", "HF_TOKEN",
                      "HUGGING_FACE_HUB_TOKEN", "HUGGINGFACE_HUB_TOKEN"})
@@ -24,27 +45,33 @@ before it starts."""
 SOCKETS = (".inbox", ".front")
 STACKS_SIGNAL = signal.SIGUSR1
 """Has an actor write the stacks of all its threads into its log."""
+STACKS = 0.2
+"""Seconds that an actor gets to write down its stacks before it is killed."""
+PATIENCE = 2.0
+"""Seconds to wait for a fork: on a machine whose processors all are taken ten times over it takes
+0.1 s, and a start from scratch many seconds."""
+SETTLE = 3.0
+"""Seconds after which the fork server begins its imports: an engine that has just come up has
+better things to do, and one that ends by then needs none of it."""
+PAD = "-" * 64
+"""Room for what an actor's command line has and the server's has not."""
 
 
-class StartedProcess(Protocol):
-    """A child of the launcher that leads a process group; `subprocess.Popen` is one."""
+class ForkedProcess:
+    """An adopted child, to be used as a `Popen`."""
 
-    @property
-    def pid(self) -> int: ...
+    def __init__(self, pid: int) -> None:
+        self.pid = pid
 
     def wait(self) -> int:
-        """Reap it: its exit code, or minus the number of a signal."""
-
-
-ForkStart: TypeAlias = Callable[[Sequence[str]], StartedProcess | None]
-"""Starts an actor in a faster way than by a new interpreter, by the words of `runtime.main`; None
-if there is no such way."""
+        return os.waitstatus_to_exitcode(os.waitpid(self.pid, 0)[1])
 
 
 class ChildProcess:
     """A running child."""
 
-    def __init__(self, role: str, epoch: int, process: StartedProcess) -> None:
+    def __init__(self, role: str, epoch: int,
+                 process: subprocess.Popen[bytes] | ForkedProcess) -> None:
         self.role, self.epoch, self.process = role, epoch, process
         self.pid = process.pid
         self.killed_with_role = ""
@@ -60,19 +87,21 @@ class ChildProcess:
 
 
 class ChildProcesses:
-    """An engine's actors: those that run, and the exits of those that are gone."""
+    """An engine's actors: those that run, and the exits of the others."""
 
-    def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll,
-                 forks: Sequence[ForkStart] = ()) -> None:
+    def __init__(self, run_dir: Path, roles: Mapping[str, str], poll: select.poll | zmq.Poller,
+                 forks: ForkedStarts | None = None) -> None:
         """roles: role -> "module:function" of what builds it; pidfds are registered in `poll`."""
         self.running: dict[int, ChildProcess] = {}
         """By pidfd."""
         self.run_dir, self._roles, self._poll = run_dir, roles, poll
         self._forks = forks
+        self.kill_at: dict[ChildProcess, float] = {}
+        """Actors that are about to be killed, and when, CLOCK_MONOTONIC seconds."""
         self.oom_kills = OomKills()
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
-        """Of the roles that nobody runs at the moment."""
+        """Of the roles that no process runs at the moment."""
 
     def spawn(self, role: str, epoch: int = 1) -> ChildProcess | None:
         """Start an incarnation; None if the role is unknown, runs, or has had this epoch."""
@@ -81,10 +110,11 @@ class ChildProcesses:
         if any(actor.role == role for actor in self.running.values()):
             return None
         self._remove_sockets(role)
-        words = [role, str(self.run_dir), str(epoch), str(os.getpid()), self._roles[role]]
-        forked = (fork(words) for fork in self._forks)
-        process = next(filter(None, forked), None) or start(python(MAIN, *words))
-        actor = ChildProcess(role, epoch, process)
+        built = self._roles[role]
+        words = [role, str(self.run_dir), str(epoch), str(os.getpid()), built]
+        forked = self._forks.fork(words) if self._forks is not None else None
+        actor = ChildProcess(role, epoch, forked or start(python(
+            REPLICA_PROCESS if built.startswith(REPLICA) else MAIN, *words)))
         self.running[actor.pidfd] = actor
         self._epochs[role] = epoch
         self._exits.pop(role, None)
@@ -99,11 +129,34 @@ class ChildProcesses:
     def reap(self, pidfd: int) -> tuple[ChildProcess, Exited]:
         """Reap the dead actor behind `pidfd`."""
         actor = self.running.pop(pidfd)
+        self.kill_at.pop(actor, None)
         self._poll.unregister(pidfd)
         status = self.oom_kills.status(actor.reap())
         exited = Exited(actor.role, actor.pid, actor.epoch, status)
         self._exits[actor.role] = exited
         return actor, exited
+
+    def kill_soon(self, actor: ChildProcess, reason: str) -> bool:
+        """Has the actor killed, once it has written its stacks into its log; False = it is about to
+        be anyway. One that hangs for a request leaves a mark in its journal."""
+        if actor in self.kill_at:
+            return False
+        if reason.startswith(HUNG):
+            from actorium.actors.runtime.inflight_journal import mark_hung
+
+            mark_hung(self.run_dir, actor.role)
+        send_signal(actor.pid, STACKS_SIGNAL)
+        activity = process_activity(actor.pid)
+        wait = 0.0 if activity is None or activity.stopped else STACKS
+        self.kill_at[actor] = time.monotonic() + wait
+        return True
+
+    def kill_due(self, now: float) -> None:
+        """Kills those whose time has come. Call it now and then."""
+        self.oom_kills.look(now)
+        for actor in [a for a, at in self.kill_at.items() if now >= at]:
+            del self.kill_at[actor]
+            kill_group(actor.pid)
 
     def end_mates(self, actor: ChildProcess) -> None:
         """Kill the other ranks of a dead one's group: without it they wait for nothing."""
@@ -120,12 +173,17 @@ class ChildProcesses:
         """Whether it has not been reaped."""
         return self.running.get(actor.pidfd) is actor
 
+    def forget(self, role: str) -> None:
+        """The role may have any epoch next."""
+        self._epochs.pop(role, None)
+        self._exits.pop(role, None)
+
     def children(self) -> list[Child]:
         """The running actors."""
         return [Child(a.role, a.pid, a.epoch) for a in self.running.values()]
 
     def exits(self) -> list[Exited]:
-        """The last exits of the roles that nobody runs."""
+        """The last exits of the roles that no process runs."""
         return list(self._exits.values())
 
     def close(self) -> None:
@@ -133,6 +191,8 @@ class ChildProcesses:
         for actor in self.running.values():
             actor.reap()
         self.running.clear()
+        if self._forks is not None:
+            self._forks.close()
 
 
 def start(argv: list[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
@@ -143,8 +203,74 @@ def start(argv: list[str], fds: Sequence[int] = ()) -> subprocess.Popen[bytes]:
                             env=environ, pass_fds=fds)
 
 
-def dump_stacks(actor: ChildProcess) -> bool:
-    """Have the actor write its stacks into its log; False if it is stopped and cannot."""
-    send_signal(actor.pid, STACKS_SIGNAL)
-    activity = process_activity(actor.pid)
-    return activity is not None and not activity.stopped
+class ForkedStarts:
+    """The launcher's end of the fork server."""
+
+    def __init__(self, settle: float = SETTLE, patience: float = PATIENCE) -> None:
+        """settle: `SETTLE`, patience: `PATIENCE`, of another engine than a real one."""
+        self._settle, self._patience = settle, patience
+        self._server: subprocess.Popen[bytes] | None = None
+        self._control: socket.socket | None = None
+        self._ready = False
+        self._words: list[str] = []
+        """The server's: run directory, and what it imports. Empty = there is to be none."""
+
+    def on_up(self, config: Config, run_dir: Path, roles: Mapping[str, str]) -> None:
+        """The engine is ready for the first time."""
+        targets = [PRELOADS[built] for built in roles.values() if built in PRELOADS]
+        recovery = config.recovery
+        if targets and not self._words and recovery.restart and recovery.fork_server != "off":
+            self._words = [str(run_dir), targets[0]]
+            self._start()
+
+    def fork(self, words: Sequence[str]) -> ForkedProcess | None:
+        """Starts an actor by the words of `runtime.main`; None where that is not possible."""
+        if not self._words or PRELOADS.get(words[-1]) != self._words[-1] or not self.answers():
+            return None
+        assert self._control is not None
+        wait, go = os.pipe2(os.O_CLOEXEC)
+        try:
+            with adopting_orphans():
+                socket.send_fds(self._control, [json.dumps(words).encode()], [wait])
+                pid = int(self._control.recv(32) or 0)
+            if not pid:
+                raise OSError("the fork server is gone, or has no room")
+            os.write(go, GO)
+            return ForkedProcess(pid)
+        except OSError:  # what it may have forked ends, since nobody lets it begin
+            self._start()
+            return None
+        finally:
+            os.close(wait)
+            os.close(go)
+
+    def close(self) -> None:
+        if self._control is not None:
+            self._control.close()
+        if self._server is not None:
+            kill_group(self._server.pid)
+            self._server.wait()
+        self._server = self._control = None
+
+    def _start(self) -> None:
+        """A new server, ready some seconds later."""
+        self.close()
+        self._ready = False
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        self._control.settimeout(self._patience)
+        words = [str(os.getpid()), str(theirs.fileno()), str(self._settle), *self._words, PAD]
+        with theirs:
+            self._server = start(python("actorium.actors.runtime.fork_server", *words),
+                                 (theirs.fileno(),))
+
+    def answers(self) -> bool:
+        """Whether its imports are done. One that has ended is replaced."""
+        assert self._control is not None
+        if not self._ready and select.select([self._control], [], [], 0)[0]:
+            try:
+                self._ready = self._control.recv(len(READY)) == READY
+            except OSError:
+                self._ready = False
+            if not self._ready:
+                self._start()
+        return self._ready

@@ -7,7 +7,7 @@
         *.log        the ends of the actors' logs; stacks of a fatal signal or of a hang are there
         *.tape0/1    the flight recorder's files (`actorium replay` takes the whole report)
 
-There is no prompt in it unless the engine was told to record them. The files are taken hold of by
+There is no prompt in it unless the engine records prompts. The files are taken hold of by
 links, which is a matter of microseconds, so that a restart need not wait; a thread packs them.
 """
 
@@ -137,13 +137,13 @@ def _ask_status(run_dir: Path, path: Path) -> None:
 
 def _forget_old(directory: Path) -> None:
     """Remove all reports but the latest ones, and what a killed launcher has left half made."""
-    made: list[tuple[float, Path]] = []
+    reports: list[tuple[float, Path]] = []
     for entry in directory.iterdir():
         with contextlib.suppress(FileNotFoundError):
             age = entry.stat().st_mtime
             if entry.name.endswith(".tar.gz"):
-                made.append((age, entry))
+                reports.append((age, entry))
             elif entry.name.startswith(".") and age < time.time() - STALE_SECONDS:
                 shutil.rmtree(entry, ignore_errors=True)
-    for _, entry in sorted(made, reverse=True)[KEPT:]:
+    for _, entry in sorted(reports, reverse=True)[KEPT:]:
         entry.unlink(missing_ok=True)

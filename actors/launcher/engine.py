@@ -1,4 +1,9 @@
-"""`Engine`: an engine of one's own, started with `with` and gone afterwards."""
+"""`Engine`: an engine that is started by a `with` block and ends with it.
+
+`python -m actorium.actors.launcher.engine PARENT_PID REPORT_FD`, with an `EngineJob` on stdin, is
+its launcher: it runs that job, and stops when that parent dies. It must start actors soon, so what
+the job does not need is imported by `Engine` when it is used.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +13,7 @@ import secrets
 import select
 import signal
 import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -15,21 +21,36 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-import zmq
+from msgspec import Struct
 
-from actorium.actors.config import sources as settings
 from actorium.actors.config.tree import Config
-from actorium.actors.config.validation import validate
 from actorium.actors.errors import CODES, ActoriumError, EngineFailed
-from actorium.actors.launcher.job import EngineJob, JobReport
-from actorium.actors.launcher.launcher import STOP_GRACE
+from actorium.actors.launcher.stopping import STOP_GRACE
 from actorium.actors.messages import FromWatchdogFront, GetStatus, Status
-from actorium.actors.models.obtain import with_model_path
 from actorium.actors.runtime.process import describe_exit, kill_group, python, wait_exit
 from actorium.actors.runtime.rundir import address
 
 if TYPE_CHECKING:
+    import zmq
+
     from actorium.actors.client.client import Client
+
+
+class EngineJob(Struct, frozen=True):
+    """What an `Engine` asks its launcher to run."""
+
+    config: Config
+    roles: dict[str, str] | None = None
+
+
+class JobReport(Struct, frozen=True, omit_defaults=True):
+    """A line of JSON from the launcher to its `Engine`: started, or failed and why."""
+
+    event: str
+    run_dir: str = ""
+    code: str = ""
+    message: str = ""
+
 
 _decode_status = msgspec.msgpack.Decoder(FromWatchdogFront).decode
 _decode_report = msgspec.json.Decoder(JobReport).decode
@@ -54,10 +75,14 @@ class Engine:
 
     def __init__(self, model: str | os.PathLike[str] = "", *,
                  roles: Mapping[str, str] | None = None, **config: Any) -> None:
+        from actorium.actors.config import sources
+        from actorium.actors.config.validation import validate
+        from actorium.actors.models.obtain import with_model_path
+
         if "config" not in config:  # a TOML file may name the engine
             config.setdefault("name", f"engine-{os.getpid()}-{secrets.token_hex(3)}")
         self.config: Config = with_model_path(
-            validate(settings.from_kwargs(str(model) or None, **config)))
+            validate(sources.from_kwargs(str(model) or None, **config)))
         self.name = self.config.runtime.name
         self.status: Status | None = None
         """The watchdog's report at the moment the engine became ready."""
@@ -96,7 +121,7 @@ class Engine:
     def _launch(self) -> None:
         self._reports, report_fd = os.pipe2(os.O_CLOEXEC)
         try:
-            argv = python("actorium.actors.launcher.job", str(os.getpid()), str(report_fd))
+            argv = python("actorium.actors.launcher.engine", str(os.getpid()), str(report_fd))
             self._launcher = start_launcher(argv, report_fd)
         finally:
             os.close(report_fd)
@@ -138,6 +163,8 @@ class Engine:
         return "does not answer" if code is None else describe_exit(code)
 
     def _wait_ready(self, run_dir: Path, until: float) -> Status:
+        import zmq
+
         with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
             socket.setsockopt(zmq.LINGER, 0)
             socket.setsockopt(zmq.RECONNECT_IVL, 5)
@@ -202,7 +229,7 @@ class Engine:
 
 
 def start_launcher(argv: list[str], report_fd: int) -> subprocess.Popen[bytes]:
-    """A process that leads a group of its own and hears its job on stdin."""
+    """A process that leads a group of its own and reads its job from stdin."""
     return subprocess.Popen(argv, stdin=subprocess.PIPE, pass_fds=(report_fd,), process_group=0)
 
 
@@ -213,3 +240,28 @@ def _error(report: JobReport) -> ActoriumError:
     if report.code == "unavailable" and "is already running" not in report.message:
         kind = EngineFailed
     return kind(report.message)
+
+
+def main(argv: list[str]) -> int:
+    """Run the job on stdin for the process `argv[0]`, reporting to the descriptor `argv[1]`."""
+    from actorium.actors.launcher.launcher import Launcher
+
+    parent, report_fd = int(argv[0]), int(argv[1])
+    os.set_inheritable(report_fd, False)
+    job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
+
+    def report(line: JobReport) -> None:
+        with contextlib.suppress(BrokenPipeError):
+            os.write(report_fd, msgspec.json.encode(line) + b"\n")
+
+    launcher = Launcher(job.config, job.roles,
+                        lambda path: report(JobReport("started", run_dir=str(path))))
+    launcher.tie_to(parent)
+    code = launcher.run()
+    if launcher.failure is not None:
+        report(JobReport("failed", code=launcher.failure.code, message=launcher.failure.message))
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

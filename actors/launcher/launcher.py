@@ -5,7 +5,7 @@ watchdog orders. The watchdog itself it supervises on its own, by the same rules
 
 It waits in one poll on pidfds, its inbox and a wake-up pipe, and imports no event loop: the worker
 must be on its way before anything heavy is loaded. Each actor leads its own process group and dies
-with the launcher (parent-death signal). An `Engine` runs it as `job` does.
+with the launcher (parent-death signal). The replicas of a cluster (`replicas`) are launchers, too.
 """
 
 from __future__ import annotations
@@ -15,19 +15,27 @@ import select
 import signal
 import time
 from collections.abc import Callable, Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actorium.actors.cluster.cluster_control import AskReplicaSet, ReplicaSet
 from actorium.actors.config import tree as configs
+from actorium.actors.config.cluster_settings import came_later, clustered
 from actorium.actors.config.tree import Config
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import ActoriumError, BadConfig, BadModel, EngineUnavailable
-from actorium.actors.launcher.children import ChildProcess, ChildProcesses, dump_stacks
-from actorium.actors.launcher.hooks import LauncherHooks
-from actorium.actors.launcher.stopping import DrainLosses, StopRequests
+from actorium.actors.launcher.children import ChildProcess, ChildProcesses, ForkedStarts
+from actorium.actors.launcher.preflight import check_all
+from actorium.actors.launcher.replicas import CLUSTER_INBOX, LocalReplicas
+from actorium.actors.launcher.stopping import (
+    FAULT_GRACE,
+    STOP_GRACE,
+    DrainLosses,
+    StopRequests,
+    remove_finished_ledger,
+)
 from actorium.actors.messages import (
     Beat,
     Children,
@@ -64,41 +72,35 @@ if TYPE_CHECKING:
     from actorium.actors.launcher.watchdog_link import WatchdogLink
     from actorium.actors.runtime.mailbox import Inbox
 
-STOP_GRACE = 3.0
-"""Seconds an actor gets to exit once it has nothing left to drain."""
-FAULT_GRACE = 0.5
-"""The same in an engine that has failed."""
 FATAL_WAIT = 0.5
 """Seconds to wait for the `Fatal` of an actor that exited with an error code."""
-STACKS = 0.2
-"""Seconds that an actor gets to write down its stacks before it is killed."""
+NO_FATAL = Fatal("", 0, 0, "")
 
 
 class Launcher:
     """One engine. `run` blocks until it is over; `stop` may be called from any thread."""
 
-    inbox_union: Any = ToLauncher
-    """The messages that it takes."""
-
     def __init__(self, config: Config, roles: Mapping[str, str] | None = None,
                  started: Callable[[Path], None] | None = None,
-                 hooks: LauncherHooks = LauncherHooks()) -> None:
+                 ready: Callable[[], None] | None = None) -> None:
         """roles: role -> "module:function", replaces the engine's own; started: called with the
-        run directory when all actors have been started, long before they are ready."""
+        run directory when all actors have been started; ready: called when they are ready for the
+        first time."""
         self.config = config
         self.roles = dict(roles) if roles is not None else roles_of(config)
         self.failure: ActoriumError | None = None
         """Why the engine ended, if not by `stop`."""
-        self._started, self._hooks = started, hooks
+        self._started, self._ready = started, ready
         self._run_dir: RunDir | None = None
         self._poll = select.poll()
+        self._forks = ForkedStarts()
         self._actors = ChildProcesses(Path(), {}, self._poll)
-        self._kill_at: dict[ChildProcess, float] = {}
-        """Actors that are about to be killed, and when."""
         self._fatals: dict[str, Fatal] = {}
         """The last of each role."""
         self._inbox: Inbox | None = None
         self._watchdog: WatchdogLink | None = None
+        self._replicas: LocalReplicas | None = None
+        """None = it is no cluster's."""
         self._up = False
         """The engine has been ready."""
         self._losses = DrainLosses()
@@ -122,8 +124,8 @@ class Launcher:
             self._stop_actors()
             if self._losses.loss:
                 self._fail(EngineUnavailable(self._losses.loss), EXIT_FAULT)
-            for after_clean_end in self._hooks.after_clean_end if self.failure is None else ():
-                after_clean_end(self.config)
+            if self.failure is None:
+                remove_finished_ledger(self.config)
         except ActoriumError as error:
             self._fail(error, EXIT_BAD_CONFIG)
         except OSError as error:
@@ -139,7 +141,7 @@ class Launcher:
         self._stops.add()
 
     def tie_to(self, parent: int) -> None:
-        """Stop when the process `parent` is gone, which says itself why a start has failed."""
+        """Stop when the process `parent` ends, which reports itself why a start has failed."""
         self._stops.tie_to(parent)
 
     # --- start ---
@@ -148,12 +150,11 @@ class Launcher:
         runtime = validate(self.config).runtime
         if missing := sorted(roles_of(self.config).keys() - self.roles.keys()):
             raise BadConfig(f"roles: without {', '.join(missing)} no engine gets ready", "roles")
-        for before_start in self._hooks.before_start:
-            before_start(self.config)
+        check_all(self.config)
         self._run_dir = RunDir(runtime.name, runtime.run_dir)
         path = self._run_dir.path
         write_private(path / "config.json", configs.dump(self.config))
-        self._actors = ChildProcesses(path, self.roles, self._poll, self._hooks.fork)
+        self._actors = ChildProcesses(path, self.roles, self._poll, self._forks)
         for role in self.roles:
             self._actors.spawn(role)
         write_private(path / "engine.json", msgspec.json.encode({
@@ -173,15 +174,23 @@ class Launcher:
         from actorium.actors.runtime.mailbox import Inbox
 
         self._context = zmq.Context(io_threads=1)
-        self._inbox = Inbox(self._context, address(path, "launcher.inbox"), self.inbox_union,
+        in_cluster = clustered(self.config.cluster)
+        self._inbox = Inbox(self._context, address(path, "launcher.inbox"),
+                            CLUSTER_INBOX if in_cluster else ToLauncher,
                             hwm=self.config.runtime.queue_messages)
         self._poll.register(self._inbox.fd, select.POLLIN)
         self._watchdog = WatchdogLink(self.config, path, self._context)
+        if in_cluster:
+            self._replicas = LocalReplicas(self.config, self.roles, self._actors, self._watchdog,
+                                           self._context, self._send_children, self._say)
         self._connect_watchdog()
 
     def _connect_watchdog(self) -> None:
         assert self._watchdog is not None
-        self._watchdog.connect(self._actors.children(), self._actors.exits(), self._up)
+        children, exits = self._actors.children(), self._actors.exits()
+        if self._replicas is not None:
+            children, exits = self._replicas.without_leaving(children, exits)
+        self._watchdog.connect(children, exits, self._up)
 
     # --- wait ---
 
@@ -193,34 +202,27 @@ class Launcher:
             left = None if until is None else until - time.monotonic()
             if left is not None and left <= 0:
                 return False
-            self._turn(left)
+            events = self._poll.poll(self._poll_timeout(left))
+            self._read_inbox()
+            for fd, _ in events:
+                self._stops.on_readable(fd)
+                if fd in self._actors.running:
+                    self._on_exit(fd)
+            self._on_timer(time.monotonic())
         return True
-
-    def _turn(self, timeout: float | None) -> None:
-        events = self._poll.poll(self._poll_timeout(timeout))
-        self._read_inbox()
-        for fd, _ in events:
-            self._stops.on_readable(fd)
-            if fd in self._actors.running:
-                self._on_exit(fd)
-        self._on_timer(time.monotonic())
 
     def _poll_timeout(self, timeout: float | None) -> float | None:
         """Milliseconds until a timer is due."""
         now = time.monotonic()
         dues = [timeout] if timeout is not None else []
-        dues += [at - now for at in self._kill_at.values()]
+        dues += [at - now for at in self._actors.kill_at.values()]
         tick = self._watchdog.next_timer() if self._watchdog is not None and self._up else None
         if tick is not None:
             dues.append(tick - now)
         return max(0.0, min(dues)) * 1000 + 1 if dues else None
 
     def _on_timer(self, now: float) -> None:
-        self._actors.oom_kills.look(now)
-        for actor in [a for a, at in self._kill_at.items() if now >= at]:
-            del self._kill_at[actor]
-            if self._actors.is_running(actor):
-                kill_group(actor.pid)
+        self._actors.kill_due(now)
         if self._watchdog is not None and self._up:
             for order in self._watchdog.orders(now):
                 self._on_message(order)
@@ -248,12 +250,17 @@ class Launcher:
                 self._on_kill(message)
             case Spawn():
                 self._on_spawn(message)
+            case ReplicaSet() if self._replicas is not None:
+                self._replicas.on_set(message, self._working)
+            case AskReplicaSet() if self._replicas is not None:
+                self._replicas.on_ask(message)
 
     def _on_up(self) -> None:
         self._up = True
         self._send_children()
-        for on_up in self._hooks.on_up:
-            on_up(self.config, self._actors.run_dir, self.roles)
+        self._forks.on_up(self.config, self._actors.run_dir, self.roles)
+        if self._ready is not None:
+            self._ready()
 
     def _on_kill(self, order: Kill) -> None:
         if order.role == LAUNCHER:
@@ -261,12 +268,7 @@ class Launcher:
                 self._fail(EngineUnavailable(order.reason), EXIT_FAULT)
             return
         actor = self._actors.find(order.role, order.pid)
-        if actor is not None and actor not in self._kill_at:
-            assert self._run_dir is not None
-            for before_kill in self._hooks.before_kill:
-                before_kill(self._run_dir.path, actor.role, order.reason)
-            wait = STACKS if dump_stacks(actor) else 0.0
-            self._kill_at[actor] = time.monotonic() + wait
+        if actor is not None and self._actors.kill_soon(actor, order.reason):
             self._say(f"{actor.role} (pid {actor.pid}) is killed: {order.reason}")
 
     def _on_spawn(self, order: Spawn) -> None:
@@ -286,6 +288,11 @@ class Launcher:
         if self._watchdog is not None:
             self._watchdog.send(Children(self._actors.children(), self._up))
 
+    @property
+    def _working(self) -> bool:
+        """Whether the engine neither stops nor has failed."""
+        return self._stops.count == 0 and self.failure is None
+
     def _restarts(self, role: str) -> bool:
         """Whether an actor of this role that dies now is started again. While the engine drains,
         only those are that the drain still needs."""
@@ -296,8 +303,10 @@ class Launcher:
 
     def _on_exit(self, pidfd: int) -> None:
         actor, exited = self._actors.reap(pidfd)
-        self._kill_at.pop(actor, None)
-        unexpected = self._stops.count == 0 and self.failure is None and not actor.killed_with_role
+        if self._replicas is not None and actor.role in self._replicas.leaving:
+            self._replicas.on_leaving_exit(actor, self._working)
+            return
+        unexpected = self._working and not actor.killed_with_role
         if unexpected or self._restarts(actor.role) or exited.status != EXIT_DRAINED:
             self._actors.end_mates(actor)
         if unexpected and exited.status in (EXIT_FAULT, EXIT_BAD_CONFIG):
@@ -310,7 +319,7 @@ class Launcher:
         if self._restarts(actor.role) and exited.status != EXIT_BAD_CONFIG:
             if self._stops.count:
                 self._losses.on_restartable_death(actor.role, f"{death} while the engine drained")
-            why = self._error_of(actor)
+            why = self._fatal_of(actor).message
             self._say(f"{death}{why and ': ' + why}")
             if self._watchdog is not None:
                 self._watchdog.on_exit(exited, why)
@@ -322,23 +331,23 @@ class Launcher:
         if self._watchdog is not None:
             self._watchdog.send(exited)
 
-    def _fatal_of(self, actor: ChildProcess | Exited) -> Fatal | None:
+    def _fatal_of(self, actor: ChildProcess | Exited) -> Fatal:
+        """What the actor reported before it died; if nothing, an empty one."""
         fatal = self._fatals.get(actor.role)
-        return fatal if fatal is not None and fatal.pid == actor.pid else None
-
-    def _error_of(self, actor: ChildProcess | Exited) -> str:
-        """What the actor reported before it died; empty if nothing."""
-        fatal = self._fatal_of(actor)
-        return fatal.message if fatal is not None else ""
+        return fatal if fatal is not None and fatal.pid == actor.pid else NO_FATAL
 
     def _report_crash(self, exited: Exited) -> None:
-        assert self._run_dir is not None
-        for on_crash in self._hooks.on_crash:
-            on_crash(self.config, self._run_dir.path, exited, self._error_of(exited), self._say)
+        if self.config.runtime.crash_reports:
+            from actorium.actors.launcher.crash_reports import report
+
+            report(self._actors.run_dir, exited, self._fatal_of(exited).message,
+                   lambda path: self._say(f"crash report: {path}"))
+        if self._replicas is not None:
+            self._replicas.on_crash(exited)
 
     def _await_fatal(self, actor: ChildProcess) -> None:
         until = time.monotonic() + FATAL_WAIT
-        while self._fatal_of(actor) is None and (left := until - time.monotonic()) > 0:
+        while self._fatal_of(actor) is NO_FATAL and (left := until - time.monotonic()) > 0:
             assert self._inbox is not None
             poll = select.poll()
             poll.register(self._inbox.fd, select.POLLIN)
@@ -346,13 +355,18 @@ class Launcher:
             self._read_inbox()
 
     def _on_fault(self, actor: ChildProcess, status: int, death: str) -> None:
-        """An actor has died that is not started again: the engine fails."""
+        """An actor has died that is not started again: the engine fails, or goes on without a
+        replica that came later."""
         fatal = self._fatal_of(actor)
-        if status == EXIT_BAD_CONFIG and fatal is not None:
+        if (status == EXIT_BAD_CONFIG and self._replicas is not None
+                and came_later(self.roles.get(actor.role, ""))):
+            self._replicas.leave_out(actor, fatal.message or death)
+            return
+        if status == EXIT_BAD_CONFIG and fatal is not NO_FATAL:
             kind = BadConfig if fatal.code == BadConfig.code else BadModel
             self._fail(kind(fatal.message), EXIT_BAD_CONFIG)
             return
-        why = f": {fatal.message}" if fatal is not None else ""
+        why = fatal.message and f": {fatal.message}"
         self._fail(EngineUnavailable(f"{death}{why}"), EXIT_FAULT)
 
     def _fail(self, error: ActoriumError, code: int) -> None:
@@ -362,34 +376,33 @@ class Launcher:
     # --- stop ---
 
     def _stop_actors(self) -> None:
-        """Refuse new work, then SIGTERM along the ring, each group when the one before is gone."""
+        """Refuse new work, then SIGTERM along the ring, each group once the one before ended."""
         until = time.monotonic() + self.config.runtime.drain_timeout
         for actor in self._actors.running.values():
             if self.failure is None and drains_at_once(actor.role):
                 send_signal(actor.pid, DRAIN_SIGNAL)
         for rank in sorted({stop_rank(role) for role in self.roles}):
             self._rank = rank
-            group = [a for a in self._actors.running.values() if stop_rank(a.role) == rank]
             if self.failure is None and self._stops.count == 1:
                 self._losses.before_stopping(rank, time.monotonic())
-            for actor in group:
-                send_signal(actor.pid, signal.SIGTERM)
-            if self.failure is None:
-                patience = max(0.0, until - time.monotonic()) + STOP_GRACE
-            else:
-                patience = FAULT_GRACE
-            self._wait_until(partial(self._ended_or_hurried, group), patience)
-            self._drain_timed_out = self._drain_timed_out or not self._ended(group)
-            for actor in group:
-                if self._actors.is_running(actor):
-                    kill_group(actor.pid)
-            self._wait_until(partial(self._ended, group))
+            self._stop_group([a for a in self._actors.running.values()
+                              if stop_rank(a.role) == rank], until)
 
-    def _ended(self, group: list[ChildProcess]) -> bool:
-        return not any(self._actors.is_running(actor) for actor in group)
+    def _stop_group(self, group: list[ChildProcess], until: float) -> None:
+        """Ends these, and kills what has not ended by `until`, CLOCK_MONOTONIC seconds."""
+        def ended() -> bool:
+            return not any(self._actors.is_running(actor) for actor in group)
 
-    def _ended_or_hurried(self, group: list[ChildProcess]) -> bool:
-        return self._stops.count > 1 or self._ended(group)
+        for actor in group:
+            send_signal(actor.pid, signal.SIGTERM)
+        patience = max(0.0, until - time.monotonic()) + STOP_GRACE
+        self._wait_until(lambda: self._stops.count > 1 or ended(),
+                         patience if self.failure is None else FAULT_GRACE)
+        self._drain_timed_out = self._drain_timed_out or not ended()
+        for actor in group:
+            if self._actors.is_running(actor):
+                kill_group(actor.pid)
+        self._wait_until(ended)
 
     def _say(self, text: str) -> None:
         """Print a line for whoever runs the engine."""
@@ -397,9 +410,7 @@ class Launcher:
 
     def _clean_up(self) -> None:
         self._actors.close()
-        for after_end in self._hooks.after_end:
-            after_end()
-        for box in (self._inbox, self._watchdog):
+        for box in (self._inbox, self._watchdog, self._replicas):
             if box is not None:
                 box.close()
         if self._context is not None:

@@ -6,18 +6,30 @@ Nothing heavy is imported for them; the actors find out the rest.
 from __future__ import annotations
 
 import ctypes
+import os
 from importlib.util import find_spec
 from pathlib import Path
 
+from actorium.actors.config.cluster_settings import (
+    VISIBLE_DEVICES,
+    most_local_replicas,
+    visible_devices,
+)
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.model_dir import is_jinja
+from actorium.actors.models.model_dir import is_jinja, takes_media
 
 NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap", "/dev/dxg",
          "/dev/kfd")
 """Drivers' device files: NVIDIA's, its boards', WSL's and AMD's."""
 MOST_RANKS = 16
 """`gpu.parallel.rank_types.MAX_RANKS`, which needs torch."""
+
+
+def check_all(config: Config) -> None:
+    """Raises `BadConfig` for the first fault that one of these checks finds."""
+    for check in (check_packages, check_machine, check_keys, check_replicas):
+        check(config)
 
 
 def check_machine(config: Config) -> None:
@@ -44,8 +56,7 @@ def check_machine(config: Config) -> None:
 
 
 def check_packages(config: Config) -> None:
-    """Raise `BadConfig` if packages are missing that the engine needs: the base install is the
-    client alone."""
+    """Raise `BadConfig` if the engine lacks packages: the base install is the client alone."""
     needed = ["uvloop", "numpy"]
     if not config.model.skip_tokenizer:
         needed += ["tokenizers", "jinja2"]
@@ -70,6 +81,21 @@ def check_keys(config: Config) -> None:
         from actorium.actors.runtime.security import curve_keys
 
         curve_keys.read_server(curve_keys.directory(config.runtime.keys_dir))
+
+
+def check_replicas(config: Config) -> None:
+    """Raises `BadConfig` for what replicas cannot do."""
+    if config.cluster.nodes and takes_media(config):
+        raise BadConfig("nodes: the model takes images, which lie in the memory of the head, "
+                        "where replicas of other machines cannot read them: serve it on one "
+                        "machine, with --replicas N, or leave out the tower with "
+                        "--language-model-only", "cluster.nodes")
+    if config.cluster.max_replicas and config.device.device != "cpu":
+        try:
+            visible_devices(most_local_replicas(config.cluster) - 1,
+                            config.device.tensor_parallel_size, os.environ.get(VISIBLE_DEVICES))
+        except BadConfig as error:
+            raise BadConfig(f"max_{error}", "cluster.max_replicas") from None
 
 
 def _has_driver() -> bool:

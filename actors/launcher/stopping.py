@@ -1,8 +1,8 @@
 """Stopping an engine: who asks for it, and which deaths during the drain have cost streams.
 
 A signal, a caller, or the death of the process that the engine belongs to ask for it. A scheduler
-or detokenizer that dies while the engine drains is started again, and hears from the others which
-streams go on. If it is to be stopped before it can have heard, they are lost: then the engine has
+or detokenizer that dies while the engine drains is started again, and learns from the others which
+streams go on. If it is stopped before it can have learnt that, they are lost: then the engine has
 not drained, and says so.
 """
 
@@ -14,16 +14,26 @@ import os
 import select
 import signal
 import threading
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
+from actorium.actors.config.cluster_settings import ROUTER_LEDGER, clustered
+from actorium.actors.config.tree import Config
 from actorium.actors.runtime.process import DRAIN_SIGNAL, EXIT_DRAINED
 from actorium.actors.runtime.roles import ends_streams, stop_rank
 
+if TYPE_CHECKING:
+    import zmq
+
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+STOP_GRACE = 3.0
+"""Seconds an actor gets to exit once it has nothing left to drain."""
+FAULT_GRACE = 0.5
+"""The same in an engine that has failed."""
 SETTLED = 2.0
-"""Seconds after its start in which a successor may not have heard yet which streams go on."""
+"""Seconds after its start in which a successor may not know yet which streams go on."""
 CLEAN_EXITS = (EXIT_DRAINED, -signal.SIGTERM, -DRAIN_SIGNAL)
-"""Exits of an actor that was told to stop; by the signals themselves, if it had only begun."""
+"""Exits of an actor on SIGTERM; by the signals themselves, if it had only begun."""
 
 
 class StopRequests:
@@ -31,7 +41,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self.count = 0
-        self._poll: select.poll | None = None
+        self._poll: select.poll | zmq.Poller | None = None
         self._wake_r, self._wake_w = os.pipe2(os.O_CLOEXEC | os.O_NONBLOCK)
         self._parent_fd: int | None = None
         self.tied = False
@@ -62,7 +72,7 @@ class StopRequests:
         if os.getppid() != parent:
             self.add()
 
-    def register(self, poll: select.poll) -> None:
+    def register(self, poll: select.poll | zmq.Poller) -> None:
         """Has `poll` wake for requests; hand `on_readable` the descriptors that it reports."""
         self._poll = poll
         for fd in (self._wake_r, self._parent_fd):
@@ -121,3 +131,13 @@ class DrainLosses:
             role, text = self._restarting
             if stop_rank(role) == rank and now - self._restarted_at < SETTLED:
                 self.loss = text
+
+
+def remove_finished_ledger(config: Config) -> None:
+    """Removes a ledger all of whose requests are answered. One in the run directory goes with that.
+    """
+    if (ledger_dir := config.recovery.ledger_dir) is not None:
+        from actorium.actors.ledger.segments import remove_finished
+
+        directory = Path(ledger_dir).expanduser()
+        remove_finished(directory / ROUTER_LEDGER if clustered(config.cluster) else directory)

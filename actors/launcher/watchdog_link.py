@@ -37,8 +37,8 @@ class WatchdogLink:
         """By role: what the watchdog reported last."""
 
     def connect(self, children: list[Child], exits: list[Exited], up: bool) -> None:
-        """There is a new watchdog: send it who runs, who is gone without a successor, and whether
-        the engine has been ready."""
+        """There is a new watchdog: send it the running actors, the exits without a successor, and
+        whether the engine has been ready."""
         from actorium.actors.runtime.mailbox import Outbox
 
         self.close()  # with what is left for the old one
@@ -57,8 +57,7 @@ class WatchdogLink:
             self._outbox.send(message)
 
     def save_restarts(self, record: Restarted) -> None:
-        """Keep this for the next watchdog. On restarts of the watchdog itself the supervisor here
-        knows more."""
+        """Keep this for the next watchdog, but for its own restarts, which the supervisor has."""
         if record.role != WATCHDOG:
             self._restarts[record.role] = record
 
@@ -71,8 +70,7 @@ class WatchdogLink:
                 self._supervisor.on_ready(WATCHDOG, now)
 
     def on_exit(self, exited: Exited, why: str) -> None:
-        """An actor has died. If it is the watchdog it will be started again; for the others the
-        watchdog decides."""
+        """An actor has died: the watchdog is started again, and decides on the others."""
         if (exited.role == WATCHDOG and self._watchdog is not None
                 and self._supervisor is not None):
             self._supervisor.on_exit(self._watchdog, exited.status, why, time.monotonic())

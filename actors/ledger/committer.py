@@ -108,8 +108,7 @@ class LedgerCommitter:
         return []
 
     def maintain(self) -> None:
-        """Compact when it is time to, a slice at a time, so that a step is late by no more than a
-        slice."""
+        """Compact when it is time to, a slice at a time: a step is late by no more than a slice."""
         if self.full:
             return
         if (now := monotonic()) - self._checked_at >= CHECK_FILES:

@@ -39,8 +39,7 @@ from actorium.actors.runtime.security import private_paths as private
 
 LOG = logging.getLogger("actorium.ledger")
 SEGMENT_BYTES = 16 << 20
-"""A segment that has grown past this, and past twice what was alive at the last compaction, is
-compacted."""
+"""A segment larger than this, and than twice what the last compaction kept, is compacted."""
 ID_BYTES = 16
 """Hexadecimal digits of a ledger's id."""
 BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
@@ -78,10 +77,9 @@ class Compaction:
 
 
 class Ledger:
-    """A log of committed batches: when `commit` returns they are in the page cache (with sync, on
-    disk)."""
+    """A log of committed batches: when `commit` returns they are in the page cache."""
 
-    def __init__(self, directory: Path, model: str = "", sync: bool = False,
+    def __init__(self, directory: Path, model: str = "",
                  segment_bytes: int = SEGMENT_BYTES, lenient: bool = False) -> None:
         """lenient: for an engine that runs already: what cannot be read is logged and left alone,
         and where nothing can be written the first `commit` fails.
@@ -91,7 +89,6 @@ class Ledger:
         of it."""
         self.directory = directory
         self._boot, self._model = boot_id(), model
-        self._sync = sync
         self._segment_bytes = segment_bytes
         self._alive = 0
         self._compaction: Compaction | None = None
@@ -111,7 +108,7 @@ class Ledger:
             records_of = self._read(lenient)
             self.id = self._choose_id(records_of)
             self.history = self._merge(records_of, lenient)
-            self._writer = SegmentWriter(directory, sync, later=lenient)
+            self._writer = SegmentWriter(directory, later=lenient)
         except (OSError, ValueError):
             os.close(self._lock)
             raise
@@ -254,7 +251,7 @@ class Ledger:
         Killed half-way, it leaves old and new segments, which together read the same.
         """
         old = self._segments()
-        before, writer = self._writer, SegmentWriter(self.directory, self._sync)
+        before, writer = self._writer, SegmentWriter(self.directory)
         records = [record for each in alive() for record in each]
         try:
             self._relock()

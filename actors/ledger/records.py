@@ -1,7 +1,7 @@
 """The ledger's records, and reading them back: every request that was admitted, with its output.
 
 Pure. Reading is idempotent: a compaction that was cut short leaves records twice, and twice is as
-good as once. Requests are told apart by (client, rid), tokens by their number.
+good as once. Requests are identified by (client, rid), tokens by their number.
 """
 
 from __future__ import annotations
@@ -59,6 +59,16 @@ class OutputRecord(Struct, frozen=True, array_like=True):
     finish: SequenceEvent | None = None
     drafted: Count = 0
     accepted: Count = 0
+
+
+class RequestRecord(Struct, frozen=True, array_like=True, gc=False):
+    """A request with all that it has emitted, as messages and recordings have it."""
+
+    submit: Submit
+    sid: Sid
+    """Of its first choice; the others follow."""
+    outputs: list[OutputRecord] = []
+    """Of the choices of which there is anything."""
 
 
 class SequenceOutput(Struct):
@@ -138,6 +148,12 @@ class LedgerHistory:
             self._on_output(message)
         else:
             self._on_batch(message)
+
+    def restore(self, record: RequestRecord) -> None:
+        """Apply all that is known of a request."""
+        self.apply(AdmissionRecord(record.submit, record.sid))
+        for output in record.outputs:
+            self.apply(output)
 
     def _on_admission(self, message: AdmissionRecord) -> None:
         submit = message.submit
@@ -243,17 +259,19 @@ def cut(row: RowLogprobs, first: int) -> RowLogprobs:
                        row.top_ids[k * first:], row.top_logprobs[k * first:])
 
 
+def request_record(entry: LedgerEntry) -> RequestRecord:
+    """All that is known of a request; see `LedgerHistory.restore`."""
+    return RequestRecord(entry.submit, entry.choices[0].sid, [
+        output_record(output) for output in entry.choices
+        if output.tokens or output.finish or output.prompt_logprobs])
+
+
 def entry_records(entry: LedgerEntry) -> Iterator[LedgerRecord]:
     """The records of an entry that compaction writes."""
-    yield make_record(ADMISSION, AdmissionRecord(entry.submit, entry.choices[0].sid))
-    for output in entry.choices:
-        if is_worth_recording(output):
-            yield make_record(OUTPUT, output_record(output))
-
-
-def is_worth_recording(output: SequenceOutput) -> bool:
-    """Whether anything is known of the sequence but that it exists."""
-    return bool(output.tokens or output.finish or output.prompt_logprobs)
+    known = request_record(entry)
+    yield make_record(ADMISSION, AdmissionRecord(known.submit, known.sid))
+    for output in known.outputs:
+        yield make_record(OUTPUT, output)
 
 
 def output_record(output: SequenceOutput) -> OutputRecord:

@@ -27,7 +27,7 @@ sequences had 32 bits in version 1 (`TokenBatch.sids`)."""
 HEAD = struct.Struct("<IIB")
 CRC_OF_KIND = [zlib.crc32(bytes((kind,))) for kind in range(256)]
 SUFFIX, FINISHED = ".seg", ".told"
-"""Of a segment; and of one of a ledger that was closed when all that it holds had been told: such a
+"""Of a segment; and of one of a ledger that was closed when all that it holds had been sent: such a
 one goes at a clean end of the engine, and is read as any other after an end that was not."""
 BREAK = 0
 """Kind of a record that no file holds: records may be missing here."""
@@ -36,8 +36,10 @@ MAX_PAYLOAD = 64 << 20
 
 
 class LedgerFull(OSError):
-    """Nothing can be written (the disk is full, read-only or gone): no part of the batch was
-    committed."""
+    """Nothing can be written (the disk is full, read-only or removed): no part was committed."""
+
+    partial = False
+    """Part of the batch stays in the file."""
 
 
 class LedgerRecord(NamedTuple):
@@ -115,7 +117,7 @@ def segments(directory: Path) -> list[Path]:
 
 
 def remove_finished(directory: Path) -> None:
-    """Remove the files of a ledger of which all was told, unless somebody writes it."""
+    """Remove the files of a ledger of which all was sent, unless somebody writes it."""
     with contextlib.suppress(OSError, private.UnsafePath):
         lock = private.open_file(directory / "lock", os.O_RDWR)
         try:
@@ -164,23 +166,12 @@ def read_segment(path: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
     return records, damaged
 
 
-def read_all(directory: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
-    """Every whole record of all segments, and the damaged ranges (see `read_segment`)."""
-    records: list[LedgerRecord] = []
-    damaged: list[DamagedRange] = []
-    for path in segments(directory):
-        records_read, bad = read_segment(path)
-        records, damaged = records + records_read, damaged + bad
-    return records, damaged
-
-
 class SegmentWriter:
     """Appends to one new segment at a time. Not thread-safe: a ledger has one writer."""
 
-    def __init__(self, directory: Path, sync: bool = False, later: bool = False) -> None:
-        """sync: fdatasync each batch, so that it survives a crash of the machine, not only ours;
-        later: where nothing can be written now, fail at the first `commit`. Raises `LedgerFull`."""
-        self._directory, self._sync = directory, sync
+    def __init__(self, directory: Path, later: bool = False) -> None:
+        """later: if nothing can be written, only the first `commit` fails. Raises `LedgerFull`."""
+        self._directory = directory
         self._number = 0
         self._fd = -1
         self.size = 0
@@ -230,9 +221,10 @@ class SegmentWriter:
         if self._fd < 0:
             self._begin()
         try:
-            _write(self._fd, batch, self.size, self._sync)
-        except PartialWrite:
-            self.close()  # what followed could not be read
+            _write(self._fd, batch, self.size)
+        except LedgerFull as error:
+            if error.partial:
+                self.close()  # what followed could not be read
             raise
         self.size += len(batch)
 
@@ -258,26 +250,21 @@ def remove(path: Path) -> None:
         path.unlink()
 
 
-class PartialWrite(LedgerFull):
-    """Part of a batch stays in the file."""
-
-
-def _write(fd: int, data: bytes, size: int, sync: bool = False) -> None:
+def _write(fd: int, data: bytes, size: int) -> None:
     """Write everything, or cut the file back to `size` and raise `LedgerFull`."""
     done = 0
     try:
         while done < len(data):
             done += os.write(fd, data[done:] if done else data)
-        if sync:
-            os.fdatasync(fd)
     except OSError as error:
+        full = _full(error)
         try:
             if done:
                 os.ftruncate(fd, size)
         except OSError:
-            raise _full(error, PartialWrite) from None
-        raise _full(error) from None
+            full.partial = True
+        raise full from None
 
 
-def _full(error: OSError, kind: type[LedgerFull] = LedgerFull) -> LedgerFull:
-    return kind(error.errno, f"the ledger takes no more: {error.strerror}")
+def _full(error: OSError) -> LedgerFull:
+    return LedgerFull(error.errno, f"the ledger takes no more: {error.strerror}")

@@ -88,7 +88,7 @@ class _DecodingJob(Struct, eq=False):
     waiters: set[Asker]
     running: bool = False
     stopped: bool = False
-    """Its decoder has been told to stop; it answers all the same."""
+    """Its decoder has been asked to stop; it answers all the same."""
 
 
 class _Item(Struct, eq=False):
@@ -110,8 +110,8 @@ class MediaCore(Core):
     """See the module. `decoders`: jobs that may run at once."""
 
     inbox: Any = ToMedia
-    front: Any = ToMediaFront
-    front_bytes = MAX_MEDIA_MESSAGE
+    client_inbox: Any = ToMediaFront
+    client_inbox_bytes = MAX_MEDIA_MESSAGE
 
     def __init__(self, limits: MediaConfig, processing: MediaProcessing, decoders: int = 1,
                  epoch: int = 0, stored: Iterable[tuple[bytes, MediaFacts]] = (),
@@ -157,7 +157,7 @@ class MediaCore(Core):
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         self._out.append(Send(CLIENT, Rejected("-", InvalidRequest.code, error_text), client))
 
-    def on_client_gone(self, client: bytes, now: float) -> None:
+    def on_client_lost(self, client: bytes, now: float) -> None:
         for asker in [asker for asker in self._waiting if asker[0] == client]:
             self._forget(asker)
 
@@ -313,7 +313,7 @@ class MediaCore(Core):
     def _dispensable(self, now: float) -> bytes | None:
         """The item that goes next: none that a request has, or that one may be about to name. Of
         what lay there at the start all may be, but a full cache must not turn everybody away for
-        `GRACE`: a request whose item is gone is loaded again."""
+        `GRACE`: a request whose item was evicted is loaded again."""
         def first(wanted: Callable[[_Item], bool]) -> bytes | None:
             return next((name for name, item in self._items.items()
                          if not item.in_use and wanted(item)), None)

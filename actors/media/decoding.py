@@ -96,8 +96,7 @@ def in_rgb(image: Image) -> Image:
 
 
 def decode_image(data: bytes, limits: MediaConfig, param: str) -> Image:
-    """The image, or the first of an animated one, in mode RGB. Raises `InvalidRequest` that names
-    `param`."""
+    """The (first) image, in mode RGB. Raises `InvalidRequest` that names `param`."""
     kind = image_format(data, limits, param)
     with decoding(kind, param), opened(data, kind, limits, param) as image:
         image.load()

@@ -197,8 +197,7 @@ class MediaFetcher:
         self._tls: ssl.SSLContext | None = None
 
     async def fetch(self, url: str, param: str) -> bytes:
-        """The bytes that a URL names, at most `max_media_bytes`. Raises `InvalidRequest` that names
-        `param`."""
+        """A URL's bytes, at most `max_media_bytes`. Raises `InvalidRequest` that names `param`."""
         scheme = url[:8].partition(":")[0].lower()
         if scheme == "data":
             return read_data_url(url, self._limits, param)

@@ -169,8 +169,7 @@ def _built(kind: type[P], config: dict[str, Any], defaults: dict[str, Any], wher
 
 
 def _sizes(config: Mapping[str, Any]) -> dict[str, Any]:
-    """min_pixels and max_pixels, which `size` names in two ways, and which win over it. Raises
-    `ValueError`."""
+    """min_pixels and max_pixels, given as such or in `size` (two ways). Raises `ValueError`."""
     size = config.get("size")
     if size is not None and not isinstance(size, dict):
         raise ValueError(f"size: must be an object with shortest_edge and longest_edge (in "

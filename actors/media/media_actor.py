@@ -37,7 +37,7 @@ from actorium.actors.media.patch_store import (
     stored_items,
 )
 from actorium.actors.models import model_dir
-from actorium.actors.runtime.media_folder import NEW, SECRET, make_media_folder
+from actorium.actors.runtime.rundir import NEW, SECRET, make_media_folder
 
 MOST_DECODERS = 4
 CORES_EACH = 4
@@ -54,7 +54,6 @@ class MediaActor(CoreObserver):
     def __init__(self, core: MediaCore, limits: MediaConfig, folder: Path, secret: bytes,
                  decoders: int = 1) -> None:
         super().__init__(core)
-        self.front_bytes = core.front_bytes
         self._limits, self._folder, self._secret = limits, folder, secret
         self._fetcher = MediaFetcher(limits)
         self._tasks: set[asyncio.Task[None]] = set()

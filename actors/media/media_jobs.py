@@ -24,7 +24,6 @@ from actorium.actors.media.patch_store import MediaFacts, write_new
 from actorium.actors.media.prompt_media import (
     IMAGE,
     VIDEO,
-    MediaGrid,
     patch_times,
     seconds_per_patch,
 )
@@ -142,12 +141,8 @@ class MediaInput(NamedTuple):
     """What the engine takes of an item."""
 
     rows: NDArray[np.float32]
-    """Patches, [t * h * w, 3 * temporal_patch_size * patch_size**2]: `pixel_values` of
-    transformers."""
-    grid: MediaGrid
-    """Its patches, tokens and timestamps: what `expand_text` asks for."""
-    seconds_per_patch: float
-    """Of a video: `second_per_grid_ts` of Qwen2.5-VL; 0 of an image."""
+    """transformers' `pixel_values`, [t * h * w, 3 * temporal_patch_size * patch_size**2]."""
+    facts: MediaFacts
     key: bytes
     """SHA-256 of the resized pixels and of what becomes of them: equal where rows and grid are."""
 
@@ -174,15 +169,16 @@ def prepared(decoded: DecodedMedia, kind: str, processing: MediaProcessing) -> M
     p = processing.image if kind == IMAGE else processing.video
     frames = np.frombuffer(decoded.pixels, np.uint8).reshape(*decoded.shape, 3)
     rows, grid = patchify(frames, p)
-    facts = (kind, p, decoded.shape, decoded.indices, decoded.fps)
-    digest = hashlib.sha256(msgspec.msgpack.encode(facts))
+    identity = (kind, p, decoded.shape, decoded.indices, decoded.fps)
+    digest = hashlib.sha256(msgspec.msgpack.encode(identity))
     digest.update(decoded.pixels)
-    if kind != VIDEO:
-        return MediaInput(rows, MediaGrid(kind, grid, p.merge_size), 0.0, digest.digest())
-    deep = p.temporal_patch_size
-    times = patch_times(decoded.indices, decoded.fps, deep)
-    seconds = seconds_per_patch(decoded.indices, decoded.total, decoded.fps, deep)
-    return MediaInput(rows, MediaGrid(kind, grid, p.merge_size, times), seconds, digest.digest())
+    seconds, deep = 0.0, p.temporal_patch_size
+    times: tuple[float, ...] = ()
+    if kind == VIDEO:
+        seconds = seconds_per_patch(decoded.indices, decoded.total, decoded.fps, deep)
+        times = patch_times(decoded.indices, decoded.fps, deep)
+    facts = MediaFacts(kind == VIDEO, grid, p.merge_size, rows.shape[1], seconds, times)
+    return MediaInput(rows, facts, digest.digest())
 
 
 def run_job(decoder: MediaDecoder, message: DecodeMedia, folder: Path, secret: bytes,
@@ -195,17 +191,10 @@ def run_job(decoder: MediaDecoder, message: DecodeMedia, folder: Path, secret: b
     source = message.source
     try:
         item = load_media(decoder, source.files, source.kind, message.processing, "", most)
-        facts = facts_of(item)
-        write_new(folder, message.job, item.rows, facts)
+        write_new(folder, message.job, item.rows, item.facts)
     except InvalidRequest as error:
         return StoredItem(message.job, error=error.message)
     except (OSError, ValueError) as error:  # no process to be had, or it was closed meanwhile
         return StoredItem(message.job, error=f": cannot be decoded: {error}",
                           full=isinstance(error, OSError) and error.errno in NO_ROOM)
-    return StoredItem(message.job, hmac.digest(secret, item.key, "sha256"), facts)
-
-
-def facts_of(item: MediaInput) -> MediaFacts:
-    """What is told of an item."""
-    return MediaFacts(item.grid.kind == VIDEO, item.grid.grid, item.grid.merge_size,
-                      item.rows.shape[1], item.seconds_per_patch, item.grid.timestamps)
+    return StoredItem(message.job, hmac.digest(secret, item.key, "sha256"), item.facts)

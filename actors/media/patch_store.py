@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.runtime.media_folder import FACTS, MEDIA, NEW, ROWS
+from actorium.actors.runtime.rundir import FACTS, MEDIA, NEW, ROWS
 
 if TYPE_CHECKING:
     import numpy as np
@@ -32,14 +32,14 @@ class MediaFacts(Struct, frozen=True):
     video: bool
     grid: tuple[int, int, int]
     """Patches (t, h, w)."""
-    merge_size: int
+    merge_size: int = 2
     """Patches of a side that become one token."""
-    row: int
+    row: int = 0
     """Numbers of a row."""
     seconds: float = 0.0
     """Of a video: how long a frame of patches lasts."""
     timestamps: tuple[float, ...] = ()
-    """Of a video: seconds of each of its t frames of patches."""
+    """Of a video: seconds of each of its t frames of patches (`prompt_media.patch_times`)."""
 
     @property
     def tokens(self) -> int:
@@ -97,8 +97,7 @@ def write_patches(folder: Path, key: bytes, rows: NDArray[np.float32], facts: Me
 
 
 def write_new(folder: Path, job: bytes, rows: NDArray[np.float32], facts: MediaFacts) -> None:
-    """Writes an item under a name that nobody reads, 32 bytes of the writer's choice. Raises as
-    `write_patches`."""
+    """Writes an item under a name of 32 bytes that nobody reads. Raises as `write_patches`."""
     if rows.nbytes != facts.bytes:
         raise ValueError(f"{rows.nbytes} bytes of rows, facts of {facts.bytes}")
     try:
@@ -125,8 +124,7 @@ def remove_patches(folder: Path, key: bytes) -> None:
 
 
 def stored_items(folder: Path) -> Iterator[tuple[bytes, MediaFacts]]:
-    """What an earlier life of the actor has left, the oldest first; remains of what it was writing
-    are removed."""
+    """Items of an earlier life of the actor, the oldest first; unfinished files are removed."""
     for path in sorted(folder.iterdir(), key=lambda path: path.lstat().st_mtime_ns):
         if path.suffix == NEW:
             path.unlink(missing_ok=True)

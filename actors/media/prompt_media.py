@@ -21,7 +21,7 @@ from actorium.actors.errors import InvalidRequest, MediaGone
 from actorium.actors.media.image_processor import QWEN3, read_processing
 from actorium.actors.media.patch_store import MediaFacts, patch_folder, read_facts
 from actorium.actors.messages import MediaItem
-from actorium.actors.models.media_models import takes_media
+from actorium.actors.models.model_dir import takes_media
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -36,26 +36,8 @@ ASSUMED_FPS = 24.0
 Encode = Callable[[str], Sequence[int]]
 
 
-class MediaGrid(NamedTuple):
-    """What a prompt needs to know of an item."""
-
-    kind: str
-    """image | video"""
-    grid: tuple[int, int, int]
-    """Patches (t, h, w)."""
-    merge_size: int = 2
-    timestamps: tuple[float, ...] = ()
-    """Of a video: seconds of each of its t temporal patches (`patch_times`)."""
-
-    @property
-    def tokens(self) -> int:
-        """Tokens that stand for it, timestamps and marks apart."""
-        return self.grid[0] * self.grid[1] * self.grid[2] // self.merge_size ** 2
-
-
 class MediaSpan(NamedTuple):
-    """A run of pads in a prompt: an image, or a video, or one temporal patch of a video that has
-    timestamps."""
+    """A run of pads: an image, a video, or one temporal patch of a video with timestamps."""
 
     item: int
     """Which of the request's items."""
@@ -84,12 +66,11 @@ def patch_times(indices: Sequence[int], fps: float | None, temporal_patch_size: 
 
 def seconds_per_patch(indices: Sequence[int], total: int, fps: float | None,
                       temporal_patch_size: int) -> float:
-    """Seconds between two temporal patches of a sampled video: `second_per_grid_ts` of
-    Qwen2.5-VL."""
+    """Seconds between temporal patches of a sampled video: Qwen2.5-VL's `second_per_grid_ts`."""
     return temporal_patch_size / (len(indices) / total * (fps or ASSUMED_FPS))
 
 
-def expand_text(text: str, media: Sequence[MediaGrid], family: str,
+def expand_text(text: str, media: Sequence[MediaFacts], family: str,
                 param: str = "messages") -> ExpandedText:
     """Gives each pad of a rendered conversation its item, in order within images and videos.
 
@@ -97,7 +78,7 @@ def expand_text(text: str, media: Sequence[MediaGrid], family: str,
     in place of its pad with the marks around it, as the model was trained and as transformers 4.57
     has it (5.23 leaves the outer marks standing). Raises `InvalidRequest` where text and media do
     not match: a template that knows no images, or a message whose own text has pads."""
-    queues = {kind: [index for index, item in enumerate(media) if item.kind == kind]
+    queues = {kind: [index for index, item in enumerate(media) if item.video == (kind == VIDEO)]
               for kind in PADS}
     kinds = [match[1] for match in _PAD.finditer(text)]
     for kind, queue in queues.items():
@@ -187,9 +168,7 @@ class PromptMedia:
             if count > (most := item_limit(self._limits, kind)):
                 raise InvalidRequest(f"{param}: {count} {kind}s; {most} are allowed "
                                      "(--limit-mm-per-prompt)", param)
-        grids = [MediaGrid(VIDEO if item.video else IMAGE, item.grid, item.merge_size,
-                           item.timestamps) for item in facts]
-        expanded = expand_text(text, grids, self._family, param)
+        expanded = expand_text(text, facts, self._family, param)
         ids, spans = expand_ids(encode(expanded.text), expanded, self._pads, param)
         return array("i", ids), items_of(keys, facts, spans)
 
@@ -202,8 +181,7 @@ class PromptMedia:
 
 def open_prompt_media(config: Config, model_path: Path, tokenizer: Tokenizer | None,
                       run_dir: Path | None) -> PromptMedia | None:
-    """Of an engine whose model takes images; None of any other, and without a tokenizer. Raises
-    `BadModel`."""
+    """None if the model takes no images, or without a tokenizer. Raises `BadModel`."""
     if tokenizer is None or run_dir is None or not takes_media(config):
         return None
     return PromptMedia(model_path, config.media, patch_folder(run_dir), tokenizer.token_to_id)
@@ -211,7 +189,7 @@ def open_prompt_media(config: Config, model_path: Path, tokenizer: Tokenizer | N
 
 def items_of(keys: Sequence[bytes], facts: Sequence[MediaFacts],
              spans: Sequence[MediaSpan]) -> list[MediaItem]:
-    """What the scheduler is told, in the order of the prompt."""
+    """The items as the scheduler gets them, in the order of the prompt."""
     items = []
     for at, (key, item) in enumerate(zip(keys, facts, strict=True)):
         item_spans = [span for span in spans if span.item == at]
@@ -222,8 +200,7 @@ def items_of(keys: Sequence[bytes], facts: Sequence[MediaFacts],
 
 
 def cut(media: Sequence[MediaItem], dropped: int) -> list[MediaItem]:
-    """The items of a prompt that loses its first tokens. Raises `InvalidRequest` where one would go
-    with them."""
+    """The items of a prompt without its first tokens. Raises `InvalidRequest` if one is lost."""
     if any(item.start < dropped for item in media):
         raise InvalidRequest("truncate_prompt_tokens: would cut an image or a video off",
                              "truncate_prompt_tokens")

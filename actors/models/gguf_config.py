@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.actors.models.gguf_file import GgufFile, GgufTensor, read_tensor
-from actorium.actors.models.gguf_vocabulary import end_ids
+from actorium.actors.models.gguf_tokenizer import end_ids
 
 GGUF = "gguf"
 """Key of a config.json that was made of a GGUF file: its path (`file`), the type of its matrices

@@ -98,8 +98,7 @@ class GgufFile:
         return key in self._metadata
 
     def number(self, key: str, default: int | None = None) -> int:
-        """A number that is no less than 0. Raises `BadModel`, also where it is missing and there is
-        no default."""
+        """A number from 0 on. Raises `BadModel`, also if it is missing and there is no default."""
         value = self._metadata.get(key, default)
         if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= MAX_SIZE:
             raise self.bad(key, f"must be a number from 0 to {MAX_SIZE}, got {_seen(value)}")

@@ -20,8 +20,7 @@ import msgspec
 from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_config import GGUF, gguf_config
 from actorium.actors.models.gguf_file import GgufFile, gguf_files, read_gguf
-from actorium.actors.models.gguf_tokenizer import tokenizer_config, tokenizer_json
-from actorium.actors.models.gguf_vocabulary import mistyped_tokens
+from actorium.actors.models.gguf_tokenizer import mistyped_tokens, tokenizer_config, tokenizer_json
 from actorium.actors.models.model_files import MAX_JSON, read_file
 from actorium.actors.models.model_names import user_cache
 from actorium.actors.runtime.security.private_paths import UnsafePath, check_directory
@@ -43,11 +42,11 @@ def gguf_folder(file: Path) -> Path:
         with contextlib.suppress(OSError, UnsafePath):
             check_directory(root / name)
             return root / name
-    made = _made(read_gguf(file))
+    files = _files_of(read_gguf(file))
     for root in roots():
         try:
             check_directory(root, make=True)
-            return _placed(root, name, made)
+            return _placed(root, name, files)
         except (OSError, UnsafePath) as error:
             why = error
     raise BadModel(f"model: {file}: no place for its config.json: {why}; XDG_CACHE_HOME names "
@@ -55,8 +54,7 @@ def gguf_folder(file: Path) -> Path:
 
 
 def gguf_source(folder: Path) -> Path | None:
-    """The GGUF file whose directory this is; None for one of any other model's. Raises
-    `BadModel`."""
+    """The GGUF file of such a directory; None of any other directory. Raises `BadModel`."""
     if folder.parent not in roots():
         return None
     found = msgspec.json.decode(read_file(folder / "config.json", MAX_JSON), type=dict[str, Any])
@@ -81,7 +79,7 @@ def _identity(file: Path) -> str:
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:32]
 
 
-def _made(file: GgufFile) -> dict[str, Any]:
+def _files_of(file: GgufFile) -> dict[str, Any]:
     """The directory's files."""
     defaults = {name: file.real(f"general.sampling.{own}") for own, name in SAMPLING.items()
                 if f"general.sampling.{own}" in file}

@@ -4,6 +4,9 @@ that the model's own directory would have.
 Kinds: `gpt2`, byte-level BPE whose texts are cut first as `tokenizer.ggml.pre` names it, and
 `llama`, SentencePiece's BPE: pairs are joined by the score of what they make, and bytes stand for
 characters that have no token. `gemma4` is BPE of the first kind, spelt as the second.
+
+Files name one token that ends a turn, or none, and convert others with a wrong type. What a token
+is for is therefore also known by its text, by llama.cpp's lists (`src/llama-vocab.cpp`).
 """
 
 from __future__ import annotations
@@ -16,15 +19,96 @@ from typing import Any
 from actorium.actors.errors import shown
 from actorium.actors.models.gguf_file import GgufFile
 from actorium.actors.models.gguf_pre import PRE_TOKENIZERS, PreTokenizer
-from actorium.actors.models.gguf_vocabulary import (
-    CONTROL,
-    MAX_TOKENS,
-    NORMAL,
-    UNKNOWN,
-    UNUSED,
-    USER_DEFINED,
-    vocabulary,
-)
+
+MAX_TOKENS = 1 << 20
+"""Of a vocabulary."""
+NORMAL, UNKNOWN, CONTROL, USER_DEFINED, UNUSED, BYTE = 1, 2, 3, 4, 5, 6
+"""Types of tokens."""
+END_TOKENS = frozenset((
+    "<|eot_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>", "<|endoftext|>", "<|end_of_text|>",
+    "<|eom_id|>", "<EOT>", "_<EOT>", "[EOT]", "[EOS]", "<|return|>", "<|call|>", "<|flush|>",
+    "<|calls|>", "</s>", "<eos>", "<turn|>", "<|tool_response>", "[e~[",
+    "<\uff5cend\u2581of\u2581sentence\uff5c>", "<end_of_utterance>",
+    # Of code that is filled in: the end of a file, and the beginning of another one.
+    "<|fim_pad|>", "<fim-pad>", "<fim_pad>", "<PAD>", "[PAD]", "<|fim_repo|>", "<|repo_name|>",
+    "<fim-repo>", "<REPO>", "<reponame>", "<|file_sep|>",
+))
+"""Tokens that end an answer, whatever the metadata says."""
+FILL_TOKENS = frozenset((
+    "<|fim_prefix|>", "<fim-prefix>", "<fim_prefix>", "<\uff5cfim\u2581begin\uff5c>", "<PRE>",
+    "\u2581<PRE>", "<|code_prefix|>", "<|prefix|>",
+    "<|fim_suffix|>", "<fim-suffix>", "<fim_suffix>", "<\uff5cfim\u2581hole\uff5c>", "<SUF>",
+    "\u2581<SUF>", "<|code_suffix|>", "<|suffix|>",
+    "<|fim_middle|>", "<fim-middle>", "<fim_middle>", "<\uff5cfim\u2581end\uff5c>", "<MID>",
+    "\u2581<MID>", "<|code_middle|>", "<|middle|>",
+))
+"""Tokens that say where code is to be filled in: control tokens, too."""
+NOT_ENDS = {
+    # The end of one message of several, in vocabularies that have another end of the last one.
+    "<|end|>": ({"<|return|>", "<|call|>"}, {"<|flush|>", "<|call|>"}, {"<|flush|>", "<|calls|>"}),
+    # Gemma's vocabularies have HTML's tags, and this is one of them.
+    "</s>": ({"<eos>"},),
+}
+"""By text: beside all of which others it is no end, and has the type that the file says."""
+NAMED_ENDS = ("eos", "eot", "eom", "fim_pad", "fim_rep", "fim_sep")
+"""What the metadata calls tokens that end an answer."""
+
+
+def vocabulary(file: GgufFile) -> tuple[list[str], list[int]]:
+    """(text, type) of each token; known control tokens have that type. Raises `BadModel` where two
+    have the same text."""
+    texts, types = _stored(file)
+    for i in _mistyped(texts, types):
+        types[i] = CONTROL
+    seen: dict[str, int] = {}
+    for i, text in enumerate(texts):
+        if seen.setdefault(text, i) != i:
+            raise file.bad("tokenizer.ggml.tokens", f"{shown(text)} is there twice")
+    return texts, types
+
+
+def mistyped_tokens(file: GgufFile) -> list[str]:
+    """The known control tokens that have another type in the file. Raises `BadModel`."""
+    texts, types = _stored(file)
+    return [texts[i] for i in _mistyped(texts, types)]
+
+
+def end_ids(file: GgufFile) -> list[int]:
+    """Tokens that end what a model says: those that the metadata names, and those that are known by
+    their texts. Raises `BadModel`."""
+    found = [file.number(f"tokenizer.ggml.{name}_token_id") for name in NAMED_ENDS
+             if f"tokenizer.ggml.{name}_token_id" in file]
+    if "tokenizer.ggml.tokens" in file:
+        texts, _ = _stored(file)
+        ends = _known(texts, END_TOKENS)
+        found += [i for i, text in enumerate(texts) if text in ends]
+    return list(dict.fromkeys(found))
+
+
+def _stored(file: GgufFile) -> tuple[list[str], list[int]]:
+    """(text, type) of each token, as the file has them."""
+    texts = [text or f"[EMPTY_{i}]"
+             for i, text in enumerate(file.texts("tokenizer.ggml.tokens", MAX_TOKENS))]
+    if "tokenizer.ggml.token_type" not in file:
+        return texts, [NORMAL] * len(texts)
+    types = file.numbers("tokenizer.ggml.token_type", MAX_TOKENS)
+    if len(types) < len(texts):
+        raise file.bad("tokenizer.ggml.token_type", f"{len(types)} types of {len(texts)} tokens")
+    return texts, types[:len(texts)]
+
+
+def _mistyped(texts: list[str], types: list[int]) -> list[int]:
+    known = _known(texts, END_TOKENS | FILL_TOKENS)
+    return [i for i, (text, kind) in enumerate(zip(texts, types, strict=True))
+            if text in known and kind != CONTROL]
+
+
+def _known(texts: list[str], known: frozenset[str]) -> set[str]:
+    """Those of the texts that are known, and mean here what they mean elsewhere."""
+    found = known.intersection(texts)
+    return {text for text in found
+            if not any(others <= found for others in NOT_ENDS.get(text, ()))}
+
 
 KINDS = ("gpt2", "llama", "gemma4")
 """Values of `tokenizer.ggml.model`."""
@@ -46,18 +130,18 @@ _PADDING = re.compile(r"\[PAD\d+\]")
 def tokenizer_config(file: GgufFile) -> dict[str, Any]:
     """tokenizer_config.json: special tokens and the chat template. Raises `BadModel`."""
     texts = file.texts("tokenizer.ggml.tokens", MAX_TOKENS)
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name, own in SPECIAL.items():
         key = f"tokenizer.ggml.{own}_token_id"
         if key in file and (token := file.number(key)) < len(texts):
-            found[name] = texts[token]
+            settings[name] = texts[token]
     keys = {"default": TEMPLATE}
     if f"{TEMPLATE}s" in file:
         keys |= {name: f"{TEMPLATE}.{name}"
                  for name in file.texts(f"{TEMPLATE}s", MAX_TEMPLATES) if name != "default"}
-    found["chat_template"] = [{"name": name, "template": file.text(key)}
+    settings["chat_template"] = [{"name": name, "template": file.text(key)}
                               for name, key in keys.items() if key in file]
-    return found
+    return settings
 
 
 def tokenizer_json(file: GgufFile) -> dict[str, Any]:
@@ -100,13 +184,13 @@ def _spelt(file: GgufFile, texts: list[str], types: list[int],
 
 def _merges(file: GgufFile, texts: list[str], types: list[int]) -> list[list[str]]:
     """The file's, but for those that join or make what is no token."""
-    vocab, found = _ids(texts, types), []
+    vocab, merges = _ids(texts, types), []
     for merge in file.texts("tokenizer.ggml.merges", MAX_MERGES):
         left, _, right = merge[1:].partition(" ")
         left = merge[:1] + left
         if left in vocab and right in vocab and left + right in vocab:
-            found.append([left, right])
-    return found
+            merges.append([left, right])
+    return merges
 
 
 def _sentencepiece(file: GgufFile, texts: list[str], types: list[int]) -> dict[str, Any]:
@@ -129,8 +213,8 @@ def _sentencepiece(file: GgufFile, texts: list[str], types: list[int]) -> dict[s
 
 def _unknown(file: GgufFile, texts: list[str], default: int) -> str | None:
     """The token of what has none; None where there is no such."""
-    found = file.number("tokenizer.ggml.unknown_token_id", default)
-    return texts[found] if found < len(texts) else None
+    number = file.number("tokenizer.ggml.unknown_token_id", default)
+    return texts[number] if number < len(texts) else None
 
 
 def _spaces(prefix: bool) -> dict[str, Any]:
@@ -164,11 +248,11 @@ def _scored_merges(texts: list[str], types: list[int], scores: list[float]) -> l
     """The pairs of tokens that make another one, the highest score first."""
     pieces = {text: score for text, kind, score in zip(texts, types, scores, strict=False)
               if kind in (NORMAL, USER_DEFINED) and len(text) <= MAX_PIECE}
-    found = [(-score, at, len(text) - at, text) for text, score in pieces.items()
+    merges = [(-score, at, len(text) - at, text) for text, score in pieces.items()
              for at in range(1, len(text)) if text[:at] in pieces and text[at:] in pieces]
     # Of pairs that make the same token, in the order of transformers' `generate_merges`.
-    found.sort(key=lambda own: (own[0], -own[1], -own[2]))
-    return [[text[:at], text[at:]] for _, at, _, text in found]
+    merges.sort(key=lambda own: (own[0], -own[1], -own[2]))
+    return [[text[:at], text[at:]] for _, at, _, text in merges]
 
 
 def _ids(texts: list[str], types: list[int]) -> dict[str, int]:
@@ -187,7 +271,7 @@ def _added(texts: list[str], types: list[int]) -> list[dict[str, Any]]:
 
 def _ends(file: GgufFile, texts: list[str], bos: bool) -> dict[str, Any] | None:
     """What is put before and behind a text; bos: where the metadata does not say."""
-    found: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
+    single: list[dict[str, Any]] = [{"Sequence": {"id": "A", "type_id": 0}}]
     special = {}
     for name, default in (("bos", bos), ("eos", False)):
         key = f"tokenizer.ggml.{name}_token_id"
@@ -198,8 +282,8 @@ def _ends(file: GgufFile, texts: list[str], bos: bool) -> dict[str, Any] | None:
             text = texts[token]
             special[text] = {"id": text, "ids": [token], "tokens": [text]}
             part = {"SpecialToken": {"id": text, "type_id": 0}}
-            found = [part, *found] if name == "bos" else [*found, part]
+            single = [part, *single] if name == "bos" else [*single, part]
     if not special:
         return None
-    return {"type": "TemplateProcessing", "single": found, "special_tokens": special,
-            "pair": [*found, {"Sequence": {"id": "B", "type_id": 1}}]}
+    return {"type": "TemplateProcessing", "single": single, "special_tokens": special,
+            "pair": [*single, {"Sequence": {"id": "B", "type_id": 1}}]}

@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from actorium.actors.errors import BadModel
-from actorium.actors.models.checkpoint_names import INDEX
 from actorium.actors.models.download_bar import DownloadBar, human_bytes
 from actorium.actors.models.hub_repository import (
     HubListing,
@@ -38,7 +37,7 @@ from actorium.actors.models.hub_repository import (
     names_like,
     shards_of,
 )
-from actorium.actors.models.model_files import SNAPSHOTS
+from actorium.actors.models.model_files import INDEX, SNAPSHOTS
 from actorium.actors.models.model_names import MAIN, ModelName, repository_dir
 
 INCOMPLETE = ".incomplete"

@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 
 from actorium.actors.config.sources import suggestion
 from actorium.actors.errors import BadModel, shown
-from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import MAX_INDEX
+from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, unindexed_files
 from actorium.actors.models.model_names import (
     MAIN,
+    WHEEL_MODELS,
     ModelName,
     cached_repositories,
     choose_gguf,
@@ -31,7 +31,6 @@ from actorium.actors.models.model_names import (
     hub_cache,
 )
 from actorium.actors.models.template_files import FOLDER, SUFFIX
-from actorium.actors.models.wheel_models import WHEEL_MODELS
 
 CONFIG = "config.json"
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json",
@@ -60,8 +59,7 @@ class HubListing(NamedTuple):
 
 
 def list_files(name: ModelName) -> HubListing:
-    """Ask the hub. Raises what `huggingface_hub` does, and `BadModel` where the answer is none of a
-    hub."""
+    """Ask the hub. Raises what `huggingface_hub` does, and `BadModel` for other answers."""
     from huggingface_hub import HfApi
 
     info = HfApi(library_name="actorium").model_info(

@@ -6,16 +6,18 @@ start here. Every failure is a `BadModel` with one line that says what was looke
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import re
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.gguf_folder import SUFFIX, gguf_folder
-from actorium.actors.models.known_sampling import known_sampling
 from actorium.actors.models.model_classes import (
     MAX_INT32,
     POSITION_FIELDS,
@@ -31,7 +33,9 @@ from actorium.actors.models.model_names import (
     repository_dir,
     repository_of,
 )
+from actorium.actors.params import SamplingParams
 
+LOG = logging.getLogger("actorium.model")
 DEMO_MODEL = Path(__file__).parents[2] / "tools" / "demo" / "demo_model"
 """The packaged demo checkpoint: `actorium/tools/demo/demo_model`."""
 
@@ -94,8 +98,7 @@ def _checked(path: Path, what: str) -> Path:
 
 
 def read_json(path: Path, optional: bool = False, max_bytes: int = MAX_JSON) -> dict[str, Any]:
-    """A JSON object from a file of at most `max_bytes`; {} if it is missing and optional. Raises
-    `BadModel`."""
+    """A file's JSON object, at most `max_bytes`; {} if missing and optional. Raises `BadModel`."""
     try:
         data = read_file(path, max_bytes)
     except FileNotFoundError:
@@ -264,3 +267,106 @@ def _positive(config: dict[str, Any], keys: tuple[str, ...]) -> int:
         if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_INT32:
             return value
     raise BadModel(f"model: config.json has no usable {keys[0]}", "model")
+
+
+# --- sampling for models whose makers recommend it and whose files name none ---
+# At temperature 1 a small model's first answers are nonsense.
+
+KNOWN_SAMPLING: dict[str, dict[str, float]] = {
+    r"SmolLM2-[\d.]+[MB]-Instruct": {"temperature": 0.2, "top_p": 0.9},
+    r"TinyLlama-[\d.]+[MB]-Chat": {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
+    r"Zephyr-\d+B-(?:alpha|beta)": {"temperature": 0.7, "top_k": 50, "top_p": 0.95},
+}
+"""Part of a model's name -> the defaults of its maker's model card."""
+_KNOWN = [(re.compile(rf"(?:^|[/_.-])({name})(?:$|[/_.:-])", re.IGNORECASE), values)
+          for name, values in KNOWN_SAMPLING.items()]
+
+
+def known_sampling(names: Iterable[str]) -> tuple[str, dict[str, float]] | None:
+    """The model that one of these names (of a repository, a folder, a file) is of, as it is
+    written there, and its defaults; None where none is known."""
+    for name in names:
+        for pattern, values in _KNOWN:
+            if found := pattern.search(name):
+                return found[1], values
+    return None
+
+
+# --- what of a model's files is left out, with a line of the log ---
+
+def known_eos_ids(path: Path, config: dict[str, Any], generation: dict[str, Any],
+                  size: int) -> tuple[int, ...]:
+    """Those of `eos_ids` within a vocabulary of so many tokens. Where generation_config.json has
+    none of these, as when it is another model's, config.json's count. Raises `BadModel`."""
+    for source in (generation, {}):
+        found = eos_ids(config, source)
+        inside = tuple(i for i in found if 0 <= i < size)
+        if outside := [str(i) for i in found if i not in inside]:
+            LOG.warning("%s: eos_token_id: %s: outside the vocabulary of %d, and left out", path,
+                        ", ".join(outside), size)
+        if inside or source is not generation or "eos_token_id" not in source:
+            break
+    return inside
+
+
+def longest_sequence(path: Path, config: dict[str, Any], wanted: int | None) -> int:
+    """`max_model_len`. Raises as that does."""
+    found = max_model_len(config, wanted)
+    if trained_length(config) is None:
+        LOG.warning("%s: config.json does not say how long a sequence may be "
+                    "(max_position_embeddings): %d tokens are served", path, found)
+    return found
+
+
+def usable_defaults(path: Path, generation: dict[str, Any]) -> dict[str, Any]:
+    """The sampling defaults of `generation_defaults` that a request could ask for as well."""
+    kept = {}
+    for name, value in generation.items():
+        if name == "eos_token_id":
+            continue
+        try:
+            msgspec.convert({name: value}, SamplingParams).check()
+            kept[name] = value
+        except (msgspec.ValidationError, ValueError) as error:
+            LOG.warning("%s: no default that can be used, and left out: %s",
+                        path / "generation_config.json", error)
+    return kept
+
+
+# --- images and videos ---
+
+WITH_TOWER = ("Qwen2_5_VLForConditionalGeneration", "Qwen3VLForConditionalGeneration",
+              "Qwen3VLMoeForConditionalGeneration")
+"""Architectures with a vision tower (`gpu/families/qwen_vl_config.py`)."""
+PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
+"""One of them says how images are prepared; without one they cannot be."""
+TEXT_BODY, MEDIA_BODY = 4 << 20, 32 << 20
+"""Bytes of the largest body of a request, by default: a photo of a telephone has 3 to 8 MB, and a
+third more in base64."""
+
+
+def takes_media(config: Config) -> bool:
+    """Whether the engine of this configuration takes images and videos. What is wrong with a model
+    is left to those who read all of it."""
+    own = config.model
+    if own.language_model_only or own.skip_tokenizer:
+        return False
+    try:
+        path = resolve(own.model)
+        name = architecture(read_config(path))
+    except BadModel:
+        return False
+    return name in WITH_TOWER and any((path / file).is_file() for file in PREPROCESSORS)
+
+
+def body_limit(config: Config) -> int:
+    """Bytes that the body of an HTTP request may have."""
+    wanted = config.gateway.max_body_bytes
+    if wanted is not None:
+        return wanted
+    return MEDIA_BODY if takes_media(config) else TEXT_BODY
+
+
+def bodies_limit(limit: int) -> int:
+    """Bytes of all large bodies together, while they come. limit: of one."""
+    return 64 * limit if limit <= TEXT_BODY else max(64 * TEXT_BODY, 8 * limit)

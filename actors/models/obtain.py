@@ -14,12 +14,18 @@ import msgspec
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import MAX_INDEX
-from actorium.actors.models.model_names import ModelName, cached_model, hub_cache, parse_name
-from actorium.actors.models.wheel_models import WHEEL_MODELS, is_fetched, wheel_model_file
+from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, unindexed_files
+from actorium.actors.models.model_names import (
+    WHEEL_MODELS,
+    ModelName,
+    cached_model,
+    hub_cache,
+    is_fetched,
+    parse_name,
+    wheel_model_file,
+)
 from actorium.actors.runtime.console import print_notice
 
 

@@ -26,7 +26,7 @@ from urllib.parse import urldefrag, urljoin
 
 from actorium.actors.errors import BadModel
 from actorium.actors.models.download_bar import DownloadBar, human_bytes
-from actorium.actors.models.wheel_models import (
+from actorium.actors.models.model_names import (
     WHEEL_MODELS,
     WheelModel,
     is_fetched,

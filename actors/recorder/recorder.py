@@ -18,14 +18,12 @@ import msgspec
 from actorium.actors.config import tree as configs
 from actorium.actors.core import Context, Send
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.records import LedgerEntry
+from actorium.actors.ledger.records import LedgerEntry, OutputRecord, RequestRecord
 from actorium.actors.messages import Reset, StepPlan, StepResult, Submit
 from actorium.actors.recorder.recording import (
     VERSION,
     InitialState,
     RecordedEvent,
-    RecordedRequest,
-    RecordedSequence,
     RecordedTurn,
     RecordingHeader,
     RecordingWriter,
@@ -83,7 +81,7 @@ class Recorder:
         requests = [self._recorded(entry) for entry in ledger.history.entries.values()]
         return InitialState(requests, ledger.history.next_sid, ledger.same_boot, monotonic())
 
-    def _recorded(self, entry: LedgerEntry) -> RecordedRequest:
+    def _recorded(self, entry: LedgerEntry) -> RequestRecord:
         prompt, submit, redactor = entry.submit.prompt, entry.submit, self._redactor
 
         def shown(tokens: bytes) -> bytes:
@@ -91,10 +89,10 @@ class Recorder:
                 return tokens
             return redactor.redact_tokens(prompt + tokens)[len(prompt):]
 
-        sequences = [RecordedSequence(c.sid, shown(bytes(c.tokens)), c.cached_tokens, c.finish)
-                     for c in entry.choices]
-        return RecordedRequest(submit if redactor is None else redactor.redact_submit(submit),
-                               sequences)
+        outputs = [OutputRecord(c.sid, shown(bytes(c.tokens)), c.cached_tokens, finish=c.finish)
+                   for c in entry.choices]
+        return RequestRecord(submit if redactor is None else redactor.redact_submit(submit),
+                             entry.choices[0].sid, outputs)
 
     # --- recording ---
 

@@ -21,33 +21,19 @@ import msgspec
 from msgspec import Struct
 
 from actorium.actors.errors import ActoriumError
-from actorium.actors.messages import SequenceEvent, Submit, ToScheduler
+from actorium.actors.ledger.records import RequestRecord
+from actorium.actors.messages import ToScheduler
 
-VERSION = 2
+VERSION = 3
 SUFFIXES = (".tape0", ".tape1")
 LENGTH = struct.Struct("<I")
 
 
-class RecordedSequence(Struct, frozen=True, array_like=True):
-    """A sequence of the ledger that the core began with."""
-
-    sid: int
-    tokens: bytes
-    cached_tokens: int | None
-    finish: SequenceEvent | None
-
-
-class RecordedRequest(Struct, frozen=True, array_like=True):
-    """A request of the ledger that the core began with."""
-
-    submit: Submit
-    sequences: list[RecordedSequence]
-
-
 class InitialState(Struct, frozen=True, array_like=True):
-    """The core's state at the start."""
+    """What the core found in its ledger."""
 
-    requests: list[RecordedRequest]
+    requests: list[RequestRecord]
+    """Without logprobs."""
     next_sid: int
     same_boot: bool
     now: float

@@ -10,13 +10,12 @@ from typing import Any, NamedTuple
 
 from actorium.actors.config import tree as configs
 from actorium.actors.core import Context
-from actorium.actors.ledger.records import LedgerEntry, LedgerHistory, SequenceOutput
+from actorium.actors.ledger.records import LedgerHistory
 from actorium.actors.messages import StepPlan
 from actorium.actors.recorder.recorder import STUCK, plan_checksum
 from actorium.actors.recorder.recording import (
     SUFFIXES,
     BadRecording,
-    InitialState,
     RecordedTurn,
     Recording,
     decode,
@@ -140,17 +139,9 @@ def fresh_core(recording: Recording) -> SchedulerCore:
                       header.entropy)
     if header.initial is None:
         return SchedulerCore(context, load=AnyGrammar)
-    prior = PriorRun(_history(header.initial), header.initial.same_boot,
-                              header.initial.now)
-    return SchedulerCore(context, prior, AnyGrammar)
-
-
-def _history(initial: InitialState) -> LedgerHistory:
     history = LedgerHistory()
-    history.next_sid = initial.next_sid
-    for request in initial.requests:
-        choices = [SequenceOutput(c.sid, bytearray(c.tokens), c.cached_tokens, [], [], c.finish)
-                   for c in request.sequences]
-        key = request.submit.client, request.submit.rid
-        history.entries[key] = LedgerEntry(request.submit, choices)
-    return history
+    history.next_sid = header.initial.next_sid
+    for record in header.initial.requests:
+        history.restore(record)
+    return SchedulerCore(context, PriorRun(history, header.initial.same_boot, header.initial.now),
+                         AnyGrammar)

@@ -94,8 +94,7 @@ def eager_key(reason: str) -> str:
 
 
 def steps_by_size(gauges: Mapping[str, float]) -> dict[tuple[str, int], float]:
-    """(mode, size) -> steps so far, of a worker's gauges; modes in the order of `STEP_MODES`, sizes
-    rising."""
+    """(mode, size) -> steps so far, of a worker's gauges; in the order of `STEP_MODES` and size."""
     steps = {}
     for name, count in gauges.items():
         mode, of, size = name.removeprefix(_PREFIX).rpartition(_OF)

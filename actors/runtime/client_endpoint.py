@@ -16,8 +16,14 @@ import zmq
 
 from actorium.actors.config.retention import GIVEN_UP_CLIENTS
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES
-from actorium.actors.runtime.bad_frames import describe_bad_frame
-from actorium.actors.runtime.mailbox import EVENTS, NOBLOCK, RCVMORE, BoundSocket, encode
+from actorium.actors.runtime.mailbox import (
+    EVENTS,
+    NOBLOCK,
+    RCVMORE,
+    BoundSocket,
+    describe_bad_frame,
+    encode,
+)
 
 LOG = logging.getLogger("actorium.mailbox")
 SNDMORE = int(zmq.SNDMORE)

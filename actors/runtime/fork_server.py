@@ -4,7 +4,7 @@
 
 Importing torch is most of a worker's start: 1.4 s of a processor, which several ranks that come
 back at once do not have. MODULE:FUNCTION (`preload(config)`) imports; FD is a socket at which the
-launcher asks for actors (`launcher/forked_starts.py`). It begins after SETTLE seconds; PAD is room
+launcher asks for actors (`launcher/children.py`). It begins after SETTLE seconds; PAD is room
 for the actors' command lines.
 
 A forked actor is a child of the launcher like any other, not of this process, whose death so costs

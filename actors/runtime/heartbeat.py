@@ -15,9 +15,10 @@ from typing import Any
 
 import zmq
 
-from actorium.actors.core import IDLE_HEARTBEAT, Context, Health, RequestJournal
+from actorium.actors.core import IDLE_HEARTBEAT, Context, Health
 from actorium.actors.health import ONE_REQUEST, RESTING
 from actorium.actors.messages import Beat
+from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.mailbox import Outbox
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
 from actorium.actors.runtime.rundir import address
@@ -33,7 +34,7 @@ class Heartbeats:
         """ask_loop: called by the thread; has the loop call `loop_turned` in its next turn."""
         self._ctx, self._context, self._ask_loop = ctx, context, ask_loop
         self._health = health
-        self.journal: RequestJournal | None = None
+        self.journal: InflightJournal | None = None
         """Requests in progress: too long with one of them counts as a loop that does not turn."""
         self._step = -1
         """Of the last heartbeat."""

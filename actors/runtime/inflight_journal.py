@@ -267,8 +267,7 @@ class InflightJournal:
 
 
 def open_journal(run_dir: Path, role: str, budget: float) -> InflightJournal:
-    """The role's journal, as its last incarnation left it. If the file cannot be opened, one in
-    memory."""
+    """The role's journal as its last incarnation left it; without a usable file, one in memory."""
     actor = role.partition("-")[0]
     try:
         fd = private.open_file(run_dir / f"{role}{SUFFIX}", os.O_RDWR | os.O_CREAT)

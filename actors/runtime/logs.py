@@ -182,8 +182,7 @@ class _Shown(logging.Filter):
 
 
 def _log_uncaught() -> None:
-    """Log exceptions of threads and destructors without their text, which Python would write to
-    stderr."""
+    """Log exceptions of threads and destructors without their text, which Python would print."""
     def in_thread(args: threading.ExceptHookArgs) -> None:
         if args.exc_value is not None and args.exc_type is not SystemExit:
             LOG.error("a thread ends: %s", args.exc_type.__name__,

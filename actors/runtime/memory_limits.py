@@ -80,7 +80,7 @@ def memory_limit(proc: Path = Path("/proc/self")) -> MemoryLimit | None:
     return min(limits, default=None)
 
 
-def memory_here(proc: Path = Path("/proc/self")) -> int:
+def available_memory(proc: Path = Path("/proc/self")) -> int:
     """Bytes of memory that there are: of the machine, or what the process may use of it."""
     limit = memory_limit(proc)
     machine = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")

@@ -100,8 +100,7 @@ def _change_command_line(change: Callable[[bytes], bytes]) -> None:
 
 @contextlib.contextmanager
 def adopting_orphans() -> Iterator[None]:
-    """Meanwhile processes whose parent dies become children of this one, if they descend from
-    it."""
+    """Meanwhile descendants whose parent dies become children of this process."""
     import ctypes
 
     libc = ctypes.CDLL(None)

@@ -6,24 +6,19 @@ from collections.abc import Iterable, Mapping
 
 from actorium.actors.config.cluster_settings import cluster_roles
 from actorium.actors.config.tree import Config
-from actorium.actors.models.media_models import takes_media
+from actorium.actors.models.model_dir import takes_media
 
 ROLES: Mapping[str, str] = {
     "worker-0": "actorium.gpu.worker.core:build",
     "tokenizer": "actorium.actors.tokenizer.core:build",
     "scheduler": "actorium.actors.scheduler.scheduler_actor:build",
     "detokenizer": "actorium.actors.detokenizer.core:build",
-    "watchdog": "actorium.actors.watchdog.core:build",
+    "watchdog": "actorium.actors.watchdog.watchdog_actor:build",
 }
 """Role -> "module:function" of its `build(ctx: Context) -> Core`, in the order of starting: the
 worker first, since it imports torch."""
 PRELOADS = {ROLES["worker-0"]: "actorium.gpu.worker.preload:preload"}
 """What builds a role -> "module:function" that imports what it needs (`runtime/fork_server.py`)."""
-OBSERVERS: Mapping[str, str] = {
-    "watchdog": "actorium.actors.watchdog.observability:observed",
-}
-"""Role -> "module:function" of `observed(core: Core, ctx: Context) -> Core`: what is put around the
-role's core in an engine."""
 WATCHDOG, LAUNCHER, SCHEDULER = "watchdog", "launcher", "scheduler"
 WORKER = "worker-0"
 """Rank 0 of the worker, and the name of its group: a message to it goes to every rank."""
@@ -33,8 +28,8 @@ NULL_WORKER = "actorium.tools.null.null_worker:build"
 REFUSING = ("tokenizer", "gateway", "media")
 """Roles (by prefix) that refuse new work, with an answer, while the others drain."""
 DRAINING = (*REFUSING, "detokenizer")
-"""Roles (by prefix) that are told at once that the engine stops; the others when it is their turn.
-The detokenizer gives up clients that are gone."""
+"""Roles (by prefix) that drain as soon as the engine stops; the others when it is their turn. The
+detokenizer gives up lost clients."""
 STREAMING = ("scheduler", "detokenizer")
 """Roles (by prefix) that stop when they have no more tokens to send; streams end with them."""
 STOP_ORDER = (("scheduler",), ("tokenizer", "worker", "detokenizer", "media", "replica", "nodes",
@@ -80,7 +75,7 @@ def refuses_work(role: str) -> bool:
 
 
 def drains_at_once(role: str) -> bool:
-    """Whether the role is told as soon as the engine stops."""
+    """Whether the role drains as soon as the engine stops."""
     return role.split("-")[0] in DRAINING
 
 

@@ -11,11 +11,12 @@ import contextlib
 import fcntl
 import os
 import re
+import secrets
+import stat
 import time
 from pathlib import Path
 
 from actorium.actors.errors import ActoriumError, BadConfig, EngineUnavailable
-from actorium.actors.runtime.media_folder import is_media_folder, remove_media_folder
 from actorium.actors.runtime.security import private_paths as private
 from actorium.actors.runtime.security.private_paths import UnsafePath
 
@@ -37,6 +38,15 @@ LEDGER = "ledger"
 """Directory of the ledger, where no other was chosen."""
 LOCK_TRIES = 6
 LOCK_PAUSE = 0.005
+MEDIA = "media"
+"""The folder of prepared images and videos. It lies in shared memory where that has room for it,
+and is then a symbolic link there, of a name that nobody can guess. Whoever removes the run
+directory removes what the link names, too: also what an engine left that was killed."""
+SHARED_MEMORY = Path("/dev/shm")
+ROWS, FACTS, SECRET = ".rows", ".facts", "secret"
+"""How names of files in it end; and the name of the one that keys are made with."""
+_MEDIA_FILE = re.compile(r"([0-9a-f]{64}(\.rows|\.facts)|secret)(\.new)?")
+_MEDIA_FOLDER = re.compile(r"actorium-media-[0-9a-f]{32}")
 OWN_LEVELS = 2
 """The last directories of a run directory's path, the engine's and the one of all engines, which
 are no symbolic links."""
@@ -55,8 +65,7 @@ def base_dir(run_dir: str | None = None) -> Path:
 
 
 def _is_own(directory: str) -> bool:
-    """Returns whether the user owns the directory: `sudo` may leave another user's in the
-    environment."""
+    """Whether the user owns the directory: `sudo` may leave another's in the environment."""
     try:
         return os.stat(directory).st_uid == os.getuid() and os.access(directory, os.W_OK)
     except OSError:
@@ -224,3 +233,67 @@ def _is_ours(entry: Path) -> bool:
         return all(f.name == "lock" or f.suffix in (".seg", ".told") for f in entry.iterdir())
     return (entry.name in OUR_FILES or _is_group(entry) or is_media_folder(entry)
             or entry.name.endswith(OUR_SUFFIXES) or RANK_FILE.fullmatch(entry.name) is not None)
+
+
+# --- the folder of prepared images and videos ---
+
+def make_media_folder(run_dir: Path, need: int, shared: Path = SHARED_MEMORY) -> Path:
+    """The folder, made if missing. need: bytes that shared memory must have. Raises `OSError`."""
+    link = run_dir / MEDIA
+    if not os.path.lexists(link):
+        if _free_bytes(shared) >= need:
+            # The link is made first: a folder without one would be left behind by a kill.
+            link.symlink_to(shared / f"actorium-media-{secrets.token_hex(16)}")
+        else:
+            link.mkdir(0o700)
+    if link.is_symlink():
+        target = Path(os.readlink(link))
+        with contextlib.suppress(FileExistsError):
+            target.mkdir(0o700)
+        if not _is_own_folder(target):
+            raise PermissionError(f"{target} is no folder of this user's")
+    return link
+
+
+def is_media_folder(entry: Path) -> bool:
+    """Whether an entry of a run directory is this folder, and holds nothing else."""
+    if entry.name != MEDIA:
+        return False
+    if entry.is_symlink():
+        return _MEDIA_FOLDER.fullmatch(Path(os.readlink(entry)).name) is not None
+    return entry.is_dir() and all(_MEDIA_FILE.fullmatch(name) for name in os.listdir(entry))
+
+
+def remove_media_folder(entry: Path) -> None:
+    """Removes the folder with what is in it."""
+    if not entry.is_symlink():
+        _remove_media(entry)
+        return
+    target = Path(os.readlink(entry))
+    if _MEDIA_FOLDER.fullmatch(target.name) and _is_own_folder(target):
+        _remove_media(target)
+    entry.unlink()
+
+
+def _remove_media(folder: Path) -> None:
+    for name in os.listdir(folder):
+        if _MEDIA_FILE.fullmatch(name):
+            (folder / name).unlink(missing_ok=True)
+    folder.rmdir()
+
+
+def _is_own_folder(folder: Path) -> bool:
+    try:
+        info = os.lstat(folder)
+    except FileNotFoundError:
+        return False
+    return stat.S_ISDIR(info.st_mode) and info.st_uid == os.geteuid()
+
+
+def _free_bytes(shared: Path) -> int:
+    """Bytes that files there may take; 0 = it cannot be written."""
+    try:
+        stats = os.statvfs(shared)
+    except OSError:
+        return 0
+    return stats.f_bavail * stats.f_frsize if os.access(shared, os.W_OK) else 0

@@ -2,9 +2,6 @@
 
 One wake takes a bounded burst from inbox and front, hands it to the core, asks the core once what
 to send, and sends it. Between wakes the process sleeps in epoll; nothing polls.
-
-The shell knows two features by their interface alone (`shell_extensions`), and `main` hands it what
-implements them.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ import signal
 import traceback
 from collections.abc import Callable, Sequence
 from time import monotonic
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import uvloop
 import zmq
@@ -39,7 +36,10 @@ from actorium.actors.runtime.process import (
 )
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG, WORKER, worker_roles
 from actorium.actors.runtime.rundir import address
-from actorium.actors.runtime.shell_extensions import ClientGate, CommitLog, Extensions
+
+if TYPE_CHECKING:
+    from actorium.actors.ledger.committer import LedgerCommitter
+    from actorium.actors.runtime.security.curve_gate import CurveGate
 
 LOG = logging.getLogger("actorium.shell")
 BURST = 256
@@ -52,29 +52,18 @@ RETRY = 0.02
 """Seconds after which a full pipe is tried again, in case its fd did not become readable."""
 
 
-def run_actor(build: Callable[[Context], Core], ctx: Context,
-              extensions: Extensions = Extensions()) -> int:
-    """Run one actor until it is stopped or fails. Returns the exit code of its process.
-
-    0 drained; 1 a fault of the core; 2 `BadConfig` or `BadModel`. A fault is reported to the
-    watchdog and the launcher by `Fatal`.
-    """
-    return Shell(ctx, extensions).run(build)
-
-
 class Shell:
     """One actor."""
 
-    def __init__(self, ctx: Context, extensions: Extensions) -> None:
+    def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
         self.loop = uvloop.new_event_loop()
         self.context: zmq.Context[Any] = zmq.Context(io_threads=1)
         self.core: Core | None = None
         self.inbox: Inbox | None = None
         self.front: ClientEndpoint | None = None
-        self._extensions = extensions
-        self._gate: ClientGate | None = None
-        self._commit_log: CommitLog | None = None
+        self._gate: CurveGate | None = None
+        self._commit_log: LedgerCommitter | None = None
         self.outboxes: dict[str, Outbox] = {}
         self._hwm = ctx.config.runtime.queue_messages
         self._ranks = worker_roles(ctx.config)
@@ -97,6 +86,9 @@ class Shell:
     # --- life ---
 
     def run(self, build: Callable[[Context], Core]) -> int:
+        """Runs the actor until it is stopped or fails. Returns the exit code of its process: 0
+        drained; 1 a fault of the core; 2 `BadConfig` or `BadModel`. A fault is reported to the
+        watchdog and the launcher by `Fatal`."""
         try:
             self._heartbeats.start()
             self.core = build(self.ctx)
@@ -117,18 +109,30 @@ class Shell:
         self.inbox = Inbox(self.context, address(run_dir, f"{role}.inbox"), core.inbox,
                            hwm=self._hwm)
         self.loop.add_reader(self.inbox.fd, self.wake)
-        if core.front is not None:
-            self.front = ClientEndpoint(self.context, address(run_dir, f"{role}.front"), core.front,
-                               hwm=min(self._hwm, CLIENT_HWM), limit=core.front_bytes)
+        if core.client_inbox is not None:
+            self.front = ClientEndpoint(self.context, address(run_dir, f"{role}.front"),
+                                        core.client_inbox, hwm=min(self._hwm, CLIENT_HWM),
+                                        limit=core.client_inbox_bytes)
             self.loop.add_reader(self.front.fd, self.wake, True)
-            if self._extensions.open_gate is not None:
-                self._gate = self._extensions.open_gate(self.ctx, self.context, self.front)
-            if self._gate is not None:
-                self.loop.add_reader(self._gate.fd, self._gate.serve)
-        if self._extensions.open_commit_log is not None:
-            self._commit_log = self._extensions.open_commit_log(self.ctx, core)
+            self._open_gate(self.front)
+        if core.ledger is not None:
+            from actorium.actors.ledger.committer import LedgerCommitter
+
+            self._commit_log = LedgerCommitter(core, core.ledger,
+                                               self.ctx.config.recovery.ledger_patience)
         core.on_start(self.post)
         self.loop.call_soon(self.wake)
+
+    def _open_gate(self, front: ClientEndpoint) -> None:
+        """Lets clients of other machines in, where the configuration says so."""
+        config = self.ctx.config
+        if config.runtime.listen is None and config.cluster.cluster_listen is None:
+            return
+        from actorium.actors.runtime.security.curve_gate import open_curve_gate
+
+        self._gate = open_curve_gate(self.ctx, self.context, front)
+        if self._gate is not None:
+            self.loop.add_reader(self._gate.fd, self._gate.serve)
 
     def _listen_to_signals(self) -> None:
         """Called within the loop: uvloop loses signals that arrive between this and its start.
@@ -228,7 +232,7 @@ class Shell:
         for client, slow in changes:
             core.on_client_slow(client, slow, now)
         for client in lost:
-            core.on_client_gone(client, now)
+            core.on_client_lost(client, now)
         self.wake_soon()
 
     def _after_wake(self, core: Core) -> None:
@@ -244,14 +248,14 @@ class Shell:
 
     # --- sending ---
 
-    def _commit(self, log: CommitLog, sends: Sequence[Send], now: float) -> Sequence[Send]:
+    def _commit(self, log: LedgerCommitter, sends: Sequence[Send], now: float) -> Sequence[Send]:
         was_full = log.full
         sends = log.commit(sends, now)
         if log.full and not was_full:
             self.loop.call_later(log.pause, self._on_commit_retry, log)
         return sends
 
-    def _on_commit_retry(self, log: CommitLog) -> None:
+    def _on_commit_retry(self, log: LedgerCommitter) -> None:
         now = monotonic()
         for send in log.retry(now):
             self._send(send, now)

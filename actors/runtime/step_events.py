@@ -106,8 +106,8 @@ class StepEventFile:
 def open_events(ctx: Context, part: str = "") -> StepEventFile | None:
     """The file of an actor, or of a part of it that has its own thread; None where none is wanted.
 
-    Raises `OSError` if it cannot be made, but for an actor that is started again: it is told in the
-    log, and nothing is written.
+    Raises `OSError` if it cannot be made, but for an actor that is started again, which logs it and
+    writes nothing.
     """
     runtime = ctx.config.runtime
     if runtime.trace_dir is None:
@@ -146,80 +146,60 @@ def read_events(path: Path) -> Track:
 
 # --- around a core -------------------------------------------------------------------------------
 
+TRACED: dict[str, tuple[dict[type, int], dict[type, int]]] = {
+    "scheduler": ({StepResult: RESULT}, {StepPlan: PLAN}),
+    "worker": ({StepPlan: TAKEN}, {StepResult: SENT}),
+    "detokenizer": ({TokenBatch: TEXT}, {})}
+"""Role (without its rank) -> kinds of the messages that it takes, and of those that it sends."""
+
+
 def traced(core: Core, ctx: Context) -> Core:
     """The core, with its steps written down where that is wanted. Raises `OSError`."""
-    kind = {"scheduler": TracedScheduler, "worker": TracedWorker,
-            "detokenizer": TracedDetokenizer}.get(ctx.role.split("-")[0])
-    events = open_events(ctx) if kind is not None else None
-    if kind is None or events is None:
-        return core
-    return kind(core, events, ctx.config.device.null_worker)
+    role = ctx.role.split("-")[0]
+    events = open_events(ctx) if role in TRACED else None
+    return core if events is None else TracedCore(core, events, *TRACED[role],
+                                                  null_worker=ctx.config.device.null_worker)
 
 
-class Traced(CoreObserver):
+class TracedCore(CoreObserver):
     """A core whose steps are written down."""
 
-    def __init__(self, core: Core, events: StepEventFile, null_worker: bool = False) -> None:
-        """null_worker: it runs a plan as it takes it."""
+    def __init__(self, core: Core, events: StepEventFile, taken: dict[type, int],
+                 sent: dict[type, int], null_worker: bool) -> None:
+        """taken, sent: as of `TRACED`; null_worker: it runs a plan as it takes it."""
         super().__init__(core)
-        self._events, self._null = events, null_worker
-
-
-class TracedScheduler(Traced):
-    """Plans made, results entered."""
+        self._events, self._taken, self._sent = events, taken, sent
+        self._null = null_worker
 
     def on_message(self, message: Any, now: float) -> None:
-        if not isinstance(message, StepResult):
-            return self._core.on_message(message, now)
+        kind = self._taken.get(type(message))
         begin = monotonic_ns()
         self._core.on_message(message, now)
-        self._events.add(RESULT, message.epoch, message.step, begin, monotonic_ns())
+        if kind is None:
+            return
+        end, value = monotonic_ns(), _rows(message)
+        for each in (TAKEN, LAUNCH, DEVICE) if kind == TAKEN and self._null else (kind,):
+            self._events.add(each, message.epoch, message.step, begin, end, value)
 
     def on_wake(self, now: float) -> Sequence[Send]:
         begin = monotonic_ns()
         sends = self._core.on_wake(now)
         end = monotonic_ns()
         for send in sends:
-            plan = send.message
-            if isinstance(plan, StepPlan):
-                self._events.add(PLAN, plan.epoch, plan.step, begin, end, decodes(plan))
+            message, kind = send.message, self._sent.get(type(send.message))
+            if kind is not None:
+                self._events.add(kind, message.epoch, message.step,
+                                 end if kind == SENT else begin, end, _rows(message))
         return sends
-
-
-class TracedWorker(Traced):
-    """Plans taken, results sent."""
-
-    def on_message(self, message: Any, now: float) -> None:
-        if not isinstance(message, StepPlan):
-            return self._core.on_message(message, now)
-        begin, add = monotonic_ns(), self._events.add
-        self._core.on_message(message, now)
-        end, rows = monotonic_ns(), decodes(message)
-        for kind in (TAKEN, LAUNCH, DEVICE) if self._null else (TAKEN,):
-            add(kind, message.epoch, message.step, begin, end, rows)
-
-    def on_wake(self, now: float) -> Sequence[Send]:
-        sends = self._core.on_wake(now)
-        for send in sends:
-            result = send.message
-            if isinstance(result, StepResult):
-                sent_at = monotonic_ns()
-                self._events.add(SENT, result.epoch, result.step, sent_at, sent_at)
-        return sends
-
-
-class TracedDetokenizer(Traced):
-    """Batches of tokens taken."""
-
-    def on_message(self, message: Any, now: float) -> None:
-        if not isinstance(message, TokenBatch):
-            return self._core.on_message(message, now)
-        begin = monotonic_ns()
-        self._core.on_message(message, now)
-        self._events.add(TEXT, message.epoch, message.step, begin, monotonic_ns(),
-                         len(message.counts))
 
 
 def decodes(plan: StepPlan) -> int:
     """Sequences that decode in it."""
     return len(plan.decode) // 4
+
+
+def _rows(message: StepPlan | StepResult | TokenBatch) -> int:
+    """The sequences of an event's message, as of `StepEvent.value`."""
+    if isinstance(message, StepPlan):
+        return decodes(message)
+    return len(message.counts) if isinstance(message, TokenBatch) else 0

@@ -48,8 +48,7 @@ class WorkerInfo(Struct, frozen=True, kw_only=True):
     """Of products, norms and the like."""
     attention: str = ""
     inexact: str = ""
-    """What depends on more than a token and those before it, as on the batch it is in; empty:
-    nothing."""
+    """What depends on more than a token and its prefix, as on the batch; empty = nothing."""
     drafts: int = 0
     """Most a step."""
 

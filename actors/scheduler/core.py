@@ -81,7 +81,7 @@ class SchedulerCore(Core):
     plans and returns everything that is to be sent."""
 
     inbox = ToScheduler
-    front = None
+    client_inbox = None
     journal: InflightJournal
 
     def __init__(self, context: Context, prior: PriorRun | None = None,

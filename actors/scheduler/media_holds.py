@@ -10,7 +10,7 @@ from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.core import Context, Send
 from actorium.actors.media.media_messages import HoldMedia
 from actorium.actors.messages import Submit
-from actorium.actors.models.media_models import takes_media
+from actorium.actors.models.model_dir import takes_media
 
 MEDIA = "media"
 """The role that keeps them."""

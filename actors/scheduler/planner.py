@@ -8,7 +8,7 @@ from functools import partial
 
 import numpy as np
 
-from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, Ready, StepPlan, StepResult
 from actorium.actors.scheduler.draft_policy import DraftPolicy

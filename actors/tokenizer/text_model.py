@@ -17,7 +17,6 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import ContextOverflow, InvalidRequest
 from actorium.actors.media.prompt_media import open_prompt_media
 from actorium.actors.messages import MAX_CLIENT_MESSAGE_BYTES, MAX_TURNS
-from actorium.actors.models import model_defaults as defaults
 from actorium.actors.models import model_dir as models
 from actorium.actors.structured.grammar_validator import GrammarValidator
 from actorium.actors.tokenizer import chat_template as chat
@@ -43,17 +42,17 @@ class TextModel:
         self._tokenizer: Tokenizer | None = None
         self._templates = chat.ChatTemplates({}, {})
         size = models.vocab_size(self._json)
-        eos = defaults.known_eos_ids(self.path, self._json, generation, size)
+        eos = models.known_eos_ids(self.path, self._json, generation, size)
         if not config.model.skip_tokenizer:
             self._tokenizer = load_tokenizer(self.path)
             self._templates = chat.load(self.path, config.model.chat_template)
             eos = self._with_tokenizer_eos(eos, size)
         self.facts = ModelFacts(
             vocab_size=size,
-            max_model_len=defaults.longest_sequence(self.path, self._json,
+            max_model_len=models.longest_sequence(self.path, self._json,
                                                     config.model.max_model_len),
             eos_ids=eos, strict_max_tokens=config.model.strict_max_tokens,
-            generation=defaults.usable_defaults(self.path, generation),
+            generation=models.usable_defaults(self.path, generation),
             has_tokenizer=self._tokenizer is not None, max_n=config.scheduler.max_n,
             max_new_tokens=models.max_new_tokens(config.model.generation_config,
                                                  config.model.override_generation_config))

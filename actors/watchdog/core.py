@@ -1,19 +1,18 @@
 """The watchdog's core: which actors live, in which phase, and whether the engine is ready.
 
-Every actor sends its heartbeats here; the launcher reports which processes it started and which are
-gone. Anyone may ask for the status, or wait for readiness, at the front. With `recovery.restart`
+Every actor sends it heartbeats; the launcher reports which processes it started and which have
+exited. Any client may ask for the status, or wait for readiness. With `recovery.restart`
 and once the engine has been ready, the `Supervisor` has dead actors started again and hung ones
 killed; before that, a death ends the engine.
 """
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from actorium.actors.config.tree import RecoveryConfig
-from actorium.actors.core import CLIENT, Context, Core, Health, Send
+from actorium.actors.core import CLIENT, Core, Health, Send
 from actorium.actors.errors import EngineFailed
 from actorium.actors.health import EXITED, plain_gauges
 from actorium.actors.messages import (
@@ -28,11 +27,7 @@ from actorium.actors.messages import (
     ToWatchdogFront,
     Up,
 )
-from actorium.actors.runtime.process import (
-    ProcessActivity,
-    activity_seen_by_watcher,
-    describe_exit,
-)
+from actorium.actors.runtime.process import ProcessActivity, describe_exit
 from actorium.actors.runtime.roles import LAUNCHER, SCHEDULER, WATCHDOG
 from actorium.actors.watchdog.supervised import Supervised, find_missing, starting
 from actorium.actors.watchdog.supervisor import Supervisor
@@ -44,7 +39,7 @@ class WatchdogCore(Core):
     """Pure core of the watchdog; see `core.Core`."""
 
     inbox: Any = ToWatchdog
-    front: Any = ToWatchdogFront
+    client_inbox: Any = ToWatchdogFront
 
     def __init__(self, name: str, epoch: int, pid: int, start_timeout: float,
                  recovery: RecoveryConfig | None = None, heartbeat: float = 0.25, seed: int = 0,
@@ -240,11 +235,3 @@ class WatchdogCore(Core):
 
     def _own_gauges(self) -> dict[str, float]:
         return self.supervisor.gauges() if self.supervisor is not None else {}
-
-
-def build(ctx: Context) -> WatchdogCore:
-    """The role's entry."""
-    runtime = ctx.config.runtime
-    return WatchdogCore(runtime.name, ctx.epoch, os.getpid(), runtime.start_timeout,
-                        ctx.config.recovery, runtime.heartbeat, ctx.entropy,
-                        activity_seen_by_watcher)

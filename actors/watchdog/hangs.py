@@ -39,8 +39,7 @@ DOUBT = 4.0
 GLANCE = 0.1
 """Seconds by which a heartbeat is overdue when the kernel is asked for the first time."""
 MARGIN = 5.0
-"""Seconds that a waiting actor gets beyond the budget of the one it waits for, which is thus judged
-first."""
+"""Seconds that a waiting actor gets beyond the budget of the one that it waits for."""
 WAITS_FOR = {"scheduler": ("worker",), "detokenizer": ("scheduler", "worker")}
 """Role -> prefixes of roles without whose steps its own do not move."""
 WATCHED = 0.25
@@ -67,8 +66,7 @@ class SilenceDiagnosis:
         """Role -> when its heartbeat was first found to be late, and its activity then."""
 
     def diagnose(self, actor: Supervised, now: float) -> str:
-        """`STOPPED` or `ASLEEP` if the actor will send no more heartbeats; empty if that is not
-        known."""
+        """`STOPPED` or `ASLEEP` if the actor cannot send heartbeats; empty if that is not known."""
         if now - actor.seen < actor.period(self._heartbeat) + GLANCE or actor.phase == EXITED:
             self._first.pop(actor.role, None)
             return ""

@@ -18,13 +18,9 @@ from actorium import __version__
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.errors import ActoriumError
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.http.allowed_hosts import (
-    AllowedHosts,
-    check_framing,
-    check_repeated,
-    check_size,
-)
+from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
 from actorium.actors.runtime.process import process_usage
+from actorium.actors.runtime.roles import SCHEDULER
 from actorium.actors.watchdog import metrics
 from actorium.actors.watchdog.readiness import EngineCondition
 
@@ -91,11 +87,7 @@ class ProbeApp:
 
     def _refuse(self, scope: Scope) -> ProbeResponse | None:
         """What is not meant for this server, or not to be understood."""
-        headers = dict(scope["headers"])
-        wrong = check_size(scope) or check_repeated(scope["headers"], headers) or check_framing(
-            scope, headers) or (
-            self._hosts.check(scope, headers) if self._hosts is not None else None)
-        if wrong is None:
+        if (wrong := check_head(scope, self._hosts)) is None:
             return None
         refused = json_response(wrong.status, error={
             "message": wrong.message, "type": wrong.code, "code": wrong.status})
@@ -158,7 +150,7 @@ class ProbeApp:
     # --- what it does ---
 
     def _load(self, _accept: str) -> ProbeResponse:
-        scheduler = self._engine.metrics_input(self._clock()).actors.get(metrics.SCHEDULER)
+        scheduler = self._engine.metrics_input(self._clock()).actors.get(SCHEDULER)
         gauges = scheduler.gauges if scheduler is not None else {}
         counts = {name: int(gauges.get(name, 0)) for name in
                   ("running", "waiting", "waiting_requests", "free_pages", "held_pages",

@@ -114,7 +114,7 @@ class ProbeServer:
         self._serving = asyncio.get_running_loop().create_task(start_server(self._server, sockets))
 
     def stop(self) -> None:
-        """Drop the requests under way and listen no more. From the loop's thread."""
+        """Drop the requests under way and close the sockets. From the loop's thread."""
         self._stopped = True
         self._ignore_first()
         if self._server is not None and self._server.started:

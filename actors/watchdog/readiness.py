@@ -6,14 +6,14 @@ works within its budget, and a request that came now would be accepted.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import NamedTuple
 
 from actorium.actors.config.tree import Config
+from actorium.actors.runtime.roles import SCHEDULER
+from actorium.actors.watchdog.core import WatchdogCore
 from actorium.actors.watchdog.hangs import find_hang
 from actorium.actors.watchdog.supervised import Supervised, find_missing
 
-SCHEDULER = "scheduler"
 WAITING, LEDGER_FULL = "waiting_requests", "ledger_full"
 """Gauges of the scheduler: waiting requests, and whether its ledger is full."""
 RETRY_AFTER = 1
@@ -33,50 +33,37 @@ class EngineCondition(NamedTuple):
     """Seconds; 0 = it will not recover by itself."""
 
 
-class EngineView(NamedTuple):
-    """What the watchdog knows at one moment."""
-
-    actors: Mapping[str, Supervised]
-    expected: frozenset[str]
-    """Roles that the launcher has started."""
-    error: str | None
-    """Why the engine ends."""
-    draining: bool
-    """It ends because it was stopped."""
-    started: bool
-
-
-def judge(known: EngineView, config: Config, now: float) -> EngineCondition:
+def judge(core: WatchdogCore, config: Config, now: float) -> EngineCondition:
     """The engine's condition at `now`, CLOCK_MONOTONIC seconds."""
-    live = known.error is None or known.draining
-    why = "; ".join(_obstacles(known, config, now))
+    live = core.error is None or core.draining
+    why = "; ".join(_obstacles(core, config, now))
     ready = not why
-    return EngineCondition(live, known.started or ready, ready, why,
-                     RETRY_AFTER if live and not ready else 0)
+    return EngineCondition(live, core.was_ready or ready, ready, why,
+                           RETRY_AFTER if live and not ready else 0)
 
 
-def _obstacles(known: EngineView, config: Config, now: float) -> list[str]:
-    if known.error is not None:
-        return [known.error]
-    if not known.expected:
+def _obstacles(core: WatchdogCore, config: Config, now: float) -> list[str]:
+    if core.error is not None:
+        return [core.error]
+    if not core.expected:
         return ["no actor has been started"]
-    actors = [known.actors[role] for role in sorted(known.expected)]
+    actors = [core.actors[role] for role in sorted(core.expected)]
     obstacles = [f"{actor.role} is {actor.state}" + (f" ({actor.detail})" if actor.detail else "")
-             for actor in find_missing(actors, now, config.runtime.heartbeat, known.started)]
-    if not obstacles and config.recovery.restart and not known.started:
+             for actor in find_missing(actors, now, config.runtime.heartbeat, core.was_ready)]
+    if not obstacles and config.recovery.restart and not core.was_ready:
         return ["the launcher is being told that all are there"]
-    return obstacles or _hung(actors, known, config, now) or _full(known, config)
+    return obstacles or _hung(actors, core, config, now) or _full(core, config)
 
 
-def _hung(actors: list[Supervised], known: EngineView, config: Config, now: float) -> list[str]:
-    hangs = ((actor.role, find_hang(actor, known.actors, now, config.recovery.silence,
+def _hung(actors: list[Supervised], core: WatchdogCore, config: Config, now: float) -> list[str]:
+    hangs = ((actor.role, find_hang(actor, core.actors, now, config.recovery.silence,
                                    config.runtime.heartbeat)) for actor in actors)
     return [f"{role}: {hang.text}" for role, hang in hangs if hang is not None]
 
 
-def _full(known: EngineView, config: Config) -> list[str]:
+def _full(core: WatchdogCore, config: Config) -> list[str]:
     """Why a request that came now would be refused."""
-    scheduler = known.actors.get(SCHEDULER)
+    scheduler = core.actors.get(SCHEDULER)
     if scheduler is None:
         return []
     waiting, limit = scheduler.gauges.get(WAITING, 0.0), config.scheduler.max_num_queued_reqs

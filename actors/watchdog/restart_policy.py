@@ -52,7 +52,7 @@ class RestartRecord(Struct):
     counted: deque[float] = field(default_factory=deque)
     """`worked` at each restart within the window."""
     suspected: int = 0
-    """Deaths with a suspected request. (The next watchdog is not told.)"""
+    """Deaths with a suspected request. (The next watchdog does not get it.)"""
 
 
 class Restarts:
@@ -98,8 +98,7 @@ class Restarts:
         self._changed.add(role)
 
     def on_suspected_death(self, role: str) -> None:
-        """The last death has made requests suspects: of `SUSPECTS_EACH` such restarts one
-        counts."""
+        """The last death made requests suspects: of `SUSPECTS_EACH` such restarts one counts."""
         record = self._record(role)
         record.suspected += 1
         if record.suspected % SUSPECTS_EACH:

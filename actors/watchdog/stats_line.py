@@ -11,11 +11,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from actorium.actors.counters import CounterReading, Growth, growth
+from actorium.actors.health import CounterReading, Growth, growth
 from actorium.actors.runtime.beat_gauges import STEP_MODES, steps_by_size
+from actorium.actors.runtime.roles import SCHEDULER, WORKER
 from actorium.actors.watchdog.supervised import Supervised
 
-SCHEDULER, WORKER = "scheduler", "worker-0"
 TOKENS = ("computed_prompt_tokens", "tokens")
 COUNTERS = ("steps", "cache_lookup_tokens", "cache_hit_tokens", "spec_decode_num_drafts",
             "spec_decode_num_draft_tokens", "spec_decode_num_accepted_tokens", "preemptions")

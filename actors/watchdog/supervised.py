@@ -52,7 +52,7 @@ class Supervised(Struct):
         return max(heartbeat, IDLE_HEARTBEAT) if self.resting else heartbeat
 
     def is_ready(self, now: float, heartbeat: float) -> bool:
-        """In a phase in which it works, and heard of lately. heartbeat: as in `period`."""
+        """Whether its phase is a working one and no heartbeat late. heartbeat: as in `period`."""
         overdue = now - self.seen - max(heartbeat, IDLE_HEARTBEAT)
         return self.phase in READY_PHASES and overdue < LATE and not self.hang_cause
 

@@ -2,7 +2,7 @@
 
 Pure, but for the function that looks at processes: it receives deaths, checks the actors now and
 then, and returns orders to the launcher. What it knows of restarts goes to the launcher as
-well, which hands it to the next watchdog: no limit begins anew with a new watchdog.
+well, which hands it to the next watchdog: a new watchdog resets no limit.
 """
 
 from __future__ import annotations
@@ -57,8 +57,7 @@ class Supervisor:
         """heartbeat: seconds between the heartbeats of a busy actor; seed: for the jitter of
         restart delays; activity_of: the activity of a pid, as `process.process_activity`."""
         self.counts: Counter[tuple[str, str]] = Counter()
-        """Restarts ordered, by (role, cause); causes: killed, oom, fault, exited, silent,
-        hung."""
+        """Restarts ordered, by (role, cause): killed, oom, fault, exited, silent, hung."""
         self.give_up_reason: str | None = None
         """Why the engine has to end."""
         self._recovery, self._heartbeat = recovery, heartbeat
@@ -184,7 +183,7 @@ class Supervisor:
 
     def changed_restarts(self) -> list[Restarted]:
         """Restart records that have changed, for the launcher, to be sent before the orders of this
-        tick. A restart that is not ordered yet is left out: the next watchdog hears of that death
+        tick. A restart that is not ordered yet is left out: the next watchdog gets that death
         itself."""
         roles = {role for role, _ in self.counts if role not in self._due}
         records = ((role, self._restarts.take_changed(role)) for role in sorted(roles))

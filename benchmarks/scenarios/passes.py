@@ -21,7 +21,7 @@ from typing import Any
 import torch
 from harness import Row, Rows, markdown, scenario, take_turns
 
-from actorium.actors.config.pass_names import PASSES
+from actorium.actors.config.parsed_values import PASSES
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.passes.pass_manager import PassManager

@@ -57,7 +57,7 @@ class WireCore(Core):
     """Role `near` measures (a benchmark's core may read the clock), role `far` answers."""
 
     inbox: Any = Union
-    front: Any = Union
+    client_inbox: Any = Union
     done = False
 
     def __init__(self, role: str) -> None:

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import torch
 
-from actorium.actors.config.pass_names import parse_passes
-from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.parsed_values import parse_passes, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.model_dir import read_json

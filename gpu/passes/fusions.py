@@ -311,4 +311,4 @@ class NormProduct(FusionPass):
 ALL: tuple[FusionPass, ...] = (
     ReduceNorm(), ProductAdd(), NormAdd(), AddNorm(), QKRopeKV(), GatedProduct(), GateAdd(),
     NormQuant(), ActQuant(), NormProduct())
-"""In the order of `pass_names.PASSES`."""
+"""In the order of `parsed_values.PASSES`."""

@@ -31,7 +31,7 @@ import msgspec
 import torch
 
 from actorium import __version__
-from actorium.actors.config.pass_names import PASSES
+from actorium.actors.config.parsed_values import PASSES
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.passes.pass_timing import LAYERS, LayerTimer, way
 from actorium.gpu.passes.self_check import page_dtype

@@ -11,7 +11,7 @@ from actorium.actors.config.graph_settings import (
     batch_setting,
     token_setting,
 )
-from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan.memory_plan import Demand

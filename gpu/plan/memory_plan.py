@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
-from actorium.actors.config.speculative import parse_speculative
+from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.gpu.families.model_shape import CODE_SCALE_BYTES, DTYPE_BYTES, ModelShape

@@ -8,9 +8,8 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 
-from actorium.actors.models.checkpoint_names import INDEX, unindexed_files
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import MAX_INDEX
+from actorium.actors.models.model_files import INDEX, MAX_INDEX, unindexed_files
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape

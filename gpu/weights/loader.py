@@ -15,13 +15,12 @@ from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from actorium.actors.errors import BadModel, shown
-from actorium.actors.models.checkpoint_names import INDEX, SINGLE, unindexed_files
 from actorium.actors.models.gguf_config import GGUF
 from actorium.actors.models.gguf_file import gguf_files
 from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
-from actorium.actors.models.model_files import MAX_INDEX, check_file
+from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.quant_config import StoredWeights
 from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format

@@ -16,7 +16,7 @@ from queue import Empty, SimpleQueue
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from actorium.actors.config.cluster_settings import front_dir
+from actorium.actors.config.cluster_settings import client_run_dir
 from actorium.actors.core import Context
 from actorium.actors.messages import (
     Masks,
@@ -234,7 +234,7 @@ class ComputeThread:
         with contextlib.suppress(OSError):  # a full disk must not keep the engine from serving
             write_info(self._ctx.run_dir, self._ctx.role, opened.info)
         if (images := opened.runner.tables.images) is not None:
-            images.open(front_dir(self._ctx.config.cluster, self._ctx.run_dir))
+            images.open(client_run_dir(self._ctx.config.cluster, self._ctx.run_dir))
         self._ready, self._disk = opened.ready, opened.disk
         if opened.disk is not None:
             opened.disk.start(self._answer, self._run_guarded)

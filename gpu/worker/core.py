@@ -21,7 +21,7 @@ class WorkerCore(Core):
     """The actor's logic (see `core.Core`)."""
 
     inbox = ToWorker
-    front = None
+    client_inbox = None
 
     def __init__(self, ctx: Context) -> None:
         self._compute = ComputeThread(ctx)

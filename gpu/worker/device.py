@@ -11,13 +11,12 @@ from typing import NamedTuple
 
 import torch
 
-from actorium.actors.config.pass_names import chooses
-from actorium.actors.config.speculative import parse_acceptance
+from actorium.actors.config.parsed_values import chooses_passes, parse_acceptance
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import PageGroup, Ready
 from actorium.actors.models.model_dir import resolve
-from actorium.actors.runtime.memory_limits import memory_here, memory_limit
+from actorium.actors.runtime.memory_limits import available_memory, memory_limit
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import ModelShape
@@ -107,7 +106,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     # Says what cannot be before it loads.
     shape = read_shape(path, config).split(group.place.size)
     max_drafts(config, shape)
-    check_positions(config, shape, memory_here())
+    check_positions(config, shape, available_memory())
     check_tiers(config, shape)
     if device.type == "cuda" and not (
             config.device.disable_custom_all_reduce or config.device.kernels == "torch"
@@ -116,7 +115,7 @@ def open_device(config: Config, epoch: int, report: ReportPhase, seconds: dict[s
     most = config.scheduler.max_num_batched_tokens
     model = load_model(path, config, device,
                        lambda what, done, of: report("loading", f"{what} {done}/{of}"), group,
-                       partial(keep_winners, most=most) if chooses(config.device.passes)
+                       partial(keep_winners, most=most) if chooses_passes(config.device.passes)
                        and config.device.exact_ranks == 1 else keep_all)
     seconds["load"] = perf_counter() - start
     require_exact(model, config.device.exact)

@@ -6,12 +6,11 @@ from typing import Any
 
 from torch import Tensor
 
-from actorium.actors.config.byte_sizes import parse_disk_cache
+from actorium.actors.config.parsed_values import parse_disk_cache
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.models.media_models import takes_media
-from actorium.actors.models.model_dir import resolve
-from actorium.actors.runtime.memory_limits import memory_here
+from actorium.actors.models.model_dir import resolve, takes_media
+from actorium.actors.runtime.memory_limits import available_memory
 from actorium.actors.runtime.security.private_paths import UnsafePath
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.model_shape import ModelShape
@@ -39,8 +38,8 @@ def check_tiers(config: Config, shape: ModelShape) -> None:
     if not (memory.host_cache or memory.disk_cache):
         return
     for cannot, why in (
-            (memory.host_cache > memory_here(), "is more than this machine's memory, or than a "
-             "limit of it"),
+            (memory.host_cache > available_memory(), "is more than this machine's memory, or than "
+             "a limit of it"),
             (not memory.prefix_cache, "needs the prefix cache"),
             (takes_media(config), "a model that takes images or videos is not supported")):
         if cannot:

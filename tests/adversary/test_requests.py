@@ -38,7 +38,7 @@ from actorium.actors.messages import (
     ToTokenizerFront,
 )
 from actorium.actors.params import Resolved, SamplingParams
-from actorium.actors.runtime.bad_frames import describe_bad_frame
+from actorium.actors.runtime.mailbox import describe_bad_frame
 from actorium.actors.structured.guides import SequenceGuide, TokenRuleFilter
 from actorium.actors.tokenizer.core import BURST
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params

@@ -18,7 +18,7 @@ from helpers_cli import NULL, ROLES, Cli, alive, cli, eventually, one_line
 from actorium.actors.client.client import Client, Request, SamplingParams
 from actorium.actors.config.retention import max_retained_bytes
 from actorium.actors.config.tree import Config
-from actorium.actors.gauges import MEMORY_GAUGES
+from actorium.actors.health import MEMORY_GAUGES
 from actorium.tools.demo.demo_tasks import TASKS
 
 __all__ = ["cli"]

@@ -34,7 +34,6 @@ from actorium.actors.client.client import Completion
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.errors import BadConfig, BadModel, EngineFailed, EngineUnavailable
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.launcher.hooks import launcher_hooks
 from actorium.actors.launcher.launcher import Launcher
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.segments import segments
@@ -290,7 +289,7 @@ def test_missing_packages_are_reported_before_the_start(
         base: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("actorium.actors.launcher.preflight.find_spec", lambda name: None)
     config = make_config(base)
-    assert Launcher(config, roles(), hooks=launcher_hooks()).run() == 2
+    assert Launcher(config, roles()).run() == 2
     assert capsys.readouterr().err == (
         "actorium: an engine needs uvloop, numpy, tokenizers, jinja2, torch, safetensors; "
         "from a checkout: pip install -e '.[engine]'\n")

@@ -31,7 +31,7 @@ from actorium.actors.errors import MediaGone
 from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.media.patch_store import patch_folder
-from actorium.actors.models.media_models import MEDIA_BODY
+from actorium.actors.models.model_dir import MEDIA_BODY
 from actorium.actors.runtime.rundir import engine_dir
 
 SHORT = SamplingParams(max_tokens=4, seed=1, ignore_eos=True)

@@ -12,7 +12,7 @@ from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import NoTextStream
-from actorium.actors.gauges import speculation_of
+from actorium.actors.health import speculation_of
 from actorium.actors.messages import (
     ActorStatus,
     Attach,

@@ -14,13 +14,18 @@ import numpy as np
 from helpers_lives_actors import Worker
 
 from actorium.actors.cluster import router_actor
-from actorium.actors.cluster.cluster_control import AskReplicaSet, ClusterAnswer, ReplicaSet
-from actorium.actors.cluster.cluster_messages import FromReplica, ReplicaGone, ToReplica
+from actorium.actors.cluster.cluster_control import (
+    AskReplicaSet,
+    ClusterAnswer,
+    ReplicaEvent,
+    ReplicaSet,
+)
+from actorium.actors.cluster.cluster_messages import FromReplica, ToReplica
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig, replica_name
 from actorium.actors.config.tree import Config, MemoryConfig, RecoveryConfig, SchedulerConfig
 from actorium.actors.core import CLIENT, LEDGER, Context, Send
-from actorium.actors.launcher.cluster_launcher import ReplicaRoster
+from actorium.actors.launcher.replicas import ReplicaRoster
 from actorium.actors.ledger.records import LedgerHistory, cut
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.media.media_messages import HoldMedia
@@ -152,7 +157,7 @@ class ClusterBox:
         self.to_router += old.said
         self.replicas[index] = ReplicaBox(self.config, index, old.launch + 1)
         if told:
-            self.to_router.append(ReplicaGone(index, old.launch))
+            self.to_router.append(ReplicaEvent(index, "died", old.launch))
 
     def submit(self, prompt: list[int], max_tokens: int = 16, n: int = 1, rid: str = "",
                client: bytes = b"client", linger: float = 0.0,
@@ -232,7 +237,7 @@ class ClusterBox:
     def ask(self, message: Any) -> ClusterAnswer:
         """Somebody asks at the router's front."""
         self.router.on_client(b"person", msgspec.msgpack.decode(
-            _encode(message), type=self.router.front), self.now)
+            _encode(message), type=self.router.client_inbox), self.now)
         while not self.answers:
             self.turn()
         answer = self.answers.pop()

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import numpy as np
 
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMISSION, BATCH, AdmissionRecord, make_record
-from actorium.actors.ledger.segments import LedgerRecord
+from actorium.actors.ledger.segments import DamagedRange, LedgerRecord, read_segment, segments
 from actorium.actors.messages import RowLogprobs, SequenceEvent, Submit, TextParams, TokenBatch
 from actorium.actors.params import Resolved
 
@@ -44,3 +46,13 @@ def fill(ledger: Ledger, rids: str) -> None:
         ledger.append(ADMISSION, AdmissionRecord(submit(rid), 1 + i))
         ledger.append(BATCH, batch((1 + i, 0, [i, i])))
         ledger.commit()
+
+
+def read_all(directory: Path) -> tuple[list[LedgerRecord], list[DamagedRange]]:
+    """Every whole record of all segments, and the damaged ranges (see `read_segment`)."""
+    records: list[LedgerRecord] = []
+    damaged: list[DamagedRange] = []
+    for path in segments(directory):
+        records_read, bad = read_segment(path)
+        records, damaged = records + records_read, damaged + bad
+    return records, damaged

@@ -10,15 +10,16 @@ from typing import Any
 import msgspec
 from helpers_cluster import ClusterBox, ReplicaBox, settings
 
-from actorium.actors.cluster.cluster_messages import ToReplica
-from actorium.actors.cluster.nodes.node_agent_core import (
-    Connect,
-    Deliver,
-    Launch,
-    NodeAgentCore,
-    Terminate,
+from actorium.actors.cluster.cluster_messages import (
+    EndReplica,
+    ForReplica,
+    FromHead,
+    FromNode,
+    JoinCluster,
+    StartReplica,
+    ToReplica,
 )
-from actorium.actors.cluster.nodes.node_messages import FromHead, FromNode
+from actorium.actors.cluster.nodes.node_agent_core import NodeAgentCore
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.config.cluster_settings import ClusterConfig, on_ray
 from actorium.actors.core import CLIENT, Send
@@ -67,7 +68,7 @@ class NodesBox(ClusterBox):
     def kill_agent(self, name: str) -> None:
         """It dies with its replicas, and another one is started."""
         old = self.nodes[name]
-        self.hub.on_client_gone(old.client, self.now)
+        self.hub.on_client_lost(old.client, self.now)
         self.nodes[name] = NodeBox(name, f"{name}-{next(self._count)}", old.ahead)
 
     def kill_replica(self, index: int, status: int = -9) -> None:
@@ -106,19 +107,19 @@ class NodesBox(ClusterBox):
                            self.now)
 
     def _act(self, node: NodeBox, action: Any) -> None:
-        if isinstance(action, Connect):
+        if isinstance(action, JoinCluster):
             node.client = identity(node.name, b"%d" % next(self._count))
             if not node.cut:
-                self._to_hub(node, action.join)
-        elif isinstance(action, Launch):
+                self._to_hub(node, action)
+        elif isinstance(action, StartReplica):
             if action.index in node.statuses:
                 node.core.on_exit(action.index, node.statuses[action.index], "no such model")
             else:
                 node.boxes[action.index] = ReplicaBox(self.alone, action.index, action.launch)
-        elif isinstance(action, Terminate):
+        elif isinstance(action, EndReplica):
             if node.boxes.pop(action.index, None) is not None:
                 node.core.on_exit(action.index, 0, "")
-        elif isinstance(action, Deliver) and action.index in node.boxes:
+        elif isinstance(action, ForReplica) and action.index in node.boxes:
             node.boxes[action.index].inbox.append(
                 msgspec.msgpack.decode(_encode(action.order), type=ToReplica))
 

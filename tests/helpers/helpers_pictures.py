@@ -15,7 +15,8 @@ from torch import Tensor
 
 from actorium.actors.media.image_processor import ImageProcessing, read_processing
 from actorium.actors.media.media_jobs import patchify
-from actorium.actors.media.prompt_media import IMAGE, PADS, MediaGrid, expand_ids, expand_text
+from actorium.actors.media.patch_store import MediaFacts
+from actorium.actors.media.prompt_media import IMAGE, PADS, expand_ids, expand_text
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.vision.grids import Grid
 from actorium.gpu.vision.mrope_positions import Medium, RopePositions, rope_positions
@@ -98,7 +99,7 @@ class PictureReader:
                                             [grids[-1]]))
         text = ("<|user|>" + f"<|vision_start|>{PADS[IMAGE]}<|vision_end|>" * len(order)
                 + f"{item.question.text}<|assistant|>")
-        expanded = expand_text(text, [MediaGrid(IMAGE, grid) for grid in grids],
+        expanded = expand_text(text, [MediaFacts(False, grid) for grid in grids],
                                self.processing.video.family)
         ids, _ = expand_ids(self.tokenizer.encode(expanded.text).ids, expanded,
                             [self.tower.shape.image_token, self.tower.shape.video_token])

@@ -56,7 +56,7 @@ class TestCore(Core):
 
     __test__ = False
     inbox: Any = Union
-    front: Any = Union
+    client_inbox: Any = Union
 
     def __init__(self, ctx: Context) -> None:
         self.ctx = ctx
@@ -123,7 +123,7 @@ class TestCore(Core):
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         self.sends.append(Send(CLIENT, Told(f"bad: {error_text}"), client))
 
-    def on_client_gone(self, client: bytes, now: float) -> None:
+    def on_client_lost(self, client: bytes, now: float) -> None:
         self.got.append("gone")
 
     def on_wake(self, now: float) -> Sequence[Send]:
@@ -189,7 +189,7 @@ def roles(**others: str) -> dict[str, str]:
     """Five actors: the real watchdog, and test cores unless `others` says otherwise."""
     table = dict.fromkeys(("worker-0", "tokenizer", "scheduler", "detokenizer"),
                           "helpers_runtime:build")
-    table["watchdog"] = "actorium.actors.watchdog.core:build"
+    table["watchdog"] = "actorium.actors.watchdog.watchdog_actor:build"
     return table | {role.replace("_", "-"): target for role, target in others.items()}
 
 
@@ -332,9 +332,8 @@ def wait_dead(pids: Sequence[int], timeout: float = 10.0) -> list[int]:
 
 LAUNCH = """
 import signal, sys, threading, msgspec
-from actorium.actors.launcher.job import EngineJob
+from actorium.actors.launcher.engine import EngineJob
 from actorium.actors.launcher.launcher import Launcher
-from actorium.actors.launcher.hooks import launcher_hooks
 job = msgspec.json.decode(sys.stdin.buffer.read(), type=EngineJob)
 def stray():
     signal.pthread_kill(threading.get_ident(), signal.SIGTERM)
@@ -342,7 +341,7 @@ def started(path):
     print("started", path, flush=True)
     if "stray" in sys.argv:
         threading.Timer(0.5, stray).start()
-sys.exit(Launcher(job.config, job.roles, started, launcher_hooks()).run())
+sys.exit(Launcher(job.config, job.roles, started).run())
 """
 
 
@@ -351,7 +350,7 @@ class LauncherProcess:
 
     def __init__(self, config: Config, table: dict[str, str], *flags: str) -> None:
         """flags: "stray" = SIGTERM half a second after the start, taken by a second thread."""
-        from actorium.actors.launcher.job import EngineJob
+        from actorium.actors.launcher.engine import EngineJob
 
         self.dir = Path(config.runtime.run_dir or "") / config.runtime.name
         self.process = subprocess.Popen([sys.executable, "-c", LAUNCH, *flags], env=child_env(),

@@ -318,7 +318,8 @@ class FakeEngine:
 
     def _serve(self, role: str, core: Any) -> None:
         for client, frame in self._frames(role):
-            core.on_client(client, msgspec.msgpack.decode(frame, type=core.front), monotonic())
+            core.on_client(client, msgspec.msgpack.decode(frame, type=core.client_inbox),
+                           monotonic())
         self._flush(core, role)
 
     def _flush(self, core: Any, role: str) -> None:
@@ -329,7 +330,7 @@ class FakeEngine:
                         [send.client, msgspec.msgpack.encode(send.message)])
                 except zmq.ZMQError:
                     if role == "detokenizer":
-                        core.on_client_gone(send.client, monotonic())
+                        core.on_client_lost(send.client, monotonic())
             else:
                 for answer in self.scheduler.on_message(send.message):
                     self.detokenizer.on_message(answer, monotonic())

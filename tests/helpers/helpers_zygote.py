@@ -24,11 +24,11 @@ from time import monotonic, sleep
 from typing import Any, NoReturn
 
 from actorium.actors.launcher import children
-from actorium.actors.launcher.forked_starts import ForkedProcess
+from actorium.actors.launcher.children import ForkedProcess
 from actorium.actors.runtime.fork_server import GO, READY, REQUEST_BYTES
 from actorium.actors.runtime.process import adopting_orphans, python, set_command_line
 
-ACTOR, JOB = children.MAIN, "actorium.actors.launcher.job"
+ACTOR, JOB = children.MAIN, "actorium.actors.launcher.engine"
 PAD = "-" * 200
 """Room for the command lines of what is forked."""
 
@@ -121,8 +121,7 @@ def main(control: socket.socket) -> None:
         module, name = target.split(":")
         getattr(import_module(module), name)(Config())
     built = (target.split(":")[0] for target in (*ROLES.values(), GATEWAY, MEDIA))
-    for module in (ACTOR, JOB, "actorium.actors.launcher.launcher",
-                   "actorium.actors.launcher.hooks", *built):
+    for module in (ACTOR, JOB, "actorium.actors.launcher.launcher", *built):
         import_module(module)
     gc.collect()
     gc.freeze()

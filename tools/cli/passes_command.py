@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from actorium.actors.config.pass_names import PASSES, parse_passes
+from actorium.actors.config.parsed_values import PASSES, parse_passes
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.obtain import with_model_path
 from actorium.tools.cli.command_line import parse

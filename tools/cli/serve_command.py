@@ -49,8 +49,7 @@ def run(_command: str, argv: list[str]) -> int:
                               checks=[check_machine]))
     config = with_model_path(config)
     models.resolve(config.model.model)
-    from actorium.actors.launcher.cluster_launcher import ClusterLauncher
-    from actorium.actors.launcher.hooks import launcher_hooks
+    from actorium.actors.launcher.launcher import Launcher
 
     over = threading.Event()
 
@@ -59,6 +58,6 @@ def run(_command: str, argv: list[str]) -> int:
         threading.Thread(target=watch, args=(run_dir, show, over), daemon=True).start()
 
     try:
-        return ClusterLauncher(config, started=started, hooks=launcher_hooks()).run()
+        return Launcher(config, started=started).run()
     finally:
         over.set()

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from actorium.actors.gauges import bytes_of
+from actorium.actors.health import bytes_of
 from actorium.actors.messages import ActorStatus, GetStatus, Status
 from actorium.actors.runtime.rundir import address
 
@@ -98,8 +98,8 @@ def restarts(actor: ActorStatus) -> int:
 
 
 def causes(answer: Status) -> dict[str, dict[str, int]]:
-    """Role -> how often it was started again by cause (`watchdog.metrics.DEATHS`), as the watchdog
-    has counted."""
+    """Role -> how often it was started again by cause (`metric_tables.DEATHS`), as the watchdog has
+    counted."""
     found: dict[str, dict[str, int]] = {}
     for actor in answer.actors:
         for name, count in actor.gauges.items() if actor.role == "watchdog" else ():

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from msgspec import Struct
 
-from actorium.actors import counters, health
+from actorium.actors import health
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import ActorStatus, Status
 from actorium.actors.runtime.process import ProcessUsage, process_usage
@@ -193,22 +193,22 @@ def _state(answer: Status | None) -> str:
     return health.why_not_ready(answer) or "ready"
 
 
-def rates(past: counters.CounterReading | None,
-          now: counters.CounterReading | None) -> dict[str, float]:
+def rates(past: health.CounterReading | None,
+          now: health.CounterReading | None) -> dict[str, float]:
     """Returns rates per second from two readings of one scheduler's counters; zeros without two."""
-    grown = None if now is None else counters.growth(past, now)
+    grown = None if now is None else health.growth(past, now)
     found = {name: 0.0 if grown is None else grown.rate(name) for name in COUNTERS}
     busy, idle, late = (found.pop(name) for name in ("busy_us", "idle_us", "late_us"))
     return found | {"device_busy": min(1.0, busy / 1e6),
                     "device_idle_ratio": _ratio(idle + late, busy + idle)}
 
 
-def _counters(actors: Mapping[str, ActorStatus], at: float) -> counters.CounterReading | None:
+def _counters(actors: Mapping[str, ActorStatus], at: float) -> health.CounterReading | None:
     """The scheduler's, as of its last heartbeat."""
     if SCHEDULER not in actors:
         return None
     scheduler = actors[SCHEDULER]
-    known = counters.read_counters(scheduler, [name for name in COUNTERS if name != "finished"], at)
+    known = health.read_counters(scheduler, [name for name in COUNTERS if name != "finished"], at)
     finished = sum(value for name, value in scheduler.gauges.items()
                    if name.startswith("finished_"))
     return known._replace(counts={**known.counts, "finished": finished})

@@ -11,7 +11,7 @@ from typing import Any
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config.flag_names import switch_forms
-from actorium.actors.config.speculative import AUTO_DRAFTS, MAX_DRAFTS
+from actorium.actors.config.parsed_values import AUTO_DRAFTS, MAX_DRAFTS
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.config.speculative import parse_acceptance, parse_speculative
+from actorium.actors.config.parsed_values import parse_acceptance, parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.messages import (
@@ -91,7 +91,7 @@ class NullWorker(Core):
     """The actor's logic (see `core.Core`)."""
 
     inbox = ToWorker
-    front = None
+    client_inbox = None
 
     def __init__(self, context: Context, windows: Sequence[int] = (0,),
                  checkpoints: int | None = None, acceptance: Sequence[float] = (),

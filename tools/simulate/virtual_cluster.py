@@ -23,8 +23,12 @@ import numpy as np
 from msgspec import Struct
 
 from actorium.actors.cluster import router_actor
-from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicasKept, first_replicas
-from actorium.actors.cluster.cluster_messages import ReplicaGone
+from actorium.actors.cluster.cluster_control import (
+    ReplicaEvent,
+    ReplicaSet,
+    ReplicasKept,
+    first_replicas,
+)
 from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config
@@ -178,7 +182,7 @@ class VirtualCluster:
                 view = self.router.assignments.by_index[replica.index]
                 # The policy goes by all that is reported.
                 if self.router.fleet.autoscale.active or not view.ready \
-                        or self.now - view.last_heard > QUIET:
+                        or self.now - view.last_message_at > QUIET:
                     self._said(replica, replica.report(self.now))
         self._route()
 
@@ -200,7 +204,8 @@ class VirtualCluster:
         self._counts.update(replica.counts())
         self.replicas[fault.replica] = None
         self._launches[fault.replica] += 1
-        self._at(self.now + DETECTION, self._to_router, ReplicaGone(fault.replica, replica.launch))
+        self._at(self.now + DETECTION, self._to_router,
+                 ReplicaEvent(fault.replica, "died", replica.launch))
         self._at(self.now + fault.back_after, self._launch,
                  (fault.replica, self._launches[fault.replica]))
 

@@ -18,7 +18,7 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import ActoriumError, EngineUnavailable
 from actorium.actors.gateway.actor import where
-from actorium.actors.gauges import speculation_of
+from actorium.actors.health import speculation_of
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.http_client import Http

@@ -16,32 +16,31 @@ from typing import Any
 import msgspec
 import zmq
 
-from actorium.actors.cluster.cluster_messages import FromReplica
-from actorium.actors.cluster.nodes.node_agent_core import (
-    Action,
-    Configure,
-    Connect,
-    Deliver,
-    Launch,
-    NodeAgentCore,
-    Terminate,
+from actorium.actors.cluster.cluster_messages import (
+    EndReplica,
+    ForReplica,
+    FromHead,
+    FromReplica,
+    JoinCluster,
+    StartReplica,
+    Welcome,
 )
-from actorium.actors.cluster.nodes.node_messages import FromHead
+from actorium.actors.cluster.nodes.node_agent_core import AgentAction, NodeAgentCore
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import (
     REPLICA_ROLE,
     ROUTER_ROLE,
     replica_built,
+    replica_index,
     replica_name,
 )
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.children import ChildProcess, start
-from actorium.actors.launcher.hooks import REPLICA_PROCESS
+from actorium.actors.launcher.children import ChildProcess, ChildProcesses
+from actorium.actors.launcher.stopping import StopRequests
 from actorium.actors.messages import MAX_MESSAGE_BYTES, Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
-from actorium.actors.runtime.memory_limits import OomKills
-from actorium.actors.runtime.process import describe_exit, kill_group, python, send_signal
+from actorium.actors.runtime.process import describe_exit, kill_group, send_signal
 from actorium.actors.runtime.roles import LAUNCHER, WATCHDOG
 from actorium.actors.runtime.rundir import RunDir, address, write_private
 from actorium.actors.runtime.security.curve_keys import KeyPair, identity
@@ -64,22 +63,20 @@ class NodeAgent:
                  model: str, processors: int = 0, generation: int = 0, give_up: float = 0.0
                  ) -> None:
         """head: where it listens; name: of the run directory beside the replicas', the cluster's;
-        model: replaces the head's path of the model; empty = it is the same here. processors: that
+        model: replaces the head's path of the model; empty = it is the same. processors: that
         the replicas share; 0 = the machine's. generation: see `JoinCluster`; give_up: seconds
         without a head after which it ends; 0 = never."""
         self._head, self._keys, self._model = head, keys, model
         self._processors = processors or len(os.sched_getaffinity(0))
         self._give_up = give_up
-        self._wake, self._waker = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
-        self._signals = 0
+        self._poller = zmq.Poller()
+        self._stops = StopRequests()
         # Before the run directory is there: whoever sees that may send a signal.
-        signal.set_wakeup_fd(self._waker, warn_on_full_buffer=False)
-        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
-            signal.signal(number, self._on_signal)
+        self._stops.catch_signals()
+        self._stops.register(self._poller)
         self._run_dir = RunDir(name, run_dir)
         self.core = NodeAgentCore(node, secrets.token_hex(8), self._processors, generation)
         self._context: zmq.Context[Any] = zmq.Context(io_threads=1)
-        self._poller = zmq.Poller()
         self._socket: zmq.Socket[bytes] | None = None
         self._decode = msgspec.msgpack.Decoder(FromHead).decode
         path = self._run_dir.path
@@ -89,18 +86,13 @@ class NodeAgent:
         for inbox in self._inboxes:
             self._poller.register(inbox.socket, zmq.POLLIN)
         self._boxes: dict[int, Outbox] = {}
-        self._children: dict[int, ChildProcess] = {}
-        """By pidfd."""
-        self._indices: dict[int, int] = {}
-        """pidfd -> replica."""
+        self._roles: dict[str, str] = {}
+        self._actors = ChildProcesses(path, self._roles, self._poller)
         self._why: dict[int, str] = {}
-        """Replica -> what it reported before its end."""
+        """Replica -> the error that it reported."""
         self._beats: dict[int, float] = {}
-        """Replica -> when it was heard of last."""
-        self._kill_at: dict[int, float] = {}
-        self._oom_kills = OomKills()
+        """Replica -> time of its last heartbeat."""
         self._config: Config | None = None
-        self._poller.register(self._wake, zmq.POLLIN)
         self._end_at: float | None = None
 
     # --- life ---
@@ -108,54 +100,52 @@ class NodeAgent:
     def run(self) -> int:
         """Until SIGTERM or Ctrl-C, which let the node leave; a second one ends it at once."""
         try:
-            while self._signals < 2 and not self._is_over():
+            while self._stops.count < 2 and not self._is_over():
                 self._turn()
         finally:
             self._close()
         return 0
-
-    def _on_signal(self, *_: object) -> None:
-        self._signals += 1
 
     def _is_over(self) -> bool:
         """Whether the node has left."""
         now = time.monotonic()
         alone = self.core.without_head(now) if self._give_up else 0.0
         alone = alone if alone > self._give_up else 0.0
-        if not (self._signals or alone or self.core.replaced or self.core.dismissed):
+        if not (self._stops.count or alone or self.core.replaced or self.core.dismissed):
             return False
         if self._end_at is None:
-            LOG.warning("ends: %s", "a signal" if self._signals else f"no head for {alone:.1f} s"
-                        if alone else self.core.refusal or "it is not needed any more")
+            LOG.warning("ends: %s", "a signal" if self._stops.count
+                        else f"no head for {alone:.1f} s" if alone
+                        else self.core.refusal or "it is not needed any more")
             self._end_at = now + (LEAVE_GRACE if self.core.leave() else 0.0)
             self._send()
         if now >= self._end_at:
-            for index in self.core.replicas:
-                if index not in self._kill_at:
-                    self._do(Terminate(index, now=self.core.replaced))
+            for actor in self._actors.running.values():
+                if actor not in self._actors.kill_at:
+                    self._end(actor, now=self.core.replaced)
         return now >= self._end_at and not self.core.replicas
 
     def _close(self) -> None:
-        for child in self._children.values():
-            child.reap()
+        self._actors.close()
         for box in (*self._inboxes, *self._boxes.values(), self._socket):
             if box is not None:
                 box.close()
         self._context.term()
         self._run_dir.close()
+        self._stops.close()
 
     # --- a turn ---
 
     def _turn(self) -> None:
         now = time.monotonic()
-        due = min([self.core.next_timer(), *self._kill_at.values(),
+        due = min([self.core.next_timer(), *self._actors.kill_at.values(),
                    *([self._end_at] if self._end_at is not None else [])])
         events = dict(self._poller.poll(max(10, min(500, int((due - now) * 1000) + 1))))
         now = time.monotonic()
-        if self._wake in events:
-            os.read(self._wake, 4096)
-        for fd in [fd for fd in events if fd in self._children]:
-            self._on_exit(fd)  # type: ignore[arg-type]
+        for fd in [each for each in events if isinstance(each, int)]:
+            self._stops.on_readable(fd)
+            if fd in self._actors.running:
+                self._on_exit(fd)
         self._read_replicas(now)
         self._read_head(now)
         self._watch(now)
@@ -169,8 +159,8 @@ class NodeAgent:
             for message in inbox.receive(256):
                 if isinstance(message, FromReplica):
                     self.core.on_replica(message)
-                elif isinstance(message, Beat | Fatal) and message.role.startswith(REPLICA_ROLE):
-                    index = int(message.role.removeprefix(REPLICA_ROLE))
+                elif isinstance(message, Beat | Fatal) and (
+                        index := replica_index(message.role)) is not None:
                     if isinstance(message, Beat):
                         self._beats[index] = now
                     else:
@@ -192,15 +182,13 @@ class NodeAgent:
             self.core.on_head(message, now)
 
     def _watch(self, now: float) -> None:
-        self._oom_kills.look(now)
+        self._actors.kill_due(now)
         for index in [i for i, at in self._beats.items() if now - at > SILENCE]:
             del self._beats[index]
-            if index in self.core.replicas and index not in self._kill_at:
+            actor = self._replica(index)
+            if actor is not None and actor not in self._actors.kill_at:
                 self._why[index] = f"no heartbeat for {SILENCE:g} s"
-                self._do(Terminate(index, now=True))
-        for index in [i for i, at in self._kill_at.items() if now >= at]:
-            self._kill_at[index] = now + SILENCE
-            self._do(Terminate(index, now=True))
+                self._end(actor, now=True)
 
     def _send(self) -> None:
         message = self.core.message()
@@ -213,20 +201,20 @@ class NodeAgent:
 
     # --- actions ---
 
-    def _do(self, action: Action) -> None:
+    def _do(self, action: AgentAction) -> None:
         match action:
-            case Connect():
+            case JoinCluster():
                 self._connect(action)
-            case Configure():
+            case Welcome():
                 self._configure(action)
-            case Launch():
+            case StartReplica():
                 self._start(action)
-            case Terminate():
+            case EndReplica():
                 self._terminate(action)
-            case Deliver():
+            case ForReplica():
                 self._deliver(action)
 
-    def _connect(self, action: Connect) -> None:
+    def _connect(self, join: JoinCluster) -> None:
         if self._socket is not None:
             self._poller.unregister(self._socket)
             self._socket.close()
@@ -236,53 +224,55 @@ class NodeAgent:
         socket.setsockopt(zmq.RCVHWM, HWM)
         socket.setsockopt(zmq.MAXMSGSIZE, MAX_MESSAGE_BYTES)
         socket.setsockopt(zmq.RECONNECT_IVL, RECONNECT_MS)
-        socket.setsockopt(zmq.ROUTING_ID, identity(action.join.node, secrets.token_bytes(15)))
+        socket.setsockopt(zmq.ROUTING_ID, identity(join.node, secrets.token_bytes(15)))
         socket.setsockopt(zmq.CURVE_SERVERKEY, self._keys.server.encode())
         socket.setsockopt(zmq.CURVE_PUBLICKEY, self._keys.public.encode())
         socket.setsockopt(zmq.CURVE_SECRETKEY, self._keys.secret.encode())
         socket.setsockopt(zmq.IPV6, int(self._head.ipv6))
         socket.connect(str(self._head))
-        socket.send(msgspec.msgpack.encode(action.join))
+        socket.send(msgspec.msgpack.encode(join))
         self._poller.register(socket, zmq.POLLIN)
 
-    def _configure(self, action: Configure) -> None:
-        config = configs.load(action.config)
+    def _configure(self, welcome: Welcome) -> None:
+        config = configs.load(welcome.config)
         replace = msgspec.structs.replace
-        threads = (config.device.threads or self._processors) // action.replicas
+        threads = (config.device.threads or self._processors) // welcome.replicas
         runtime = replace(config.runtime, run_dir=str(self._run_dir.path.parent))
         model = replace(config.model, model=self._model or config.model.model)
         config = self._config = replace(
             config, runtime=runtime, model=model,
-            cluster=replace(config.cluster, replica_shares=action.replicas),
+            cluster=replace(config.cluster, replica_shares=welcome.replicas),
             device=replace(config.device, threads=max(1, threads)))
         if config.runtime.name != self._run_dir.path.name:
             raise BadConfig(f"name: the cluster is named {config.runtime.name!r}: join it with "
                             f"--name {config.runtime.name}", "runtime.name")
         write_private(self._run_dir.path / "config.json", configs.dump(config))
 
-    def _start(self, order: Launch) -> None:
-        path, role = self._run_dir.path, f"{REPLICA_ROLE}{order.index}"
-        process = start(python(REPLICA_PROCESS, role, str(path), str(order.launch),
-                               str(os.getpid()), replica_built(order.place)))
-        child = ChildProcess(role, order.launch, process)
-        self._children[child.pidfd], self._indices[child.pidfd] = child, order.index
-        self._poller.register(child.pidfd, zmq.POLLIN)
-        self._kill_at.pop(order.index, None)
+    def _start(self, order: StartReplica) -> None:
+        role = f"{REPLICA_ROLE}{order.index}"
+        self._roles[role] = replica_built(order.node_index)
         self._why.pop(order.index, None)
-        LOG.info("replica %d is started (pid %d)", order.index, child.pid)
+        if (actor := self._actors.spawn(role, order.launch)) is not None:
+            LOG.info("replica %d is started (pid %d)", order.index, actor.pid)
 
-    def _terminate(self, order: Terminate) -> None:
+    def _terminate(self, order: EndReplica) -> None:
+        if (actor := self._replica(order.index)) is not None:
+            self._end(actor, order.now)
+
+    def _replica(self, index: int) -> ChildProcess | None:
+        """The running process of a replica."""
+        return next((actor for actor in self._actors.running.values()
+                     if replica_index(actor.role) == index), None)
+
+    def _end(self, actor: ChildProcess, now: bool) -> None:
         assert self._config is not None
-        for fd, child in self._children.items():
-            if self._indices[fd] == order.index:
-                if order.now:
-                    kill_group(child.pid)
-                else:
-                    send_signal(child.pid, signal.SIGTERM)
-                patience = self._config.runtime.drain_timeout
-                self._kill_at[order.index] = time.monotonic() + patience
+        if now:
+            kill_group(actor.pid)
+        else:
+            send_signal(actor.pid, signal.SIGTERM)
+        self._actors.kill_at[actor] = time.monotonic() + self._config.runtime.drain_timeout
 
-    def _deliver(self, order: Deliver) -> None:
+    def _deliver(self, order: ForReplica) -> None:
         box = self._boxes.get(order.index)
         if box is None:
             name = replica_name(self._run_dir.path.name, order.index)
@@ -296,13 +286,12 @@ class NodeAgent:
             self.core.lose("had more to say than a replica reads", time.monotonic())
 
     def _on_exit(self, fd: int) -> None:
-        child, index = self._children.pop(fd), self._indices.pop(fd)
-        self._poller.unregister(fd)
-        status = self._oom_kills.status(child.reap())
+        actor, exited = self._actors.reap(fd)
+        self._actors.forget(actor.role)
+        index = replica_index(actor.role)
+        assert index is not None
         if (box := self._boxes.pop(index, None)) is not None:
             box.close()
-        self._kill_at.pop(index, None)
         self._beats.pop(index, None)
-        LOG.info("replica %d %s", index, describe_exit(status))
-        self.core.on_exit(index, status, self._why.pop(index, ""))
-
+        LOG.info("replica %d %s", index, describe_exit(exited.status))
+        self.core.on_exit(index, exited.status, self._why.pop(index, ""))

@@ -10,20 +10,19 @@ from typing import Any
 
 from msgspec import Struct
 
-from actorium.actors.cluster.cluster_messages import FromReplica
-from actorium.actors.cluster.nodes.node_messages import (
+from actorium.actors.cluster.cluster_messages import (
     ANY_SESSION,
     EndAgent,
     EndReplica,
     ForReplica,
-    HeadSays,
+    FromReplica,
+    HeadFrame,
     JoinCluster,
     LeaveCluster,
-    NodeBeat,
-    NodeSays,
+    LinkBeat,
+    NodeFrame,
     RefusedNode,
     ReplicaEnded,
-    RunningReplica,
     StartReplica,
     Welcome,
 )
@@ -34,48 +33,15 @@ WELCOME = 3.0
 PAUSE = 0.5
 """Seconds before the next try."""
 ORPHANED = 60.0
-"""Seconds without a head after which replicas end: what they compute is nobody's."""
+"""Seconds without a head after which replicas end: nobody gets what they compute."""
 BEATS = 6
 """See `nodes_core`."""
 
 
-class Connect(Struct, frozen=True):
-    """A new connection, and this message first."""
-
-    join: JoinCluster
-
-
-class Configure(Struct, frozen=True):
-    """The configuration of the replicas that are started from now on."""
-
-    config: bytes
-    replicas: int
-    """That share the machine, at the most."""
-
-
-class Launch(Struct, frozen=True):
-    """Start a replica."""
-
-    index: int
-    place: int
-    launch: int
-
-
-class Terminate(Struct, frozen=True):
-    """Have it end; `now` = at once, without draining."""
-
-    index: int
-    now: bool
-
-
-class Deliver(Struct, frozen=True):
-    """Hand an order to a replica's scheduler."""
-
-    index: int
-    order: Any
-
-
-Action = Connect | Configure | Launch | Terminate | Deliver
+AgentAction = JoinCluster | Welcome | StartReplica | EndReplica | ForReplica
+"""What the shell is to do: open a new connection with this message first; start replicas with the
+configuration of a head from now on; start or end a replica's process; hand an order to a replica's
+scheduler."""
 
 
 class LocalReplica(Struct):
@@ -84,7 +50,7 @@ class LocalReplica(Struct):
     launch: int
     ending: bool = False
     then: StartReplica | None = None
-    """To be started when it is gone."""
+    """To be started when it has ended."""
 
 
 class NodeAgentCore:
@@ -109,30 +75,30 @@ class NodeAgentCore:
         self._session = ""
         self._seen = self._sent = 0
         self._timeout = WELCOME
-        self._last_heard = self._beat_at = 0.0
+        self._last_message_at = self._beat_at = 0.0
         self._lost_at: float | None = None
         """When the head was lost."""
         self._connect_at = 0.0
         self._outgoing: list[Any] = []
-        self._actions: list[Action] = []
+        self._actions: list[AgentAction] = []
         self._leaving = False
 
-    def take(self) -> list[Action]:
+    def take(self) -> list[AgentAction]:
         """What is to be done, in order."""
         actions, self._actions = self._actions, []
         return actions
 
-    def message(self) -> NodeSays | None:
+    def message(self) -> NodeFrame | None:
         """What is to be sent now."""
         if not (self.joined and self._outgoing):
             return None
         self._sent += 1
         messages, self._outgoing = self._outgoing, []
-        return NodeSays(self._session, self._sent, messages)
+        return NodeFrame(self._session, self._sent, messages)
 
     # --- the head --------------------------------------------------------------------------------
 
-    def on_head(self, message: Welcome | RefusedNode | HeadSays, now: float) -> None:
+    def on_head(self, message: Welcome | RefusedNode | HeadFrame, now: float) -> None:
         """It has said something."""
         if message.session not in (self._session, ANY_SESSION) or not self._session:
             return
@@ -144,25 +110,25 @@ class NodeAgentCore:
         elif not self.joined or message.number != self._seen + 1:
             self.lose("has said something that was lost", now)
         else:
-            self._seen, self._last_heard = message.number, now
-            for each in message.said:
+            self._seen, self._last_message_at = message.number, now
+            for each in message.messages:
                 self._on_order(each)
 
     def _on_welcome(self, welcome: Welcome, now: float) -> None:
-        self.joined, self._last_heard, self._beat_at = True, now, now
+        self.joined, self._last_message_at, self._beat_at = True, now, now
         self._seen = self._sent = 0
         self._lost_at, self.refusal = None, ""
         self._timeout = welcome.timeout
         if welcome.instance != self._instance:
             self._end_all()
         self._instance = welcome.instance
-        self._actions.append(Configure(welcome.config, welcome.replicas))
+        self._actions.append(welcome)
         LOG.info("joined %s", welcome.instance)
 
     def _on_order(self, order: Any) -> None:
         if isinstance(order, ForReplica):
             if order.index in self.replicas:
-                self._actions.append(Deliver(order.index, order.order))
+                self._actions.append(order)
         elif isinstance(order, StartReplica):
             old = self.replicas.get(order.index)
             if old is None:
@@ -174,16 +140,16 @@ class NodeAgentCore:
             self.dismissed = True
         elif isinstance(order, EndReplica) and (old := self.replicas.get(order.index)) is not None:
             old.then = None
-            self._end(order.index, old, now=False)
+            self._end(order.index, old, order.now)
 
     def _launch(self, order: StartReplica) -> None:
         self.replicas[order.index] = LocalReplica(order.launch)
-        self._actions.append(Launch(order.index, order.place, order.launch))
+        self._actions.append(order)
 
     def _end(self, index: int, replica: LocalReplica, now: bool) -> None:
         if now or not replica.ending:
             replica.ending = True
-            self._actions.append(Terminate(index, now))
+            self._actions.append(EndReplica(index, now))
 
     def _end_all(self) -> None:
         for index, replica in self.replicas.items():
@@ -208,7 +174,7 @@ class NodeAgentCore:
             self._outgoing.append(frame)
 
     def on_exit(self, index: int, status: int, why: str) -> None:
-        """A replica's process is gone."""
+        """A replica's process has ended."""
         replica = self.replicas.pop(index)
         if self.joined:
             self._outgoing.append(ReplicaEnded(index, replica.launch, status, why))
@@ -219,7 +185,7 @@ class NodeAgentCore:
 
     def tick(self, now: float) -> None:
         """Call it often, at `next_timer` at the latest."""
-        if self.joined and now - self._last_heard > self._timeout:
+        if self.joined and now - self._last_message_at > self._timeout:
             self.lose(f"has not been heard of for {self._timeout:g} s", now)
         elif not self.joined and self._session and now >= self._connect_at + WELCOME:
             self.lose("does not answer", now)
@@ -228,22 +194,22 @@ class NodeAgentCore:
             self._count += 1
             self._session = f"{self._agent}-{self._count}"
             self._connect_at = now
-            running = [RunningReplica(index, replica.launch)
-                       for index, replica in self.replicas.items() if not replica.ending]
-            self._actions.append(Connect(JoinCluster(
+            running = {index: replica.launch for index, replica in self.replicas.items()
+                       if not replica.ending}
+            self._actions.append(JoinCluster(
                 self._node, self._agent, self._session, self._instance, now, running,
-                self._processors, self._generation)))
+                self._processors, self._generation))
         if self._lost_at is not None and self.replicas and now - self._lost_at > ORPHANED:
             LOG.warning("no head for %g s: the replicas end", ORPHANED)
             self._end_all()
         if self.joined and now >= self._beat_at:
             self._beat_at = now + self._timeout / BEATS
-            self._outgoing.append(NodeBeat())
+            self._outgoing.append(LinkBeat())
 
     def next_timer(self) -> float:
         """When to call `tick` again."""
         if self.joined:
-            return min(self._beat_at, self._last_heard + self._timeout)
+            return min(self._beat_at, self._last_message_at + self._timeout)
         return self._connect_at + (WELCOME if self._session else 0.0)
 
     def without_head(self, now: float) -> float:
@@ -251,7 +217,7 @@ class NodeAgentCore:
         return 0.0 if self._lost_at is None else now - self._lost_at
 
     def leave(self) -> Sequence[int]:
-        """The node leaves: everything goes on elsewhere. Returns the replicas that run here."""
+        """The node leaves: its requests go on elsewhere. Returns the replicas that still run."""
         if self.joined and not self._leaving:
             self._outgoing.append(LeaveCluster())
         self._leaving = True

@@ -1,8 +1,8 @@
 """The head's end of the links to its nodes: role "nodes" of a cluster of several machines.
 
 It has nodes start the replicas that the router wants, carries messages between router and replicas,
-and tells the router who is gone. A node that is silent keeps its replicas: when it is heard of
-again, they take part again. Times in requests are CLOCK_MONOTONIC of the machine that reads them:
+and reports lost nodes to the router. A node that is silent keeps its replicas, which take part
+again once it joins again. Times in requests are CLOCK_MONOTONIC of the machine that reads them:
 they are shifted on the way, by what the clocks differed when the node joined.
 """
 
@@ -15,28 +15,27 @@ from typing import Any
 import msgspec
 from msgspec import Struct
 
-from actorium.actors.cluster.cluster_control import ReplicaLeftOut, ReplicaSet, ReplicaState
-from actorium.actors.cluster.cluster_messages import (
-    FromReplica,
-    ReplicaGone,
-    ReplicaReport,
+from actorium.actors.cluster.cluster_control import (
+    ReplicaEvent,
+    ReplicaSet,
+    ReplicaState,
+    SetRequest,
 )
-from actorium.actors.cluster.nodes.node_messages import (
+from actorium.actors.cluster.cluster_messages import (
     ANY_SESSION,
     EndAgent,
     EndReplica,
     ForReplica,
     FromNode,
-    HeadBeat,
-    HeadSays,
+    FromReplica,
+    HeadFrame,
     JoinCluster,
     LeaveCluster,
-    NodeSays,
-    NodesHello,
+    LinkBeat,
+    NodeFrame,
     RefusedNode,
-    ReplicaBack,
     ReplicaEnded,
-    ReplicaSilent,
+    ReplicaReport,
     StartReplica,
     Welcome,
     shifted_order,
@@ -67,7 +66,7 @@ class NodeLink(Struct):
     client: bytes
     agent: str
     session: str
-    last_heard: float
+    last_message_at: float
     """When anything came last, CLOCK_MONOTONIC seconds."""
     ahead: float
     """Seconds by which the node's clock is ahead."""
@@ -82,7 +81,7 @@ class NodeLink(Struct):
 
 
 class RemoteReplica(Struct):
-    """A replica that shall run at a node."""
+    """A replica that is to run at a node."""
 
     state: ReplicaState
     launch: int = 0
@@ -98,8 +97,8 @@ class NodesCore(Core):
     """See the module."""
 
     inbox: Any = ReplicaSet | ForReplica
-    front: Any = FromNode
-    front_bytes = MAX_MESSAGE_BYTES
+    client_inbox: Any = FromNode
+    client_inbox_bytes = MAX_MESSAGE_BYTES
 
     def __init__(self, counts: Mapping[str, float], instance: str, config: bytes, epoch: int,
                  timeout: float, start_timeout: float, restarts: Restarts, local: bool,
@@ -110,7 +109,7 @@ class NodesCore(Core):
         self._placed = placed
         self.names, self._counts = frozenset(counts), dict(counts)
         self.links: dict[str, NodeLink] = {}
-        """Those that are heard of, by node."""
+        """The sessions under way, by node."""
         self.replicas: dict[int, RemoteReplica] = {}
         self._by_client: dict[bytes, NodeLink] = {}
         self._agents: dict[str, str] = {}
@@ -120,9 +119,9 @@ class NodesCore(Core):
         self._instance, self._config, self._timeout = instance, config, timeout
         self._start_timeout, self._restarts = start_timeout, restarts
         self._launch = epoch << LAUNCHES
-        self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello())]
+        self._out: list[Send] = [Send(ROUTER_ROLE, SetRequest())]
         self._set_number = -1
-        """Of the replicas that there shall be; -1 = not known yet."""
+        """Of the last `ReplicaSet`; -1 = none has come."""
         self._draining = False
         self._was_up = local
         self._steps = self._losses = 0
@@ -145,7 +144,7 @@ class NodesCore(Core):
 
     def _on_set(self, wanted: ReplicaSet, now: float) -> None:
         if wanted.number < self._set_number:
-            return  # of a router that is no more
+            return  # of an earlier router
         self._set_number = wanted.number
         states = {state.index: state for state in wanted.replicas if state.node}
         for index in [*self.replicas.keys() - states.keys()]:
@@ -176,8 +175,8 @@ class NodesCore(Core):
                 self._lose(link, "has lost messages")
             self._out.append(Send(CLIENT, RefusedNode(message.session, NO_SESSION), client))
             return
-        link.seen, link.last_heard = message.number, now
-        self._on_node_says(link, message, now)
+        link.seen, link.last_message_at = message.number, now
+        self._on_node_frame(link, message, now)
 
     def on_bad_client(self, client: bytes, error_text: str) -> None:
         self._out.append(Send(CLIENT, RefusedNode(ANY_SESSION, error_text[:1000]), client))
@@ -206,8 +205,7 @@ class NodesCore(Core):
             if old.agent != join.agent:
                 self._out.append(Send(CLIENT, RefusedNode(
                     old.session, "another agent takes its place", True), old.client))
-        running = {r.index: r.launch for r in join.running} if join.instance == self._instance \
-            else {}
+        running = dict(join.running) if join.instance == self._instance else {}
         link = NodeLink(join.node, client, join.agent, join.session, now, join.now - now, running,
                         join.generation)
         self.links[join.node] = self._by_client[client] = link
@@ -223,12 +221,12 @@ class NodesCore(Core):
         for index, launch in running.items():
             self._launch = max(self._launch, launch)
             if (replica := self.replicas.get(index)) is not None and replica.launch == launch:
-                self._tell(ReplicaBack(index))
+                self._tell(ReplicaEvent(index, "back"))
         if self._set_number >= 0:
             self._settle(link, now)
 
     def _settle(self, link: NodeLink, now: float) -> None:
-        """Has a node run what it shall, and nothing else."""
+        """Has a node run its replicas, and nothing else."""
         mine = {index: replica for index, replica in self.replicas.items()
                 if replica.state.node == link.node}
         link.outgoing += [EndReplica(index) for index in link.running if index not in mine]
@@ -237,11 +235,11 @@ class NodesCore(Core):
             launch = link.running.get(index)
             if launch is None and replica.launch and replica.start_at is None \
                     and not replica.left_out:  # it ran, and its agent does not know it any more
-                self._tell(ReplicaGone(index, replica.launch))
+                self._tell(ReplicaEvent(index, "died", replica.launch))
                 replica.launch = 0
             if launch is not None and launch != replica.launch:
                 replica.launch = launch
-                self._tell(ReplicaBack(index))
+                self._tell(ReplicaEvent(index, "back"))
             elif launch is None and replica.start_at is None and not replica.left_out:
                 replica.start_at = now
 
@@ -250,10 +248,10 @@ class NodesCore(Core):
         state = replica.state
         replica.launch, replica.start_at, replica.ready = self._launch, None, False
         link.running[state.index] = self._launch
-        link.outgoing.append(StartReplica(state.index, state.place, self._launch))
+        link.outgoing.append(StartReplica(state.index, state.node_index, self._launch))
 
-    def _on_node_says(self, link: NodeLink, message: NodeSays, now: float) -> None:
-        for each in message.said:
+    def _on_node_frame(self, link: NodeLink, message: NodeFrame, now: float) -> None:
+        for each in message.messages:
             if isinstance(each, FromReplica):
                 replica = self.replicas.get(each.replica)
                 if replica is not None and replica.state.node == link.node:
@@ -281,7 +279,7 @@ class NodesCore(Core):
             return
         how = f"{describe_exit(ended.status)}{ended.why and ': ' + ended.why}"
         LOG.warning("replica %d at %s %s", ended.index, link.node, how)
-        self._tell(ReplicaGone(ended.index, ended.launch))
+        self._tell(ReplicaEvent(ended.index, "died", ended.launch))
         replica.ready = False
         at = self._restarts.on_death(f"{link.agent} {ended.index}", now)
         if ended.status == EXIT_BAD_CONFIG or at is None:
@@ -292,9 +290,9 @@ class NodesCore(Core):
     def _leave_out(self, replica: RemoteReplica, why: str) -> None:
         """It is not started any more; why: empty = it is, again."""
         replica.left_out = why
-        self._tell(ReplicaLeftOut(replica.state.index, why[:1000]))
+        self._tell(ReplicaEvent(replica.state.index, "left_out", why=why[:1000]))
 
-    def on_client_gone(self, client: bytes, now: float) -> None:
+    def on_client_lost(self, client: bytes, now: float) -> None:
         if (link := self._by_client.get(client)) is not None:
             self._lose(link, "is not connected")
 
@@ -308,13 +306,13 @@ class NodesCore(Core):
         for index, replica in self.replicas.items():
             if replica.state.node == link.node:
                 replica.ready = False
-                self._tell(ReplicaSilent(index))
+                self._tell(ReplicaEvent(index, "silent"))
 
     # --- time ------------------------------------------------------------------------------------
 
     def on_wake(self, now: float) -> Sequence[Send]:
         for link in [*self.links.values()]:
-            if now - link.last_heard > self._timeout:
+            if now - link.last_message_at > self._timeout:
                 self._lose(link, f"has not been heard of for {self._timeout:g} s")
         for replica in self.replicas.values():
             home = self.links.get(replica.state.node)
@@ -325,12 +323,12 @@ class NodesCore(Core):
         if now >= self._beat_at:
             self._beat_at = now + self._timeout / BEATS
             for link in self.links.values():
-                link.outgoing.append(HeadBeat())
+                link.outgoing.append(LinkBeat())
         out, self._out = self._out, []
         for link in self.links.values():
             if link.outgoing:
                 link.sent += 1
-                frame = HeadSays(link.session, link.sent, link.outgoing)
+                frame = HeadFrame(link.session, link.sent, link.outgoing)
                 out.append(Send(CLIENT, frame, link.client))
                 link.outgoing = []
         return out
@@ -374,7 +372,7 @@ class NodesCore(Core):
         return role == ROUTER_ROLE
 
     def on_peer_back(self, role: str, now: float) -> None:
-        self._tell(NodesHello())
+        self._tell(SetRequest())
 
 
 # --- clocks --------------------------------------------------------------------------------------
@@ -393,7 +391,7 @@ def build(context: Context) -> NodesCore:
 
 
 def for_nodes(config: Config) -> Config:
-    """What nodes are told of the configuration: nothing of the head's keys, doors and folders."""
+    """The configuration for nodes: without the head's keys, addresses and folders."""
     replace = msgspec.structs.replace
     runtime = replace(config.runtime, run_dir=None, listen=None, keys_dir=None, trace_dir=None)
     cluster = replace(config.cluster, replicas=1, nodes={}, cluster_listen=None, cluster_keys=None,

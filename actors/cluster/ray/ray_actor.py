@@ -3,7 +3,8 @@
 Each such node is one replica and one placement group. The router says which nodes have replicas;
 the driver (`ray_driver`) says which groups there are. What is missing is asked for, what is not
 wanted any more is given back, and what ended is given back and asked for again. Ray is needed for
-nothing else: when it is away, what runs goes on, and this says so.
+nothing else: when it is away, what runs goes on, and this says so. Each report of the driver is the
+whole state, so that a new actor or driver has nothing to remember.
 """
 
 from __future__ import annotations
@@ -12,29 +13,85 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Annotated, Any, Literal
 
-from msgspec import Struct
+from msgspec import Meta, Struct
 
-from actorium.actors.cluster.cluster_control import ReplicaSet
-from actorium.actors.cluster.nodes.node_messages import NodesHello
-from actorium.actors.cluster.ray.ray_messages import (
-    DRIVER_ROLE,
-    ENDED,
-    RUNNING,
-    WAITING,
-    AskGroup,
-    DropGroup,
-    GroupOrders,
-    GroupRow,
-    RayFault,
-    RayNews,
-    RayReport,
-)
-from actorium.actors.config.cluster_settings import RAY_ROLE, ROUTER_ROLE, on_ray
+from actorium.actors.cluster.cluster_control import PlacementReport, ReplicaSet, SetRequest
+from actorium.actors.config.cluster_settings import MOST_REPLICAS, RAY_ROLE, ROUTER_ROLE, on_ray
 from actorium.actors.core import Context, Core, CoreObserver, Health, Send
 from actorium.actors.launcher.children import start
+from actorium.actors.messages import Count, Epoch, Message, Seconds, Short, StepNo
 from actorium.actors.runtime.process import describe_exit, python
+
+DRIVER_ROLE = "ray-driver"
+"""Whose inbox orders go to; it is no actor, but a child of one."""
+WAITING, STARTING, RUNNING, ENDED = "waiting", "starting", "running", "ended"
+
+
+class AskGroup(Message, frozen=True):
+    """Ask Ray for a placement group, and start a node's agent there."""
+
+    node: Short
+    """The agent's name in our cluster; one group each."""
+    generation: StepNo
+    """Higher than in any group before that this node had."""
+    cpus: Seconds
+    gpus: Count
+    home: Short
+    """Address of the machine where it is to run; empty = wherever there is room."""
+
+
+class DropGroup(Message, frozen=True):
+    """End the agent there and give the group back."""
+
+    node: Short
+    generation: StepNo
+
+
+class GroupOrders(Message, frozen=True):
+    """actor -> driver."""
+
+    number: StepNo
+    orders: Annotated[list[AskGroup | DropGroup], Meta(max_length=4 * MOST_REPLICAS)]
+    end: bool = False
+    """The driver is to end, and with it Ray, where that was started for us."""
+
+
+class GroupRow(Struct, frozen=True, array_like=True, gc=False):
+    """A placement group."""
+
+    node: Short
+    generation: StepNo
+    phase: Literal["waiting", "starting", "running", "ended"]
+    """Ray has no room yet; the agent is being started; it runs; group, machine or agent ended."""
+    at: Short = ""
+    """Address of its machine; empty while it waits."""
+    why: Short = ""
+    """It ended."""
+
+
+class RayReport(Message, frozen=True):
+    """driver -> actor: how things are at Ray."""
+
+    driver: Epoch
+    """Process id of the driver: another one has not seen the orders of the one before."""
+    seen: StepNo
+    """The last orders that are carried out."""
+    address: Short
+    """Of Ray's head, HOST:PORT; local = Ray was started for us, on this machine."""
+    machines: list[Short]
+    """Addresses of those that live."""
+    gpus: Seconds
+    """Of all of them together."""
+    groups: list[GroupRow]
+
+
+class RayFault(Message, frozen=True):
+    """driver -> actor: Ray cannot be reached, or not used."""
+
+    why: Short
+
 
 SILENT = 10.0
 """Seconds without a report after which Ray counts as away."""
@@ -46,16 +103,16 @@ still run, with its model loaded."""
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0
 """Seconds before a group that ended is asked for again: doubled each time."""
 STEADY = 60.0
-"""Seconds that an agent must run for the pauses to begin anew."""
+"""Seconds that an agent must run before pauses start from the first one again."""
 AGAIN = 10.0
-"""Seconds after which the router is told again, should it have been another one."""
+"""Seconds after which the report to the router is repeated, in case a new one has started."""
 LEAVING = 15.0
 """Seconds that groups get to be given back when the cluster ends."""
 DRIVER = "actorium.actors.cluster.ray.ray_driver"
 
 
 class WantedGroup(Struct):
-    """A node that shall have a placement group."""
+    """A node that is to have a placement group."""
 
     node: str
     generation: int = 0
@@ -98,7 +155,7 @@ class RayCore(Core):
         """The shell is to start the driver, and takes this back."""
         self._start_at: float | None = None
         self._starts = 0
-        self._out: list[Send] = [Send(ROUTER_ROLE, NodesHello(RAY_ROLE))]
+        self._out: list[Send] = [Send(ROUTER_ROLE, SetRequest(RAY_ROLE))]
         self._reported_text, self._say_at = "", 0.0
         self._draining_since: float | None = None
         self._end_sent = self._ended = False
@@ -112,7 +169,7 @@ class RayCore(Core):
         self._steps += 1
         if isinstance(message, ReplicaSet):
             if message.number < self._set_number:
-                return  # of a router that is no more
+                return  # of an earlier router
             self._set_number = message.number
             names = [state.node for state in message.replicas if on_ray(state.node)]
             before = self.wanted or {}
@@ -125,7 +182,8 @@ class RayCore(Core):
             self._starts = 0
 
     def driver_ended(self, how: str, now: float) -> None:
-        """Its process is gone: another one is started, later and later while Ray is away."""
+        """Its process has ended: another one is started, after pauses that grow while Ray is away.
+        """
         self.report = None
         if self._draining_since is not None:
             self._ended = True
@@ -152,7 +210,7 @@ class RayCore(Core):
         text = self.news(now)
         if self.wanted is not None and (text != self._reported_text or now >= self._say_at):
             self._reported_text, self._say_at = text, now + AGAIN
-            self._out.append(Send(ROUTER_ROLE, RayNews(text)))
+            self._out.append(Send(ROUTER_ROLE, PlacementReport(text)))
         out, self._out = self._out, []
         return out
 
@@ -266,30 +324,32 @@ class RayCore(Core):
             "ray_away": float(bool(self._away(self._now)))}, self._reported_text)
 
 
-def build(context: Context) -> RayWithDriver:
+def build(context: Context) -> RayActor:
     """The role's entry."""
     cluster, device = context.config.cluster, context.config.device
     ranks = device.tensor_parallel_size
     core = RayCore(cluster.ray_cpus or float(ranks), 0 if device.device == "cpu" else ranks,
                    device.device == "auto", int(time.time()))
-    return RayWithDriver(core, context)
+    return RayActor(core, context)
 
 
-class RayWithDriver(CoreObserver):
+class RayActor(CoreObserver):
     """The core with the process that speaks to Ray."""
+
+    _core: RayCore
 
     def __init__(self, core: RayCore, context: Context) -> None:
         super().__init__(core)
-        self._ray, self._context = core, context
+        self._context = context
         self._post: Callable[..., None] = lambda call=None: None
 
     def on_start(self, post: Callable[..., None]) -> None:
         self._post = post
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        sends = self._ray.on_wake(now)
-        if self._ray.start_driver:
-            self._ray.start_driver = False
+        sends = self._core.on_wake(now)
+        if self._core.start_driver:
+            self._core.start_driver = False
             self._start()
         return sends
 
@@ -298,11 +358,11 @@ class RayWithDriver(CoreObserver):
         where = self._context.run_dir
         (where / f"{DRIVER_ROLE}.inbox").unlink(missing_ok=True)
         process: Any = start(python(DRIVER, str(where), str(os.getpid()),
-                                    self._ray.address or str(
+                                    self._core.address or str(
                                         self._context.config.cluster.ray_address)))
 
         def wait() -> None:
             how = describe_exit(process.wait())
-            self._post(lambda: self._ray.driver_ended(how, time.monotonic()))
+            self._post(lambda: self._core.driver_ended(how, time.monotonic()))
 
         threading.Thread(target=wait, name="ray-driver", daemon=True).start()

@@ -29,7 +29,7 @@ START = 60.0
 """Seconds that an agent gets to be there."""
 LOOK = 0.05
 SETS_THREADS = "OMP_NUM_THREADS"
-"""Ray sets it for its own workers; ours are told by the agent."""
+"""Ray sets it for its own workers; ours get it from the agent."""
 
 
 class RayAgent:
@@ -75,7 +75,7 @@ class RayAgent:
         return True
 
     async def watch(self) -> str:
-        """Comes back when the agent is gone, with the last line that it wrote."""
+        """Returns when the agent has ended, with the last line that it wrote."""
         await self._ended()
         return self._last_line() or "its agent has ended"
 

@@ -30,8 +30,7 @@ from ray.util.placement_group import (
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
 from actorium import __version__
-from actorium.actors.cluster.ray.ray_agent import RayAgent
-from actorium.actors.cluster.ray.ray_messages import (
+from actorium.actors.cluster.ray.ray_actor import (
     DRIVER_ROLE,
     ENDED,
     RUNNING,
@@ -44,6 +43,7 @@ from actorium.actors.cluster.ray.ray_messages import (
     RayFault,
     RayReport,
 )
+from actorium.actors.cluster.ray.ray_agent import RayAgent
 from actorium.actors.config import tree as configs
 from actorium.actors.config.cluster_settings import RAY_ROLE
 from actorium.actors.config.tree import Config
@@ -112,7 +112,7 @@ class RayDriver:
         self._last: Any = None
 
     def run(self) -> int:
-        """Until it is told to end, or Ray is gone; returns an exit code."""
+        """Runs until it is ordered to end, or Ray has died; returns an exit code."""
         try:
             why = self._connect()
             if not why:

@@ -1,4 +1,5 @@
-"""Assignments of requests to replicas: placing, moving, removing, and the loads that follow."""
+"""Assignments of requests to replicas: placing, moving, removing, the loads that follow, and what
+becomes of the requests of replicas that die, fall silent and come back. Pure."""
 
 from __future__ import annotations
 
@@ -7,21 +8,26 @@ from collections import Counter
 from collections.abc import Callable
 from typing import Any
 
+from actorium.actors.cluster.cluster_control import ReplicaEvent
 from actorium.actors.cluster.cluster_messages import (
     Adopt,
+    Assign,
     CacheDelta,
     Evict,
-    KnownRequest,
-    Place,
+    ForReplica,
+    FromReplica,
+    Inventory,
     ReplicaReport,
     Resync,
     RouterHello,
+    launch_of,
+    life_of,
 )
-from actorium.actors.cluster.nodes.node_messages import ForReplica
 from actorium.actors.cluster.request_book import NOWHERE, RequestBook, RoutedRequest
 from actorium.actors.cluster.routing.prefix_index import PrefixIndex
 from actorium.actors.cluster.routing.routing_policy import ReplicaView, RoutingPolicy
 from actorium.actors.core import Send
+from actorium.actors.ledger.records import RequestRecord, request_record
 from actorium.actors.messages import Cancel, Recall, Stop, Submit
 
 LOG = logging.getLogger("actorium.router")
@@ -32,6 +38,9 @@ MEASURED_TOKENS = 64
 """Prompt tokens between two reports from which a rate is measured."""
 NEW_SHARE = 0.3
 """Weight of a new measurement of a rate against those before."""
+SILENT = 15.0
+"""Seconds without a report after which requests go on elsewhere. Whoever is dead or hung is found
+sooner, by its own watchdog or the cluster's: this is for a link that carries nothing."""
 
 
 class Assignments:
@@ -51,7 +60,11 @@ class Assignments:
         self._number = epoch << NUMBERS
         self.gathering = False
         """A new router asks around: what was aborted at one replica may live at another."""
-        self._aborted: list[tuple[ReplicaView, KnownRequest]] = []
+        self._aborted: list[tuple[ReplicaView, RequestRecord]] = []
+        self._inventories: dict[int, list[RequestRecord]] = {}
+        """By replica: the pieces of an inventory that is not complete."""
+        self.on_leave: Callable[[int], None] = lambda index: None
+        """Called with the index of a replica that answers nothing any more."""
         self._past_lives: dict[int, int] = {}
         """Of replicas that have left: a later one of that index says nothing as one of these."""
 
@@ -61,7 +74,7 @@ class Assignments:
         return [self.by_index[index] for index in sorted(self.by_index)]
 
     def add_view(self, index: int, node: str = "") -> ReplicaView:
-        """There is, or shall be, this replica."""
+        """The view of a replica, made where there is none."""
         view = self.by_index.get(index)
         if view is None:
             view = self.by_index[index] = ReplicaView(index, self._role_of(index, node), node)
@@ -112,14 +125,14 @@ class Assignments:
 
     # --- requests ---
 
-    def place_pending(self, now: float) -> None:
+    def assign_pending(self, now: float) -> None:
         """Gives requests that wait a replica, if one takes any."""
         among = [view for view in self.by_index.values() if view.takes_requests]
         if among:
             for request in [*self.pending.values()]:
-                self.place(request, self._policy.choose(request, among, now))
+                self.assign(request, self._policy.choose(request, among, now))
 
-    def place(self, request: RoutedRequest, view: ReplicaView) -> None:
+    def assign(self, request: RoutedRequest, view: ReplicaView) -> None:
         """Puts a request at a replica: as it came, or with all that it has emitted."""
         self.pending.pop(request.sid, None)
         number = self._next_number()
@@ -129,14 +142,14 @@ class Assignments:
             view.sequences += request.submit.n
             view.backlog += request.uncached
         if request.begun or request.over:
-            self.send(view, Adopt(view.life, number, [request.known()]))
+            self.send(view, Adopt(view.life, number, [request_record(request.entry)]))
             if not request.over:
                 view.migrated_in += 1
                 self.counts["migrated_requests"] += 1
                 self.counts["migrated_tokens"] += sum(
                     len(output.tokens) // 4 for output in request.entry.choices)
         else:
-            self.send(view, Place(view.life, number, request.sid, request.submit))
+            self.send(view, Assign(view.life, number, request.sid, request.submit))
         for order in request.orders:
             self.send(view, order)
         request.orders = [order for order in request.orders if not isinstance(order, Recall)]
@@ -147,18 +160,18 @@ class Assignments:
         if view is None:
             self.pending[request.sid] = request
         else:
-            self.send(view, Place(view.life, self._next_number(), request.sid, submit))
+            self.send(view, Assign(view.life, self._next_number(), request.sid, submit))
 
     def home(self, request: RoutedRequest, now: float) -> ReplicaView | None:
-        """The replica that knows a request; one that is over gets another if that one is gone."""
+        """The replica that knows a request; one that is over gets another if that one has left."""
         if request.replica == NOWHERE and request.over:
             among = [view for view in self.by_index.values() if view.takes_requests]
             if among:
-                self.place(request, self._policy.choose(request, among, now))
+                self.assign(request, self._policy.choose(request, among, now))
         return None if request.replica == NOWHERE else self.by_index[request.replica]
 
     def displace(self, request: RoutedRequest) -> None:
-        """Its replica is no more; it waits for another, unless it is over."""
+        """Its replica has left; it waits for another, unless it is over."""
         view = self.by_index[request.replica]
         if not request.over:
             view.migrated_out += request.begun
@@ -177,7 +190,7 @@ class Assignments:
             self.by_index[request.replica].backlog -= request.uncached
             request.uncached = 0
 
-    def found_cached(self, request: RoutedRequest, tokens: int) -> None:
+    def on_cached_tokens(self, request: RoutedRequest, tokens: int) -> None:
         """So much of its prompt was cached at its replica."""
         self.counts["routed_missed"] += tokens < request.reported_tokens
         request.reported_tokens = 0
@@ -207,8 +220,42 @@ class Assignments:
             view.resyncing = True
             self.send(view, Resync())
 
-    def on_new_life(self, view: ReplicaView, life: int) -> None:
+    def view_of(self, frame: FromReplica, now: float) -> ReplicaView | None:
+        """The view of the replica that sent a frame; None: it is of a life that is over."""
+        view = self.by_index.get(frame.replica)
+        if view is None or frame.life < view.life:
+            self.counts["stale_frames"] += 1
+            return None
+        if frame.life > view.life:
+            self._begin(view, frame.life)
+            self.ask(view)
+        view.seen, view.last_message_at = frame.seen, now
+        return view
+
+    def on_event(self, event: ReplicaEvent) -> None:
+        """A replica has died, or its node is silent or has come back."""
+        view = self.by_index.get(event.index)
+        if view is None:
+            return
+        if event.kind == "died":
+            if launch_of(view.life) <= event.launch:
+                self._begin(view, life_of(event.launch + 1, 0))
+                self.leave(view, "has died")
+        elif event.kind == "back":
+            self.ask(view)
+            view.fence = view.asked
+        elif view.synced:
+            self._give_up(view, "is at a node that is not heard of")
+
+    def give_up_silent(self, now: float) -> None:
+        """Gives up those that have been silent for too long."""
+        for view in self.views:
+            if view.synced and now - view.last_message_at > SILENT:
+                self._give_up(view, f"has not been heard of for {SILENT:g} s")
+
+    def _begin(self, view: ReplicaView, life: int) -> None:
         """Another scheduler: what was ordered before means nothing to it."""
+        self._inventories.pop(view.index, None)
         view.life, view.ready, view.synced, view.fence = life, False, False, 0
         view.resyncing = False
         self._index.forget(view.index)
@@ -225,10 +272,18 @@ class Assignments:
                     sum(not request.over for request in moving))
         for request in moving:
             self.displace(request)
+        self.on_leave(view.index)
 
-    def runs_at(self, view: ReplicaView) -> bool:
-        """Whether any request runs at a replica."""
-        return view.sequences > 0
+    def _give_up(self, view: ReplicaView, why: str) -> None:
+        """Moves its requests elsewhere. It may run on, but nothing comes from it."""
+        running = [request.submit for request in self._book.placed_at(view.index)
+                   if not request.over]
+        self.leave(view, why)
+        view.lost = True
+        for submit in running:
+            self.evict(view, submit)
+        self.ask(view)
+        view.fence = view.asked
 
     def move_all(self, view: ReplicaView) -> None:
         """What runs at a replica goes on elsewhere, though it could go on there."""
@@ -249,9 +304,16 @@ class Assignments:
             self.displace(request)
             self.evict(view, request.submit)
 
-    def reconcile(self, view: ReplicaView, known: list[KnownRequest], now: float) -> int:
-        """A replica has told of all requests that it knows: those that should be there and are not
-        go on elsewhere, and the other way round. Returns the highest number of a sequence."""
+    def on_inventory(self, view: ReplicaView, message: Inventory, now: float) -> int:
+        """A piece of what a replica knows. Returns the highest number of a sequence in it, once it
+        is complete, and 0 before."""
+        known = self._inventories.setdefault(view.index, [])
+        known += message.requests
+        return 0 if message.more else self._reconcile(view, self._inventories.pop(view.index), now)
+
+    def _reconcile(self, view: ReplicaView, known: list[RequestRecord], now: float) -> int:
+        """Compares a replica's inventory with the book: requests that it lacks go on elsewhere, and
+        those that are elsewhere end there. Returns the highest number of a sequence."""
         present, most = set(), 0
         for each in known:
             most = max(most, each.sid + each.submit.n - 1)

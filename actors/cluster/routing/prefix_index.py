@@ -6,7 +6,7 @@ page i is a sum over the pages up to i of a mixed hash of the page's tokens and 
 one, and all of them are made by a few operations on arrays. Two different prefixes share a number
 once in 2**64: then a request is routed to where less is cached than was thought.
 
-A replica reports its cache by deltas that are numbered (`prefix_report`). After a gap, a new
+A replica reports its cache by deltas that are numbered (`replica_link`). After a gap, a new
 scheduler or a death nothing is known of its cache until it has reported all of it; meanwhile
 decisions about it are blind, and counted.
 """
@@ -32,7 +32,7 @@ MOST_PAGES = 1 << 20
 SOON_PAGES = 1 << 15
 SOON = 10.0
 """Seconds for which the pages of a request that was sent to a replica count as held there although
-it has not said so: those with the same prefix that come right behind shall follow it."""
+it has not reported them: requests with the same prefix right behind it follow it."""
 
 
 def root_hash(salt: str) -> int:
@@ -89,7 +89,7 @@ class PrefixIndex:
         return replica in self._next
 
     def apply(self, replica: int, delta: CacheDelta) -> bool:
-        """A replica has told; False if something was missed, and it must tell all."""
+        """Applies a replica's delta; False if one was missed, and the whole cache is needed."""
         if delta.sequence == 0:
             self.forget(replica)
         elif self._next.get(replica) != delta.sequence:

@@ -43,14 +43,13 @@ class ReplicaView(Struct):
     life: int = 0
     """Of its scheduler: what an older one says is dropped."""
     seen: int = 0
-    """Number of the last order that it has heard."""
+    """Number of the last order that it received."""
     fence: int = 0
-    """Number of the last order by which a request was taken away from it: before it has heard that,
-    it gets none."""
+    """Number of the last order that took a request away: before receiving it, it gets none."""
     asked: int = 0
     """Number of the last question what it knows: an answer to an earlier one is out of date."""
-    last_heard: float = 0.0
-    """When it was last heard of, CLOCK_MONOTONIC seconds."""
+    last_message_at: float = 0.0
+    """Time of its last message, CLOCK_MONOTONIC seconds."""
     ready: bool = False
     synced: bool = False
     """Its inventory has been read."""
@@ -70,7 +69,7 @@ class ReplicaView(Struct):
     closed: bool = False
     """It is drained, or leaves: it gets no requests."""
     lost: bool = False
-    """It was there, and is not heard of."""
+    """It was connected, and sends nothing any more."""
     migrated_in: int = 0
     migrated_out: int = 0
     """Requests that came from another replica after they had begun, or went to one."""

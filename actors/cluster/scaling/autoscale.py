@@ -1,4 +1,4 @@
-"""Autoscaling: how many replicas there shall be, by the queue and by time to first token. Pure.
+"""Autoscaling: the number of replicas, by the queue and by time to first token. Pure.
 
 More of them come soon: when more requests wait than the aim, or first tokens take longer, for all
 of `up_delay`. How many follows from how far off the aim is, counted from the replicas that are
@@ -37,8 +37,7 @@ MEMORY = 6.0
 
 
 class LoadMeter:
-    """First tokens, and how long those have waited that have none. Times are CLOCK_MONOTONIC
-    seconds."""
+    """Times to first token, measured and pending. Times are CLOCK_MONOTONIC seconds."""
 
     def __init__(self, book: RequestBook) -> None:
         self._book = book
@@ -138,7 +137,7 @@ class Autoscaler:
         self._decided = 0.0
 
     def wanted(self, reading: LoadReading, bounds: AutoscaleState, now: float) -> int:
-        """How many replicas shall stay; call it every half second or so."""
+        """The number of replicas that are to stay; call it every half second or so."""
         if reading.ready != self._ready:
             if reading.ready > self._ready and self._asked_at is not None:
                 self._start, self._asked_at = now - self._asked_at, None

@@ -25,7 +25,7 @@ from actorium.actors.runtime.roles import LAUNCHER
 LOG = logging.getLogger("actorium.router")
 FOR_EVER = float("inf")
 LOST_PATIENCE = 30.0
-"""Seconds for which a replica that is not heard of is expected back."""
+"""Seconds for which a silent replica is expected back."""
 
 
 class Member(Struct):
@@ -33,7 +33,7 @@ class Member(Struct):
 
     index: int
     node: str
-    place: int
+    node_index: int
     drained: bool = False
     leaving: bool = False
     move_at: float = FOR_EVER
@@ -49,13 +49,13 @@ class Member(Struct):
         return self.drained or self.leaving
 
     def state(self) -> ReplicaState:
-        """What others are told of it."""
-        return ReplicaState(self.index, self.node, self.place, self.drained, self.leaving,
+        """It, as part of a `ReplicaSet`."""
+        return ReplicaState(self.index, self.node, self.node_index, self.drained, self.leaving,
                             self.move_at if self.closed else 0.0)
 
 
 class Fleet:
-    """The replicas, as they shall be."""
+    """The replicas that are to run."""
 
     def __init__(self, assignments: Assignments, nodes: Mapping[str, int], meter: LoadMeter,
                  autoscaler: Autoscaler, start: float, finish: float, epoch: int) -> None:
@@ -70,7 +70,7 @@ class Fleet:
         self.known = False
         """The launcher has said which replicas there are."""
         self.changed = False
-        """`told` have to be told."""
+        """The listeners need a new `ReplicaSet`."""
         self.number = epoch << 32
         """Of the last `ReplicaSet`."""
         self.kept = 0
@@ -90,10 +90,10 @@ class Fleet:
         return min(MOST_REPLICAS, sum(self._nodes.values()))
 
     def adopt(self, kept: ReplicaSet) -> None:
-        """These there are, and no others: as an earlier router has left them, or as the cluster was
-        started. Whether the others than the launcher have heard of that is not known."""
+        """Begins with these replicas, as an earlier router or the cluster's start has left them.
+        Whether other listeners than the launcher know them is not known."""
         for state in kept.replicas:
-            member = Member(state.index, state.node, state.place, state.drained, state.leaving)
+            member = Member(state.index, state.node, state.node_index, state.drained, state.leaving)
             member.move_at = state.finish_at if member.closed else FOR_EVER
             self.members[state.index] = member
             self._assignments.add_view(state.index, state.node).closed = member.closed
@@ -106,7 +106,7 @@ class Fleet:
             self.members[index].left_out = why
 
     def next_set(self) -> ReplicaSet | None:
-        """What those who start and stop replicas have to be told; None: they were."""
+        """The `ReplicaSet` for the listeners; None: they have it."""
         if not self.changed:
             return None
         self.changed = False
@@ -121,7 +121,7 @@ class Fleet:
     # --- orders; each returns why it is refused, empty = it is not ---
 
     def scale(self, count: int, now: float, finish: float) -> str:
-        """So many there shall be. finish: seconds that running requests get to end."""
+        """Sets the number of replicas. finish: seconds that running requests get to end."""
         if count > self.most:
             return self._too_many(count)
         for member in sorted(self.members.values(), key=lambda m: m.index):
@@ -142,8 +142,7 @@ class Fleet:
         return error
 
     def scale_by_load(self, least: int, most: int) -> str:
-        """As many as the policy wants, from `least` to `most`; 0 and 0 = within the bounds that
-        there were."""
+        """As many as the policy wants, from `least` to `most`; both 0 = within the last bounds."""
         state = AutoscaleState(least, most) if most else msgspec.structs.replace(
             self.autoscale, suspended=False)
         if not state.most:
@@ -191,13 +190,13 @@ class Fleet:
         member.move_at = now + finish if member.closed else FOR_EVER
 
     def _add(self) -> None:
-        """One more, on the node with the most room, at its first free place."""
-        taken = {name: {m.place for m in self.members.values() if m.node == name}
+        """One more, on the node with the most room, at its first free index."""
+        taken = {name: {m.node_index for m in self.members.values() if m.node == name}
                  for name in self._nodes}
         node = max(self._nodes, key=lambda name: self._nodes[name] - len(taken[name]))
         index = next(i for i in range(MOST_REPLICAS) if i not in self.members)
-        place = next(i for i in range(MOST_REPLICAS) if i not in taken[node])
-        self.members[index] = Member(index, node, place)
+        node_index = next(i for i in range(MOST_REPLICAS) if i not in taken[node])
+        self.members[index] = Member(index, node, node_index)
         self._assignments.add_view(index, node)
         self.changed = True
 
@@ -223,7 +222,7 @@ class Fleet:
             if not member.closed:
                 continue
             view = assignments.by_index[member.index]
-            busy = assignments.runs_at(view)
+            busy = view.sequences > 0
             if busy and now >= member.move_at and any_open:
                 assignments.move_all(view)
                 busy = False
@@ -292,8 +291,7 @@ class Fleet:
 
     def _row(self, member: Member, view: ReplicaView) -> ReplicaRow:
         reasons = view.reasons
-        running = self._assignments.runs_at(view)
-        phase = ("leaving" if member.leaving else "draining" if member.drained and running
+        phase = ("leaving" if member.leaving else "draining" if member.drained and view.sequences
                  else "drained" if member.drained else "left out" if member.left_out
                  else "ready" if view.takes_requests
                  else "silent" if view.lost else "starting")

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import msgspec
 
-from actorium.actors.config.key_digests import HASHED, digest_of
+from actorium.actors.config.parsed_values import HASHED, digest_of
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http.http_errors import HttpError

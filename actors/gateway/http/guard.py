@@ -25,12 +25,7 @@ from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_err
 from actorium.actors.gateway.http.request_task import AnswerSender, in_journal, until_disconnected
 from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
 from actorium.actors.gateway.served_engine import ServedEngine
-from actorium.actors.runtime.http.allowed_hosts import (
-    AllowedHosts,
-    check_framing,
-    check_repeated,
-    check_size,
-)
+from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
 from actorium.actors.runtime.http.http_server import OVER_LIMIT
 
 CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
@@ -100,7 +95,7 @@ class Guard:
         engine.requests += 1
         engine.open += 1
         try:
-            self._check_front(scope, exchange.headers)
+            self._check_head(scope)
             if self._cors.is_preflight(scope["method"], exchange.headers):
                 await exchange.answer.no_content()
             else:
@@ -145,12 +140,9 @@ class Guard:
         if exchange.stayed:
             call.finished()
 
-    def _check_front(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+    def _check_head(self, scope: Scope) -> None:
         """Raise `HttpError` for what is not meant for this server, or not to be understood."""
-        wrong = check_size(scope) or check_repeated(scope["headers"], headers) or check_framing(
-            scope, headers) or (
-            self._hosts.check(scope, headers) if self._hosts is not None else None)
-        if wrong is not None:
+        if (wrong := check_head(scope, self._hosts)) is not None:
             raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
 
 

@@ -18,11 +18,10 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
-from actorium.actors.counters import CounterReading, Growth, growth, read_counters
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.http.replies import EventStream, event
 from actorium.actors.gateway.served_engine import ServedEngine
-from actorium.actors.health import why_not_ready
+from actorium.actors.health import CounterReading, Growth, growth, read_counters, why_not_ready
 from actorium.actors.messages import ActorStatus, Status
 
 LOG = logging.getLogger("actorium.gateway")

@@ -49,17 +49,6 @@ def check_size(scope: Mapping[str, Any]) -> HttpRefusal | None:
     return None
 
 
-def check_framing(scope: MutableMapping[str, Any],
-                  headers: Mapping[bytes, bytes]) -> HttpRefusal | None:
-    """What is wrong with the body's framing: only `chunked` is known, and only in HTTP/1.1."""
-    coding = headers.get(b"transfer-encoding")
-    if coding is None or (coding.lower() == b"chunked" and scope["http_version"] == "1.1"):
-        return None
-    return HttpRefusal(501 if scope["http_version"] == "1.1" else 400,
-                       "transfer-encoding: only chunked is taken, and only in HTTP/1.1",
-                       "transfer-encoding", "unsupported_framing")
-
-
 class AllowedHosts:
     """The host names that one server accepts."""
 
@@ -97,12 +86,21 @@ class AllowedHosts:
         return None
 
 
-def check_repeated(headers: list[tuple[bytes, bytes]],
-                   by_name: Mapping[bytes, bytes]) -> HttpRefusal | None:
-    """Of headers that may come once, several."""
-    if len(headers) != len(by_name) and sum(name == b"host" for name, _ in headers) > 1:
+def check_head(scope: MutableMapping[str, Any], hosts: AllowedHosts | None) -> HttpRefusal | None:
+    """What is wrong with a request's head: its size, its Host header, or the framing of the body:
+    only `chunked` is known, and only in HTTP/1.1. hosts: None = any name will do."""
+    headers = dict(scope["headers"])
+    if wrong := check_size(scope):
+        return wrong
+    if len(scope["headers"]) != len(headers) and sum(
+            name == b"host" for name, _ in scope["headers"]) > 1:
         return _bad("there are several Host headers")
-    return None
+    coding = headers.get(b"transfer-encoding")
+    if coding is not None and not (coding.lower() == b"chunked" and scope["http_version"] == "1.1"):
+        return HttpRefusal(501 if scope["http_version"] == "1.1" else 400,
+                           "transfer-encoding: only chunked is taken, and only in HTTP/1.1",
+                           "transfer-encoding", "unsupported_framing")
+    return None if hosts is None else hosts.check(scope, headers)
 
 
 def _bad(why: str) -> HttpRefusal:

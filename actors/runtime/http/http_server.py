@@ -14,6 +14,7 @@ import resource
 import socket
 import struct
 from collections.abc import Sequence
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
@@ -69,23 +70,9 @@ def usable_connections(wanted: int) -> int:
     return max(1, min(wanted, resource.getrlimit(resource.RLIMIT_NOFILE)[0] - OTHER_FILES))
 
 
-def connection_class(limits: ConnectionLimits) -> type[HttpToolsProtocol]:
-    """The class of one server's connections."""
-    idle: dict[BoundedConnection, None] = {}
-
-    class Served(BoundedConnection):
-        pass
-
-    Served.limits, Served.idle = limits, idle
-    return Served
-
-
 class BoundedConnection(HttpToolsProtocol):
     """A connection with the bounds that the module describes."""
 
-    limits: ConnectionLimits
-    idle: dict[BoundedConnection, None]
-    """Those where nothing is being answered, the longest idle one first."""
     _running: Any = None
     """What is being answered: the oldest request that is not."""
     _stage = _BETWEEN
@@ -103,6 +90,12 @@ class BoundedConnection(HttpToolsProtocol):
     """The request asks for another protocol, and is to be served in this one."""
     _receive_timer: asyncio.TimerHandle | None = None
     _send_timer: asyncio.TimerHandle | None = None
+
+    def __init__(self, limits: ConnectionLimits, idle: dict[BoundedConnection, None],
+                 **of_uvicorn: Any) -> None:
+        """idle: the server's connections without a request, the longest idle one first."""
+        super().__init__(**of_uvicorn)
+        self.limits, self.idle = limits, idle
 
     def connection_made(self, transport: Any) -> None:
         super().connection_made(transport)
@@ -315,8 +308,8 @@ class BoundedConnection(HttpToolsProtocol):
         self.cycle.keep_alive = False
 
     def _hang_up(self) -> None:
-        """Say no more and hear nothing, but let the refusal be fetched: to close with bytes unread
-        would take it back."""
+        """Write no more and read nothing, but let the refusal be fetched: closing with bytes unread
+        would discard it."""
         if self._running is not None:
             self._running.disconnected = True
             self._running.message_event.set()
@@ -341,8 +334,9 @@ def http_server(app: Any, limits: ConnectionLimits, keep_alive: int,
     """A server of an ASGI application, which `start_server` starts. keep_alive: seconds for which a
     connection may be idle between two requests; backlog: of connections that nobody has accepted.
     """
+    connection: Any = partial(BoundedConnection, limits, {})  # called as its class would be
     config = uvicorn.Config(
-        app, http=connection_class(limits), ws="none", lifespan="off", interface="asgi3",
+        app, http=connection, ws="none", lifespan="off", interface="asgi3",
         log_config=None, access_log=False, server_header=False, date_header=False,
         timeout_keep_alive=keep_alive, backlog=backlog)
     config.load()

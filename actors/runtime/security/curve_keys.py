@@ -164,7 +164,7 @@ def check_name(name: str) -> None:
 
 def identity(name: str, connection: bytes) -> bytes:
     """The ROUTER identity of a peer that says whose key it has. connection: tells its connections
-    apart, at most 128 bytes. A front that asks (`curve_gate.misnamed`) hears nobody under another
+    apart, at most 128 bytes. A socket that checks it (`curve_gate.misnamed`) refuses any other
     name."""
     return b"%s/%s" % (name.encode(), connection)
 

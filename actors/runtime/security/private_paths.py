@@ -130,8 +130,7 @@ def read_trusted(path: Path, most: int = -1) -> bytes:
 
 
 def check_socket(path: Path) -> None:
-    """Raise `UnsafePath` if what lies there is no socket of this user or root; nothing may lie
-    there yet."""
+    """Raise `UnsafePath` if there is anything but a socket of this user or root."""
     try:
         info = os.lstat(path)
     except FileNotFoundError:

@@ -303,7 +303,7 @@ class World:
 
 def decode(role: str, frame: bytes) -> Any:
     core = TokenizerCore if role == "tokenizer" else DetokenizerCore
-    return msgspec.msgpack.decode(frame, type=core.front)
+    return msgspec.msgpack.decode(frame, type=core.client_inbox)
 
 
 __all__ = ["ACTORS", "TICK", "World", "script"]

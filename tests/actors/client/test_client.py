@@ -307,7 +307,7 @@ def test_a_disconnected_client_gets_an_error(client: Client, engine: FakeEngine,
     stream = client.stream("abc", params(max_tokens=200))
     client.tokenize("x")
     identity = next(iter(engine.scheduler.submits)).client
-    engine.detokenizer.on_client_gone(identity, 0.0)
+    engine.detokenizer.on_client_lost(identity, 0.0)
     with pytest.raises(ActoriumError, match="given up"):
         list(stream)
 

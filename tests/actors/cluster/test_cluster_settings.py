@@ -16,7 +16,7 @@ from actorium.actors.config.sources import from_kwargs
 from actorium.actors.config.tree import Config, DeviceConfig, RecoveryConfig
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.hooks import check_replicas
+from actorium.actors.launcher.preflight import check_replicas
 from actorium.actors.runtime.roles import ROLES, roles_of, stop_rank
 from actorium.actors.watchdog.supervised import find_missing, starting
 

@@ -12,7 +12,7 @@ import pytest
 import zmq
 from helpers_keys import free_ports, key_dir
 
-from actorium.actors.cluster.nodes.node_messages import FromNode, JoinCluster
+from actorium.actors.cluster.cluster_messages import FromNode, JoinCluster
 from actorium.actors.config.cluster_settings import NODES_ROLE, ClusterConfig
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
@@ -69,11 +69,11 @@ def door(tmp_path: Path) -> Iterator[Door]:
             made.gate.close()
 
 
-JOIN = JoinCluster("a", "agent", "agent-1", "", 1.0, [], 2)
+JOIN = JoinCluster("a", "agent", "agent-1", "", 1.0, {}, 2)
 FRAME = msgspec.msgpack.encode(JOIN)
 
 
-def test_who_has_a_nodes_key_is_heard(door: Door) -> None:
+def test_who_has_a_nodes_key_is_served(door: Door) -> None:
     mine = keys.identity("a", b"1")
     door.knock("a", mine, FRAME)
     assert door.heard == [(mine, JOIN)] and not door.refused
@@ -88,7 +88,7 @@ def test_no_other_is_taken_for_it(door: Door, identity: bytes) -> None:
                                        f"{keys.claimed(identity)!r}")]
 
 
-def test_bad_frames_are_told_apart_as_before(door: Door) -> None:
+def test_bad_frames_are_distinguished_as_before(door: Door) -> None:
     mine = keys.identity("a", b"1")
     door.knock("a", mine, b"\xc1 no message")
     door.knock("a", keys.identity("a", b"2"), b"")

@@ -264,8 +264,8 @@ def test_a_node_cannot_call_itself_by_anothers_name() -> None:
     box = loaded()
     sender = NodeBox("a", "a-9", 0.0, generation=9)
     sender.core.tick(box.now)
-    [connect] = sender.core.take()
-    box.hub.on_client(identity("b", b"9"), connect.join, box.now)
+    [join] = sender.core.take()
+    box.hub.on_client(identity("b", b"9"), join, box.now)
     [refusal] = [send.message for send in box.hub.on_wake(box.now) if send.client]
     assert refusal.why == "it has the key of 'b' and calls itself 'a'" and not refusal.replaced
     box.run(3000)

@@ -8,8 +8,8 @@ import numpy as np
 from helpers_cluster import ClusterBox, settings
 
 from actorium.actors.cluster.cluster_messages import CacheDelta
+from actorium.actors.cluster.replica_link import PrefixReport
 from actorium.actors.cluster.routing.prefix_index import SOON, PrefixIndex, prefix_hashes, root_hash
-from actorium.actors.cluster.routing.prefix_report import PrefixReport
 from actorium.actors.cluster.routing.routing_policy import (
     FIRST_RATE,
     HALF_LIFE,
@@ -44,13 +44,13 @@ def test_numbers_of_a_longer_prefix_continue_those_of_a_shorter_one() -> None:
 
 def held(tree: RadixCache) -> set[int]:
     """The numbers of all that a tree has, from its leaves' own keys."""
-    found: set[int] = set()
+    numbers: set[int] = set()
     for node in tree.nodes():
         data, above = b"", node
         while above.parent is not None:
             data, above = above.key + data, above.parent
-        found |= set(prefix_hashes(data, PAGE, root_hash(above.salt)).tolist())
-    return found
+        numbers |= set(prefix_hashes(data, PAGE, root_hash(above.salt)).tolist())
+    return numbers
 
 
 def test_deltas_add_up_to_the_tree() -> None:
@@ -200,7 +200,7 @@ def test_what_a_prompt_adds_to_a_step_is_what_it_took() -> None:
     assert work.us == 34_500 + 1_100
 
 
-def test_what_was_expected_of_a_replica_that_died_is_forgotten_even_if_it_never_told() -> None:
+def test_what_was_expected_of_a_replica_that_died_is_forgotten_even_if_it_never_reported() -> None:
     index = PrefixIndex()
     pages = prefix_hashes(tokens_of(*range(40)), PAGE, root_hash(""))
     index.expect(pages, 1, 0.0)

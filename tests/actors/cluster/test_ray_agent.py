@@ -43,7 +43,7 @@ def test_an_agent_outlives_who_started_it(tmp_path: Path, key: str) -> None:
     asyncio.run(play())
 
 
-def test_what_keeps_an_agent_from_starting_is_told(key: str) -> None:
+def test_what_keeps_an_agent_from_starting_is_reported(key: str) -> None:
     async def play(version: str, words: list[str]) -> str:
         with pytest.raises(RuntimeError) as failed:
             await RayAgent("ray-0", "c", "t").start(version, words, key)

@@ -7,18 +7,21 @@ import random
 
 import pytest
 
-from actorium.actors.cluster.cluster_control import ReplicaSet, ReplicaState
-from actorium.actors.cluster.nodes.node_messages import NodesHello
+from actorium.actors.cluster.cluster_control import (
+    PlacementReport,
+    ReplicaSet,
+    ReplicaState,
+    SetRequest,
+)
 from actorium.actors.cluster.ray import ray_actor
-from actorium.actors.cluster.ray.ray_actor import RayCore
-from actorium.actors.cluster.ray.ray_messages import (
+from actorium.actors.cluster.ray.ray_actor import (
     DRIVER_ROLE,
     AskGroup,
     DropGroup,
     GroupOrders,
     GroupRow,
+    RayCore,
     RayFault,
-    RayNews,
     RayReport,
 )
 
@@ -55,7 +58,7 @@ class FakeRay:
         for send in self.core.on_wake(self.now):
             if send.to == DRIVER_ROLE:
                 self.orders.append(send.message)
-            elif isinstance(send.message, RayNews):
+            elif isinstance(send.message, PlacementReport):
                 self.news = send.message.text
         timer = self.core.next_timer()
         assert timer is not None and timer > self.now, "it would spin"
@@ -73,7 +76,7 @@ class FakeRay:
                     self.groups.pop((order.node, order.generation), None)
         self.orders.clear()
 
-    def place(self) -> None:
+    def place_groups(self) -> None:
         """Whatever has room gets it; whoever was on a machine that is gone has ended."""
         for key, (ask, row) in self.groups.items():
             if row.at and row.at not in self.machines:
@@ -93,7 +96,7 @@ class FakeRay:
     def turn(self, seconds: float = 1.0) -> None:
         """Orders arrive, Ray does what it can, and says so."""
         self.obey()
-        self.place()
+        self.place_groups()
         self.core.on_message(self.report(), self.now)
         self.wake(seconds)
 
@@ -119,7 +122,7 @@ def served(**machines: float) -> FakeRay:
 def test_the_router_is_asked_and_groups_are_placed() -> None:
     ray = FakeRay(a=2.0, b=2.0)
     first = [send.message for send in ray.core.on_wake(ray.now)]
-    assert first == [NodesHello("ray")] and ray.core.start_driver
+    assert first == [SetRequest("ray")] and ray.core.start_driver
     ray.turns(3)
     assert not ray.asks, "the router has not said which are wanted"
     ray.core.on_message(wanted("", "ray-0", "mine", "ray-1"), ray.now)
@@ -180,7 +183,7 @@ def test_what_ends_is_asked_for_again_later_and_later() -> None:
     assert len(pauses) > 5 and pauses == sorted(pauses) and pauses[0] < 5 < 30 < pauses[-1] < 70
 
 
-def test_the_reason_of_an_end_is_told() -> None:
+def test_the_reason_of_an_end_is_reported() -> None:
     ray = served()
     key, (ask, row) = next((k, g) for k, g in ray.groups.items() if k[0] == "ray-0")
     ray.groups[key] = ask, GroupRow(*key, "ended", row.at, "no such model")
@@ -306,7 +309,7 @@ def test_whatever_happens_it_comes_right(seed: int) -> None:
             ray.groups.clear()  # another Ray
         if chance.random() < 0.5:
             ray.obey()
-        ray.place()
+        ray.place_groups()
         late.append(ray.report())
         if chance.random() < 0.6:
             for report in late:

@@ -20,7 +20,7 @@ from actorium.actors.cluster.cluster_control import (
     AutoscaleCluster,
     ClusterAnswer,
     DrainReplica,
-    ReplicaLeftOut,
+    ReplicaEvent,
     ReplicaRow,
     ReplicaSet,
     ReplicasKept,
@@ -30,7 +30,6 @@ from actorium.actors.cluster.cluster_control import (
 from actorium.actors.cluster.cluster_messages import (
     FromReplica,
     Inventory,
-    ReplicaGone,
     ReplicaReport,
     RouterHello,
     life_of,
@@ -38,8 +37,9 @@ from actorium.actors.cluster.cluster_messages import (
 from actorium.actors.config.cluster_settings import ClusterConfig, came_later, replica_index
 from actorium.actors.config.tree import Config
 from actorium.actors.core import CLIENT, Context
-from actorium.actors.launcher import cluster_launcher
-from actorium.actors.launcher.cluster_launcher import ClusterLauncher, ReplicaRoster
+from actorium.actors.launcher import replicas as local_replicas
+from actorium.actors.launcher.launcher import Launcher
+from actorium.actors.launcher.replicas import LocalReplicas, ReplicaRoster
 from actorium.actors.messages import Child, Exited, Fatal, Spawn
 from actorium.actors.runtime.process import EXIT_BAD_CONFIG
 
@@ -130,8 +130,8 @@ def test_a_launcher_does_not_hear_routers_that_are_no_more() -> None:
     assert roster.kept.replicas == two[:1]
     roster.leave_out(0, "no device")
     assert roster.local_replicas() == {}
-    assert roster.on_ask(AskReplicaSet(3))[1:] == [ReplicaLeftOut(0, "no device")]
-    assert roster.on_set(ReplicaSet(two, number=(3 << 32) + 1))[0] == ReplicaLeftOut(0, "")
+    assert roster.on_ask(AskReplicaSet(3))[1:] == [ReplicaEvent(0, "left_out", why="no device")]
+    assert roster.on_set(ReplicaSet(two, number=(3 << 32) + 1))[0] == ReplicaEvent(0, "left_out")
     assert [*roster.local_replicas()] == ["replica-0", "replica-1"]
 
 
@@ -185,6 +185,8 @@ class FakeChildren:
 
     def __init__(self, roles: dict[str, str], made: list[FakeChild]) -> None:
         self.running: dict[int, FakeChild] = {}
+        self.kill_at: dict[FakeChild, float] = {}
+        self.run_dir = Path("/nowhere")
         self._roles, self._made = roles, made
         self._epochs: dict[str, int] = {}
         self._exits: dict[str, Exited] = {}
@@ -238,26 +240,24 @@ class FakeWatchdog:
             self.due = [each for each in self.due if each.role != getattr(message, "role", "")]
 
 
-class LauncherBox(ClusterLauncher):
+class LauncherBox(Launcher):
     """A launcher whose processes are made up."""
 
     def __init__(self, config: Config, made: list[FakeChild], to_router: deque[Any]) -> None:
         super().__init__(config)
         self.roles = {role: built for role, built in self.roles.items()
                       if role.startswith("replica-")}
-        self._epochs, self._up = {}, True
-        self._roster = ReplicaRoster(config.cluster)
+        self._up = True
         self.children = FakeChildren(self.roles, made)
         self.watchdog = FakeWatchdog()
         self._actors: Any = self.children
         self._watchdog: Any = self.watchdog
-        self._router: Any = SimpleNamespace(send=to_router.append)
-        self._run_dir: Any = SimpleNamespace(path=Path("/nowhere"))
+        self.replicas = self._replicas = LocalReplicas(
+            config, self.roles, self._actors, self._watchdog, None, self._send_children, self._say)
+        self.replicas._router: Any = SimpleNamespace(send=to_router.append, close=lambda: None)
+        self.replicas.close = lambda: None  # type: ignore[method-assign]
         for role in self.roles:
             self.children.spawn(role)
-
-    def _close_router(self) -> None:
-        pass
 
     def _say(self, text: str) -> None:
         pass
@@ -280,12 +280,12 @@ class FleetBox:
         self.chance, self.now = random.Random(seed), 100.0
         config = settings(3)
         self.config = msgspec.structs.replace(config, runtime=msgspec.structs.replace(
-            config.runtime, name=NAME))
+            config.runtime, name=NAME, crash_reports=False))
         self.made: list[FakeChild] = []
         self.to_router: deque[Any] = deque()
         self.to_launcher: deque[Any] = deque()
         self.launcher = LauncherBox(self.config, self.made, self.to_router)
-        monkeypatch.setattr(cluster_launcher, "send_signal", self._end)
+        monkeypatch.setattr(local_replicas, "send_signal", self._end)
         self.epoch, self.router_at, self.watchdog_at = 0, self.now, 0.0
         self.router_born = self.now
         self.router: Any = None
@@ -343,10 +343,7 @@ class FleetBox:
             if self.now >= child.end_at:
                 launcher._fatals[child.role] = Fatal(child.role, child.pid, child.epoch,
                                                      "no device")
-                came_down = child.role not in launcher._leaving
                 launcher._on_exit(child.pidfd)
-                if came_down:
-                    self.to_router.append(ReplicaGone(replica_index(child.role) or 0, child.epoch))
         if not watchdog.alive and self.now >= self.watchdog_at:
             launcher._connect_watchdog()
         if watchdog.alive and self.chance.random() < 0.3:
@@ -391,8 +388,7 @@ class FleetBox:
 
     def assert_at_rest(self) -> None:
         """Who is wanted is who is there, and somebody takes requests."""
-        kept = self.launcher._roster
-        assert kept is not None
+        kept = self.launcher.replicas.roster
         found = {row.replica: row for row in self.router.fleet.rows()}
         assert self.router.fleet.replica_set() == kept.kept
         left_out = {index for index, row in found.items() if row.why}
@@ -402,7 +398,7 @@ class FleetBox:
             f"replica-{index}" for index in found.keys() - left_out}
         assert {row.phase for row in found.values()} <= {"ready", "drained", "left out"}
         assert "ready" in {row.phase for row in found.values()}
-        assert not self.launcher._leaving and self.launcher.failure is None
+        assert not self.launcher.replicas.leaving and self.launcher.failure is None
 
 
 @pytest.mark.parametrize("seed", [*range(10), *(pytest.param(i, marks=pytest.mark.slow)

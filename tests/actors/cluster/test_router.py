@@ -216,7 +216,7 @@ def test_a_compacted_ledger_says_the_same() -> None:
     box.assert_whole()
 
 
-def test_a_request_that_is_over_is_told_again_after_its_replica_died() -> None:
+def test_a_request_that_is_over_is_reported_again_after_its_replica_died() -> None:
     box = ClusterBox(settings())
     rid = box.submit([1, 2, 3])
     box.run()
@@ -249,7 +249,7 @@ def test_another_client_takes_a_request_up() -> None:
     assert box.of("named.x")[0].opened.client == b"other"
 
 
-def test_ends_are_told_to_the_next_replica_too() -> None:
+def test_ends_are_reported_to_the_next_replica_too() -> None:
     """A cancelled request and a stopped sequence end, though their replica dies with the order."""
     box = ClusterBox(settings())
     rids = [box.submit([1 + i, 2, 3], max_tokens=500) for i in range(4)]

@@ -14,10 +14,10 @@ from helpers_cluster import ClusterBox, settings
 from helpers_images import write_text_side
 
 from actorium.actors.cluster.routing.routing_policy import pages_of
-from actorium.actors.config.cluster_settings import ClusterConfig, front_dir
+from actorium.actors.config.cluster_settings import ClusterConfig, client_run_dir
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadConfig
-from actorium.actors.launcher.hooks import check_replicas
+from actorium.actors.launcher.preflight import check_replicas
 from actorium.actors.messages import Cancel, Hello, MediaItem, Recall, Submit
 from actorium.actors.params import Resolved, TextParams
 
@@ -37,7 +37,7 @@ def prompt(first: int = 1) -> list[int]:
     return [first] * 8 + [PAD] * 8 + [2] * 9
 
 
-def one(name: int) -> list[MediaItem]:
+def items(name: int) -> list[MediaItem]:
     """The items of such a prompt."""
     return [item(name, 8, 16)]
 
@@ -70,7 +70,7 @@ def test_patches_are_held_by_the_router_alone_and_freed_once(config: Config) -> 
     """Replicas say nothing to the media actor; two requests for one item free it when both end."""
     box = ClusterBox(config)
     for at in range(4):
-        box.submit(prompt(1 + at), 8 + 8 * at, n=1 + at % 2, media=one(at % 2))
+        box.submit(prompt(1 + at), 8 + 8 * at, n=1 + at % 2, media=items(at % 2))
     box.turn()
     assert held(box) == {key(0): "held", key(1): "held"} and box.holds[0].reset
     box.run()
@@ -87,7 +87,7 @@ def test_patches_are_held_by_the_router_alone_and_freed_once(config: Config) -> 
 
 def test_a_request_takes_its_images_to_another_replica(config: Config) -> None:
     box = ClusterBox(config)
-    rids = [box.submit(prompt(1 + at), 40, media=one(at)) for at in range(4)]
+    rids = [box.submit(prompt(1 + at), 40, media=items(at)) for at in range(4)]
     for _ in range(15):
         box.turn()
     assert all(len(box.of(rid)[0].tokens) > 3 for rid in rids)
@@ -96,7 +96,7 @@ def test_a_request_takes_its_images_to_another_replica(config: Config) -> None:
     box.assert_whole()
     moved = Counter(admit.media[0].key for admit in box.replicas[1].admitted)
     assert set(moved) == {key(at) for at in range(4)}
-    assert all(admit.media == one(at) for at in range(4) for admit in box.replicas[1].admitted
+    assert all(admit.media == items(at) for at in range(4) for admit in box.replicas[1].admitted
                if admit.media[0].key == key(at))
     assert set(held(box).values()) == {"free"}
 
@@ -106,10 +106,10 @@ def test_the_next_router_holds_what_lives(config: Config, ledger: bool) -> None:
     """From its ledger, or from what the replicas tell; not before it knows all does it say a word,
     since what nobody names may go."""
     box = ClusterBox(config, ledger=ledger)
-    done = box.submit(prompt(9), 2, media=one(9))
+    done = box.submit(prompt(9), 2, media=items(9))
     box.run()
     for at in range(3):
-        box.submit(prompt(1 + at), 60, media=one(at))
+        box.submit(prompt(1 + at), 60, media=items(at))
     for _ in range(10):
         box.turn()
     box.cut_off |= {0, 1}
@@ -131,12 +131,12 @@ def test_whatever_ends_a_request_frees_its_images(config: Config) -> None:
     """The client, before it was placed and after; the deadline; another client that takes it up
     and gives it up."""
     box = ClusterBox(config)
-    nowhere = box.submit(prompt(1), 500, media=one(1))  # no replica is ready yet
+    nowhere = box.submit(prompt(1), 500, media=items(1))  # no replica is ready yet
     box.to_router.append(Cancel(nowhere, b"client"))
-    late = box.submit(prompt(2), 500, media=one(2))
+    late = box.submit(prompt(2), 500, media=items(2))
     box.to_router[-1] = msgspec.structs.replace(box.submits[late], deadline=box.now + 0.02)
-    lingers = box.submit(prompt(3), 500, rid="named.x", linger=10.0, media=one(3))
-    placed = box.submit(prompt(4), 500, media=one(4))
+    lingers = box.submit(prompt(3), 500, rid="named.x", linger=10.0, media=items(3))
+    placed = box.submit(prompt(4), 500, media=items(4))
     for _ in range(10):
         box.turn()
     assert held(box)[key(3)] == held(box)[key(4)] == "held"
@@ -160,21 +160,21 @@ def pages(media: list[MediaItem]) -> list[int]:
 def test_prompts_with_other_images_have_other_prefixes(config: Config) -> None:
     """The same placeholders, another picture: only the text before it is counted as cached; the
     same picture goes where its pages are, as the replicas tell."""
-    text, one_, two = pages([]), pages(one(1)), pages(one(2))
-    assert one_ == pages(one(1)) and text[:2] == one_[:2] == two[:2] and len(one_) == 6
+    text, one_, two = pages([]), pages(items(1)), pages(items(2))
+    assert one_ == pages(items(1)) and text[:2] == one_[:2] == two[:2] and len(one_) == 6
     assert not set(text[2:]) & set(one_[2:]) and not set(one_[2:]) & set(two[2:])
     box = ClusterBox(config)
     for name in (1, 2):
-        box.submit(prompt(), 4, media=one(name))
+        box.submit(prompt(), 4, media=items(name))
         box.run()
     for _ in range(40):
         box.turn()
     index = box.router.assignments._index
     for name in (1, 2, 3):
-        told = index.match(np.array(pages(one(name)), np.uint64), [0, 1], box.now + 60)
+        told = index.match(np.array(pages(items(name)), np.uint64), [0, 1], box.now + 60)
         assert max(told.values()) == (2 if name == 3 else 6), "what was only expected is forgotten"
     before = box.router.health().gauges
-    box.submit(prompt(), 4, media=one(1))
+    box.submit(prompt(), 4, media=items(1))
     for _ in range(20):
         box.turn()
     after = box.router.health().gauges
@@ -187,7 +187,7 @@ def test_deaths_at_any_moment_free_each_image_once(config: Config, seed: int) ->
     box = ClusterBox(config, ledger=True)
     for at in range(12):
         box.submit(prompt(1 + at), chance.randint(1, 60), n=chance.randint(1, 2),
-                   media=one(chance.randrange(5)) if chance.random() < 0.8 else [])
+                   media=items(chance.randrange(5)) if chance.random() < 0.8 else [])
         box.turn(chance)
     for _ in range(8):
         for _ in range(chance.randint(1, 12)):
@@ -211,8 +211,8 @@ def test_deaths_at_any_moment_free_each_image_once(config: Config, seed: int) ->
 
 def test_where_a_replica_finds_patches() -> None:
     own = Path("/run/x/c.1")
-    assert front_dir(ClusterConfig(replica_of="c:1:1"), own) == Path("/run/x/c")
-    assert front_dir(ClusterConfig(), own) == own
+    assert client_run_dir(ClusterConfig(replica_of="c:1:1"), own) == Path("/run/x/c")
+    assert client_run_dir(ClusterConfig(), own) == own
 
 
 def test_images_are_refused_where_replicas_are_on_other_machines(config: Config) -> None:

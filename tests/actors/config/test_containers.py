@@ -67,13 +67,13 @@ def few(monkeypatch: pytest.MonkeyPatch) -> None:
     few_are_retained(monkeypatch)
 
 
-def drive(actor: Any, one: Round, rounds: int = ROUNDS) -> None:
+def drive(actor: Any, once: Round, rounds: int = ROUNDS) -> None:
     """Rounds leave nothing: three times as many as were enough to fill what is bounded."""
     for number in range(rounds):
-        one(number)
+        once(number)
     before = sizes_of(actor)
     for number in range(rounds, 4 * rounds):
-        one(number)
+        once(number)
     assert len(before) > 2 and grown(before, sizes_of(actor)) == {}
 
 
@@ -86,7 +86,7 @@ def test_the_test_itself_sees_what_grows() -> None:
 def test_tokenizer(model: Path) -> None:
     core: TokenizerCore = loaded(TokenizerCore(context(model)))
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         client, rid = f"c{number}".encode(), f"r{number}"
         for message in (Generate(rid, SamplingParams(), text="hello", tenant=f"t{number}"),
                         Generate(f"{rid}b", SamplingParams(top_p=7.0), text="hello"),
@@ -96,13 +96,13 @@ def test_tokenizer(model: Path) -> None:
         core.on_bad_client(client, "no message")
         core.on_wake(float(number))
 
-    drive(core, one)
+    drive(core, once)
 
 
 def test_detokenizer(model: Path) -> None:
     core = attached(model)
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         client, sid, now = f"c{number}".encode(), 3 * number + 1, 100.0 * number
         core.on_client(client, Attach(), now)
         for index in range(3):
@@ -113,11 +113,11 @@ def test_detokenizer(model: Path) -> None:
                                    ), now)
         core.on_wake(now)
         core.on_client_slow(client, True, now)
-        core.on_client_gone(client, now)
+        core.on_client_lost(client, now)
         for later in (1.0, 30.0, 70.0):
             core.on_wake(now + later)
 
-    drive(core, one)
+    drive(core, once)
 
 
 def test_scheduler() -> None:
@@ -125,7 +125,7 @@ def test_scheduler() -> None:
         restart=True, ledger=False)))
     ring.state.queue.fair._keep = FEW  # type: ignore[attr-defined]
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         rid = ring.submit(4, max_tokens=3, n=2, tenant=f"t{number}", deadline=1e6)
         ring.submit(3000, max_tokens=3, tenant=f"u{number}")
         gone = ring.submit(4, max_tokens=300)
@@ -141,13 +141,13 @@ def test_scheduler() -> None:
         ring.now += 10.0
         assert ring.of(rid)[0].reason
 
-    drive(ring.scheduler, one, FEW)
+    drive(ring.scheduler, once, FEW)
 
 
 def test_client() -> None:
     core = ClientCore("c")
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         now = 100.0 * number
         done, refused, aborted, late = (core.submit(
             Request(prompt="x", params=SamplingParams(), timeout=9.0), now, True)[0]
@@ -160,14 +160,14 @@ def test_client() -> None:
         assert [abort.rid for abort in core.expire(now + 50.0)] == [late.rid]
         core.resend(now + 60.0)
 
-    drive(core, one)
+    drive(core, once)
 
 
 def test_watchdog() -> None:
     core = WatchdogCore("e", 1, 99, 100.0, RecoveryConfig(), 0.25, 7)
     core.on_message(Children([Child("a", 1, 1)], True), 0.0)
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         now, pid, epoch = 1000.0 * (1 + number), 1 + number, 1 + number
         core.on_message(Beat("a", pid, epoch, "idle", 1, 60.0), now)
         core.on_client(f"c{number}".encode(), GetStatus(f"r{number}", True), now)
@@ -178,31 +178,31 @@ def test_watchdog() -> None:
             core.on_wake(now + later)
         core.on_message(Children([Child("a", pid + 1, epoch + 1)], True), now + 60.0)
 
-    drive(core, one)
+    drive(core, once)
 
 
 def test_launcher() -> None:
     launcher = Launcher(Config(runtime=RuntimeConfig(name="e")))
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         launcher._on_message(Fatal("worker-0", number, number, "ValueError: x"))
 
-    drive(launcher, one)
+    drive(launcher, once)
     child: Any = SimpleNamespace(role="worker-0", pid=4 * ROUNDS - 1)
-    assert launcher._error_of(child) == "ValueError: x"
+    assert launcher._fatal_of(child).message == "ValueError: x"
     child.pid -= 1
-    assert launcher._error_of(child) == "", "of one before it"
+    assert launcher._fatal_of(child).message == "", "of one before it"
     launcher._clean_up()
 
 
-def test_front(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_client_endpoint(monkeypatch: pytest.MonkeyPatch) -> None:
     """Clients that never read, and never say anything again."""
     monkeypatch.setattr(front_module, "CLIENT_BACKLOG_MESSAGES", 2)
     context_: zmq.Context[Any] = zmq.Context()
     with short_dir() as base:
         front = ClientEndpoint(context_, f"ipc://{base}/x.front", ToDetokenizerFront, hwm=1)
 
-        def one(number: int) -> None:
+        def once(number: int) -> None:
             client = f"c{number}".encode()
             front._keep(client, b"1")
             for _ in range(2):
@@ -211,7 +211,7 @@ def test_front(monkeypatch: pytest.MonkeyPatch) -> None:
             front.lost.clear()
             front.pace_changes.clear()
 
-        drive(front, one)
+        drive(front, once)
         front.close()
     context_.destroy(linger=0)
 
@@ -222,23 +222,23 @@ def test_router(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prefix_index, "SOON_PAGES", FEW)
     box = ClusterBox(settings())
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         box.submit([1 + number, 2, 3], max_tokens=3)
         box.run()
         if number % 8 == 7:
             box.kill(number // 8 % 2)
             box.run()
 
-    drive(box.router, one)
+    drive(box.router, once)
 
 
 def test_a_submit_that_is_refused_leaves_nothing() -> None:
     core, params = Ring(config()).scheduler, Resolved(max_tokens=4)
 
-    def one(number: int) -> None:
+    def once(number: int) -> None:
         core.on_message(Submit(f"x{number}", b"c", b"123", 1, params, TextParams(), 1), 1.0)
         core.on_message(Submit(f"y{number}", b"c", column([1]), 1, params, TextParams(), 1,
                                deadline=0.5), 1.0)
         assert len(core.on_wake(1.0)) == 4
 
-    drive(core, one)
+    drive(core, once)

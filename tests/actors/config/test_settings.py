@@ -9,7 +9,7 @@ import pytest
 
 from actorium.actors.config import sources as settings
 from actorium.actors.config import tree as configs
-from actorium.actors.config.byte_sizes import parse_disk_cache
+from actorium.actors.config.parsed_values import parse_disk_cache
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.command_line import parse
@@ -284,7 +284,7 @@ def test_tables_as_tables(tmp_path: Path) -> None:
         settings.resolve({}, str(file), {})
 
 
-class Own(msgspec.Struct, frozen=True, kw_only=True):
+class CommandOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Options of a command."""
 
     prompt: list[str] = []
@@ -297,13 +297,15 @@ class Own(msgspec.Struct, frozen=True, kw_only=True):
 def test_options_of_a_command_beside_the_settings() -> None:
     parsed = parse("actorium x", ["--prompt", "a", "-b c", "--prompt=--d=e", "--json",
                                   "--max-tokens",
-                                  "2k", "--prompt", "", "--page-size", "1", "--", "dir"], Own)
-    assert parsed.options == Own(prompt=["a", "-b c", "--d=e", ""], max_tokens=2048, json=True)
+                                  "2k", "--prompt", "", "--page-size", "1", "--", "dir"],
+                   CommandOptions)
+    assert parsed.options == CommandOptions(prompt=["a", "-b c", "--d=e", ""], max_tokens=2048,
+                                            json=True)
     assert parsed.config.memory.page_size == 1
     assert parsed.config.model.model == "dir"
     assert parsed.written["max_tokens"] == "--max-tokens"
     with pytest.raises(BadConfig, match="--max-tokens: must be a whole number"):
-        parse("actorium x", ["--max-tokens", "few"], Own)
+        parse("actorium x", ["--max-tokens", "few"], CommandOptions)
 
 
 @pytest.mark.parametrize(("argv", "prompt", "model"), [
@@ -317,7 +319,7 @@ def test_options_of_a_command_beside_the_settings() -> None:
 ])
 def test_values_that_begin_with_a_dash_are_values(argv: list[str], prompt: list[str],
                                                   model: str) -> None:
-    parsed = parse("actorium x", argv, Own)
+    parsed = parse("actorium x", argv, CommandOptions)
     assert (parsed.options.prompt, parsed.config.model.model) == (prompt, model)
     assert parsed.config.gateway.api_key in (None, "-s0mething-secret")
 
@@ -330,7 +332,7 @@ def test_values_that_begin_with_a_dash_are_values(argv: list[str], prompt: list[
 ])
 def test_unknown_arguments_are_named(argv: list[str], error: str) -> None:
     with pytest.raises(BadConfig) as caught:
-        parse("actorium x", argv, Own)
+        parse("actorium x", argv, CommandOptions)
     assert caught.value.message.startswith(error)
 
 

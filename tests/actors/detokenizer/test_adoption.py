@@ -146,7 +146,7 @@ def test_lingering_requests_are_aborted_later(core: DetokenizerCore) -> None:
     found: list[tuple[float, str]] = []
     for tick in range(120):
         now = tick / 10
-        core.on_client_gone(A, now)
+        core.on_client_lost(A, now)
         found += [(now, rid) for rid in cancels(core, now)]
     assert [rid for _, rid in found] == ["r1", "r2", "r3"]
     assert found[0][0] < 1.0 < 4.9 < found[1][0] < 5.5 < 8.9 < found[2][0] < 9.5
@@ -159,5 +159,5 @@ def test_the_adopter_gets_all_tokens_and_the_former_client_an_end(core: Detokeni
     told = {client: delta for client, delta in deltas(core, 0.1)}
     assert told[B].text == "abcd" and told[B].start == 0
     assert told[A].error is not None and told[A].error.code == "aborted"
-    core.on_client_gone(A, 0.2)
+    core.on_client_lost(A, 0.2)
     assert all(not cancels(core, now / 10) for now in range(3, 120))

@@ -307,12 +307,12 @@ def test_a_disconnected_client_aborts_its_requests(core: DetokenizerCore) -> Non
     opened(core, 3, "s", A)
     opened(core, 4, "t", B)
     batch(core, (1, 0, [65]), (4, 0, [66]))
-    core.on_client_gone(A, 0.0)
-    core.on_client_gone(b"unknown", 0.0)
+    core.on_client_lost(A, 0.0)
+    core.on_client_lost(b"unknown", 0.0)
     deltas, sent = wake(core)
     assert sent == [] and list(deltas) == [B] and core.next_timer() == PROBE_INTERVAL
     assert [(s.client, s.message) for s in core.on_wake(PROBE_INTERVAL)] == [(A, TextBatch([]))]
-    core.on_client_gone(A, PROBE_INTERVAL)
+    core.on_client_lost(A, PROBE_INTERVAL)
     assert core.next_timer() == 2 * PROBE_INTERVAL
     assert [s.message for s in core.on_wake(RETURN) if s.client != B] == [
         Cancel("r", A), Cancel("s", A)]
@@ -348,7 +348,7 @@ def test_an_answer_to_a_client_that_is_gone(core: DetokenizerCore) -> None:
     opened(core, client=A)
     core.on_message(Reply("f", A, b"{}"), 0.0)
     core.on_wake(0.0)
-    core.on_client_gone(A, 0.0)
+    core.on_client_lost(A, 0.0)
     assert [send.message for send in core.on_wake(RETURN)] == [Cancel("r", A)]
     assert core.done
 

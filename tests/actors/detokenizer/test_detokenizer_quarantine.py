@@ -97,7 +97,7 @@ def test_a_resent_request_gets_its_answer_again(model: Path,
     wake(core)
     calls = []
     plant(monkeypatch, "append_tokens", ValueError(), lambda seq, *_: calls.append(seq.rid) or True)
-    core.on_client_gone(A, 0.0)
+    core.on_client_lost(A, 0.0)
     batch(core, (2, 0, [65]))
     deltas, others = wake_joined(core)
     assert deltas == {} and others == [Cancel("p", A)]

@@ -106,9 +106,9 @@ def test_a_scheduler_that_did_not_read_gets_what_it_missed(core: DetokenizerCore
     open_(core, 2, "lost", client=B)
     say(core, 0, b"abcd")
     wake(core)
-    core.on_client_gone(B, 0.0)
+    core.on_client_lost(B, 0.0)
     wake(core, 0.0)
-    core.on_client_gone(B, 0.1)
+    core.on_client_lost(B, 0.1)
     assert [m for m in wake(core, 1.0)[1] if isinstance(m, Cancel)] == [Cancel("lost", B)]
     assert core.on_peer_stuck("scheduler", 1.0) and not core.on_peer_stuck("watchdog", 1.0)
     core.on_peer_back("scheduler", 1.0)
@@ -170,7 +170,7 @@ def test_a_new_incarnation_probes_clients_before_sending(core: DetokenizerCore) 
     open_(core, said=b"abc", client=B, now=10.0)
     assert core.next_timer() == 10.0
     assert core.on_wake(10.0) == [Send("client", TextBatch([]), B)]
-    core.on_client_gone(B, 10.0)
+    core.on_client_lost(B, 10.0)
     assert core.next_timer() == 10.0 + PROBE_INTERVAL and core.on_wake(10.01) == []
     say(core, 3, b"d", now=10.1)
     assert core.on_wake(10.1) == [Send("client", TextBatch([]), B)]
@@ -185,7 +185,7 @@ def test_a_client_that_does_not_reconnect_is_dropped(core: DetokenizerCore) -> N
     now = 10.0
     while now < 10.0 + RECONNECT:
         assert wake(core, now) == ([], [TextBatch([])])
-        core.on_client_gone(B, now)
+        core.on_client_lost(B, now)
         due = core.next_timer()
         assert due is not None and due > now
         now = due
@@ -211,7 +211,7 @@ def test_a_client_that_vanishes_while_waiting_is_noticed_within_a_second(
         now = due
         for send in core.on_wake(now):
             if send.client == A:
-                core.on_client_gone(A, now)
+                core.on_client_lost(A, now)
             elif send.client == B:
                 knocks += 1
                 assert send.message == TextBatch([])

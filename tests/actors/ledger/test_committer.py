@@ -9,6 +9,7 @@ from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
+from helpers_ledger import read_all
 
 from actorium.actors.config.tree import Config, ModelConfig, RecoveryConfig
 from actorium.actors.core import LEDGER, Context, Core, Send
@@ -20,7 +21,6 @@ from actorium.actors.ledger.segments import (
     LedgerFull,
     LedgerRecord,
     SegmentWriter,
-    read_all,
     remove_finished,
 )
 from actorium.actors.messages import Submit

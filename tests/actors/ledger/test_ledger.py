@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from helpers_ledger import fill, submit
+from helpers_ledger import fill, read_all, submit
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -23,7 +23,6 @@ from actorium.actors.ledger.segments import (
     LedgerRecord,
     SegmentWriter,
     pack,
-    read_all,
     unpack,
 )
 
@@ -126,7 +125,7 @@ def test_another_life_reads_what_was_committed(tmp_path: Path) -> None:
     again.close()
 
 
-def test_a_ledger_of_which_all_was_told_goes_when_that_is_asked_for(tmp_path: Path) -> None:
+def test_a_ledger_of_which_all_was_delivered_goes_when_that_is_asked_for(tmp_path: Path) -> None:
     """Until then the next life reads it; one that is written, or not told, stays."""
     for told in (False, True, True):
         ledger = Ledger(tmp_path)

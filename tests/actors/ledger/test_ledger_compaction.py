@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 from helpers_examples import examples
-from helpers_ledger import admission, batch, fill, ints, row, submit
+from helpers_ledger import admission, batch, fill, ints, read_all, row, submit
 from helpers_speed import slowness
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,7 +28,7 @@ from actorium.actors.ledger.records import (
     entry_records,
     make_record,
 )
-from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, read_all
+from actorium.actors.ledger.segments import LedgerFull, LedgerRecord
 from actorium.actors.messages import SequenceEvent
 
 

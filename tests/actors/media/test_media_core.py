@@ -158,9 +158,9 @@ def test_who_cancels_or_goes_stops_what_nobody_else_waits_for() -> None:
     own = core(decoders=1)
     tell(own, load("r", b"a"), load("q", b"b"), load("s", b"a"))
     assert tell(own, CancelMedia("r"), CancelMedia("q")) == [], "the one job goes on for s"
-    own.on_client_gone(b"another", 0.0)
+    own.on_client_lost(b"another", 0.0)
     assert tell(own, CancelMedia("nobody")) == []
-    own.on_client_gone(ME, 0.0)
+    own.on_client_lost(ME, 0.0)
     assert tell(own) == [StopDecoding(job(b"a"))] and own.done
     assert tell(own, load("t", b"a")) == [], "its decoder has been told to stop"
     assert tell(own, StoredItem(job(b"a"), error="stopped")) == [b"a"], "so it begins anew"
@@ -240,7 +240,7 @@ def test_a_new_actor_whose_cache_is_full_takes_new_items_at_once() -> None:
     assert [name for name in b"abxy" if own.holds(key(bytes([name])))] == [*b"abx"]
 
 
-def test_what_is_gone_from_the_folder_is_decoded_again() -> None:
+def test_what_has_left_the_folder_is_decoded_again() -> None:
     there = {key(b"a")}
     own = MediaCore(MediaConfig(), PLAIN, is_stored=there.__contains__)
     tell(own, load("r", b"a"))

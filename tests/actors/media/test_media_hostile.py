@@ -157,10 +157,10 @@ BOTH = MediaProcessing(ImageProcessing(max_pixels=28 * 28 * 16),
 def test_animations_are_sampled_by_their_own_clock(decoder: MediaDecoder, kind: str) -> None:
     data = animation(random.Random(4), kind, 20, (64, 32), duration=100)
     found = load_media(decoder, [data], VIDEO, BOTH, PART)
-    assert found.grid.grid[0] == 2 and found.rows.shape == (
-        np.prod(found.grid.grid), 3 * 2 * 16 * 16)
-    assert found.grid.timestamps == pytest.approx((0.3, 1.6)), "frames 0, 6, 13 and 19 of 10 Hz"
-    assert found.seconds_per_patch == pytest.approx(1.0)
+    assert found.facts.grid[0] == 2 and found.rows.shape == (
+        np.prod(found.facts.grid), 3 * 2 * 16 * 16)
+    assert found.facts.timestamps == pytest.approx((0.3, 1.6)), "frames 0, 6, 13 and 19 of 10 Hz"
+    assert found.facts.seconds == pytest.approx(1.0)
 
 
 def test_an_animation_given_as_an_image_is_its_first_frame(decoder: MediaDecoder) -> None:
@@ -175,7 +175,7 @@ def test_frames_may_come_as_images(decoder: MediaDecoder) -> None:
     rng = random.Random(6)
     frames = [saved(noise(rng, 64, 32), kind) for kind in ("PNG", "WEBP", "BMP")]
     found = load_media(decoder, frames, VIDEO, BOTH, PART)
-    assert found.grid.grid[0] == 2 and found.grid.timestamps == pytest.approx((0.25, 1.0))
+    assert found.facts.grid[0] == 2 and found.facts.timestamps == pytest.approx((0.25, 1.0))
     with pytest.raises(InvalidRequest, match="frames of a video must be of one size"):
         load_media(decoder, [*frames, saved(noise(rng), "PNG")], VIDEO, BOTH, PART)
     with pytest.raises(InvalidRequest, match=r"image_url\[1\]: is PDF"):

@@ -13,13 +13,13 @@ from tokenizers import Tokenizer, models, pre_tokenizers, trainers
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.media.image_processor import QWEN2, QWEN3
+from actorium.actors.media.patch_store import MediaFacts
 from actorium.actors.media.prompt_media import (
     END,
     IMAGE,
     PADS,
     START,
     VIDEO,
-    MediaGrid,
     expand_ids,
     expand_text,
     patch_times,
@@ -62,10 +62,10 @@ def video_metadata(**facts: Any) -> Any:
     return import_module("transformers.video_utils").VideoMetadata(**facts)
 
 
-def theirs(own: Any, text: str, media: list[MediaGrid], metadata: list[Any]) -> list[int]:
+def theirs(own: Any, text: str, media: list[MediaFacts], metadata: list[Any]) -> list[int]:
     """As ProcessorMixin.__call__ goes on once pixels are processed."""
-    images = {"image_grid_thw": np.array([m.grid for m in media if m.kind == IMAGE])}
-    videos = {"video_grid_thw": np.array([m.grid for m in media if m.kind == VIDEO]),
+    images = {"image_grid_thw": np.array([m.grid for m in media if not m.video])}
+    videos = {"video_grid_thw": np.array([m.grid for m in media if m.video]),
               "video_metadata": metadata}
     expanded, _ = own.get_text_with_replacements(
         [text],
@@ -74,21 +74,21 @@ def theirs(own: Any, text: str, media: list[MediaGrid], metadata: list[Any]) -> 
     return own.tokenizer(expanded)["input_ids"][0]
 
 
-def drawn(rng: random.Random, marks: bool) -> tuple[str, list[MediaGrid], list[Any]]:
+def drawn(rng: random.Random, marks: bool) -> tuple[str, list[MediaFacts], list[Any]]:
     """A rendering; without marks videos are bare pads."""
     text, media, metadata = "", [], []
     for _ in range(rng.randint(1, 5)):
         text += "".join(rng.choices(WORDS, k=rng.randint(0, 4)))
         height, width = (2 * rng.randint(1, 5) for _ in range(2))
         if rng.random() < 0.5:
-            media.append(MediaGrid(IMAGE, (1, height, width)))
+            media.append(MediaFacts(False, (1, height, width)))
             text += ONE_IMAGE
             continue
         indices = sorted(rng.sample(range(900), rng.randint(1, 7)))
         fps = rng.choice([24.0, 29.97, 8.0])
         metadata.append(video_metadata(total_num_frames=900, fps=fps, frames_indices=indices))
         times = patch_times(indices, fps, 2)
-        media.append(MediaGrid(VIDEO, (len(times), height, width), 2, times))
+        media.append(MediaFacts(True, (len(times), height, width), timestamps=times))
         text += ONE_VIDEO if marks else PADS[VIDEO]
     return text + rng.choice(WORDS), media, metadata
 
@@ -135,12 +135,13 @@ def test_seconds_between_patches_are_those_of_the_processor() -> None:
 
 
 @pytest.mark.parametrize("text, media", [
-    ("no pads", [MediaGrid(IMAGE, (1, 2, 2))]),
+    ("no pads", [MediaFacts(False, (1, 2, 2))]),
     (ONE_IMAGE, []),
-    (ONE_IMAGE * 2, [MediaGrid(IMAGE, (1, 2, 2))]),
-    (ONE_IMAGE, [MediaGrid(VIDEO, (1, 2, 2))]),
+    (ONE_IMAGE * 2, [MediaFacts(False, (1, 2, 2))]),
+    (ONE_IMAGE, [MediaFacts(True, (1, 2, 2))]),
 ])
-def test_texts_that_do_not_match_their_media_are_refused(text: str, media: list[MediaGrid]) -> None:
+def test_texts_that_do_not_match_their_media_are_refused(
+        text: str, media: list[MediaFacts]) -> None:
     with pytest.raises(InvalidRequest, match="messages: the prompt has") as error:
         expand_text(text, media, QWEN2)
     assert error.value.param == "messages"
@@ -148,7 +149,7 @@ def test_texts_that_do_not_match_their_media_are_refused(text: str, media: list[
 
 @pytest.mark.parametrize("ids", [[1, 2], [1, 7, 2, 7], [1, 7, 8]])
 def test_a_tokenizer_that_makes_other_pads_is_refused(ids: list[int]) -> None:
-    expanded = expand_text(f"a{ONE_IMAGE}b", [MediaGrid(IMAGE, (1, 4, 4))], QWEN2)
+    expanded = expand_text(f"a{ONE_IMAGE}b", [MediaFacts(False, (1, 4, 4))], QWEN2)
     with pytest.raises(InvalidRequest, match="the tokenizer makes other pads"):
         expand_ids(ids, expanded, [7, 8])
     assert expand_ids([1, 7, 2], expanded, [7, 8])[0] == [1, 7, 7, 7, 7, 2]

@@ -19,8 +19,7 @@ from actorium.actors.media.patch_store import (
     write_new,
     write_patches,
 )
-from actorium.actors.runtime.media_folder import make_media_folder, remove_media_folder
-from actorium.actors.runtime.rundir import RunDir
+from actorium.actors.runtime.rundir import RunDir, make_media_folder, remove_media_folder
 
 KEY, OTHER = bytes(range(32)), bytes(32)
 FACTS = MediaFacts(True, (2, 2, 4), 2, 24, 0.5, (0.25, 1.25))

@@ -211,7 +211,7 @@ def test_ends_of_another_type_end_a_turn_and_are_one_token(
     assert f"{text}: no control tokens" in caplog.text
 
 
-def test_known_texts_that_mean_something_else_here(tmp_path: Path) -> None:
+def test_known_texts_that_mean_something_else(tmp_path: Path) -> None:
     """`</s>` is a tag beside `<eos>`; `<|end|>` ends a message beside what ends an answer."""
     own = byte_level("qwen2")
     by_id = {i: text for text, i in own.get_vocab().items()}

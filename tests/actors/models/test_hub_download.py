@@ -232,14 +232,14 @@ def test_a_partial_file_of_something_else_does_not_stay(hub: FakeHub) -> None:
 
 def test_two_who_fetch_the_same_fetch_it_once(hub: FakeHub) -> None:
     hub.add("org/name", model_files(200_000))
-    found: list[Path] = []
-    threads = [threading.Thread(target=lambda: found.append(fetched("org/name")))
+    folders: list[Path] = []
+    threads = [threading.Thread(target=lambda: folders.append(fetched("org/name")))
                for _ in range(3)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert len(set(found)) == 1 and is_whole(found[0])
+    assert len(set(folders)) == 1 and is_whole(folders[0])
     assert len(hub.sent(WEIGHTS)) == 1
 
 

@@ -11,7 +11,7 @@ import pytest
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.model_classes import MODEL_TYPES
-from actorium.actors.models.model_defaults import known_eos_ids
+from actorium.actors.models.model_dir import known_eos_ids
 from actorium.actors.models.model_names import ModelName, parse_name, repository_of
 
 

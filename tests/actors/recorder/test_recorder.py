@@ -151,7 +151,7 @@ def test_with_prompts_the_plans_are_equal_to_the_byte(tmp_path: Path) -> None:
     assert assert_replays(tmp_path, ring.sent) == ring.sent
 
 
-def test_a_conversation_is_found_in_the_cache_again(tmp_path: Path) -> None:
+def test_a_conversation_is_in_the_cache_again(tmp_path: Path) -> None:
     """What was emitted is part of what later prompts are compared with."""
     ring = Taped(tmp_path, with_recorder(config()))
     ring.submit(list(range(40)), max_tokens=60)

@@ -20,7 +20,7 @@ from helpers_runtime import child_env, make_config, processes_naming, short_dir,
 
 from actorium.actors.config import tree as configs
 from actorium.actors.config.tree import Config, RecoveryConfig
-from actorium.actors.launcher.forked_starts import ForkedStarts
+from actorium.actors.launcher.children import ForkedStarts
 from actorium.actors.runtime.process import EXIT_ORPHAN, adopting_orphans
 from actorium.actors.runtime.roles import PRELOADS
 from actorium.actors.runtime.rundir import RunDir, write_private
@@ -65,11 +65,11 @@ def command_line(pid: int) -> list[str]:
 def server_of(run_dir: Path, *others: int) -> int:
     """The fork server, which bears its name some moments after its start; others: former ones, and
     actors, which bear it until they begin."""
-    def found() -> list[int]:
+    def servers() -> list[int]:
         return [pid for pid in processes_naming(str(run_dir)) if pid not in others
                 and "actorium.actors.runtime.fork_server" in command_line(pid)]
 
-    (pid,) = until(found)
+    (pid,) = until(servers)
     return pid
 
 
@@ -78,7 +78,7 @@ def starts(base: Path, run_dir: Path) -> Iterator[ForkedStarts]:
     made = ForkedStarts(settle=0.0, patience=20.0)
     made.on_up(make_config(base), run_dir, {"worker-0": BUILT})
     yield made
-    made.after_end()
+    made.close()
     assert processes_naming(str(run_dir)) == []
 
 
@@ -138,7 +138,7 @@ def test_a_server_that_hangs_costs_its_patience_and_forks_nobody(base: Path, run
         second = server_of(run_dir, server)
         assert processes_naming(str(run_dir)) == [second]
     finally:
-        starts.after_end()
+        starts.close()
 
 
 def test_a_launcher_that_ends_during_the_imports_is_no_fault(run_dir: Path) -> None:
@@ -180,7 +180,7 @@ LAUNCHER = """
 import sys, time
 from pathlib import Path
 from actorium.actors.config.tree import Config
-from actorium.actors.launcher.forked_starts import ForkedStarts
+from actorium.actors.launcher.children import ForkedStarts
 from actorium.actors.runtime.roles import PRELOADS
 import os
 import re

@@ -18,9 +18,8 @@ from helpers_runtime import Say, Told, Union, short_dir
 from actorium.actors import messages as m
 from actorium.actors.messages import Generate, SamplingParams
 from actorium.actors.runtime import client_endpoint as front_module
-from actorium.actors.runtime.bad_frames import describe_bad_frame
 from actorium.actors.runtime.client_endpoint import ClientEndpoint
-from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow
+from actorium.actors.runtime.mailbox import Inbox, Outbox, Overflow, describe_bad_frame
 
 encode = msgspec.msgpack.encode
 
@@ -31,9 +30,9 @@ UNIONS = {name: getattr(m, name) for name in (
 
 @pytest.fixture
 def context() -> Iterator[zmq.Context[Any]]:
-    made: zmq.Context[Any] = zmq.Context()
-    yield made
-    made.destroy(linger=0)
+    zmq_context: zmq.Context[Any] = zmq.Context()
+    yield zmq_context
+    zmq_context.destroy(linger=0)
 
 
 @pytest.fixture
@@ -269,7 +268,7 @@ def test_lossy_outbox_drops_and_counts(context: zmq.Context[Any], base: Path) ->
 # --- front ---
 
 @pytest.mark.parametrize("kind", BAD_FRAMES)
-def test_bad_frame_on_a_front(context: zmq.Context[Any], base: Path, kind: str) -> None:
+def test_bad_frame_on_a_client_endpoint(context: zmq.Context[Any], base: Path, kind: str) -> None:
     front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     bad, good = dealer(context, front.address, b"bad"), dealer(context, front.address, b"good")
     bad.send(BAD_FRAMES[kind])
@@ -282,7 +281,7 @@ def test_bad_frame_on_a_front(context: zmq.Context[Any], base: Path, kind: str) 
     assert front.bad.total == 1
 
 
-def test_multipart_and_envelopes_on_a_front(context: zmq.Context[Any], base: Path) -> None:
+def test_multipart_on_a_client_endpoint(context: zmq.Context[Any], base: Path) -> None:
     front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     client = dealer(context, front.address, b"c")
     client.send_multipart([encode(Say("a")), encode(Say("b"))])
@@ -292,7 +291,7 @@ def test_multipart_and_envelopes_on_a_front(context: zmq.Context[Any], base: Pat
     assert front.bad.counts == {"multipart": 2}
 
 
-def test_a_gone_client_is_counted(context: zmq.Context[Any], base: Path) -> None:
+def test_a_lost_client_is_counted(context: zmq.Context[Any], base: Path) -> None:
     front = ClientEndpoint(context, f"ipc://{base}/x.front", Union, hwm=100)
     front.send(b"nobody", Told("x"))
     assert (front.dropped, front.lost) == (1, [b"nobody"])

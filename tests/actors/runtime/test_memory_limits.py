@@ -11,8 +11,8 @@ import pytest
 from actorium.actors.runtime.memory_limits import (
     OOM_KILLED,
     OomKills,
+    available_memory,
     groups,
-    memory_here,
     memory_limit,
 )
 from actorium.actors.runtime.process import describe_exit
@@ -53,7 +53,7 @@ def test_the_smallest_limit_of_all_groups_around_counts(nested: Machine) -> None
     found = memory_limit(nested.proc)
     assert found is not None and found.bytes == 900 * MIB
     assert found.text == f"943,718,400 bytes, {nested.base}{V2}/a.slice/memory.max"
-    assert memory_here(nested.proc) == 900 * MIB
+    assert available_memory(nested.proc) == 900 * MIB
     nested.write(f"{V2}/a.slice/b.service/memory.high", f"{700 * MIB}\n")
     nested.write(f"{V2}/a.slice/b.service/memory.max", f"{800 * MIB}\n")
     found = memory_limit(nested.proc)
@@ -85,7 +85,7 @@ def test_a_container_sees_its_own_group_as_the_outermost(tmp_path: Path, kind: s
 def test_where_there_is_no_limit(tmp_path: Path, cgroup: str) -> None:
     made = Machine(tmp_path, cgroup, ("cgroup2", "/", V2))
     assert memory_limit(made.proc) is None and memory_limit(tmp_path / "none") is None
-    assert memory_here(made.proc) == memory_here(tmp_path / "none")
+    assert available_memory(made.proc) == available_memory(tmp_path / "none")
     assert OomKills(made.proc).status(-signal.SIGKILL) == -signal.SIGKILL
 
 
@@ -99,7 +99,7 @@ def test_of_this_machine() -> None:
 
 
 @pytest.mark.parametrize("version", [1, 2])
-def test_a_kill_for_want_of_memory_is_told_from_others(tmp_path: Path, version: int) -> None:
+def test_a_kill_for_want_of_memory_has_a_status_of_its_own(tmp_path: Path, version: int) -> None:
     if version == 1:
         made = Machine(tmp_path, "4:memory:/e\n0::/\n", ("cgroup", "/", V1),
                        ("cgroup2", "/", f"{V2}/unified"))

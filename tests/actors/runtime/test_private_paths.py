@@ -207,7 +207,7 @@ def test_new_files_are_private_with_any_umask(shared: Path) -> None:
     run_dir.close()
 
 
-def test_a_front_that_is_no_socket(shared: Path) -> None:
+def test_a_client_socket_that_is_no_socket(shared: Path) -> None:
     run_dir = rundir.RunDir("e", str(shared))
     rundir.write_private(run_dir.path / "config.json", b"{}")
     (run_dir.path / "tokenizer.front").write_text("")

@@ -18,19 +18,18 @@ import msgspec
 import pytest
 import zmq
 from helpers_frames import BAD_FRAMES
+from helpers_ledger import read_all
 from helpers_runtime import ActorProcess, Peer, Say, Told, Union, make_config, short_dir
 
-from actorium.actors.config.tree import dump
+from actorium.actors.config.tree import RecoveryConfig, dump
 from actorium.actors.core import LEDGER, Context, Core, Health, Send
-from actorium.actors.ledger.committer import LedgerCommitter
 from actorium.actors.ledger.ledger import Ledger
-from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter, read_all
+from actorium.actors.ledger.segments import LedgerFull, LedgerRecord, SegmentWriter
 from actorium.actors.messages import Beat, Fatal, ToLauncher, ToWatchdog
 from actorium.actors.runtime.mailbox import Inbox
 from actorium.actors.runtime.process import EXIT_ORPHAN
 from actorium.actors.runtime.rundir import address
 from actorium.actors.runtime.shell import Shell
-from actorium.actors.runtime.shell_extensions import Extensions
 
 
 @pytest.fixture
@@ -341,7 +340,7 @@ def test_a_stopped_process_is_silent(base: Path) -> None:
 
 
 def test_the_watchdogs_beats_go_to_the_launcher_as_well(base: Path) -> None:
-    target = "actorium.actors.watchdog.core:build"
+    target = "actorium.actors.watchdog.watchdog_actor:build"
     with launcher(base) as ears, ActorProcess(base, "watchdog", target) as actor:
         beat = ears.until(lambda m: isinstance(m, Beat) and m.phase == "ready")[-1][1]
         assert (beat.role, beat.pid, beat.epoch) == ("watchdog", actor.pid, 1)
@@ -405,8 +404,9 @@ def test_a_core_is_woken_when_it_may_go_on_without_a_ledger(
 
     core = _Full(base)
     monkeypatch.setattr(SegmentWriter, "commit", commit)
-    shell = Shell(Context(make_config(base), base, "echo", 1, 0), Extensions(
-        open_commit_log=lambda ctx, core: LedgerCommitter(core, core.ledger, patience=0.15)))
+    config = make_config(base)
+    config = msgspec.structs.replace(config, recovery=RecoveryConfig(ledger_patience=0.15))
+    shell = Shell(Context(config, base, "echo", 1, 0))
     core.stop = shell.loop.stop
     shell.loop.call_later(2.0, shell.loop.stop)
     try:
@@ -437,7 +437,7 @@ class _EndsByItself(Core):
 
 def test_a_drain_ends_when_the_work_does_whoever_says_so(base: Path) -> None:
     """As a gateway's, whose requests do not pass through the shell."""
-    shell = Shell(Context(make_config(base, drain_timeout=4.0), base, "echo", 1, 0), Extensions())
+    shell = Shell(Context(make_config(base, drain_timeout=4.0), base, "echo", 1, 0))
     shell.loop.call_later(0.05, shell._on_sigterm)
     began = time.monotonic()
     try:
@@ -458,8 +458,7 @@ def test_files_of_a_ledger_that_go_from_an_idle_actor_are_written_anew(base: Pat
         for path in (base / "ledger").glob("*.seg"):
             path.unlink()
 
-    shell = Shell(Context(make_config(base), base, "echo", 1, 0), Extensions(
-        open_commit_log=lambda ctx, core: LedgerCommitter(core, core.ledger)))
+    shell = Shell(Context(make_config(base), base, "echo", 1, 0))
     shell.loop.call_later(0.1, remove)
     shell.loop.call_later(1.9, shell.loop.stop)
     try:

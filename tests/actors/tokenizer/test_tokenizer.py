@@ -38,7 +38,7 @@ from actorium.actors.messages import (
 )
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
-from actorium.actors.runtime.bad_frames import describe_bad_frame
+from actorium.actors.runtime.mailbox import describe_bad_frame
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.tokenizer import core as tokenizer_core
 from actorium.actors.tokenizer.core import SUBMIT_AGAIN, TokenizerCore

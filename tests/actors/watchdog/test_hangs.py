@@ -57,9 +57,9 @@ class Actor:
 
 def run(*actors: Actor, start: float = 0.0, seconds: float,
         diagnosis: str = "stopped") -> dict[str, tuple[float, Hang]]:
-    """Who was found hanging, when (seconds after `start`), and how. diagnosis: of who is silent."""
+    """Whose hang was detected, when (seconds after `start`), and how. diagnosis: of silent ones."""
     by_role: dict[str, Supervised] = {actor.supervised.role: actor.supervised for actor in actors}
-    found: dict[str, tuple[float, Hang]] = {}
+    hangs: dict[str, tuple[float, Hang]] = {}
     for tick in range(int(seconds / TICK) + 1):
         now = start + tick * TICK
         for actor in actors:
@@ -68,12 +68,12 @@ def run(*actors: Actor, start: float = 0.0, seconds: float,
             hang = find_hang(supervised, by_role, now, SILENCE, HEARTBEAT, diagnosis)
             if hang is not None:
                 supervised.hang_cause = hang.cause
-                found[supervised.role] = (now - start, hang)
-    return found
+                hangs[supervised.role] = (now - start, hang)
+    return hangs
 
 
 @pytest.mark.parametrize("phase", sorted(READY_PHASES) + ["draining"])
-def test_a_stopped_process_is_found_by_its_silence(phase: str) -> None:
+def test_a_stopped_process_is_detected_by_its_silence(phase: str) -> None:
     actor, sibling = Actor("a", phase), Actor("b", "idle")
     assert run(actor, sibling, seconds=30.0) == {}
     actor.beats = False
@@ -225,7 +225,7 @@ def test_a_stopped_actor_does_not_count_as_loading(phase: str) -> None:
     assert hang.text.endswith(f"({phase}, stopped)")
 
 
-def test_an_actor_that_never_sends_a_heartbeat_is_found() -> None:
+def test_an_actor_that_never_sends_a_heartbeat_is_detected() -> None:
     actor = Actor("a")
     actor.beats = False
     assert run(actor, seconds=59.0, diagnosis="") == {}
@@ -233,7 +233,7 @@ def test_an_actor_that_never_sends_a_heartbeat_is_found() -> None:
 
 
 @pytest.mark.parametrize("phase", sorted(READY_PHASES) + ["draining"])
-def test_a_stuck_loop_is_found_despite_heartbeats(phase: str) -> None:
+def test_a_stuck_loop_is_detected_despite_heartbeats(phase: str) -> None:
     actor = Actor("a", phase, budget=5.0)
     actor.steps = phase == "stepping"
     assert run(actor, seconds=20.0) == {}
@@ -282,7 +282,7 @@ def test_a_waiting_actor_is_not_blamed_for_its_peer() -> None:
     assert run(worker, scheduler, detokenizer, start=200.0, seconds=300.0) == {}
 
 
-def test_a_hanging_actor_without_excuse_is_found() -> None:
+def test_a_hanging_actor_without_excuse_is_detected() -> None:
     """The worker rests, yet the scheduler has work and makes no step."""
     worker, scheduler = Actor("worker-0", "idle"), Actor("scheduler", "stepping", budget=60.0)
     when, hang = run(worker, scheduler, seconds=200.0)["scheduler"]

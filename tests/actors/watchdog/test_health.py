@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from actorium.actors.counters import CounterReading, growth, read_counters
 from actorium.actors.health import (
     READY_PHASES,
     SILENT_AFTER,
     WORKING_PHASES,
+    CounterReading,
+    growth,
     not_at_work,
+    read_counters,
     state_of,
     why_not_ready,
 )

@@ -16,8 +16,9 @@ from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig
 from actorium.actors.watchdog import probe_routes as web
 from actorium.actors.watchdog import probe_server as probes
+from actorium.actors.watchdog.core import WatchdogCore
 from actorium.actors.watchdog.metrics import MetricsInput
-from actorium.actors.watchdog.readiness import EngineCondition, EngineView, judge
+from actorium.actors.watchdog.readiness import EngineCondition, judge
 from actorium.actors.watchdog.supervised import Supervised, starting
 
 ROLES = ("worker-0", "scheduler")
@@ -27,14 +28,17 @@ READY = EngineCondition(True, True, True, "", 0)
 # --- the judgement --------------------------------------------------------------------------------
 
 def known(error: str | None = None, draining: bool = False, started: bool = True,
-          **changes: Any) -> EngineView:
+          **changes: Any) -> WatchdogCore:
     """Two actors at rest, heard of at 100.0; `changes` are fields of the scheduler's actor."""
     actors = {role: starting(role, 10, 1, 100.0) for role in ROLES}
     for actor in actors.values():
         actor.phase, actor.budget = "idle", 5.0
     for name, value in changes.items():
         setattr(actors["scheduler"], name, value)
-    return EngineView(actors, frozenset(ROLES), error, draining, started)
+    core = WatchdogCore("e", 1, 10, 60.0)
+    core.actors, core.expected = actors, frozenset(ROLES)
+    core.error, core.draining, core.was_ready = error, draining, started
+    return core
 
 
 def test_all_at_work_is_ready() -> None:
@@ -71,7 +75,7 @@ def test_alive_until_recovery_is_impossible() -> None:
 
 
 def test_nothing_is_ready_before_it_was_started() -> None:
-    assert not judge(EngineView({}, frozenset(), None, False, False), Config(), 0.0).ready
+    assert not judge(WatchdogCore("e", 1, 10, 60.0), Config(), 0.0).ready
     assert not judge(known(started=False), Config(), 100.0).ready
     once = Config(recovery=RecoveryConfig(restart=False))
     assert judge(known(started=False), once, 100.0).started

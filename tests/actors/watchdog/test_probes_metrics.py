@@ -17,23 +17,20 @@ from prometheus_client.parser import text_string_to_metric_families
 from actorium.actors.cluster.nodes.nodes_core import NodesCore
 from actorium.actors.cluster.ray.ray_actor import RayCore
 from actorium.actors.cluster.scaling.autoscale import REASONS
-from actorium.actors.config.cluster_settings import ClusterConfig
+from actorium.actors.config.cluster_settings import NODES_ROLE, RAY_ROLE, ClusterConfig
 from actorium.actors.config.tree import Config, ModelConfig, RuntimeConfig
 from actorium.actors.runtime import beat_gauges
 from actorium.actors.runtime.beat_gauges import EAGER_REASONS, Histogram
 from actorium.actors.runtime.process import ProcessUsage, process_usage
-from actorium.actors.watchdog.metrics import (
+from actorium.actors.watchdog.metric_tables import (
     ACTORIUM,
     AUTOSCALED,
     HISTOGRAMS,
     NODES,
-    NODES_ROLE,
     RAY,
-    RAY_ROLE,
     ROUTER,
-    MetricsInput,
-    families,
 )
+from actorium.actors.watchdog.metrics import MetricsInput, families
 from actorium.actors.watchdog.probe_routes import metrics_text
 from actorium.actors.watchdog.probe_server import served_name
 from actorium.actors.watchdog.restart_policy import Restarts
@@ -170,7 +167,7 @@ def test_waiting_requests_and_prompt_tokens_add_up() -> None:
     assert value(made, "vllm:admission_rejections_total", reason="max_num_queued_reqs") == 4
 
 
-def test_what_is_rare_is_told_before_it_happens() -> None:
+def test_what_is_rare_is_reported_before_it_happens() -> None:
     """To Prometheus' `increase` a counter whose first sample is 1 has not grown."""
     made = facts(restarts={("worker-0", "killed"): 2}, actors=actors() | {
         "worker-1": starting("worker-1", 9, 1, 100.0)})
@@ -310,7 +307,7 @@ def test_every_accept_header_gets_the_names_as_documented(asks: str) -> None:
                        for sample in family.samples}
 
 
-def test_of_a_cluster_the_router_is_told() -> None:
+def test_of_a_cluster_the_router_is_reported() -> None:
     gauges = {"replicas": 2.0, "replicas_ready": 1.0, "routed_by_prefix": 5.0, "routed_blind": 1.0,
               "migrated_requests": 3.0}
     found = facts(gauges, config=CLUSTER)
@@ -321,7 +318,7 @@ def test_of_a_cluster_the_router_is_told() -> None:
     assert not [f.name for f in families(facts(gauges)) if "rout" in f.name]
 
 
-def test_nodes_are_told_where_other_machines_may_join() -> None:
+def test_nodes_are_reported_where_other_machines_may_join() -> None:
     core = NodesCore({"a": 1, "b": 2}, "c-1", b"", 1, 3.0, 60.0, Restarts(3, 60.0, 0), True)
     nodes = starting(NODES_ROLE, 9, 1, 100.0)
     nodes.gauges = core.health().gauges
@@ -332,7 +329,7 @@ def test_nodes_are_told_where_other_machines_may_join() -> None:
     assert not [f.name for f in families(facts(config=CLUSTER)) if "node" in f.name]
 
 
-def test_placement_groups_are_told_where_ray_places_nodes() -> None:
+def test_placement_groups_are_reported_where_ray_places_nodes() -> None:
     core = RayCore(2.0, 0, False, 0)
     ray = starting(RAY_ROLE, 9, 1, 100.0)
     ray.gauges = core.health().gauges | {"ray_away": 1.0}

@@ -14,7 +14,7 @@ from helpers_models import CPU
 from helpers_ranks import run_ranks, whole
 from helpers_worker import complete, make_runner
 
-from actorium.actors.config.pass_names import PASSES, parse_passes
+from actorium.actors.config.parsed_values import PASSES, parse_passes
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.params import Resolved

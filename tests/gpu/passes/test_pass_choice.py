@@ -14,7 +14,7 @@ from helpers_configs import CONFIGS, SMALL
 from helpers_models import CPU
 from helpers_ranks import run_ranks, whole
 
-from actorium.actors.config.pass_names import PASSES, chooses
+from actorium.actors.config.parsed_values import PASSES, chooses_passes
 from actorium.actors.config.tree import (
     Config,
     DeviceConfig,
@@ -227,4 +227,4 @@ def test_ranks_go_by_the_first(
     ("auto", True), ("auto,-add_norm", True), ("-add_norm", True), ("all", False),
     ("all,-add_norm", False), ("none", False), ("add_norm,norm_add", False)])
 def test_when_it_is_chosen(text: str, measures: bool) -> None:
-    assert chooses(text) == measures
+    assert chooses_passes(text) == measures

@@ -18,7 +18,7 @@ from helpers_ranks import run_ranks, whole
 from helpers_worker import complete, make_runner
 from torch.fx import Graph
 
-from actorium.actors.config.pass_names import PASSES, parse_passes
+from actorium.actors.config.parsed_values import PASSES, parse_passes
 from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import Resolved

@@ -22,7 +22,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SchedulerConfig,
 )
-from actorium.actors.gauges import bytes_of, memory_of
+from actorium.actors.health import bytes_of, memory_of
 from actorium.actors.messages import ActorStatus, Status, StepPlan
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.pools import zeros

@@ -1,22 +1,24 @@
-"""HTTP probes, metrics and the periodic log line, around the watchdog's core."""
+"""The watchdog actor: the core with HTTP probes, metrics and a periodic log line around it. In a
+cluster replicas that have left as ordered are not missed.
+"""
 
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from actorium import __version__
 from actorium.actors.cluster.cluster_control import RetiredReplica
 from actorium.actors.config.cluster_settings import clustered
-from actorium.actors.config.tree import Config
-from actorium.actors.core import Context, Core, CoreObserver, Health, Send
+from actorium.actors.core import Context, CoreObserver, Health, Send
 from actorium.actors.messages import Beat, Exited
+from actorium.actors.runtime.process import activity_seen_by_watcher
 from actorium.actors.watchdog import probe_server
 from actorium.actors.watchdog.core import WatchdogCore
-from actorium.actors.watchdog.probe_server import ProbeServer
-from actorium.actors.watchdog.readiness import EngineCondition, EngineView, judge
-from actorium.actors.watchdog.stats_line import StatsLine, StatsLogger
+from actorium.actors.watchdog.readiness import EngineCondition, judge
+from actorium.actors.watchdog.stats_line import StatsLogger
 
 if TYPE_CHECKING:
     from actorium.actors.watchdog.metrics import MetricsInput
@@ -24,43 +26,35 @@ if TYPE_CHECKING:
 LOG = logging.getLogger("actorium.stats")
 
 
-def observed(core: Core, ctx: Context) -> Core:
-    """The core with its observers; the core itself if it is no `WatchdogCore`. Raises `BadConfig`
-    if the probes cannot listen."""
-    if not isinstance(core, WatchdogCore):
-        return core
-    return ObservedWatchdog(core, ctx.config, probe_server.build(ctx),
-                            StatsLogger(ctx.config.runtime.log_interval), _log)
+def build(context: Context) -> WatchdogActor:
+    """The actor of the role "watchdog". Raises `BadConfig` if the probes cannot listen."""
+    config = context.config
+    runtime = config.runtime
+    core = WatchdogCore(runtime.name, context.epoch, os.getpid(), runtime.start_timeout,
+                        config.recovery, runtime.heartbeat, context.entropy,
+                        activity_seen_by_watcher)
+    return WatchdogActor(core, context)
 
 
-def _log(line: StatsLine) -> None:
-    LOG.info("%s", line.text, extra={"fields": line.fields})
-
-
-class ObservedWatchdog(CoreObserver):
-    """A `WatchdogCore` that answers probes, gives metrics, and logs a line now and then."""
+class WatchdogActor(CoreObserver):
+    """A watchdog's core, and the steps around it; see the module."""
 
     _core: WatchdogCore
 
-    def __init__(self, core: WatchdogCore, config: Config, server: ProbeServer | None,
-                 stats: StatsLogger, write: Callable[[StatsLine], None]) -> None:
-        """server: None = no probes; write: takes the lines of `stats`."""
+    def __init__(self, core: WatchdogCore, context: Context) -> None:
         super().__init__(core)
-        self._config, self._server = config, server
-        self._stats, self._write = stats, write
+        self._config = context.config
+        self._server = probe_server.build(context)
+        self._stats = StatsLogger(context.config.runtime.log_interval)
         self._retired: dict[str, int] = {}
         """Epochs of replicas that have left the cluster."""
-        if clustered(config.cluster):
+        if clustered(context.config.cluster):
             self.inbox = core.inbox | RetiredReplica
 
     def on_start(self, post: Callable[..., None]) -> None:
-        super().on_start(post)
-        if self._server is not None:
-            self._server.start(post, self)
+        self._server.start(post, self)
 
     def on_message(self, message: Any, now: float) -> None:
-        """A replica that has gone as it was told to is not missed, and whatever it has still said
-        is not heard."""
         core = self._core
         if isinstance(message, RetiredReplica):
             self._retired[message.role] = message.epoch
@@ -68,13 +62,13 @@ class ObservedWatchdog(CoreObserver):
             core.actors.pop(message.role, None)
         elif not (isinstance(message, Beat | Exited)
                   and message.epoch <= self._retired.get(message.role, 0)):
-            core.on_message(message, now)
+            core.on_message(message, now)  # else the last words of a replica that has left
 
     def on_wake(self, now: float) -> Sequence[Send]:
         sends = self._core.on_wake(now)
         line = self._stats.tick(self._core.actors, now)
         if line is not None:
-            self._write(line)
+            LOG.info("%s", line.text, extra={"fields": line.fields})
         return sends
 
     def next_timer(self) -> float | None:
@@ -82,22 +76,19 @@ class ObservedWatchdog(CoreObserver):
         return min((at for at in timers if at is not None), default=None)
 
     def drain(self, now: float) -> None:
-        if self._server is not None and not self._core.draining:
+        if not self._core.draining:
             self._server.stop()
         self._core.drain(now)
 
     def health(self) -> Health:
-        port = self._server.where if self._server is not None else None
-        health = self._core.health()
+        health, port = self._core.health(), self._server.where
         return health if port is None else health._replace(detail=f"probes: {port.url}")
 
     # --- for the probes ---
 
     def condition(self, now: float) -> EngineCondition:
         """The engine's condition at `now`."""
-        core = self._core
-        view = EngineView(core.actors, core.expected, core.error, core.draining, core.was_ready)
-        return judge(view, self._config, now)
+        return judge(self._core, self._config, now)
 
     def metrics_input(self, now: float) -> MetricsInput:
         """What the metrics are made of, as far as the core knows it."""
