@@ -59,7 +59,7 @@ class DetokenizerCore(Core):
     """See the module."""
 
     inbox: Any = ToDetokenizer
-    front: Any = ToDetokenizerFront
+    front = ToDetokenizerFront
     journal: InflightJournal
 
     def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:
@@ -101,14 +101,14 @@ class DetokenizerCore(Core):
         """Attach: answered with this incarnation's epoch, and with errors for the requests that
         were given up because the client was gone or did not read."""
         if isinstance(message, Attach):
-            self._connections.here(client)
+            self._connections.connected(client)
             self._out.append(Send(CLIENT, Attached(self._ctx.epoch), client))
             self._report_lost(client)
 
     def on_client_gone(self, client: bytes, now: float) -> None:
         """The client cannot be reached: its requests are given up unless it comes back soon."""
         if client in self._clients or any(s.client == client for s in self._unsent.values()):
-            self._connections.gone(client, now)
+            self._connections.disconnected(client, now)
         else:
             self._connections.forget(client)
 
@@ -140,7 +140,7 @@ class DetokenizerCore(Core):
                 self.on_message(message, now)
             self._early_messages = []
         connections = self._connections
-        for client in connections.unheard(self._clients, now):
+        for client in connections.idle_clients(self._clients, now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
         if not connections.all_open:
             self._check_clients(connections, now)
@@ -168,7 +168,7 @@ class DetokenizerCore(Core):
         self._unsent = waiting
         for seq, raised in broken:
             self._quarantine(seq, raised)
-        connections.told(by_client)
+        connections.sent_to(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
     def _check_clients(self, connections: ClientConnections, now: float) -> None:
@@ -281,7 +281,7 @@ class DetokenizerCore(Core):
                                                                                         stream)
         self._clients.setdefault(message.client, set()).add(message.sid)
         self._ended_sequences.back(message.sid)
-        self._connections.meet(message.client, now)
+        self._connections.add(message.client, now)
         self._apply_open(seq, message)
 
     def _is_over(self, message: Open) -> bool:

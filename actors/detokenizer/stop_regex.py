@@ -68,7 +68,7 @@ class Tracks:
         after = LINE if char == "\n" else MIDDLE
         new = -1
         """All that no earlier thread has come to."""
-        made: list[States] = []
+        alive: list[States] = []
         kept: list[int] = []
         ended: list[tuple[int, int]] = []
         for number, states in enumerate((*threads, self._begin[place])):
@@ -82,10 +82,10 @@ class Tracks:
             new &= ~reached
             if over := reached & accepting:
                 ended += [(number, automaton.accepts[state]) for state in members(over)]
-            if alive := reached & reading:
-                made.append(alive)
+            if going := reached & reading:
+                alive.append(going)
                 kept.append(number)
-        return Move(tuple(made), tuple(kept), tuple(ended))
+        return Move(tuple(alive), tuple(kept), tuple(ended))
 
     def _reach(self, states: States, place: int) -> States:
         if len(self._after) >= MOST_REACHED:

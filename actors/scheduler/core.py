@@ -151,7 +151,7 @@ class SchedulerCore(Core):
                 self.state.tier.answered(message)
         elif isinstance(message, Recall):
             with self._guard.of_key(message.client, message.rid):
-                self.outgoing.answer_recall(self.state, message, now)
+                self.outgoing.answer_resume(self.state, message, now)
         elif isinstance(message, Hello):
             self._on_hello(message.role, now, message.sids)
 

@@ -17,7 +17,7 @@ What makes measured choices hard, and what is done about it:
   is paid out of an allowance of `ALLOWANCE` of all steps, at the price that its last measurement
   suggests: what is nearly as good is tried often, what is much worse hardly ever.
 - A batch size never seen has no times. They are derived from the nearest one that has: its ratio of
-  k to another k, times the time of that other k here; trials then correct it.
+  k to another k, times the time of that other k at this size; trials then correct it.
 - A new k must promise `GAIN` more than the present one, or it stays.
 
 Only steps without extends count, whose decodes verified as many drafts as they made.
@@ -195,7 +195,7 @@ class DraftPolicy:
         """Take the time of a step that decoded `batch` sequences and nothing else, and verified as
         many drafts as it made; 0 = nobody measured it."""
         if busy_us and batch:
-            self._here(bucket(batch)).learn(drafts, busy_us, self._plans)
+            self._times_at(bucket(batch)).learn(drafts, busy_us, self._plans)
 
     # --- what to do ------------------------------------------------------------------------------
 
@@ -212,16 +212,16 @@ class DraftPolicy:
         self._allowance = min(self._allowance + ALLOWANCE, self._full)
         if at != self._at:
             self._at, self._pages_left, self._decide_at = at, 0, self._plans
-        here = self._here(at)
+        current = self._times_at(at)
         if not self._pages_left and self._plans >= self._decide_at:
             self._decide_at = self._plans + TRIAL
-            self._decide(here, at)
+            self._decide(current, at)
         if self._pages_left:
             self._pages_left -= 1
             return self._trial
-        return here.present
+        return current.present
 
-    def _here(self, at: int) -> DraftStepTimes:
+    def _times_at(self, at: int) -> DraftStepTimes:
         if at not in self._times:
             near = self._nearest(at)
             self._times[at] = DraftStepTimes(self.max_drafts,
@@ -234,28 +234,28 @@ class DraftPolicy:
                  if other != at and all(times.mean[k] for k in drafts)]
         return self._times[min(known)[1]] if known else None
 
-    def _decide(self, here: DraftStepTimes, at: int) -> None:
+    def _decide(self, current: DraftStepTimes, at: int) -> None:
         self._learn()
         tokens, times = expected_tokens(self.acceptance.rates()), self.times(at)
-        winner = best(tokens, times, here.present)
-        if winner != here.present:
-            here.present = winner
+        winner = best(tokens, times, current.present)
+        if winner != current.present:
+            current.present = winner
             self.changes += 1
-        for k in sorted(range(self.max_drafts + 1), key=here.measured.__getitem__):
-            if k != winner and self._due(here, k):
+        for k in sorted(range(self.max_drafts + 1), key=current.measured.__getitem__):
+            if k != winner and self._due(current, k):
                 price = self._price(tokens, times, k, winner)
                 if price <= self._allowance:
                     self._allowance -= price
                     self._trial, self._pages_left = k, TRIAL
-                    here.measured[k] = self._plans
+                    current.measured[k] = self._plans
                     self.trials += 1
                     return
 
-    def _due(self, here: DraftStepTimes, k: int) -> bool:
+    def _due(self, current: DraftStepTimes, k: int) -> bool:
         """Whether k may be tried: not twice in a while, and not before the k in use has a time."""
-        pause = TRIAL_EVERY if here.mean[k] else 4 * TRIAL
-        since = self._plans - here.measured[k]
-        return bool(here.mean[here.present]) and (since >= pause or not here.measured[k])
+        pause = TRIAL_EVERY if current.mean[k] else 4 * TRIAL
+        since = self._plans - current.measured[k]
+        return bool(current.mean[current.present]) and (since >= pause or not current.measured[k])
 
     def _price(self, tokens: Sequence[float], times: Sequence[float | None], k: int,
                present: int) -> float:
@@ -267,17 +267,17 @@ class DraftPolicy:
 
     def times(self, at: int) -> list[float | None]:
         """Microseconds by k at a bucket: measured, else derived from the nearest one."""
-        mean = self._here(at).mean
+        mean = self._times_at(at).mean
         return [mean[k] or self._derived(at, k) for k in range(self.max_drafts + 1)]
 
     def _derived(self, at: int, k: int) -> float | None:
-        here = self._times[at]
-        order = sorted((j for j in range(self.max_drafts + 1) if here.mean[j]),
-                       key=lambda j: j != here.present)
+        current = self._times[at]
+        order = sorted((j for j in range(self.max_drafts + 1) if current.mean[j]),
+                       key=lambda j: j != current.present)
         for j in order:
             near = self._nearest(at, j, k)
             if near is not None:
-                return here.mean[j] * near.mean[k] / near.mean[j]
+                return current.mean[j] * near.mean[k] / near.mean[j]
         near = None if order else self._nearest(at, k)
         return near.mean[k] if near else None
 

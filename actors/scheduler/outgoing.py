@@ -84,9 +84,9 @@ class OutgoingMessages:
             with state.guard.of(request):
                 self.to_detokenizer([*self._replay(request, state.table, again)])
 
-    def answer_recall(self, state: SchedulerState, recall: Recall, now: float) -> None:
+    def answer_resume(self, state: SchedulerState, recall: Recall, now: float) -> None:
         """Reports the request that a client asks for, or that there is none."""
-        request, name_taken = self._history.recall(state, recall, now)
+        request, name_taken = self._history.find_resumed(state, recall, now)
         if request is None:
             self.to_detokenizer([Unknown(recall.rid, recall.client, name_taken)])
         else:
@@ -94,7 +94,7 @@ class OutgoingMessages:
 
     def resend_if_known(self, state: SchedulerState, submit: Submit, now: float) -> bool:
         """Reports the request that `submit` repeats; False if it is a new one."""
-        request = self._history.recall_submitted(state, submit, now)
+        request = self._history.find_repeated(state, submit, now)
         if request is not None:
             self.resend(request)
         return request is not None

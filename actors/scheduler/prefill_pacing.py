@@ -202,7 +202,7 @@ class PrefillAllowance:
     """No chunk was taken yet: the first one goes to the next page boundary at least."""
     reserved_us: float = 0.0
     """For images and videos alone."""
-    made: dict[bytes, None] = field(default_factory=dict)
+    encoded: dict[bytes, None] = field(default_factory=dict)
     """Keys of those that the worker has made; who passes one takes it off."""
     encode: list[MediaItem] = field(default_factory=list)
 
@@ -226,11 +226,11 @@ class PrefillAllowance:
         fit = self._taken(start, wanted)
         for item in media:
             if start < item.end <= start + fit:
-                self.made.pop(item.key, None)
+                self.encoded.pop(item.key, None)
         return fit
 
     def _before_missing(self, start: int, wanted: int, media: Sequence[MediaItem]) -> int:
-        missing = [item for item in media if item.end > start and item.key not in self.made]
+        missing = [item for item in media if item.end > start and item.key not in self.encoded]
         if not missing or missing[0].start >= start + wanted:
             return wanted
         self.encode += missing[:AHEAD - len(self.encode)]
@@ -274,7 +274,7 @@ class PrefillPacer:
         self._fixed, self._page_size = target_us, page_size
         self._untimed = False
         """The worker measures no times."""
-        self._made: dict[bytes, None] = {}
+        self._encoded: dict[bytes, None] = {}
         """See `PrefillAllowance`."""
         self._given: PrefillAllowance | None = None
         """The last allowance."""
@@ -313,14 +313,14 @@ class PrefillPacer:
         self._given = PrefillAllowance(
             page_size=self._page_size, tokens=int(reach if guessing else REACH * reach),
             spare_us=spare - reserved, us_per_token=token * SCALES[3],
-            us_per_position=position * SCALES[4], reserved_us=reserved, made=self._made)
+            us_per_position=position * SCALES[4], reserved_us=reserved, encoded=self._encoded)
         return self._given
 
     def encoded(self, keys: Iterable[bytes]) -> None:
         """The worker has made what these items need."""
-        self._made.update(dict.fromkeys(keys))
-        while len(self._made) > REMEMBERED:
-            del self._made[next(iter(self._made))]
+        self._encoded.update(dict.fromkeys(keys))
+        while len(self._encoded) > REMEMBERED:
+            del self._encoded[next(iter(self._encoded))]
 
     def predict(self, decoded: int, prompt: int, attended: float) -> int:
         """Microseconds that the step of a plan will take."""

@@ -38,7 +38,7 @@ class PolicyQueue(WaitingQueue):
         if not len(self):
             return None
         if self.policy == "lpm":
-            seen = self._classes[0].front(LOOKED_AT)
+            seen = self._classes[0].head(LOOKED_AT)
             return seen[next_lpm([_view(sequence, cached(sequence)) for sequence in seen])]
         seen = [waiting.first for waiting in self._classes.values()]
         view = [_view(sequence) for sequence in seen]
@@ -59,7 +59,7 @@ class PolicyQueue(WaitingQueue):
 
     def admit(self, sequence: SequenceState) -> None:
         if self.policy == "lpm":
-            for other in self._classes[0].front(LOOKED_AT):
+            for other in self._classes[0].head(LOOKED_AT):
                 other.passed += other.sid < sequence.sid
         super().admit(sequence)
         if self.fair is not None:

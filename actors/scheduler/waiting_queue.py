@@ -94,7 +94,7 @@ class WaitingClass:
             return self._preempted[min(self._preempted)]
         return next(iter(self._new.values()))
 
-    def front(self, count: int) -> list[SequenceState]:
+    def head(self, count: int) -> list[SequenceState]:
         """The first `count` or so: all preempted ones, if there are any, else fresh ones."""
         return list(islice((self._preempted or self._new).values(), count))
 

@@ -118,20 +118,20 @@ class GrammarValidator:
         return found
 
     def _find_out(self, wanted: Structured) -> str | InvalidRequest | Unchecked:
-        found: str | InvalidRequest | Unchecked
+        result: str | InvalidRequest | Unchecked
         try:
             if self._checker is None:
                 from actorium.actors.structured.grammar_process import GrammarProcess
 
                 self._checker = GrammarProcess(self._path / "tokenizer.json",
                                                self._facts.vocab_size, self._facts.eos_ids)
-            found = self._checker.check(wanted)
+            result = self._checker.check(wanted)
         except InvalidRequest as error:
-            found = error
+            result = error
         except Exception as error:
-            found = Unchecked(f"structured: grammars cannot be checked: {error}")
-        self._keep(msgspec.msgpack.encode(wanted), found)
-        return found
+            result = Unchecked(f"structured: grammars cannot be checked: {error}")
+        self._keep(msgspec.msgpack.encode(wanted), result)
+        return result
 
     def _keep(self, key: bytes, found: str | InvalidRequest | Unchecked) -> None:
         """Caches a result, until later ones fill `CHECKED_BYTES`."""

@@ -95,14 +95,14 @@ class TokenRuleFilter:
             and token not in self._forbidden_next(tail)
 
     def _forbidden_next(self, tail: Sequence[int]) -> list[int]:
-        found: list[int] = []
+        tokens: list[int] = []
         node = self._after
         for token in reversed(tail):
             if token not in node.next:
                 break
             node = node.next[token]
-            found += node.forbidden_next
-        return found
+            tokens += node.forbidden_next
+        return tokens
 
 
 class SequenceGuide:
@@ -143,7 +143,7 @@ class SequenceGuide:
         token is allowed."""
         if self._rules is None:
             return list(bits or ())
-        found: list[Any] = []
+        masks: list[Any] = []
         tokens = [*self._tail, *drafts]
         for place in range(1 + len(drafts) if bits is None else len(bits)):
             before = tokens[:len(self._tail) + place]
@@ -155,8 +155,8 @@ class SequenceGuide:
                 # Further on it comes to this only if all drafts before are accepted; whatever is
                 # sampled then is forbidden, and ends the sequence when it is taken.
                 break
-            found.append(narrowed)
-        return found
+            masks.append(narrowed)
+        return masks
 
 
 def filter_of(submit: Submit) -> TokenRuleFilter | None:

@@ -87,7 +87,7 @@ class _Views:
             return View(frozenset(), frozenset())
         if not isinstance(schema, dict) or depth > DEPTH or self._left < 0:
             return View()
-        found = _own(schema, self._closes)
+        found = _view_of(schema, self._closes)
         listed = schema.get("allOf")
         beside = [part for part in listed if isinstance(part, dict)] \
             if isinstance(listed, list) else []
@@ -111,7 +111,7 @@ def _plainly(one: View, other: View) -> bool:
     return one.values is not None and other.values is not None and not one.values & other.values
 
 
-def _own(schema: dict[str, Any], closes: bool) -> View:
+def _view_of(schema: dict[str, Any], closes: bool) -> View:
     kinds, values = schema.get("type"), None
     listed = kinds if isinstance(kinds, list) else [kinds]
     known = EVERY if kinds is None else frozenset(

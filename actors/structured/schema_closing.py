@@ -45,7 +45,7 @@ _SAFE = re.compile(r"#/(?:\$defs|definitions)/([\w.-]+)", re.ASCII)
 class Unheld(NamedTuple):
     """What is not enforced."""
 
-    place: str
+    at: str
     """Such as properties.tags.uniqueItems."""
     keyword: str
     why: str = ""
@@ -255,7 +255,7 @@ class Closing:
     def _beside(self, schema: Schema, key: str, number: int) -> Names:
         """Returns the names that hold together with those of the `number`-th schema of a keyword.
         """
-        found = set(self._own(schema))
+        found = set(self._named_by(schema))
         for other in (*ALL, *SOME):
             parts = schema.get(other)
             for at, part in enumerate(parts if isinstance(parts, list) else ()):
@@ -267,7 +267,7 @@ class Closing:
         return frozenset(found)
 
     @staticmethod
-    def _own(schema: Schema) -> Names:
+    def _named_by(schema: Schema) -> Names:
         properties, required = schema.get("properties"), schema.get("required")
         found = frozenset(properties if isinstance(properties, dict) else ())
         if isinstance(required, list):
@@ -281,7 +281,7 @@ class Closing:
         if not isinstance(schema, dict):
             return NOBODY
         seen = set() if seen is None else seen
-        found = set(self._own(schema) | self._referred(schema, seen))
+        found = set(self._named_by(schema) | self._referred(schema, seen))
         for key in (*ALL, *SOME):
             for part in schema[key] if isinstance(schema.get(key), list) else ():
                 found |= self._names(part, seen)

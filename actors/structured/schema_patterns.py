@@ -65,15 +65,15 @@ def shown(pattern: str) -> str:
 
 def _looks_ahead(pattern: str) -> tuple[list[str], str]:
     """Splits `^(?=a)(?=b)c` into `^(?:a)`, `^(?:b)` and `^c`; others have no look-aheads."""
-    found: list[str] = []
+    ahead: list[str] = []
     rest = pattern[1:]
     while pattern.startswith("^") and rest.startswith("(?="):
         end = _end_of_group(rest)
-        found.append(f"^(?:{rest[3:end]})")
+        ahead.append(f"^(?:{rest[3:end]})")
         rest = rest[end + 1:]
-    if not found or "|" in _outside(rest) or rest[:1] in ("*", "+", "?", "{"):
+    if not ahead or "|" in _outside(rest) or rest[:1] in ("*", "+", "?", "{"):
         return [], pattern
-    return found, "^" + rest
+    return ahead, "^" + rest
 
 
 def _end_of_group(text: str) -> int:
@@ -201,14 +201,14 @@ class _Reader:
         if char in ANCHORS:
             self._at += 2
             return ANCHORS[char]
-        return self._one(inside=False).text
+        return self._escaped_item(inside=False).text
 
     def _escaped(self) -> str:
         if self._at + 1 >= len(self._text):
             raise BadPattern("it ends in a backslash")
         return self._text[self._at + 1]
 
-    def _one(self, inside: bool) -> _ClassPart:
+    def _escaped_item(self, inside: bool) -> _ClassPart:
         """Reads an escape that means a character or a set of them."""
         char = self._escaped()
         code = _HEX.match(self._text, self._at + 1)
@@ -263,7 +263,7 @@ class _Reader:
             if self._at >= len(self._text):
                 raise BadPattern("a bracket is not closed")
             if self._text[self._at] == "\\":
-                items.append(self._one(inside=True))
+                items.append(self._escaped_item(inside=True))
             else:
                 hyphens |= {len(items)} if self._text[self._at] == "-" else set()
                 items.append(self._character(ord(self._take(1))))

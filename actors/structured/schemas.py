@@ -32,7 +32,7 @@ def closed(schema: Any, closes: bool = True, lenient: bool = False) -> Any:
     closing = Closing(schema, closes)
     made = closing.result()
     if closing.unheld and not lenient:
-        raise ValueError(_told(list(closing.unheld)))
+        raise ValueError(_unheld_message(list(closing.unheld)))
     return made
 
 
@@ -41,7 +41,7 @@ def unheld(schema: Any) -> list[tuple[str, str]]:
     ("properties.tags.uniqueItems", "uniqueItems"). Raises as `closed` does where it is wrong."""
     closing = Closing(schema, True)
     closing.result()
-    return [(found.place, found.keyword) for found in closing.unheld]
+    return [(found.at, found.keyword) for found in closing.unheld]
 
 
 def unenforced(schema: Any) -> list[str]:
@@ -62,8 +62,8 @@ def object_schema(parameters: Any) -> Schema:
     return made
 
 
-def _told(found: list[Unheld]) -> str:
+def _unheld_message(found: list[Unheld]) -> str:
     """Returns what cannot be enforced in words."""
-    names = [own.place + (f" ({own.why})" if own.why else "") for own in found[:NAMED]]
+    names = [own.at + (f" ({own.why})" if own.why else "") for own in found[:NAMED]]
     more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
     return f"{', '.join(names)}{more} cannot be enforced{LENIENT}"

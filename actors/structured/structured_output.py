@@ -273,15 +273,15 @@ class StructuredOutputManager:
                 raise
             except BaseException:  # one of them failed: the loop below finds out which
                 pass
-        found: list[list[Any] | None] = []
+        masks: list[list[Any] | None] = []
         for one, sequence in zip(wanted, whose, strict=True):
             journal.put(sequence.request.name)
             try:
-                found += self._rows([one])
+                masks += self._rows([one])
             except BaseException as error:
                 self._fail(sequence, journal, error)
-                found.append(None)
-        return found
+                masks.append(None)
+        return masks
 
     def _fail(self, sequence: SequenceState, journal: InflightJournal,
               error: BaseException) -> None:

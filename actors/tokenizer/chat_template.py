@@ -256,7 +256,7 @@ def load(path: Path, override: str | None) -> ChatTemplates:
 def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
     """Returns the text of bos_token, eos_token, ... from tokenizer_config.json /
     special_tokens_map.json."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for source in (read_json(path / "special_tokens_map.json", optional=True), config):
         for name in SPECIAL_TOKENS:
             value = source.get(name)
@@ -266,5 +266,5 @@ def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
                 if len(value) > MAX_SPECIAL:
                     raise BadModel(f"model: {path}: {name}: more than {MAX_SPECIAL} characters",
                                    "model")
-                found[name] = value
-    return found
+                tokens[name] = value
+    return tokens

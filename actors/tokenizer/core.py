@@ -68,7 +68,7 @@ class TokenizerCore(Core):
     """The core of the tokenizer actor; see the module."""
 
     inbox: Any = NoActorMessages
-    front: Any = ToTokenizerFront
+    front = ToTokenizerFront
     journal: InflightJournal
 
     def __init__(self, ctx: Context, journal: InflightJournal | None = None) -> None:

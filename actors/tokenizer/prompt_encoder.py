@@ -63,7 +63,7 @@ class PromptEncoder:
     def encode_now(self, message: PromptRequest) -> EncodedPrompt:
         """Returns the prompt, checked. Raises `RenderBudgetExceeded` where it takes longer
         than estimated."""
-        return self._prompt(message, self._rendered_here)
+        return self._prompt(message, self._render_bounded)
 
     def encode_slow(self, message: PromptRequest) -> EncodedPrompt:
         """Returns the same as `encode_now` without its time limit."""
@@ -124,7 +124,7 @@ class PromptEncoder:
         tools = bool(unpacked_tools(message.tools))
         return self._model.templates.pick(message.chat_template, tools)
 
-    def _rendered_here(self, message: PromptRequest) -> str:
+    def _render_bounded(self, message: PromptRequest) -> str:
         template = self._template(message)
         if template is None:
             raise RenderBudgetExceeded

@@ -171,8 +171,8 @@ class TextModel:
 
 def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     """Returns token ids. Encodes as a batch, which releases the GIL and keeps no offsets."""
-    found: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
-    return found
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+    return ids
 
 
 def _dtype(config: dict[str, Any]) -> str:

@@ -48,7 +48,7 @@ class KVCacheManager:
 
     def _new_tree(self) -> RadixCache:
         tree = RadixCache(self.page_size, self.windows, self._policy)
-        tree.on_end_gone = self.checkpoints.drop
+        tree.on_end_removed = self.checkpoints.drop
         return tree
 
     @property
@@ -111,8 +111,8 @@ class KVCacheManager:
         for pool, own, window in zip(self.pools, pages, self.windows, strict=True):
             pool.release(own[own > 0] if window else own, owner)
 
-    def _uncache(self, gone: Sequence[Ints]) -> None:
-        for pool, pages in zip(self.pools, gone, strict=True):
+    def _uncache(self, evicted: Sequence[Ints]) -> None:
+        for pool, pages in zip(self.pools, evicted, strict=True):
             pool.mark_uncached(pages)
 
     # --- prefixes ------------------------------------------------------------------------------

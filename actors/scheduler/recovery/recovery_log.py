@@ -56,19 +56,19 @@ class LingeringRequests:
     def add(self, request: RequestState) -> None:
         """From now on, instead of an older one of its name."""
         if request.submit.linger:
-            self._named[_place(request)] = request
+            self._named[_name_key(request)] = request
 
     def drop(self, request: RequestState) -> None:
         """Unless a later one has its name."""
-        if request.submit.linger and self._named.get(_place(request)) is request:
-            del self._named[_place(request)]
+        if request.submit.linger and self._named.get(_name_key(request)) is request:
+            del self._named[_name_key(request)]
 
     def get(self, rid: str, tenant: str) -> RequestState | None:
         """The tenant's request of the rid's name, whatever it asked."""
         return self._named.get((tenant, name_of(rid)))
 
 
-def _place(request: RequestState) -> tuple[str, str]:
+def _name_key(request: RequestState) -> tuple[str, str]:
     return request.submit.tenant, name_of(request.submit.rid)
 
 
@@ -234,7 +234,7 @@ class RecoveryLog:
         """There are more requests to report again."""
         return bool(self._to_resend)
 
-    def recall(self, state: SchedulerState, recall: Recall,
+    def find_resumed(self, state: SchedulerState, recall: Recall,
                now: float) -> tuple[RequestState | None, bool]:
         """The request that a client asks for; and, where there is none, whether its name belongs
         to a request that asked for something else."""
@@ -250,7 +250,7 @@ class RecoveryLog:
             return self._adopt(state, found, recall.client, now), False
         return None, found is not None
 
-    def recall_submitted(self, state: SchedulerState, submit: Submit,
+    def find_repeated(self, state: SchedulerState, submit: Submit,
                          now: float) -> RequestState | None:
         """The request that `submit` repeats, if that one has ended or is another client's."""
         self.finished(state.finished_requests, now)
@@ -317,13 +317,13 @@ def _compact(request: RequestState) -> None:
 def joined_rows(rows: list[RowLogprobs]) -> list[RowLogprobs]:
     """Joins logprobs of consecutive tokens into as few rows as possible: one, unless the number of
     alternatives differs."""
-    found: list[RowLogprobs] = []
+    joined: list[RowLogprobs] = []
     for _, group in groupby(rows, key=_alternatives):
         several = list(group)
         chosen, ranks, ids, values = (b"".join(column) for column in
                                       zip(*map(_columns, several), strict=True))
-        found.append(RowLogprobs(several[0].row, several[0].start, chosen, ranks, ids, values))
-    return found
+        joined.append(RowLogprobs(several[0].row, several[0].start, chosen, ranks, ids, values))
+    return joined
 
 
 def _columns(row: RowLogprobs) -> tuple[bytes, bytes, bytes, bytes]:

@@ -98,7 +98,7 @@ def clients_reached(monkeypatch: pytest.MonkeyPatch) -> Any:
     readers = ClientConnections()
     for number in range(3 * fewer(monkeypatch, "detokenizer.client_connections",
                                   "REACHED_CLIENTS")):
-        readers.here(client(number))
+        readers.connected(client(number))
     return readers
 
 

@@ -188,7 +188,7 @@ def test_a_resend_of_an_unknown_request_is_answered(monkeypatch: pytest.MonkeyPa
     def planted(*_: Any) -> None:
         raise ValueError
 
-    monkeypatch.setattr(ring.scheduler.outgoing, "answer_recall", planted)
+    monkeypatch.setattr(ring.scheduler.outgoing, "answer_resume", planted)
     ring.tell(Recall("r9", CLIENT))
     ring.run()
     assert ring.of("r9")[0].error_code == "quarantined"
