@@ -21,7 +21,7 @@ from msgspec import Meta, Raw, Struct
 from actorium.actors.params import (
     MAX_BAD_WORDS,
     MAX_N,
-    Resolved,
+    ResolvedParams,
     SamplingParams,
     Seed,
     TextParams,
@@ -368,7 +368,7 @@ class Submit(Message):
     client: ClientId
     prompt: Column
     n: Annotated[int, Meta(ge=1, le=MAX_N)]
-    params: Resolved
+    params: ResolvedParams
     text: TextParams
     seed: Seed
     deadline: float | None = None
@@ -553,7 +553,7 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     pages: Column
     """i4[groups, n]: the pages of the cached prefix, n = cached_len / page_size, in order; 0 for a
     page behind its group's window. Later pages come as page_appends."""
-    params: Resolved
+    params: ResolvedParams
     seed: Seed
     checkpoint: Count = 0
     """The checkpoint of the recurrent state after cached_len tokens; 0 = the state starts empty

@@ -261,7 +261,7 @@ def _check_texts(name: str, texts: Sequence[str], limit: int, chars: int) -> Non
             raise ValueError(f"{name}: a string must have 1 to {chars} characters")
 
 
-class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
     """Sampling parameters with every default filled in, for scheduler and worker."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]

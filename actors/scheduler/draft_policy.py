@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actorium.actors.scheduler.plan_record import VerifiedDrafts
+from actorium.actors.scheduler.request_state import VerifiedDrafts
 
 GAIN = 0.03
 """By how much another k must be better to be taken up."""

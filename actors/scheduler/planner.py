@@ -12,9 +12,8 @@ from actorium.actors.config.speculative import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, Ready, StepPlan, StepResult
 from actorium.actors.scheduler.draft_policy import DraftPolicy
-from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance, PrefillPacer, new_pacer
-from actorium.actors.scheduler.request_state import SequenceState
+from actorium.actors.scheduler.request_state import PlanRecord, SequenceState, VerifiedDrafts
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
 

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from actorium.actors.messages import MediaItem, Ready
-from actorium.actors.scheduler.plan_record import PlanRecord
+from actorium.actors.scheduler.request_state import PlanRecord
 
 FACTOR, LEAST_US = 3.0, 75_000.0
 """The default target on a CPU: so many times a step that only decodes, and at least so long.

@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.beat_gauges import BOUNDS, HTTP_REQUESTS, Histogram
-from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.request_state import PlanRecord, RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}

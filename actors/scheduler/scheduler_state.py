@@ -18,7 +18,7 @@ from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.queue_policies import new_queue
+from actorium.actors.scheduler.queue_policies import WaitingQueue
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
 from actorium.actors.scheduler.slot_table import SlotTable
@@ -36,7 +36,9 @@ class SchedulerState:
         """on_finished: called with each request as it ends."""
         self.requests: dict[tuple[bytes, str], RequestState] = {}
         self.sequences: dict[int, SequenceState] = {}
-        self.queue = new_queue(config.schedule_policy, config.tenant_weights)
+        self.step = 0
+        """Number of the last plan."""
+        self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
         self.prefilling: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.slots_to_release: list[int] = []
@@ -286,7 +288,8 @@ class SchedulerState:
         sequence.cached_len = cached
         self.cache_lookup_tokens += sequence.prompt_len
         self.cache_hit_tokens += cached
-        self.queue.charge(sequence.tenant, sequence.prompt_len - cached, 0)
+        if (fair := self.queue.fair) is not None:
+            fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
     def unlock_windows(self) -> bool:
         """Unlock cached pages of windowed groups that no running sequence can see any more; False
@@ -308,7 +311,7 @@ class SchedulerState:
 
     def charge_tenants(self, sids: Longs, counts: Ints | None) -> None:
         """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""
-        if not self.queue.charges:
+        if (fair := self.queue.fair) is None:
             return
         tokens: Counter[str] = Counter()
         for sid, count in zip(sids.tolist(), [1] * len(sids) if counts is None else counts.tolist(),
@@ -317,7 +320,7 @@ class SchedulerState:
             if sequence is not None:
                 tokens[sequence.tenant] += count
         for tenant, count in tokens.items():
-            self.queue.charge(tenant, 0, count)
+            fair.charge(tenant, 0, count)
 
     def audit(self) -> None:
         """Checks that everything is in exactly one place; raises `AccountingError`."""

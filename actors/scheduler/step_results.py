@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
-from actorium.actors.scheduler.admission_checks import Rejection
 from actorium.actors.scheduler.cache.media_keys import shareable
 from actorium.actors.scheduler.cache.page_allocator import Ints
-from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.request_state import (
+    PlanRecord,
+    Rejection,
+    RequestState,
+    SequenceState,
+    VerifiedDrafts,
+)
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 FINISH_REASONS = {1: "stop", 2: "length"}

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import Submit, TokenRules
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 
 U32 = NDArray[np.uint32]
 NONE_LEFT = "bad_words: they and allowed_token_ids leave no token to sample"
@@ -50,7 +50,7 @@ class TokenRuleFilter:
     completion, the prompt left aside, ends with all before it.
     """
 
-    def __init__(self, rules: TokenRules, params: Resolved, has_grammar: bool) -> None:
+    def __init__(self, rules: TokenRules, params: ResolvedParams, has_grammar: bool) -> None:
         """With a grammar the end tokens stay allowed: they say that it is complete."""
         self._open = not (rules.allowed or rules.bad_words)
         self._base = bits_of(np.frombuffer(rules.allowed, np.int32), rules.vocab_size)

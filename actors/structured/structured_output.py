@@ -21,9 +21,12 @@ from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal
-from actorium.actors.scheduler.admission_checks import Rejection
-from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.request_state import (
+    PlanRecord,
+    Rejection,
+    RequestState,
+    SequenceState,
+)
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
 from actorium.actors.structured.guides import SequenceGuide, filter_of

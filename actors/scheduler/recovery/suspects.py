@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.request_state import PlanRecord, RequestState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 MOST_STEPS = 16

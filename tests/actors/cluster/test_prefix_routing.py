@@ -18,8 +18,8 @@ from actorium.actors.cluster.routing.routing_policy import (
 )
 from actorium.actors.messages import StepResult
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
-from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_metrics import PromptWork
+from actorium.actors.scheduler.request_state import PlanRecord
 
 PAGE = 4
 
