@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from actorium.actors.core import Health
 from actorium.actors.errors import ActoriumError
@@ -17,7 +18,7 @@ from actorium.actors.messages import Cancel, Submit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
-from actorium.actors.structured.structured_output import PreparedGrammar, StructuredOutputManager
+from actorium.actors.structured.structured_output import StructuredOutputManager
 
 Post = Callable[..., None]
 
@@ -33,7 +34,7 @@ class GrammarCompiler:
         self._structured_output, self._journal = masking, journal
         self._offload = Offload(journal)
         self._post: Post | None = None
-        self._jobs: dict[str, OffloadJob[PreparedGrammar]] = {}
+        self._jobs: dict[str, OffloadJob[Any]] = {}
         """Jobs by grammar."""
         self._most = most
 
@@ -75,7 +76,7 @@ class GrammarCompiler:
             job = self._jobs.pop(grammar)
             self._journal.finished(grammar_name(grammar))
             with suppress(ActoriumError):  # there is no vocabulary, as the core will report
-                self._structured_output.add_compiled(grammar, job.result())
+                self._structured_output.add_compiled(grammar, *job.result())
         ready = [submit for submit in self.waiting if submit.grammar not in self._jobs]
         self.waiting = [submit for submit in self.waiting if submit.grammar in self._jobs]
         return ready

@@ -1,25 +1,28 @@
 """The tokenizer's side of structured output: converts what a request asks for to a checked grammar.
 
-The compiling process is started by the first request that needs it, not at start-up.
+A grammar is compiled for the first time in a process that can be killed: nearly all compile in
+milliseconds; some short ones take minutes or gigabytes, in native code that cannot be interrupted.
+One that compiles there takes no longer in the scheduler. The process is started by the first
+request that needs it, not at start-up.
 """
 
 from __future__ import annotations
 
+import sys
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import msgspec
+from msgspec import Struct
 
 from actorium.actors.config.retention import CHECKED_BYTES
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.params import Structured
+from actorium.actors.tokenizer.bounded_process import MEMORY, BoundedProcess, serve
 from actorium.actors.tokenizer.defaults import ModelFacts
 
-if TYPE_CHECKING:
-    from actorium.actors.structured.grammar_process import GrammarProcess
-
+CPU_SECONDS = 1.0
 ANSWER_BYTES = 1024
 """Bytes of a dict's entry and an error's objects, beside the texts."""
 Post = Callable[[], None]
@@ -121,8 +124,6 @@ class GrammarValidator:
         result: str | InvalidRequest | Unchecked
         try:
             if self._checker is None:
-                from actorium.actors.structured.grammar_process import GrammarProcess
-
                 self._checker = GrammarProcess(self._path / "tokenizer.json",
                                                self._facts.vocab_size, self._facts.eos_ids)
             result = self._checker.check(wanted)
@@ -156,3 +157,66 @@ class GrammarValidator:
 def _weight(key: bytes, found: str | InvalidRequest | Unchecked) -> int:
     text = found if isinstance(found, str) else found.message
     return ANSWER_BYTES + len(key) + 4 * len(text)
+
+
+# --- the parent's side of the process -------------------------------------------------------------
+
+class GrammarVerdict(Struct, array_like=True):
+    """The result of a check: exactly one of these fields is set."""
+
+    grammar: str = ""
+    error: str = ""
+
+
+_decode_verdict = msgspec.msgpack.Decoder(GrammarVerdict).decode
+"""Made at import, since threads check: see `client/connection.py`."""
+
+
+class GrammarProcess:
+    """The parent's side of the process. For one thread at a time."""
+
+    def __init__(self, path: Path, size: int, eos: Sequence[int]) -> None:
+        """path: the model's directory; size, eos: see `GrammarVocabulary`."""
+        self.child = BoundedProcess(__name__, str(path), str(size), *(str(token) for token in eos))
+
+    def check(self, wanted: Structured) -> str:
+        """Compiles a grammar in llguidance's syntax. Waits. Raises `InvalidRequest` if it does not
+        compile, or needs too much time or memory."""
+        answer = self.child.ask(msgspec.msgpack.encode(wanted))
+        if answer is None:
+            raise InvalidRequest(f"structured: the grammar takes more than {CPU_SECONDS:g} s or "
+                                 f"{MEMORY >> 30} GiB to compile", "structured")
+        verdict: GrammarVerdict = _decode_verdict(answer)
+        if verdict.error:
+            raise InvalidRequest(verdict.error, "structured")
+        return verdict.grammar
+
+    def close(self) -> None:
+        """Ends the process."""
+        self.child.close()
+
+
+# --- the process ----------------------------------------------------------------------------------
+
+def main(path: str, size: str, *eos: str) -> None:
+    """Answers frames until the parent closes the pipe."""
+    from actorium.actors.structured.grammar import GrammarVocabulary, grammar_of
+
+    vocabulary = GrammarVocabulary(Path(path), int(size), [int(token) for token in eos])
+
+    def answer(frame: bytes) -> bytes:
+        try:
+            grammar = grammar_of(msgspec.msgpack.decode(frame, type=Structured))
+            vocabulary.matcher(grammar)
+            verdict = GrammarVerdict(grammar=grammar)
+        except InvalidRequest as error:
+            verdict = GrammarVerdict(error=error.message)
+        except Exception as error:  # any failure means that it is not a grammar
+            verdict = GrammarVerdict(error=f"structured: {type(error).__name__}: {error}"[:500])
+        return msgspec.msgpack.encode(verdict)
+
+    serve(answer, CPU_SECONDS)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

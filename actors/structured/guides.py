@@ -32,6 +32,31 @@ class TokenMatcher(Protocol):
     def accept(self, tokens: Sequence[int]) -> bool: ...
 
 
+class AnyTokens:
+    """A matcher of any tokens, as llguidance's matchers are used."""
+
+    def __init__(self, size: int) -> None:
+        """size: of the vocabulary."""
+        self._bits = _all(size).tobytes()
+
+    def compute_bitmask(self) -> bytes:
+        return self._bits
+
+    def consume_token(self, _token: int) -> bool:
+        return True
+
+    def try_consume_tokens(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def rollback(self, _tokens: int) -> bool:
+        return True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    is_error = is_stopped
+
+
 class BadWordTree:
     """A trie of forbidden token sequences."""
 

@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from actorium.actors.structured.schema_formats import GRAMMARS, NAMES, PATTERNS, TIMES
 from actorium.actors.structured.schema_patterns import (
+    GRAMMARS,
+    NAMES,
+    PATTERNS,
+    TIMES,
     BadPattern,
     NotRegular,
     shown,

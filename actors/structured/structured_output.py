@@ -12,11 +12,12 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
@@ -36,28 +37,8 @@ MAX_REASON_CHARS = 500
 """The most characters of a guide's error that its client gets."""
 
 
-class GrammarBackend(Protocol):
-    """What is used of a vocabulary (`grammar.GrammarVocabulary`)."""
-
-    def knows(self, grammar: str) -> bool: ...
-
-    def compile(self, grammar: str) -> Any: ...
-
-    def keep(self, grammar: str, compiled: Any) -> None: ...
-
-    def matcher(self, grammar: str) -> Any: ...
-
-    def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]: ...
-
-
-Load = Callable[[], GrammarBackend]
-
-
-class PreparedGrammar(NamedTuple):
-    """The result of `StructuredOutputManager.prepare`."""
-
-    words: GrammarBackend
-    compiled: Any
+Load = Callable[[], Any]
+"""Returns a `grammar.GrammarVocabulary`, or what a replay has in its place."""
 
 
 class VocabularyLoader:
@@ -65,7 +46,7 @@ class VocabularyLoader:
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._found: GrammarBackend | ActoriumError | None = None
+        self._found: Any = None
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
@@ -81,7 +62,7 @@ class VocabularyLoader:
         except Exception as error:  # a structured request reports it; the others do not need it
             self._found = EngineUnavailable(f"structured: no vocabulary: {error}")
 
-    def __call__(self) -> GrammarBackend:
+    def __call__(self) -> Any:
         """Returns the vocabulary, or raises the exception that loading raised."""
         if self._thread is not None:
             self._thread.join()
@@ -89,7 +70,6 @@ class VocabularyLoader:
             self._run()
         if isinstance(self._found, ActoriumError):
             raise self._found
-        assert self._found is not None
         return self._found
 
 
@@ -103,7 +83,7 @@ class StructuredOutputManager:
         self.last_stuck: list[int] = []
         """The sequences that the last call of `pop_stuck` returned."""
         self._load = load
-        self._words: GrammarBackend | None = None
+        self._words: Any = None
         self._guides: dict[int, SequenceGuide] = {}
         self._drafts: dict[int, list[int]] = {}
         """The drafts made for each sequence in the last plan that sampled it."""
@@ -143,16 +123,16 @@ class StructuredOutputManager:
         """True if a request with this grammar delays no other."""
         return self._words is not None and self._words.knows(grammar)
 
-    def prepare(self, grammar: str) -> PreparedGrammar:
-        """Compiles the grammar, and loads the vocabulary if that is still to be done. Runs on any
-        thread. Raises `ActoriumError` if there is no vocabulary."""
+    def prepare(self, grammar: str) -> tuple[Any, Any]:
+        """Returns the vocabulary, which is loaded if that is still to be done, and the compiled
+        grammar. Runs on any thread. Raises `ActoriumError` if there is no vocabulary."""
         words = self._words or self._load()
-        return PreparedGrammar(words, words.compile(grammar))
+        return words, words.compile(grammar)
 
-    def add_compiled(self, grammar: str, found: PreparedGrammar) -> None:
+    def add_compiled(self, grammar: str, words: Any, compiled: Any) -> None:
         """Adds the result of `prepare`."""
-        self._words = self._words or found.words
-        self._words.keep(grammar, found.compiled)
+        self._words = self._words or words
+        self._words.keep(grammar, compiled)
 
     def remove(self, sid: int) -> None:
         """Forgets a sequence that is over."""
@@ -307,19 +287,28 @@ def _why(guide: SequenceGuide) -> str:
 
 def vocabulary(context: Context) -> Load:
     """Returns the loader of the engine's model. In a first life it starts with the engine, while
-    the worker loads, since loading blocks everything else in the process; after a restart, when
-    needed."""
+    the worker loads, since loading takes more than a second where there are many tokens and blocks
+    everything else in the process; after a restart, when needed."""
     if context.config.model.skip_tokenizer:
         return no_vocabulary
-    from actorium.actors.structured.model_vocabulary import vocabulary_of
-
-    loading = VocabularyLoader(partial(vocabulary_of, context.config))
+    loading = VocabularyLoader(partial(_load_vocabulary, context.config))
     if context.epoch <= 1:
         loading.start()
     return loading
 
 
-def no_vocabulary() -> GrammarBackend:
-    """For engines that have no tokenizer."""
+def _load_vocabulary(config: Config) -> Any:
+    """Returns the model's vocabulary, the same as the tokenizer's: a grammar that passes there
+    compiles here. Raises `BadModel`."""
+    from actorium.actors.structured.grammar import GrammarVocabulary
+    from actorium.actors.tokenizer.text_model import TextModel
+
+    model = TextModel(config)
+    return GrammarVocabulary(model.path / "tokenizer.json", model.facts.vocab_size,
+                             model.facts.eos_ids)
+
+
+def no_vocabulary() -> Any:
+    """Raises `InvalidRequest`: the loader of engines that have no tokenizer."""
     raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
                          "structured")
