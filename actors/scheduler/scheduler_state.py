@@ -163,7 +163,7 @@ class SchedulerState:
 
     def _key(self, sequence: SequenceState) -> PrefixKey:
         if sequence.key is None:
-            data = tokens_of(sequence).tobytes()
+            data = tokens_of(sequence)
             if media := sequence.request.submit.media:
                 data = media_key(data, media, self.kv_cache.page_size)
             sequence.key = PrefixKey(sequence.salt, data)
@@ -177,10 +177,9 @@ class SchedulerState:
             return
         full = min(computed, sequence.shareable) // kv_cache.page_size
         if full:
-            key = self._key(sequence)
-            part = PrefixKey(key.salt, key.data[:full * kv_cache.page_size * 4])
-            sequence.lock = kv_cache.cache_pages(part, [own[:full] for own in pages], sequence.lock,
-                                                 sequence.priority)
+            sequence.lock = kv_cache.cache_pages(
+                self._key(sequence), [own[:full] for own in pages], sequence.lock,
+                sequence.priority, full * kv_cache.page_size)
 
     def chunk_planned(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
         """Caches the full pages of a planned chunk. They may be shared from now on, even within the
@@ -203,8 +202,8 @@ class SchedulerState:
             kv_cache.checkpoints.demote(sequence.started)
         for place in places:
             full = place // kv_cache.page_size
-            number = kv_cache.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),
-                                         [own[:full] for own in pages], sequence.priority)
+            number = kv_cache.checkpoint(key, [own[:full] for own in pages], sequence.priority,
+                                         place)
             if number:
                 saved.append((sequence.slot, number, place - start))
         return saved
@@ -216,14 +215,12 @@ class SchedulerState:
             return None
         if sequence.match_version != kv_cache.version or sequence.pending:
             key = self._key(sequence)
-            most = (len(key.data) // 4 - 1) // kv_cache.page_size * kv_cache.page_size
-            part = PrefixKey(key.salt, key.data[:4 * most])
+            most = len(key.data) // 4 - 1
             if kv_cache.recurrent:
-                found = tree.match_state(part, kv_cache.step)
-                sequence.match, sequence.pending = found.match, found.pending
-                sequence.branch = found.branch
+                sequence.match, sequence.branch, sequence.pending = tree.match_state(
+                    key, kv_cache.step, most)
             else:
-                sequence.match = tree.match(part)
+                sequence.match = tree.match(key, most)
             sequence.match_version = kv_cache.version
         return sequence.match
 
@@ -279,7 +276,7 @@ class SchedulerState:
         tokens = tokens_of(sequence)
         self.table.add(sequence, pages)
         self.prefilling.append(sequence)
-        return Admit(slot=sequence.slot, tokens=tokens.tobytes(), prompt_len=sequence.prompt_len,
+        return Admit(slot=sequence.slot, tokens=tokens, prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
                      media=sequence.request.submit.media)
@@ -339,8 +336,8 @@ class SchedulerState:
                 yield sequence.sid, self.table.pages_of(sequence.slot)
 
 
-def tokens_of(sequence: SequenceState) -> Ints:
-    """Prompt and emitted tokens of a sequence without a slot."""
-    if not len(sequence.emitted):
-        return sequence.request.prompt
-    return np.concatenate((sequence.request.prompt, sequence.emitted))
+def tokens_of(sequence: SequenceState) -> bytes:
+    """Returns prompt and emitted tokens of a sequence without a slot, i4. The prompt is not copied
+    where none was emitted."""
+    prompt = sequence.request.submit.prompt
+    return prompt + sequence.emitted.tobytes() if len(sequence.emitted) else prompt

@@ -30,7 +30,8 @@ class PrefixReport(TreeObserver):
         self._tree, self._whole = tree, True
         self._hashes.clear()
         if tree is not None:
-            tree.observer.add(self)
+            if self not in tree.observers:
+                tree.observers.append(self)
             for node in tree.nodes():
                 self.grown(node)
 

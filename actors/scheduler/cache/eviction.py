@@ -39,7 +39,7 @@ from actorium.actors.scheduler.cache.tree_nodes import (
     EvictionQueue,
     Rank,
     TreeNode,
-    TreeObservers,
+    TreeObserver,
     below,
 )
 
@@ -63,9 +63,9 @@ class EvictableTree:
         self.version = 0
         """Changes whenever the result of a match could have changed."""
         self.stats = CacheStats()
-        self.on_end_removed: Callable[[TreeNode], None] = _ignore
+        self.on_end_removed: Callable[[TreeNode], None] = lambda node: None
         """Called with a node whose end is trimmed or removed."""
-        self.observer = TreeObservers()
+        self.observers: list[TreeObserver] = []
         self._clock = 0
         self._roots: dict[str, TreeNode] = {}
         self._full = [g for g, window in enumerate(windows) if not window]
@@ -197,7 +197,8 @@ class EvictableTree:
         if not keep:
             self._remove(node, evicted)
             return parent
-        self.observer.cut(node, keep)
+        for observer in self.observers:
+            observer.cut(node, keep)
         for g in range(self.groups):
             evicted[g].append(node.pages[g][keep:])
             node.pages[g] = node.pages[g][:keep].copy()
@@ -216,7 +217,8 @@ class EvictableTree:
         parent = node.parent
         assert parent is not None
         self.on_end_removed(node)
-        self.observer.cut(node, 0)
+        for observer in self.observers:
+            observer.cut(node, 0)
         for g in range(self.groups):
             evicted[g].append(node.pages[g])
         for g in self._full:
@@ -318,7 +320,3 @@ class EvictableTree:
                                                                           start + places)
         found = np.flatnonzero(usable)
         return int(found[-1]) + 1 if len(found) else 0
-
-
-def _ignore(node: TreeNode) -> None:
-    """Does nothing when a node's end is removed: the default without checkpoints."""

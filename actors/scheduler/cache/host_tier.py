@@ -98,7 +98,7 @@ class HostTier(TreeObserver):
         self._queries: dict[int, DiskQuery] = {}
         self._names = NodeNames(size)
         if kv_cache.tree is not None:
-            kv_cache.tree.observer.add(self)
+            kv_cache.tree.observers.append(self)
             kv_cache.checkpoints.on_drop = self.dropped
 
     @property

@@ -62,10 +62,12 @@ class RadixCache(EvictableTree):
     halves were last used at different times, and merging them would lose that.
     """
 
-    def match(self, key: PrefixKey) -> PrefixMatch:
-        """Returns the longest usable prefix. Splits a node when it ends inside; counts as a use."""
-        self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
-        path, last = self._find(key)
+    def match(self, key: PrefixKey, most: int | None = None) -> PrefixMatch:
+        """Returns the longest usable prefix of the key's first `most` tokens (None = all). Splits a
+        node when it ends inside; counts as a use."""
+        size = self._pages_in(key, most)
+        self.stats.lookups += size * self.page_size
+        path, last = self._find(key, size)
         if not path:
             return PrefixMatch(0, [NO_PAGES] * self.groups, TreeNode(None, b"", []))
         if last < path[-1].size:
@@ -77,11 +79,12 @@ class RadixCache(EvictableTree):
         self.stats.hits += node.end * self.page_size
         return PrefixMatch(node.end * self.page_size, self._pages_of(path), node)
 
-    def match_state(self, key: PrefixKey, step: int) -> CheckpointMatch:
+    def match_state(self, key: PrefixKey, step: int, most: int | None = None) -> CheckpointMatch:
         """Matches for a model with recurrent layers: up to the last end with a checkpoint that a
         plan before `step` has saved."""
-        self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
-        path, last = self._find(key)
+        size = self._pages_in(key, most)
+        self.stats.lookups += size * self.page_size
+        path, last = self._find(key, size)
         known = (path[-1].end - path[-1].size + last) * self.page_size if path else 0
         branch = known if path and (last < path[-1].size or path[-1].children) else 0
         if path and last < path[-1].size:
@@ -92,7 +95,7 @@ class RadixCache(EvictableTree):
             path.pop()
         if path and self._windowed:
             end = path[-1].end
-            path, last = self._find(PrefixKey(key.salt, key.data[:end * self.page_size * 4]))
+            path, last = self._find(key, end)
             if not path or path[-1].end != end or last < path[-1].size:
                 path = []
         if not path:
@@ -108,7 +111,7 @@ class RadixCache(EvictableTree):
 
     def known(self, key: PrefixKey) -> int:
         """Returns the pages of the longest usable prefix, states aside. Does not count as a use."""
-        path, last = self._find(key)
+        path, last = self._find(key, self._pages_in(key))
         return path[-1].end - path[-1].size + last if path else 0
 
     def nodes(self) -> Iterator[TreeNode]:
@@ -116,23 +119,23 @@ class RadixCache(EvictableTree):
         for root in self._roots.values():
             yield from below(root)
 
-    def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0
-               ) -> tuple[TreeNode, list[Ints]]:
-        """Adds a prefix. Returns the node at its end and, per group, the pages newly kept.
+    def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0,
+               most: int | None = None) -> tuple[TreeNode, list[Ints]]:
+        """Adds a prefix, the key's first `most` tokens (None = all). Returns the node at its end
+        and, per group, the pages newly kept.
 
-        pages[g]: i4[>= n] for the key's n full pages; entries that the tree has already keep their
+        pages[g]: i4[>= n] for the n full pages; entries that the tree has already keep their
         own page. In windowed groups 0 = the caller has no page there (never the number of a page
         that it has freed), and holes of the tree are filled. Pages at the end that all groups lack
         are cut off. Raises `ValueError` for too few entries or a hole in a full group.
         """
-        count = self._pages_to_insert(key, pages)
-        data = key.data[:count * self.page_size * 4]
+        count = self._pages_to_insert(self._pages_in(key, most), pages)
         root = self._roots.get(key.salt)
         if not count:
             return root or TreeNode(None, b"", []), [NO_PAGES] * self.groups
         if root is None:
             root = self._roots[key.salt] = TreeNode(None, b"", [], salt=key.salt)
-        path, last = self._walk(root, data)
+        path, last = self._walk(root, key.data, count)
         if path and last < path[-1].size:
             path[-1] = self._split(path[-1], last)
         taken: list[list[Ints]] = [[] for _ in pages]
@@ -140,7 +143,8 @@ class RadixCache(EvictableTree):
             self._fill(path, pages, taken)
         at = path[-1].end if path else 0
         if at < count:
-            path.append(self._grow(path[-1] if path else root, data, at,
+            data = key.data[at * self.page_size * 4:count * self.page_size * 4]
+            path.append(self._grow(path[-1] if path else root, data,
                                    [own[at:count].astype(np.int32) for own in pages], taken))
         for node in path:
             node.priority = max(node.priority, priority)
@@ -159,9 +163,12 @@ class RadixCache(EvictableTree):
                 name = f"cached pages {node.end - node.size}..{node.end - 1} of salt {number}"
                 yield name, [pages[pages != 0] for pages in node.pages]
 
-    def _pages_to_insert(self, key: PrefixKey, pages: Sequence[Ints]) -> int:
-        """Returns how many pages of the key to insert, after checking `pages`."""
-        count = len(key.data) // (self.page_size * 4)
+    def _pages_in(self, key: PrefixKey, most: int | None = None) -> int:
+        """Returns the number of whole pages of the key's first `most` tokens."""
+        return (len(key.data) // 4 if most is None else most) // self.page_size
+
+    def _pages_to_insert(self, count: int, pages: Sequence[Ints]) -> int:
+        """Returns how many of a key's `count` pages to insert, after checking `pages`."""
         if len(pages) != self.groups or any(len(own) < count for own in pages):
             raise ValueError(f"pages: {self.groups} arrays of {count} pages needed, "
                              f"got {[len(own) for own in pages]}")
@@ -174,29 +181,30 @@ class RadixCache(EvictableTree):
         held = np.flatnonzero(np.any([own[:count] for own in pages], axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
-    def _walk(self, root: TreeNode, data: bytes) -> tuple[list[TreeNode], int]:
-        """Returns the nodes that agree with `data`, and how many pages of the last one do."""
+    def _walk(self, root: TreeNode, data: bytes, count: int) -> tuple[list[TreeNode], int]:
+        """Returns the nodes that agree with the first `count` pages of `data`, and how many pages
+        of the last node do."""
         page = self.page_size * 4
-        size = len(data) // page * page
+        size = count * page
         at, node, path = 0, root, []
         while at < size:
             child = node.children.get(data[at:at + page])
             if child is None:
                 break
             path.append(child)
-            if not data.startswith(child.key, at):
+            if at + len(child.key) > size or not data.startswith(child.key, at):
                 return path, _common_tokens(child.key, data, at, size) // self.page_size
             at += len(child.key)
             node = child
         return path, node.size
 
-    def _find(self, key: PrefixKey) -> tuple[list[TreeNode], int]:
-        """Returns the path of the longest usable prefix, and how many pages of its last node are in
-        it."""
+    def _find(self, key: PrefixKey, count: int) -> tuple[list[TreeNode], int]:
+        """Returns the path of the longest usable prefix of the key's first `count` pages, and how
+        many pages of its last node are in it."""
         root = self._roots.get(key.salt)
         if root is None:
             return [], 0
-        path, last = self._walk(root, key.data)
+        path, last = self._walk(root, key.data, count)
         if not self._windowed:
             return path, last
         runs = [[0] * len(self._reach)]
@@ -233,16 +241,16 @@ class RadixCache(EvictableTree):
             upper.nearest = min(upper.near, default=upper.nearest)
             self._recount(node)
             self._recount(upper)
-        self.observer.split(upper, node)
+        for observer in self.observers:
+            observer.split(upper, node)
         return upper
 
-    def _grow(self, parent: TreeNode, data: bytes, at: int, pages: list[Ints],
+    def _grow(self, parent: TreeNode, data: bytes, pages: list[Ints],
               taken: list[list[Ints]]) -> TreeNode:
-        """Adds a leaf with the key's pages from index `at` on."""
-        page = self.page_size * 4
-        node = TreeNode(parent, data[at * page:], pages, len(self._windowed))
+        """Adds a leaf with these tokens and pages."""
+        node = TreeNode(parent, data, pages, len(self._windowed))
         node.seen = self._clock + 1
-        parent.children[node.key[:page]] = node
+        parent.children[node.key[:self.page_size * 4]] = node
         for g in self._full:
             taken[g].append(pages[g].copy())
             self.cached[g] += node.size
@@ -250,7 +258,8 @@ class RadixCache(EvictableTree):
         for g in self._windowed:
             taken[g].append(pages[g][pages[g] != 0])
         self._recount(node)
-        self.observer.grown(node)
+        for observer in self.observers:
+            observer.grown(node)
         return node
 
     def _fill(self, path: list[TreeNode], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:

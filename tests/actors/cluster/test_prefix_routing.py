@@ -224,7 +224,7 @@ def test_who_finds_less_than_its_replica_had_said_is_counted() -> None:
     (home,) = [index for index, routed in held.items() if routed == 2]
     tree = box.replicas[home].bare.state.kv_cache.tree
     assert tree is not None
-    tree.observer = type(tree.observer)()  # nobody is told any more
+    tree.observers = []  # nobody is told any more
     box.replicas[home].bare.state.kv_cache.flush()
     box.submit(prompt)
     box.run()
