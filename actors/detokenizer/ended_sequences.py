@@ -25,13 +25,6 @@ class EndedSequence(NamedTuple):
     """Tokens after which a stop string matched; None = the scheduler ended it."""
 
 
-class KnownEnd(NamedTuple):
-    """A sequence is over."""
-
-    news: Stop | Cancel | None
-    """For the scheduler, who does not seem to know."""
-
-
 class EndedSequences:
     """Sequences that have ended, and requests that were given up with their clients."""
 
@@ -65,17 +58,16 @@ class EndedSequences:
         self._lost_requests -= len(rids)
         return rids
 
-    def known_end(self, message: Open) -> KnownEnd | None:
-        """Returns the known end of the sequence of a scheduler's message; None if it is not over.
-        """
+    def reply_if_over(self, message: Open) -> list[Stop | Cancel] | None:
+        """Returns what the scheduler must be told of a sequence that is over, and which it does not
+        seem to know of; None if it is not over."""
         has_ended = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
-            return KnownEnd(None if has_ended else Cancel(message.rid, message.client))
+            return [] if has_ended else [Cancel(message.rid, message.client)]
         ended = self._ended.get(message.sid)
         if ended is None or ended.key != (message.client, message.rid, message.index):
             return None
-        return KnownEnd(None if has_ended or ended.stopped is None
-                        else Stop(message.sid, ended.stopped))
+        return [] if has_ended or ended.stopped is None else [Stop(message.sid, ended.stopped)]
 
 
 class QuarantinedRequests:

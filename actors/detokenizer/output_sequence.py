@@ -7,8 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from actorium.actors.detokenizer.incremental import IncrementalDetokenizer
-from actorium.actors.detokenizer.stop_regex import StopRegexChecker
-from actorium.actors.detokenizer.stop_strings import StopMatch, StopStringChecker
+from actorium.actors.detokenizer.stop_strings import StopMatch, StopRegexChecker, StopStringChecker
 from actorium.actors.messages import (
     Delta,
     Open,
@@ -133,14 +132,8 @@ class OutputSequence:
         self._text += tail
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
 
-    def add_logprobs(self, row: RowLogprobs, tokens: Sequence[int], skip: int) -> None:
-        """Logprobs of a batch's `tokens`, of which the first `skip` had been seen before."""
-        entries = expand(row, tokens)
-        self._logprobs = (self._logprobs or []) + entries[skip:]
-
-    def add_replayed_logprobs(self, rows: Sequence[RowLogprobs], tokens: Sequence[int],
-                              skip: int) -> None:
-        """Logprobs of all its `tokens` so far, row after row; the first `skip` are known."""
+    def add_logprobs(self, rows: Sequence[RowLogprobs], tokens: Sequence[int], skip: int) -> None:
+        """Adds the logprobs of `tokens`, row after row; the first `skip` of them are known."""
         entries: list[TokenLogprob] = []
         for row in rows:
             at = len(entries)

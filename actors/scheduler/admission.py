@@ -55,15 +55,11 @@ def choose_victim(running: RunningView, below: int | None = None) -> int | None:
         able = priority < below
     else:
         able = np.ones(len(order), np.bool_)
-        able[_oldest_of_highest(order, priority)] = False
+        highest = np.flatnonzero(priority == priority.max())
+        able[highest[np.argmin(order[highest])]] = False
     candidates = np.flatnonzero(able)
     keys = (-order[candidates], running.recompute[candidates], priority[candidates])
     return next(filter(running.frees, candidates[np.lexsort(keys)].tolist()), None)
-
-
-def _oldest_of_highest(order: Ints, priority: Ints) -> int:
-    highest = np.flatnonzero(priority == priority.max())
-    return int(highest[np.argmin(order[highest])])
 
 
 class AdmissionReserve:
@@ -113,7 +109,7 @@ class AdmissionRoom:
         compute; growth: see `AdmissionReserve`."""
         self.reserve = AdmissionReserve(growth=growth)
         self._table, self._kv_cache = table, kv_cache
-        self._prefilling, self._chunk = prefilling, chunk
+        self._prefilling, self._most_extended = prefilling, chunk + table.ahead
 
     def fits(self, length: int, match: PrefixMatch | None) -> bool:
         """Whether all pools have pages for `length` tokens of a sequence beside what the running
@@ -131,7 +127,7 @@ class AdmissionRoom:
         """Pages of a group that stay available when a sequence of `length` tokens is admitted."""
         kv_cache = self._kv_cache
         left = (kv_cache.available(group) - self._reserved_pages(group)
-                - self._max_held(group, length))
+                - kv_cache.max_held(group, length, self._most_extended))
         if match is not None and match.length:
             own = match.pages[group]
             own = own[own > 0] if kv_cache.windows[group] else own
@@ -139,15 +135,11 @@ class AdmissionRoom:
             left += len(own) - int(np.count_nonzero(kv_cache.pools[group].single_owner(own)))
         return left
 
-    def _max_held(self, group: int, length: int) -> int:
-        """Pages of a group that a sequence of `length` tokens may hold while it extends."""
-        chunk = self._chunk + self._table.ahead
-        return self._kv_cache.max_held(group, length, chunk)
-
     def _reserved_pages(self, group: int) -> int:
         """Pages that sequences which still extend were admitted for and do not hold yet."""
         table = self._table
-        return sum(max(self._max_held(group, table.reach(s.total, s.end))
+        return sum(max(self._kv_cache.max_held(group, table.reach(s.total, s.end),
+                                               self._most_extended)
                        - table.holds(group, s.slot), 0) for s in self._prefilling)
 
     def reserved_pages(self) -> int:

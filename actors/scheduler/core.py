@@ -234,7 +234,7 @@ class SchedulerCore(Core):
             self.requests.best_rate = max(self.requests.best_rate, rate)
         self.requests.metrics.result(record, result, now)
         if self.state.tier is not None:
-            self.state.tier.loaded(result.step, result.lost)
+            self.state.tier.copied(result.step, 0, result.lost)
         for failed, why in apply_media(self.state, record, result):
             self.requests.fail_request(failed, why)
         outcome = apply_result(self.state, record, result)

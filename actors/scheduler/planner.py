@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -45,7 +46,9 @@ class Planner:
         state.kv_cache.at_step(step)
         state.room.reserve.on_step()
         if self._preempt_every and step % self._preempt_every == 0:
-            self._force_preemption()
+            victim = state.table.latest(decoding=True)  # it has emitted a token since
+            if victim is not None:
+                state.preempt(victim, "forced")
         self._preempt_for_priority(unresolved)
         while True:
             rows, appends = self._reserve()
@@ -66,12 +69,6 @@ class Planner:
             return None
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
-
-    def _allowance(self, draft: PartialPlan, pacing: PrefillPacer) -> PrefillAllowance | None:
-        """What prompts may take beside the decodes."""
-        waiting = len(self._state.prefilling) + len(self._state.queue)
-        return pacing.allowance(draft.rows * self._state.table.window, draft.rows, waiting,
-                                draft.unresolved)
 
     def reset(self, worker: Ready) -> None:
         """A fresh worker: nothing runs, nothing is drafted yet. What was learnt of an earlier
@@ -109,7 +106,7 @@ class Planner:
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
         firsts = self._finish_prompts(extends)
         if extends:
-            column = np.array([(s.slot, n) for s, n in extends], np.int32).tobytes()
+            column = _column([(s.slot, n) for s, n in extends])
         if firsts:
             slots = np.concatenate((np.array([s.slot for s in firsts], np.int32), slots))
             sids = np.concatenate((np.array([s.sid for s in firsts], np.int64), sids))
@@ -130,8 +127,10 @@ class Planner:
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
         store, load = (b"", b"") if tier is None else tier.planned(step)
+        release = _column(self._state.slots_to_release)
+        self._state.slots_to_release.clear()
         return StepPlan(
-            epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
+            epoch=self._epoch, step=step, release=release, admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts,
             encode=allowance.encode if allowance else [],
@@ -145,14 +144,6 @@ class Planner:
             self._state.table.start_decoding(sequence.slot)
             self._state.prefilling.remove(sequence)
         return firsts
-
-    def _releases(self) -> bytes:
-        released = self._state.slots_to_release
-        if not released:
-            return b""
-        column = np.array(released, np.int32).tobytes()
-        released.clear()
-        return column
 
     def _reserve(self) -> tuple[DecodeRows, bytes]:
         """The rows to decode, and the pages they still need, preempting until those are there.
@@ -186,12 +177,6 @@ class Planner:
         state.preempt(victim, "memory")
         state.room.reserve.on_preemption()
 
-    def _force_preemption(self) -> None:
-        """Preempts the decoding sequence that was admitted last: it has emitted a token since."""
-        victim = self._state.table.latest(decoding=True)
-        if victim is not None:
-            self._state.preempt(victim, "forced")
-
     def _plan_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
         """Plans a sequence's next chunk, as far as budget and pages go. Where that raises, the plan
         is left as it was."""
@@ -210,7 +195,9 @@ class Planner:
         chunk = min(sequence.total - sequence.computed, draft.budget)
         if chunk > 0 and draft.rows and self.pacing is not None:
             if draft.allowance is None:
-                draft.allowance = self._allowance(draft, self.pacing)
+                waiting = len(state.prefilling) + len(state.queue)
+                draft.allowance = self.pacing.allowance(
+                    draft.rows * table.window, draft.rows, waiting, draft.unresolved)
             if draft.allowance is not None:
                 chunk = draft.allowance.take(sequence.computed, chunk,
                                              sequence.request.submit.media)
@@ -282,7 +269,7 @@ class Planner:
             state.preempt(victim, "priority")
 
 
-def _column(rows: list[tuple[int, int, int]]) -> bytes:
+def _column(rows: list[Any]) -> bytes:
     return np.array(rows, np.int32).tobytes() if rows else b""
 
 

@@ -1,5 +1,24 @@
 """The scheduler's state: requests, sequences, slots and pages, and the moves between them: admit,
-preempt, finish."""
+preempt, finish.
+
+Each fact of a sequence lies in one place. Who writes it:
+
+    sid, request, index, seed           SequenceState   `new_request_state`, once
+    emitted, drafted, accepted          SlotTable while it has a slot, else SequenceState: results
+                                        (`step_results`); `SlotTable.add` and `remove` move them
+    slot                                SequenceState   `SlotTable.add` and `remove`
+    len_lo, len_hi, end, order,         SlotTable       `Planner` (a plan's tokens and pages),
+    decoding, held, pages                               `step_results` (what became of them)
+    total, computed, shareable          SequenceState   `admit`; then `Planner` and `apply_media`
+    key, match, match_version, branch,  SequenceState   `_match_prefix` while it waits; dropped by
+    pending                                             whatever changes its tokens
+    lock, started                       SequenceState   `admit`, `cache_prefix`, `_vacate`
+    preempted, preemptions, passed      SequenceState   `preempt`; passed: `WaitingQueue.admit`
+    cached_len, first_token_reported,   SequenceState   `_first_admission`, `step_results`
+    logprobs, prompt_logprobs
+    finish                              SequenceState   `step_results`, `RequestLifecycle`
+    live, choices, waiting, params      RequestState    here; waiting: `WaitingQueue`; params: `cap`
+"""
 
 from __future__ import annotations
 
@@ -15,9 +34,8 @@ from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.admission import AdmissionRoom
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
-from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
-from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch, media_key, shareable
 from actorium.actors.scheduler.queue_policies import WaitingQueue
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name

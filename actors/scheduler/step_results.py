@@ -11,8 +11,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
-from actorium.actors.scheduler.cache.media_keys import shareable
 from actorium.actors.scheduler.cache.page_allocator import Ints
+from actorium.actors.scheduler.cache.radix_cache import shareable
 from actorium.actors.scheduler.request_state import (
     PlanRecord,
     Rejection,

@@ -11,7 +11,9 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -19,6 +21,7 @@ from msgspec import Struct
 from actorium.actors.config.retention import CHECKED_BYTES
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.params import Structured
+from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.tokenizer.bounded_process import MEMORY, BoundedProcess, serve
 from actorium.actors.tokenizer.defaults import ModelFacts
 
@@ -39,18 +42,16 @@ class GrammarValidator:
         """path: the model's directory."""
         self._path, self._facts = path, facts
         self._checker: GrammarProcess | None = None
+        self._checking = threading.Lock()
+        """Held while the process checks: for one thread at a time."""
         self._known: dict[bytes, str | InvalidRequest | Unchecked] = {}
         self._bytes = 0
         """The sum of `_weight` over all results."""
         self._lock = threading.Lock()
-        """Guards the results: the thread adds, and both remove."""
-        self._waiting: set[bytes] = set()
-        """Grammars that are to be checked, and the one whose check is under way."""
-        self._asked: dict[bytes, tuple[Structured, Post, int]] = {}
-        """Those whose check has not begun, the oldest first, and how many requests want it."""
-        self._news = threading.Condition()
-        """Holds its lock: who touches the two."""
-        self._thread: threading.Thread | None = None
+        """Guards the results and the jobs: threads add and remove them."""
+        self._offload = Offload()
+        self._jobs: dict[bytes, tuple[OffloadJob[Any], int]] = {}
+        """Checks that are not done, and how many requests want each."""
 
     def knows(self, wanted: Structured) -> bool:
         """True if `grammar` answers at once."""
@@ -61,44 +62,32 @@ class GrammarValidator:
         """Starts a check on a thread; when its result is known, `waits` turns false and the thread
         calls `post`."""
         key = msgspec.msgpack.encode(wanted)
-        if self._thread is None:
-            self._thread = threading.Thread(target=self._answer, name="grammars", daemon=True)
-            self._thread.start()
-        with self._news:
-            if key not in self._waiting or key in self._asked:
-                self._asked[key] = wanted, post, self._asked.get(key, (wanted, post, 0))[2] + 1
-            self._waiting.add(key)
-            self._news.notify()
+        with self._lock:
+            job, askers = self._jobs.get(key, (None, 0))
+            if job is None:
+                job = self._offload.submit(partial(self._answer, key, wanted), post)
+            self._jobs[key] = job, askers + 1
 
     def forget(self, wanted: Structured) -> None:
         """One of the requests that `ask` was called for is over: where no other one wants the
         check, and it has not begun, it is left out."""
         key = msgspec.msgpack.encode(wanted)
-        with self._news:
-            if key not in self._asked:
-                return
-            _, post, askers = self._asked[key]
-            if askers > 1:
-                self._asked[key] = wanted, post, askers - 1
-            else:
-                del self._asked[key]
-                self._waiting.discard(key)
+        with self._lock:
+            job, askers = self._jobs.get(key, (None, 0))
+            if job is not None and askers > 1:
+                self._jobs[key] = job, askers - 1
+            elif job is not None and job.cancel():
+                del self._jobs[key]
 
-    def _answer(self) -> None:
-        while True:
-            with self._news:
-                self._news.wait_for(lambda: bool(self._asked))
-                key = next(iter(self._asked))
-                wanted, post, _ = self._asked.pop(key)
-            if not self.knows(wanted):
-                self._find_out(wanted)
-            with self._news:
-                self._waiting.discard(key)
-            post()
+    def _answer(self, key: bytes, wanted: Structured) -> None:
+        if not self.knows(wanted):
+            self._find_out(wanted)
+        with self._lock:
+            self._jobs.pop(key, None)
 
     def waits(self, wanted: Structured) -> bool:
         """True while a check is under way."""
-        return msgspec.msgpack.encode(wanted) in self._waiting
+        return msgspec.msgpack.encode(wanted) in self._jobs
 
     def grammar(self, wanted: Structured) -> str:
         """Returns the grammar for the scheduler, waiting for the check if it has no result yet.
@@ -123,10 +112,11 @@ class GrammarValidator:
     def _find_out(self, wanted: Structured) -> str | InvalidRequest | Unchecked:
         result: str | InvalidRequest | Unchecked
         try:
-            if self._checker is None:
-                self._checker = GrammarProcess(self._path / "tokenizer.json",
-                                               self._facts.vocab_size, self._facts.eos_ids)
-            result = self._checker.check(wanted)
+            with self._checking:
+                if self._checker is None:
+                    self._checker = GrammarProcess(self._path / "tokenizer.json",
+                                                   self._facts.vocab_size, self._facts.eos_ids)
+                result = self._checker.check(wanted)
         except InvalidRequest as error:
             result = error
         except Exception as error:

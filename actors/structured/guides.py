@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import Submit, TokenRules
+from actorium.actors.messages import TokenRules
 from actorium.actors.params import ResolvedParams
 
 U32 = NDArray[np.uint32]
@@ -182,13 +182,6 @@ class SequenceGuide:
                 break
             masks.append(narrowed)
         return masks
-
-
-def filter_of(submit: Submit) -> TokenRuleFilter | None:
-    """Returns a request's token rules; None where it has none."""
-    if submit.rules is None:
-        return None
-    return TokenRuleFilter(submit.rules, submit.params, bool(submit.grammar))
 
 
 def bits_of(ids: NDArray[np.int32], size: int) -> U32:

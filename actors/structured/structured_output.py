@@ -30,7 +30,7 @@ from actorium.actors.scheduler.request_state import (
 )
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
-from actorium.actors.structured.guides import SequenceGuide, filter_of
+from actorium.actors.structured.guides import SequenceGuide, TokenRuleFilter
 
 NO_DRAFTS: tuple[int, ...] = ()
 MAX_REASON_CHARS = 500
@@ -104,7 +104,8 @@ class StructuredOutputManager:
         submit = request.submit
         if not submit.grammar and submit.rules is None:
             return None
-        rules = filter_of(submit)
+        rules = None if submit.rules is None else TokenRuleFilter(
+            submit.rules, submit.params, bool(submit.grammar))
         try:
             if submit.grammar and self._words is None:
                 self._words = self._load()

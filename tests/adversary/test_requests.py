@@ -18,7 +18,7 @@ from helpers_speed import slowness
 from helpers_text import Asked, write_model
 
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
-from actorium.actors.detokenizer.stop_regex import StopRegexChecker
+from actorium.actors.detokenizer.stop_strings import StopRegexChecker
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.answer_grammar import constraint
 from actorium.actors.gateway.api.chat_protocol import ChatBody

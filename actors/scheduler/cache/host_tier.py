@@ -271,11 +271,8 @@ class HostTier(TreeObserver):
         self._store, self._load, self._stored, self._begun = [], [], [], []
         return store, load
 
-    def loaded(self, step: int, lost: bytes) -> None:
-        """Rank 0 has made the copies of a plan; lost: `StepResult.lost`."""
-        self._copied(step, 0, lost)
-
-    def _copied(self, step: int, rank: int, lost: bytes) -> None:
+    def copied(self, step: int, rank: int, lost: bytes) -> None:
+        """Takes note that a rank has made the copies of a plan; lost: `StepResult.lost`."""
         copies = self._copies.get(step)
         if copies is None:
             return
@@ -348,7 +345,7 @@ class HostTier(TreeObserver):
         if (answer.epoch, answer.worker) != (self._epoch, self._worker):
             return
         if not answer.ticket:
-            self._copied(answer.step, answer.rank, answer.lost)
+            self.copied(answer.step, answer.rank, answer.lost)
         elif self.disk is not None:
             self.disk.answered(answer)
 

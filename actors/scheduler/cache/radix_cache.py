@@ -15,10 +15,12 @@ order of eviction and for what locks cover.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
 
+from actorium.actors.messages import MediaItem
 from actorium.actors.scheduler.cache.eviction import EvictableTree
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, below
@@ -314,3 +316,44 @@ def _common_tokens(key: bytes, data: bytes, at: int, size: int) -> int:
     differ = np.frombuffer(key, "<i4", count) != np.frombuffer(data, "<i4", count, at)
     first = int(differ.argmax())
     return first if differ[first] else count
+
+
+# --- images and videos: pages are shared where both tokens and images are the same ----------------
+
+TOKEN = 4
+"""Bytes of an id."""
+HASHED = 0x80
+"""In the last byte of a page's first id: no id has it, so that no text's page equals an image's."""
+ALL = 2**31 - 1
+
+
+def media_key(tokens: bytes, media: Sequence[MediaItem], page_size: int) -> bytes:
+    """Returns the bytes of a `PrefixKey`. tokens: i4[n], of a sequence whose prompt has these
+    items.
+
+    A placeholder's id says nothing about its image. So the ids of a page that holds placeholders
+    give way to a hash of them and of the items they stand for. All that a page holds follows from
+    it and from the pages before: which rows of an item are in it depends on the tokens between the
+    item's beginning and its own. Of a page of p tokens 32 p - 1 bits are hashed, 255 at most.
+    """
+    size, data = page_size * TOKEN, bytearray(tokens)
+    for page in sorted({page for item in media
+                        for page in range(item.start // page_size, -(-item.end // page_size))}):
+        first, at = page * page_size, page * size
+        if at + size > len(data):
+            break  # no whole page: nobody shares it
+        digest = sha256(data[at:at + size])
+        for item in media:
+            if item.start < first + page_size and item.end > first:
+                about = f"{item.start - first} {item.video} {item.seconds}"
+                digest.update(item.key + about.encode())
+        own = bytearray((digest.digest() * -(-size // digest.digest_size))[:size])
+        own[TOKEN - 1] |= HASHED
+        data[at:at + size] = own
+    return bytes(data)
+
+
+def shareable(media: Sequence[MediaItem], computed: int) -> int:
+    """Tokens whose pages may be shared when so many are known to be computed of their own images:
+    those, and text up to the next item."""
+    return next((max(item.start, computed) for item in media if item.end > computed), ALL)

@@ -146,7 +146,7 @@ class SuspectTrials:
                     state.preempt(sequence, "worker")
 
     def decoded(self, record: PlanRecord) -> None:
-        """A step came back."""
+        """Takes note that a step came back."""
         self._suspects.decoded(record.sids[record.firsts:].tolist())
 
     def gauges(self, state: SchedulerState) -> dict[str, float]:
@@ -154,6 +154,6 @@ class SuspectTrials:
         trial that is not theirs."""
         trial = state.trial
         held = 0 if trial is None else sum(
-            not one.slot for sid, one in state.sequences.items() if sid not in trial)
+            not sequence.slot for sid, sequence in state.sequences.items() if sid not in trial)
         return {"suspects": self._suspects.circle, "quarantined": self._suspects.convictions,
                 "waiting_deferred": held}

@@ -13,7 +13,7 @@ from helpers_scheduler import CLIENT, Ring, cached, column, config, ints
 
 from actorium.actors.messages import MediaItem, StepPlan, Submit
 from actorium.actors.params import ResolvedParams, TextParams
-from actorium.actors.scheduler.cache.media_keys import ALL, media_key, shareable
+from actorium.actors.scheduler.cache.radix_cache import ALL, media_key, shareable
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance
 
 PAD = 7
