@@ -106,14 +106,14 @@ class DetokenizerCore(Core):
             self._report_lost(client)
 
     def on_client_gone(self, client: bytes, now: float) -> None:
-        """The client cannot be reached: its requests are given up unless it comes back soon."""
+        """Gives the client's requests up unless it comes back soon: it cannot be reached."""
         if client in self._clients or any(s.client == client for s in self._unsent.values()):
             self._connections.disconnected(client, now)
         else:
             self._connections.forget(client)
 
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
-        """The client does not read what is sent, or has read it all."""
+        """Takes note that the client does not read what is sent, or has read it all."""
         if slow:
             self._connections.slow.add(client)
         else:
@@ -150,14 +150,14 @@ class DetokenizerCore(Core):
         return out + news
 
     def _deltas(self, connections: ClientConnections) -> list[Send]:
-        """A TextBatch for each client to which deltas can be sent now."""
+        """Returns a TextBatch for each client to which deltas can be sent now."""
         by_client: dict[bytes, list[Delta]] = {}
         waiting: dict[int, OutputSequence] = {}
-        everybody = connections.all_open
+        all_open = connections.all_open
         broken: list[tuple[OutputSequence, BaseException]] = []
         self.journal.put(NOBODY)
         for sid, seq in self._unsent.items():
-            if everybody or not connections.shut(seq.client):
+            if all_open or not connections.shut(seq.client):
                 self.journal.turn_to(seq.name)
                 try:
                     by_client.setdefault(seq.client, []).append(seq.delta())
@@ -183,7 +183,7 @@ class DetokenizerCore(Core):
             self._out.append(Send(CLIENT, TextBatch([]), client))
 
     def next_timer(self) -> float | None:
-        """At once until loaded, then when a client needs a look."""
+        """Returns 0 until the model is loaded, then when a client must be looked at."""
         return 0.0 if self._detokenizer is None else self._connections.next_timer()
 
     def drain(self, now: float) -> None:
@@ -201,7 +201,7 @@ class DetokenizerCore(Core):
         return not (self._sequences or unsaid or self._out or self._early_messages)
 
     def health(self) -> Health:
-        """Phase "loading" until the tokenizer is read; `step` counts batches."""
+        """Reports phase "loading" until the tokenizer is read; `step` counts batches."""
         if self._detokenizer is None:
             return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
         phase = "draining" if self._draining else "stepping" if self._sequences else "idle"
@@ -216,7 +216,7 @@ class DetokenizerCore(Core):
         return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch, sids or []))
 
     def _is_stale(self, epoch: int) -> bool:
-        """True for a message of an older scheduler that comes after one of a newer."""
+        """Returns whether it is a message of an older scheduler that comes after one of a newer."""
         self._scheduler_epoch = max(self._scheduler_epoch, epoch)
         return epoch < self._scheduler_epoch
 
@@ -362,7 +362,7 @@ class DetokenizerCore(Core):
 
     def _add_row(self, seq: OutputSequence, tokens: list[int], skip: int,
                  event: SequenceEvent | None) -> None:
-        """Tokens of one sequence, the first `skip` of them known already."""
+        """Adds tokens of one sequence, the first `skip` of them known already."""
         if event is not None and event.logprobs is not None:
             seq.add_logprobs([event.logprobs], tokens, skip)
         new = tokens
@@ -434,6 +434,6 @@ class DetokenizerCore(Core):
 
 
 def build(ctx: Context) -> DetokenizerCore:
-    """The core of the role "detokenizer"."""
+    """Returns the core of the role "detokenizer"."""
     budget = ctx.config.recovery.request_budget
     return DetokenizerCore(ctx, open_journal(ctx.run_dir, ctx.role, budget))

@@ -40,10 +40,10 @@ class IncrementalDetokenizer(Protocol):
     """The text of one sequence."""
 
     def push(self, token: int) -> str:
-        """Text that became certain with this token."""
+        """Returns the text that became certain with this token."""
 
     def flush(self) -> str:
-        """The rest, at the end: U+FFFD for what never became a character."""
+        """Returns the rest, at the end: U+FFFD for what never became a character."""
 
 
 class TokenDecoder(Protocol):
@@ -53,12 +53,13 @@ class TokenDecoder(Protocol):
 
 
 def utf8_tail(data: bytes) -> bytes:
-    """The incomplete character at the end of `data`, if any."""
+    """Returns the incomplete character at the end of `data`, if any."""
     return data[_utf8(data, "replace", False)[1]:]
 
 
 def make(tokenizer: Tokenizer, file: Path) -> TokenDecoder:
-    """The detokenizer for `tokenizer`, by the decoder named in its tokenizer.json `file`."""
+    """Returns the detokenizer for `tokenizer`, by the decoder named in its tokenizer.json `file`.
+    """
     decoder = read_steps(file, read_file(file, MAX_TOKENIZER)).decoder or {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
@@ -211,7 +212,8 @@ class ByteFallbackStream:
 
 
 def take_bytes(data: bytes) -> tuple[str, bytes]:
-    """(text, incomplete rest) of a run of byte tokens: one U+FFFD for each impossible byte."""
+    """Returns (text, incomplete rest) of a run of byte tokens: one U+FFFD for each impossible byte.
+    """
     text = ""
     while data:
         try:

@@ -51,7 +51,7 @@ class StopStringChecker:
         self._held = ""
 
     def feed(self, piece: str, armed: bool = True) -> str | StopMatch:
-        """Text that may be shown after `piece`, or the match that it completed.
+        """Returns the text that may be shown after `piece`, or the match that it completed.
 
         Not `armed` (min_tokens not reached): a stop string completed by this piece is plain text.
         """
@@ -68,12 +68,12 @@ class StopStringChecker:
         return text[:len(text) - keep]
 
     def flush(self) -> str:
-        """What is held back: the text ends here."""
+        """Returns what is held back: the text ends here."""
         held, self._held = self._held, ""
         return held
 
     def _first(self, text: str, old: int) -> tuple[int, str] | None:
-        """(end, stop) of the first match that ends beyond `old` characters."""
+        """Returns (end, stop) of the first match that ends beyond `old` characters."""
         best: tuple[int, str] | None = None
         for stop in self._stops:
             at = text.find(stop, max(0, old - len(stop) + 1))
@@ -85,7 +85,8 @@ class StopStringChecker:
         return best
 
     def _suffix(self, text: str) -> int:
-        """Length of the longest suffix of `text` that is a proper prefix of a stop string."""
+        """Returns the length of the longest suffix of `text` that is a proper prefix of a stop
+        string."""
         longest = 0
         for stop in self._stops:
             at = text.find(stop[0], max(0, len(text) - len(stop) + 1))
@@ -120,7 +121,8 @@ class Tracks:
         self._begin = [automaton.closure(automaton.starts, place) for place in (MIDDLE, LINE, TEXT)]
 
     def move(self, threads: Threads, place: int, char: str) -> Move:
-        """On by `char`, which stands at a `place` (MIDDLE, LINE, TEXT) where a match may begin."""
+        """Returns the move by `char`, which stands at a `place` (MIDDLE, LINE, TEXT) where a match
+        may begin."""
         key = threads, place, char
         found = self._known.get(key)
         if found is None:
@@ -175,7 +177,7 @@ class ThreadRun:
         self.born = born
 
     def step(self, tracks: Tracks, place: int, char: str, at: int) -> list[tuple[int, int]]:
-        """(beginning, number) of the expressions that match with `char`, the `at`-th."""
+        """Returns (beginning, number) of the expressions that match with `char`, the `at`-th."""
         move = tracks.move(self.threads, place, char)
         begun = self.begun
         begun.append(at)
@@ -211,8 +213,8 @@ class StopRegexChecker:
         """The same: what stands before it."""
 
     def feed(self, piece: str, armed: bool = True) -> str | StopMatch:
-        """Text that may be shown after `piece`, or the match that it completed; not `armed`: what
-        it completes is plain text."""
+        """Returns the text that may be shown after `piece`, or the match that it completed; not
+        `armed`: what it completes is plain text."""
         text, first = self._held + piece, self._at - len(self._held)
         for char in piece:
             if not self._at % TURN and (self._run.begun or self._younger):
@@ -231,7 +233,7 @@ class StopRegexChecker:
         return text[:keep]
 
     def _turn(self, at: int) -> None:
-        """Give up what has begun more than `LONGEST` before; keep another one ready."""
+        """Gives up what has begun more than `LONGEST` before, and keeps another one ready."""
         for run in self._younger:
             if self._run.begun and self._run.begun[0] < run.born <= at - LONGEST:
                 self._run = run
@@ -241,7 +243,7 @@ class StopRegexChecker:
             self._younger.append(ThreadRun(at))
 
     def flush(self) -> str:
-        """What is held back: the text ends here."""
+        """Returns what is held back: the text ends here."""
         held, self._held = self._held, ""
         self._run, self._younger = ThreadRun(), []
         return held

@@ -67,7 +67,7 @@ class SchedulerCore(Core):
     def __init__(self, context: Context, prior: PriorRun | None = None,
                  load: Load = no_vocabulary, journal: InflightJournal | None = None) -> None:
         """prior: the earlier life that it goes on from; load: returns the vocabulary of grammars.
-        Without a journal, requests in progress are known to nobody else."""
+        Without a journal, no other process knows the requests in progress."""
         config = context.config
         self._config, self._memory_config = config.scheduler, config.memory
         self._ranks = config.device.tensor_parallel_size
@@ -193,12 +193,12 @@ class SchedulerCore(Core):
                 self.requests.metrics.admitted([seated[admit.slot] for admit in plan.admit], now)
 
     def next_timer(self) -> float | None:
-        """The earliest deadline, or at once where more is to be sent."""
+        """Returns the earliest deadline, or at once where more is to be sent."""
         return 0.0 if self.outgoing.has_more else self.requests.deadlines.next()
 
     def _on_ready(self, ready: Ready) -> None:
-        """A fresh worker: whatever ran on the one before is recomputed. (A worker that is known
-        says `Ready` once more when it is asked; nothing is to be done then.)"""
+        """Starts over with a fresh worker: what ran on the one before is recomputed. (A worker that
+        is known says `Ready` once more when it is asked; nothing is to be done then.)"""
         state, requests = self.state, self.requests
         if requests.worker is not None and ready.epoch <= requests.worker.epoch:
             return
@@ -275,37 +275,38 @@ class SchedulerCore(Core):
         return self.requests.adopt(requests, now)
 
     def live_records(self) -> Iterator[list[Any]]:
-        """The ledger's records of every request that must not be forgotten, one request after the
-        other, each as it is when it is asked for."""
+        """Returns the ledger's records of every request that must not be forgotten, one request
+        after the other, each as it is when it is asked for."""
         return self.requests.history.all_records(self.state)
 
     def on_ledger_full(self, why: str, now: float) -> None:
-        """The ledger takes no more records: requests wait, nothing is planned, and nothing sent to
-        clients but rejections."""
+        """Stops planning while the ledger takes no more records: requests wait, nothing is planned,
+        and nothing sent to clients but rejections."""
         self.outgoing.blocked = self._health_detail = why
 
     def on_ledger_lost(self, why: str, now: float) -> None:
-        """The ledger will not come back soon: streams go on without it."""
+        """Goes on without the ledger, which will not come back soon."""
         self.outgoing.blocked, self._not_durable = "", True
         self._health_detail = f"not durable: {why}"
 
     def on_ledger_ok(self, now: float) -> None:
-        """The ledger takes records again."""
+        """Goes on as usual: the ledger takes records again."""
         self.outgoing.blocked, self._not_durable = "", False
         self._health_detail = "the ledger takes records again"
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
         """The detokenizer does not read: messages to it are dropped until it does. (A worker that
-        does not read is a fault: it has two plans at the most.)"""
+        does not read is a fault: it has at most two plans.)"""
         self._missed += role == DETOKENIZER
         return role in (DETOKENIZER, MEDIA)
 
     def on_peer_back(self, role: str, now: float) -> None:
-        """The detokenizer reads again: every request is reported to it anew."""
+        """Reports every request anew to the detokenizer, which reads again."""
         self._on_hello(role, now)
 
     def _on_hello(self, role: str, now: float, sids: Sequence[int] = ()) -> None:
-        """An actor is new, or has missed something of these sequences: it is told all it needs."""
+        """Sends an actor that is new, or has missed something of these sequences, all that it
+        needs."""
         if role != MEDIA:
             self.outgoing.resend_all(self.state, now, sids)
         elif self.requests.media is not None:
@@ -325,7 +326,7 @@ class SchedulerCore(Core):
         return self.requests.draining and not busy
 
     def health(self) -> Health:
-        """Phase, step and gauges; tokens and microseconds are sums since the start."""
+        """Reports phase, step and gauges; tokens and microseconds are sums since the start."""
         state, phase, requests = self.state, self._phase(), self.requests
         gauges = {"running": state.table.num_running, "waiting": len(state.queue),
                   "waiting_requests": state.queue.requests, "steps": state.step,

@@ -1,4 +1,4 @@
-"""Which images and videos unfinished requests name, told to the media actor that keeps them: by the
+"""Which images and videos unfinished requests name, sent to the media actor that keeps them: by the
 scheduler or, in a cluster, by the router."""
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ class MediaHolds:
         self._reset = True
 
     def queued(self, request: Asked) -> None:
-        """A request was accepted, or goes on after its owner's earlier life."""
+        """Counts a request that was accepted, or goes on after its owner's earlier life."""
         for key in dict.fromkeys(item.key for item in request.submit.media):
             self._requests[key] += 1
             self._held.append(key)
             self._free.pop(key, None)
 
     def ended(self, request: Asked) -> None:
-        """All sequences of a request have ended."""
+        """Releases the items of a request that has ended."""
         for key in dict.fromkeys(item.key for item in request.submit.media):
             self._requests[key] -= 1
             if not self._requests[key]:
@@ -51,21 +51,21 @@ class MediaHolds:
                 self._free[key] = None
 
     def started(self) -> None:
-        """The media actor has started, or reads again: it is told everything."""
+        """Has everything sent: the media actor has started, or reads again."""
         self._reset = True
 
     def pop(self) -> list[Send]:
-        """What to send now."""
+        """Returns what to send now."""
         if not (self._reset or self._held or self._free):
             return []
         held = list(self._requests) if self._reset else self._held
-        told = HoldMedia(self._epoch, self._reset, held, [] if self._reset else list(self._free))
+        holds = HoldMedia(self._epoch, self._reset, held, [] if self._reset else list(self._free))
         self._held, self._free, self._reset = [], {}, False
-        return [Send(MEDIA, told)]
+        return [Send(MEDIA, holds)]
 
 
 def new_media_holds(context: Context) -> MediaHolds | None:
-    """Of a scheduler or a router; None where nobody tells the media actor anything: the model takes
-    no media, or a replica's router does."""
+    """Returns the counts of a scheduler or a router; None where it sends the media actor nothing:
+    the model takes no media, or a replica's router does."""
     own = takes_media(context.config) and replica_of(context.config.cluster) is None
     return MediaHolds(context.epoch) if own else None

@@ -113,7 +113,8 @@ class OutgoingMessages:
 
     def _replay(self, request: RequestState, table: SlotTable, again: bool = False
                 ) -> Iterator[Open]:
-        """A request's choices with all that they have emitted; again: the client knows part."""
+        """Yields a request's choices with all that they have emitted; again: the client knows part.
+        """
         for choice in request.choices:
             drafted, accepted = table.drafts_of(choice)
             yield msgspec.structs.replace(
@@ -152,7 +153,7 @@ class OutgoingMessages:
 
 
 def report_bytes(request: RequestState, table: SlotTable) -> int:
-    """Bytes of all that is reported of a request, nearly."""
+    """Returns how many bytes the reports of a request have, nearly."""
     return sum(SEQUENCE_BYTES + 4 * len(table.emitted_of(choice))
                + _rows_bytes(choice.logprobs) + _rows_bytes(choice.prompt_logprobs)
                for choice in request.choices)

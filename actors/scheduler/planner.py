@@ -38,7 +38,7 @@ class Planner:
 
     def plan(self, step: int, unresolved: tuple[PlanRecord, ...]) -> (
             tuple[StepPlan, PlanRecord] | None):
-        """The next plan and its record; None when there is nothing to compute.
+        """Returns the next plan and its record; None when there is nothing to compute.
 
         `unresolved`: records of the plans still in flight.
         """
@@ -71,8 +71,9 @@ class Planner:
         return self._assemble(step, rows, draft)
 
     def reset(self, worker: Ready) -> None:
-        """A fresh worker: nothing runs, nothing is drafted yet. What was learnt of an earlier
-        worker that made as many drafts is kept, and of one that kept to the same target."""
+        """Starts over with a fresh worker: nothing runs, nothing is drafted yet. What was learnt of
+        an earlier worker that made as many drafts is kept, and of one that kept to the same target.
+        """
         if worker.drafts != (self.drafting.max_drafts if self.drafting else 0):
             self.drafting = (DraftPolicy(worker.drafts, self._fixed_drafts) if worker.drafts
                              else None)
@@ -96,7 +97,7 @@ class Planner:
                 self.pacing.measured(record, result.busy_us - result.encode_us, result.idle_us)
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {**(self.drafting.gauges() if self.drafting else {}),
                 **(self.pacing.gauges() if self.pacing else {})}
 
@@ -146,7 +147,8 @@ class Planner:
         return firsts
 
     def _reserve(self) -> tuple[DecodeRows, bytes]:
-        """The rows to decode, and the pages they still need, preempting until those are there.
+        """Returns the rows to decode, and the pages they still need, preempting until those are
+        there.
 
         The oldest sequence (of the highest priority) is never the victim of another one, and alone
         it fits the pools (its end was capped to that at submission): so every wave of preemptions
@@ -222,14 +224,15 @@ class Planner:
         draft.checkpoints += state.chunk_planned(sequence, chunk)
 
     def _written(self, sequence: SequenceState, chunk: int) -> int:
-        """Tokens of the sequence that have K and V somewhere after its next `chunk` ones."""
+        """Returns how many tokens of the sequence have K and V somewhere after its next `chunk`
+        ones."""
         tokens = sequence.computed + chunk
         if tokens < sequence.total:
             return tokens
         return self._state.table.reach(tokens, sequence.end)
 
     def _next_to_admit(self, unresolved: tuple[PlanRecord, ...]) -> SequenceState | None:
-        """The sequence to admit next, unless tokens of it are still in flight.
+        """Returns the sequence to admit next, unless tokens of it are still in flight.
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
@@ -254,7 +257,7 @@ class Planner:
             draft.admits.append(self._state.admit(head))
 
     def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
-        """Under the priority policy: preempts lower priorities until the highest that waits fits.
+        """Preempts, under the priority policy, lower priorities until the highest that waits fits.
 
         Called before the plan is begun, so that no sequence leaves a slot that the plan names.
         """

@@ -163,7 +163,8 @@ class WaitingClass:
         return next(iter(self._new.values()))
 
     def head(self, count: int) -> list[SequenceState]:
-        """The first `count` or so: all preempted ones, if there are any, else fresh ones."""
+        """Returns the first `count` or so: all preempted ones, if there are any, else fresh ones.
+        """
         return list(islice((self._preempted or self._new).values(), count))
 
     def push(self, sequence: SequenceState) -> None:
@@ -182,7 +183,7 @@ class VirtualTokenCounter:
     Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588, algorithm 2, with
     weights. A tenant with sequences waiting is backlogged; among those the one with
     the lowest counter goes first. One that becomes backlogged is lifted to the lowest counter of
-    those that are (if there are none: to that of the last that was), so that nobody saves up time
+    those that are (if there are none: to that of the last that was), so that none saves up time
     in which it asked for nothing. A preempted sequence comes back without a lift: its tenant did
     not stop asking.
 
@@ -215,7 +216,7 @@ class VirtualTokenCounter:
         return MappingProxyType(self._counters)
 
     def waiting(self, tenant: str) -> int:
-        """Its waiting sequences."""
+        """Returns the number of its waiting sequences."""
         return self._waiting.get(tenant, 0)
 
     def backlogged_with(self, tenant: str) -> int:
@@ -223,23 +224,23 @@ class VirtualTokenCounter:
         return len(self._waiting) + (tenant not in self._waiting)
 
     def arrive(self, tenant: str) -> None:
-        """A new sequence of it waits."""
+        """Counts a new sequence that waits."""
         if tenant not in self._waiting:
             self._lift(tenant)
         _more(self._waiting, tenant)
 
     def admit(self, tenant: str) -> None:
-        """A waiting sequence of it runs."""
+        """Counts a waiting sequence that runs from now on."""
         self._unwait(tenant)
         _more(self._running, tenant)
 
     def preempt(self, tenant: str) -> None:
-        """A running sequence of it waits again."""
+        """Counts a running sequence that waits again."""
         _less(self._running, tenant)
         _more(self._waiting, tenant)
 
     def leave(self, tenant: str, running: bool) -> None:
-        """A sequence of it is over; it ran, or waited."""
+        """Removes a sequence that is over; it ran, or waited."""
         if running:
             _less(self._running, tenant)
         else:
@@ -260,7 +261,7 @@ class VirtualTokenCounter:
         _less(self._waiting, tenant)
 
     def _raise_floor(self) -> None:
-        """The floor is the lowest counter of the backlogged. It never falls."""
+        """Raises the floor to the lowest counter of the backlogged. It never falls."""
         if self._waiting:
             level = min(self._counters[tenant] for tenant in self._waiting)
         else:
@@ -272,7 +273,7 @@ class VirtualTokenCounter:
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._floor)
 
     def _forget(self) -> None:
-        """Keep half of `keep` idle tenants: those with the highest counters, above the floor."""
+        """Keeps half of `keep` idle tenants: those with the highest counters, above the floor."""
         self._raise_floor()
         counters = self._counters
         idle = [t for t in counters if t not in self._waiting and t not in self._running]
@@ -305,7 +306,7 @@ class Deadlines:
         self._added = 0
 
     def add(self, request: RequestState, live: int) -> None:
-        """Watch a request; `live` (how many there are) bounds how many ended ones are kept."""
+        """Watches a request; `live` (how many there are) bounds how many ended ones are kept."""
         deadline = request.submit.deadline
         if deadline is None:
             return
@@ -316,12 +317,12 @@ class Deadlines:
         heapq.heappush(self._heap, (deadline, self._added, request))
 
     def next(self) -> float | None:
-        """The earliest deadline of a live request."""
+        """Returns the earliest deadline of a live request."""
         while self._heap and not self._heap[0][2].live:
             heapq.heappop(self._heap)
         return self._heap[0][0] if self._heap else None
 
     def expired(self, now: float) -> Iterator[RequestState]:
-        """Take out the requests whose time is over."""
+        """Yields and removes the requests whose time is over."""
         while (at := self.next()) is not None and at <= now:
             yield heapq.heappop(self._heap)[2]

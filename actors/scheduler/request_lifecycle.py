@@ -99,7 +99,7 @@ class RequestLifecycle:
         full = state.queue.requests >= most + state.table.num_free
         if full and not state.queue.has_fair_share_left(submit.tenant, most):
             return Rejection("queue_full", f"{most} requests are waiting already")
-        # Only first come, first served lets nobody overtake; else no token is sure to come before.
+        # Only first come, first served lets none overtake; else no token is sure to come before.
         ahead = 0 if state.queue.policy != "fcfs" else state.queue.tokens + sum(
             s.total - s.computed for s in state.prefilling)
         if misses_deadline(submit.deadline, now, ahead, len(request.prompt), self.best_rate):
@@ -174,7 +174,8 @@ class RequestLifecycle:
             self._finish_request(request, "abort")
 
     def on_stop(self, stop: Stop) -> None:
-        """A stop string ended the sequence after `stop.tokens` tokens: later ones do not count."""
+        """Ends a sequence in which a stop string matched after `stop.tokens` tokens: later ones do
+        not count."""
         sequence = self.state.sequences.get(stop.sid)
         if sequence is not None:
             with self.guard.of(sequence.request):
@@ -205,7 +206,7 @@ class RequestLifecycle:
         self.outgoing.events.append(event)
 
     def _ended(self, request: RequestState) -> None:
-        """All sequences of a request have ended."""
+        """Takes a request off the counts: all its sequences have ended."""
         if self.media is not None:
             self.media.ended(request)
         self.metrics.request_ended(request)
@@ -235,7 +236,7 @@ class RequestLifecycle:
             self.history.finished(self.state.finished_requests, now)
 
     def _event_batch(self, events: list[SequenceEvent]) -> TokenBatch:
-        """A batch of events without tokens."""
+        """Returns a batch of events without tokens."""
         return TokenBatch(step=self.state.step, sids=b"", starts=b"", counts=b"", tokens=b"",
                           events=events, epoch=self._epoch)
 

@@ -29,18 +29,19 @@ Key = tuple[bytes, str]
 
 
 def request_name(client: bytes, rid: str) -> bytes:
-    """In the journal."""
+    """Returns a request's name in the journal."""
     return name_of(client, rid.encode())
 
 
 def salt_of(submit: Submit) -> str:
-    """What prefixes are shared within: a tenant, or within that a salt (a tenant's name has no zero
-    byte)."""
+    """Returns what prefixes are shared within: a tenant, or within that a salt (a tenant's name has
+    no zero byte)."""
     return f"{submit.tenant}\0{submit.cache_salt}" if submit.cache_salt else submit.tenant
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index`, 63 bits: the request's own for 0, else splitmix64 of both."""
+    """Returns the seed of choice `index`, 63 bits: the request's own for 0, else splitmix64 of
+    both."""
     return splitmix64(seed, index) >> 1 if index else seed
 
 
@@ -154,14 +155,14 @@ class RequestState:
         return self.submit.client, self.submit.rid
 
     def cap(self, limit: int) -> None:
-        """Let prompt and completion together have at most `limit` tokens."""
+        """Lets prompt and completion together have at most `limit` tokens."""
         room = limit - len(self.prompt)
         if self.params.max_tokens > room:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)
 
 
 def new_request_state(submit: Submit, first_sid: int) -> RequestState:
-    """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
+    """Returns the request of a Submit, with its `n` sequences numbered from `first_sid`."""
     prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
     request = RequestState(submit, prompt, submit.params, request_name(submit.client, submit.rid))
     for index in range(submit.n):
@@ -172,7 +173,8 @@ def new_request_state(submit: Submit, first_sid: int) -> RequestState:
 
 
 def open_message(sequence: SequenceState, epoch: int) -> Open:
-    """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
+    """Returns what the detokenizer must know of a sequence before its tokens. epoch: the
+    scheduler's."""
     submit = sequence.request.submit
     prompt = submit.prompt
     if submit.params.prompt_logprobs < 0:
@@ -205,7 +207,7 @@ class PlanRecord(NamedTuple):
     attended: float = 0.0
     """Positions that the extends' tokens attend to, summed over these."""
     predicted_us: int = 0
-    """Microseconds that a step with extends is expected to take; 0 = nobody has an opinion."""
+    """Microseconds that a step with extends is expected to take; 0 = not predicted."""
     media: Sequence[tuple[int, int, int]] = ()
     """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
 

@@ -128,7 +128,7 @@ class SchedulerState:
         """Removes a sequence, running or waiting; what it held is free (or only cached) at once.
 
         At once, although plans in flight may still name its slot: the release rides the next plan,
-        and the worker applies plans in order, so whoever gets the pages writes them later.
+        and the worker applies plans in order, so their next owner writes the pages later.
         """
         if sequence.slot:
             self._vacate(sequence)
@@ -227,7 +227,8 @@ class SchedulerState:
         return saved
 
     def _match_prefix(self, sequence: SequenceState) -> PrefixMatch | None:
-        """The cached prefix of a waiting sequence, which leaves at least a token to compute."""
+        """Returns the cached prefix of a waiting sequence, which leaves at least a token to
+        compute."""
         kv_cache, tree = self.kv_cache, self.kv_cache.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
@@ -258,8 +259,8 @@ class SchedulerState:
         return next((s for s in known if s is not None and not s.slot), None)
 
     def can_admit(self, sequence: SequenceState) -> bool:
-        """Whether there is a slot and room for a waiting sequence, and nothing is worth waiting a
-        step for."""
+        """Returns whether there is a slot and room for a waiting sequence, and nothing is worth
+        waiting a step for."""
         if not self.table.num_free:
             return False
         match = self._match_prefix(sequence)
@@ -269,7 +270,8 @@ class SchedulerState:
         return self.room.fits(self.table.reach(length, sequence.end), match)
 
     def fetch_prefix(self, sequence: SequenceState) -> bool:
-        """Whether a sequence that could be admitted waits for more of its prefix to come back."""
+        """Returns whether a sequence that could be admitted waits for more of its prefix to come
+        back."""
         return self.tier is not None and self.tier.fetch(
             sequence.sid, self._key(sequence), self._match_prefix(sequence))
 
@@ -307,8 +309,8 @@ class SchedulerState:
             fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
     def unlock_windows(self) -> bool:
-        """Unlock cached pages of windowed groups that no running sequence can see any more; False
-        if there were none."""
+        """Unlocks cached pages of windowed groups that no running sequence can see any more.
+        Returns False if there were none."""
         windows = self.kv_cache.windows
         if not any(windows) or self.kv_cache.tree is None:
             return False

@@ -98,7 +98,7 @@ class GrammarVocabulary:
         return GrammarMatcher(inner, self, limits)
 
     def knows(self, grammar: str) -> bool:
-        """True if `matcher` answers at once."""
+        """Returns whether `matcher` answers at once."""
         return grammar in self._kept
 
     def compile(self, grammar: str) -> Any:

@@ -43,8 +43,8 @@ class GrammarCompiler:
         self._post = post
 
     def cancel(self, cancel: Cancel) -> None:
-        """A request need not wait any longer. Grammars that no other request waits for, and that no
-        thread has begun to compile, are not compiled."""
+        """Drops a request that waits. Grammars that no other request waits for, and that no thread
+        has begun to compile, are not compiled."""
         wait = [submit for submit in self.waiting
                 if (submit.client, submit.rid) != (cancel.client, cancel.rid)]
         if len(wait) == len(self.waiting):
@@ -55,7 +55,7 @@ class GrammarCompiler:
                 del self._jobs[grammar]
 
     def takes(self, submit: Submit) -> bool:
-        """Whether a request waits for its grammar from now on."""
+        """Returns whether a request waits for its grammar from now on."""
         grammar, masking, post = submit.grammar, self._structured_output, self._post
         if (not grammar or post is None or masking.knows(grammar)
                 or len(self.waiting) >= self._most):
@@ -69,7 +69,8 @@ class GrammarCompiler:
         return True
 
     def pop_ready(self) -> list[Submit]:
-        """The requests that have waited long enough: their grammars are compiled, or cannot be."""
+        """Returns the requests that have waited long enough: their grammars are compiled, or cannot
+        be."""
         if not self._jobs:
             return []
         for grammar in [grammar for grammar, job in self._jobs.items() if job.done]:
@@ -82,7 +83,8 @@ class GrammarCompiler:
         return ready
 
     def counted(self, health: Health) -> Health:
-        """The core's health, with the requests that wait for their grammar among the waiting."""
+        """Returns the core's health, with the requests that wait for their grammar among the
+        waiting."""
         if not self.waiting:
             return health
         sequences, gauges = sum(submit.n for submit in self.waiting), dict(health.gauges)

@@ -54,7 +54,7 @@ class GrammarValidator:
         """Checks that are not done, and how many requests want each."""
 
     def knows(self, wanted: Structured) -> bool:
-        """True if `grammar` answers at once."""
+        """Returns whether `grammar` answers at once."""
         return (not self._facts.has_tokenizer or not self._facts.eos_ids
                 or msgspec.msgpack.encode(wanted) in self._known)
 
@@ -69,8 +69,8 @@ class GrammarValidator:
             self._jobs[key] = job, askers + 1
 
     def forget(self, wanted: Structured) -> None:
-        """One of the requests that `ask` was called for is over: where no other one wants the
-        check, and it has not begun, it is left out."""
+        """Drops one of the requests that `ask` was called for; a check that no other one wants, and
+        that has not begun, is left out."""
         key = msgspec.msgpack.encode(wanted)
         with self._lock:
             job, askers = self._jobs.get(key, (None, 0))

@@ -113,7 +113,7 @@ class TokenRuleFilter:
         return found if possible.any() else None
 
     def allows(self, token: int, tail: Sequence[int]) -> bool:
-        """True if `token` may follow `tail`."""
+        """Returns whether `token` may follow `tail`."""
         if self._open:  # as in a recording, whose tokens belong to no vocabulary
             return True
         return bool(self._base[token // 32] >> np.uint32(token % 32) & 1) \

@@ -27,7 +27,7 @@ class View(NamedTuple):
     values: frozenset[str] | None = None
     """As JSON; None = not listed."""
     properties: dict[str, Any] = {}
-    """Read by nobody but `_of`."""
+    """Read by `_property` alone."""
     required: frozenset[str] = frozenset()
     shut: bool = False
     """No other properties."""
@@ -58,7 +58,7 @@ class _Views:
                                             for one, other in combinations(views, 2))
 
     def _tells(self, name: str, views: list[View]) -> bool:
-        """Whether a property's listed values tell all of the objects apart."""
+        """Returns whether a property's listed values tell all of the objects apart."""
         found = [self._property(view, name) for view in views]
         values = [own.values for own in found if own is not None and own.values is not None]
         return len(values) == len(views) and \
@@ -105,7 +105,7 @@ class _Views:
 
 
 def _plainly(one: View, other: View) -> bool:
-    """Whether two values differ in kind, or are listed apart."""
+    """Returns whether two values differ in kind, or are listed apart."""
     if not one.kinds & other.kinds:
         return True
     return one.values is not None and other.values is not None and not one.values & other.values

@@ -292,7 +292,7 @@ class Closing:
         return {"allOf": [own, more]} if more else own
 
     def _nothing(self, schema: Any, seen: tuple[str, ...]) -> bool:
-        """Whether a schema allows no value."""
+        """Returns whether a schema allows no value."""
         if not isinstance(schema, dict):
             return schema is False
         reference = schema.get("$ref")
@@ -357,7 +357,7 @@ class Closing:
             raise ValueError("it has too many parts, or refers to them in too many ways")
 
     def _closed(self, schema: Any, seen: tuple[str, ...]) -> bool:
-        """Whether one of the schemas that together describe an object closes it."""
+        """Returns whether one of the schemas that together describe an object closes it."""
         self._step()
         if not isinstance(schema, dict):
             return False

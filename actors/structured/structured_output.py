@@ -95,7 +95,7 @@ class StructuredOutputManager:
         """By sid."""
 
     def __bool__(self) -> bool:
-        """True if any sequence has a guide, or a plan waits for its masks."""
+        """Returns whether any sequence has a guide, or a plan waits for its masks."""
         return bool(self._guides or self._due)
 
     def add_request(self, request: RequestState) -> Rejection | None:
@@ -121,7 +121,7 @@ class StructuredOutputManager:
     # --- grammars that are compiled before they are needed ---
 
     def knows(self, grammar: str) -> bool:
-        """True if a request with this grammar delays no other."""
+        """Returns whether a request with this grammar delays no other."""
         return self._words is not None and self._words.knows(grammar)
 
     def prepare(self, grammar: str) -> tuple[Any, Any]:

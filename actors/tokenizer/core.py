@@ -169,7 +169,7 @@ class TokenizerCore(Core):
         self._done_requests += 1
         if isinstance(message, Abort):
             dropped = self._queue.drop(client, message.rid)
-            if dropped is not None:  # nobody else knows it, nor says that it ends
+            if dropped is not None:  # no other actor knows it, or reports its end
                 self._reject(client, message.rid, Aborted("the request was aborted"))
                 wanted = _structured(dropped.message)
                 if wanted is not None and self._model is not None:
@@ -281,8 +281,8 @@ class TokenizerCore(Core):
         self._queue.park(entry._replace(job=job))
 
     def _still_waits(self, model: TextModel, entry: PendingMessage) -> bool:
-        """Whether the work for a parked request is not finished (one whose grammar has been evicted
-        by others since asks again)."""
+        """Returns whether the work for a parked request is not finished (one whose grammar has been
+        evicted by others since asks again)."""
         wanted = _structured(entry.message)
         return (wanted is not None and model.grammars.waits(wanted)) \
             or (entry.job is not None and not entry.job.done)
@@ -305,7 +305,7 @@ class TokenizerCore(Core):
     # --- completions --------------------------------------------------------------------------
 
     def _just_submitted(self, entry: PendingMessage) -> bool:
-        """True if the request was submitted just now."""
+        """Returns whether the request was submitted just now."""
         known = self._known.get((entry.client, entry.message.rid))
         return known is not None and entry.now < known[1] + SUBMIT_AGAIN
 
@@ -349,6 +349,6 @@ def _structured(message: Any) -> Structured | None:
 
 
 def build(ctx: Context) -> TokenizerCore:
-    """The core of the role "tokenizer"."""
+    """Returns the core of the role "tokenizer"."""
     budget = ctx.config.recovery.request_budget
     return TokenizerCore(ctx, open_journal(ctx.run_dir, ctx.role, budget))

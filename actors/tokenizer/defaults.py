@@ -32,7 +32,7 @@ class ModelFacts(Struct, frozen=True):
 
 
 def check_params(params: SamplingParams, facts: ModelFacts) -> None:
-    """Raise `InvalidRequest`, naming the field, on anything out of range for this model."""
+    """Raises `InvalidRequest`, naming the field, on anything out of range for this model."""
     try:
         params.check()
     except ValueError as error:
@@ -79,7 +79,7 @@ def _check_ids(field: str, ids: Any, vocab_size: int) -> None:
 
 
 def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
-    """Raise `InvalidRequest` or `ContextOverflow` unless 1 <= len(ids) < max_model_len and every
+    """Raises `InvalidRequest` or `ContextOverflow` unless 1 <= len(ids) < max_model_len and every
     id lies in the vocabulary. `ids` supports len, min, max."""
     if not len(ids):
         raise InvalidRequest("prompt: must not be empty", field)

@@ -4,7 +4,7 @@ What a template shows is found out by rendering small conversations. What it wou
 written into the texts of the turns that it does show, in the form of Hermes: the tools into the
 system message, calls as `<tool_call>{...}</tool_call>` into the model's turns, and their results as
 `<tool_response>...</tool_response>` into turns of the user. System messages behind the first turn,
-which coding agents send and many templates refuse, are told in turns of the user, where they stand.
+which coding agents send and many templates refuse, become turns of the user, where they stand.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class TemplateTraits(Struct, frozen=True):
         turns = turns if self.late_system else _without_late_system(turns)
         lacks_tools = bool(tools) and not self.tools
         out: Turns = []
-        told = False
+        has_results = False
         """The last turn holds results."""
         for turn in turns:
             # In one prompt all calls are written alike.
@@ -70,12 +70,12 @@ class TemplateTraits(Struct, frozen=True):
                 between, result = "\n\n", False
                 if turn.get("tool_calls") and (lacks_tools or not self.calls):
                     turn = _with_calls(turn)
-            if told and turn["role"] == "user":
+            if has_results and turn["role"] == "user":
                 # Results of several calls are one turn, and so are they and what the user says
                 # then: many templates want the user and the model to alternate.
                 before = _joined(out.pop()["content"], between)
                 turn = turn | {"content": _joined(before, turn["content"])}
-            told = result
+            has_results = result
             out.append(turn)
         if tools and lacks_tools:
             _instruct(out, INSTRUCTIONS.format("\n".join(map(_json, tools))), self.system)
@@ -117,18 +117,18 @@ def _without_late_system(turns: Turns) -> Turns:
     """Returns the conversation with what it says as the system in its first turn, and then in turns
     of the user."""
     out: Turns = []
-    told = False
+    has_system = False
     """The last turn ends with what the system says."""
     for turn in turns:
         late = turn["role"] == "system" and bool(out)
-        before = out[-1]["role"] if late or told else ""
+        before = out[-1]["role"] if late or has_system else ""
         # Many templates want the user and the model to alternate.
         if before in (("system", "user") if late else (turn["role"],)):
             out[-1] = out[-1] | {"content": _joined(_joined(out[-1]["content"], "\n\n"),
                                                     turn["content"])}
         else:
             out.append({"role": "user", "content": turn["content"]} if late else turn)
-        told = late and out[-1]["role"] == "user"
+        has_system = late and out[-1]["role"] == "user"
     return out
 
 

@@ -94,7 +94,7 @@ class RequestQueue:
         return None
 
     def _refusal(self, entry: PendingMessage) -> str:
-        """Why there is no place for a request; empty if there is one."""
+        """Returns why there is no place for a request; empty if there is one."""
         number, taken = self._number + 1, self._bytes + entry.size
         if number <= self._most and taken <= self._most_bytes:
             return ""

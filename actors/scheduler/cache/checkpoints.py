@@ -50,7 +50,8 @@ class CheckpointPool:
         return number
 
     def reserve(self, step: int) -> int:
-        """A number for a state that plan `step` writes, and that no node has yet; 0 as `save`."""
+        """Returns a number for a state that plan `step` writes, and that no node has yet; 0 as
+        `save`."""
         if not self._free:
             oldest = next(iter(self._owners.values()), None)
             if oldest is None or oldest.checkpoint_step == step:
@@ -73,7 +74,7 @@ class CheckpointPool:
         return True
 
     def give_back(self, number: int) -> None:
-        """A reserved number is not wanted after all."""
+        """Frees a reserved number that is not wanted after all."""
         self._reserved.remove(number)
         self._free.append(number)
 
@@ -90,8 +91,8 @@ class CheckpointPool:
             self._owners.move_to_end(node.checkpoint, last=False)
 
     def drop(self, node: TreeNode) -> None:
-        """Frees the number of a node whose end is gone or whose state is no longer worth keeping.
-        """
+        """Frees the number of a node whose end was removed or whose state is no longer worth
+        keeping."""
         if node.checkpoint:
             self.on_drop(node)
             del self._owners[node.checkpoint]

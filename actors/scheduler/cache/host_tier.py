@@ -6,12 +6,12 @@ The worker moves the bytes and keeps their checksums. A page is named by a hash 
 salt and all tokens up to its end, so equal names mean equal prefixes.
 
 The order of plans makes it safe. An evicted page is stored at the begin of the very plan that may
-give it to somebody else; what it holds was written by earlier plans, since a running sequence locks
+give it to another owner; what it holds was written by earlier plans, since a running sequence locks
 what its plan writes. A page that comes back belongs to the sequence that waits for it until every
-rank has confirmed its checksum. Only then the prefix tree has it, and only then anybody is admitted
-on it: a corrupt page is computed again, and never read. A slot that the disk writes or reads is in
-use until the ranks have answered, and orders for it are given once its copies are confirmed.
-"""
+rank has confirmed its checksum. Only then the prefix tree has it, and only then a sequence is
+admitted on it: a corrupt page is computed again, and never read. A slot that the disk writes or
+reads is in use until the ranks have answered, and orders for it are given once its copies are
+confirmed."""
 
 from __future__ import annotations
 
@@ -149,7 +149,8 @@ class HostTier(TreeObserver):
     # --- back ------------------------------------------------------------------------------------
 
     def arrived(self, sid: int, key: Callable[[], PrefixKey]) -> None:
-        """Sequence `sid` waits from now on: asks the disk ahead of its turn."""
+        """Asks the disk for the prefix of sequence `sid`, which waits from now on, ahead of its
+        turn."""
         if self.disk is not None and self._kv_cache.tree is not None \
                 and len(self._queries) < QUERIES:
             own = self._usable(key())
@@ -159,13 +160,13 @@ class HostTier(TreeObserver):
                           else self._kv_cache.tree.known(own))
 
     def forget(self, sid: int) -> None:
-        """The sequence is admitted now, or has ended."""
+        """Forgets a sequence that is admitted now, or has ended."""
         self._tried.pop(sid, None)
         self._queries.pop(sid, None)
 
     def fetch(self, sid: int, key: PrefixKey, match: PrefixMatch | None) -> bool:
-        """Whether sequence `sid` should wait for pages after `match`, which are on their way: what
-        lets it start later than after the match, as far as there is room."""
+        """Returns whether sequence `sid` should wait for pages after `match`, which are on their
+        way: what lets it start later than after the match, as far as there is room."""
         if sid in self._fetches:
             return True
         query = self._queries.get(sid)
@@ -177,7 +178,7 @@ class HostTier(TreeObserver):
         return True
 
     def _usable(self, key: PrefixKey) -> PrefixKey:
-        """Without the last token, which is computed in any case."""
+        """Returns the key without the last token, which is computed in any case."""
         size = self._kv_cache.page_size
         return PrefixKey(key.salt, key.data[:(len(key.data) // 4 - 1) // size * size * 4])
 
@@ -191,7 +192,7 @@ class HostTier(TreeObserver):
         return all(name in self.slots.held for name in entry.names)
 
     def _go_on(self, sid: int, key: PrefixKey, match: PrefixMatch) -> bool:
-        """The next entry to wait for; False: there is none."""
+        """Begins to wait for the next entry; returns False if there is none."""
         tree, size = self._kv_cache.tree, self._kv_cache.page_size
         start = match.length // size
         before, times = self._tried.get(sid, (-1, 0))
@@ -263,7 +264,7 @@ class HostTier(TreeObserver):
         return True
 
     def planned(self, step: int) -> tuple[bytes, bytes]:
-        """`StepPlan.store` and `StepPlan.load` of the plan that is being made."""
+        """Returns `StepPlan.store` and `StepPlan.load` of the plan that is being made."""
         if not self.due:
             return b"", b""
         store, load = (np.array(rows, np.int32).tobytes() for rows in (self._store, self._load))
@@ -297,7 +298,7 @@ class HostTier(TreeObserver):
                 at += 1
                 if slot in lost:
                     good = min(good, place)
-                    if self.slots.held.get(name) == slot:  # nobody else has found it corrupt
+                    if self.slots.held.get(name) == slot:  # it was not found corrupt by another
                         self.slots.drop(name)
                         self.corrupt += 1
                 else:
@@ -337,11 +338,11 @@ class HostTier(TreeObserver):
     # --- the worker's side -----------------------------------------------------------------------
 
     def orders(self) -> Sequence[PageOrder]:
-        """What is to be sent to the worker beside the plans."""
+        """Returns what is to be sent to the worker beside the plans."""
         return () if self.disk is None else self.disk.orders()
 
     def answered(self, answer: PageAnswer) -> None:
-        """A rank has done an order, or made a plan's copies."""
+        """Takes a rank's answer: it has done an order, or made a plan's copies."""
         if (answer.epoch, answer.worker) != (self._epoch, self._worker):
             return
         if not answer.ticket:
@@ -366,13 +367,13 @@ class HostTier(TreeObserver):
             self.disk.wipe()
 
     def holders(self) -> Iterable[tuple[int, list[Ints]]]:
-        """(sid, pages by group) of the pages that are being filled. Raises `AccountingError` where
-        the tier's own books do not balance."""
+        """Returns (sid, pages by group) of the pages that are being filled. Raises
+        `AccountingError` where the tier's own books do not balance."""
         self.slots.audit()
         return [(sid, fetch.pages) for sid, fetch in self._fetches.items()]
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {"host_pages": len(self.slots.held), "host_pages_stored": self.stored,
                 "host_pages_unstored": self.unstored,
                 "host_pages_hit": self.hits, "host_pages_corrupt": self.corrupt,

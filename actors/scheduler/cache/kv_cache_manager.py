@@ -150,7 +150,7 @@ class KVCacheManager:
         available."""
         assert self.tree is not None
         node, _ = self.tree.insert(key, pages, priority, tokens)
-        # Where every group has a window and its pages are gone, the tree ends before the key does.
+        # Where each group has a window and its pages were freed, the tree ends before the key does.
         whole = node.end * self.page_size == tokens
         return self.checkpoints.save(node, self.step) if whole and not node.checkpoint else 0
 

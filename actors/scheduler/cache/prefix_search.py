@@ -31,7 +31,7 @@ def page_names(key: PrefixKey, page_size: int) -> list[bytes]:
 
 
 def part_name(name: bytes, unit: int) -> bytes:
-    """The name of a part of what belongs to a page's name; unit: see `COPY_KIND`."""
+    """Returns the name of a part of what belongs to a page's name; unit: see `COPY_KIND`."""
     if not unit:
         return name
     return blake2b(name, digest_size=NAME_BYTES, key=unit.to_bytes(4, "little")).digest()
@@ -46,7 +46,7 @@ class NodeNames:
         self._last: tuple[TreeNode | None, int, str, list[bytes]] = (None, 0, "", [])
 
     def of(self, node: TreeNode) -> list[bytes]:
-        """At least as many as the node has pages."""
+        """Returns the names of a node's pages, at least as many as it has."""
         start = node.end - node.size
         last, at, salt, names = self._last
         path, above = [node.key], node.parent
@@ -87,7 +87,7 @@ class PageNeeds(NamedTuple):
         return not (self.recurrent or any(self.reach))
 
     def entry(self, kind: int, index: int, names: Sequence[bytes]) -> CacheEntry:
-        """names: of the prefix's pages."""
+        """Returns an entry of a prefix; names: of its pages."""
         return CacheEntry(kind, index, tuple(part_name(names[index], kind * COPY_KIND + part)
                                         for part in range(self.parts[kind])))
 
@@ -102,11 +102,11 @@ HasEntry = Callable[[CacheEntry], bool]
 
 def longest(needs: PageNeeds, match: PrefixMatch, known: int, names: Sequence[bytes], end: int,
             page_size: int, has: HasEntry) -> list[CacheEntry]:
-    """What to bring back, in the order of pages, to start as late as can be and later than after
-    the match; empty: there is nothing to gain. known: pages that the tree has of the prefix, which
-    may be more than the match; end: pages that it may reach at most.
+    """Returns what to bring back, in the order of pages, to start as late as can be and later than
+    after the match; empty: there is nothing to gain. known: pages that the tree has of the prefix,
+    which may be more than the match; end: pages that it may reach at most.
 
-    The last of what is returned tells the end: its place + 1.
+    The last entry that is returned gives the end: its page + 1.
     """
     start, full = match.length // page_size, [g for g, reach in enumerate(needs.reach) if not reach]
     windowed = [g for g, reach in enumerate(needs.reach) if reach]

@@ -60,7 +60,7 @@ class RadixCache(EvictableTree):
     """Prefixes and their pages. See `EvictableTree` for counters, lock, evict and flush.
 
     `match` and `insert` cost a dict look-up for each node of the path and one comparison of the
-    key's memory. Nodes made by a split are not merged again when the branch has gone: the two
+    key's memory. Nodes made by a split are not merged again when the branch was removed: the two
     halves were last used at different times, and merging them would lose that.
     """
 
@@ -341,7 +341,7 @@ def media_key(tokens: bytes, media: Sequence[MediaItem], page_size: int) -> byte
                         for page in range(item.start // page_size, -(-item.end // page_size))}):
         first, at = page * page_size, page * size
         if at + size > len(data):
-            break  # no whole page: nobody shares it
+            break  # no whole page: it is never shared
         digest = sha256(data[at:at + size])
         for item in media:
             if item.start < first + page_size and item.end > first:
@@ -354,6 +354,6 @@ def media_key(tokens: bytes, media: Sequence[MediaItem], page_size: int) -> byte
 
 
 def shareable(media: Sequence[MediaItem], computed: int) -> int:
-    """Tokens whose pages may be shared when so many are known to be computed of their own images:
-    those, and text up to the next item."""
+    """Returns how many tokens have pages that may be shared when so many are known to be computed
+    of their own images: those, and text up to the next item."""
     return next((max(item.start, computed) for item in media if item.end > computed), ALL)

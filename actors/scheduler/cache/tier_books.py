@@ -41,20 +41,20 @@ class TierSlots:
 
     @property
     def spare(self) -> int:
-        """Slots that can be had without waiting, as far as nobody uses them."""
+        """Slots that can be had without waiting, unless they are in use."""
         return len(self._free) + (len(self.clean) if self._disk else len(self.held))
 
     def touch(self, name: bytes) -> bool:
-        """Whether a name is held; it is the most recently used now."""
+        """Returns whether a name is held; it is the most recently used now."""
         if name not in self.held:
             return False
         self.held.move_to_end(name)
         return True
 
     def take(self, at_once: bool = False) -> int | None:
-        """A slot for the caller's use, without a name; the least recently used one that may go
-        where none is free. at_once: rather one that is not on the disk yet than none: what has been
-        used last is worth more. None: each is in use, or not on the disk yet."""
+        """Returns a slot for the caller's use, without a name; the least recently used one that may
+        go where none is free. at_once: rather one that is not on the disk yet than none: what has
+        been used last is worth more. None: each is in use, or not on the disk yet."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -70,7 +70,7 @@ class TierSlots:
         return slot
 
     def _oldest(self, at_once: bool) -> bytes | None:
-        """The name that goes next; see `take`."""
+        """Returns the name that goes next; see `take`."""
         unwritten = None
         for name, _ in zip(self.held, range(LOOKED_AT), strict=False):
             if self.held[name] in self._uses:
@@ -83,16 +83,16 @@ class TierSlots:
         return unwritten if at_once else None
 
     def put(self, name: bytes, slot: int) -> None:
-        """A slot in use gets a name, which none has."""
+        """Gives a slot in use a name, which none has."""
         self._loose.remove(slot)
         self.held[name] = slot
 
     def use(self, slot: int) -> None:
-        """It stays as it is until `done`."""
+        """Keeps a slot as it is until `done`."""
         self._uses[slot] += 1
 
     def done(self, slot: int) -> None:
-        """A use has ended."""
+        """Ends a use of a slot."""
         self._uses[slot] -= 1
         if not self._uses[slot]:
             del self._uses[slot]
@@ -101,7 +101,7 @@ class TierSlots:
                 self._free.append(slot)
 
     def drop(self, name: bytes) -> None:
-        """What it holds is not wanted any more; its slot is free after its last use."""
+        """Drops a name; its slot is free after its last use."""
         slot = self.held.pop(name)
         self.clean.discard(name)
         if slot in self._uses:
@@ -217,7 +217,7 @@ class DiskBooks:
     # --- out -------------------------------------------------------------------------------------
 
     def add(self, name: bytes) -> None:
-        """A slot's copy is confirmed: it may be written."""
+        """Has a name written, whose copy in its slot is confirmed."""
         if name not in self._slots.clean and name not in self._writing:
             self._dirty[name] = None
 
@@ -271,7 +271,7 @@ class DiskBooks:
         return out
 
     def answered(self, answer: PageAnswer) -> None:
-        """A rank has done an order: it counts when all have."""
+        """Takes a rank's answer to an order: it counts when all ranks have answered."""
         order = self._open.get(answer.ticket)
         if order is None or answer.rank not in order.waiting:
             return
@@ -319,7 +319,7 @@ class DiskBooks:
             self._slots.done(slot)
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {"disk_pages": self._held[0], "disk_bytes": self._held[1],
                 "disk_pages_written": self.written,
                 "disk_pages_unwritten": self.unwritten + self._slots.unwritten,

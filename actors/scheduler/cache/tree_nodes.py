@@ -141,17 +141,19 @@ def below(root: TreeNode) -> Iterator[TreeNode]:
 
 
 class TreeObserver:
-    """Hooks of the prefix tree, which do nothing here. Nodes are told before they change, or once
-    they are whole."""
+    """Hooks of the prefix tree, which do nothing here. They are called before a node changes, or
+    once it is whole."""
 
     def grown(self, node: TreeNode) -> None:
-        """A new leaf."""
+        """Called with a new leaf."""
 
     def split(self, upper: TreeNode, node: TreeNode) -> None:
-        """`upper` has taken over the first pages of `node`, and is its parent now."""
+        """Called when `upper` has taken over the first pages of `node`, and is its parent now."""
 
     def cut(self, node: TreeNode, keep: int) -> None:
-        """A leaf is about to lose its pages from index `keep` on; 0 = and to go."""
+        """Called with a leaf that is about to lose its pages from index `keep` on; 0 = and to go.
+        """
 
     def abandoned(self) -> None:
-        """The tree is given up with all its nodes, since the books of its pages are wrong."""
+        """Called when the tree is given up with all its nodes, since the books of its pages are
+        wrong."""
