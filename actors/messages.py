@@ -57,7 +57,7 @@ tenants. Empty = the common tenant."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
 Linger = Annotated[float, Meta(ge=0, le=3600)]
-"""Seconds for which a request continues after its client has gone, so that another one can take it
+"""Seconds for which a request continues after its client has left, so that another one can take it
 over (`Resume.adopt`). Its rid must then be hard to guess."""
 
 
@@ -152,7 +152,7 @@ class Generate(Message):
     media: MediaKeys = []
     """The images and videos of messages or text, in their order there."""
     created: Count = 0
-    """Unix time, seconds: what answers call their creation, also when they are told again."""
+    """Unix time, seconds: what answers call their creation, also when they are sent again."""
 
 
 class Abort(Message):
@@ -839,7 +839,7 @@ class Kill(Message):
 
 
 class Spawn(Message):
-    """watchdog -> launcher: start the next incarnation of an actor that is gone."""
+    """watchdog -> launcher: start the next incarnation of an actor that has exited."""
 
     role: Short
     epoch: Epoch
