@@ -109,7 +109,7 @@ class ReplicaLink:
         if scheduler.ledger is not None:
             self._records += [Send(LEDGER, record) for entry in history.entries.values()
                               for record in entry_records(entry)]
-        scheduler.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
+        scheduler.requests.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
         # A detokenizer that is newer than their last place has not heard of them.
         state = scheduler.state
         for known in order.requests:

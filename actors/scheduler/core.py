@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -262,17 +262,13 @@ class SchedulerCore(Core):
         """Goes on from an earlier life of the scheduler: its unfinished requests wait, with all
         the tokens that they have emitted; the finished ones are retained."""
         self.next_sid = next_sid
-        live = self.adopt(requests, now)
+        live = self.requests.adopt(requests, now)
         self.outgoing.resend_all(self.state, now)
         if live:
             tokens = sum(len(sequence.emitted) for sequence in self.state.sequences.values())
             self._health_detail = (f"resumed {live} unfinished requests from the ledger, with "
                                    f"{tokens} tokens emitted")
         self._restored = bool(live)
-
-    def adopt(self, requests: Iterable[RequestState], now: float) -> int:
-        """Goes on with requests that have run elsewhere; returns how many live."""
-        return self.requests.adopt(requests, now)
 
     def live_records(self) -> Iterator[list[Any]]:
         """Returns the ledger's records of every request that must not be forgotten, one request

@@ -4,7 +4,6 @@ scheduler or, in a cluster, by the router."""
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
 
 from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.core import Context, Send
@@ -14,14 +13,6 @@ from actorium.actors.models.media_models import takes_media
 
 MEDIA = "media"
 """The role that keeps them."""
-
-
-class Asked(Protocol):
-    """A request, in a scheduler or in a router's book."""
-
-    @property
-    def submit(self) -> Submit:
-        """As it came."""
 
 
 class MediaHolds:
@@ -35,16 +26,16 @@ class MediaHolds:
         self._free: dict[bytes, None] = {}
         self._reset = True
 
-    def queued(self, request: Asked) -> None:
+    def queued(self, submit: Submit) -> None:
         """Counts a request that was accepted, or goes on after its owner's earlier life."""
-        for key in dict.fromkeys(item.key for item in request.submit.media):
+        for key in dict.fromkeys(item.key for item in submit.media):
             self._requests[key] += 1
             self._held.append(key)
             self._free.pop(key, None)
 
-    def ended(self, request: Asked) -> None:
+    def ended(self, submit: Submit) -> None:
         """Releases the items of a request that has ended."""
-        for key in dict.fromkeys(item.key for item in request.submit.media):
+        for key in dict.fromkeys(item.key for item in submit.media):
             self._requests[key] -= 1
             if not self._requests[key]:
                 del self._requests[key]

@@ -113,7 +113,7 @@ class RequestLifecycle:
         self.state.add_request(request)
         self.deadlines.add(request, len(self.state.requests))
         if self.media is not None:
-            self.media.queued(request)
+            self.media.queued(request.submit)
 
     def refuse(self, key: tuple[bytes, str], why: Rejection | ActoriumError) -> None:
         """Refuses a request that was never queued. It takes one number, whatever its `n`, and its
@@ -208,7 +208,7 @@ class RequestLifecycle:
     def _ended(self, request: RequestState) -> None:
         """Takes a request off the counts: all its sequences have ended."""
         if self.media is not None:
-            self.media.ended(request)
+            self.media.ended(request.submit)
         self.metrics.request_ended(request)
 
     def end_failed(self) -> None:

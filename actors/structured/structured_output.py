@@ -42,35 +42,35 @@ Load = Callable[[], Any]
 
 
 class VocabularyLoader:
-    """Loads a vocabulary on its own thread; calling the loader waits for it."""
+    """Loads a vocabulary once, on its own thread if it is started; calling it waits for that."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._found: Any = None
-        self._thread: threading.Thread | None = None
+        self._result: Any = None
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Starts loading."""
-        self._thread = threading.Thread(target=self._run, name="vocabulary", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._once, name="vocabulary", daemon=True).start()
 
-    def _run(self) -> None:
-        try:
-            self._found = self._load()
-        except ActoriumError as error:
-            self._found = error
-        except Exception as error:  # a structured request reports it; the others do not need it
-            self._found = EngineUnavailable(f"structured: no vocabulary: {error}")
+    def _once(self) -> Any:
+        """Returns the vocabulary, or the error of loading it."""
+        with self._lock:
+            if self._result is None:
+                try:
+                    self._result = self._load()
+                except ActoriumError as error:
+                    self._result = error
+                except Exception as error:  # a structured request reports it; others do not need it
+                    self._result = EngineUnavailable(f"structured: no vocabulary: {error}")
+        return self._result
 
     def __call__(self) -> Any:
-        """Returns the vocabulary, or raises the exception that loading raised."""
-        if self._thread is not None:
-            self._thread.join()
-        elif self._found is None:
-            self._run()
-        if isinstance(self._found, ActoriumError):
-            raise self._found
-        return self._found
+        """Returns the vocabulary, or raises the error of loading it."""
+        result = self._once()
+        if isinstance(result, ActoriumError):
+            raise result
+        return result
 
 
 class StructuredOutputManager:
