@@ -139,7 +139,8 @@ class SchedulerCore(Core):
         requests = self.requests
         requests.end_overdue(now)
         self.outgoing.report_again(self.state)
-        requests.end_failed()
+        if self._guard.failed:
+            requests.end_failed()
         if self._trials.active:
             self._trials.restrict(self.state)
         if self.masks and self._unresolved:

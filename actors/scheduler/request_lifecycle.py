@@ -213,9 +213,7 @@ class RequestLifecycle:
 
     def end_failed(self) -> None:
         """Ends the requests on which work has raised."""
-        if self.guard.failed:
-            self.guard.end_failed(self.state.requests, self.state.audit, self.fail_request,
-                                  self.refuse)
+        self.guard.end_failed(self.state.requests, self.state.audit, self.fail_request, self.refuse)
 
     # --- reports ---------------------------------------------------------------------------------
 
