@@ -32,12 +32,15 @@ from gpucheck import cache, models, plan, shapes
 from gpucheck.case import Setting
 from msgspec.structs import replace
 from ptxas_device import Standin
+from torch import Tensor
+from torch.utils._python_dispatch import _disable_current_modes
 
 from actorium.actors.config.tree import Config
 from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.worker.compile_ahead import Zeros, compiling, one_of_each, walk
 from actorium.gpu.worker.device import first_runner
+from actorium.kernels.grouped_rows import pack_rows
 from actorium.kernels.triton.triton_ops import TritonOps
 
 CPU = torch.device("cpu")
@@ -59,7 +62,17 @@ def as_on_cuda() -> Iterator[None]:
             stack.enter_context(patch(f"actorium.{name}", lambda *_, value=value: value))
         stack.enter_context(patch("actorium.gpu.weights.random_weights._random",
                                   lambda spec, block: torch.zeros(spec.shape, dtype=block.dtype)))
+        for module in ("exact", "products"):  # rows carry their format, which is read
+            stack.enter_context(patch(f"gpucheck.{module}.pack_rows", computed(pack_rows)))
         yield
+
+
+def computed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """The same function, whose result is no zeros in the place of what torch would compute."""
+    def really(*args: Any) -> Tensor:
+        with _disable_current_modes():
+            return make(*args)
+    return really
 
 
 def start(config: Config, path: Path) -> None:

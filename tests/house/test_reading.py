@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import ast
 import re
+import subprocess
+import sys
 
+import pytest
 from helpers_code_facts import ROOT
 
 STOPS = re.findall(r"^\| (\d+) \| `([\w/]+\.py)`, `([\w.]+)` \|", (ROOT / "READING.md").read_text(),
@@ -30,3 +33,21 @@ def test_there_are_twelve_stops_in_order() -> None:
 def test_every_stop_is_there() -> None:
     gone = [f"{path}: {name}" for _, path, name in STOPS if name not in names(path)]
     assert not gone
+
+
+@pytest.mark.slow
+def test_a_streamed_chat_passes_all_stops() -> None:
+    """As it is traced through every process of an engine."""
+    said = subprocess.run([sys.executable, "tools/request_files.py", "--functions"], cwd=ROOT,
+                          check=True, capture_output=True, text=True, timeout=300).stdout
+    entered: dict[str, set[str]] = {}
+    path = ""
+    for line in said.splitlines()[:-1]:
+        if line.startswith(" "):
+            entered[path].add(line.strip())
+        else:
+            path = line.split()[0]
+            entered[path] = set()
+    missed = [f"{path}: {name}" for _, path, name in STOPS if name not in entered.get(path, ())]
+    assert not missed
+    assert re.fullmatch(r"\d+ files, \d+ classes, \d+ functions; .*", said.splitlines()[-1])

@@ -15,10 +15,11 @@ from helpers_compile import alone
 pytest.importorskip("triton")
 
 
-def filled(folder: Path, scratch: Path, *arguments: str) -> list[str]:
-    """What the script says of one row of the tables."""
-    return alone([str(BENCHMARKS / "ptxas_cache.py"), str(folder), "--only",
-                  "^gdn: step, 1 x 16/16", *arguments], scratch, 300).splitlines()
+def filled(folder: Path, scratch: Path, *arguments: str, only: str = "^gdn: step, 1 x 16/16"
+           ) -> list[str]:
+    """What the script says of some rows of the tables. Fails where one cannot be walked."""
+    return alone([str(BENCHMARKS / "ptxas_cache.py"), str(folder), "--only", only, *arguments],
+                 scratch, 300).splitlines()
 
 
 def test_keys_are_those_of_the_devices_wheel(tmp_path: Path,
@@ -45,6 +46,15 @@ def test_what_is_carried_is_found_wherever_it_lies(tmp_path: Path) -> None:
                    check=True)
     assert filled(there, tmp_path)[-1] == "0 kernels were missing"
     assert filled(there, tmp_path, "--count")[0].endswith("2 kernels so far")
+
+
+@pytest.mark.slow
+def test_weights_that_carry_their_format_are_walked(tmp_path: Path) -> None:
+    """Their kernels follow from bytes of the weight, while all that torch computes is zeros."""
+    said = filled(tmp_path, tmp_path, "--count",
+                  only="codes: (int4, groups of 32 with mins|int8, a scale a row), 1 rows")
+    assert [line.rpartition(": ")[2] for line in said[:2]] == [
+        "1 kernels so far", "3 kernels so far"]
 
 
 def test_the_script_of_the_device_takes_what_was_carried() -> None:
