@@ -29,8 +29,13 @@ from actorium.actors.models.template_files import (
     TOOL_USE,
     template_sources,
 )
-from actorium.actors.tokenizer.call_arguments import for_template
-from actorium.actors.tokenizer.generic_tools import TemplateTraits, Tools, Turns, probe
+from actorium.actors.tokenizer.generic_tools import (
+    TemplateTraits,
+    Tools,
+    Turns,
+    for_template,
+    probe,
+)
 from actorium.actors.tokenizer.template_sandbox import (
     CONCAT,
     MAX_CHARS,

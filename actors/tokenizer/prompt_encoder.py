@@ -15,12 +15,12 @@ from actorium.actors.errors import InvalidRequest, context_overflow
 from actorium.actors.media.prompt_media import cut
 from actorium.actors.messages import Detokenize, Generate, MediaItem, Tokenize, TurnPart
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.call_arguments import unreadable
 from actorium.actors.tokenizer.chat_template import (
     ChatTemplate,
     PromptEnding,
     RenderBudgetExceeded,
 )
+from actorium.actors.tokenizer.generic_tools import unreadable
 from actorium.actors.tokenizer.template_renderer import (
     TemplateRenderer,
     unpacked_args,
