@@ -56,6 +56,9 @@ class AnyTokens:
 
     is_error = is_stopped
 
+    def is_accepting(self) -> bool:
+        return True
+
 
 class BadWordTree:
     """A trie of forbidden token sequences."""
