@@ -21,7 +21,7 @@ from msgspec import Meta, Raw, Struct
 from actorium.actors.params import (
     MAX_BAD_WORDS,
     MAX_N,
-    Resolved,
+    ResolvedParams,
     SamplingParams,
     Seed,
     TextParams,
@@ -57,7 +57,7 @@ tenants. Empty = the common tenant."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
 Linger = Annotated[float, Meta(ge=0, le=3600)]
-"""Seconds for which a request continues after its client has gone, so that another one can take it
+"""Seconds for which a request continues after its client has left, so that another one can take it
 over (`Resume.adopt`). Its rid must then be hard to guess."""
 
 
@@ -152,7 +152,7 @@ class Generate(Message):
     media: MediaKeys = []
     """The images and videos of messages or text, in their order there."""
     created: Count = 0
-    """Unix time, seconds: what answers call their creation, also when they are told again."""
+    """Unix time, seconds: what answers call their creation, also when they are sent again."""
 
 
 class Abort(Message):
@@ -368,7 +368,7 @@ class Submit(Message):
     client: ClientId
     prompt: Column
     n: Annotated[int, Meta(ge=1, le=MAX_N)]
-    params: Resolved
+    params: ResolvedParams
     text: TextParams
     seed: Seed
     deadline: float | None = None
@@ -553,7 +553,7 @@ class Admit(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc
     pages: Column
     """i4[groups, n]: the pages of the cached prefix, n = cached_len / page_size, in order; 0 for a
     page behind its group's window. Later pages come as page_appends."""
-    params: Resolved
+    params: ResolvedParams
     seed: Seed
     checkpoint: Count = 0
     """The checkpoint of the recurrent state after cached_len tokens; 0 = the state starts empty
@@ -839,7 +839,7 @@ class Kill(Message):
 
 
 class Spawn(Message):
-    """watchdog -> launcher: start the next incarnation of an actor that is gone."""
+    """watchdog -> launcher: start the next incarnation of an actor that has exited."""
 
     role: Short
     epoch: Epoch

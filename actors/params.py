@@ -1,4 +1,11 @@
-"""Parameters of one request: the public `SamplingParams`, and its resolved form.
+"""Parameters of one request, in three shapes:
+
+- `SamplingParams`, on the wire: what every API and the SDK make of a request. It is checked where
+  it is made, and once more by the tokenizer, against the model.
+- resolved, with every default filled in by the tokenizer (`tokenizer/defaults.py`): one part for
+  each reader in `messages.Submit`. `ResolvedParams` goes on to the worker, `TextParams` to the
+  detokenizer; `TokenRules` and the grammar stay with the scheduler, which makes masks of them.
+- a row of the worker's resident tables (`gpu/step/tables.py`).
 
 Only `msgspec` is imported here: this module is part of the light client.
 """
@@ -61,7 +68,7 @@ class Structured(Struct, frozen=True, kw_only=True, omit_defaults=True,
     refused."""
 
     def check(self) -> None:
-        """Raise `ValueError("structured: <what is wrong>")`."""
+        """Raises `ValueError("structured: <what is wrong>")`."""
         given = [name for name in STRUCTURED_KINDS if getattr(self, name)]
         if len(given) != 1:
             raise ValueError(f"structured: exactly one of {', '.join(STRUCTURED_KINDS)} is needed, "
@@ -156,19 +163,19 @@ class SamplingParams(Struct, frozen=True, kw_only=True, omit_defaults=True,
     """What the completion must be: a JSON value, a match of an expression, ..."""
 
     def stops(self) -> list[str]:
-        """The stop strings as a list."""
+        """Returns the stop strings as a list."""
         if self.stop is None:
             return []
         return [self.stop] if isinstance(self.stop, str) else self.stop
 
     def stop_expressions(self) -> list[str]:
-        """The expressions of `stop_regex` as a list."""
+        """Returns the expressions of `stop_regex` as a list."""
         if self.stop_regex is None:
             return []
         return [self.stop_regex] if isinstance(self.stop_regex, str) else self.stop_regex
 
     def check(self) -> None:
-        """Raise `ValueError("<field>: <what is wrong>")` at the first field out of range."""
+        """Raises `ValueError("<field>: <what is wrong>")` at the first field out of range."""
         for name, low, high in _RANGES:
             _check_range(name, getattr(self, name), low, high)
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -261,8 +268,8 @@ def _check_texts(name: str, texts: Sequence[str], limit: int, chars: int) -> Non
             raise ValueError(f"{name}: a string must have 1 to {chars} characters")
 
 
-class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """Sampling parameters with every default filled in, for scheduler and worker."""
+class ResolvedParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
+    """The sampling parameters with every default filled in, as the worker takes them."""
 
     max_tokens: Annotated[int, Meta(ge=1, le=2**31 - 1)]
     min_tokens: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 0
@@ -288,7 +295,7 @@ class Resolved(Struct, frozen=True, array_like=True, forbid_unknown_fields=True,
 
 
 class TextParams(Struct, frozen=True, array_like=True, forbid_unknown_fields=True, gc=False):
-    """The parameters of a request that the detokenizer needs."""
+    """The parameters that the detokenizer needs."""
 
     stop: tuple[str, ...] = ()
     include_stop: bool = False

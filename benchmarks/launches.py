@@ -46,7 +46,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.plan.graph_memory import GraphShape
@@ -79,7 +79,8 @@ MOE = LLAMA | {"architectures": ["Qwen3MoeForCausalLM"], "model_type": "qwen3_mo
 WIDTHS = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 32, "vocab_size": 5000,
           "eos_token_id": 4999, "max_position_embeddings": 4096, "linear_num_key_heads": 2,
           "linear_num_value_heads": 4, "linear_key_head_dim": 32, "linear_value_head_dim": 32}
-GREEDY, TOP_P = Resolved(max_tokens=64, temperature=0.0), Resolved(max_tokens=64, top_p=0.9)
+GREEDY, TOP_P = ResolvedParams(max_tokens=64, temperature=0.0), ResolvedParams(max_tokens=64,
+                                                                               top_p=0.9)
 
 
 @dataclass
@@ -209,7 +210,7 @@ class Case:
     name: str
     config: dict[str, Any]
     batch: int
-    params: Resolved = GREEDY
+    params: ResolvedParams = GREEDY
     drafts: int = 0
     quantization: str = "auto"
     group: int | None = None

@@ -60,7 +60,8 @@ class PrefixReport(TreeObserver):
         self._tree, self._whole = tree, True
         self._hashes.clear()
         if tree is not None:
-            tree.observer.add(self)
+            if self not in tree.observers:
+                tree.observers.append(self)
             for node in tree.nodes():
                 self.grown(node)
 
@@ -182,7 +183,7 @@ class ReplicaLink:
         if scheduler.ledger is not None:
             self._records += [Send(LEDGER, record) for entry in history.entries.values()
                               for record in entry_records(entry)]
-        scheduler.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
+        scheduler.requests.adopt(restore_requests(PriorRun(history, True, now), self._timeout), now)
         # A detokenizer that has started since they ran elsewhere does not know them.
         state = scheduler.state
         for known in order.requests:

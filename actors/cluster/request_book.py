@@ -127,7 +127,7 @@ class RequestBook:
         if submit.linger:
             self._lingering[submit.tenant, name_of(submit.rid)] = request
         if self.media is not None:
-            self.media.queued(request)
+            self.media.queued(request.submit)
         return request
 
     def _apply(self, kind: int, message: AdmissionRecord | OutputRecord | TokenBatch) -> None:
@@ -191,7 +191,7 @@ class RequestBook:
         if not request.over and request.entry.finished:
             request.over = True
             if self.media is not None:
-                self.media.ended(request)
+                self.media.ended(request.submit)
             self.live.pop(request.key, None)
             size = entry_bytes(request.entry)
             self._over[request.key] = now, size
@@ -229,7 +229,7 @@ class RequestBook:
         """Nobody asks for it any more."""
         key, submit = request.key, request.submit
         if not request.over and self.media is not None:
-            self.media.ended(request)
+            self.media.ended(request.submit)
         self._over_bytes -= self._over.pop(key, (0.0, 0))[1]
         self._history.forget(key)
         del self.requests[key]

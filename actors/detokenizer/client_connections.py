@@ -45,18 +45,19 @@ class AwayClient:
         self.since = self.probe_at = now
         self.until = until
         self.probe_sent = False
-        """A probe is in flight: it has succeeded unless `gone` is called before the next wake."""
+        """A probe is in flight: it has succeeded unless `disconnected` is called before the next
+        wake."""
 
 
 class ClientConnections:
     """The clients of one incarnation of the detokenizer."""
 
     def __init__(self) -> None:
-        self._here: dict[bytes, None] = {}
+        self._connected: dict[bytes, None] = {}
         self.away: dict[bytes, AwayClient] = {}
         self.slow: set[bytes] = set()
         """Clients that have not read what was sent: nothing more is sent until they have."""
-        self._told: set[bytes] = set()
+        self._sent_to: set[bytes] = set()
         self._listen_at = math.inf
         self._hurried = False
 
@@ -64,7 +65,7 @@ class ClientConnections:
         """Probes every client and shortens the wait for disconnected ones: the engine stops."""
         self._hurried = True
         self._listen_at = now
-        self._told.clear()
+        self._sent_to.clear()
         for away in self.away.values():
             away.until = min(away.until, now + (
                 RECONNECT_HURRIED if away.fresh else RETURN_HURRIED))
@@ -87,22 +88,22 @@ class ClientConnections:
                 behind[seq.client] += seq.weight
         return [client for client, weight in behind.items() if weight > MERGED]
 
-    def meet(self, client: bytes, now: float) -> None:
+    def add(self, client: bytes, now: float) -> None:
         """Adds a client, of which a sequence was opened."""
-        if client not in self._here and client not in self.away:
+        if client not in self._connected and client not in self.away:
             patience = RECONNECT_HURRIED if self._hurried else RECONNECT
             self.away[client] = AwayClient(now + patience, now, fresh=True)
 
-    def here(self, client: bytes) -> None:
+    def connected(self, client: bytes) -> None:
         """Marks a client as connected: it has sent something, or a probe has reached it."""
         self.away.pop(client, None)
-        self._here[client] = None
-        if len(self._here) > REACHED_CLIENTS:  # the oldest is probed again
-            del self._here[next(iter(self._here))]
+        self._connected[client] = None
+        if len(self._connected) > REACHED_CLIENTS:  # the oldest is probed again
+            del self._connected[next(iter(self._connected))]
 
-    def gone(self, client: bytes, now: float) -> None:
+    def disconnected(self, client: bytes, now: float) -> None:
         """Marks a client as disconnected: a message did not reach it, and there is more for it."""
-        self._here.pop(client, None)
+        self._connected.pop(client, None)
         self.slow.discard(client)
         patience = RETURN_HURRIED if self._hurried else RETURN
         away = self.away.setdefault(client, AwayClient(now + patience, now))
@@ -111,7 +112,7 @@ class ClientConnections:
     def forget(self, client: bytes) -> None:
         """Forgets a client that nothing is left for."""
         self.away.pop(client, None)
-        self._here.pop(client, None)
+        self._connected.pop(client, None)
         self.slow.discard(client)
 
     def left(self, client: bytes, linger: float) -> None:
@@ -129,28 +130,28 @@ class ClientConnections:
     def due_probes(self, now: float) -> list[bytes]:
         """Returns the clients to probe now. Marks those probed in the wake before as connected."""
         for client in [c for c, away in self.away.items() if away.probe_sent]:
-            self.here(client)
+            self.connected(client)
         due = [c for c, away in self.away.items() if away.probe_at <= now]
         for client in due:
             self.away[client].probe_sent = True
         return due
 
-    def told(self, clients: Iterable[bytes]) -> None:
+    def sent_to(self, clients: Iterable[bytes]) -> None:
         """Notes that something was sent to these clients."""
-        self._told.update(clients)
+        self._sent_to.update(clients)
 
-    def unheard(self, clients: Collection[bytes], now: float) -> list[bytes]:
+    def idle_clients(self, clients: Collection[bytes], now: float) -> list[bytes]:
         """Returns those of the clients, which have requests, that were sent nothing since the last
         check."""
         if not clients:
             self._listen_at = math.inf
-            self._told.clear()
+            self._sent_to.clear()
             return []
         if now < self._listen_at < math.inf:
             return []
         begun, self._listen_at = self._listen_at < math.inf, now + IDLE_CHECK_INTERVAL
-        told, self._told = self._told, set()
-        return [c for c in clients if c not in told and not self.shut(c)] if begun else []
+        sent_to, self._sent_to = self._sent_to, set()
+        return [c for c in clients if c not in sent_to and not self.shut(c)] if begun else []
 
     def next_timer(self) -> float | None:
         """Returns when to check again; None = no client has requests or is disconnected."""

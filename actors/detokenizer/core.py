@@ -84,8 +84,8 @@ class DetokenizerCore(Core):
     # --- Core ---------------------------------------------------------------------------------
 
     def on_message(self, message: Any, now: float) -> None:
-        """Take an Open, a TokenBatch, an Unknown, or a Reply to pass on (the shell drops it if its
-        client is gone). What needs the tokenizer waits until it is loaded."""
+        """Takes an Open, a TokenBatch, an Unknown, or a Reply to pass on (the shell drops it if its
+        client has left). What needs the tokenizer waits until it is loaded."""
         if isinstance(message, Reply):
             self._out.append(Send(CLIENT, Answer(message.rid, message.json), message.client))
         elif self._detokenizer is None:
@@ -98,22 +98,22 @@ class DetokenizerCore(Core):
             self._on_unknown(message)
 
     def on_client(self, client: bytes, message: Any, now: float) -> None:
-        """Attach: answered with this incarnation's epoch, and with errors for the requests that
-        were given up because the client was gone or did not read."""
+        """Answers an Attach with this incarnation's epoch, and with errors for the requests that
+        were given up because the client had left or did not read."""
         if isinstance(message, Attach):
-            self._connections.here(client)
+            self._connections.connected(client)
             self._out.append(Send(CLIENT, Attached(self._ctx.epoch), client))
             self._report_lost(client)
 
     def on_client_lost(self, client: bytes, now: float) -> None:
-        """The client cannot be reached: its requests are given up unless it comes back soon."""
+        """Gives the client's requests up unless it comes back soon: it cannot be reached."""
         if client in self._clients or any(s.client == client for s in self._unsent.values()):
-            self._connections.gone(client, now)
+            self._connections.disconnected(client, now)
         else:
             self._connections.forget(client)
 
     def on_client_slow(self, client: bytes, slow: bool, now: float) -> None:
-        """The client does not read what is sent, or has read it all."""
+        """Takes note that the client does not read what is sent, or has read it all."""
         if slow:
             self._connections.slow.add(client)
         else:
@@ -125,12 +125,13 @@ class DetokenizerCore(Core):
         return role == "scheduler"
 
     def on_peer_back(self, role: str, now: float) -> None:
-        """It reads again: what it tells of all sequences shows what of ours it has missed."""
+        """Asks the scheduler, which reads again, for a report of all sequences: it shows what the
+        scheduler has missed."""
         self._out.append(self._hello())
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        """One TextBatch for each client that there is news for. The second wake loads: raises
-        `BadModel`."""
+        """Returns a TextBatch for each client with new deltas. The second wake loads the model:
+        raises `BadModel`."""
         if not self._announced:  # let a heartbeat say "loading" before it blocks
             self._announced = True
             return [self._hello()]
@@ -140,7 +141,7 @@ class DetokenizerCore(Core):
                 self.on_message(message, now)
             self._early_messages = []
         connections = self._connections
-        for client in connections.unheard(self._clients, now):
+        for client in connections.idle_clients(self._clients, now):
             self._out.append(Send(CLIENT, TextBatch([]), client))
         if not connections.all_open:
             self._check_clients(connections, now)
@@ -149,14 +150,14 @@ class DetokenizerCore(Core):
         return out + news
 
     def _deltas(self, connections: ClientConnections) -> list[Send]:
-        """A TextBatch for each client to which deltas can be sent now."""
+        """Returns a TextBatch for each client to which deltas can be sent now."""
         by_client: dict[bytes, list[Delta]] = {}
         waiting: dict[int, OutputSequence] = {}
-        everybody = connections.all_open
+        all_open = connections.all_open
         broken: list[tuple[OutputSequence, BaseException]] = []
         self.journal.put(NOBODY)
         for sid, seq in self._unsent.items():
-            if everybody or not connections.shut(seq.client):
+            if all_open or not connections.shut(seq.client):
                 self.journal.turn_to(seq.name)
                 try:
                     by_client.setdefault(seq.client, []).append(seq.delta())
@@ -168,11 +169,11 @@ class DetokenizerCore(Core):
         self._unsent = waiting
         for seq, raised in broken:
             self._quarantine(seq, raised)
-        connections.told(by_client)
+        connections.sent_to(by_client)
         return [Send(CLIENT, TextBatch(news), client) for client, news in by_client.items()]
 
     def _check_clients(self, connections: ClientConnections, now: float) -> None:
-        """Give up who is away for too long or far behind; knock at the others."""
+        """Gives up clients that are away for too long or far behind, and probes the others."""
         for client in connections.overdue(now):
             self._give_up_client(client, math.inf if self._draining
                                  else now - connections.away[client].since)
@@ -182,12 +183,12 @@ class DetokenizerCore(Core):
             self._out.append(Send(CLIENT, TextBatch([]), client))
 
     def next_timer(self) -> float | None:
-        """At once until loaded, then when a client needs a look."""
+        """Returns 0 until the model is loaded, then when a client must be looked at."""
         return 0.0 if self._detokenizer is None else self._connections.next_timer()
 
     def drain(self, now: float) -> None:
-        """Go on until the live sequences have ended; those of clients that are gone end soon, also
-        those that linger: nobody may come for them any more."""
+        """Goes on until the live sequences have ended; those of clients that have left end soon,
+        also those that linger: nobody may come for them any more."""
         if not self._draining:
             self._connections.shorten_patience(now)
         self._draining = True
@@ -200,7 +201,7 @@ class DetokenizerCore(Core):
         return not (self._sequences or unsaid or self._out or self._early_messages)
 
     def health(self) -> Health:
-        """Phase "loading" until the tokenizer is read; `step` counts batches."""
+        """Reports phase "loading" until the tokenizer is read; `step` counts batches."""
         if self._detokenizer is None:
             return Health("loading", 0, LOADING_BUDGET, {}, "tokenizer files")
         phase = "draining" if self._draining else "stepping" if self._sequences else "idle"
@@ -215,12 +216,12 @@ class DetokenizerCore(Core):
         return Send("scheduler", Hello(self._ctx.role, self._ctx.epoch, sids or []))
 
     def _is_stale(self, epoch: int) -> bool:
-        """True for a message of an older scheduler that comes after one of a newer."""
+        """Returns whether it is a message of an older scheduler that comes after one of a newer."""
         self._scheduler_epoch = max(self._scheduler_epoch, epoch)
         return epoch < self._scheduler_epoch
 
     def _on_open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
-        """`_open` it, unless its request has been quarantined, or is by that."""
+        """Opens a sequence, unless its request has been quarantined, or is by that."""
         if (known := self._quarantined.of(message)) is not None:
             self._end_request(message.client, message.rid, known)
             return
@@ -232,7 +233,7 @@ class DetokenizerCore(Core):
         self.journal.clear()
 
     def _guarded(self, seq: OutputSequence, work: Callable[..., None], *args: Any) -> None:
-        """Work on one sequence of several."""
+        """Does work on one sequence of several."""
         self.journal.turn_to(seq.name)
         try:
             work(*args)
@@ -240,16 +241,19 @@ class DetokenizerCore(Core):
             self._quarantine(seq, error)
 
     def _quarantine(self, one: OutputSequence | Open, error: BaseException) -> None:
-        """Work on a sequence has raised: its request ends, and nothing else."""
+        """Ends the request of a sequence, work on which has raised."""
         self._end_request(one.client, one.rid, self._quarantined.add(one, error))
 
     def _end_request(self, client: bytes, rid: str, error: ActoriumError) -> None:
-        """End all its sequences, here and in the scheduler. Its client is told, or will be when it
-        asks."""
+        """Ends all sequences of a request, here and in the scheduler. Its client gets the error
+        now, or when it asks."""
         self._drop(client, rid)
         self._out.append(Send("scheduler", Cancel(rid, client)))
+        self._send_error(client, error_delta(rid, error.code, error.message))
+
+    def _send_error(self, client: bytes, delta: Delta) -> None:
+        """Sends a client the end of a request, if it can be sent to: else it will ask again."""
         if not self._connections.shut(client):
-            delta = error_delta(rid, error.code, error.message)
             self._out.append(Send(CLIENT, TextBatch([delta]), client))
 
     def _drop(self, client: bytes, rid: str) -> None:
@@ -259,9 +263,13 @@ class DetokenizerCore(Core):
                 self._close(seq)
 
     def _open(self, message: Open, detokenizer: TokenDecoder, now: float) -> None:
-        """A sequence, new or told once more. Its client gets a delta at once, which may be empty:
-        the receipt that its request is in the ledger."""
-        if self._is_stale(message.epoch) or (not message.again and self._is_over(message)):
+        """Opens a sequence that is new or reported once more. Its client gets a delta at once,
+        which may be empty: the receipt that its request is in the ledger."""
+        if self._is_stale(message.epoch):
+            return
+        if not message.again and (
+                replies := self._ended_sequences.reply_if_over(message)) is not None:
+            self._out += [Send("scheduler", reply) for reply in replies]
             return
         old = self._sequences.get(message.sid)
         if old is not None and old.key == (message.client, message.rid, message.index):
@@ -274,22 +282,17 @@ class DetokenizerCore(Core):
                 return  # on its way since before what is known; the client will ask again
         if old is not None:
             self._close(old)
-            self._report_adopted(old, message.client)
+            if message.client != old.client:
+                self._send_error(old.client, error_delta(old.rid, Aborted.code,
+                                                         "another client has taken it up"))
         prompt = memoryview(message.prompt).cast("i")
         stream = detokenizer.stream(prompt, message.text.skip_special_tokens)
         seq = self._sequences[message.sid] = self._unsent[message.sid] = OutputSequence(message,
                                                                                         stream)
         self._clients.setdefault(message.client, set()).add(message.sid)
         self._ended_sequences.back(message.sid)
-        self._connections.meet(message.client, now)
+        self._connections.add(message.client, now)
         self._apply_open(seq, message)
-
-    def _is_over(self, message: Open) -> bool:
-        """It has ended here, or its client has been given up: the scheduler is told again."""
-        verdict = self._ended_sequences.known_end(message)
-        if verdict is not None and verdict.news is not None:
-            self._out.append(Send("scheduler", verdict.news))
-        return verdict is not None
 
     def _apply_open(self, seq: OutputSequence, message: Open) -> None:
         """Applies what the message reports and `seq` has not seen."""
@@ -308,16 +311,15 @@ class DetokenizerCore(Core):
             self._unsent[seq.sid] = seq
             emitted = memoryview(message.emitted).cast("i").tolist()
             if message.emitted_logprobs:
-                seq.add_replayed_logprobs(message.emitted_logprobs, emitted, skip)
+                seq.add_logprobs(message.emitted_logprobs, emitted, skip)
             self._add_tokens(seq, emitted[skip:], None if end is None else end.stop_token)
         if end is not None and self._sequences.get(seq.sid) is seq:
             self._finish(seq, end)
 
     def _on_unknown(self, message: Unknown) -> None:
-        """The scheduler knows nothing of a request: what is left of it here is void."""
+        """Drops a request that the scheduler does not know."""
         self._drop(message.client, message.rid)
-        if not self._connections.shut(message.client):  # else it will ask again
-            self._out.append(Send(CLIENT, TextBatch([unknown(message)]), message.client))
+        self._send_error(message.client, unknown(message))
 
     def _on_batch(self, message: TokenBatch, now: float) -> None:
         if self._is_stale(message.epoch):
@@ -360,9 +362,9 @@ class DetokenizerCore(Core):
 
     def _add_row(self, seq: OutputSequence, tokens: list[int], skip: int,
                  event: SequenceEvent | None) -> None:
-        """Tokens of one sequence, the first `skip` of them known already."""
+        """Adds tokens of one sequence, the first `skip` of them known already."""
         if event is not None and event.logprobs is not None:
-            seq.add_logprobs(event.logprobs, tokens, skip)
+            seq.add_logprobs([event.logprobs], tokens, skip)
         new = tokens
         if skip:
             new = tokens[skip:]
@@ -391,14 +393,14 @@ class DetokenizerCore(Core):
         self._end(seq)
 
     def _end(self, seq: OutputSequence) -> None:
-        """A sequence has come to its regular end."""
+        """Closes a sequence that has come to its regular end."""
         self._close(seq)
         if seq.error is None and not self.journal.quiet:
             self.journal.finished(seq.name)
 
     def _give_up_client(self, client: bytes, away: float = math.inf) -> None:
-        """Cancel what a client has here, but what lingers, if it is only away; it is told when it
-        comes back. away: seconds."""
+        """Cancels the requests of a client, but those that linger, if it is only away; it gets the
+        errors when it comes back. away: seconds."""
         mine = [self._sequences[sid] for sid in sorted(self._clients.get(client, ()))]
         mine += [s for s in self._unsent.values() if s.client == client
                  and s.sid not in self._sequences]
@@ -416,12 +418,6 @@ class DetokenizerCore(Core):
         self._connections.left(client, min((s.linger for s in mine if s.linger > away),
                                            default=0.0))
 
-    def _report_adopted(self, seq: OutputSequence, client: bytes) -> None:
-        """Tells the client that had a sequence, if it is there, that another one has adopted it."""
-        if client != seq.client and not self._connections.shut(seq.client):
-            delta = error_delta(seq.rid, Aborted.code, "another client has taken it up")
-            self._out.append(Send(CLIENT, TextBatch([delta]), seq.client))
-
     def _report_lost(self, client: bytes) -> None:
         if lost := self._ended_sequences.pop_lost(client):
             why = "given up: the client did not read its stream"
@@ -438,6 +434,6 @@ class DetokenizerCore(Core):
 
 
 def build(ctx: Context) -> DetokenizerCore:
-    """The core of the role "detokenizer"."""
+    """Returns the core of the role "detokenizer"."""
     budget = ctx.config.recovery.request_budget
     return DetokenizerCore(ctx, open_journal(ctx.run_dir, ctx.role, budget))

@@ -25,13 +25,6 @@ class EndedSequence(NamedTuple):
     """Tokens after which a stop string matched; None = the scheduler ended it."""
 
 
-class KnownEnd(NamedTuple):
-    """A sequence is over."""
-
-    news: Stop | Cancel | None
-    """For the scheduler, who does not seem to know."""
-
-
 class EndedSequences:
     """Sequences that have ended, and requests that were given up with their clients."""
 
@@ -41,18 +34,19 @@ class EndedSequences:
         self._lost_requests = 0
 
     def ended(self, seq: OutputSequence) -> None:
-        """A sequence is over: a stop string matched, or the scheduler has ended it."""
+        """Remembers a sequence that is over: a stop string matched, or the scheduler has ended it.
+        """
         stopped = seq.seen if isinstance(seq.stop_reason, str) else None
         self._ended[seq.sid] = EndedSequence(seq.key, stopped)
         if len(self._ended) > ENDED_SEQUENCES:
             del self._ended[next(iter(self._ended))]
 
     def back(self, sid: int) -> None:
-        """It lives again."""
+        """Forgets the end of a sequence that lives again."""
         self._ended.pop(sid, None)
 
     def give_up_requests(self, client: bytes, rids: list[str]) -> None:
-        """A client's requests are given up."""
+        """Remembers requests that are given up with their client."""
         before = self.pop_lost(client)
         self._lost[client] = kept = [*dict.fromkeys(before + rids)][-LOST_REQUESTS:]
         self._lost_requests += len(kept)
@@ -60,22 +54,21 @@ class EndedSequences:
             self.pop_lost(next(iter(self._lost)))
 
     def pop_lost(self, client: bytes) -> list[str]:
-        """The requests that it has lost, for it to be told; they are forgotten."""
+        """Returns the requests that a client has lost, and forgets them."""
         rids = self._lost.pop(client, [])
         self._lost_requests -= len(rids)
         return rids
 
-    def known_end(self, message: Open) -> KnownEnd | None:
-        """Returns the known end of the sequence of a scheduler's message; None if it is not over.
-        """
+    def reply_if_over(self, message: Open) -> list[Stop | Cancel] | None:
+        """Returns the messages to the scheduler about a sequence that is over, whose end it does
+        not seem to know; None if it is not over."""
         has_ended = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
-            return KnownEnd(None if has_ended else Cancel(message.rid, message.client))
+            return [] if has_ended else [Cancel(message.rid, message.client)]
         ended = self._ended.get(message.sid)
         if ended is None or ended.key != (message.client, message.rid, message.index):
             return None
-        return KnownEnd(None if has_ended or ended.stopped is None
-                        else Stop(message.sid, ended.stopped))
+        return [] if has_ended or ended.stopped is None else [Stop(message.sid, ended.stopped)]
 
 
 class QuarantinedRequests:
@@ -87,14 +80,14 @@ class QuarantinedRequests:
         self._kept: dict[bytes, ActoriumError] = {}
 
     def of(self, message: Open) -> ActoriumError | None:
-        """What the client of this sequence is to be told instead of its text, if anything."""
+        """Returns the error that the client of this sequence gets instead of its text, if any."""
         name = request_name(message)
         if name not in self._kept and self._journal.convicted(name):
             self._keep(name, self._journal.refusal(message.rid))
         return self._kept.get(name)
 
     def add(self, one: OutputSequence | Open, error: BaseException) -> ActoriumError:
-        """Work on it has raised that; what its client is to be told."""
+        """Quarantines a request, work on which has raised `error`. Returns what its client gets."""
         error_sent = self._journal.failed(error, one.rid)
         self._keep(one.name if isinstance(one, OutputSequence) else request_name(one), error_sent)
         return error_sent
@@ -106,12 +99,12 @@ class QuarantinedRequests:
 
 
 def error_delta(rid: str, code: str, why: str) -> Delta:
-    """The end of a request by an error."""
+    """Returns the end of a request by an error."""
     return Delta(rid, 0, 0, "", b"", finish_reason="error", error=Rejected(rid, code, why))
 
 
 def unknown(message: Unknown) -> Delta:
-    """What the client of a request that nobody knows is told."""
+    """Returns the end of a request that the engine does not know."""
     if message.other:
         return error_delta(message.rid, InvalidRequest.code,
                            "a request of this name has asked for something else")

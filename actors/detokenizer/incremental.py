@@ -40,10 +40,10 @@ class IncrementalDetokenizer(Protocol):
     """The text of one sequence."""
 
     def push(self, token: int) -> str:
-        """Text that became certain with this token."""
+        """Returns the text that became certain with this token."""
 
     def flush(self) -> str:
-        """The rest, at the end: U+FFFD for what never became a character."""
+        """Returns the rest, at the end: U+FFFD for what never became a character."""
 
 
 class TokenDecoder(Protocol):
@@ -53,12 +53,13 @@ class TokenDecoder(Protocol):
 
 
 def utf8_tail(data: bytes) -> bytes:
-    """The incomplete character at the end of `data`, if any."""
+    """Returns the incomplete character at the end of `data`, if any."""
     return data[_utf8(data, "replace", False)[1]:]
 
 
 def make(tokenizer: Tokenizer, file: Path) -> TokenDecoder:
-    """The detokenizer for `tokenizer`, by the decoder named in its tokenizer.json `file`."""
+    """Returns the detokenizer for `tokenizer`, by the decoder named in its tokenizer.json `file`.
+    """
     decoder = read_steps(file, read_file(file, MAX_TOKENIZER)).decoder or {}
     steps = decoder.get("decoders", [decoder]) if decoder.get("type") == "Sequence" else [decoder]
     kinds = [step.get("type") for step in steps]
@@ -81,10 +82,6 @@ def load(config: ModelConfig) -> TokenDecoder:
     return make(load_tokenizer(path), path / "tokenizer.json")
 
 
-def _special_ids(tokenizer: Tokenizer) -> frozenset[int]:
-    return frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
-
-
 def byte_of_char() -> dict[str, int]:
     """GPT-2's table: the printable character that stands for each byte -> the byte."""
     printable = [*range(33, 127), *range(161, 173), *range(174, 256)]
@@ -105,15 +102,20 @@ class _TokenTexts(dict[int, Any]):
         return piece
 
 
+def _tables(tokenizer: Tokenizer, make_piece: Any, empty: Any) -> tuple[_TokenTexts, _TokenTexts]:
+    """Returns the pieces of all tokens, and the same with special tokens as `empty`."""
+    special = frozenset(i for i, t in tokenizer.get_added_tokens_decoder().items() if t.special)
+    pieces = _TokenTexts(make_piece)
+    return pieces, _TokenTexts(lambda token: empty if token in special else pieces[token])
+
+
 class ByteLevelDecoder:
     """Byte-level BPE: a token is bytes."""
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
         self._bytes = byte_of_char()
-        special = _special_ids(tokenizer)
-        self._all = _TokenTexts(self._piece)
-        self._plain = _TokenTexts(lambda t: b"" if t in special else self._all[t])
+        self._pieces = _tables(tokenizer, self._piece, b"")
 
     def _piece(self, token: int) -> bytes:
         text = self._tokenizer.id_to_token(token)
@@ -125,7 +127,7 @@ class ByteLevelDecoder:
             return text.encode()
 
     def stream(self, prompt: Sequence[int], skip_special: bool) -> ByteLevelStream:
-        pieces = self._plain if skip_special else self._all
+        pieces = self._pieces[skip_special]
         return ByteLevelStream(pieces, utf8_tail(b"".join([pieces[t] for t in prompt[-CONTEXT:]])))
 
 
@@ -157,9 +159,7 @@ class ByteFallbackDecoder:
         self._pattern = pattern
         self._content = content
         self._strip = strip
-        special = _special_ids(tokenizer)
-        self._all = _TokenTexts(self._piece)
-        self._plain = _TokenTexts(lambda t: "" if t in special else self._all[t])
+        self._pieces = _tables(tokenizer, self._piece, "")
 
     def _piece(self, token: int) -> str | int:
         text = self._tokenizer.id_to_token(token)
@@ -169,7 +169,7 @@ class ByteFallbackDecoder:
         return int(byte[1], 16) if byte else text.replace(self._pattern, self._content)
 
     def stream(self, prompt: Sequence[int], skip_special: bool) -> ByteFallbackStream:
-        pieces = self._plain if skip_special else self._all
+        pieces = self._pieces[skip_special]
         run = b""
         for token in prompt[-CONTEXT:]:
             piece = pieces[token]
@@ -200,15 +200,10 @@ class ByteFallbackStream:
             text, self._rest = "\ufffd" * len(self._rest) + piece, b""
         else:
             text = piece
-        return self._lead(text) if self._strip and text else text
-
-    def _lead(self, text: str) -> str:
-        while self._strip and text:
-            if text[0] != " ":
-                self._strip = 0
-            else:
-                self._strip -= 1
-                text = text[1:]
+        if self._strip and text:
+            spaces = min(len(text) - len(text.lstrip(" ")), self._strip)
+            self._strip = self._strip - spaces if spaces == len(text) else 0
+            text = text[spaces:]
         return text
 
     def flush(self) -> str:
@@ -217,7 +212,8 @@ class ByteFallbackStream:
 
 
 def take_bytes(data: bytes) -> tuple[str, bytes]:
-    """(text, incomplete rest) of a run of byte tokens: one U+FFFD for each impossible byte."""
+    """Returns (text, incomplete rest) of a run of byte tokens: one U+FFFD for each impossible byte.
+    """
     text = ""
     while data:
         try:

@@ -83,7 +83,7 @@ class Automaton:
                 raise ValueError(f"{text[:80]!r}: matches the empty text")
 
     def reads(self, char: str) -> States:
-        """The states that read this character."""
+        """Returns the states that read this character."""
         found = self._reads.get(char)
         if found is None:
             if len(self._reads) >= KNOWN_CHARS:
@@ -143,7 +143,7 @@ class Automaton:
             raise ValueError(f"{text[:80]!r}: {TOO_LARGE}") from None
 
     def _sequence(self, parts: Any, flags: int, then: int) -> int:
-        """The state that these parts begin with; `then`: what follows on them."""
+        """Returns the state that these parts begin with; `then`: what follows on them."""
         for code, value in reversed(parts):
             self._work += 1
             if len(self.steps) > MAX_STATES or self._work > MAX_WORK:
@@ -202,7 +202,7 @@ class Automaton:
 
 
 def members(states: States) -> Iterator[int]:
-    """Their numbers, the lowest first."""
+    """Yields the numbers of the states, the lowest first."""
     while states:
         lowest = states & -states
         yield lowest.bit_length() - 1
@@ -211,14 +211,14 @@ def members(states: States) -> Iterator[int]:
 
 @lru_cache(maxsize=64)
 def compiled(expressions: tuple[str, ...], literals: tuple[str, ...] = ()) -> Automaton:
-    """See `Automaton`."""
+    """Returns the `Automaton` of these."""
     return Automaton(expressions, literals)
 
 
 # --- characters -----------------------------------------------------------------------------------
 
 def _test(code: Any, value: Any, flags: int) -> Test:
-    """Whether a character is one that this part of an expression stands for."""
+    """Returns whether a character is one that this part of an expression stands for."""
     if code is op.ANY:
         return (lambda c: True) if flags & re.DOTALL else (lambda c: c != "\n")
     if code not in (op.LITERAL, op.NOT_LITERAL, op.IN):

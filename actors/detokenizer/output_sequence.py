@@ -7,8 +7,7 @@ from array import array
 from collections.abc import Mapping, Sequence
 
 from actorium.actors.detokenizer.incremental import IncrementalDetokenizer
-from actorium.actors.detokenizer.stop_regex import StopRegexChecker
-from actorium.actors.detokenizer.stop_strings import StopMatch, StopStringChecker
+from actorium.actors.detokenizer.stop_strings import StopMatch, StopRegexChecker, StopStringChecker
 from actorium.actors.messages import (
     Delta,
     Open,
@@ -51,8 +50,8 @@ class OutputSequence:
         self.seen = 0
         """Tokens taken so far."""
         self.gap_end = 0
-        """Tokens that there are, as a batch told whose own could not be taken, since those before
-        them have not come: until then the sequence cannot end."""
+        """Number of tokens by a batch whose own could not be taken, since those before them have
+        not come: until then the sequence cannot end."""
         self.asked_at = -math.inf
         """When the scheduler was asked for those, and has not answered."""
         self.drafted = self.accepted = 0
@@ -90,7 +89,8 @@ class OutputSequence:
         return len(self._tokens) + sum(1 + len(e.top) for e in entries or ())
 
     def append_tokens(self, tokens: Sequence[int], stop_token: int | None = None) -> bool:
-        """Take the next tokens; True if a stop string matched, which ends the sequence there.
+        """Takes the next tokens. Returns whether a stop string matched, which ends the sequence
+        there.
 
         `stop_token`: the last of `tokens` ended the sequence; like a stop string it is part of
         the text only on request.
@@ -124,7 +124,7 @@ class OutputSequence:
         return False
 
     def finish(self, reason: str, stop_reason: int | None, error: Rejected | None) -> None:
-        """The scheduler ended the sequence: nothing is held back any more."""
+        """Ends the sequence as the scheduler has: nothing is held back any more."""
         tail = self._stream.flush()
         if self._stops is not None:
             out = self._stops.feed(tail, armed=False)
@@ -133,14 +133,8 @@ class OutputSequence:
         self._text += tail
         self.finish_reason, self.stop_reason, self.error = reason, stop_reason, error
 
-    def add_logprobs(self, row: RowLogprobs, tokens: Sequence[int], skip: int) -> None:
-        """Logprobs of a batch's `tokens`, of which the first `skip` had been seen before."""
-        entries = expand(row, tokens)
-        self._logprobs = (self._logprobs or []) + entries[skip:]
-
-    def add_replayed_logprobs(self, rows: Sequence[RowLogprobs], tokens: Sequence[int],
-                              skip: int) -> None:
-        """Logprobs of all its `tokens` so far, row after row; the first `skip` are known."""
+    def add_logprobs(self, rows: Sequence[RowLogprobs], tokens: Sequence[int], skip: int) -> None:
+        """Adds the logprobs of `tokens`, row after row; the first `skip` of them are known."""
         entries: list[TokenLogprob] = []
         for row in rows:
             at = len(entries)
@@ -148,7 +142,7 @@ class OutputSequence:
         self._logprobs = (self._logprobs or []) + entries[skip:]
 
     def drop_logprobs(self, count: int) -> None:
-        """Drop the logprobs of `count` tokens that lie beyond a stop string."""
+        """Drops the logprobs of `count` tokens that lie beyond a stop string."""
         if self._logprobs is not None and count:
             del self._logprobs[-count:]
 
@@ -162,7 +156,8 @@ class OutputSequence:
             self.add_prompt_logprobs(event.prompt_logprobs)
 
     def add_prompt_logprobs(self, row: RowLogprobs) -> None:
-        """Logprobs of prompt positions from `row.start` on; they go out with the first token."""
+        """Adds the logprobs of prompt positions from `row.start` on; they go out with the first
+        token."""
         if self._prompt_told:
             return
         if self._prompt_logprobs is None:
@@ -173,7 +168,8 @@ class OutputSequence:
             self._prompt_logprobs[row.start + i] = entry
 
     def delta(self) -> Delta:
-        """Everything since the last delta. Tokens may be ahead of the text, which is held back."""
+        """Returns everything since the last delta. Tokens may be ahead of the text, which is held
+        back."""
         usage = None if self.finish_reason is None else Usage(
             self.prompt_tokens, self.cached, self.seen, self.drafted, self.accepted)
         prompt_logprobs = None
@@ -198,7 +194,7 @@ def _stop_checker(params: TextParams) -> StopStringChecker | StopRegexChecker | 
 
 
 def expand(row: RowLogprobs, tokens: Sequence[int]) -> list[TokenLogprob]:
-    """The columns of `row` as one entry a token; as many as both have."""
+    """Returns the columns of `row` as one entry a token; as many as both have."""
     chosen, ranks = array("f", row.chosen), array("i", row.ranks)
     ids, values = array("i", row.top_ids), array("f", row.top_logprobs)
     count = min(len(chosen), len(tokens))
@@ -210,8 +206,8 @@ def expand(row: RowLogprobs, tokens: Sequence[int]) -> list[TokenLogprob]:
 
 def count_drafts(live: Mapping[int, OutputSequence], batch: TokenBatch, sids: Sequence[int],
                  starts: Sequence[int]) -> None:
-    """Count a batch's drafts and those accepted: a stop string ends a sequence here, before the
-    scheduler can tell. What the scheduler tells at an end replaces these counts."""
+    """Counts a batch's drafts and those accepted: a stop string ends a sequence here before the
+    scheduler knows. The scheduler's counts at an end replace these."""
     first = batch.firsts
     rows = zip(sids[first:], starts[first:], batch.counts[first:], strict=True)
     for sid, start, count in rows:

@@ -147,7 +147,7 @@ class PromptMedia:
         """For clients: how many items of a kind a request may have."""
         return {kind: item_limit(self._limits, kind) for kind in MOST_ITEMS}
 
-    def check_none(self, ids: array[int], param: str) -> None:
+    def check_none(self, ids: Sequence[int], param: str) -> None:
         """Raises `InvalidRequest` where a prompt without media has placeholders."""
         for pad in self._pads:
             if pad in ids:

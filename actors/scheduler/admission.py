@@ -41,7 +41,8 @@ class RunningView(NamedTuple):
 
 
 def choose_victim(running: RunningView, below: int | None = None) -> int | None:
-    """Index of the sequence to preempt; None if there is none whose preemption would help.
+    """Returns the index of the sequence to preempt; None if there is none whose preemption would
+    help.
 
     The lowest priority first; within it the fewest tokens to recompute among those that free at
     least a page; ties: the latest admitted. Never the oldest of the highest priority, so that
@@ -55,15 +56,11 @@ def choose_victim(running: RunningView, below: int | None = None) -> int | None:
         able = priority < below
     else:
         able = np.ones(len(order), np.bool_)
-        able[_oldest_of_highest(order, priority)] = False
+        highest = np.flatnonzero(priority == priority.max())
+        able[highest[np.argmin(order[highest])]] = False
     candidates = np.flatnonzero(able)
     keys = (-order[candidates], running.recompute[candidates], priority[candidates])
     return next(filter(running.frees, candidates[np.lexsort(keys)].tolist()), None)
-
-
-def _oldest_of_highest(order: Ints, priority: Ints) -> int:
-    highest = np.flatnonzero(priority == priority.max())
-    return int(highest[np.argmin(order[highest])])
 
 
 class AdmissionReserve:
@@ -87,7 +84,7 @@ class AdmissionReserve:
         self._decay = (initial - minimum) / decay_steps
 
     def needed(self, remaining_tokens_sum: int, running: int) -> int:
-        """Tokens to keep free beside those that a new sequence takes.
+        """Returns how many tokens to keep free beside those that a new sequence takes.
 
         `remaining_tokens_sum`: what the running sequences may yet emit, each clipped to `CLIP`;
         0 with nothing running, so that whatever fits is admitted then.
@@ -96,11 +93,11 @@ class AdmissionReserve:
         return min(math.ceil(least), remaining_tokens_sum)
 
     def on_preemption(self) -> None:
-        """A running sequence was preempted for lack of pages."""
+        """Raises the ratio: a running sequence was preempted for lack of pages."""
         self.ratio = min(1.0, self.ratio + self._rise)
 
     def on_step(self) -> None:
-        """A step was planned."""
+        """Lowers the ratio: a step was planned."""
         self.ratio = max(self._minimum, self.ratio - self._decay)
 
 
@@ -113,11 +110,11 @@ class AdmissionRoom:
         compute; growth: see `AdmissionReserve`."""
         self.reserve = AdmissionReserve(growth=growth)
         self._table, self._kv_cache = table, kv_cache
-        self._prefilling, self._chunk = prefilling, chunk
+        self._prefilling, self._most_extended = prefilling, chunk + table.ahead
 
     def fits(self, length: int, match: PrefixMatch | None) -> bool:
-        """Whether all pools have pages for `length` tokens of a sequence beside what the running
-        ones were promised and are expected to want."""
+        """Returns whether all pools have pages for `length` tokens of a sequence beside what the
+        running ones were promised and are expected to want."""
         left = [self._pages_left(group, length, match)
                 for group in range(len(self._kv_cache.pools))]
         running = self._table.num_running
@@ -128,10 +125,11 @@ class AdmissionRoom:
                    for spare, window in zip(left, self._kv_cache.windows, strict=True))
 
     def _pages_left(self, group: int, length: int, match: PrefixMatch | None) -> int:
-        """Pages of a group that stay available when a sequence of `length` tokens is admitted."""
+        """Returns how many pages of a group stay available when a sequence of `length` tokens is
+        admitted."""
         kv_cache = self._kv_cache
         left = (kv_cache.available(group) - self._reserved_pages(group)
-                - self._max_held(group, length))
+                - kv_cache.max_held(group, length, self._most_extended))
         if match is not None and match.length:
             own = match.pages[group]
             own = own[own > 0] if kv_cache.windows[group] else own
@@ -139,26 +137,23 @@ class AdmissionRoom:
             left += len(own) - int(np.count_nonzero(kv_cache.pools[group].single_owner(own)))
         return left
 
-    def _max_held(self, group: int, length: int) -> int:
-        """Pages of a group that a sequence of `length` tokens may hold while it extends."""
-        chunk = self._chunk + self._table.ahead
-        return self._kv_cache.max_held(group, length, chunk)
-
     def _reserved_pages(self, group: int) -> int:
-        """Pages that sequences which still extend were admitted for and do not hold yet."""
+        """Returns how many pages the sequences that still extend were admitted for and do not hold
+        yet."""
         table = self._table
-        return sum(max(self._max_held(group, table.reach(s.total, s.end))
+        return sum(max(self._kv_cache.max_held(group, table.reach(s.total, s.end),
+                                               self._most_extended)
                        - table.holds(group, s.slot), 0) for s in self._prefilling)
 
     def reserved_pages(self) -> int:
-        """The most pages of any group that extending sequences will still want."""
+        """Returns the most pages of any group that extending sequences will still want."""
         if not self._prefilling:
             return 0
         return max(self._reserved_pages(group) for group in range(len(self._kv_cache.pools)))
 
     def pick_victim(self, by_priority: bool, below: int | None = None) -> SequenceState | None:
-        """The sequence to preempt to make room (for one of priority `below`); None = there is none.
-        by_priority: under the priority policy."""
+        """Returns the sequence to preempt to make room (for one of priority `below`); None = there
+        is none. by_priority: under the priority policy."""
         table = self._table
         slots = table.occupied()
         priority = np.zeros(len(slots), np.int64)

@@ -17,7 +17,7 @@ What makes measured choices hard, and what is done about it:
   is paid out of an allowance of `ALLOWANCE` of all steps, at the price that its last measurement
   suggests: what is nearly as good is tried often, what is much worse hardly ever.
 - A batch size never seen has no times. They are derived from the nearest one that has: its ratio of
-  k to another k, times the time of that other k here; trials then correct it.
+  k to another k, times the time of that other k at this size; trials then correct it.
 - A new k must promise `GAIN` more than the present one, or it stays.
 
 Only steps without extends count, whose decodes verified as many drafts as they made.
@@ -27,7 +27,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from actorium.actors.scheduler.plan_record import VerifiedDrafts
+from actorium.actors.scheduler.request_state import VerifiedDrafts
 
 GAIN = 0.03
 """By how much another k must be better to be taken up."""
@@ -51,8 +51,8 @@ position starts as good as the one before it: too high, so that it is tried."""
 
 
 def expected_tokens(acceptance: Sequence[float]) -> list[float]:
-    """E(0), E(1), ..., E(K): tokens of a step with k drafts; acceptance[i] is that of draft i + 1
-    when those before it were accepted."""
+    """Returns E(0), E(1), ..., E(K): tokens of a step with k drafts; acceptance[i] is that of draft
+    i + 1 when those before it were accepted."""
     tokens, share = [1.0], 1.0
     for rate in acceptance:
         share *= rate
@@ -62,7 +62,8 @@ def expected_tokens(acceptance: Sequence[float]) -> list[float]:
 
 def best(tokens: Sequence[float], times: Sequence[float | None], present: int,
          gain: float = GAIN) -> int:
-    """The k of the most tokens per time; `present`, unless another one promises `gain` more.
+    """Returns the k of the most tokens per time; `present`, unless another one promises `gain`
+    more.
 
     tokens: E(k); times: microseconds of a step by k, None = unknown (no candidate; where that is so
     of `present`, it stays).
@@ -76,7 +77,8 @@ def best(tokens: Sequence[float], times: Sequence[float | None], present: int,
 
 
 def bucket(batch: int) -> int:
-    """Batch sizes that count as one: 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-24, ..."""
+    """Returns the class of a batch size; one class each: 1, 2, 3, 4, 5-6, 7-8, 9-12, 13-16, 17-24,
+    ..."""
     if batch <= 4:
         return batch
     power = (batch - 1).bit_length() - 1
@@ -91,7 +93,7 @@ class AcceptanceRates:
         self._accepted = [0.0] * most
 
     def learn(self, seen: VerifiedDrafts, steps: int = 1) -> None:
-        """Take the rows of so many steps."""
+        """Takes the rows of so many steps."""
         for position in range(len(seen.going) - 2):
             accepted = seen.accepted(position)
             tested = accepted + seen.going[position + 1]
@@ -122,7 +124,7 @@ class DraftStepTimes:
         self._first: list[list[int]] = [[] for _ in range(most + 1)]
 
     def learn(self, drafts: int, busy_us: int, plan: int) -> None:
-        """Take the time of a step. The first ones are warm-up, or noise: their median counts."""
+        """Takes the time of a step. The first ones are warm-up, or noise: their median counts."""
         self.measured[drafts] = plan
         self._counts[drafts] += 1
         count, mean = self._counts[drafts], self.mean[drafts]
@@ -169,7 +171,7 @@ class DraftPolicy:
     # --- what steps show -------------------------------------------------------------------------
 
     def verified(self, seen: VerifiedDrafts) -> None:
-        """Take what became of a step's drafts. Cheap: `_learn` makes something of it."""
+        """Counts what became of a step's drafts; `_learn` makes something of it later."""
         drafts = len(seen.going) - 2
         self._steps[drafts] += 1
         for total, more in zip(self._seen[drafts], seen, strict=True):
@@ -192,15 +194,15 @@ class DraftPolicy:
                 total[:] = [0] * (drafts + 2)
 
     def timed(self, batch: int, drafts: int, busy_us: int) -> None:
-        """Take the time of a step that decoded `batch` sequences and nothing else, and verified as
-        many drafts as it made; 0 = nobody measured it."""
+        """Takes the time of a step that decoded `batch` sequences and nothing else, and verified as
+        many drafts as it made; 0 = not measured."""
         if busy_us and batch:
-            self._here(bucket(batch)).learn(drafts, busy_us, self._plans)
+            self._times_at(bucket(batch)).learn(drafts, busy_us, self._plans)
 
     # --- what to do ------------------------------------------------------------------------------
 
     def next(self, batch: int) -> int:
-        """Drafts to make in the next plan for each of its `batch` sampled rows."""
+        """Returns how many drafts to make in the next plan for each of its `batch` sampled rows."""
         if not batch:
             return 0
         if not self._fixed:
@@ -212,16 +214,16 @@ class DraftPolicy:
         self._allowance = min(self._allowance + ALLOWANCE, self._full)
         if at != self._at:
             self._at, self._pages_left, self._decide_at = at, 0, self._plans
-        here = self._here(at)
+        current = self._times_at(at)
         if not self._pages_left and self._plans >= self._decide_at:
             self._decide_at = self._plans + TRIAL
-            self._decide(here, at)
+            self._decide(current, at)
         if self._pages_left:
             self._pages_left -= 1
             return self._trial
-        return here.present
+        return current.present
 
-    def _here(self, at: int) -> DraftStepTimes:
+    def _times_at(self, at: int) -> DraftStepTimes:
         if at not in self._times:
             near = self._nearest(at)
             self._times[at] = DraftStepTimes(self.max_drafts,
@@ -234,28 +236,29 @@ class DraftPolicy:
                  if other != at and all(times.mean[k] for k in drafts)]
         return self._times[min(known)[1]] if known else None
 
-    def _decide(self, here: DraftStepTimes, at: int) -> None:
+    def _decide(self, current: DraftStepTimes, at: int) -> None:
         self._learn()
         tokens, times = expected_tokens(self.acceptance.rates()), self.times(at)
-        winner = best(tokens, times, here.present)
-        if winner != here.present:
-            here.present = winner
+        winner = best(tokens, times, current.present)
+        if winner != current.present:
+            current.present = winner
             self.changes += 1
-        for k in sorted(range(self.max_drafts + 1), key=here.measured.__getitem__):
-            if k != winner and self._due(here, k):
+        for k in sorted(range(self.max_drafts + 1), key=current.measured.__getitem__):
+            if k != winner and self._due(current, k):
                 price = self._price(tokens, times, k, winner)
                 if price <= self._allowance:
                     self._allowance -= price
                     self._trial, self._pages_left = k, TRIAL
-                    here.measured[k] = self._plans
+                    current.measured[k] = self._plans
                     self.trials += 1
                     return
 
-    def _due(self, here: DraftStepTimes, k: int) -> bool:
-        """Whether k may be tried: not twice in a while, and not before the k in use has a time."""
-        pause = TRIAL_EVERY if here.mean[k] else 4 * TRIAL
-        since = self._plans - here.measured[k]
-        return bool(here.mean[here.present]) and (since >= pause or not here.measured[k])
+    def _due(self, current: DraftStepTimes, k: int) -> bool:
+        """Returns whether k may be tried: not twice in a while, and not before the k in use has a
+        time."""
+        pause = TRIAL_EVERY if current.mean[k] else 4 * TRIAL
+        since = self._plans - current.measured[k]
+        return bool(current.mean[current.present]) and (since >= pause or not current.measured[k])
 
     def _price(self, tokens: Sequence[float], times: Sequence[float | None], k: int,
                present: int) -> float:
@@ -266,25 +269,26 @@ class DraftPolicy:
         return TRIAL * max(theirs / ours - tokens[k] / tokens[present], 0.05)
 
     def times(self, at: int) -> list[float | None]:
-        """Microseconds by k at a bucket: measured, else derived from the nearest one."""
-        mean = self._here(at).mean
+        """Returns the microseconds by k at a bucket: measured, else derived from the nearest
+        one."""
+        mean = self._times_at(at).mean
         return [mean[k] or self._derived(at, k) for k in range(self.max_drafts + 1)]
 
     def _derived(self, at: int, k: int) -> float | None:
-        here = self._times[at]
-        order = sorted((j for j in range(self.max_drafts + 1) if here.mean[j]),
-                       key=lambda j: j != here.present)
+        current = self._times[at]
+        order = sorted((j for j in range(self.max_drafts + 1) if current.mean[j]),
+                       key=lambda j: j != current.present)
         for j in order:
             near = self._nearest(at, j, k)
             if near is not None:
-                return here.mean[j] * near.mean[k] / near.mean[j]
+                return current.mean[j] * near.mean[k] / near.mean[j]
         near = None if order else self._nearest(at, k)
         return near.mean[k] if near else None
 
     # --- gauges ---------------------------------------------------------------------------------
 
     def gauges(self) -> dict[str, float]:
-        """Sums since the start, and what the choice rests on."""
+        """Returns the sums since the start, and what the choice rests on."""
         self._learn()
         total = sum(self._accepted)
         gauges = {"num_drafts": self._drafts, "num_draft_tokens": self._draft_tokens,

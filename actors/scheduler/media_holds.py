@@ -1,10 +1,9 @@
-"""Which images and videos unfinished requests name, told to the media actor that keeps them: by the
+"""Which images and videos unfinished requests name, sent to the media actor that keeps them: by the
 scheduler or, in a cluster, by the router."""
 
 from __future__ import annotations
 
 from collections import Counter
-from typing import Protocol
 
 from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.core import Context, Send
@@ -14,14 +13,6 @@ from actorium.actors.models.model_dir import takes_media
 
 MEDIA = "media"
 """The role that keeps them."""
-
-
-class Asked(Protocol):
-    """A request, in a scheduler or in a router's book."""
-
-    @property
-    def submit(self) -> Submit:
-        """As it came."""
 
 
 class MediaHolds:
@@ -35,37 +26,37 @@ class MediaHolds:
         self._free: dict[bytes, None] = {}
         self._reset = True
 
-    def queued(self, request: Asked) -> None:
-        """A request was accepted, or goes on after its owner's earlier life."""
-        for key in dict.fromkeys(item.key for item in request.submit.media):
+    def queued(self, submit: Submit) -> None:
+        """Counts a request that was accepted, or goes on after its owner's earlier life."""
+        for key in dict.fromkeys(item.key for item in submit.media):
             self._requests[key] += 1
             self._held.append(key)
             self._free.pop(key, None)
 
-    def ended(self, request: Asked) -> None:
-        """All sequences of a request have ended."""
-        for key in dict.fromkeys(item.key for item in request.submit.media):
+    def ended(self, submit: Submit) -> None:
+        """Releases the items of a request that has ended."""
+        for key in dict.fromkeys(item.key for item in submit.media):
             self._requests[key] -= 1
             if not self._requests[key]:
                 del self._requests[key]
                 self._free[key] = None
 
     def started(self) -> None:
-        """The media actor has started, or reads again: it is told everything."""
+        """Has everything sent: the media actor has started, or reads again."""
         self._reset = True
 
     def pop(self) -> list[Send]:
-        """What to send now."""
+        """Returns what to send now."""
         if not (self._reset or self._held or self._free):
             return []
         held = list(self._requests) if self._reset else self._held
-        told = HoldMedia(self._epoch, self._reset, held, [] if self._reset else list(self._free))
+        holds = HoldMedia(self._epoch, self._reset, held, [] if self._reset else list(self._free))
         self._held, self._free, self._reset = [], {}, False
-        return [Send(MEDIA, told)]
+        return [Send(MEDIA, holds)]
 
 
 def new_media_holds(context: Context) -> MediaHolds | None:
-    """Of a scheduler or a router; None where nobody tells the media actor anything: the model takes
-    no media, or a replica's router does."""
+    """Returns the counts of a scheduler or a router; None where it sends the media actor nothing:
+    the model takes no media, or a replica's router does."""
     own = takes_media(context.config) and replica_of(context.config.cluster) is None
     return MediaHolds(context.epoch) if own else None

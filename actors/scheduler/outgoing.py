@@ -26,6 +26,12 @@ from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
 
 DETOKENIZER = "detokenizer"
+AT_ONCE = 64
+"""Requests that are reported at one wake."""
+BYTES_AT_ONCE = 1 << 20
+"""Bytes after which no more of them are."""
+SEQUENCE_BYTES = 256
+"""Bytes of a report beside its columns, nearly."""
 
 
 class OutgoingMessages:
@@ -43,7 +49,9 @@ class OutgoingMessages:
         self._reports: list[Send] = []
         self._rejections: list[Send] = []
         """Sent although the ledger is full."""
-        self._again = ReportQueue()
+        self._again: dict[RequestState, bool] = {}
+        """Requests that are to be reported once more, the first one first; whether to a client
+        that has lost its stream, too."""
 
     def to_worker(self, message: ToWorker) -> None:
         """Adds a message to the worker."""
@@ -67,7 +75,7 @@ class OutgoingMessages:
 
     def resend(self, request: RequestState, again: bool = True) -> None:
         """Has a request reported once more; again: to a client that has lost its stream, too."""
-        self._again.add(request, again)
+        self._again[request] = self._again.get(request, False) or again
 
     def resend_all(self, state: SchedulerState, now: float, sids: Sequence[int] = ()) -> None:
         """Has every request reported, for a detokenizer that is new; or those of some sequences, of
@@ -76,17 +84,21 @@ class OutgoingMessages:
         self._history.queue_retained(sids)
         missed = [state.sequences[sid].request for sid in sids if sid in state.sequences]
         for request in missed if sids else state.requests.values():
-            self._again.add(request, again=False)
+            self.resend(request, again=False)
 
     def report_again(self, state: SchedulerState) -> None:
         """Reports a bounded part of what is to be reported once more."""
-        for request, again in () if self.blocked else self._again.pop(state.table):
+        left, most = (0, 0) if self.blocked else (BYTES_AT_ONCE, AT_ONCE)
+        while self._again and most > 0 and left > 0:
+            request = next(iter(self._again))
+            again = self._again.pop(request)
+            left, most = left - report_bytes(request, state.table), most - 1
             with state.guard.of(request):
                 self.to_detokenizer([*self._replay(request, state.table, again)])
 
-    def answer_recall(self, state: SchedulerState, recall: Recall, now: float) -> None:
+    def answer_resume(self, state: SchedulerState, recall: Recall, now: float) -> None:
         """Reports the request that a client asks for, or that there is none."""
-        request, name_taken = self._history.recall(state, recall, now)
+        request, name_taken = self._history.find_resumed(state, recall, now)
         if request is None:
             self.to_detokenizer([Unknown(recall.rid, recall.client, name_taken)])
         else:
@@ -94,14 +106,15 @@ class OutgoingMessages:
 
     def resend_if_known(self, state: SchedulerState, submit: Submit, now: float) -> bool:
         """Reports the request that `submit` repeats; False if it is a new one."""
-        request = self._history.recall_submitted(state, submit, now)
+        request = self._history.find_repeated(state, submit, now)
         if request is not None:
             self.resend(request)
         return request is not None
 
     def _replay(self, request: RequestState, table: SlotTable, again: bool = False
                 ) -> Iterator[Open]:
-        """A request's choices with all that they have emitted; again: the client knows part."""
+        """Yields a request's choices with all that they have emitted; again: the client knows part.
+        """
         for choice in request.choices:
             drafted, accepted = table.drafts_of(choice)
             yield msgspec.structs.replace(
@@ -139,39 +152,8 @@ class OutgoingMessages:
         return not (self.events or self._reports or self._again or self._history.resending)
 
 
-AT_ONCE = 64
-"""Requests that are reported at one wake."""
-BYTES_AT_ONCE = 1 << 20
-"""Bytes after which no more of them are."""
-SEQUENCE_BYTES = 256
-"""Bytes of a report beside its columns, nearly."""
-
-
-class ReportQueue:
-    """Each request is here once, however often it was asked for."""
-
-    def __init__(self) -> None:
-        self._due: dict[RequestState, bool] = {}
-        """The first to be reported comes first; see `add`."""
-
-    def __bool__(self) -> bool:
-        return bool(self._due)
-
-    def add(self, request: RequestState, again: bool) -> None:
-        """again: to a client that has lost its stream, too."""
-        self._due[request] = self._due.get(request, False) or again
-
-    def pop(self, table: SlotTable) -> Iterator[tuple[RequestState, bool]]:
-        """Takes out those that are reported now."""
-        left, most = BYTES_AT_ONCE, AT_ONCE
-        while self._due and most > 0 and left > 0:
-            request = next(iter(self._due))
-            left, most = left - report_bytes(request, table), most - 1
-            yield request, self._due.pop(request)
-
-
 def report_bytes(request: RequestState, table: SlotTable) -> int:
-    """Bytes of all that is reported of a request, nearly."""
+    """Returns how many bytes the reports of a request have, nearly."""
     return sum(SEQUENCE_BYTES + 4 * len(table.emitted_of(choice))
                + _rows_bytes(choice.logprobs) + _rows_bytes(choice.prompt_logprobs)
                for choice in request.choices)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -12,9 +13,8 @@ from actorium.actors.config.parsed_values import parse_speculative
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, Ready, StepPlan, StepResult
 from actorium.actors.scheduler.draft_policy import DraftPolicy
-from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance, PrefillPacer, new_pacer
-from actorium.actors.scheduler.request_state import SequenceState
+from actorium.actors.scheduler.request_state import PlanRecord, SequenceState, VerifiedDrafts
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
 
@@ -38,7 +38,7 @@ class Planner:
 
     def plan(self, step: int, unresolved: tuple[PlanRecord, ...]) -> (
             tuple[StepPlan, PlanRecord] | None):
-        """The next plan and its record; None when there is nothing to compute.
+        """Returns the next plan and its record; None when there is nothing to compute.
 
         `unresolved`: records of the plans still in flight.
         """
@@ -46,7 +46,9 @@ class Planner:
         state.kv_cache.at_step(step)
         state.room.reserve.on_step()
         if self._preempt_every and step % self._preempt_every == 0:
-            self._force_preemption()
+            victim = state.table.latest(decoding=True)  # it has emitted a token since
+            if victim is not None:
+                state.preempt(victim, "forced")
         self._preempt_for_priority(unresolved)
         while True:
             rows, appends = self._reserve()
@@ -68,15 +70,10 @@ class Planner:
         state.table.plan_decode(rows)
         return self._assemble(step, rows, draft)
 
-    def _allowance(self, draft: PartialPlan, pacing: PrefillPacer) -> PrefillAllowance | None:
-        """What prompts may take beside the decodes."""
-        waiting = len(self._state.prefilling) + len(self._state.queue)
-        return pacing.allowance(draft.rows * self._state.table.window, draft.rows, waiting,
-                                draft.unresolved)
-
     def reset(self, worker: Ready) -> None:
-        """A fresh worker: nothing runs, nothing is drafted yet. What was learnt of an earlier
-        worker that made as many drafts is kept, and of one that kept to the same target."""
+        """Starts over with a fresh worker: nothing runs, nothing is drafted yet. What was learnt of
+        an earlier worker that made as many drafts is kept, and of one that kept to the same target.
+        """
         if worker.drafts != (self.drafting.max_drafts if self.drafting else 0):
             self.drafting = (DraftPolicy(worker.drafts, self._fixed_drafts) if worker.drafts
                              else None)
@@ -100,7 +97,7 @@ class Planner:
                 self.pacing.measured(record, result.busy_us - result.encode_us, result.idle_us)
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {**(self.drafting.gauges() if self.drafting else {}),
                 **(self.pacing.gauges() if self.pacing else {})}
 
@@ -110,7 +107,7 @@ class Planner:
         column, slots, sids, sids_column = b"", rows.slots, rows.sids, rows.sids_column
         firsts = self._finish_prompts(extends)
         if extends:
-            column = np.array([(s.slot, n) for s, n in extends], np.int32).tobytes()
+            column = _column([(s.slot, n) for s, n in extends])
         if firsts:
             slots = np.concatenate((np.array([s.slot for s in firsts], np.int32), slots))
             sids = np.concatenate((np.array([s.sid for s in firsts], np.int64), sids))
@@ -131,8 +128,10 @@ class Planner:
         # Whoever decodes in the next plan is sampled in this one, so all have as many drafts then.
         self._state.table.window = 1 + record.drafts
         store, load = (b"", b"") if tier is None else tier.planned(step)
+        release = _column(self._state.slots_to_release)
+        self._state.slots_to_release.clear()
         return StepPlan(
-            epoch=self._epoch, step=step, release=self._releases(), admit=draft.admits,
+            epoch=self._epoch, step=step, release=release, admit=draft.admits,
             page_appends=b"".join(draft.appends), extend=column, decode=rows.slots_column,
             checkpoints=_column(draft.checkpoints), drafts=record.drafts,
             encode=allowance.encode if allowance else [],
@@ -147,16 +146,9 @@ class Planner:
             self._state.prefilling.remove(sequence)
         return firsts
 
-    def _releases(self) -> bytes:
-        released = self._state.slots_to_release
-        if not released:
-            return b""
-        column = np.array(released, np.int32).tobytes()
-        released.clear()
-        return column
-
     def _reserve(self) -> tuple[DecodeRows, bytes]:
-        """The rows to decode, and the pages they still need, preempting until those are there.
+        """Returns the rows to decode, and the pages they still need, preempting until those are
+        there.
 
         The oldest sequence (of the highest priority) is never the victim of another one, and alone
         it fits the pools (its end was capped to that at submission): so every wave of preemptions
@@ -187,12 +179,6 @@ class Planner:
         state.preempt(victim, "memory")
         state.room.reserve.on_preemption()
 
-    def _force_preemption(self) -> None:
-        """Preempts the decoding sequence that was admitted last: it has emitted a token since."""
-        victim = self._state.table.latest(decoding=True)
-        if victim is not None:
-            self._state.preempt(victim, "forced")
-
     def _plan_chunk(self, draft: PartialPlan, sequence: SequenceState) -> None:
         """Plans a sequence's next chunk, as far as budget and pages go. Where that raises, the plan
         is left as it was."""
@@ -211,7 +197,9 @@ class Planner:
         chunk = min(sequence.total - sequence.computed, draft.budget)
         if chunk > 0 and draft.rows and self.pacing is not None:
             if draft.allowance is None:
-                draft.allowance = self._allowance(draft, self.pacing)
+                waiting = len(state.prefilling) + len(state.queue)
+                draft.allowance = self.pacing.allowance(
+                    draft.rows * table.window, draft.rows, waiting, draft.unresolved)
             if draft.allowance is not None:
                 chunk = draft.allowance.take(sequence.computed, chunk,
                                              sequence.request.submit.media)
@@ -236,14 +224,15 @@ class Planner:
         draft.checkpoints += state.chunk_planned(sequence, chunk)
 
     def _written(self, sequence: SequenceState, chunk: int) -> int:
-        """Tokens of the sequence that have K and V somewhere after its next `chunk` ones."""
+        """Returns how many tokens of the sequence have K and V somewhere after its next `chunk`
+        ones."""
         tokens = sequence.computed + chunk
         if tokens < sequence.total:
             return tokens
         return self._state.table.reach(tokens, sequence.end)
 
     def _next_to_admit(self, unresolved: tuple[PlanRecord, ...]) -> SequenceState | None:
-        """The sequence to admit next, unless tokens of it are still in flight.
+        """Returns the sequence to admit next, unless tokens of it are still in flight.
 
         (A preempted sequence is recomputed from all its tokens, so the last must be known.)
         """
@@ -268,7 +257,7 @@ class Planner:
             draft.admits.append(self._state.admit(head))
 
     def _preempt_for_priority(self, unresolved: tuple[PlanRecord, ...]) -> None:
-        """Under the priority policy: preempts lower priorities until the highest that waits fits.
+        """Preempts, under the priority policy, lower priorities until the highest that waits fits.
 
         Called before the plan is begun, so that no sequence leaves a slot that the plan names.
         """
@@ -283,7 +272,7 @@ class Planner:
             state.preempt(victim, "priority")
 
 
-def _column(rows: list[tuple[int, int, int]]) -> bytes:
+def _column(rows: list[Any]) -> bytes:
     return np.array(rows, np.int32).tobytes() if rows else b""
 
 

@@ -38,7 +38,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from actorium.actors.messages import MediaItem, Ready
-from actorium.actors.scheduler.plan_record import PlanRecord
+from actorium.actors.scheduler.request_state import PlanRecord
 
 FACTOR, LEAST_US = 3.0, 75_000.0
 """The default target on a CPU: so many times a step that only decodes, and at least so long.
@@ -107,8 +107,8 @@ class StepTimeModel:
         return bool(self._covariance)
 
     def predict(self, decoded: int, prompt: int = 0, attended: float = 0.0) -> float:
-        """Microseconds of a step of so many decoded and prompt tokens; attended: positions that the
-        prompt tokens attend to, summed over them."""
+        """Returns the microseconds of a step of so many decoded and prompt tokens; attended:
+        positions that the prompt tokens attend to, summed over them."""
         base, row, mixed, token, position = self.coefficients
         time = base + row * SCALES[1] * decoded
         if prompt:
@@ -117,7 +117,7 @@ class StepTimeModel:
 
     def learn(self, decoded: int, prompt: int, attended: float, spent: float,
               steps: int = 1) -> None:
-        """Take the time of a step, or the mean time of `steps` equal ones; microseconds."""
+        """Takes the time of a step, or the mean time of `steps` equal ones; microseconds."""
         x = [feature * scale for feature, scale in
              zip((1, decoded, prompt > 0, prompt, attended), SCALES, strict=True)]
         if not self._covariance:
@@ -167,7 +167,8 @@ class StepTimeModel:
                 row[i] += steps * (DRIFT * about) ** 2
 
     def _is_off(self, error: float, x: list[float], time: float, steps: int) -> bool:
-        """Whether this is the last of `CHANGED` times in a row that are off on the same side."""
+        """Returns whether this is the last of `CHANGED` times in a row that are off on the same
+        side."""
         variance = sum(a * b for a, b in zip(self._times(x), x, strict=True))
         variance += (NOISE * time) ** 2 / min(steps, TRUST)
         if error * error <= CLIP * CLIP * variance:
@@ -202,7 +203,7 @@ class PrefillAllowance:
     """No chunk was taken yet: the first one goes to the next page boundary at least."""
     reserved_us: float = 0.0
     """For images and videos alone."""
-    made: dict[bytes, None] = field(default_factory=dict)
+    encoded: dict[bytes, None] = field(default_factory=dict)
     """Keys of those that the worker has made; who passes one takes it off."""
     encode: list[MediaItem] = field(default_factory=list)
 
@@ -226,11 +227,11 @@ class PrefillAllowance:
         fit = self._taken(start, wanted)
         for item in media:
             if start < item.end <= start + fit:
-                self.made.pop(item.key, None)
+                self.encoded.pop(item.key, None)
         return fit
 
     def _before_missing(self, start: int, wanted: int, media: Sequence[MediaItem]) -> int:
-        missing = [item for item in media if item.end > start and item.key not in self.made]
+        missing = [item for item in media if item.end > start and item.key not in self.encoded]
         if not missing or missing[0].start >= start + wanted:
             return wanted
         self.encode += missing[:AHEAD - len(self.encode)]
@@ -254,7 +255,8 @@ class PrefillAllowance:
         return tokens * (self.us_per_token + self.us_per_position * (start + tokens / 2))
 
     def _fitting(self, start: int, wanted: int) -> int:
-        """The most of `wanted` tokens, which do not fit, that do: the positive root of `_time`."""
+        """Returns the most of `wanted` tokens, which do not fit, that do: the positive root of
+        `_time`."""
         if self.spare_us <= 0:
             return 0
         half = self.us_per_token + self.us_per_position * start
@@ -274,7 +276,7 @@ class PrefillPacer:
         self._fixed, self._page_size = target_us, page_size
         self._untimed = False
         """The worker measures no times."""
-        self._made: dict[bytes, None] = {}
+        self._encoded: dict[bytes, None] = {}
         """See `PrefillAllowance`."""
         self._given: PrefillAllowance | None = None
         """The last allowance."""
@@ -294,9 +296,9 @@ class PrefillPacer:
 
     def allowance(self, decoded: int, streaming: int, waiting: int,
                   unresolved: Iterable[PlanRecord]) -> PrefillAllowance | None:
-        """What prompts may take of a step that decodes so many tokens of `streaming` sequences,
-        while `waiting` others have no token yet; None = all of it. unresolved: the plans in
-        flight."""
+        """Returns what prompts may take of a step that decodes so many tokens of `streaming`
+        sequences, while `waiting` others have no token yet; None = all of it. unresolved: the plans
+        in flight."""
         if self._untimed:
             return None
         self._close_run()
@@ -313,28 +315,28 @@ class PrefillPacer:
         self._given = PrefillAllowance(
             page_size=self._page_size, tokens=int(reach if guessing else REACH * reach),
             spare_us=spare - reserved, us_per_token=token * SCALES[3],
-            us_per_position=position * SCALES[4], reserved_us=reserved, made=self._made)
+            us_per_position=position * SCALES[4], reserved_us=reserved, encoded=self._encoded)
         return self._given
 
     def encoded(self, keys: Iterable[bytes]) -> None:
-        """The worker has made what these items need."""
-        self._made.update(dict.fromkeys(keys))
-        while len(self._made) > REMEMBERED:
-            del self._made[next(iter(self._made))]
+        """Takes note that the worker has encoded these items."""
+        self._encoded.update(dict.fromkeys(keys))
+        while len(self._encoded) > REMEMBERED:
+            del self._encoded[next(iter(self._encoded))]
 
     def predict(self, decoded: int, prompt: int, attended: float) -> int:
-        """Microseconds that the step of a plan will take."""
+        """Returns the microseconds that the step of a plan will take."""
         return int(self.model.predict(decoded, prompt, attended))
 
     def planned(self, deferred: int) -> None:
-        """A plan was made that leaves so many prompt tokens to later ones."""
+        """Counts a plan that leaves so many prompt tokens to later ones."""
         if deferred:
             self._counts["paced_steps"] += 1
             self._counts["deferred_prompt_tokens"] += deferred
 
     def measured(self, record: PlanRecord, busy: int, idle: int) -> None:
-        """A step took so many microseconds, and others went by before it; busy 0 = nobody measured
-        it."""
+        """Learns from a step that took `busy` microseconds (0 = not measured), `idle` of them
+        before it."""
         if (self._steps and not record.extends and len(record.slots) == self._rows
                 and record.window == self._window and 0 < busy < self._most):
             self._steps += 1
@@ -347,7 +349,7 @@ class PrefillPacer:
             self._untimed = True
 
     def _measured_apart(self, record: PlanRecord, spent: int) -> None:
-        """A step that is not one more of the run."""
+        """Learns from a step that is not one more of the run."""
         self._untimed = False
         self._close_run()
         if not record.extends:
@@ -371,14 +373,14 @@ class PrefillPacer:
             self._steps = 0
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat: the target at present, and sums since the start."""
+        """Returns the gauges for the heartbeat: the target at present, and sums since the start."""
         return {"target_itl_us": self._target, **self._counts}
 
 
 def new_pacer(target_itl: float | None, worker: Ready) -> PrefillPacer | None:
-    """The pacer of a fresh worker; None = off. target_itl: milliseconds, 0 = off, None = by the
-    device: on a CPU a full chunk beside decodes takes seconds, on a GPU it is computed in the time
-    of a few decodes, and prompts in short chunks leave most of it idle."""
+    """Returns the pacer of a fresh worker; None = off. target_itl: milliseconds, 0 = off, None = by
+    the device: on a CPU a full chunk beside decodes takes seconds, on a GPU it is computed in the
+    time of a few decodes, and prompts in short chunks leave most of it idle."""
     cpu = worker.device.split(" ", 1)[0] == "cpu"
     if target_itl == 0 or (target_itl is None and not cpu):
         return None

@@ -1,20 +1,23 @@
-"""Queue policies beside first come, first served: lpm, priority, fair.
+"""The sequences that wait for a slot, in the order of the engine's policy, and the requests that
+have a deadline.
 
-Pure: every function sees a small view of the queue and returns a choice; `VirtualTokenCounter` is
-the state that fair sharing needs, and reads no clock. The order of the waiting is a key that sorts,
-the smallest first.
+Policies are first come, first served, lpm, priority, and fair. Each is a key by which the waiting
+sequences are sorted, the smallest first, and sees one sequence of each class (a class is a
+priority, or a tenant), so that a long queue costs nothing; lpm has one class and sees its first
+`LOOKED_AT`. No clock is read.
 """
 
 from __future__ import annotations
 
+import heapq
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections import OrderedDict
+from collections.abc import Callable, Iterator, Mapping
+from itertools import islice
 from types import MappingProxyType
-from typing import NamedTuple
 
 from actorium.actors.config.retention import IDLE_TENANTS
-from actorium.actors.scheduler.request_state import SequenceState
-from actorium.actors.scheduler.waiting_queue import WaitingQueue
+from actorium.actors.scheduler.request_state import RequestState, SequenceState
 
 PATIENCE = 64
 """Under lpm: how often a sequence may be passed over before it goes first."""
@@ -22,141 +25,154 @@ LOOKED_AT = 32
 """Waiting sequences whose cached prefixes lpm compares."""
 
 
-class PolicyQueue(WaitingQueue):
-    """A waiting queue under another policy. The policy sees one sequence of each class (a class is
-    a priority, or a tenant), so that a long queue costs nothing; lpm has one class and sees its
-    first `LOOKED_AT`."""
+# --- keys -----------------------------------------------------------------------------------------
 
-    def __init__(self, policy: str, weights: Mapping[str, float] | None = None) -> None:
-        """policy: lpm | priority | fair; weights: of tenants, for fair."""
-        super().__init__()
+def fcfs_key(s: SequenceState) -> tuple[bool, int]:
+    """Returns the key of first come, first served: preempted ones before all others, then by
+    arrival (sids are given in that order)."""
+    return not s.preempted, s.sid
+
+
+def priority_key(s: SequenceState) -> tuple[int, bool, int]:
+    """Returns the key of the highest priority; within it, of `fcfs_key`."""
+    return -s.priority, not s.preempted, s.sid
+
+
+def lpm_key(s: SequenceState, cached: int, patience: int = PATIENCE) -> tuple[bool, bool, int, int]:
+    """Returns the key of the longest cached prefix (`cached` tokens), ties by arrival; preempted
+    ones before all others.
+
+    It keeps what the cache holds in use before it is evicted (SGLang, arXiv 2312.07104, section 3).
+    A sequence that was passed over more than `patience` times goes before all but the preempted,
+    so that none starves: each may wait for `patience` others and those that came before it.
+    """
+    due = s.preempted or s.passed > patience
+    return not s.preempted, not due, 0 if due else -cached, s.sid
+
+
+def fair_key(s: SequenceState, served: Mapping[str, float]) -> tuple[float, bool, int]:
+    """Returns the key of the tenant that was served least (`VirtualTokenCounter.served`); within
+    it, and between tenants served alike, of `fcfs_key`."""
+    return served.get(s.tenant, 0.0), not s.preempted, s.sid
+
+
+# --- the queue ------------------------------------------------------------------------------------
+
+class WaitingQueue:
+    """The waiting sequences under one policy."""
+
+    def __init__(self, policy: str = "fcfs", weights: Mapping[str, float] | None = None) -> None:
+        """policy: fcfs | lpm | priority | fair; weights: of tenants, for fair."""
         self.policy = policy
         self.fair = VirtualTokenCounter(weights or {}) if policy == "fair" else None
-        self.charges = self.fair is not None
+        """What tenants are charged for; None = they are not."""
+        self._classes: dict[int | str, WaitingClass] = {}
+        self._count = 0
+        self.requests = 0
+        """Requests with at least one sequence here."""
+        self.tokens = 0
+        """Of all sequences here: what is to be computed before they emit anything."""
+
+    def __len__(self) -> int:
+        return self._count
 
     def choose(self, cached: Callable[[SequenceState], int]) -> SequenceState | None:
-        if not len(self):
+        """Returns the sequence to admit next; None if none waits. cached: its tokens in the prefix
+        cache."""
+        if not self._count:
             return None
+        if self.policy == "fcfs":
+            return self._classes[0].first
         if self.policy == "lpm":
-            seen = self._classes[0].front(LOOKED_AT)
-            return seen[next_lpm([_view(sequence, cached(sequence)) for sequence in seen])]
-        seen = [waiting.first for waiting in self._classes.values()]
-        view = [_view(sequence) for sequence in seen]
-        if self.fair is not None:
-            return seen[next_fair(view, self.fair.served)]
-        return seen[next_priority(view)]
+            return min(self._classes[0].head(LOOKED_AT), key=lambda s: lpm_key(s, cached(s)))
+        firsts = [waiting.first for waiting in self._classes.values()]
+        if self.fair is None:
+            return min(firsts, key=priority_key)
+        served = self.fair.served
+        return min(firsts, key=lambda s: fair_key(s, served))
 
     def has_fair_share_left(self, tenant: str, places: int) -> bool:
-        """Under the fair policy a tenant may join a full queue as long as it has less than an equal
-        share of its places, so that nobody's flood shuts others out. Twice as many never wait."""
+        """Returns whether a tenant may join although `places` requests wait already: under the fair
+        policy one with less than an equal share of them, so that no flood shuts others out. Twice
+        as many never wait."""
         return self.fair is not None and self.requests < 2 * places and \
             self.fair.waiting(tenant) < places // self.fair.backlogged_with(tenant)
 
     def push(self, sequence: SequenceState, ran: bool = False) -> None:
-        super().push(sequence, ran)
+        """Adds a sequence; `ran`: it was preempted."""
+        self._classes.setdefault(self._class(sequence), WaitingClass()).push(sequence)
+        self._changed(sequence, 1)
         if self.fair is not None:
             (self.fair.preempt if ran else self.fair.arrive)(sequence.tenant)
 
     def admit(self, sequence: SequenceState) -> None:
+        """Removes a sequence that gets a slot."""
         if self.policy == "lpm":
-            for other in self._classes[0].front(LOOKED_AT):
+            for other in self._classes[0].head(LOOKED_AT):
                 other.passed += other.sid < sequence.sid
-        super().admit(sequence)
+        self._leave(sequence)
         if self.fair is not None:
             self.fair.admit(sequence.tenant)
 
+    def remove(self, sequence: SequenceState) -> None:
+        """Removes a sequence that has ended; raises `KeyError` if it is not here."""
+        self._leave(sequence)
+        self.finished(sequence, running=False)
+
     def finished(self, sequence: SequenceState, running: bool) -> None:
+        """Takes note that a sequence has ended; it ran, or waited."""
         if self.fair is not None:
             self.fair.leave(sequence.tenant, running)
-
-    def charge(self, tenant: str, prompt_tokens: int, completion_tokens: int) -> None:
-        if self.fair is not None:
-            self.fair.charge(tenant, prompt_tokens, completion_tokens)
 
     def _class(self, sequence: SequenceState) -> int | str:
         if self.policy == "priority":
             return sequence.priority
         return sequence.tenant if self.policy == "fair" else 0
 
+    def _leave(self, sequence: SequenceState) -> None:
+        name = self._class(sequence)
+        waiting = self._classes[name]
+        waiting.remove(sequence)
+        if not waiting:
+            del self._classes[name]
+        self._changed(sequence, -1)
 
-def new_queue(policy: str, weights: Mapping[str, float] | None = None) -> WaitingQueue:
-    """The queue of a policy: fcfs | lpm | priority | fair."""
-    return WaitingQueue() if policy == "fcfs" else PolicyQueue(policy, weights)
-
-
-class WaitingView(NamedTuple):
-    """One waiting sequence, as a policy sees it."""
-
-    sid: int
-    tenant: str
-    priority: int
-    """Higher goes first, under the priority policy."""
-    arrival: int
-    """Running number, earlier = smaller; a preempted sequence keeps its own."""
-    tokens: int
-    """Tokens that it must hold."""
-    cached: int
-    """Tokens of it found in the prefix cache at the last look (0 where nobody looked)."""
-    preempted: bool
-    """It has run before and holds progress: first of its class."""
-    passed: int = 0
-    """How often one that came later was admitted before it."""
+    def _changed(self, sequence: SequenceState, change: int) -> None:
+        self._count += change
+        self.tokens += change * (sequence.prompt_len + len(sequence.emitted))
+        request = sequence.request
+        before, request.waiting = request.waiting, request.waiting + change
+        self.requests += bool(request.waiting) - bool(before)
 
 
-# --- whom to admit next ---------------------------------------------------------------------------
-# Each takes at least one waiting sequence (ValueError else) and returns the index of one.
+class WaitingClass:
+    """Sequences that a policy treats alike: preempted ones first, then by arrival."""
 
-def fcfs_key(w: WaitingView) -> tuple[bool, int]:
-    """Preempted first, then by arrival."""
-    return not w.preempted, w.arrival
+    def __init__(self) -> None:
+        self._preempted: dict[int, SequenceState] = {}
+        """Preempted ones, by sid: few."""
+        self._new: OrderedDict[int, SequenceState] = OrderedDict()
 
+    def __len__(self) -> int:
+        return len(self._preempted) + len(self._new)
 
-def priority_key(w: WaitingView) -> tuple[int, bool, int]:
-    """Higher priority first, within one preempted first, then by arrival."""
-    return -w.priority, not w.preempted, w.arrival
+    @property
+    def first(self) -> SequenceState:
+        if self._preempted:
+            return self._preempted[min(self._preempted)]
+        return next(iter(self._new.values()))
 
+    def head(self, count: int) -> list[SequenceState]:
+        """Returns the first `count` or so: all preempted ones, if there are any, else fresh ones.
+        """
+        return list(islice((self._preempted or self._new).values(), count))
 
-def next_fcfs(waiting: Sequence[WaitingView]) -> int:
-    """First come, first served; preempted ones before all others."""
-    return min(range(len(waiting)), key=lambda i: fcfs_key(waiting[i]))
+    def push(self, sequence: SequenceState) -> None:
+        (self._preempted if sequence.preempted else self._new)[sequence.sid] = sequence
 
-
-def next_priority(waiting: Sequence[WaitingView]) -> int:
-    """The highest priority; within it preempted ones first, then by arrival."""
-    return min(range(len(waiting)), key=lambda i: priority_key(waiting[i]))
-
-
-def next_lpm(waiting: Sequence[WaitingView], patience: int = PATIENCE) -> int:
-    """The longest cached prefix, ties by arrival; preempted ones before all others.
-
-    It keeps what the cache holds in use before it is evicted (SGLang, arXiv 2312.07104, section 3).
-    A sequence that was passed over more than `patience` times goes before all but the preempted,
-    so that nobody starves: each may wait for `patience` others and those that came before it.
-    """
-    def key(i: int) -> tuple[bool, bool, int, int]:
-        w = waiting[i]
-        due = w.preempted or w.passed > patience
-        return not w.preempted, not due, 0 if due else -w.cached, w.arrival
-
-    return min(range(len(waiting)), key=key)
-
-
-def passed_over(waiting: Iterable[WaitingView], chosen: WaitingView) -> list[int]:
-    """sids of those whose `passed` rises by one when `chosen` is admitted (it is none of them)."""
-    return [w.sid for w in waiting if w.arrival < chosen.arrival]
-
-
-def next_fair(waiting: Sequence[WaitingView], served: Mapping[str, float]) -> int:
-    """The tenant that was served least (`VirtualTokenCounter.served`), within it as `next_fcfs`;
-    tenants served alike: whose sequence came first.
-
-    A tenant's first alone may stand in the view for all of its sequences: the choice is the same.
-    """
-    def key(i: int) -> tuple[float, bool, int]:
-        w = waiting[i]
-        return served.get(w.tenant, 0.0), not w.preempted, w.arrival
-
-    return min(range(len(waiting)), key=key)
+    def remove(self, sequence: SequenceState) -> None:
+        """Raises `KeyError`."""
+        del (self._preempted if sequence.preempted else self._new)[sequence.sid]
 
 
 # --- fair shares ----------------------------------------------------------------------------------
@@ -167,7 +183,7 @@ class VirtualTokenCounter:
     Sheng et al., "Fairness in Serving Large Language Models", arXiv 2401.00588, algorithm 2, with
     weights. A tenant with sequences waiting is backlogged; among those the one with
     the lowest counter goes first. One that becomes backlogged is lifted to the lowest counter of
-    those that are (if there are none: to that of the last that was), so that nobody saves up time
+    those that are (if there are none: to that of the last that was), so that none saves up time
     in which it asked for nothing. A preempted sequence comes back without a lift: its tenant did
     not stop asking.
 
@@ -200,7 +216,7 @@ class VirtualTokenCounter:
         return MappingProxyType(self._counters)
 
     def waiting(self, tenant: str) -> int:
-        """Its waiting sequences."""
+        """Returns the number of its waiting sequences."""
         return self._waiting.get(tenant, 0)
 
     def backlogged_with(self, tenant: str) -> int:
@@ -208,23 +224,23 @@ class VirtualTokenCounter:
         return len(self._waiting) + (tenant not in self._waiting)
 
     def arrive(self, tenant: str) -> None:
-        """A new sequence of it waits."""
+        """Counts a new sequence that waits."""
         if tenant not in self._waiting:
             self._lift(tenant)
         _more(self._waiting, tenant)
 
     def admit(self, tenant: str) -> None:
-        """A waiting sequence of it runs."""
+        """Counts a waiting sequence that runs from now on."""
         self._unwait(tenant)
         _more(self._running, tenant)
 
     def preempt(self, tenant: str) -> None:
-        """A running sequence of it waits again."""
+        """Counts a running sequence that waits again."""
         _less(self._running, tenant)
         _more(self._waiting, tenant)
 
     def leave(self, tenant: str, running: bool) -> None:
-        """A sequence of it is over; it ran, or waited."""
+        """Removes a sequence that is over; it ran, or waited."""
         if running:
             _less(self._running, tenant)
         else:
@@ -245,7 +261,7 @@ class VirtualTokenCounter:
         _less(self._waiting, tenant)
 
     def _raise_floor(self) -> None:
-        """The floor is the lowest counter of the backlogged. It never falls."""
+        """Raises the floor to the lowest counter of the backlogged. It never falls."""
         if self._waiting:
             level = min(self._counters[tenant] for tenant in self._waiting)
         else:
@@ -257,7 +273,7 @@ class VirtualTokenCounter:
         self._counters[tenant] = max(self._counters.get(tenant, 0.0), self._floor)
 
     def _forget(self) -> None:
-        """Keep half of `keep` idle tenants: those with the highest counters, above the floor."""
+        """Keeps half of `keep` idle tenants: those with the highest counters, above the floor."""
         self._raise_floor()
         counters = self._counters
         idle = [t for t in counters if t not in self._waiting and t not in self._running]
@@ -280,6 +296,33 @@ def _less(counts: dict[str, int], tenant: str) -> None:
         counts[tenant] -= 1
 
 
-def _view(s: SequenceState, cached: int = 0) -> WaitingView:
-    return WaitingView(s.sid, s.tenant, s.priority, s.sid, s.prompt_len + len(s.emitted), cached,
-                       s.preempted, s.passed)
+# --- deadlines ------------------------------------------------------------------------------------
+
+class Deadlines:
+    """A heap of live requests by deadline; ended ones are dropped when they come to the top."""
+
+    def __init__(self) -> None:
+        self._heap: list[tuple[float, int, RequestState]] = []
+        self._added = 0
+
+    def add(self, request: RequestState, live: int) -> None:
+        """Watches a request; `live` (how many there are) bounds how many ended ones are kept."""
+        deadline = request.submit.deadline
+        if deadline is None:
+            return
+        if len(self._heap) > 2 * live + 64:
+            self._heap = [entry for entry in self._heap if entry[2].live]
+            heapq.heapify(self._heap)
+        self._added += 1
+        heapq.heappush(self._heap, (deadline, self._added, request))
+
+    def next(self) -> float | None:
+        """Returns the earliest deadline of a live request."""
+        while self._heap and not self._heap[0][2].live:
+            heapq.heappop(self._heap)
+        return self._heap[0][0] if self._heap else None
+
+    def expired(self, now: float) -> Iterator[RequestState]:
+        """Yields and removes the requests whose time is over."""
+        while (at := self.next()) is not None and at <= now:
+            yield heapq.heappop(self._heap)[2]

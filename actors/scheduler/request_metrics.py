@@ -17,8 +17,7 @@ from numpy.typing import NDArray
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepResult
 from actorium.actors.runtime.beat_gauges import BOUNDS, HTTP_REQUESTS, Histogram
-from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.request_state import PlanRecord, RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 _BOUNDS = {name: np.array(bounds) for name, bounds in BOUNDS.items()}
@@ -45,7 +44,7 @@ class PromptWork:
         """Of the last step without a prompt; 0 = there was none."""
 
     def add(self, record: PlanRecord, result: StepResult) -> None:
-        """A step's result."""
+        """Counts a step's result."""
         prompt, busy = record.prompt_tokens, result.busy_us - result.encode_us
         if prompt:
             self.tokens += prompt
@@ -54,11 +53,11 @@ class PromptWork:
             self.plain(busy)
 
     def plain(self, busy_us: int) -> None:
-        """A step that has only decoded."""
+        """Takes the time of a step that has only decoded."""
         self._plain_us = busy_us or self._plain_us
 
     def gauges(self) -> dict[str, float]:
-        """Sums."""
+        """Returns the sums."""
         return {"computed_prompt_tokens": float(self.tokens), "prompt_us": float(self.us)}
 
 
@@ -102,7 +101,7 @@ class RequestMetrics:
     # --- what happens ---
 
     def admitted(self, sequences: Iterable[SequenceState | None], now: float) -> None:
-        """These got a slot; only the first time counts."""
+        """Counts sequences that got a slot; only the first time counts."""
         for sequence in sequences:
             if sequence is None or sequence.sid in self._lives:
                 continue
@@ -114,13 +113,13 @@ class RequestMetrics:
             self._lives[sequence.sid] = life
 
     def resumed(self, sequences: Iterable[SequenceState]) -> None:
-        """These go on after the death of a worker or a scheduler."""
+        """Counts sequences that go on after the death of a worker or a scheduler."""
         tokens = [len(sequence.emitted) for sequence in sequences]
         self._resumed["resumed_sequences"] += len(tokens)
         self._resumed["resumed_tokens"] += sum(tokens)
 
     def result(self, record: PlanRecord, result: StepResult, now: float) -> None:
-        """A step's result; before what it ends is taken off the books."""
+        """Counts a step's result, before what it ends is taken off the books."""
         self.histograms["step_tokens"].add(record.computed)
         self.prompts.add(record, result)
         if result.busy_us:
@@ -134,7 +133,7 @@ class RequestMetrics:
             self._result_apart(record, np.frombuffer(result.counts, np.uint8) > 0, now)
 
     def _result_apart(self, record: PlanRecord, emits: NDArray[np.bool_], now: float) -> None:
-        """Rows that do not all have the same past."""
+        """Counts rows that do not all have the same past."""
         self._times[self._slots] = self._at
         firsts = record.firsts
         for row in np.flatnonzero(emits[:firsts]).tolist():
@@ -147,7 +146,7 @@ class RequestMetrics:
             self._group = b""
 
     def _first(self, sid: int, slot: int, now: float) -> None:
-        """The token after a prompt: the first one, or the next one after a preemption."""
+        """Counts the token after a prompt: the first one, or the next one after a preemption."""
         life = self._lives.get(sid)
         if life is None:
             return
@@ -165,7 +164,7 @@ class RequestMetrics:
         self._owners[slot], life.slot = sid, slot
 
     def ended(self, events: Iterable[SequenceEvent], now: float) -> None:
-        """Events of sequences, some of them ends; after these were taken off the books."""
+        """Counts the ends among events of sequences, after these were taken off the books."""
         for event in events:
             if event.finish_reason is not None:
                 self.finished[event.finish_reason] += 1
@@ -187,14 +186,14 @@ class RequestMetrics:
                 seen["per_token"].add((now - life.first) / (tokens - 1))
 
     def request_ended(self, request: RequestState) -> None:
-        """All its sequences have ended."""
+        """Counts a request, all sequences of which have ended."""
         seen = self.histograms
         seen["choices"].add(request.submit.n)
         seen["max_tokens"].add(request.params.max_tokens)
         seen["most_generation_tokens"].add(max(len(one.emitted) for one in request.choices))
 
     def rejected(self, code: str) -> None:
-        """A request was refused when it came."""
+        """Counts a request that was refused when it came."""
         self._rejected[code] += 1
         self.finished["error"] += 1
 
@@ -210,7 +209,7 @@ class RequestMetrics:
 
     def gauges(self, state: SchedulerState, resting: bool, ledger: Ledger | None = None
                ) -> dict[str, float]:
-        """For the heartbeat; `resting`: no step is under way."""
+        """Returns the gauges for the heartbeat; `resting`: no step is under way."""
         self._asked += 1
         if resting or self._asked % REFRESH == 0 or not self._gauges:
             gauges = self._resumed | {f"finished_{reason}": float(n)
@@ -225,8 +224,8 @@ class RequestMetrics:
 
 
 def memory_gauges(state: SchedulerState) -> dict[str, float]:
-    """Pages by state (all groups together), tokens that there is room for and that sequences hold,
-    what the cache saved, and preemptions by cause."""
+    """Returns the pages by state (all groups together), tokens that there is room for and that
+    sequences hold, what the cache saved, and preemptions by cause."""
     pools, tree = state.kv_cache.pools, state.kv_cache.tree
     windows = state.kv_cache.windows
     whole = pools[windows.index(0) if 0 in windows else 0]  # of the layers that see all tokens

@@ -1,18 +1,21 @@
-"""The scheduler's state of a request and of its sequences (one for each choice)."""
+"""The scheduler's records: of a request, of its sequences (one for each choice), and of a plan that
+was sent, so that its result can be applied."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 import numpy as np
 
 from actorium.actors.messages import Open, RowLogprobs, SequenceEvent, Submit
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.inflight_journal import name_of
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.cache.kv_cache_manager import PrefixLock
-from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
+from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints, Longs
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode
 
@@ -26,19 +29,32 @@ Key = tuple[bytes, str]
 
 
 def request_name(client: bytes, rid: str) -> bytes:
-    """In the journal."""
+    """Returns a request's name in the journal."""
     return name_of(client, rid.encode())
 
 
 def salt_of(submit: Submit) -> str:
-    """What prefixes are shared within: a tenant, or within that a salt (a tenant's name has no zero
-    byte)."""
+    """Returns what prefixes are shared within: a tenant, or within that a salt (a tenant's name has
+    no zero byte)."""
     return f"{submit.tenant}\0{submit.cache_salt}" if submit.cache_salt else submit.tenant
 
 
 def choice_seed(seed: int, index: int) -> int:
-    """Seed of choice `index`, 63 bits: the request's own for 0, else splitmix64 of both."""
+    """Returns the seed of choice `index`, 63 bits: the request's own for 0, else splitmix64 of
+    both."""
     return splitmix64(seed, index) >> 1 if index else seed
+
+
+class Rejection(NamedTuple):
+    """Why a request is refused, or ends."""
+
+    code: str
+    """An `errors.CODES` name."""
+    why: str
+
+    def event(self, sid: int) -> SequenceEvent:
+        """Returns the end of a sequence for this reason."""
+        return SequenceEvent(sid=sid, finish_reason="error", error_code=self.code, error=self.why)
 
 
 @dataclass(slots=True, eq=False)
@@ -123,7 +139,7 @@ class RequestState:
 
     submit: Submit
     prompt: Ints
-    params: Resolved
+    params: ResolvedParams
     """Of the submit, with max_tokens capped to what can be held."""
     name: bytes = b""
     """In the journal."""
@@ -139,14 +155,14 @@ class RequestState:
         return self.submit.client, self.submit.rid
 
     def cap(self, limit: int) -> None:
-        """Let prompt and completion together have at most `limit` tokens."""
+        """Lets prompt and completion together have at most `limit` tokens."""
         room = limit - len(self.prompt)
         if self.params.max_tokens > room:
             self.params = msgspec.structs.replace(self.params, max_tokens=room)
 
 
 def new_request_state(submit: Submit, first_sid: int) -> RequestState:
-    """The request of a Submit, with its `n` sequences numbered from `first_sid`."""
+    """Returns the request of a Submit, with its `n` sequences numbered from `first_sid`."""
     prompt = np.frombuffer(submit.prompt, np.int32, count=len(submit.prompt) // 4)
     request = RequestState(submit, prompt, submit.params, request_name(submit.client, submit.rid))
     for index in range(submit.n):
@@ -157,7 +173,8 @@ def new_request_state(submit: Submit, first_sid: int) -> RequestState:
 
 
 def open_message(sequence: SequenceState, epoch: int) -> Open:
-    """What the detokenizer must know of a sequence before its tokens. epoch: the scheduler's."""
+    """Returns what the detokenizer must know of a sequence before its tokens. epoch: the
+    scheduler's."""
     submit = sequence.request.submit
     prompt = submit.prompt
     if submit.params.prompt_logprobs < 0:
@@ -166,3 +183,53 @@ def open_message(sequence: SequenceState, epoch: int) -> Open:
                 prompt=prompt, text=submit.text, logprobs=submit.params.logprobs,
                 epoch=epoch, linger=submit.linger, created=submit.created,
                 prompt_before=(len(submit.prompt) - len(prompt)) // 4)
+
+
+class PlanRecord(NamedTuple):
+    """A plan's rows. Their slots may hold other sequences when the result comes."""
+
+    step: int
+    slots: Ints
+    """i4[rows]: the sampled rows: extends that complete their prompt, then decodes."""
+    sids: Longs
+    """i8[rows]"""
+    sids_column: bytes
+    firsts: int
+    """How many of the rows are extends."""
+    extends: dict[int, int]
+    """slot -> sid of every extend, whether it completes its prompt or not."""
+    computed: int
+    """Tokens that the step computes."""
+    window: int = 1
+    """Most tokens that each of its decodes emits: the drafts that it verifies, and one."""
+    drafts: int = 0
+    """Drafts that it makes for each sampled row."""
+    attended: float = 0.0
+    """Positions that the extends' tokens attend to, summed over these."""
+    predicted_us: int = 0
+    """Microseconds that a step with extends is expected to take; 0 = not predicted."""
+    media: Sequence[tuple[int, int, int]] = ()
+    """Extends of sequences with images: slot, number of the admission, tokens computed by then."""
+
+    @property
+    def decodes(self) -> int:
+        """How many of the rows are decodes."""
+        return len(self.slots) - self.firsts
+
+    @property
+    def prompt_tokens(self) -> int:
+        """Tokens of its extends."""
+        return self.computed - self.decodes * self.window
+
+
+class VerifiedDrafts(NamedTuple):
+    """How far the decodes of a step got: entry c of each list counts rows that emitted c tokens."""
+
+    going: list[int]
+    """Rows that go on: the first draft not accepted, if any, was wrong."""
+    ended: list[int]
+    """Rows that ended: drafts past the end were not tested."""
+
+    def accepted(self, position: int) -> int:
+        """Rows whose draft at `position`, counted from 0, was accepted."""
+        return sum(self.going[position + 2:]) + sum(self.ended[position + 2:])

@@ -26,13 +26,13 @@ from actorium.actors.structured.structured_output import vocabulary
 
 
 def build(context: Context) -> SchedulerActor:
-    """The actor of the role "scheduler". Raises what `build_core` raises."""
+    """Returns the actor of the role "scheduler". Raises what `build_core` raises."""
     return SchedulerActor(build_core(context), context)
 
 
 def build_core(context: Context) -> SchedulerCore:
-    """The core with its ledger and journal. With a ledger it goes on from there. Raises `BadConfig`
-    and `EngineUnavailable` where that cannot be."""
+    """Returns the core with its ledger and journal. With a ledger it goes on from there. Raises
+    `BadConfig` and `EngineUnavailable` where that cannot be."""
     ledger, load = open_ledger(context), vocabulary(context)
     journal = open_journal(context.run_dir, context.role, context.config.recovery.request_budget)
     prior = None
@@ -127,7 +127,8 @@ class SchedulerActor(CoreObserver):
         getattr(self._core, name)(*args, now)
 
     def on_peer_stuck(self, role: str, now: float) -> bool:
-        """A router that does not read asks for everything when it does, or its successor."""
+        """Drops messages to a router that does not read: it, or its successor, asks for everything
+        later."""
         return (self.link is not None and role == self.link.router) \
             or self._core.on_peer_stuck(role, now)
 

@@ -1,5 +1,24 @@
 """The scheduler's state: requests, sequences, slots and pages, and the moves between them: admit,
-preempt, finish."""
+preempt, finish.
+
+Each fact of a sequence lies in one place. Who writes it:
+
+    sid, request, index, seed           SequenceState   `new_request_state`, once
+    emitted, drafted, accepted          SlotTable while it has a slot, else SequenceState: results
+                                        (`step_results`); `SlotTable.add` and `remove` move them
+    slot                                SequenceState   `SlotTable.add` and `remove`
+    len_lo, len_hi, end, order,         SlotTable       `Planner` (a plan's tokens and pages),
+    decoding, held, pages                               `step_results` (what became of them)
+    total, computed, shareable          SequenceState   `admit`; then `Planner` and `apply_media`
+    key, match, match_version, branch,  SequenceState   `_match_prefix` while it waits; dropped by
+    pending                                             whatever changes its tokens
+    lock, started                       SequenceState   `admit`, `cache_prefix`, `_vacate`
+    preempted, preemptions, passed      SequenceState   `preempt`; passed: `WaitingQueue.admit`
+    cached_len, first_token_reported,   SequenceState   `_first_admission`, `step_results`
+    logprobs, prompt_logprobs
+    finish                              SequenceState   `step_results`, `RequestLifecycle`
+    live, choices, waiting, params      RequestState    here; waiting: `WaitingQueue`; params: `cap`
+"""
 
 from __future__ import annotations
 
@@ -15,10 +34,9 @@ from actorium.actors.messages import Admit, PageGroup, Ready
 from actorium.actors.scheduler.admission import AdmissionRoom
 from actorium.actors.scheduler.cache.host_tier import HostTier
 from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
-from actorium.actors.scheduler.cache.media_keys import media_key, shareable
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, AccountingError, Ints, Longs
-from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.queue_policies import new_queue
+from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch, media_key, shareable
+from actorium.actors.scheduler.queue_policies import WaitingQueue
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults
 from actorium.actors.scheduler.request_state import RequestState, SequenceState, request_name
 from actorium.actors.scheduler.slot_table import SlotTable
@@ -36,7 +54,9 @@ class SchedulerState:
         """on_finished: called with each request as it ends."""
         self.requests: dict[tuple[bytes, str], RequestState] = {}
         self.sequences: dict[int, SequenceState] = {}
-        self.queue = new_queue(config.schedule_policy, config.tenant_weights)
+        self.step = 0
+        """Number of the last plan."""
+        self.queue = WaitingQueue(config.schedule_policy, config.tenant_weights)
         self.prefilling: list[SequenceState] = []
         """Running sequences whose prompt is not yet wholly planned, in order of admission."""
         self.slots_to_release: list[int] = []
@@ -108,7 +128,7 @@ class SchedulerState:
         """Removes a sequence, running or waiting; what it held is free (or only cached) at once.
 
         At once, although plans in flight may still name its slot: the release rides the next plan,
-        and the worker applies plans in order, so whoever gets the pages writes them later.
+        and the worker applies plans in order, so their next owner writes the pages later.
         """
         if sequence.slot:
             self._vacate(sequence)
@@ -161,7 +181,7 @@ class SchedulerState:
 
     def _key(self, sequence: SequenceState) -> PrefixKey:
         if sequence.key is None:
-            data = tokens_of(sequence).tobytes()
+            data = tokens_of(sequence)
             if media := sequence.request.submit.media:
                 data = media_key(data, media, self.kv_cache.page_size)
             sequence.key = PrefixKey(sequence.salt, data)
@@ -175,10 +195,9 @@ class SchedulerState:
             return
         full = min(computed, sequence.shareable) // kv_cache.page_size
         if full:
-            key = self._key(sequence)
-            part = PrefixKey(key.salt, key.data[:full * kv_cache.page_size * 4])
-            sequence.lock = kv_cache.cache_pages(part, [own[:full] for own in pages], sequence.lock,
-                                                 sequence.priority)
+            sequence.lock = kv_cache.cache_pages(
+                self._key(sequence), [own[:full] for own in pages], sequence.lock,
+                sequence.priority, full * kv_cache.page_size)
 
     def chunk_planned(self, sequence: SequenceState, chunk: int) -> list[tuple[int, int, int]]:
         """Caches the full pages of a planned chunk. They may be shared from now on, even within the
@@ -201,27 +220,26 @@ class SchedulerState:
             kv_cache.checkpoints.demote(sequence.started)
         for place in places:
             full = place // kv_cache.page_size
-            number = kv_cache.checkpoint(PrefixKey(key.salt, key.data[:4 * place]),
-                                         [own[:full] for own in pages], sequence.priority)
+            number = kv_cache.checkpoint(key, [own[:full] for own in pages], sequence.priority,
+                                         place)
             if number:
                 saved.append((sequence.slot, number, place - start))
         return saved
 
     def _match_prefix(self, sequence: SequenceState) -> PrefixMatch | None:
-        """The cached prefix of a waiting sequence, which leaves at least a token to compute."""
+        """Returns the cached prefix of a waiting sequence, which leaves at least a token to
+        compute."""
         kv_cache, tree = self.kv_cache, self.kv_cache.tree
         if tree is None or sequence.request.params.prompt_logprobs >= 0:
             return None
         if sequence.match_version != kv_cache.version or sequence.pending:
             key = self._key(sequence)
-            most = (len(key.data) // 4 - 1) // kv_cache.page_size * kv_cache.page_size
-            part = PrefixKey(key.salt, key.data[:4 * most])
+            most = len(key.data) // 4 - 1
             if kv_cache.recurrent:
-                found = tree.match_state(part, kv_cache.step)
-                sequence.match, sequence.pending = found.match, found.pending
-                sequence.branch = found.branch
+                sequence.match, sequence.branch, sequence.pending = tree.match_state(
+                    key, kv_cache.step, most)
             else:
-                sequence.match = tree.match(part)
+                sequence.match = tree.match(key, most)
             sequence.match_version = kv_cache.version
         return sequence.match
 
@@ -241,8 +259,8 @@ class SchedulerState:
         return next((s for s in known if s is not None and not s.slot), None)
 
     def can_admit(self, sequence: SequenceState) -> bool:
-        """Whether there is a slot and room for a waiting sequence, and nothing is worth waiting a
-        step for."""
+        """Returns whether there is a slot and room for a waiting sequence, and nothing is worth
+        waiting a step for."""
         if not self.table.num_free:
             return False
         match = self._match_prefix(sequence)
@@ -252,7 +270,8 @@ class SchedulerState:
         return self.room.fits(self.table.reach(length, sequence.end), match)
 
     def fetch_prefix(self, sequence: SequenceState) -> bool:
-        """Whether a sequence that could be admitted waits for more of its prefix to come back."""
+        """Returns whether a sequence that could be admitted waits for more of its prefix to come
+        back."""
         return self.tier is not None and self.tier.fetch(
             sequence.sid, self._key(sequence), self._match_prefix(sequence))
 
@@ -277,7 +296,7 @@ class SchedulerState:
         tokens = tokens_of(sequence)
         self.table.add(sequence, pages)
         self.prefilling.append(sequence)
-        return Admit(slot=sequence.slot, tokens=tokens.tobytes(), prompt_len=sequence.prompt_len,
+        return Admit(slot=sequence.slot, tokens=tokens, prompt_len=sequence.prompt_len,
                      cached_len=cached, pages=np.concatenate(pages).tobytes(),
                      params=sequence.request.params, seed=sequence.seed, checkpoint=checkpoint,
                      media=sequence.request.submit.media)
@@ -286,11 +305,12 @@ class SchedulerState:
         sequence.cached_len = cached
         self.cache_lookup_tokens += sequence.prompt_len
         self.cache_hit_tokens += cached
-        self.queue.charge(sequence.tenant, sequence.prompt_len - cached, 0)
+        if (fair := self.queue.fair) is not None:
+            fair.charge(sequence.tenant, sequence.prompt_len - cached, 0)
 
     def unlock_windows(self) -> bool:
-        """Unlock cached pages of windowed groups that no running sequence can see any more; False
-        if there were none."""
+        """Unlocks cached pages of windowed groups that no running sequence can see any more.
+        Returns False if there were none."""
         windows = self.kv_cache.windows
         if not any(windows) or self.kv_cache.tree is None:
             return False
@@ -308,7 +328,7 @@ class SchedulerState:
 
     def charge_tenants(self, sids: Longs, counts: Ints | None) -> None:
         """Charges tenants for emitted tokens: counts[i] (None = one each) of sids[i]."""
-        if not self.queue.charges:
+        if (fair := self.queue.fair) is None:
             return
         tokens: Counter[str] = Counter()
         for sid, count in zip(sids.tolist(), [1] * len(sids) if counts is None else counts.tolist(),
@@ -317,7 +337,7 @@ class SchedulerState:
             if sequence is not None:
                 tokens[sequence.tenant] += count
         for tenant, count in tokens.items():
-            self.queue.charge(tenant, 0, count)
+            fair.charge(tenant, 0, count)
 
     def audit(self) -> None:
         """Checks that everything is in exactly one place; raises `AccountingError`."""
@@ -336,8 +356,8 @@ class SchedulerState:
                 yield sequence.sid, self.table.pages_of(sequence.slot)
 
 
-def tokens_of(sequence: SequenceState) -> Ints:
-    """Prompt and emitted tokens of a sequence without a slot."""
-    if not len(sequence.emitted):
-        return sequence.request.prompt
-    return np.concatenate((sequence.request.prompt, sequence.emitted))
+def tokens_of(sequence: SequenceState) -> bytes:
+    """Returns prompt and emitted tokens of a sequence without a slot, i4. The prompt is not copied
+    where none was emitted."""
+    prompt = sequence.request.submit.prompt
+    return prompt + sequence.emitted.tobytes() if len(sequence.emitted) else prompt

@@ -64,7 +64,7 @@ class SlotTable:
         self._interval = self._credits[1:3]
         self._opens = [np.array([[1], [tokens]], np.int32) for tokens in range(window + 1)]
         # emitted: tokens of the completion; drafted: drafts verified for it; accepted: those of
-        # them that were right. All three as far as results tell.
+        # them that were right. All three as far as results have come.
         self.decoding = np.zeros(slots, np.bool_)
         """The whole prompt is extended, and the length may still grow."""
         self.held = np.zeros(slots, np.int32)
@@ -160,7 +160,8 @@ class SlotTable:
         return [table[slot, :self.held[slot]].copy() for table in self._pages]
 
     def frees(self, slot: int, kv_cache: KVCacheManager) -> bool:
-        """Whether the slot's sequence is the last owner of a page, but for the prefix cache."""
+        """Returns whether the slot's sequence is the last owner of a page, but for the prefix
+        cache."""
         return any(pool.count_freed(own[slot, behind[slot]:self.held[slot]]) for pool, own, behind
                    in zip(kv_cache.pools, self._pages, self._behind, strict=True))
 

@@ -11,11 +11,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import RowLogprobs, SequenceEvent, StepResult, TokenBatch
-from actorium.actors.scheduler.admission_checks import Rejection
-from actorium.actors.scheduler.cache.media_keys import shareable
 from actorium.actors.scheduler.cache.page_allocator import Ints
-from actorium.actors.scheduler.plan_record import PlanRecord, VerifiedDrafts
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.cache.radix_cache import shareable
+from actorium.actors.scheduler.request_state import (
+    PlanRecord,
+    Rejection,
+    RequestState,
+    SequenceState,
+    VerifiedDrafts,
+)
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 FINISH_REASONS = {1: "stop", 2: "length"}
@@ -34,7 +38,7 @@ class ResultRows(NamedTuple):
     """i4[sum(counts)]"""
 
     def ends(self) -> NDArray[np.int64]:
-        """i8[n]: where each row's tokens end in `tokens`."""
+        """Returns i8[n]: where each row's tokens end in `tokens`."""
         return np.cumsum(self.counts, dtype=np.int64)
 
 
@@ -89,13 +93,13 @@ def _is_steady(record: PlanRecord, result: StepResult) -> bool:
 
 
 def _histogram(record: PlanRecord, result: StepResult) -> list[int]:
-    """How many rows have 0 (not counted), 1, 2, ... tokens."""
+    """Returns how many rows have 0 (not counted), 1, 2, ... tokens."""
     return [0, *(result.counts.count(count) for count in range(1, record.window + 1))]
 
 
 def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: StepResult,
                          starts: Ints) -> StepOutcome:
-    """The steady step with drafts."""
+    """Applies the result of a steady step with drafts."""
     tokens = np.frombuffer(result.tokens, np.int32)
     counts = np.frombuffer(result.counts, np.uint8).astype(np.int32)
     state.table.append_tokens(record.slots, starts, tokens, counts, record.window)
@@ -108,7 +112,7 @@ def _apply_draft_windows(state: SchedulerState, record: PlanRecord, result: Step
 
 
 def _verified(record: PlanRecord, rows: ResultRows) -> VerifiedDrafts | None:
-    """How far the step's decodes got with their drafts; None if they had none."""
+    """Returns how far the step's decodes got with their drafts; None if they had none."""
     if record.window == 1 or not record.decodes:
         return None
     ended = rows.finish[record.firsts:] > 0
@@ -133,7 +137,7 @@ def _unpack(record: PlanRecord, result: StepResult) -> ResultRows:
 
 def _apply_rows(state: SchedulerState, record: PlanRecord, rows: ResultRows,
                 starts: Ints) -> NDArray[np.bool_]:
-    """Credit rows still in their slots, and preempted ones (whose `starts` are corrected).
+    """Credits rows still in their slots, and preempted ones (whose `starts` are corrected).
 
     Returns bool[n]: whose sequence still lives.
     """
@@ -177,7 +181,7 @@ def _batch(record: PlanRecord, epoch: int, rows: ResultRows, known: NDArray[np.b
 
 def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result: StepResult,
             known: NDArray[np.bool_]) -> list[SequenceEvent]:
-    """First tokens, ends and logprobs: one event for each sequence that has any of them."""
+    """Returns an event for each sequence that has a first token, an end or logprobs."""
     finished = rows.finish.any()
     if not (record.firsts or finished or result.logprobs or result.prompt_logprobs):
         return []
@@ -212,7 +216,7 @@ def _events(state: SchedulerState, record: PlanRecord, rows: ResultRows, result:
 
 def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: NDArray[np.bool_],
             news: dict[int, dict[str, Any]]) -> list[SequenceState]:
-    """End those that the result ends, and return them."""
+    """Ends the sequences that the result ends, and returns them."""
     ends, ended = rows.ends(), []
     for row in np.flatnonzero((rows.finish > 0) & known):
         sid, code = int(record.sids[row]), int(rows.finish[row])
@@ -229,14 +233,15 @@ def _finish(state: SchedulerState, record: PlanRecord, rows: ResultRows, known: 
 
 
 def draft_counts(sequence: SequenceState) -> dict[str, int]:
-    """The fields of an end event that count drafts; empty where there were none."""
+    """Returns the fields of an end event that count drafts; empty where there were none."""
     if not sequence.drafted:
         return {}
     return {"draft_tokens": sequence.drafted, "accepted_tokens": sequence.accepted}
 
 
 def _unreported_logprobs(sequence: SequenceState, logprobs: RowLogprobs) -> RowLogprobs | None:
-    """The part of prompt logprobs that was not reported before a preemption recomputed them."""
+    """Returns the part of prompt logprobs that was not reported before a preemption recomputed
+    them."""
     count = len(logprobs.chosen) // 4
     skip = min(max(sequence.prompt_logprobs_reported - logprobs.start, 0), count)
     if skip == count:

@@ -20,11 +20,11 @@ from numpy.typing import NDArray
 from actorium.actors.config.retention import GRAMMAR_BYTES
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import WRITTEN, Structured
-from actorium.actors.structured.grammar_errors import in_words
-from actorium.actors.structured.guides import bits_of
+from actorium.actors.structured.guides import AnyTokens
+from actorium.actors.structured.schema_patterns import in_words
 from actorium.actors.structured.schemas import closed
 from actorium.actors.structured.structural_tags import lark_of
-from actorium.actors.structured.text_state import MOST, TextLimits
+from actorium.actors.structured.text_state import MOST, TextLimits, limits_of
 
 LIMITS: dict[str, Any] = {
     "initial_lexer_fuel": 1_000_000, "step_lexer_fuel": 50_000,
@@ -98,7 +98,7 @@ class GrammarVocabulary:
         return GrammarMatcher(inner, self, limits)
 
     def knows(self, grammar: str) -> bool:
-        """True if `matcher` answers at once."""
+        """Returns whether `matcher` answers at once."""
         return grammar in self._kept
 
     def compile(self, grammar: str) -> Any:
@@ -202,38 +202,6 @@ class GrammarVocabulary:
         return compiled
 
 
-class AnyTokens:
-    """A matcher of any tokens, in the terms of llguidance's."""
-
-    def __init__(self, size: int) -> None:
-        """size: of the vocabulary."""
-        self._bits = bits_of(np.arange(size, dtype=np.int32), size).tobytes()
-
-    def compute_bitmask(self) -> bytes:
-        return self._bits
-
-    def consume_token(self, _token: int) -> bool:
-        return True
-
-    def try_consume_tokens(self, tokens: Sequence[int]) -> int:
-        return len(tokens)
-
-    def rollback(self, _tokens: int) -> bool:
-        return True
-
-    def is_stopped(self) -> bool:
-        return False
-
-    def is_error(self) -> bool:
-        return False
-
-    def is_accepting(self) -> bool:
-        return True
-
-    def get_error(self) -> str:
-        return ""
-
-
 class GrammarMatcher:
     """The position of one sequence in its grammar."""
 
@@ -312,33 +280,6 @@ SPACES = r"[ ]|\n[ ]{0,32}"
 model may fill its context with blanks."""
 
 
-NAMED = '{"grammars":[{"name":"'
-"""How llguidance writes a grammar that has a name."""
-UNLIMITED, LIMITED = "any", "text"
-
-
-def limits_of(grammar: str) -> TextLimits | None:
-    """Returns the limits of a grammar's texts; None where it has none."""
-    text = grammar.lstrip(WRITTEN)
-    if not text.startswith(NAMED):
-        return None
-    kind, *limits = text[len(NAMED):].partition('"')[0].split()
-    if kind == "json_schema":
-        return TextLimits(json=True)
-    if kind != LIMITED:
-        return None
-    json, thought, budget, free = map(int, limits)
-    return TextLimits(bool(json), bool(thought), None if budget < 0 else budget, bool(free))
-
-
-def _name_of(limits: TextLimits) -> str:
-    """Returns the name of a grammar with these limits."""
-    if limits == TextLimits(thought=limits.thought):
-        return UNLIMITED
-    budget = -1 if limits.budget is None else limits.budget
-    return f"{LIMITED} {limits.json:d} {limits.thought:d} {budget} {limits.free:d}"
-
-
 def grammar_of(wanted: Structured) -> str:
     """Converts a request's structured output to llguidance's syntax. Raises `InvalidRequest` where
     that fails; `GrammarVocabulary.matcher` finds out whether it compiles."""
@@ -399,7 +340,7 @@ def tag_grammar(description: str) -> str:
     """Returns the grammar of texts with tagged parts (`structural_tags`). Raises `InvalidRequest`.
     """
     made = lark_of(description, SPACES)
-    first = {"name": _name_of(made.limits), "lark_grammar": made.lark}
+    first = {"name": made.limits.name, "lark_grammar": made.lark}
     others = [{"name": name, "lark_grammar": _lark(text)} for name, text in made.others.items()]
     written = json.dumps({"grammars": [first, *others]}, separators=(",", ":"))
     return WRITTEN + written if others else written

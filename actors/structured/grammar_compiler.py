@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
+from typing import Any
 
 from actorium.actors.core import Health
 from actorium.actors.errors import ActoriumError
@@ -17,7 +18,7 @@ from actorium.actors.messages import Cancel, Submit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
-from actorium.actors.structured.structured_output import PreparedGrammar, StructuredOutputManager
+from actorium.actors.structured.structured_output import StructuredOutputManager
 
 Post = Callable[..., None]
 
@@ -33,7 +34,7 @@ class GrammarCompiler:
         self._structured_output, self._journal = masking, journal
         self._offload = Offload(journal)
         self._post: Post | None = None
-        self._jobs: dict[str, OffloadJob[PreparedGrammar]] = {}
+        self._jobs: dict[str, OffloadJob[Any]] = {}
         """Jobs by grammar."""
         self._most = most
 
@@ -42,8 +43,8 @@ class GrammarCompiler:
         self._post = post
 
     def cancel(self, cancel: Cancel) -> None:
-        """A request need not wait any longer. Grammars that no other request waits for, and that no
-        thread has begun to compile, are not compiled."""
+        """Drops a request that waits. Grammars that no other request waits for, and that no thread
+        has begun to compile, are not compiled."""
         wait = [submit for submit in self.waiting
                 if (submit.client, submit.rid) != (cancel.client, cancel.rid)]
         if len(wait) == len(self.waiting):
@@ -54,7 +55,7 @@ class GrammarCompiler:
                 del self._jobs[grammar]
 
     def takes(self, submit: Submit) -> bool:
-        """Whether a request waits for its grammar from now on."""
+        """Returns whether a request waits for its grammar from now on."""
         grammar, masking, post = submit.grammar, self._structured_output, self._post
         if (not grammar or post is None or masking.knows(grammar)
                 or len(self.waiting) >= self._most):
@@ -68,20 +69,22 @@ class GrammarCompiler:
         return True
 
     def pop_ready(self) -> list[Submit]:
-        """The requests that have waited long enough: their grammars are compiled, or cannot be."""
+        """Returns the requests that have waited long enough: their grammars are compiled, or cannot
+        be."""
         if not self._jobs:
             return []
         for grammar in [grammar for grammar, job in self._jobs.items() if job.done]:
             job = self._jobs.pop(grammar)
             self._journal.finished(grammar_name(grammar))
             with suppress(ActoriumError):  # there is no vocabulary, as the core will report
-                self._structured_output.add_compiled(grammar, job.result())
+                self._structured_output.add_compiled(grammar, *job.result())
         ready = [submit for submit in self.waiting if submit.grammar not in self._jobs]
         self.waiting = [submit for submit in self.waiting if submit.grammar in self._jobs]
         return ready
 
     def counted(self, health: Health) -> Health:
-        """The core's health, with the requests that wait for their grammar among the waiting."""
+        """Returns the core's health, with the requests that wait for their grammar among the
+        waiting."""
         if not self.waiting:
             return health
         sequences, gauges = sum(submit.n for submit in self.waiting), dict(health.gauges)

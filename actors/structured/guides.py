@@ -13,8 +13,8 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from actorium.actors.messages import Submit, TokenRules
-from actorium.actors.params import Resolved
+from actorium.actors.messages import TokenRules
+from actorium.actors.params import ResolvedParams
 
 U32 = NDArray[np.uint32]
 NONE_LEFT = "bad_words: they and allowed_token_ids leave no token to sample"
@@ -30,6 +30,34 @@ class TokenMatcher(Protocol):
     def error(self) -> str: ...
 
     def accept(self, tokens: Sequence[int]) -> bool: ...
+
+
+class AnyTokens:
+    """A matcher of any tokens, as llguidance's matchers are used."""
+
+    def __init__(self, size: int) -> None:
+        """size: of the vocabulary."""
+        self._bits = _all(size).tobytes()
+
+    def compute_bitmask(self) -> bytes:
+        return self._bits
+
+    def consume_token(self, _token: int) -> bool:
+        return True
+
+    def try_consume_tokens(self, tokens: Sequence[int]) -> int:
+        return len(tokens)
+
+    def rollback(self, _tokens: int) -> bool:
+        return True
+
+    def is_stopped(self) -> bool:
+        return False
+
+    is_error = is_stopped
+
+    def is_accepting(self) -> bool:
+        return True
 
 
 class BadWordTree:
@@ -50,7 +78,7 @@ class TokenRuleFilter:
     completion, the prompt left aside, ends with all before it.
     """
 
-    def __init__(self, rules: TokenRules, params: Resolved, has_grammar: bool) -> None:
+    def __init__(self, rules: TokenRules, params: ResolvedParams, has_grammar: bool) -> None:
         """With a grammar the end tokens stay allowed: they say that it is complete."""
         self._open = not (rules.allowed or rules.bad_words)
         self._base = bits_of(np.frombuffer(rules.allowed, np.int32), rules.vocab_size)
@@ -88,21 +116,21 @@ class TokenRuleFilter:
         return found if possible.any() else None
 
     def allows(self, token: int, tail: Sequence[int]) -> bool:
-        """True if `token` may follow `tail`."""
+        """Returns whether `token` may follow `tail`."""
         if self._open:  # as in a recording, whose tokens belong to no vocabulary
             return True
         return bool(self._base[token // 32] >> np.uint32(token % 32) & 1) \
             and token not in self._forbidden_next(tail)
 
     def _forbidden_next(self, tail: Sequence[int]) -> list[int]:
-        found: list[int] = []
+        tokens: list[int] = []
         node = self._after
         for token in reversed(tail):
             if token not in node.next:
                 break
             node = node.next[token]
-            found += node.forbidden_next
-        return found
+            tokens += node.forbidden_next
+        return tokens
 
 
 class SequenceGuide:
@@ -143,7 +171,7 @@ class SequenceGuide:
         token is allowed."""
         if self._rules is None:
             return list(bits or ())
-        found: list[Any] = []
+        masks: list[Any] = []
         tokens = [*self._tail, *drafts]
         for place in range(1 + len(drafts) if bits is None else len(bits)):
             before = tokens[:len(self._tail) + place]
@@ -155,15 +183,8 @@ class SequenceGuide:
                 # Further on it comes to this only if all drafts before are accepted; whatever is
                 # sampled then is forbidden, and ends the sequence when it is taken.
                 break
-            found.append(narrowed)
-        return found
-
-
-def filter_of(submit: Submit) -> TokenRuleFilter | None:
-    """Returns a request's token rules; None where it has none."""
-    if submit.rules is None:
-        return None
-    return TokenRuleFilter(submit.rules, submit.params, bool(submit.grammar))
+            masks.append(narrowed)
+        return masks
 
 
 def bits_of(ids: NDArray[np.int32], size: int) -> U32:

@@ -27,7 +27,7 @@ class View(NamedTuple):
     values: frozenset[str] | None = None
     """As JSON; None = not listed."""
     properties: dict[str, Any] = {}
-    """Read by nobody but `_of`."""
+    """Read by `_property` alone."""
     required: frozenset[str] = frozenset()
     shut: bool = False
     """No other properties."""
@@ -58,7 +58,7 @@ class _Views:
                                             for one, other in combinations(views, 2))
 
     def _tells(self, name: str, views: list[View]) -> bool:
-        """Whether a property's listed values tell all of the objects apart."""
+        """Returns whether a property's listed values tell all of the objects apart."""
         found = [self._property(view, name) for view in views]
         values = [own.values for own in found if own is not None and own.values is not None]
         return len(values) == len(views) and \
@@ -87,7 +87,7 @@ class _Views:
             return View(frozenset(), frozenset())
         if not isinstance(schema, dict) or depth > DEPTH or self._left < 0:
             return View()
-        found = _own(schema, self._closes)
+        found = _view_of(schema, self._closes)
         listed = schema.get("allOf")
         beside = [part for part in listed if isinstance(part, dict)] \
             if isinstance(listed, list) else []
@@ -105,13 +105,13 @@ class _Views:
 
 
 def _plainly(one: View, other: View) -> bool:
-    """Whether two values differ in kind, or are listed apart."""
+    """Returns whether two values differ in kind, or are listed apart."""
     if not one.kinds & other.kinds:
         return True
     return one.values is not None and other.values is not None and not one.values & other.values
 
 
-def _own(schema: dict[str, Any], closes: bool) -> View:
+def _view_of(schema: dict[str, Any], closes: bool) -> View:
     kinds, values = schema.get("type"), None
     listed = kinds if isinstance(kinds, list) else [kinds]
     known = EVERY if kinds is None else frozenset(

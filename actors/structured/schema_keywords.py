@@ -11,8 +11,11 @@ from __future__ import annotations
 import sys
 from typing import Any, NamedTuple, TypeAlias, TypeGuard
 
-from actorium.actors.structured.schema_formats import GRAMMARS, NAMES, PATTERNS, TIMES
 from actorium.actors.structured.schema_patterns import (
+    GRAMMARS,
+    NAMES,
+    PATTERNS,
+    TIMES,
     BadPattern,
     NotRegular,
     shown,
@@ -239,7 +242,7 @@ def _bound(made: Schema, key: str, exclusive: str, sign: int) -> None:
                              f"got {value}")
         if sign * value >= LARGEST:
             del made[name]
-            # The largest float64 bounds no number that anybody writes.
+            # The largest float64 bounds no number that is ever written.
             beyond = beyond or abs(value) < sys.float_info.max
     bounded = any(isinstance(made.get(name), int | float) for name in (key, exclusive))
     if (whole or beyond) and not bounded:
@@ -247,7 +250,7 @@ def _bound(made: Schema, key: str, exclusive: str, sign: int) -> None:
 
 
 def _whole(schema: Schema) -> bool:
-    """Whether its numbers are integers, and not listed."""
+    """Returns whether its numbers are integers, and not listed."""
     kinds = _kinds(schema)
     return "integer" in kinds and "number" not in kinds and not ("enum" in schema
                                                                  or "const" in schema)

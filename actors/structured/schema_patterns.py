@@ -1,15 +1,19 @@
-"""Patterns of JSON schemas, which are ECMA 262's, in the syntax of Rust's regex crate.
+"""Patterns of JSON schemas, which are ECMA 262's, in the syntax of Rust's regex crate; and formats,
+those of which are listed that a grammar is made of.
 
 What the two spell differently is translated where that is exact: classes such as `\\d`, brackets
-within classes, escapes. What no automaton holds, or what is no expression, is told in plain words.
-Pure.
+within classes, escapes. What no automaton holds, or what is no expression, is refused in plain
+words. `format` is an annotation in the standard; formats that are regular and mean the same
+everywhere are enforced all the same, so that what a model writes passes a validator that asserts
+them. Pure.
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 SHOWN = 80
 """The most characters of an expression in an error."""
@@ -23,6 +27,17 @@ ANCHORS = {"A": "^", "z": "$", "Z": "$"}
 """Python's and Rust's names of both ends."""
 LOOKS = {"(?=": "look-ahead", "(?!": "look-ahead", "(?<=": "look-behind", "(?<!": "look-behind",
          "(?>": "an atomic group"}
+STATES = {
+    "NoExtension": "nothing that it allows can come next",
+    "NoExtensionBias": "nothing that it allows can come next",
+    "LexerTooComplex": "its expressions are too complex", "ParserTooComplex": "it is too complex"}
+"""Names of the states in which it stops, and what they mean."""
+KINDS = {"Start": "^ not at the beginning", "End": "$ not at the end",
+         "Word": r"a word boundary (\b, \B)"}
+"""Kinds of look-around, as the names of the regex crate begin."""
+_STATE = re.compile(rf"\b({'|'.join(STATES)})\b")
+_SYNTAX = re.compile(r"regex parse error:\n    (.*)\n(?:.*\n)*?error: (.*)")
+_LOOK = re.compile(r"lookarounds not supported yet; (\w+) in regex /(.*)/")
 _COUNT = re.compile(r"\{(\d+)(?:(,)(\d*))?\}")
 _NAMED = re.compile(r"\(\?P?<[^>=!]+>")
 _FLAGS = re.compile(r"\(\?[a-zA-Z-]+[:)]")
@@ -65,15 +80,15 @@ def shown(pattern: str) -> str:
 
 def _looks_ahead(pattern: str) -> tuple[list[str], str]:
     """Splits `^(?=a)(?=b)c` into `^(?:a)`, `^(?:b)` and `^c`; others have no look-aheads."""
-    found: list[str] = []
+    ahead: list[str] = []
     rest = pattern[1:]
     while pattern.startswith("^") and rest.startswith("(?="):
         end = _end_of_group(rest)
-        found.append(f"^(?:{rest[3:end]})")
+        ahead.append(f"^(?:{rest[3:end]})")
         rest = rest[end + 1:]
-    if not found or "|" in _outside(rest) or rest[:1] in ("*", "+", "?", "{"):
+    if not ahead or "|" in _outside(rest) or rest[:1] in ("*", "+", "?", "{"):
         return [], pattern
-    return found, "^" + rest
+    return ahead, "^" + rest
 
 
 def _end_of_group(text: str) -> int:
@@ -201,14 +216,14 @@ class _Reader:
         if char in ANCHORS:
             self._at += 2
             return ANCHORS[char]
-        return self._one(inside=False).text
+        return self._escaped_item(inside=False).text
 
     def _escaped(self) -> str:
         if self._at + 1 >= len(self._text):
             raise BadPattern("it ends in a backslash")
         return self._text[self._at + 1]
 
-    def _one(self, inside: bool) -> _ClassPart:
+    def _escaped_item(self, inside: bool) -> _ClassPart:
         """Reads an escape that means a character or a set of them."""
         char = self._escaped()
         code = _HEX.match(self._text, self._at + 1)
@@ -263,7 +278,7 @@ class _Reader:
             if self._at >= len(self._text):
                 raise BadPattern("a bracket is not closed")
             if self._text[self._at] == "\\":
-                items.append(self._one(inside=True))
+                items.append(self._escaped_item(inside=True))
             else:
                 hyphens |= {len(items)} if self._text[self._at] == "-" else set()
                 items.append(self._character(ord(self._take(1))))
@@ -288,3 +303,77 @@ def _ranges(items: list[_ClassPart], hyphens: set[int]) -> str:
             made += "-" + last.text
             at += 2
     return made
+
+
+# --- formats of texts -----------------------------------------------------------------------------
+
+GRAMMARS = frozenset({
+    "date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid", "uri"})
+"""Those that llguidance knows."""
+TIMES = frozenset({"date-time", "time"})
+"""Those that generators write of times without a zone or without seconds, too, with a pattern that
+says so."""
+_BYTE = "(?:25[0-5]|2[0-4][0-9]|1[0-9]{2}|[1-9]?[0-9])"
+_IPV4 = rf"{_BYTE}(?:\.{_BYTE}){{3}}"
+_URL64 = "[A-Za-z0-9_-]"
+_BASE32 = "[0-9A-HJKMNP-TV-Za-hjkmnp-tv-z]"
+
+
+def _uuid(version: int) -> str:
+    hexes = "[0-9a-fA-F]"
+    return rf"^{hexes}{{8}}-{hexes}{{4}}-{version}{hexes}{{3}}-[89abAB]{hexes}{{3}}-{hexes}{{12}}$"
+
+
+PATTERNS: dict[str, str] = {
+    "base64": "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
+    "jwt": rf"^{_URL64}+\.{_URL64}+\.{_URL64}*$",
+    "e164": r"^\+[1-9][0-9]{6,14}$",
+    "cidrv4": rf"^{_IPV4}/(?:[12]?[0-9]|3[0-2])$",
+    "ipv4network": rf"^{_IPV4}/(?:[12]?[0-9]|3[0-2])$",
+    "json-pointer": r"^(?:/(?:[^/~]|~[01])*)*$",
+    "relative-json-pointer": r"^(?:0|[1-9][0-9]*)(?:#|(?:/(?:[^/~]|~[01])*)*)$",
+    "cuid": r"^[cC][0-9a-z]{8,}$", "cuid2": "^[0-9a-z]+$", "nanoid": f"^{_URL64}{{21}}$",
+    "ulid": f"^[0-7]{_BASE32}{{25}}$", "ksuid": "^[A-Za-z0-9]{27}$", "xid": "^[0-9a-vA-V]{20}$",
+    **{f"uuid{version}": _uuid(version) for version in range(1, 9)},
+    **{f"uuidv{version}": _uuid(version) for version in range(1, 9)},
+}
+"""Enforced where the schema has no pattern of its own."""
+NAMES: dict[str, str] = {
+    "uuid": "^[0-9a-fA-F]{8}(?:-[0-9a-fA-F]{4}){3}-[0-9a-fA-F]{12}$",
+    "ipv4": f"^{_IPV4}$", "date": r"^[0-9]{4}-(?:0[1-9]|1[0-2])-(?:0[1-9]|[12][0-9]|3[01])$"}
+"""Of names of properties, which llguidance has no formats for."""
+
+
+# --- llguidance's errors in plain words -----------------------------------------------------------
+
+def in_words(error: str, grammar: str = "") -> str:
+    """Returns one line; grammar: whose schema is searched for an expression."""
+    for form in (_SYNTAX, _LOOK):
+        found = form.search(error)
+        if found is None:
+            continue
+        kind = next((words for name, words in KINDS.items() if found[1].startswith(name)), found[1])
+        expression, why = (found[1], found[2]) if form is _SYNTAX else (
+            found[2], f"{kind} is not supported")
+        where = _where(grammar, expression.replace("\\/", "/"))
+        return f"{where}the expression {shown(expression)}: {why}"
+    return _STATE.sub(lambda state: STATES[state[0]], (error or "unknown").splitlines()[0])
+
+
+def _where(grammar: str, expression: str) -> str:
+    """Returns the place of an expression in the grammar's schema, with a colon; "" if it has none.
+    """
+    try:
+        todo: list[tuple[str, Any]] = [("", json.loads(grammar)["grammars"][0]["json_schema"])]
+    except (ValueError, LookupError, TypeError, RecursionError):
+        return ""
+    while todo:
+        at, value = todo.pop()
+        pairs = enumerate(value) if isinstance(value, list) else value.items() \
+            if isinstance(value, dict) else ()
+        for key, own in pairs:
+            if (key == "pattern" and own == expression) or (
+                    key == expression and at.endswith("patternProperties")):
+                return f"{at}.pattern: ".lstrip(".") if key == "pattern" else f"{at}: "
+            todo.append((f"{at}.{key}".lstrip("."), own))
+    return ""

@@ -85,7 +85,7 @@ class _Translation:
         self._parts = 0
         self._limits = TextLimits(json=True)
         self._in_marks = False
-        """Within marks that tell `TextState` of free text."""
+        """Within marks behind which `TextState` expects free text."""
         self._kinds: dict[str, Callable[[Node, str, Then], Then]] = {
             "const_string": self._const, "json_schema": self._schema, "regex": self._regex,
             "any_text": self._text, "grammar": self._grammar, "thought": self._thought,

@@ -12,82 +12,65 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from typing import Any, NamedTuple, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
+from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, RowMask, StepPlan, StepResult
 from actorium.actors.runtime.inflight_journal import PROCESS_FAULTS, InflightJournal
-from actorium.actors.scheduler.admission_checks import Rejection
-from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.request_state import (
+    PlanRecord,
+    Rejection,
+    RequestState,
+    SequenceState,
+)
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.step_results import BadResult
-from actorium.actors.structured.guides import SequenceGuide, filter_of
+from actorium.actors.structured.guides import SequenceGuide, TokenRuleFilter
 
 NO_DRAFTS: tuple[int, ...] = ()
 MAX_REASON_CHARS = 500
 """The most characters of a guide's error that its client gets."""
 
 
-class GrammarBackend(Protocol):
-    """What is used of a vocabulary (`grammar.GrammarVocabulary`)."""
-
-    def knows(self, grammar: str) -> bool: ...
-
-    def compile(self, grammar: str) -> Any: ...
-
-    def keep(self, grammar: str, compiled: Any) -> None: ...
-
-    def matcher(self, grammar: str) -> Any: ...
-
-    def masks(self, wanted: Sequence[tuple[Any, Sequence[int]]]) -> list[list[Any]]: ...
-
-
-Load = Callable[[], GrammarBackend]
-
-
-class PreparedGrammar(NamedTuple):
-    """The result of `StructuredOutputManager.prepare`."""
-
-    words: GrammarBackend
-    compiled: Any
+Load = Callable[[], Any]
+"""Returns a `grammar.GrammarVocabulary`, or what a replay has in its place."""
 
 
 class VocabularyLoader:
-    """Loads a vocabulary on its own thread; calling the loader waits for it."""
+    """Loads a vocabulary once, on its own thread if it is started; calling it waits for that."""
 
     def __init__(self, load: Load) -> None:
         self._load = load
-        self._found: GrammarBackend | ActoriumError | None = None
-        self._thread: threading.Thread | None = None
+        self._result: Any = None
+        self._lock = threading.Lock()
 
     def start(self) -> None:
         """Starts loading."""
-        self._thread = threading.Thread(target=self._run, name="vocabulary", daemon=True)
-        self._thread.start()
+        threading.Thread(target=self._once, name="vocabulary", daemon=True).start()
 
-    def _run(self) -> None:
-        try:
-            self._found = self._load()
-        except ActoriumError as error:
-            self._found = error
-        except Exception as error:  # a structured request reports it; the others do not need it
-            self._found = EngineUnavailable(f"structured: no vocabulary: {error}")
+    def _once(self) -> Any:
+        """Returns the vocabulary, or the error of loading it."""
+        with self._lock:
+            if self._result is None:
+                try:
+                    self._result = self._load()
+                except ActoriumError as error:
+                    self._result = error
+                except Exception as error:  # a structured request reports it; others do not need it
+                    self._result = EngineUnavailable(f"structured: no vocabulary: {error}")
+        return self._result
 
-    def __call__(self) -> GrammarBackend:
-        """Returns the vocabulary, or raises the exception that loading raised."""
-        if self._thread is not None:
-            self._thread.join()
-        elif self._found is None:
-            self._run()
-        if isinstance(self._found, ActoriumError):
-            raise self._found
-        assert self._found is not None
-        return self._found
+    def __call__(self) -> Any:
+        """Returns the vocabulary, or raises the error of loading it."""
+        result = self._once()
+        if isinstance(result, ActoriumError):
+            raise result
+        return result
 
 
 class StructuredOutputManager:
@@ -100,7 +83,7 @@ class StructuredOutputManager:
         self.last_stuck: list[int] = []
         """The sequences that the last call of `pop_stuck` returned."""
         self._load = load
-        self._words: GrammarBackend | None = None
+        self._words: Any = None
         self._guides: dict[int, SequenceGuide] = {}
         self._drafts: dict[int, list[int]] = {}
         """The drafts made for each sequence in the last plan that sampled it."""
@@ -112,7 +95,7 @@ class StructuredOutputManager:
         """By sid."""
 
     def __bool__(self) -> bool:
-        """True if any sequence has a guide, or a plan waits for its masks."""
+        """Returns whether any sequence has a guide, or a plan waits for its masks."""
         return bool(self._guides or self._due)
 
     def add_request(self, request: RequestState) -> Rejection | None:
@@ -121,7 +104,8 @@ class StructuredOutputManager:
         submit = request.submit
         if not submit.grammar and submit.rules is None:
             return None
-        rules = filter_of(submit)
+        rules = None if submit.rules is None else TokenRuleFilter(
+            submit.rules, submit.params, bool(submit.grammar))
         try:
             if submit.grammar and self._words is None:
                 self._words = self._load()
@@ -137,19 +121,19 @@ class StructuredOutputManager:
     # --- grammars that are compiled before they are needed ---
 
     def knows(self, grammar: str) -> bool:
-        """True if a request with this grammar delays no other."""
+        """Returns whether a request with this grammar delays no other."""
         return self._words is not None and self._words.knows(grammar)
 
-    def prepare(self, grammar: str) -> PreparedGrammar:
-        """Compiles the grammar, and loads the vocabulary if that is still to be done. Runs on any
-        thread. Raises `ActoriumError` if there is no vocabulary."""
+    def prepare(self, grammar: str) -> tuple[Any, Any]:
+        """Returns the vocabulary, which is loaded if that is still to be done, and the compiled
+        grammar. Runs on any thread. Raises `ActoriumError` if there is no vocabulary."""
         words = self._words or self._load()
-        return PreparedGrammar(words, words.compile(grammar))
+        return words, words.compile(grammar)
 
-    def add_compiled(self, grammar: str, found: PreparedGrammar) -> None:
+    def add_compiled(self, grammar: str, words: Any, compiled: Any) -> None:
         """Adds the result of `prepare`."""
-        self._words = self._words or found.words
-        self._words.keep(grammar, found.compiled)
+        self._words = self._words or words
+        self._words.keep(grammar, compiled)
 
     def remove(self, sid: int) -> None:
         """Forgets a sequence that is over."""
@@ -273,15 +257,15 @@ class StructuredOutputManager:
                 raise
             except BaseException:  # one of them failed: the loop below finds out which
                 pass
-        found: list[list[Any] | None] = []
+        masks: list[list[Any] | None] = []
         for one, sequence in zip(wanted, whose, strict=True):
             journal.put(sequence.request.name)
             try:
-                found += self._rows([one])
+                masks += self._rows([one])
             except BaseException as error:
                 self._fail(sequence, journal, error)
-                found.append(None)
-        return found
+                masks.append(None)
+        return masks
 
     def _fail(self, sequence: SequenceState, journal: InflightJournal,
               error: BaseException) -> None:
@@ -304,19 +288,28 @@ def _why(guide: SequenceGuide) -> str:
 
 def vocabulary(context: Context) -> Load:
     """Returns the loader of the engine's model. In a first life it starts with the engine, while
-    the worker loads, since loading blocks everything else in the process; after a restart, when
-    needed."""
+    the worker loads, since loading takes more than a second where there are many tokens and blocks
+    everything else in the process; after a restart, when needed."""
     if context.config.model.skip_tokenizer:
         return no_vocabulary
-    from actorium.actors.structured.model_vocabulary import vocabulary_of
-
-    loading = VocabularyLoader(partial(vocabulary_of, context.config))
+    loading = VocabularyLoader(partial(_load_vocabulary, context.config))
     if context.epoch <= 1:
         loading.start()
     return loading
 
 
-def no_vocabulary() -> GrammarBackend:
-    """For engines that have no tokenizer."""
+def _load_vocabulary(config: Config) -> Any:
+    """Returns the model's vocabulary, the same as the tokenizer's: a grammar that passes there
+    compiles here. Raises `BadModel`."""
+    from actorium.actors.structured.grammar import GrammarVocabulary
+    from actorium.actors.tokenizer.text_model import TextModel
+
+    model = TextModel(config)
+    return GrammarVocabulary(model.path / "tokenizer.json", model.facts.vocab_size,
+                             model.facts.eos_ids)
+
+
+def no_vocabulary() -> Any:
+    """Raises `InvalidRequest`: the loader of engines that have no tokenizer."""
     raise InvalidRequest("structured: the engine runs without a tokenizer (skip_tokenizer)",
                          "structured")

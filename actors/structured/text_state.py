@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
+from actorium.actors.params import WRITTEN
+
 MOST = 20
 """Digits of a number in a row, from which on no token that begins with one follows: a model may go
 on with them until its context is full. 19 make an int64, 17 a float64."""
@@ -83,8 +85,13 @@ class TextState(NamedTuple):
         return TextState(digits, in_string, escaped, mark, thought=self.thought), b""
 
 
+NAMED = '{"grammars":[{"name":"'
+"""How llguidance writes a grammar that has a name."""
+UNLIMITED, LIMITED = "any", "text"
+
+
 class TextLimits(NamedTuple):
-    """Limits of a text that its grammar does not express."""
+    """Limits of a text that its grammar does not express. They travel as the grammar's name."""
 
     json: bool = False
     """Numbers end at `MOST` digits."""
@@ -95,6 +102,14 @@ class TextLimits(NamedTuple):
     free: bool = False
     """Beside that, any token may follow at any place, special ones and the end among them."""
 
+    @property
+    def name(self) -> str:
+        """The name of a grammar with these limits."""
+        if self == TextLimits(thought=self.thought):
+            return UNLIMITED
+        budget = -1 if self.budget is None else self.budget
+        return f"{LIMITED} {self.json:d} {self.thought:d} {budget} {self.free:d}"
+
     def start(self) -> TextState:
         """Returns the state of the empty text."""
         return TextState(free=THOUGHT_END) if self.thought else TextState()
@@ -103,3 +118,17 @@ class TextLimits(NamedTuple):
         """Returns whether the thought has all its tokens, so that the mark that ends it follows."""
         return self.budget is not None and state.free == THOUGHT_END \
             and state.thought >= self.budget
+
+
+def limits_of(grammar: str) -> TextLimits | None:
+    """Returns the limits of a grammar's texts; None where it has none."""
+    text = grammar.lstrip(WRITTEN)
+    if not text.startswith(NAMED):
+        return None
+    kind, *limits = text[len(NAMED):].partition('"')[0].split()
+    if kind == "json_schema":
+        return TextLimits(json=True)
+    if kind != LIMITED:
+        return None
+    json, thought, budget, free = map(int, limits)
+    return TextLimits(bool(json), bool(thought), None if budget < 0 else budget, bool(free))

@@ -97,9 +97,9 @@ def serve(answer: Callable[[bytes], bytes], cpu_seconds: float) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     while (frame := _read(sys.stdin.buffer)) is not None:
         signal.setitimer(signal.ITIMER_PROF, cpu_seconds)  # its signal kills the process
-        told = answer(frame)
+        answered = answer(frame)
         signal.setitimer(signal.ITIMER_PROF, 0)
-        _write(sys.stdout.buffer, told)
+        _write(sys.stdout.buffer, answered)
 
 
 def _write(pipe: IO[bytes], frame: bytes) -> None:

@@ -29,8 +29,13 @@ from actorium.actors.models.template_files import (
     TOOL_USE,
     template_sources,
 )
-from actorium.actors.tokenizer.call_arguments import for_template
-from actorium.actors.tokenizer.generic_tools import TemplateTraits, Tools, Turns, probe
+from actorium.actors.tokenizer.generic_tools import (
+    TemplateTraits,
+    Tools,
+    Turns,
+    for_template,
+    probe,
+)
 from actorium.actors.tokenizer.template_sandbox import (
     CONCAT,
     MAX_CHARS,
@@ -129,7 +134,7 @@ class ChatTemplate:
         """Returns the prompt, which ends as `ending` says (args may set `add_generation_prompt`,
         too). Turns and tools look to the template as transformers hands them over.
 
-        What the template has no place for is told in the texts of the turns (`generic_tools`).
+        What the template has no place for is written into the texts of the turns (`generic_tools`).
 
         Raises `InvalidRequest` naming `messages`, `template_args` or `continue_final_message`, and
         `RenderBudgetExceeded` after `ticks` iterations, where that is fewer than a template may
@@ -180,13 +185,13 @@ class ChatTemplate:
 
 
 def _needs_traits(messages: list[ChatMessage]) -> bool:
-    """Whether it has what some templates have no place for."""
+    """Returns whether it has what some templates have no place for."""
     return any(message.tool_calls or message.role == "tool" or (i and message.role == "system")
                for i, message in enumerate(messages))
 
 
 def _marked(content: Any) -> Any:
-    """The content of a turn with the mark behind its last text."""
+    """Returns the content of a turn with the mark behind its last text."""
     if isinstance(content, str):
         return content + _MARK
     return [*content, {"type": "text", "text": _MARK}]
@@ -231,7 +236,7 @@ class ChatTemplates:
                              "one)", "messages")
 
     def info(self) -> dict[str, Any]:
-        """Returns what ServerInfo tells of them."""
+        """Returns what ServerInfo says of them."""
         sources = {name: own.source for name, own in self._named.items()}
         return {"has_chat_template": bool(sources), "chat_template": sources.get(DEFAULT),
                 "chat_templates": sources,
@@ -239,7 +244,7 @@ class ChatTemplates:
 
 
 def _shows(template: ChatTemplate) -> bool:
-    """Whether it has a place for tools; yes, where finding out takes long."""
+    """Returns whether it has a place for tools; yes, where finding out takes long."""
     try:
         return template.traits().tools
     except RenderBudgetExceeded:
@@ -256,7 +261,7 @@ def load(path: Path, override: str | None) -> ChatTemplates:
 def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
     """Returns the text of bos_token, eos_token, ... from tokenizer_config.json /
     special_tokens_map.json."""
-    found: dict[str, str] = {}
+    tokens: dict[str, str] = {}
     for source in (read_json(path / "special_tokens_map.json", optional=True), config):
         for name in SPECIAL_TOKENS:
             value = source.get(name)
@@ -266,5 +271,5 @@ def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
                 if len(value) > MAX_SPECIAL:
                     raise BadModel(f"model: {path}: {name}: more than {MAX_SPECIAL} characters",
                                    "model")
-                found[name] = value
-    return found
+                tokens[name] = value
+    return tokens

@@ -43,8 +43,12 @@ from actorium.actors.runtime.inflight_journal import InflightJournal, open_journ
 from actorium.actors.runtime.offload import THREADS, Offload
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
-from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt
-from actorium.actors.tokenizer.prompt_encoder import SHORT_CHARS, PromptEncoder, PromptRequest
+from actorium.actors.tokenizer.prompt_encoder import (
+    SHORT_CHARS,
+    EncodedPrompt,
+    PromptEncoder,
+    PromptRequest,
+)
 from actorium.actors.tokenizer.request_queue import PendingMessage, RequestQueue
 from actorium.actors.tokenizer.text_model import TextModel
 
@@ -165,7 +169,7 @@ class TokenizerCore(Core):
         self._done_requests += 1
         if isinstance(message, Abort):
             dropped = self._queue.drop(client, message.rid)
-            if dropped is not None:  # nobody else knows it, nor says that it ends
+            if dropped is not None:  # no other actor knows it, or reports its end
                 self._reject(client, message.rid, Aborted("the request was aborted"))
                 wanted = _structured(dropped.message)
                 if wanted is not None and self._model is not None:
@@ -182,9 +186,10 @@ class TokenizerCore(Core):
             return
         journal.put(name)
         try:
-            if not (self._park_suspect(entry, name) or self._park_for_grammar(entry)
-                    or self._park_for_prompt(entry)):
-                self._handle(entry)
+            if not self._park_suspect(entry, name):
+                entry = self._checked(entry)
+                if not (self._park_for_grammar(entry) or self._park_for_prompt(entry)):
+                    self._handle(entry)
         except ActoriumError as error:
             self._reject(client, message.rid, error)
         except BaseException as error:
@@ -208,7 +213,7 @@ class TokenizerCore(Core):
         elif isinstance(message, Tokenize):
             prompt = self._prompt(entry)
             if prompt is not None:
-                self._reply(client, Tokenized(message.rid, prompt.ids.tobytes()))
+                self._reply(client, Tokenized(message.rid, prompt.column))
         elif isinstance(message, Detokenize):
             text = prompts.text(message) if entry.job is None else entry.job.result()
             self._reply(client, Detokenized(message.rid, text))
@@ -216,6 +221,15 @@ class TokenizerCore(Core):
             self._reply(client, Info(message.rid, msgspec.json.encode(model.info())))
         elif isinstance(message, FlushCache):
             self._out.append(Send("scheduler", Flush(message.rid, client)))
+
+    def _checked(self, entry: PendingMessage) -> PendingMessage:
+        """Checks a request's parameters against the model, once. Raises `InvalidRequest`."""
+        message, model = entry.message, self._model
+        if entry.checked or not isinstance(message, Generate) or model is None:
+            return entry
+        if not self._just_submitted(entry):
+            defaults.check_params(message.params, model.facts)
+        return entry._replace(checked=True)
 
     # --- what takes long ----------------------------------------------------------------------
 
@@ -235,7 +249,6 @@ class TokenizerCore(Core):
         wanted = _structured(message)
         if wanted is None or post is None or model is None:
             return False
-        defaults.check_params(message.params, model.facts)
         if model.grammars.knows(wanted):
             return False
         self._queue.park(entry)
@@ -252,10 +265,8 @@ class TokenizerCore(Core):
         if size <= SHORT_CHARS:
             self._left -= size
             return False
-        if isinstance(message, Generate):
-            if self._just_submitted(entry):
-                return False
-            defaults.check_params(message.params, model.facts)
+        if isinstance(message, Generate) and self._just_submitted(entry):
+            return False
         self._hand_to_thread(entry)
         return True
 
@@ -270,8 +281,8 @@ class TokenizerCore(Core):
         self._queue.park(entry._replace(job=job))
 
     def _still_waits(self, model: TextModel, entry: PendingMessage) -> bool:
-        """Whether the work for a parked request is not finished (one whose grammar has been evicted
-        by others since asks again)."""
+        """Returns whether the work for a parked request is not finished (one whose grammar has been
+        evicted by others since asks again)."""
         wanted = _structured(entry.message)
         return (wanted is not None and model.grammars.waits(wanted)) \
             or (entry.job is not None and not entry.job.done)
@@ -294,7 +305,7 @@ class TokenizerCore(Core):
     # --- completions --------------------------------------------------------------------------
 
     def _just_submitted(self, entry: PendingMessage) -> bool:
-        """True if the request was submitted just now."""
+        """Returns whether the request was submitted just now."""
         known = self._known.get((entry.client, entry.message.rid))
         return known is not None and entry.now < known[1] + SUBMIT_AGAIN
 
@@ -307,7 +318,6 @@ class TokenizerCore(Core):
             return
         if self._draining and known is None:
             raise EngineUnavailable("the engine is stopping")
-        defaults.check_params(message.params, model.facts)
         prompt = self._prompt(entry)
         if prompt is None:
             return
@@ -318,7 +328,7 @@ class TokenizerCore(Core):
                                                         message.params.n)
         timeout = message.timeout or self._config.scheduler.request_timeout
         self._out.append(Send("scheduler", Submit(
-            rid=message.rid, client=client, prompt=ids.tobytes(), n=message.params.n,
+            rid=message.rid, client=client, prompt=prompt.column, n=message.params.n,
             params=resolved, text=defaults.text_params(message.params),
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
@@ -339,6 +349,6 @@ def _structured(message: Any) -> Structured | None:
 
 
 def build(ctx: Context) -> TokenizerCore:
-    """The core of the role "tokenizer"."""
+    """Returns the core of the role "tokenizer"."""
     budget = ctx.config.recovery.request_budget
     return TokenizerCore(ctx, open_journal(ctx.run_dir, ctx.role, budget))

@@ -10,7 +10,7 @@ from msgspec import Struct
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES, compiled
 from actorium.actors.errors import ContextOverflow, InvalidRequest, context_overflow
 from actorium.actors.messages import TokenRules
-from actorium.actors.params import MAX_N, Resolved, SamplingParams, TextParams
+from actorium.actors.params import MAX_N, ResolvedParams, SamplingParams, TextParams
 from actorium.actors.runtime.splitmix64 import splitmix64
 
 
@@ -32,7 +32,7 @@ class ModelFacts(Struct, frozen=True):
 
 
 def check_params(params: SamplingParams, facts: ModelFacts) -> None:
-    """Raise `InvalidRequest`, naming the field, on anything out of range for this model."""
+    """Raises `InvalidRequest`, naming the field, on anything out of range for this model."""
     try:
         params.check()
     except ValueError as error:
@@ -79,7 +79,7 @@ def _check_ids(field: str, ids: Any, vocab_size: int) -> None:
 
 
 def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
-    """Raise `InvalidRequest` or `ContextOverflow` unless 1 <= len(ids) < max_model_len and every
+    """Raises `InvalidRequest` or `ContextOverflow` unless 1 <= len(ids) < max_model_len and every
     id lies in the vocabulary. `ids` supports len, min, max."""
     if not len(ids):
         raise InvalidRequest("prompt: must not be empty", field)
@@ -91,7 +91,7 @@ def check_prompt(ids: Any, facts: ModelFacts, field: str) -> None:
                              f"vocabulary of {facts.vocab_size}", field)
 
 
-def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Resolved:
+def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> ResolvedParams:
     """Fills in every default: the request's value, else generation_config.json's, else none.
 
     max_tokens None = generation_config.json's max_new_tokens, else the rest of the context. More
@@ -110,7 +110,7 @@ def resolve(params: SamplingParams, facts: ModelFacts, prompt_tokens: int) -> Re
                               "left of the context", "min_tokens")
     # A complete grammar allows the end token only.
     eos = () if params.ignore_eos and params.structured is None else facts.eos_ids
-    return Resolved(
+    return ResolvedParams(
         max_tokens=max_tokens,
         min_tokens=params.min_tokens,
         temperature=float(_pick(params, facts, "temperature", 1.0)),

@@ -4,16 +4,21 @@ What a template shows is found out by rendering small conversations. What it wou
 written into the texts of the turns that it does show, in the form of Hermes: the tools into the
 system message, calls as `<tool_call>{...}</tool_call>` into the model's turns, and their results as
 `<tool_response>...</tool_response>` into turns of the user. System messages behind the first turn,
-which coding agents send and many templates refuse, are told in turns of the user, where they stand.
+which coding agents send and many templates refuse, become turns of the user, where they stand.
+
+Arguments of a history's calls are read here, too: models and clients write them less well than JSON
+asks. What cannot be read does not refuse the conversation: each later turn would bring it again.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 from msgspec import Struct
+
+from actorium.actors.messages import ChatMessage
 
 Turns: TypeAlias = list[dict[str, Any]]
 """A conversation as templates get it."""
@@ -58,7 +63,7 @@ class TemplateTraits(Struct, frozen=True):
         turns = turns if self.late_system else _without_late_system(turns)
         lacks_tools = bool(tools) and not self.tools
         out: Turns = []
-        told = False
+        has_results = False
         """The last turn holds results."""
         for turn in turns:
             # In one prompt all calls are written alike.
@@ -70,12 +75,12 @@ class TemplateTraits(Struct, frozen=True):
                 between, result = "\n\n", False
                 if turn.get("tool_calls") and (lacks_tools or not self.calls):
                     turn = _with_calls(turn)
-            if told and turn["role"] == "user":
+            if has_results and turn["role"] == "user":
                 # Results of several calls are one turn, and so are they and what the user says
                 # then: many templates want the user and the model to alternate.
                 before = _joined(out.pop()["content"], between)
                 turn = turn | {"content": _joined(before, turn["content"])}
-            told = result
+            has_results = result
             out.append(turn)
         if tools and lacks_tools:
             _instruct(out, INSTRUCTIONS.format("\n".join(map(_json, tools))), self.system)
@@ -117,18 +122,18 @@ def _without_late_system(turns: Turns) -> Turns:
     """Returns the conversation with what it says as the system in its first turn, and then in turns
     of the user."""
     out: Turns = []
-    told = False
+    has_system = False
     """The last turn ends with what the system says."""
     for turn in turns:
         late = turn["role"] == "system" and bool(out)
-        before = out[-1]["role"] if late or told else ""
+        before = out[-1]["role"] if late or has_system else ""
         # Many templates want the user and the model to alternate.
         if before in (("system", "user") if late else (turn["role"],)):
             out[-1] = out[-1] | {"content": _joined(_joined(out[-1]["content"], "\n\n"),
                                                     turn["content"])}
         else:
             out.append({"role": "user", "content": turn["content"]} if late else turn)
-        told = late and out[-1]["role"] == "user"
+        has_system = late and out[-1]["role"] == "user"
     return out
 
 
@@ -180,3 +185,64 @@ def probe(rendered: Rendered) -> TemplateTraits:
     return TemplateTraits(tools=tools, calls=_KEY in called if called else tools,
                           results=_WORD in answered if answered else tools,
                           system=system, late_system=late, text_arguments=text)
+
+
+# --- arguments of calls ---------------------------------------------------------------------------
+
+def arguments_of(text: str) -> dict[str, Any] | None:
+    """Returns the arguments that a call's text stands for; None if it is no JSON object.
+
+    Empty text, null and an empty list mean that there are none; line ends and other control
+    characters may stand in strings as they are; an object may be written as a string of JSON.
+    """
+    found = _decoded(text)
+    if isinstance(found, str):
+        found = _decoded(found)
+    if isinstance(found, dict):
+        return _whole(found) if "\\u" in text else found
+    return {} if found is None or found == [] else None
+
+
+def for_template(text: str, as_text: bool) -> dict[str, Any] | str:
+    """Returns a call's arguments as an object, which templates write in the model's own way, or as
+    text. Text that cannot be read is left as it is; an object is then empty."""
+    found = arguments_of(text)
+    if not as_text:
+        return found or {}
+    if found is None or _is_object(text):
+        return text
+    try:
+        return json.dumps(found, ensure_ascii=False)
+    except RecursionError:
+        return text
+
+
+def unreadable(messages: Iterable[ChatMessage]) -> list[str]:
+    """Returns the calls whose arguments cannot be read, by their place and the function's name."""
+    return [f"messages[{i}].tool_calls[{j}] ({call.name})" for i, turn in enumerate(messages)
+            for j, call in enumerate(turn.tool_calls) if arguments_of(call.arguments) is None]
+
+
+def _decoded(text: str) -> Any:
+    """Returns what the text is in JSON, None where it is empty; False where it is no JSON."""
+    try:
+        return json.loads(text, strict=False) if text.strip() else None
+    except (ValueError, RecursionError):
+        return False
+
+
+def _whole(found: dict[str, Any]) -> dict[str, Any] | None:
+    """Returns the arguments without halves of characters (`\\ud83d`), which no text may hold."""
+    try:
+        clean: dict[str, Any] = json.loads(json.dumps(found, ensure_ascii=False).encode(
+            errors="replace"))
+    except (ValueError, RecursionError):
+        return None
+    return clean
+
+
+def _is_object(text: str) -> bool:
+    try:
+        return isinstance(json.loads(text), dict)
+    except (ValueError, RecursionError):
+        return False

@@ -9,24 +9,24 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 from actorium.actors.errors import InvalidRequest, context_overflow
-from actorium.actors.messages import Detokenize, Generate, Tokenize
+from actorium.actors.media.prompt_media import cut
+from actorium.actors.messages import Detokenize, Generate, MediaItem, Tokenize, TurnPart
 from actorium.actors.tokenizer import defaults
-from actorium.actors.tokenizer.call_arguments import unreadable
 from actorium.actors.tokenizer.chat_template import (
     ChatTemplate,
     PromptEnding,
     RenderBudgetExceeded,
 )
-from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt, chars_of, encoded, of_tokens
+from actorium.actors.tokenizer.generic_tools import unreadable
 from actorium.actors.tokenizer.template_renderer import (
     TemplateRenderer,
     unpacked_args,
     unpacked_tools,
 )
-from actorium.actors.tokenizer.text_model import TextModel
+from actorium.actors.tokenizer.text_model import TextModel, TokenIds
 
 LOG = logging.getLogger("actorium.tokenizer")
 SHORT_CHARS = 1 << 14
@@ -37,6 +37,29 @@ SHORT_TICKS = 20_000
 SHOWN = 4
 """Calls of a conversation that a line of the log names."""
 PromptRequest: TypeAlias = Generate | Tokenize
+
+
+class EncodedPrompt(NamedTuple):
+    """A prompt as the scheduler takes it."""
+
+    ids: TokenIds
+    media: list[MediaItem]
+    """Its images and videos, in order."""
+
+    @property
+    def column(self) -> bytes:
+        """The ids, i4. Not copied where the prompt came as ids and was not cut."""
+        given = self.ids.obj if isinstance(self.ids, memoryview) else None
+        whole = isinstance(given, bytes) and len(given) == 4 * len(self.ids)
+        return given if isinstance(given, bytes) and whole else self.ids.tobytes()
+
+    def last(self, keep: int | None) -> EncodedPrompt:
+        """Returns the same of its last tokens; None = all. Raises `InvalidRequest` where an image
+        would be cut off."""
+        dropped = 0 if keep is None else max(0, len(self.ids) - keep)
+        if not dropped:
+            return self
+        return EncodedPrompt(self.ids[dropped:], cut(self.media, dropped))
 
 
 class PromptEncoder:
@@ -63,7 +86,7 @@ class PromptEncoder:
     def encode_now(self, message: PromptRequest) -> EncodedPrompt:
         """Returns the prompt, checked. Raises `RenderBudgetExceeded` where it takes longer
         than estimated."""
-        return self._prompt(message, self._rendered_here)
+        return self._prompt(message, self._render_bounded)
 
     def encode_slow(self, message: PromptRequest) -> EncodedPrompt:
         """Returns the same as `encode_now` without its time limit."""
@@ -82,10 +105,10 @@ class PromptEncoder:
     def _tokenized(self, message: Tokenize, render: Callable[[PromptRequest], str]
                    ) -> EncodedPrompt:
         if message.messages is None:
-            found = encoded(self._model, message, message.text, message.add_special_tokens, "text")
+            prompt = self._encoded(message, message.text, message.add_special_tokens, "text")
         else:
-            found = encoded(self._model, message, render(message), False, "messages")
-        return found.last(self._keep(message, 1))
+            prompt = self._encoded(message, render(message), False, "messages")
+        return prompt.last(self._keep(message, 1))
 
     def _checked(self, message: Generate, render: Callable[[PromptRequest], str]) -> EncodedPrompt:
         model = self._model
@@ -98,14 +121,38 @@ class PromptEncoder:
         limit = model.facts.max_model_len if keep is None else None
         field = given[0] if given[0] == "messages" else "prompt"
         if message.tokens is not None:
-            found = of_tokens(model, message, message.tokens)
+            prompt = self._of_tokens(message, message.tokens)
         elif message.text is not None:
-            found = encoded(model, message, message.text, True, field, limit)
+            prompt = self._encoded(message, message.text, True, field, limit)
         else:
-            found = encoded(model, message, render(message), False, field, limit)
-        found = found.last(keep)
-        defaults.check_prompt(found.ids, model.facts, field)
-        return found
+            prompt = self._encoded(message, render(message), False, field, limit)
+        prompt = prompt.last(keep)
+        defaults.check_prompt(prompt.ids, model.facts, field)
+        return prompt
+
+    def _encoded(self, message: PromptRequest, text: str, special: bool, field: str,
+                 limit: int | None = None) -> EncodedPrompt:
+        """Returns the ids of a text, with the placeholders of the message's media. special, limit:
+        as of `TextModel.encode`. Raises `InvalidRequest`, `ContextOverflow`, `MediaGone`."""
+        model, media = self._model, self._model.media
+        if message.media:
+            if media is None:
+                raise InvalidRequest("media: the model takes text alone", "media")
+            return EncodedPrompt(*media.expand(
+                text, message.media, lambda part: model.encode(part, special, field, limit), field))
+        ids = model.encode(text, special, field, limit)
+        if media is not None and isinstance(message, Generate):
+            media.check_none(ids, field)
+        return EncodedPrompt(ids, [])
+
+    def _of_tokens(self, message: Generate, tokens: bytes) -> EncodedPrompt:
+        """Returns the prompt of a message that has tokens. Raises `InvalidRequest`."""
+        if message.media:
+            raise InvalidRequest("media: with messages or text, not with token ids", "media")
+        ids = self._model.ids(tokens, "prompt", check=False)
+        if self._model.media is not None:
+            self._model.media.check_none(ids, "prompt")
+        return EncodedPrompt(ids, [])
 
     def _keep(self, message: PromptRequest, room: int) -> int | None:
         """Returns how many last tokens make up the prompt; None = all. room: tokens to follow."""
@@ -124,7 +171,7 @@ class PromptEncoder:
         tools = bool(unpacked_tools(message.tools))
         return self._model.templates.pick(message.chat_template, tools)
 
-    def _rendered_here(self, message: PromptRequest) -> str:
+    def _render_bounded(self, message: PromptRequest) -> str:
         template = self._template(message)
         if template is None:
             raise RenderBudgetExceeded
@@ -170,6 +217,11 @@ def _check_options(message: PromptRequest) -> None:
                         ("add_generation_prompt", not message.add_generation_prompt)):
         if given:
             raise InvalidRequest(f"{name}: for messages alone", name)
+
+
+def chars_of(content: str | list[TurnPart]) -> int:
+    """Returns the characters of a turn's text."""
+    return len(content) if isinstance(content, str) else sum(len(part.text) for part in content)
 
 
 def _ending(message: PromptRequest) -> PromptEnding:

@@ -11,6 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from msgspec.structs import replace
+
 from actorium.actors.config.tree import SchedulerConfig
 from actorium.actors.errors import QueueFull
 from actorium.actors.runtime.inflight_journal import name_of
@@ -30,6 +32,8 @@ class PendingMessage(NamedTuple):
     message: Any
     now: float
     """When it arrived."""
+    checked: bool = False
+    """Its parameters were checked against the model."""
     job: OffloadJob[Any] | None = None
     """The job that encodes a long prompt."""
     size: int = 0
@@ -82,7 +86,7 @@ class RequestQueue:
         if known is not None and known.message == entry.message:
             return None
         self.drop(entry.client, entry.message.rid)
-        entry = entry._replace(size=len(encode(entry.message)))
+        entry = entry._replace(size=_size(entry.message))
         if why := self._refusal(entry):
             return QueueFull(why)
         self._wait(entry)
@@ -90,7 +94,7 @@ class RequestQueue:
         return None
 
     def _refusal(self, entry: PendingMessage) -> str:
-        """Why there is no place for a request; empty if there is one."""
+        """Returns why there is no place for a request; empty if there is one."""
         number, taken = self._number + 1, self._bytes + entry.size
         if number <= self._most and taken <= self._most_bytes:
             return ""
@@ -155,3 +159,11 @@ class RequestQueue:
         self._bytes += change * entry.size
         if own + change:
             self._shares[entry.tenant] = own + change, own_bytes + change * entry.size
+
+
+def _size(message: Any) -> int:
+    """Returns the bytes of a message's frame, nearly; a prompt of token ids is not copied."""
+    tokens = getattr(message, "tokens", None)
+    if not tokens:
+        return len(encode(message))
+    return len(tokens) + len(encode(replace(message, tokens=b"")))

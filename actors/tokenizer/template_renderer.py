@@ -78,10 +78,10 @@ class TemplateRenderer:
             field = "chat_template" if template else "messages"
             raise InvalidRequest(f"{field}: the chat template takes more than {CPU_SECONDS:g} s "
                                  f"or {MEMORY >> 30} GiB for them", field)
-        found: Rendered = _decode_rendered(answer)
-        if found.error:
-            raise InvalidRequest(found.error, found.param)
-        return found.text
+        rendered: Rendered = _decode_rendered(answer)
+        if rendered.error:
+            raise InvalidRequest(rendered.error, rendered.param)
+        return rendered.text
 
     def close(self) -> None:
         """Ends the process."""

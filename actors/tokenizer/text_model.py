@@ -7,7 +7,7 @@ from __future__ import annotations
 import sys
 from array import array
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 from tokenizers import Tokenizer
 
@@ -25,6 +25,7 @@ from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
 assert sys.byteorder == "little" and array("i").itemsize == 4, "columns are little-endian int32"
 
+TokenIds: TypeAlias = "array[int] | memoryview[int]"
 SLACK = 64
 """Tokens by which cutting a text may change its count (merges across the cut)."""
 
@@ -108,12 +109,12 @@ class TextModel:
                     f"these {len(text)} characters are more than {count} tokens.", field)
             size *= 2
 
-    def ids(self, column: bytes, field: str, check: bool = True) -> array[int]:
-        """Decodes a message's column of ids; with `check`, they must lie within the vocabulary."""
+    def ids(self, column: bytes, field: str, check: bool = True) -> memoryview[int]:
+        """Returns a view of a message's column of ids; with `check`, they must lie within the
+        vocabulary."""
         if len(column) % 4:
             raise InvalidRequest(f"{field}: {len(column)} bytes are no list of int32", field)
-        ids = array("i")
-        ids.frombytes(column)
+        ids = memoryview(column).cast("i")
         if check and len(ids) and not (min(ids) >= 0 and max(ids) < self.facts.vocab_size):
             raise InvalidRequest(f"{field}: ids must lie within the vocabulary of "
                                  f"{self.facts.vocab_size}", field)
@@ -170,8 +171,8 @@ class TextModel:
 
 def _encode(tokenizer: Tokenizer, text: str, special: bool) -> list[int]:
     """Returns token ids. Encodes as a batch, which releases the GIL and keeps no offsets."""
-    found: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
-    return found
+    ids: list[int] = tokenizer.encode_batch_fast([text], add_special_tokens=special)[0].ids
+    return ids
 
 
 def _dtype(config: dict[str, Any]) -> str:

@@ -30,7 +30,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.messages import Admit, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.pools import page_bytes
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.device import OpenedDevice, open_device
@@ -137,7 +137,7 @@ class Driver:
         need be computed."""
         own = 1 + np.arange(batch * self._width, dtype=np.int32).reshape(batch, self._width)
         cached = 0 if self.runner.states is not None else (context - 1) // PAGE
-        params = Resolved(max_tokens=1 << 20, temperature=0.0)
+        params = ResolvedParams(max_tokens=1 << 20, temperature=0.0)
         groups = self.runner.tables.groups
         admits = [Admit(slot, self._tokens(context, slot), context, cached * PAGE,
                         np.tile(own[i, :cached], groups).tobytes(), params, slot)
@@ -173,7 +173,7 @@ class Driver:
         pages = 1 + used + np.arange(-(-tokens // PAGE), dtype=np.int32)
         if pages[-1] >= self.runner.pools[0].pages:
             raise ValueError(f"{tokens} tokens need {len(pages)} pages more")
-        params = Resolved(max_tokens=1, temperature=0.0)
+        params = ResolvedParams(max_tokens=1, temperature=0.0)
         self._run(StepPlan(1, 0, admit=[Admit(
             slot, self._tokens(tokens, slot), tokens, 0,
             np.tile(pages, self.runner.tables.groups).tobytes(), params, slot)]))

@@ -30,7 +30,7 @@ from harness import Row, Rows, scenario
 from scenarios.loop import Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 
 POLICIES = ("none", "end", "chunks", "auto")
 COUNTS = [2, 4, 8, 16, 32, 64, 128, 256]
@@ -93,7 +93,7 @@ def run(work: str, policy: str, count: int | None) -> Row:
     def ask(prompts: list[list[int]], tokens: int) -> list[list[int]]:
         rids = [f"r{next(numbers)}" for _ in prompts]
         answers: dict[str, list[int]] = {}
-        params = Resolved(max_tokens=tokens)
+        params = ResolvedParams(max_tokens=tokens)
         for rid, prompt in zip(rids, prompts, strict=True):
             loop.submit(rid, np.array(prompt, np.int32).tobytes(), params, seed=int(rid[1:]))
         while not loop.idle:

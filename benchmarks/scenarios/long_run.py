@@ -24,7 +24,7 @@ from harness import Rows, scenario
 from scenarios.loop import Heard, Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.actors.scheduler import core
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.tools.null.null_worker import VOCAB, hash_tokens
@@ -53,7 +53,7 @@ class Traffic:
         self._random = random.Random(seed)
         self._families = [self._tokens(self._random.randrange(16, LONGEST * 3 // 4))
                           for _ in range(FAMILIES)]
-        self._asked: dict[str, tuple[int, int, Resolved]] = {}
+        self._asked: dict[str, tuple[int, int, ResolvedParams]] = {}
         """rid -> (prompt tokens, seed, params)"""
 
     @property
@@ -65,8 +65,8 @@ class Traffic:
         chance = self._random
         rid, seed = f"r{self.sent}", chance.getrandbits(63)
         prompt = self._prompt()
-        params = Resolved(max_tokens=chance.choice((1, 2, 4, 8, 16, 64, 256)),
-                          eos_ids=tuple(range(40)) if chance.random() < 0.1 else ())
+        params = ResolvedParams(max_tokens=chance.choice((1, 2, 4, 8, 16, 64, 256)),
+                                eos_ids=tuple(range(40)) if chance.random() < 0.1 else ())
         n = chance.choice((2, 3)) if chance.random() < 0.03 else 1
         tenant = f"v{self.sent}" if self.sent % VISITORS == 0 else f"t{chance.randrange(4)}"
         deadline = self.loop.now + chance.uniform(0.001, 0.2) if chance.random() < 0.03 else None

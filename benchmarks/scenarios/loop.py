@@ -27,7 +27,7 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
 )
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
 from actorium.tools.null.null_worker import Cost, NullWorker
@@ -78,7 +78,8 @@ class Loop:
         self.scheduler.on_message(self.worker.ready, self.now)
         self._wake()
 
-    def submit(self, rid: str, prompt: bytes, params: Resolved, seed: int = 0, tenant: str = "",
+    def submit(self, rid: str, prompt: bytes, params: ResolvedParams, seed: int = 0,
+               tenant: str = "",
                priority: int = 0, n: int = 1, deadline: float | None = None) -> None:
         """Submit a prompt (i4 tokens)."""
         self.scheduler.on_message(Submit(

@@ -21,7 +21,7 @@ from harness import Row, Rows, scenario
 from scenarios.loop import Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 
 
 class Machine(NamedTuple):
@@ -75,7 +75,8 @@ def run(target: float | None, machine: Machine, load: Load) -> Row:
         while len(sent) < load.requests and (
                 loop.now >= due if load.rate else len(sent) - len(first) < load.streams):
             prompt = np.full(load.tokens_in, len(sent) + 1, np.int32).tobytes()
-            loop.submit(str(len(sent)), prompt, Resolved(max_tokens=load.tokens_out), len(sent))
+            loop.submit(str(len(sent)), prompt, ResolvedParams(max_tokens=load.tokens_out),
+                        len(sent))
             sent.append(loop.now)
             due += dice.expovariate(1 / gap) if gap else 0.0
         if loop.idle:

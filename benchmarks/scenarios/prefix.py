@@ -29,7 +29,7 @@ from harness import Row, Rows, scenario
 from scenarios.loop import Heard, Loop
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 
 PAGE, SYSTEM, TURNS, ASKED, ANSWERED = 16, 1000, 5, 160, 40
@@ -149,7 +149,7 @@ def _ask(loop: Loop, work: Workload, turn: int, history: list[bytes], played: Pl
         if unlimited is not None:
             played.best += unlimited.hit(history[number])
             unlimited.add(history[number])
-        loop.submit(f"{number}", history[number], Resolved(max_tokens=ANSWERED), seed=number,
+        loop.submit(f"{number}", history[number], ResolvedParams(max_tokens=ANSWERED), seed=number,
                     priority=int(number % PRIVILEGED == 0))
 
 

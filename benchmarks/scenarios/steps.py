@@ -23,7 +23,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.core import Context
 from actorium.actors.ledger.committer import LedgerCommitter
 from actorium.actors.messages import Submit, ToScheduler, ToWorker
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.roles import WORKER
 from actorium.actors.scheduler import scheduler_actor
 from actorium.tools.null import null_worker
@@ -70,7 +70,7 @@ class Bench:
         prompt = np.arange(number * CONTEXT, (number + 1) * CONTEXT, dtype=np.int32).tobytes()
         return self._encoder.encode(Submit(
             rid=f"r{number}", client=b"bench", prompt=prompt, n=1, text=TextParams(), seed=number,
-            params=Resolved(max_tokens=100_000)))
+            params=ResolvedParams(max_tokens=100_000)))
 
     def wake(self, frames: Sequence[bytes]) -> tuple[float, list[bytes]]:
         """One wake of the scheduler: (microseconds, the plans it sent)."""

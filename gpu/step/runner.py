@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import RowMask, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.forward import ForwardPass, Proposer, StepModel
 from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.step.input_batch import (
@@ -282,7 +282,7 @@ class ModelRunner(ForwardPass):
         return self.arrays.fetch(*join(parts))
 
 
-def _logprobs_count(params: Resolved, vocab: int) -> int:
+def _logprobs_count(params: ResolvedParams, vocab: int) -> int:
     """How many other tokens' log-probabilities are reported with a sampled token."""
     return min(len(params.logprob_ids) or params.logprobs, vocab)
 

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
 from actorium.gpu.step.step_images import SlotImages, StepImages
@@ -40,7 +40,7 @@ I32 = NDArray[np.int32]
 FORGOTTEN = -(1 << 30)
 """A first position that lies before all others."""
 MAX_EOS = 64
-"""End tokens that a request can name (`Resolved.eos_ids`)."""
+"""End tokens that a request can name (`ResolvedParams.eos_ids`)."""
 
 # Bits of `flags`: which paths a slot's rows need.
 SAMPLES, TRUNCATES, PENALISES, BIASES, HOLDS, LOGPROBS, PROMPT_LOGPROBS, MASKED = (
@@ -57,7 +57,7 @@ class SlotRequest:
     done: int
     """Tokens whose K and V are in the pages, or will be when the launched steps have run."""
     prompt_len: int
-    params: Resolved
+    params: ResolvedParams
     images: SlotImages | None = None
     """None where its prompt has none."""
 
@@ -345,7 +345,7 @@ class UniformCache:
         return self._numbers[slots, place]
 
 
-def _flags(p: Resolved) -> int:
+def _flags(p: ResolvedParams) -> int:
     flags = 0
     if p.temperature > 0:
         flags |= SAMPLES

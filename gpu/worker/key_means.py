@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.attention.attention_backend import TorchAttention
 from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.attention.sage_attention import SageAttention
@@ -52,7 +52,7 @@ def measure_key_means(runner: ModelRunner, most: int) -> None:
     try:
         runner.run(StepPlan(0, 0, admit=[Admit(
             1, ids.tobytes(), count, 0, np.tile(table, t.groups).tobytes(),
-            Resolved(max_tokens=1), 1)], extend=np.array([[1, count]], np.int32).tobytes()))
+            ResolvedParams(max_tokens=1), 1)], extend=np.array([[1, count]], np.int32).tobytes()))
     finally:
         model.attention = asked
     runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))

@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -124,7 +124,7 @@ def longest_cases(t: SlotTables, budget: int) -> list[WarmupCase]:
     with log-probabilities of their tokens; then decodes behind such prefixes, which leave parts
     for a merge, as the question does, where they are few."""
     longest = t.max_len - 1
-    most, params = max(1, min(budget, longest)), Resolved(max_tokens=1, prompt_logprobs=0)
+    most, params = max(1, min(budget, longest)), ResolvedParams(max_tokens=1, prompt_logprobs=0)
     parts = {(0, most), (longest - most, most), (longest - min(FEW, most), min(FEW, most))}
     rows = max(1, min(t.slots - 1, most, LONGEST_TOKENS // t.max_len))
     return [*(WarmupCase([part], params=params) for part in sorted(parts)),

@@ -20,7 +20,7 @@ import torch
 
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, RowMask, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -33,11 +33,11 @@ FEW = 64
 ReportPhase = Callable[[str, str], None]
 """Reports a phase: (phase, detail)."""
 
-GREEDY = Resolved(max_tokens=1 << 20, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=1 << 20, temperature=0.0)
 
 
-def _params(**fields: Any) -> Resolved:
-    return Resolved(max_tokens=1 << 20, **fields)
+def _params(**fields: Any) -> ResolvedParams:
+    return ResolvedParams(max_tokens=1 << 20, **fields)
 
 
 PARAMS = (
@@ -72,7 +72,7 @@ def check_numbers(runner: ModelRunner, path: Path, most: int) -> None:
     t = runner.tables
     ids = np.arange(max(1, min(8, most, t.vocab, t.max_len - 1)), dtype=np.int32)
     pages = np.zeros(t.groups * -(-len(ids) // t.page_size), np.int32).tobytes()
-    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, Resolved(max_tokens=1, logprobs=0), 1)
+    admit = Admit(1, ids.tobytes(), len(ids), 0, pages, ResolvedParams(max_tokens=1, logprobs=0), 1)
     found = runner.run(StepPlan(0, 0, admit=[admit],
                                 extend=np.array([[1, len(ids)]], np.int32).tobytes()))
     runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))
@@ -93,7 +93,7 @@ def dummy_run(runner: ModelRunner, tokens: int, rows: int = 1 << 16) -> StepSize
     each = np.full(rows, tokens // rows)
     each[:tokens % rows] += 1
     each = np.clip(each, 1, max(1, t.max_len - 1))
-    params = Resolved(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
+    params = ResolvedParams(max_tokens=2, temperature=1.0, top_k=2, top_p=0.9)
     slots = np.arange(1, rows + 1, dtype=np.int32)
     admits = [Admit(slot, np.zeros(n, np.int32).tobytes(), n, 0,
                     np.zeros(t.groups * -(-n // t.page_size), np.int32).tobytes(), params, slot)
@@ -116,7 +116,7 @@ class WarmupCase(NamedTuple):
     many as there can be."""
     beside: int = 0
     """Tokens of a prompt that is computed beside each decode step."""
-    params: Resolved = GREEDY
+    params: ResolvedParams = GREEDY
     left: int = 0
     """Tokens of the prompts that are not computed."""
 
@@ -217,11 +217,13 @@ def _checkpoints(runner: ModelRunner) -> None:
     runner.run(StepPlan(0, 0, release=_i4(1)))
 
 
-def _admit(slot: int, tokens: int, params: Resolved, cached: int = 0, checkpoint: int = 0) -> Admit:
+def _admit(slot: int, tokens: int, params: ResolvedParams, cached: int = 0,
+           checkpoint: int = 0) -> Admit:
     return Admit(slot, bytes(4 * tokens), tokens, cached, b"", params, slot, checkpoint)
 
 
-def _masks(t: SlotTables, params: Resolved, slots: Sequence[int], window: int) -> list[RowMask]:
+def _masks(t: SlotTables, params: ResolvedParams, slots: Sequence[int],
+           window: int) -> list[RowMask]:
     """Returns masks that allow everything, for every row, where the parameters want masks."""
     bits = b"\xff" * (4 * -(-t.vocab // 32))
     return [RowMask(slot, row, bits) for slot in slots for row in range(window) if params.masked]

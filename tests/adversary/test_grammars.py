@@ -29,7 +29,7 @@ from actorium.actors.params import (
     for_choices,
 )
 from actorium.actors.structured.grammar import GrammarMatcher, GrammarVocabulary, grammar_of
-from actorium.actors.structured.grammar_process import GrammarProcess
+from actorium.actors.structured.grammar_validator import GrammarProcess
 
 MODEL = Path(actorium.__file__).parent / "tools" / "demo" / "demo_model"
 SIZE, EOS = 49_152, 2

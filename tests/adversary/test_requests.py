@@ -18,7 +18,7 @@ from helpers_speed import slowness
 from helpers_text import Asked, write_model
 
 from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
-from actorium.actors.detokenizer.stop_regex import StopRegexChecker
+from actorium.actors.detokenizer.stop_strings import StopRegexChecker
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.answer_grammar import constraint
 from actorium.actors.gateway.api.chat_protocol import ChatBody
@@ -37,7 +37,7 @@ from actorium.actors.messages import (
     TokenRules,
     ToTokenizerFront,
 )
-from actorium.actors.params import Resolved, SamplingParams
+from actorium.actors.params import ResolvedParams, SamplingParams
 from actorium.actors.runtime.mailbox import describe_bad_frame
 from actorium.actors.structured.guides import SequenceGuide, TokenRuleFilter
 from actorium.actors.tokenizer.core import BURST
@@ -163,7 +163,8 @@ def test_a_list_is_counted_before_it_is_looked_at(field: str, value: Any, fine: 
                     "128 choices took the scheduler some 100 ms a step")
 def test_bad_words_have_a_price_by_the_token(tried: Any) -> None:
     words = [bytes(4 * (20 + i % 100)) + (9 + i).to_bytes(4, "little") for i in range(256)]
-    rules = TokenRuleFilter(TokenRules(FACTS.vocab_size, b"", words), Resolved(max_tokens=9), False)
+    rules = TokenRuleFilter(TokenRules(FACTS.vocab_size, b"", words), ResolvedParams(max_tokens=9),
+                            False)
     guides = [SequenceGuide(None, rules) for _ in range(128)]
     for guide in guides:
         guide.accept([0] * 300)

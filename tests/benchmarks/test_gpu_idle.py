@@ -14,7 +14,7 @@ from helpers_models import load, write_checkpoint
 from helpers_worker import CPU, make_runner
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.worker.timing import make_timer
 
 idle, machine = benchmark("gpucheck.idle"), benchmark("gpucheck.machine")
@@ -90,7 +90,7 @@ def test_steps_on_a_cpu(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
     runner, timer = make_runner(load(tmp_path)), make_timer(CPU)
     tokens, page, one = (np.array(own, np.int32).tobytes() for own in ([7] * 9, [3], [1]))
-    admit = Admit(1, tokens, 9, 0, page, Resolved(max_tokens=99), 1)
+    admit = Admit(1, tokens, 9, 0, page, ResolvedParams(max_tokens=99), 1)
     timer.launch(runner, StepPlan(1, 1, admit=[admit],
                                   extend=np.array([1, 9], np.int32).tobytes())).result()
 

@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 from helpers_benchmarks import benchmark
 
-from actorium.actors.scheduler.queue_policies import PolicyQueue
+from actorium.actors.scheduler.queue_policies import WaitingQueue
 
 long_run = benchmark("scenarios.long_run")
 
@@ -57,13 +57,13 @@ def test_memory_stays_flat() -> None:
 def test_tenants_that_never_come_back_leave_nothing_behind() -> None:
     """Under fair sharing, which keeps counters of tenants: a bounded number of them."""
     loop = long_run.make_loop("fair")
-    params = long_run.Resolved(max_tokens=1)
+    params = long_run.ResolvedParams(max_tokens=1)
     for number in range(2000):
         loop.submit(f"r{number}", bytes(4 * 20), params, tenant=f"once-{number}")
         while not loop.idle:
             loop.step()
     queue = loop.scheduler.state.queue
-    assert isinstance(queue, PolicyQueue)
+    assert isinstance(queue, WaitingQueue)
     fair = queue.fair
     assert fair is not None and len(fair.served) <= 1025
     assert loop.gauges()["cached_pages"] <= long_run.POOL_TOKENS // long_run.PAGE

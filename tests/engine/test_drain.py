@@ -89,15 +89,15 @@ def test_abandoned_requests_do_not_hold_a_stop_and_others_are_finished(cli: Cli)
 
 def test_a_draining_detokenizer_waits_no_longer_than_it_must() -> None:
     readers = ClientConnections()
-    readers.meet(b"new", 100.0)
-    readers.gone(b"gone", 100.0)
+    readers.add(b"new", 100.0)
+    readers.disconnected(b"gone", 100.0)
     readers.left(b"gone", 30.0)  # requests of its linger
     readers.shorten_patience(101.0)
-    readers.gone(b"later", 101.0)
+    readers.disconnected(b"later", 101.0)
     assert readers.overdue(101.0 + 0.9 * RETURN_HURRIED) == []
     assert sorted(readers.overdue(101.0 + 1.1 * RETURN_HURRIED)) == [b"gone", b"later"]
     assert b"new" in readers.overdue(101.0 + 1.1 * RECONNECT_HURRIED)
-    assert readers.unheard([b"quiet"], 101.0) == [b"quiet"], "who may have gone unnoticed"
+    assert readers.idle_clients([b"quiet"], 101.0) == [b"quiet"], "who may have gone unnoticed"
 
 
 class Endless(ScriptedStream):

@@ -43,7 +43,7 @@ from actorium.actors.messages import (
     TokenBatch,
     Unknown,
 )
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.actors.scheduler.scheduler_actor import SchedulerActor
@@ -166,7 +166,7 @@ class ClusterBox:
         rid = rid or f"r{len(self.submits)}"
         self.submits[rid] = Submit(
             rid, client, b"".join(t.to_bytes(4, "little") for t in prompt), n,
-            Resolved(max_tokens=max_tokens, **params), TextParams(), 11 + len(self.submits),
+            ResolvedParams(max_tokens=max_tokens, **params), TextParams(), 11 + len(self.submits),
             linger=linger, media=[*media])
         self.to_router.append(self.submits[rid])
         return rid

@@ -27,7 +27,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
@@ -246,7 +246,7 @@ def model_of_kind(path: Path, kind: str, length: int = 96) -> Any:
         return load_model(path, config, CPU, lambda *_: None)
 
 
-def played(runner: ModelRunner, prompts: list[list[int]], params: list[Resolved], number: int,
+def played(runner: ModelRunner, prompts: list[list[int]], params: list[ResolvedParams], number: int,
            cancel: tuple[int, ...] = (), **ring: Any) -> tuple[Ring, list[Output]]:
     """So many requests, of which the later ones come while the first ones run."""
     run = Ring(runner, **ring)
@@ -275,7 +275,7 @@ def check_padding(model: Any, prompts: list[list[int]], new: int,
             captured = capture(runner)
         driver = Driver(runner, 60)
         for prompt in prompts:
-            driver.admit(prompt, Resolved(max_tokens=new, temperature=0.0))
+            driver.admit(prompt, ResolvedParams(max_tokens=new, temperature=0.0))
         driver.run()
         outputs.append([s.output for s in driver.running])
         for pool, free in zip(runner.pools, driver.free, strict=True):
@@ -296,7 +296,7 @@ def check_freed_pages(model: Any, prompts: list[list[int]],
     captured = capture(runner)
     driver = Driver(runner, 60)
     captured._capturer.watching[0].more = lambda: driver.free
-    first, *others = [driver.admit(prompt, Resolved(max_tokens=60, temperature=0.0))
+    first, *others = [driver.admit(prompt, ResolvedParams(max_tokens=60, temperature=0.0))
                       for prompt in prompts]
     driver.step([(s, s.prompt) for s in (first, *others)], [])
     for _ in range(5):

@@ -18,7 +18,7 @@ from helpers_worker import CPU
 from torch import Tensor
 
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import Model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
@@ -161,7 +161,7 @@ class HybridDriver:
         s = Held(self.free_slots.pop(0), list(tokens), goal, len(tokens), cached, shared,
                       len(shared), dict(saves or {}))
         length = prompt or len(tokens)
-        params = Resolved(max_tokens=goal - length, temperature=0.0)
+        params = ResolvedParams(max_tokens=goal - length, temperature=0.0)
         self.running.append(s)
         self.admits.append(Admit(s.slot, _i4(tokens), length, cached, _i4(shared), params, 7,
                                  checkpoint))

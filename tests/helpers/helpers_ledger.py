@@ -10,7 +10,7 @@ from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import ADMISSION, BATCH, AdmissionRecord, make_record
 from actorium.actors.ledger.segments import DamagedRange, LedgerRecord, read_segment, segments
 from actorium.actors.messages import RowLogprobs, SequenceEvent, Submit, TextParams, TokenBatch
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 
 
 def ints(*values: int) -> bytes:
@@ -18,7 +18,7 @@ def ints(*values: int) -> bytes:
 
 
 def submit(rid: str, n: int = 1, prompt: bytes = ints(1, 2, 3)) -> Submit:
-    return Submit(rid, b"client", prompt, n, Resolved(max_tokens=9), TextParams(), seed=7)
+    return Submit(rid, b"client", prompt, n, ResolvedParams(max_tokens=9), TextParams(), seed=7)
 
 
 def batch(*rows: tuple[int, int, list[int]], events: list[SequenceEvent] | None = None,

@@ -32,7 +32,7 @@ from actorium.actors.messages import (
     ToScheduler,
     ToWorker,
 )
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.request_state import choice_seed
@@ -235,7 +235,8 @@ class Lives:
         n = chance.choice([1, 1, 1, 3])
         submit = Submit(
             rid=f"r{number}", client=CLIENT, prompt=column(prompt), n=n, text=TextParams(),
-            params=Resolved(max_tokens=chance.randint(1, 40), logprobs=chance.choice([-1, -1, 1])),
+            params=ResolvedParams(max_tokens=chance.randint(1, 40),
+                                  logprobs=chance.choice([-1, -1, 1])),
             seed=1000 + number, deadline=deadline, tenant=chance.choice(["", "a"]),
             priority=chance.randint(0, 2), arrival=self.now)
         self.submits[submit.rid] = submit

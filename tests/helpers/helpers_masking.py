@@ -14,7 +14,7 @@ import actorium
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, StepPlan, Submit, TokenRules, ToWorker
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.structured.grammar import (
     GrammarVocabulary,
@@ -74,8 +74,8 @@ class MaskedRing(Ring):
         number = len(self.submits)
         submit = Submit(
             rid=f"g{number}", client=CLIENT, prompt=column(list(range(prompt))), n=n,
-            params=Resolved(max_tokens=max_tokens, masked=True, eos_ids=(EOS,),
-                            min_tokens=min_tokens),
+            params=ResolvedParams(max_tokens=max_tokens, masked=True, eos_ids=(EOS,),
+                                  min_tokens=min_tokens),
             text=TextParams(), seed=number if seed is None else seed, deadline=deadline,
             grammar=grammar, rules=rules)
         self.submits[submit.rid] = submit

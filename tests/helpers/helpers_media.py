@@ -16,7 +16,7 @@ from helpers_worker import Output, Ring
 from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit, MediaItem, PageGroup, Ready, StepPlan, Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.gpu.models.registry import Model
 from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
 from actorium.gpu.step.runner import ModelRunner
@@ -25,7 +25,7 @@ from actorium.gpu.vision.grids import Grid, output_rows
 from actorium.gpu.vision.media_steps import MediaSteps
 from actorium.gpu.vision.mrope_positions import Medium
 
-GREEDY = Resolved(max_tokens=6, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=6, temperature=0.0)
 
 
 class Picture(NamedTuple):
@@ -147,7 +147,7 @@ class MediaRing(Ring):
         assert isinstance(found, MediaSteps)
         return found
 
-    def ask(self, asked: Question, params: Resolved = GREEDY, known: bool = True,
+    def ask(self, asked: Question, params: ResolvedParams = GREEDY, known: bool = True,
             tenant: str = "") -> None:
         """Queue a request; its pictures lie ready if they are `known`."""
         if known:
@@ -167,7 +167,7 @@ def media_ring(model: Model, rows: int = 4096, frame_tokens: int = 4096, drafts:
     return MediaRing(with_images(made, patches, rows, frame_tokens), patches, **ring)
 
 
-def answers(ring: MediaRing, *asked: Question, params: Resolved = GREEDY) -> list[Output]:
+def answers(ring: MediaRing, *asked: Question, params: ResolvedParams = GREEDY) -> list[Output]:
     """Of these questions together, in order."""
     before = len(ring.outputs)
     for own in asked:

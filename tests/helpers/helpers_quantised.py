@@ -15,7 +15,7 @@ from helpers_models import Seq, Stepper, write_checkpoint
 from helpers_speculation import Work
 from torch import Tensor
 
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import Model
 
 PROMPT = [5, 9, 30, 2, 77, 140, 8, 8, 61, 17, 120, 4]
@@ -33,7 +33,7 @@ WRITERS: dict[str, Callable[..., Any]] = {
 
 def told_of(model: Model) -> Tensor:
     """Log-probabilities of the tokens of a prompt."""
-    params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    params = ResolvedParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     (out,) = Work([list(range(40, 75))], [params]).plain(model)
     return torch.tensor([float(one) for one in np.frombuffer(
         b"".join(part.chosen for part in out.prompt_logprobs), np.float32)])

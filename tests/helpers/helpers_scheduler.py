@@ -39,7 +39,7 @@ from actorium.actors.messages import (
     ToScheduler,
     ToWorker,
 )
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.request_state import choice_seed
 from actorium.actors.scheduler.scheduler_actor import build_core
@@ -219,7 +219,7 @@ class Ring:
             own = 1000 * len(self.submits)
             prompt = list(range(own, own + prompt))
         submit = Submit(rid=rid, client=CLIENT, prompt=column(prompt), n=n,
-                        params=Resolved(max_tokens=max_tokens, **params), text=TextParams(),
+                        params=ResolvedParams(max_tokens=max_tokens, **params), text=TextParams(),
                         seed=seed, deadline=deadline, tenant=tenant, priority=priority)
         self.submits[rid] = submit
         self.tell(submit)

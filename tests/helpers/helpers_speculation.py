@@ -12,7 +12,7 @@ from helpers_worker import CPU, Output, Ring
 from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.runner import ModelRunner, ProposeHook
@@ -81,7 +81,7 @@ class Work:
     """Requests, one after the other; seeds are their numbers from 1."""
 
     prompts: list[list[int]]
-    params: list[Resolved]
+    params: list[ResolvedParams]
 
     def ring(self, runner: ModelRunner, **ring: Any) -> Ring:
         """A ring to which all of them are submitted."""
@@ -126,7 +126,7 @@ class Seq:
 
     slot: int
     tokens: list[int]
-    params: Resolved
+    params: ResolvedParams
     prompt: int
     drafts: list[int] = field(default_factory=list)
     """Told by the last result, if it is masked."""
@@ -144,7 +144,7 @@ class Hand:
         self.runner, self.allowed, self.step, self.window = runner, allowed, 0, 1
         self.seqs: list[Seq] = []
 
-    def admit(self, tokens: list[int], params: Resolved, drafts: int, prompt: int = 0) -> Seq:
+    def admit(self, tokens: list[int], params: ResolvedParams, drafts: int, prompt: int = 0) -> Seq:
         """Extend a sequence over all its tokens, and sample its first new one. prompt: how many of
         the tokens are the prompt; 0 = all."""
         t = self.runner.tables

@@ -24,8 +24,7 @@ from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.core import CLIENT, Context
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import byte_of_char
-from actorium.actors.detokenizer.stop_regex import StopRegexChecker
-from actorium.actors.detokenizer.stop_strings import StopMatch, StopStringChecker
+from actorium.actors.detokenizer.stop_strings import StopMatch, StopRegexChecker, StopStringChecker
 from actorium.actors.messages import (
     ActorStatus,
     Attach,

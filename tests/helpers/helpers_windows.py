@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from actorium.actors.messages import Admit, RowLogprobs, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.runner import ModelRunner
 
 
@@ -25,7 +25,7 @@ class Driven:
     slot: int
     tokens: list[int]
     prompt: int
-    params: Resolved
+    params: ResolvedParams
     pages: list[dict[int, int]]
     """Of each group: page by index, those shared with another sequence left out."""
     done: int = 0
@@ -58,7 +58,7 @@ class Driver:
         self.given_back = 0
         self.steps = 0
 
-    def admit(self, prompt: Sequence[int], params: Resolved, donor: Driven | None = None,
+    def admit(self, prompt: Sequence[int], params: ResolvedParams, donor: Driven | None = None,
               cached: int = 0) -> Driven:
         """A sequence, whose first `cached` tokens are the donor's."""
         slot = 1 + len(self.running)

@@ -16,7 +16,8 @@ encode = msgspec.msgpack.Encoder().encode
 
 def good_frames() -> list[bytes]:
     """Real messages, of every actor."""
-    params, resolved = SamplingParams(stop=["x"], logit_bias={3: 1.0}), m.Resolved(max_tokens=3)
+    params, resolved = SamplingParams(stop=["x"],
+                                      logit_bias={3: 1.0}), m.ResolvedParams(max_tokens=3)
     return [encode(message) for message in (
         m.Generate("r", params, text="hello"), m.Abort("r"), m.Attach(), m.GetStatus("r", True),
         m.Submit("r", b"c", b"1234", 1, resolved, m.TextParams(), 7), m.Kill("r", 1, "why"),

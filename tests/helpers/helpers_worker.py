@@ -29,7 +29,7 @@ from actorium.actors.messages import (
     Submit,
     TokenBatch,
 )
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
@@ -95,7 +95,7 @@ class Ring:
         self.submitted = 0
         """Requests so far."""
 
-    def submit(self, prompt: list[int], params: Resolved, seed: int = 1, n: int = 1) -> None:
+    def submit(self, prompt: list[int], params: ResolvedParams, seed: int = 1, n: int = 1) -> None:
         """Queue a request."""
         self.submitted += 1
         self.core.on_message(
@@ -156,7 +156,8 @@ class Ring:
                 out.prompt_logprobs.append(event.prompt_logprobs)
 
 
-def complete(runner: ModelRunner, prompts: list[list[int]], params: Resolved | list[Resolved],
+def complete(runner: ModelRunner, prompts: list[list[int]],
+             params: ResolvedParams | list[ResolvedParams],
              seeds: list[int] | None = None, **ring: Any) -> list[list[int]]:
     """Tokens of every prompt, batched."""
     run = Ring(runner, **ring)

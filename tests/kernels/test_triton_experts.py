@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 pytest.importorskip("triton")
 
 from actorium.actors.config.tree import Config, DeviceConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.activation import silu_mul
@@ -205,7 +205,8 @@ def test_models_speak_as_on_torch(tmp_path: Path, architecture: str) -> None:
         write_deepseek(tmp_path)
     else:
         write_hybrid(tmp_path, architecture)
-    work = Work([[5, 9, 2, 41, 17] * 2, [7, 3, 3]], [Resolved(max_tokens=4, temperature=0.0)] * 2)
+    work = Work([[5, 9, 2, 41, 17] * 2, [7, 3, 3]],
+                [ResolvedParams(max_tokens=4, temperature=0.0)] * 2)
     found = []
     for kernels in ("torch", "triton"):
         config = Config(device=DeviceConfig(kernels=kernels))

@@ -15,7 +15,7 @@ from helpers_speculation import Work, tokens_of
 pytest.importorskip("triton")
 
 from actorium.actors.config.tree import Config, DeviceConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
@@ -83,7 +83,8 @@ def test_no_rows() -> None:
 @pytest.mark.slow
 def test_a_model_speaks_as_on_torch_with_drafts_and_without(tmp_path: Path) -> None:
     write_granite(tmp_path)
-    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]], [Resolved(max_tokens=5, temperature=0.0)] * 2)
+    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]],
+                [ResolvedParams(max_tokens=5, temperature=0.0)] * 2)
     torchs, tritons = (load_model(tmp_path, Config(device=DeviceConfig(kernels=kernels)), CPU,
                                   lambda *_: None) for kernels in ("torch", "triton"))
     want = work.plain(torchs)

@@ -19,7 +19,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.actors.errors import BadConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
@@ -85,7 +85,8 @@ def test_the_cpus_path_is_free_of_triton() -> None:
 @pytest.mark.slow
 def test_a_hybrid_model_speaks_as_on_torch_with_drafts_and_without(tmp_path: Path) -> None:
     write_hybrid(tmp_path, DENSE)
-    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]], [Resolved(max_tokens=5, temperature=0.0)] * 2)
+    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]],
+                [ResolvedParams(max_tokens=5, temperature=0.0)] * 2)
     want = work.plain(load(tmp_path, "torch"))
     triton = load(tmp_path, "triton")
     assert tokens_of(work.plain(triton)) == tokens_of(want)

@@ -17,7 +17,7 @@ import zmq
 
 from actorium.actors import messages as m
 from actorium.actors.client.async_client import AsyncClient
-from actorium.actors.params import Resolved, SamplingParams, TextParams
+from actorium.actors.params import ResolvedParams, SamplingParams, TextParams
 from actorium.actors.runtime.rundir import address
 from actorium.tools.chaos.checked_streams import RequestMaker, Traffic
 from actorium.tools.chaos.faults import actors
@@ -33,10 +33,10 @@ TOKENS = (1).to_bytes(4, "little") * 8
 SAMPLES: tuple[m.Message, ...] = (
     m.Generate("r", SamplingParams(max_tokens=3, seed=1), tokens=TOKENS), m.Abort("r"),
     m.Tokenize("r", "text"), m.ServerInfo("r"), m.Attach(), m.GetStatus("r", True),
-    m.Submit("r", b"c", TOKENS, 1, Resolved(3), TextParams(), 1), m.Cancel("r", b"c"),
+    m.Submit("r", b"c", TOKENS, 1, ResolvedParams(3), TextParams(), 1), m.Cancel("r", b"c"),
     m.StepResult(1, 1, b"\1", TOKENS[:4], b"\0"), m.Stop(1, 1), m.Hello("detokenizer", 2),
     m.StepPlan(1, 1, extend=TOKENS[:8], decode=TOKENS[:4],
-               admit=[m.Admit(1, TOKENS, 8, 0, TOKENS, Resolved(3), 1)]), m.Reset(1, 1),
+               admit=[m.Admit(1, TOKENS, 8, 0, TOKENS, ResolvedParams(3), 1)]), m.Reset(1, 1),
     m.Open(1, "r", 0, b"c", TOKENS, TextParams()), m.Unknown("r", b"c"),
     m.TokenBatch(1, TOKENS[:8], bytes(4), b"\1", TOKENS[:4], epoch=1),
     m.Beat("worker-0", 1, 1, "idle", 1, 1.0, {"g": 1.0}), m.Exited("worker-0", 1, 1, 9),

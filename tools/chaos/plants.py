@@ -53,8 +53,7 @@ def fail(tokens: Collection[int]) -> None:
 def tokenizer(ctx: Context) -> Core:
     """Builds a tokenizer that fails when it has encoded a request's prompt."""
     from actorium.actors.tokenizer.core import build
-    from actorium.actors.tokenizer.encoded_prompt import EncodedPrompt
-    from actorium.actors.tokenizer.prompt_encoder import PromptEncoder
+    from actorium.actors.tokenizer.prompt_encoder import EncodedPrompt, PromptEncoder
 
     usual = PromptEncoder._prompt
 

@@ -20,9 +20,8 @@ from actorium.actors.core import Context
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.messages import SequenceEvent, StepPlan, StepResult, TokenBatch
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_metrics import RequestMetrics
-from actorium.actors.scheduler.request_state import RequestState, SequenceState
+from actorium.actors.scheduler.request_state import PlanRecord, RequestState, SequenceState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import DecodeRows
 from actorium.tools.simulate.modelled_worker import ModelledWorker
@@ -83,11 +82,11 @@ class SteadyScheduler(SchedulerCore):
         """single_steps: no run is ever found, for comparison."""
         super().__init__(context)
         config = context.config
-        self._metrics = self.counters = SteadyMetrics()
+        self.requests.metrics = self.counters = SteadyMetrics()
         self._audits = config.memory.debug_memory
         self._single_steps = bool(
             single_steps or config.memory.debug_memory or config.scheduler.force_preempt_every
-            or self.state.queue.charges)  # the others do something at each step
+            or self.state.queue.fair is not None)  # the others do something at each step
 
     def _audit(self) -> None:
         if self._audits:  # otherwise it would look at all pages each time nothing runs
@@ -119,7 +118,7 @@ class SteadyScheduler(SchedulerCore):
                 or state.prefilling or state.slots_to_release or state.finished_requests
                 or table.windowed or table.max_window > 1 or state.tier is not None
                 or self.masks or self._trials.active or self.outgoing.blocked
-                or self._deadlines.next() is not None):
+                or self.requests.deadlines.next() is not None):
             return None
         rows = table.decode_rows()
         if len(rows.slots) and all(not plan.extends and plan.sids_column == rows.sids_column
@@ -179,13 +178,13 @@ class SteadyScheduler(SchedulerCore):
             state.room.reserve.on_step()
             if state.room.reserve.ratio == before:
                 break
-        self._step += steps
-        state.kv_cache.at_step(self._step)
+        self.state.step += steps
+        state.kv_cache.at_step(self.state.step)
         self._grow(run.rows, steps)
         state.table.append_run(run.rows.slots, tokens)
         worker.skip(run.rows.slots, max(steps - depth, 0))
         plans.clear()
-        plans.extend(first._replace(step=self._step - depth + 1 + i) for i in range(depth))
+        plans.extend(first._replace(step=self.state.step - depth + 1 + i) for i in range(depth))
         fresh = [StepPlan(self._epoch, plan.step, decode=run.rows.slots_column)
                  for plan in list(plans)[-steps:]]
         return in_flight[steps:] + [worker.decode(plan, run.rows.slots) for plan in fresh]
@@ -194,7 +193,8 @@ class SteadyScheduler(SchedulerCore):
         """What every result is counted in. first: the record of the first of them, which all
         others are like."""
         if (some := busy_us[busy_us > 0]).size:
-            self._best_rate = max(self._best_rate, first.computed * 1e6 / int(some.min()))
+            rate = first.computed * 1e6 / int(some.min())
+            self.requests.best_rate = max(self.requests.best_rate, rate)
         if (pacing := self._planner.pacing) is not None:
             for i in range(-first.step % 4, len(busy_us), 4):
                 pacing.measured(first, int(busy_us[i]), idle_us[i] if i < len(idle_us) else 0)

@@ -34,7 +34,7 @@ from actorium.actors.config.cluster_settings import ClusterConfig
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Open, SequenceEvent, Submit, TokenBatch
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.roles import LAUNCHER
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.tools.simulate.step_model import StepSeconds
@@ -241,7 +241,7 @@ class VirtualCluster:
         columns.arrival[request], columns.prompt[request] = self.now, len(prompt) // 4
         self._at(self.now + self._to_router_s, self._to_router, Submit(
             rid=str(request), client=CLIENT, prompt=prompt, n=1,
-            params=Resolved(max_tokens=int(work.output[request])), text=TextParams(),
+            params=ResolvedParams(max_tokens=int(work.output[request])), text=TextParams(),
             seed=request, arrival=self.now))
 
     # --- messages --------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ from actorium.actors.cluster.routing.prefix_index import (
 )
 from actorium.actors.messages import Submit
 from actorium.actors.runtime.splitmix64 import splitmix64
-from actorium.actors.scheduler.cache.media_keys import media_key
+from actorium.actors.scheduler.cache.radix_cache import media_key
 from actorium.actors.scheduler.request_state import salt_of
 
 FIRST_RATE = 4000.0

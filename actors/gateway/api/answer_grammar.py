@@ -17,7 +17,8 @@ from actorium.actors.gateway.api.tool_choice import Function, ToolSelection
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.choice_parser import Thought
 from actorium.actors.params import MAX_GRAMMAR, Structured
-from actorium.actors.structured.schemas import LENIENT, closed, object_schema, under
+from actorium.actors.structured.schema_references import under
+from actorium.actors.structured.schemas import LENIENT, closed, object_schema
 from actorium.actors.structured.structural_tags import Node, format_of
 
 ANY_OBJECT = {"type": "object"}

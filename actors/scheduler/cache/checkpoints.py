@@ -50,7 +50,8 @@ class CheckpointPool:
         return number
 
     def reserve(self, step: int) -> int:
-        """A number for a state that plan `step` writes, and that no node has yet; 0 as `save`."""
+        """Returns a number for a state that plan `step` writes, and that no node has yet; 0 as
+        `save`."""
         if not self._free:
             oldest = next(iter(self._owners.values()), None)
             if oldest is None or oldest.checkpoint_step == step:
@@ -73,7 +74,7 @@ class CheckpointPool:
         return True
 
     def give_back(self, number: int) -> None:
-        """A reserved number is not wanted after all."""
+        """Frees a reserved number that is not wanted after all."""
         self._reserved.remove(number)
         self._free.append(number)
 
@@ -90,8 +91,8 @@ class CheckpointPool:
             self._owners.move_to_end(node.checkpoint, last=False)
 
     def drop(self, node: TreeNode) -> None:
-        """Frees the number of a node whose end is gone or whose state is no longer worth keeping.
-        """
+        """Frees the number of a node whose end was removed or whose state is no longer worth
+        keeping."""
         if node.checkpoint:
             self.on_drop(node)
             del self._owners[node.checkpoint]
@@ -117,37 +118,24 @@ whose prompt left what the tree knows at `branch` (0 = nowhere). All positions a
 start of the sequence, multiples of the page size, in (start, end]."""
 
 
-def save_none(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """Saves no checkpoint: every prompt is computed from its start."""
-    return []
+def _policy(places: Callable[[int, int, int], set[int]]) -> Policy:
+    """Returns the policy that saves at `places(last, end, branch)`: last and end are the last page
+    boundaries before the end of the prompt (the last token is computed anyway) and of the chunk."""
+    def save_at(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
+        last = (total - 1) // page_size * page_size
+        return sorted(place for place in places(last, end // page_size * page_size, branch)
+                      if start < place <= end)
+
+    return save_at
 
 
-def save_end(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """Saves at the last page boundary before the end of the prompt: the next turn, and a repeat of
-    the same prompt, continue from there. The last token is computed anyway."""
-    return _within(start, end, {(total - 1) // page_size * page_size})
-
-
-def save_chunks(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """Saves at the end of the prompt and at the last page boundary of every chunk."""
-    return _within(start, end, {(total - 1) // page_size * page_size,
-                                end // page_size * page_size})
-
-
-def save_auto(start: int, end: int, total: int, branch: int, page_size: int) -> list[int]:
-    """Saves at the end of the prompt, and at the point where it branches off from a cached prefix.
-
-    A prompt that leaves a known one half-way shows that others share the part before: a system
-    prompt, a long document, the examples of a few-shot prompt. The second request computes the
-    shared part once more, all later ones start from it. Chunk ends are not saved: nothing suggests
-    that a later prompt branches off there, and each costs as much as thousands of tokens of pages.
-    """
-    return _within(start, end, {(total - 1) // page_size * page_size, branch})
-
-
-POLICIES: dict[str, Policy] = {"none": save_none, "end": save_end, "chunks": save_chunks,
-                               "auto": save_auto}
-
-
-def _within(start: int, end: int, places: Iterable[int]) -> list[int]:
-    return sorted(place for place in places if start < place <= end)
+POLICIES: dict[str, Policy] = {
+    "none": _policy(lambda last, end, branch: set()),
+    "end": _policy(lambda last, end, branch: {last}),
+    "chunks": _policy(lambda last, end, branch: {last, end}),
+    "auto": _policy(lambda last, end, branch: {last, branch})}
+"""At the end of a prompt the next turn, and a repeat of it, continue. A prompt that branches off
+from a cached prefix shows that others share the part before: a system prompt, a long document, the
+examples of a few-shot prompt. The second request computes the shared part once more, all later ones
+start from it. `auto` does not save the ends of chunks: nothing suggests that a later prompt
+branches off there, and each costs as much as thousands of tokens of pages."""

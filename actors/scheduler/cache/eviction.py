@@ -39,11 +39,11 @@ from actorium.actors.scheduler.cache.tree_nodes import (
     EvictionQueue,
     Rank,
     TreeNode,
-    TreeObservers,
+    TreeObserver,
     below,
 )
 
-Gone = list[list[Ints]]
+EvictedPages = list[list[Ints]]
 """Per group, arrays of evicted pages; entries 0 do not count."""
 
 
@@ -63,9 +63,9 @@ class EvictableTree:
         self.version = 0
         """Changes whenever the result of a match could have changed."""
         self.stats = CacheStats()
-        self.on_end_gone: Callable[[TreeNode], None] = _ignore
+        self.on_end_removed: Callable[[TreeNode], None] = lambda node: None
         """Called with a node whose end is trimmed or removed."""
-        self.observer = TreeObservers()
+        self.observers: list[TreeObserver] = []
         self._clock = 0
         self._roots: dict[str, TreeNode] = {}
         self._full = [g for g, window in enumerate(windows) if not window]
@@ -120,30 +120,30 @@ class EvictableTree:
         `count`; with windowed groups pages that no match can use any more are evicted as well
         (module docstring).
         """
-        gone: Gone = [[] for _ in range(self.groups)]
+        evicted: EvictedPages = [[] for _ in range(self.groups)]
         goal = self.cached[group] - min(count, self.evictable[group])
         if group in self._windowed:
-            self._evict_windowed(self._windowed.index(group), goal, gone)
+            self._evict_windowed(self._windowed.index(group), goal, evicted)
         else:
-            self._evict_leaves(group, goal, gone)
-        pages = self._collect(gone)
+            self._evict_leaves(group, goal, evicted)
+        pages = self._collect(evicted)
         self.stats.evictions += sum(map(len, pages))
         return pages
 
     def flush(self) -> list[Ints]:
         """Evicts everything that no lock covers. Returns the evicted pages per group."""
-        gone: Gone = [[] for _ in range(self.groups)]
+        evicted: EvictedPages = [[] for _ in range(self.groups)]
         for root in list(self._roots.values()):
             for node in reversed(list(below(root))):
                 if not node.locks:
-                    self._remove(node, gone)
+                    self._remove(node, evicted)
                 else:
                     for i in range(len(self._windowed)):
-                        self._make_holes(node, i, node.size, gone)
-        return self._collect(gone)
+                        self._make_holes(node, i, node.size, evicted)
+        return self._collect(evicted)
 
-    def _collect(self, gone: Gone) -> list[Ints]:
-        pages = [np.concatenate(arrays) if arrays else NO_PAGES for arrays in gone]
+    def _collect(self, evicted: EvictedPages) -> list[Ints]:
+        pages = [np.concatenate(arrays) if arrays else NO_PAGES for arrays in evicted]
         for g in self._windowed:
             pages[g] = pages[g][pages[g] != 0]
         self.version += any(map(len, pages))
@@ -162,44 +162,45 @@ class EvictableTree:
             return (not part.slack, *self._policy(node, node.seen), -node.end)
         return rank
 
-    def _evict_leaves(self, group: int, goal: int, gone: Gone) -> None:
+    def _evict_leaves(self, group: int, goal: int, evicted: EvictedPages) -> None:
         while self.cached[group] > goal and (node := self._leaves.pop()) is not None:
-            left = self._cut(node, max(0, node.size - (self.cached[group] - goal)), gone)
+            left = self._cut(node, max(0, node.size - (self.cached[group] - goal)), evicted)
             if self._windowed:
-                self._prune(left, gone)
+                self._prune(left, evicted)
 
-    def _evict_windowed(self, i: int, goal: int, gone: Gone) -> None:
+    def _evict_windowed(self, i: int, goal: int, evicted: EvictedPages) -> None:
         group = self._windowed[i]
         while self.cached[group] > goal and (node := self._windows[i].pop()) is not None:
             count = self.cached[group] - goal
             slack = node.parts[i].slack
             if slack or node.children or node.locks:
-                self._make_holes(node, i, min(count, slack or count), gone)
+                self._make_holes(node, i, min(count, slack or count), evicted)
             else:
                 held = np.flatnonzero(node.pages[group])
-                self._prune(self._cut(node, int(held[-min(count, len(held))]), gone), gone)
+                self._prune(self._cut(node, int(held[-min(count, len(held))]), evicted), evicted)
 
-    def _make_holes(self, node: TreeNode, i: int, count: int, gone: Gone) -> None:
+    def _make_holes(self, node: TreeNode, i: int, count: int, evicted: EvictedPages) -> None:
         """Makes holes of up to `count` pages that no lock covers, from the front."""
         pages = node.pages[self._windowed[i]]
         free = node.size - max(0, min(node.size, self._reach[i] - node.nearest))
         at = np.flatnonzero(pages[:free])[:count]
-        gone[self._windowed[i]].append(pages[at])
+        evicted[self._windowed[i]].append(pages[at])
         pages[at] = 0
         self._recount(node)
 
-    def _cut(self, node: TreeNode, keep: int, gone: Gone) -> TreeNode:
+    def _cut(self, node: TreeNode, keep: int, evicted: EvictedPages) -> TreeNode:
         """Trims an unlocked leaf to its first `keep` pages. Returns what is left: the leaf, or its
         parent."""
         parent = node.parent
         assert parent is not None
-        self.on_end_gone(node)
+        self.on_end_removed(node)
         if not keep:
-            self._remove(node, gone)
+            self._remove(node, evicted)
             return parent
-        self.observer.cut(node, keep)
+        for observer in self.observers:
+            observer.cut(node, keep)
         for g in range(self.groups):
-            gone[g].append(node.pages[g][keep:])
+            evicted[g].append(node.pages[g][keep:])
             node.pages[g] = node.pages[g][:keep].copy()
         for g in self._full:
             self.cached[g] -= node.size - keep
@@ -211,14 +212,15 @@ class EvictableTree:
         self._leaves.push(node)
         return node
 
-    def _remove(self, node: TreeNode, gone: Gone) -> None:
+    def _remove(self, node: TreeNode, evicted: EvictedPages) -> None:
         """Removes an unlocked leaf; a root without children is removed, too."""
         parent = node.parent
         assert parent is not None
-        self.on_end_gone(node)
-        self.observer.cut(node, 0)
+        self.on_end_removed(node)
+        for observer in self.observers:
+            observer.cut(node, 0)
         for g in range(self.groups):
-            gone[g].append(node.pages[g])
+            evicted[g].append(node.pages[g])
         for g in self._full:
             self.cached[g] -= node.size
             self.evictable[g] -= node.size
@@ -235,14 +237,14 @@ class EvictableTree:
         elif not parent.children:
             del self._roots[parent.salt]
 
-    def _prune(self, node: TreeNode, gone: Gone) -> None:
+    def _prune(self, node: TreeNode, evicted: EvictedPages) -> None:
         """Cuts a leaf, and any parent that becomes a leaf, back to the last end that a match can
         use."""
         while node.parent is not None and not node.children and not node.locks:
             keep = self._last_usable(node, self._runs_before(node), node.size)
             if keep == node.size:
                 return
-            node = self._cut(node, keep, gone)
+            node = self._cut(node, keep, evicted)
 
     def _count_locked_end(self, node: TreeNode, by: int) -> None:
         """Adds or removes (`by` = 1 or -1) a locked end, which covers the windows before it in
@@ -318,7 +320,3 @@ class EvictableTree:
                                                                           start + places)
         found = np.flatnonzero(usable)
         return int(found[-1]) + 1 if len(found) else 0
-
-
-def _ignore(node: TreeNode) -> None:
-    """Does nothing when a node's end is removed: the default without checkpoints."""

@@ -6,12 +6,12 @@ The worker moves the bytes and keeps their checksums. A page is named by a hash 
 salt and all tokens up to its end, so equal names mean equal prefixes.
 
 The order of plans makes it safe. An evicted page is stored at the begin of the very plan that may
-give it to somebody else; what it holds was written by earlier plans, since a running sequence locks
+give it to another owner; what it holds was written by earlier plans, since a running sequence locks
 what its plan writes. A page that comes back belongs to the sequence that waits for it until every
-rank has confirmed its checksum. Only then the prefix tree has it, and only then anybody is admitted
-on it: a corrupt page is computed again, and never read. A slot that the disk writes or reads is in
-use until the ranks have answered, and orders for it are given once its copies are confirmed.
-"""
+rank has confirmed its checksum. Only then the prefix tree has it, and only then a sequence is
+admitted on it: a corrupt page is computed again, and never read. A slot that the disk writes or
+reads is in use until the ranks have answered, and orders for it are given once its copies are
+confirmed."""
 
 from __future__ import annotations
 
@@ -25,20 +25,20 @@ from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
 from actorium.actors.scheduler.cache.page_allocator import Ints
 from actorium.actors.scheduler.cache.prefix_search import (
     COPY_KIND,
+    CacheEntry,
     NodeNames,
     PageNeeds,
-    Thing,
     longest,
     page_names,
 )
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, PrefixMatch
-from actorium.actors.scheduler.cache.tier_books import DiskAsk, DiskBooks, TierSlots
+from actorium.actors.scheduler.cache.tier_books import DiskBooks, DiskQuery, TierSlots
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 
 FETCHES = 4
 """Times that one admission waits for pages without getting further: others may evict them before it
 gets its turn."""
-ASKS = 256
+QUERIES = 256
 """Waiting sequences of which the disk is asked before it is their turn."""
 
 
@@ -52,7 +52,7 @@ class PageFetch:
     """What the tree has before them; locked meanwhile."""
     pages: list[Ints]
     """By group."""
-    things: list[Thing]
+    entries: list[CacheEntry]
     slots: list[int]
     """Where their parts lie, one after the other: in use until it ends."""
     checkpoint: int = 0
@@ -95,10 +95,10 @@ class HostTier(TreeObserver):
         """By step."""
         self._tried: dict[int, tuple[int, int]] = {}
         """By sequence: pages of its match when it last waited, and how often it has since."""
-        self._asks: dict[int, DiskAsk] = {}
+        self._queries: dict[int, DiskQuery] = {}
         self._names = NodeNames(size)
         if kv_cache.tree is not None:
-            kv_cache.tree.observer.add(self)
+            kv_cache.tree.observers.append(self)
             kv_cache.checkpoints.on_drop = self.dropped
 
     @property
@@ -114,21 +114,21 @@ class HostTier(TreeObserver):
         for kind, pages in enumerate(node.pages):
             for index in range(keep, node.size):
                 if pages[index]:
-                    self._keep(self.needs.thing(kind, index, names), int(pages[index]))
+                    self._keep(self.needs.entry(kind, index, names), int(pages[index]))
 
     def dropped(self, node: TreeNode) -> None:
         """Stores the checkpoint that a node's end is about to lose, if a plan has written it."""
         if node.checkpoint_step < self._kv_cache.step:
-            self._keep(self.needs.thing(len(self.needs.reach), node.size - 1,
+            self._keep(self.needs.entry(len(self.needs.reach), node.size - 1,
                                         self._names.of(node)), node.checkpoint)
 
     def abandoned(self) -> None:
         self._kv_cache.checkpoints.on_drop = self.dropped
         self.flush()  # they may have been stored from pages of two owners
 
-    def _keep(self, thing: Thing, number: int) -> None:
+    def _keep(self, entry: CacheEntry, number: int) -> None:
         taken = list[tuple[bytes, int, int]]()
-        for part, name in enumerate(thing.names):
+        for part, name in enumerate(entry.names):
             if self.slots.touch(name):
                 if self.disk is not None:
                     self.disk.touch(name)
@@ -141,7 +141,7 @@ class HostTier(TreeObserver):
                 self.unstored += 1
                 return
             self.slots.put(name, slot)
-            taken.append((name, slot, thing.kind * COPY_KIND + part))
+            taken.append((name, slot, entry.kind * COPY_KIND + part))
         self.stored += bool(taken)
         self._store += [(unit, number, slot) for _, slot, unit in taken]
         self._stored += [(name, slot) for name, slot, _ in taken]
@@ -149,26 +149,28 @@ class HostTier(TreeObserver):
     # --- back ------------------------------------------------------------------------------------
 
     def arrived(self, sid: int, key: Callable[[], PrefixKey]) -> None:
-        """Sequence `sid` waits from now on: asks the disk ahead of its turn."""
-        if self.disk is not None and self._kv_cache.tree is not None and len(self._asks) < ASKS:
+        """Asks the disk for the prefix of sequence `sid`, which waits from now on, ahead of its
+        turn."""
+        if self.disk is not None and self._kv_cache.tree is not None \
+                and len(self._queries) < QUERIES:
             own = self._usable(key())
             names = page_names(own, self._kv_cache.page_size)
             if names:
-                self._ask(sid, names, 0 if self.needs.recurrent
+                self._query_disk(sid, names, 0 if self.needs.recurrent
                           else self._kv_cache.tree.known(own))
 
     def forget(self, sid: int) -> None:
-        """The sequence is admitted now, or has ended."""
+        """Forgets a sequence that is admitted now, or has ended."""
         self._tried.pop(sid, None)
-        self._asks.pop(sid, None)
+        self._queries.pop(sid, None)
 
     def fetch(self, sid: int, key: PrefixKey, match: PrefixMatch | None) -> bool:
-        """Whether sequence `sid` should wait for pages after `match`, which are on their way: what
-        lets it start later than after the match, as far as there is room."""
+        """Returns whether sequence `sid` should wait for pages after `match`, which are on their
+        way: what lets it start later than after the match, as far as there is room."""
         if sid in self._fetches:
             return True
-        ask = self._asks.get(sid)
-        if match is not None and ask is not None and ask.tickets:
+        query = self._queries.get(sid)
+        if match is not None and query is not None and query.tickets:
             return True
         if match is None or not self._go_on(sid, key, match):
             self.forget(sid)
@@ -176,21 +178,21 @@ class HostTier(TreeObserver):
         return True
 
     def _usable(self, key: PrefixKey) -> PrefixKey:
-        """Without the last token, which is computed in any case."""
+        """Returns the key without the last token, which is computed in any case."""
         size = self._kv_cache.page_size
         return PrefixKey(key.salt, key.data[:(len(key.data) // 4 - 1) // size * size * 4])
 
-    def _ask(self, sid: int, names: Sequence[bytes], start: int) -> None:
+    def _query_disk(self, sid: int, names: Sequence[bytes], start: int) -> None:
         assert self.disk is not None
-        things = [thing for thing in self.needs.asked(names, start, len(names))
-                  if not self._held(thing)]
-        self._asks[sid] = self.disk.find(things, start, names[-1])
+        entries = [entry for entry in self.needs.asked(names, start, len(names))
+                   if not self._held(entry)]
+        self._queries[sid] = self.disk.find(entries, start, names[-1])
 
-    def _held(self, thing: Thing) -> bool:
-        return all(name in self.slots.held for name in thing.names)
+    def _held(self, entry: CacheEntry) -> bool:
+        return all(name in self.slots.held for name in entry.names)
 
     def _go_on(self, sid: int, key: PrefixKey, match: PrefixMatch) -> bool:
-        """The next thing to wait for; False: there is none."""
+        """Begins to wait for the next entry; returns False if there is none."""
         tree, size = self._kv_cache.tree, self._kv_cache.page_size
         start = match.length // size
         before, times = self._tried.get(sid, (-1, 0))
@@ -201,42 +203,43 @@ class HostTier(TreeObserver):
         names = page_names(whole, size)
         if start >= len(names):
             return False
-        ask = self._asks.get(sid)
-        if self.disk is not None and (ask is None or ask.start > start):
-            self._ask(sid, names, start)
-            if self._asks[sid].tickets:
+        query = self._queries.get(sid)
+        if self.disk is not None and (query is None or query.start > start):
+            self._query_disk(sid, names, start)
+            if self._queries[sid].tickets:
                 return True
-            ask = self._asks[sid]
+            query = self._queries[sid]
         known = tree.known(whole) if self.needs.recurrent else start
         self._tried[sid] = start, times + 1
-        things = longest(self.needs, match, known, names, len(names), size, self._held)
-        if self.disk is not None and ask is not None and not (things and self.needs.simple):
-            found = ask.found
+        entries = longest(self.needs, match, known, names, len(names), size, self._held)
+        if self.disk is not None and query is not None and not (entries and self.needs.simple):
+            present = query.present
             more = longest(self.needs, match, known, names, len(names), size,
-                           lambda thing: self._held(thing) or thing.names[0] in found)
-            missing = [thing for thing in more if not self._held(thing)]
-            for thing in more:
-                for name in thing.names:
+                           lambda entry: self._held(entry) or entry.names[0] in present)
+            missing = [entry for entry in more if not self._held(entry)]
+            for entry in more:
+                for name in entry.names:
                     self.slots.touch(name)
-            if missing and self.disk.read(missing, ask):
+            if missing and self.disk.read(missing, query):
                 return True
-        return bool(things) and self._begin(sid, whole, match, things)
+        return bool(entries) and self._begin(sid, whole, match, entries)
 
-    def _begin(self, sid: int, key: PrefixKey, match: PrefixMatch, things: list[Thing]) -> bool:
+    def _begin(self, sid: int, key: PrefixKey, match: PrefixMatch,
+               entries: list[CacheEntry]) -> bool:
         kv_cache, tree = self._kv_cache, self._kv_cache.tree
         assert tree is not None
-        end, states = things[-1].place + 1, len(self.needs.reach)
+        end, states = entries[-1].page + 1, len(self.needs.reach)
         key = PrefixKey(key.salt, key.data[:end * kv_cache.page_size * 4])
         if self.needs.recurrent and not any(self.needs.reach):
             hits, lookups = tree.stats.hits, tree.stats.lookups
             match = tree.match(key)  # pages beyond the last state, and that state's own
             tree.stats.hits, tree.stats.lookups = hits, lookups
-        slots = [self.slots.held[name] for thing in things for name in thing.names]
+        slots = [self.slots.held[name] for entry in entries for name in entry.names]
         for slot in slots:
             self.slots.use(slot)
         if match.length:
             tree.lock(match.node)
-        counts = [sum(thing.kind == g for thing in things) for g in range(states)]
+        counts = [sum(entry.kind == g for entry in entries) for g in range(states)]
         pages = kv_cache.allocate(counts, sid)
         checkpoint = 0
         if pages is not None and self.needs.recurrent:
@@ -250,18 +253,18 @@ class HostTier(TreeObserver):
             for slot in slots:
                 self.slots.done(slot)
             return False
-        self._fetches[sid] = PageFetch(key, match, pages, things, slots, checkpoint)
+        self._fetches[sid] = PageFetch(key, match, pages, entries, slots, checkpoint)
         numbers = [iter(own.tolist()) for own in pages] + [iter((checkpoint,))]
         at = iter(slots)
-        for thing in things:
-            number = next(numbers[thing.kind])
-            self._load += [(thing.kind * COPY_KIND + part, number, next(at))
-                           for part in range(len(thing.names))]
+        for entry in entries:
+            number = next(numbers[entry.kind])
+            self._load += [(entry.kind * COPY_KIND + part, number, next(at))
+                           for part in range(len(entry.names))]
         self._begun.append(sid)
         return True
 
     def planned(self, step: int) -> tuple[bytes, bytes]:
-        """`StepPlan.store` and `StepPlan.load` of the plan that is being made."""
+        """Returns `StepPlan.store` and `StepPlan.load` of the plan that is being made."""
         if not self.due:
             return b"", b""
         store, load = (np.array(rows, np.int32).tobytes() for rows in (self._store, self._load))
@@ -269,11 +272,8 @@ class HostTier(TreeObserver):
         self._store, self._load, self._stored, self._begun = [], [], [], []
         return store, load
 
-    def loaded(self, step: int, lost: bytes) -> None:
-        """Rank 0 has made the copies of a plan; lost: `StepResult.lost`."""
-        self._copied(step, 0, lost)
-
-    def _copied(self, step: int, rank: int, lost: bytes) -> None:
+    def copied(self, step: int, rank: int, lost: bytes) -> None:
+        """Takes note that a rank has made the copies of a plan; lost: `StepResult.lost`."""
         copies = self._copies.get(step)
         if copies is None:
             return
@@ -291,21 +291,21 @@ class HostTier(TreeObserver):
 
     def _finish(self, sid: int, fetch: PageFetch, lost: set[int], step: int) -> None:
         """Gives the tree what came back whole; the rest is free."""
-        good, at = len(fetch.things), 0
-        for place, thing in enumerate(fetch.things):
-            for name in thing.names:
+        good, at = len(fetch.entries), 0
+        for place, entry in enumerate(fetch.entries):
+            for name in entry.names:
                 slot = fetch.slots[at]
                 at += 1
                 if slot in lost:
                     good = min(good, place)
-                    if self.slots.held.get(name) == slot:  # nobody else has found it corrupt
+                    if self.slots.held.get(name) == slot:  # it was not found corrupt by another
                         self.slots.drop(name)
                         self.corrupt += 1
                 else:
                     self.slots.touch(name)
         for slot in fetch.slots:
             self.slots.done(slot)
-        if not self.needs.simple and good < len(fetch.things):
+        if not self.needs.simple and good < len(fetch.entries):
             good = 0
         self.hits += good
         self._give(sid, fetch, good, step)
@@ -315,15 +315,15 @@ class HostTier(TreeObserver):
         assert tree is not None
         used = False
         if good:
-            end = fetch.things[good - 1].place + 1
+            end = fetch.entries[good - 1].page + 1
             key = PrefixKey(fetch.key.salt, fetch.key.data[:end * kv_cache.page_size * 4])
             pages = [np.zeros(end, np.int32) for _ in fetch.pages]
             for own, had in zip(pages, match.pages, strict=True):
                 own[:len(had)] = had[:end]
             numbers = [iter(own.tolist()) for own in fetch.pages]
-            for thing in fetch.things[:good]:
-                if thing.kind < len(pages):
-                    pages[thing.kind][thing.place] = next(numbers[thing.kind])
+            for entry in fetch.entries[:good]:
+                if entry.kind < len(pages):
+                    pages[entry.kind][entry.page] = next(numbers[entry.kind])
             kv_cache.move_lock(kv_cache.cache_pages(key, pages, None, 0), None)
             if fetch.checkpoint:
                 node, _ = tree.insert(key, pages)
@@ -338,15 +338,15 @@ class HostTier(TreeObserver):
     # --- the worker's side -----------------------------------------------------------------------
 
     def orders(self) -> Sequence[PageOrder]:
-        """What is to be sent to the worker beside the plans."""
+        """Returns what is to be sent to the worker beside the plans."""
         return () if self.disk is None else self.disk.orders()
 
     def answered(self, answer: PageAnswer) -> None:
-        """A rank has done an order, or made a plan's copies."""
+        """Takes a rank's answer: it has done an order, or made a plan's copies."""
         if (answer.epoch, answer.worker) != (self._epoch, self._worker):
             return
         if not answer.ticket:
-            self._copied(answer.step, answer.rank, answer.lost)
+            self.copied(answer.step, answer.rank, answer.lost)
         elif self.disk is not None:
             self.disk.answered(answer)
 
@@ -362,18 +362,18 @@ class HostTier(TreeObserver):
                 self.slots.done(slot)
         self._stored = [row for row in self._stored if row[1] in read]
         self._store = [row for row in self._store if row[2] in read]
-        self._asks.clear()
+        self._queries.clear()
         if self.disk is not None:
             self.disk.wipe()
 
     def holders(self) -> Iterable[tuple[int, list[Ints]]]:
-        """(sid, pages by group) of the pages that are being filled. Raises `AccountingError` where
-        the tier's own books do not balance."""
+        """Returns (sid, pages by group) of the pages that are being filled. Raises
+        `AccountingError` where the tier's own books do not balance."""
         self.slots.audit()
         return [(sid, fetch.pages) for sid, fetch in self._fetches.items()]
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {"host_pages": len(self.slots.held), "host_pages_stored": self.stored,
                 "host_pages_unstored": self.unstored,
                 "host_pages_hit": self.hits, "host_pages_corrupt": self.corrupt,

@@ -48,7 +48,7 @@ class KVCacheManager:
 
     def _new_tree(self) -> RadixCache:
         tree = RadixCache(self.page_size, self.windows, self._policy)
-        tree.on_end_gone = self.checkpoints.drop
+        tree.on_end_removed = self.checkpoints.drop
         return tree
 
     @property
@@ -111,8 +111,8 @@ class KVCacheManager:
         for pool, own, window in zip(self.pools, pages, self.windows, strict=True):
             pool.release(own[own > 0] if window else own, owner)
 
-    def _uncache(self, gone: Sequence[Ints]) -> None:
-        for pool, pages in zip(self.pools, gone, strict=True):
+    def _uncache(self, evicted: Sequence[Ints]) -> None:
+        for pool, pages in zip(self.pools, evicted, strict=True):
             pool.mark_uncached(pages)
 
     # --- prefixes ------------------------------------------------------------------------------
@@ -126,15 +126,16 @@ class KVCacheManager:
         return PrefixLock(match.node, True)
 
     def cache_pages(self, key: PrefixKey, pages: Sequence[Ints], held: PrefixLock | None,
-                    priority: int) -> PrefixLock | None:
-        """Inserts a sequence's filled pages (one array per group, 0 = none) into the tree, and
-        locks those that the tree took. held: the sequence's lock so far.
+                    priority: int, tokens: int | None = None) -> PrefixLock | None:
+        """Inserts a sequence's filled pages (one array per group, 0 = none) of the key's first
+        `tokens` tokens into the tree, and locks those that the tree took. held: the sequence's lock
+        so far.
 
         Where the tree had the same tokens on other pages, those are not locked: the sequence does
         not read them, and one sequence must not pin two copies of a prefix.
         """
         assert self.tree is not None
-        node, kept = self.tree.insert(key, pages, priority)
+        node, kept = self.tree.insert(key, pages, priority, tokens)
         start = 0 if held is None else held.node.end
         ours = True
         for pool, own, taken in zip(self.pools, pages, kept, strict=True):
@@ -143,13 +144,14 @@ class KVCacheManager:
                 pool.mark_cached(taken)
         return self.move_lock(held, node) if ours else held
 
-    def checkpoint(self, key: PrefixKey, pages: Sequence[Ints], priority: int) -> int:
-        """Returns a checkpoint number under which the plan being made saves the state after a key
-        that is cached already; 0 if it has one already or none is available."""
+    def checkpoint(self, key: PrefixKey, pages: Sequence[Ints], priority: int, tokens: int) -> int:
+        """Returns a checkpoint number under which the plan being made saves the state after the
+        key's first `tokens` tokens, which are cached already; 0 if it has one already or none is
+        available."""
         assert self.tree is not None
-        node, _ = self.tree.insert(key, pages, priority)
-        # Where every group has a window and its pages are gone, the tree ends before the key does.
-        whole = node.end * self.page_size * 4 == len(key.data)
+        node, _ = self.tree.insert(key, pages, priority, tokens)
+        # Where each group has a window and its pages were freed, the tree ends before the key does.
+        whole = node.end * self.page_size == tokens
         return self.checkpoints.save(node, self.step) if whole and not node.checkpoint else 0
 
     def move_lock(self, held: PrefixLock | None, node: TreeNode | None) -> PrefixLock | None:
@@ -217,9 +219,10 @@ class KVCacheManager:
         if self.tree is not None:
             version = self.version + 1
             self.checkpoints = CheckpointPool(self.checkpoints.count)
-            observer, self.tree = self.tree.observer, self._new_tree()
-            self.tree.observer, self.checkpoints.version = observer, version
-            observer.abandoned()
+            observers, self.tree = self.tree.observers, self._new_tree()
+            self.tree.observers, self.checkpoints.version = observers, version
+            for observer in observers:
+                observer.abandoned()
         for pool in self.pools:
             pool.quarantine()
         return (f"the books of the pages did not balance: {odd} pages (by group) were neither free "

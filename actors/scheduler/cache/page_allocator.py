@@ -83,14 +83,14 @@ class PageAllocator:
         self.free -= count
         pages = self._stack[self.free:self.free + count].copy()
         if self._owners is not None:
-            self._own(pages, owner, first=True)
+            self._add_owners(pages, owner, first=True)
         self._count[pages] = 1
         return pages
 
     def share(self, pages: Ints, owner: int) -> None:
         """Adds an owner to pages that are in the tree."""
         if self._owners is not None:
-            self._own(pages, owner, first=False)
+            self._add_owners(pages, owner, first=False)
         counts = self._count[pages] + 1
         self.cached_only -= int(np.count_nonzero(counts == 2))
         self._count[pages] = counts
@@ -104,7 +104,7 @@ class PageAllocator:
         if not len(pages):
             return
         if self._owners is not None:
-            self._disown(pages, owner)
+            self._remove_owners(pages, owner)
         times: int | NDArray[np.int64] = 1
         if not isinstance(owner, int):
             pages, times = np.unique(pages, return_counts=True)
@@ -121,7 +121,7 @@ class PageAllocator:
     def mark_cached(self, pages: Ints) -> None:
         """Makes the tree an owner of pages that a sequence holds."""
         if self._owners is not None:
-            self._own(pages, TREE, first=False)
+            self._add_owners(pages, TREE, first=False)
         self._count[pages] += 1
         self._in_tree[pages] = True
         self.cached += len(pages)
@@ -131,7 +131,7 @@ class PageAllocator:
         if not len(pages):
             return
         if self._owners is not None:
-            self._disown(pages, TREE)
+            self._remove_owners(pages, TREE)
         if not self._in_tree[pages].all():
             raise AccountingError(f"step {self.step}: the prefix tree lets go of a page it does "
                                   f"not keep, one of {pages[~self._in_tree[pages]]}")
@@ -162,7 +162,7 @@ class PageAllocator:
 
     # --- who ------------------------------------------------------------------------------------
 
-    def _own(self, pages: Ints, owner: int | Longs, first: bool) -> None:
+    def _add_owners(self, pages: Ints, owner: int | Longs, first: bool) -> None:
         assert self._owners is not None
         for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
             owners = self._owners.setdefault(page, set())
@@ -171,7 +171,7 @@ class PageAllocator:
                                       f"and goes to {_names({who})}")
             owners.add(who)
 
-    def _disown(self, pages: Ints, owner: int | Longs) -> None:
+    def _remove_owners(self, pages: Ints, owner: int | Longs) -> None:
         assert self._owners is not None
         for page, who in zip(pages.tolist(), _each(owner, len(pages)), strict=True):
             owners = self._owners.get(page, set())

@@ -31,7 +31,7 @@ def page_names(key: PrefixKey, page_size: int) -> list[bytes]:
 
 
 def part_name(name: bytes, unit: int) -> bytes:
-    """The name of a part of what belongs to a page's name; unit: see `COPY_KIND`."""
+    """Returns the name of a part of what belongs to a page's name; unit: see `COPY_KIND`."""
     if not unit:
         return name
     return blake2b(name, digest_size=NAME_BYTES, key=unit.to_bytes(4, "little")).digest()
@@ -46,7 +46,7 @@ class NodeNames:
         self._last: tuple[TreeNode | None, int, str, list[bytes]] = (None, 0, "", [])
 
     def of(self, node: TreeNode) -> list[bytes]:
-        """At least as many as the node has pages."""
+        """Returns the names of a node's pages, at least as many as it has."""
         start = node.end - node.size
         last, at, salt, names = self._last
         path, above = [node.key], node.parent
@@ -61,13 +61,13 @@ class NodeNames:
         return names
 
 
-class Thing(NamedTuple):
+class CacheEntry(NamedTuple):
     """A page of a group, or a checkpoint."""
 
     kind: int
     """Of `StepPlan.store`."""
-    place: int
-    """Of its page in the prefix."""
+    page: int
+    """Index of its page in the prefix."""
     names: tuple[bytes, ...]
     """Of its parts."""
 
@@ -78,7 +78,7 @@ class PageNeeds(NamedTuple):
     reach: tuple[int, ...]
     """Per group: pages that a match needs before its end; 0 = all."""
     parts: tuple[int, ...]
-    """Slots that a thing of each kind takes: a page of each group, then a checkpoint."""
+    """Slots that an entry of each kind takes: a page of each group, then a checkpoint."""
     recurrent: bool
 
     @property
@@ -86,44 +86,44 @@ class PageNeeds(NamedTuple):
         """Whether any run of pages can be used."""
         return not (self.recurrent or any(self.reach))
 
-    def thing(self, kind: int, index: int, names: Sequence[bytes]) -> Thing:
-        """names: of the prefix's pages."""
-        return Thing(kind, index, tuple(part_name(names[index], kind * COPY_KIND + part)
+    def entry(self, kind: int, index: int, names: Sequence[bytes]) -> CacheEntry:
+        """Returns an entry of a prefix; names: of its pages."""
+        return CacheEntry(kind, index, tuple(part_name(names[index], kind * COPY_KIND + part)
                                         for part in range(self.parts[kind])))
 
-    def asked(self, names: Sequence[bytes], start: int, end: int) -> list[Thing]:
+    def asked(self, names: Sequence[bytes], start: int, end: int) -> list[CacheEntry]:
         """All that could be of use of the pages `start` to `end`."""
         kinds = range(len(self.parts))
-        return [self.thing(kind, index, names) for index in range(start, end) for kind in kinds]
+        return [self.entry(kind, index, names) for index in range(start, end) for kind in kinds]
 
 
-Have = Callable[[Thing], bool]
+HasEntry = Callable[[CacheEntry], bool]
 
 
 def longest(needs: PageNeeds, match: PrefixMatch, known: int, names: Sequence[bytes], end: int,
-            page_size: int, have: Have) -> list[Thing]:
-    """What to bring back, in the order of pages, to start as late as can be and later than after
-    the match; empty: there is nothing to gain. known: pages that the tree has of the prefix, which
-    may be more than the match; end: pages that it may reach at most.
+            page_size: int, has: HasEntry) -> list[CacheEntry]:
+    """Returns what to bring back, in the order of pages, to start as late as can be and later than
+    after the match; empty: there is nothing to gain. known: pages that the tree has of the prefix,
+    which may be more than the match; end: pages that it may reach at most.
 
-    The last of what is returned tells the end: its place + 1.
+    The last entry that is returned gives the end: its page + 1.
     """
     start, full = match.length // page_size, [g for g, reach in enumerate(needs.reach) if not reach]
     windowed = [g for g, reach in enumerate(needs.reach) if reach]
     base = start if windowed else max(start, known)
-    run: list[list[Thing]] = []
+    run: list[list[CacheEntry]] = []
     for index in range(base, end):
-        things = [needs.thing(g, index, names) for g in full]
-        if not all(map(have, things)):
+        entries = [needs.entry(g, index, names) for g in full]
+        if not all(map(has, entries)):
             break
-        run.append(things)
+        run.append(entries)
     for stop in range(base + len(run), start, -1):
-        beside = [needs.thing(g, index, names) for g in windowed
+        beside = [needs.entry(g, index, names) for g in windowed
                   for index in range(max(0, stop - needs.reach[g]), stop)
                   if index >= start or not match.pages[g][index]]
         if needs.recurrent:
-            beside.append(needs.thing(len(needs.reach), stop - 1, names))
-        if all(map(have, beside)):
-            pages = [thing for things in run[:max(0, stop - base)] for thing in things]
-            return sorted(pages + beside, key=lambda thing: (thing.place, thing.kind))
+            beside.append(needs.entry(len(needs.reach), stop - 1, names))
+        if all(map(has, beside)):
+            pages = [entry for entries in run[:max(0, stop - base)] for entry in entries]
+            return sorted(pages + beside, key=lambda entry: (entry.page, entry.kind))
     return []

@@ -15,10 +15,12 @@ order of eviction and for what locks cover.
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from hashlib import sha256
 from typing import NamedTuple
 
 import numpy as np
 
+from actorium.actors.messages import MediaItem
 from actorium.actors.scheduler.cache.eviction import EvictableTree
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, below
@@ -58,14 +60,16 @@ class RadixCache(EvictableTree):
     """Prefixes and their pages. See `EvictableTree` for counters, lock, evict and flush.
 
     `match` and `insert` cost a dict look-up for each node of the path and one comparison of the
-    key's memory. Nodes made by a split are not merged again when the branch has gone: the two
+    key's memory. Nodes made by a split are not merged again when the branch was removed: the two
     halves were last used at different times, and merging them would lose that.
     """
 
-    def match(self, key: PrefixKey) -> PrefixMatch:
-        """Returns the longest usable prefix. Splits a node when it ends inside; counts as a use."""
-        self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
-        path, last = self._find(key)
+    def match(self, key: PrefixKey, most: int | None = None) -> PrefixMatch:
+        """Returns the longest usable prefix of the key's first `most` tokens (None = all). Splits a
+        node when it ends inside; counts as a use."""
+        size = self._pages_in(key, most)
+        self.stats.lookups += size * self.page_size
+        path, last = self._find(key, size)
         if not path:
             return PrefixMatch(0, [NO_PAGES] * self.groups, TreeNode(None, b"", []))
         if last < path[-1].size:
@@ -77,11 +81,12 @@ class RadixCache(EvictableTree):
         self.stats.hits += node.end * self.page_size
         return PrefixMatch(node.end * self.page_size, self._pages_of(path), node)
 
-    def match_state(self, key: PrefixKey, step: int) -> CheckpointMatch:
+    def match_state(self, key: PrefixKey, step: int, most: int | None = None) -> CheckpointMatch:
         """Matches for a model with recurrent layers: up to the last end with a checkpoint that a
         plan before `step` has saved."""
-        self.stats.lookups += len(key.data) // (self.page_size * 4) * self.page_size
-        path, last = self._find(key)
+        size = self._pages_in(key, most)
+        self.stats.lookups += size * self.page_size
+        path, last = self._find(key, size)
         known = (path[-1].end - path[-1].size + last) * self.page_size if path else 0
         branch = known if path and (last < path[-1].size or path[-1].children) else 0
         if path and last < path[-1].size:
@@ -92,7 +97,7 @@ class RadixCache(EvictableTree):
             path.pop()
         if path and self._windowed:
             end = path[-1].end
-            path, last = self._find(PrefixKey(key.salt, key.data[:end * self.page_size * 4]))
+            path, last = self._find(key, end)
             if not path or path[-1].end != end or last < path[-1].size:
                 path = []
         if not path:
@@ -108,7 +113,7 @@ class RadixCache(EvictableTree):
 
     def known(self, key: PrefixKey) -> int:
         """Returns the pages of the longest usable prefix, states aside. Does not count as a use."""
-        path, last = self._find(key)
+        path, last = self._find(key, self._pages_in(key))
         return path[-1].end - path[-1].size + last if path else 0
 
     def nodes(self) -> Iterator[TreeNode]:
@@ -116,23 +121,23 @@ class RadixCache(EvictableTree):
         for root in self._roots.values():
             yield from below(root)
 
-    def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0
-               ) -> tuple[TreeNode, list[Ints]]:
-        """Adds a prefix. Returns the node at its end and, per group, the pages newly kept.
+    def insert(self, key: PrefixKey, pages: Sequence[Ints], priority: int = 0,
+               most: int | None = None) -> tuple[TreeNode, list[Ints]]:
+        """Adds a prefix, the key's first `most` tokens (None = all). Returns the node at its end
+        and, per group, the pages newly kept.
 
-        pages[g]: i4[>= n] for the key's n full pages; entries that the tree has already keep their
+        pages[g]: i4[>= n] for the n full pages; entries that the tree has already keep their
         own page. In windowed groups 0 = the caller has no page there (never the number of a page
         that it has freed), and holes of the tree are filled. Pages at the end that all groups lack
         are cut off. Raises `ValueError` for too few entries or a hole in a full group.
         """
-        count = self._pages_to_insert(key, pages)
-        data = key.data[:count * self.page_size * 4]
+        count = self._pages_to_insert(self._pages_in(key, most), pages)
         root = self._roots.get(key.salt)
         if not count:
             return root or TreeNode(None, b"", []), [NO_PAGES] * self.groups
         if root is None:
             root = self._roots[key.salt] = TreeNode(None, b"", [], salt=key.salt)
-        path, last = self._walk(root, data)
+        path, last = self._walk(root, key.data, count)
         if path and last < path[-1].size:
             path[-1] = self._split(path[-1], last)
         taken: list[list[Ints]] = [[] for _ in pages]
@@ -140,7 +145,8 @@ class RadixCache(EvictableTree):
             self._fill(path, pages, taken)
         at = path[-1].end if path else 0
         if at < count:
-            path.append(self._grow(path[-1] if path else root, data, at,
+            data = key.data[at * self.page_size * 4:count * self.page_size * 4]
+            path.append(self._grow(path[-1] if path else root, data,
                                    [own[at:count].astype(np.int32) for own in pages], taken))
         for node in path:
             node.priority = max(node.priority, priority)
@@ -159,9 +165,12 @@ class RadixCache(EvictableTree):
                 name = f"cached pages {node.end - node.size}..{node.end - 1} of salt {number}"
                 yield name, [pages[pages != 0] for pages in node.pages]
 
-    def _pages_to_insert(self, key: PrefixKey, pages: Sequence[Ints]) -> int:
-        """Returns how many pages of the key to insert, after checking `pages`."""
-        count = len(key.data) // (self.page_size * 4)
+    def _pages_in(self, key: PrefixKey, most: int | None = None) -> int:
+        """Returns the number of whole pages of the key's first `most` tokens."""
+        return (len(key.data) // 4 if most is None else most) // self.page_size
+
+    def _pages_to_insert(self, count: int, pages: Sequence[Ints]) -> int:
+        """Returns how many of a key's `count` pages to insert, after checking `pages`."""
         if len(pages) != self.groups or any(len(own) < count for own in pages):
             raise ValueError(f"pages: {self.groups} arrays of {count} pages needed, "
                              f"got {[len(own) for own in pages]}")
@@ -174,29 +183,30 @@ class RadixCache(EvictableTree):
         held = np.flatnonzero(np.any([own[:count] for own in pages], axis=0))
         return int(held[-1]) + 1 if len(held) else 0
 
-    def _walk(self, root: TreeNode, data: bytes) -> tuple[list[TreeNode], int]:
-        """Returns the nodes that agree with `data`, and how many pages of the last one do."""
+    def _walk(self, root: TreeNode, data: bytes, count: int) -> tuple[list[TreeNode], int]:
+        """Returns the nodes that agree with the first `count` pages of `data`, and how many pages
+        of the last node do."""
         page = self.page_size * 4
-        size = len(data) // page * page
+        size = count * page
         at, node, path = 0, root, []
         while at < size:
             child = node.children.get(data[at:at + page])
             if child is None:
                 break
             path.append(child)
-            if not data.startswith(child.key, at):
+            if at + len(child.key) > size or not data.startswith(child.key, at):
                 return path, _common_tokens(child.key, data, at, size) // self.page_size
             at += len(child.key)
             node = child
         return path, node.size
 
-    def _find(self, key: PrefixKey) -> tuple[list[TreeNode], int]:
-        """Returns the path of the longest usable prefix, and how many pages of its last node are in
-        it."""
+    def _find(self, key: PrefixKey, count: int) -> tuple[list[TreeNode], int]:
+        """Returns the path of the longest usable prefix of the key's first `count` pages, and how
+        many pages of its last node are in it."""
         root = self._roots.get(key.salt)
         if root is None:
             return [], 0
-        path, last = self._walk(root, key.data)
+        path, last = self._walk(root, key.data, count)
         if not self._windowed:
             return path, last
         runs = [[0] * len(self._reach)]
@@ -233,16 +243,16 @@ class RadixCache(EvictableTree):
             upper.nearest = min(upper.near, default=upper.nearest)
             self._recount(node)
             self._recount(upper)
-        self.observer.split(upper, node)
+        for observer in self.observers:
+            observer.split(upper, node)
         return upper
 
-    def _grow(self, parent: TreeNode, data: bytes, at: int, pages: list[Ints],
+    def _grow(self, parent: TreeNode, data: bytes, pages: list[Ints],
               taken: list[list[Ints]]) -> TreeNode:
-        """Adds a leaf with the key's pages from index `at` on."""
-        page = self.page_size * 4
-        node = TreeNode(parent, data[at * page:], pages, len(self._windowed))
+        """Adds a leaf with these tokens and pages."""
+        node = TreeNode(parent, data, pages, len(self._windowed))
         node.seen = self._clock + 1
-        parent.children[node.key[:page]] = node
+        parent.children[node.key[:self.page_size * 4]] = node
         for g in self._full:
             taken[g].append(pages[g].copy())
             self.cached[g] += node.size
@@ -250,7 +260,8 @@ class RadixCache(EvictableTree):
         for g in self._windowed:
             taken[g].append(pages[g][pages[g] != 0])
         self._recount(node)
-        self.observer.grown(node)
+        for observer in self.observers:
+            observer.grown(node)
         return node
 
     def _fill(self, path: list[TreeNode], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:
@@ -305,3 +316,44 @@ def _common_tokens(key: bytes, data: bytes, at: int, size: int) -> int:
     differ = np.frombuffer(key, "<i4", count) != np.frombuffer(data, "<i4", count, at)
     first = int(differ.argmax())
     return first if differ[first] else count
+
+
+# --- images and videos: pages are shared where both tokens and images are the same ----------------
+
+TOKEN = 4
+"""Bytes of an id."""
+HASHED = 0x80
+"""In the last byte of a page's first id: no id has it, so that no text's page equals an image's."""
+ALL = 2**31 - 1
+
+
+def media_key(tokens: bytes, media: Sequence[MediaItem], page_size: int) -> bytes:
+    """Returns the bytes of a `PrefixKey`. tokens: i4[n], of a sequence whose prompt has these
+    items.
+
+    A placeholder's id says nothing about its image. So the ids of a page that holds placeholders
+    give way to a hash of them and of the items they stand for. All that a page holds follows from
+    it and from the pages before: which rows of an item are in it depends on the tokens between the
+    item's beginning and its own. Of a page of p tokens 32 p - 1 bits are hashed, 255 at most.
+    """
+    size, data = page_size * TOKEN, bytearray(tokens)
+    for page in sorted({page for item in media
+                        for page in range(item.start // page_size, -(-item.end // page_size))}):
+        first, at = page * page_size, page * size
+        if at + size > len(data):
+            break  # no whole page: it is never shared
+        digest = sha256(data[at:at + size])
+        for item in media:
+            if item.start < first + page_size and item.end > first:
+                about = f"{item.start - first} {item.video} {item.seconds}"
+                digest.update(item.key + about.encode())
+        own = bytearray((digest.digest() * -(-size // digest.digest_size))[:size])
+        own[TOKEN - 1] |= HASHED
+        data[at:at + size] = own
+    return bytes(data)
+
+
+def shareable(media: Sequence[MediaItem], computed: int) -> int:
+    """Returns how many tokens have pages that may be shared when so many are known to be computed
+    of their own images: those, and text up to the next item."""
+    return next((max(item.start, computed) for item in media if item.end > computed), ALL)

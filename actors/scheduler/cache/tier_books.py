@@ -15,7 +15,7 @@ import numpy as np
 
 from actorium.actors.messages import PageAnswer, PageOrder
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
-from actorium.actors.scheduler.cache.prefix_search import Thing
+from actorium.actors.scheduler.cache.prefix_search import CacheEntry
 
 LOOKED_AT = 512
 """Slots, oldest first, among which one that may be taken is looked for."""
@@ -41,20 +41,20 @@ class TierSlots:
 
     @property
     def spare(self) -> int:
-        """Slots that can be had without waiting, as far as nobody uses them."""
+        """Slots that can be had without waiting, unless they are in use."""
         return len(self._free) + (len(self.clean) if self._disk else len(self.held))
 
     def touch(self, name: bytes) -> bool:
-        """Whether a name is held; it is the most recently used now."""
+        """Returns whether a name is held; it is the most recently used now."""
         if name not in self.held:
             return False
         self.held.move_to_end(name)
         return True
 
     def take(self, at_once: bool = False) -> int | None:
-        """A slot for the caller's use, without a name; the least recently used one that may go
-        where none is free. at_once: rather one that is not on the disk yet than none: what has been
-        used last is worth more. None: each is in use, or not on the disk yet."""
+        """Returns a slot for the caller's use, without a name; the least recently used one that may
+        go where none is free. at_once: rather one that is not on the disk yet than none: what has
+        been used last is worth more. None: each is in use, or not on the disk yet."""
         if self._free:
             slot = self._free.pop()
         else:
@@ -70,7 +70,7 @@ class TierSlots:
         return slot
 
     def _oldest(self, at_once: bool) -> bytes | None:
-        """The name that goes next; see `take`."""
+        """Returns the name that goes next; see `take`."""
         unwritten = None
         for name, _ in zip(self.held, range(LOOKED_AT), strict=False):
             if self.held[name] in self._uses:
@@ -83,16 +83,16 @@ class TierSlots:
         return unwritten if at_once else None
 
     def put(self, name: bytes, slot: int) -> None:
-        """A slot in use gets a name, which none has."""
+        """Gives a slot in use a name, which none has."""
         self._loose.remove(slot)
         self.held[name] = slot
 
     def use(self, slot: int) -> None:
-        """It stays as it is until `done`."""
+        """Keeps a slot as it is until `done`."""
         self._uses[slot] += 1
 
     def done(self, slot: int) -> None:
-        """A use has ended."""
+        """Ends a use of a slot."""
         self._uses[slot] -= 1
         if not self._uses[slot]:
             del self._uses[slot]
@@ -101,7 +101,7 @@ class TierSlots:
                 self._free.append(slot)
 
     def drop(self, name: bytes) -> None:
-        """What it holds is not wanted any more; its slot is free after its last use."""
+        """Drops a name; its slot is free after its last use."""
         slot = self.held.pop(name)
         self.clean.discard(name)
         if slot in self._uses:
@@ -128,13 +128,13 @@ WRITES = 64
 
 
 @dataclass(slots=True, eq=False)
-class DiskAsk:
-    """What a waiting sequence has heard of the disk."""
+class DiskQuery:
+    """What the disk has of a waiting sequence's prefix, as far as its answers have come."""
 
     start: int
     """Index of the first page that it asked for."""
-    found: set[bytes] = field(default_factory=set)
-    """First names of the things that are there."""
+    present: set[bytes] = field(default_factory=set)
+    """First names of the entries that are there."""
     tickets: set[int] = field(default_factory=set)
     """Orders that it waits for."""
 
@@ -144,14 +144,14 @@ class OpenOrder:
     """An order that not all ranks have answered."""
 
     verb: str
-    things: list[Thing]
+    entries: list[CacheEntry]
     """By name, of what is read or found."""
     names: list[bytes]
     slots: list[int]
-    asks: list[DiskAsk]
+    queries: list[DiskQuery]
     waiting: set[int]
     """Ranks."""
-    found: list[int]
+    present: list[int]
     """1 = on all ranks so far."""
 
 
@@ -173,34 +173,34 @@ class DiskBooks:
         self._writing: set[bytes] = set()
         self._reading: dict[bytes, int] = {}
         """Name -> ticket."""
-        self._last: tuple[bytes, DiskAsk] | None = None
+        self._last: tuple[bytes, DiskQuery] | None = None
         self._held = (0, 0)
         """Pages and bytes of the directory, by rank 0."""
         self._order("find", [], [], [])  # says what is there
 
     # --- back ------------------------------------------------------------------------------------
 
-    def find(self, things: list[Thing], start: int, last: bytes) -> DiskAsk:
-        """Asks for things; last: the name of the prefix's last page. The choices of one request ask
-        once."""
+    def find(self, entries: list[CacheEntry], start: int, last: bytes) -> DiskQuery:
+        """Asks the disk for entries; last: the name of the prefix's last page. The choices of one
+        request ask once."""
         if self._last is not None and self._last[0] == last and self._last[1].tickets:
             return self._last[1]
-        ask = DiskAsk(start)
-        if things:
-            self._order("find", things, [thing.names[0] for thing in things], [], ask)
-        self._last = last, ask
-        return ask
+        query = DiskQuery(start)
+        if entries:
+            self._order("find", entries, [entry.names[0] for entry in entries], [], query)
+        self._last = last, query
+        return query
 
-    def read(self, things: Iterable[Thing], ask: DiskAsk) -> bool:
-        """Begins to bring things into slots, as far as there are some; False: none."""
-        names, of, slots = list[bytes](), list[Thing](), list[int]()
-        for thing in things:
-            wanted = [name for name in thing.names if name not in self._slots.held]
+    def read(self, entries: Iterable[CacheEntry], query: DiskQuery) -> bool:
+        """Begins to bring entries into slots, as far as there are some; False: none."""
+        names, of, slots = list[bytes](), list[CacheEntry](), list[int]()
+        for entry in entries:
+            wanted = [name for name in entry.names if name not in self._slots.held]
             under_way = [name for name in wanted if name in self._reading]
             for name in under_way:
                 ticket = self._reading[name]
-                ask.tickets.add(ticket)
-                self._open[ticket].asks.append(ask)
+                query.tickets.add(ticket)
+                self._open[ticket].queries.append(query)
             own = [self._slots.take() for name in wanted if name not in self._reading]
             if None in own:
                 for slot in own:
@@ -208,16 +208,16 @@ class DiskBooks:
                         self._slots.done(slot)
                 break
             names += [name for name in wanted if name not in self._reading]
-            of += [thing] * len(own)
+            of += [entry] * len(own)
             slots += [slot for slot in own if slot is not None]
         if names:
-            self._order("read", of, names, slots, ask)
-        return bool(ask.tickets)
+            self._order("read", of, names, slots, query)
+        return bool(query.tickets)
 
     # --- out -------------------------------------------------------------------------------------
 
     def add(self, name: bytes) -> None:
-        """A slot's copy is confirmed: it may be written."""
+        """Has a name written, whose copy in its slot is confirmed."""
         if name not in self._slots.clean and name not in self._writing:
             self._dirty[name] = None
 
@@ -245,19 +245,19 @@ class DiskBooks:
         self._dirty.clear()
         self._last = None
         for order in self._open.values():
-            order.found = [0] * len(order.names)
+            order.present = [0] * len(order.names)
         self._order("wipe", [], [], [])
 
     # --- orders ----------------------------------------------------------------------------------
 
-    def _order(self, verb: str, things: list[Thing], names: list[bytes], slots: list[int],
-               ask: DiskAsk | None = None) -> None:
+    def _order(self, verb: str, entries: list[CacheEntry], names: list[bytes], slots: list[int],
+               query: DiskQuery | None = None) -> None:
         self._tickets += 1
-        asks = [] if ask is None else [ask]
-        self._open[self._tickets] = OpenOrder(verb, things, names, slots, asks,
+        queries = [] if query is None else [query]
+        self._open[self._tickets] = OpenOrder(verb, entries, names, slots, queries,
                                               set(range(self._ranks)), [1] * len(names))
-        if ask is not None:
-            ask.tickets.add(self._tickets)
+        if query is not None:
+            query.tickets.add(self._tickets)
         if verb == "read":
             self._reading.update(dict.fromkeys(names, self._tickets))
         self._out.append(PageOrder(self._epoch, self._tickets, verb,  # type: ignore[arg-type]
@@ -271,33 +271,33 @@ class DiskBooks:
         return out
 
     def answered(self, answer: PageAnswer) -> None:
-        """A rank has done an order: it counts when all have."""
+        """Takes a rank's answer to an order: it counts when all ranks have answered."""
         order = self._open.get(answer.ticket)
         if order is None or answer.rank not in order.waiting:
             return
         order.waiting.discard(answer.rank)
         if not answer.rank:
             self._held = answer.pages, answer.disk_bytes
-        for i, found in enumerate(answer.found.ljust(len(order.found), b"\0")):
+        for i, found in enumerate(answer.found.ljust(len(order.present), b"\0")):
             self.corrupt += found == 2
             self.late += found == 3
-            order.found[i] &= found == 1
+            order.present[i] &= found == 1
         if order.waiting:
             return
         del self._open[answer.ticket]
-        for ask in order.asks:
-            ask.tickets.discard(answer.ticket)
+        for query in order.queries:
+            query.tickets.discard(answer.ticket)
         if order.verb == "find":
-            for ask in order.asks:
-                ask.found |= {name for name, there in zip(order.names, order.found, strict=True)
-                              if there}
+            for query in order.queries:
+                query.present |= {name for name, there in
+                                  zip(order.names, order.present, strict=True) if there}
         elif order.verb == "read":
             self._read(order)
         else:
             self._wrote(order)
 
     def _read(self, order: OpenOrder) -> None:
-        for thing, name, slot, there in zip(order.things, order.names, order.slots, order.found,
+        for entry, name, slot, there in zip(order.entries, order.names, order.slots, order.present,
                                             strict=True):
             del self._reading[name]
             if there and name not in self._slots.held:
@@ -305,12 +305,12 @@ class DiskBooks:
                 self._slots.clean.add(name)
                 self.read_back += 1
             elif not there:
-                for ask in order.asks:
-                    ask.found.discard(thing.names[0])
+                for query in order.queries:
+                    query.present.discard(entry.names[0])
             self._slots.done(slot)
 
     def _wrote(self, order: OpenOrder) -> None:
-        for name, slot, there in zip(order.names, order.slots, order.found, strict=True):
+        for name, slot, there in zip(order.names, order.slots, order.present, strict=True):
             self._writing.discard(name)
             self.written += there
             self.unwritten += not there
@@ -319,7 +319,7 @@ class DiskBooks:
             self._slots.done(slot)
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {"disk_pages": self._held[0], "disk_bytes": self._held[1],
                 "disk_pages_written": self.written,
                 "disk_pages_unwritten": self.unwritten + self._slots.unwritten,

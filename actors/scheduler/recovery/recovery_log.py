@@ -1,8 +1,8 @@
 """The scheduler's memory beyond a request's end and its own: records for the ledger, ended requests
 for a detokenizer or a client that has missed something, and their restoration in its next life.
 
-Requests may outlive their clients, for whoever takes them up by name: what stands before the first
-"." of a rid names a request, what follows says what was asked.
+Requests may outlive their clients, for another that takes them up by name: what stands before the
+first "." of a rid names a request, what follows says what was asked.
 
 Pure. What is written down goes out as `Send(LEDGER, record)` before the news that it is about.
 """
@@ -43,7 +43,7 @@ from actorium.actors.scheduler.slot_table import SlotTable
 
 
 def name_of(rid: str) -> str:
-    """The part of a rid that names the request."""
+    """Returns the part of a rid that names the request."""
     return rid.partition(".")[0]
 
 
@@ -54,21 +54,21 @@ class LingeringRequests:
         self._named: dict[tuple[str, str], RequestState] = {}
 
     def add(self, request: RequestState) -> None:
-        """From now on, instead of an older one of its name."""
+        """Adds a request in place of an older one of its name."""
         if request.submit.linger:
-            self._named[_place(request)] = request
+            self._named[_name_key(request)] = request
 
     def drop(self, request: RequestState) -> None:
-        """Unless a later one has its name."""
-        if request.submit.linger and self._named.get(_place(request)) is request:
-            del self._named[_place(request)]
+        """Drops a request, unless a later one has its name."""
+        if request.submit.linger and self._named.get(_name_key(request)) is request:
+            del self._named[_name_key(request)]
 
     def get(self, rid: str, tenant: str) -> RequestState | None:
-        """The tenant's request of the rid's name, whatever it asked."""
+        """Returns the tenant's request of the rid's name, whatever it asked."""
         return self._named.get((tenant, name_of(rid)))
 
 
-def _place(request: RequestState) -> tuple[str, str]:
+def _name_key(request: RequestState) -> tuple[str, str]:
     return request.submit.tenant, name_of(request.submit.rid)
 
 
@@ -110,7 +110,7 @@ class RetainedRequests:
         return (request for _, request, _ in self._kept.values())
 
     def keep(self, request: RequestState, now: float) -> None:
-        """From now on, instead of an older one of the same key. A request that lingered and was
+        """Keeps a request in place of an older one of the same key. A request that lingered and was
         aborted may be sent again under its name."""
         self.drop(request.key)
         if request.submit.linger and any(
@@ -136,7 +136,7 @@ class RetainedRequests:
             self.lingering.drop(kept[1])
 
     def expire(self, now: float) -> None:
-        """Drop those whose time is over."""
+        """Drops those whose time is over."""
         while self._kept and next(iter(self._kept.values()))[0] <= now:
             self.drop(next(iter(self._kept)))
 
@@ -159,18 +159,18 @@ class RecoveryLog:
     # --- the ledger ---
 
     def admitted(self, request: RequestState) -> None:
-        """A request was accepted."""
+        """Records a request that was accepted."""
         self._lingering.add(request)
         if self._writes:
             first = request.choices[0].sid
             self._write(make_record(ADMISSION, AdmissionRecord(request.submit, first)))
 
     def restored(self, request: RequestState) -> None:
-        """An unfinished request of the actor's earlier life goes on."""
+        """Takes note of an unfinished request of an earlier life, which goes on."""
         self._lingering.add(request)
 
     def reported(self, batch: TokenBatch) -> None:
-        """A batch is about to be sent to the detokenizer."""
+        """Records a batch that is about to be sent to the detokenizer."""
         if self._writes:
             self._write(make_record(BATCH, batch))
 
@@ -183,20 +183,21 @@ class RecoveryLog:
         return records
 
     def all_records(self, state: SchedulerState) -> Iterator[list[LedgerRecord]]:
-        """The ledger's records of everything that must not be forgotten, a request at a time."""
+        """Returns the ledger's records of everything that must not be forgotten, a request at a
+        time."""
         for request in [*self.retained, *state.requests.values()]:
             yield self._request_records(request, state.table)
 
     @staticmethod
     def _request_records(request: RequestState, table: SlotTable) -> list[LedgerRecord]:
-        """The records that say all of a request."""
+        """Returns the records that say all of a request."""
         return list(entry_records(LedgerEntry(request.submit, [
             _choice_record(choice, table) for choice in request.choices])))
 
     # --- ended requests, and those of other clients ---
 
     def finished(self, requests: list[RequestState], now: float) -> None:
-        """These requests have ended; empties the list."""
+        """Retains requests that have ended, and empties the list."""
         for request in requests:
             self._lingering.drop(request)
             if self.keep_history:
@@ -215,8 +216,8 @@ class RecoveryLog:
         self._journal.clear()
 
     def queue_retained(self, sids: Sequence[int]) -> None:
-        """A new detokenizer must hear of every request that is remembered, one that has missed
-        something of those of these sequences: see `next_retained`."""
+        """Queues every retained request to be reported to a new detokenizer, or those of these
+        sequences to one that has missed something: see `next_retained`."""
         if not sids:
             self._to_resend = deque(self.retained)
             return
@@ -225,7 +226,7 @@ class RecoveryLog:
                             if not wanted.isdisjoint(choice.sid for choice in request.choices)]
 
     def next_retained(self) -> list[RequestState]:
-        """A few of the ended requests that have to be reported again."""
+        """Returns a few of the ended requests that have to be reported again."""
         return [self._to_resend.popleft()
                 for _ in range(min(RESENT_AT_ONCE, len(self._to_resend)))]
 
@@ -234,10 +235,10 @@ class RecoveryLog:
         """There are more requests to report again."""
         return bool(self._to_resend)
 
-    def recall(self, state: SchedulerState, recall: Recall,
+    def find_resumed(self, state: SchedulerState, recall: Recall,
                now: float) -> tuple[RequestState | None, bool]:
-        """The request that a client asks for; and, where there is none, whether its name belongs
-        to a request that asked for something else."""
+        """Returns the request that a client asks for; and, where there is none, whether its name
+        belongs to a request that asked for something else."""
         self.finished(state.finished_requests, now)
         key = recall.client, recall.rid
         request = state.requests.get(key) or self.retained.get(key)
@@ -250,9 +251,10 @@ class RecoveryLog:
             return self._adopt(state, found, recall.client, now), False
         return None, found is not None
 
-    def recall_submitted(self, state: SchedulerState, submit: Submit,
+    def find_repeated(self, state: SchedulerState, submit: Submit,
                          now: float) -> RequestState | None:
-        """The request that `submit` repeats, if that one has ended or is another client's."""
+        """Returns the request that `submit` repeats, if that one has ended or is another client's.
+        """
         self.finished(state.finished_requests, now)
         known = self.retained.get((submit.client, submit.rid))
         if known is None and submit.linger:
@@ -263,7 +265,7 @@ class RecoveryLog:
         return known
 
     def _find_lingering(self, asked: Recall | Submit) -> RequestState | None:
-        """The tenant's lingering request of that name, whichever client it belongs to."""
+        """Returns the tenant's lingering request of that name, whichever client it belongs to."""
         for group in (self._lingering, self.retained.lingering):
             request = group.get(asked.rid, asked.tenant)
             if request is not None:
@@ -272,7 +274,7 @@ class RecoveryLog:
 
     def _adopt(self, state: SchedulerState, request: RequestState, client: bytes,
                now: float) -> RequestState:
-        """Makes a request another client's: first in the ledger, then for everybody."""
+        """Gives a request to another client, in the ledger, too."""
         if request.live:
             state.change_client(request, client)
         else:
@@ -285,17 +287,17 @@ class RecoveryLog:
         return request
 
     def gauges(self) -> dict[str, float]:
-        """For the heartbeat."""
+        """Returns the gauges for the heartbeat."""
         return {"retained": len(self.retained), "retained_bytes": self.retained.bytes}
 
 
 def keeps_history(recovery: RecoveryConfig) -> bool:
-    """Whether anything is remembered beyond this life."""
+    """Returns whether anything is remembered beyond this life."""
     return recovery.restart or recovery.ledger_dir is not None
 
 
 def retained_bytes(request: RequestState) -> int:
-    """Bytes that are kept of a request that is over, nearly."""
+    """Returns how many bytes are kept of a request that is over, nearly."""
     submit = request.submit
     size = REQUEST_BYTES + len(submit.prompt) + len(submit.grammar)
     size += UNPACKED * len(_encode((submit.params, submit.text, submit.rules)))
@@ -307,7 +309,7 @@ def retained_bytes(request: RequestState) -> int:
 
 
 def _compact(request: RequestState) -> None:
-    """Drop what only a living request needs, and join what came in pieces."""
+    """Drops what only a living request needs, and joins what came in pieces."""
     for choice in request.choices:
         choice.key = choice.match = choice.started = None
         choice.logprobs = joined_rows(choice.logprobs)
@@ -317,13 +319,13 @@ def _compact(request: RequestState) -> None:
 def joined_rows(rows: list[RowLogprobs]) -> list[RowLogprobs]:
     """Joins logprobs of consecutive tokens into as few rows as possible: one, unless the number of
     alternatives differs."""
-    found: list[RowLogprobs] = []
+    joined: list[RowLogprobs] = []
     for _, group in groupby(rows, key=_alternatives):
         several = list(group)
         chosen, ranks, ids, values = (b"".join(column) for column in
                                       zip(*map(_columns, several), strict=True))
-        found.append(RowLogprobs(several[0].row, several[0].start, chosen, ranks, ids, values))
-    return found
+        joined.append(RowLogprobs(several[0].row, several[0].start, chosen, ranks, ids, values))
+    return joined
 
 
 def _columns(row: RowLogprobs) -> tuple[bytes, bytes, bytes, bytes]:
@@ -343,10 +345,10 @@ def _choice_record(sequence: SequenceState, table: SlotTable) -> SequenceOutput:
 # --- reading the ledger ---------------------------------------------------------------------------
 
 def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
-    """The requests of the ledger in order of admission (a compaction writes down those that it
-    finds behind those that come meanwhile); those without a living sequence are over.
-    timeout: seconds, for those with a deadline in the time of another boot that is not to be had
-    back from their arrival."""
+    """Returns the requests of the ledger in order of admission (a compaction writes down those that
+    it finds behind those that come meanwhile); those without a living sequence are over. timeout:
+    seconds, for those with a deadline in the time of another boot that is not to be had back from
+    their arrival."""
     for entry in sorted(past.history.entries.values(), key=lambda entry: entry.choices[0].sid):
         submit = entry.submit
         if not past.same_boot:
@@ -358,7 +360,7 @@ def restore_requests(past: PriorRun, timeout: float) -> Iterator[RequestState]:
 
 
 def in_this_boot(submit: Submit, now: float, timeout: float) -> Submit:
-    """The request with times of this boot of the machine, as if it came now; see
+    """Returns the request with times of this boot of the machine, as if it came now; see
     `restore_requests`."""
     deadline = submit.deadline
     if deadline is not None:

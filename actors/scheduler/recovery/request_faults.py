@@ -62,7 +62,7 @@ class RequestFaults:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None,
                  trace: TracebackType | None) -> bool:
-        """True = the exception goes no further; its request is in `failed`."""
+        """Returns whether the exception goes no further; its request is then in `failed`."""
         key, self._key = self._key, None
         if error is None:
             self.journal.clear()
@@ -75,8 +75,8 @@ class RequestFaults:
         return True
 
     def refusal_for(self, client: bytes, rid: str, grammar: str = "") -> Quarantined | None:
-        """Why a request is not to be worked on: a scheduler before this one has died of it, or of
-        its grammar."""
+        """Returns why a request is not to be worked on: a scheduler before this one has died of it,
+        or of its grammar."""
         journal = self.journal
         if journal.convictions and (
                 journal.convicted(request_name(client, rid))
@@ -85,7 +85,8 @@ class RequestFaults:
         return None
 
     def convict(self, request: RequestState, error: BaseException) -> None:
-        """The actor is about to end because of this request, work on which has raised `error`."""
+        """Convicts the request because of which the actor is about to end: work on it has raised
+        `error`."""
         if not isinstance(error, PROCESS_FAULTS):
             self.journal.convict(request.name)
 

@@ -1,7 +1,7 @@
 """Who kills the worker: found by halves, as in group testing, and convicted only when caught alone.
 
 Pure. When a worker dies, every sequence of the plans it had not answered is a suspect. All of them
-are put on trial: until it is over nobody else runs. Most deaths are nobody's fault, and then no
+are put on trial: until it is over no other runs. Most deaths are no request's fault, and then no
 stream has waited for another one. A death splits the group on trial, one half of which is tried
 next; a group all of whose members got through the steps they need is cleared. A sequence that was
 alone in the plans of two deaths in a row is convicted.
@@ -19,8 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable
 
-from actorium.actors.scheduler.plan_record import PlanRecord
-from actorium.actors.scheduler.request_state import RequestState
+from actorium.actors.scheduler.request_state import PlanRecord, RequestState
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 
 MOST_STEPS = 16
@@ -38,7 +37,7 @@ class Suspects:
         self._steps: dict[int, int] = {}
         """Of the members on trial: decode steps survived."""
         self._needed: dict[int, int] = {}
-        """Decode steps that whoever was ever suspected has to survive."""
+        """Decode steps that each sequence that was ever suspected has to survive."""
         self._alone: int | None = None
         """Who was alone in the plans of the last death."""
 
@@ -49,12 +48,12 @@ class Suspects:
 
     @property
     def circle(self) -> int:
-        """Size of the group on trial; 0 = nobody is suspected."""
+        """Size of the group on trial; 0 = none is suspected."""
         return len(self._groups[-1]) if self._groups else 0
 
     def died(self, planned: Collection[int], alive: Collection[int]) -> int | None:
-        """The worker died with these sequences in its unanswered plans, of all that live. Returns
-        the one that is convicted of it, if any."""
+        """Narrows the suspects: the worker died with these sequences in its unanswered plans, of
+        all that live. Returns the one that is convicted of it, if any."""
         self._groups = [kept for group in self._groups
                         if (kept := [sid for sid in group if sid in alive])]
         self.settle(alive)
@@ -93,7 +92,7 @@ class Suspects:
         return None
 
     def decoded(self, sids: Iterable[int]) -> None:
-        """A step came back in which these decoded."""
+        """Counts a step that came back, in which these decoded."""
         if not self._groups:
             return
         group = self._groups[-1]
@@ -123,12 +122,13 @@ class SuspectTrials:
 
     def __init__(self) -> None:
         self.active = False
-        """Whether anybody is on trial: `restrict` and `decoded` have something to do."""
+        """Whether any sequence is on trial: `restrict` and `decoded` have something to do."""
         self._suspects = Suspects()
 
     def worker_died(self, state: SchedulerState,
                     unanswered: Iterable[PlanRecord]) -> RequestState | None:
-        """The worker has died with these plans. Returns the request to be ended for it, if any."""
+        """Takes the plans with which the worker has died. Returns the request to be ended for it,
+        if any."""
         sequences = state.sequences
         planned = {sid for record in unanswered
                    for sid in (*record.sids.tolist(), *record.extends.values())}
@@ -147,14 +147,14 @@ class SuspectTrials:
                     state.preempt(sequence, "worker")
 
     def decoded(self, record: PlanRecord) -> None:
-        """A step came back."""
+        """Takes note that a step came back."""
         self._suspects.decoded(record.sids[record.firsts:].tolist())
 
     def gauges(self, state: SchedulerState) -> dict[str, float]:
-        """Size of the group on trial, sequences convicted, and those that wait for the end of a
-        trial that is not theirs."""
+        """Returns the size of the group on trial, sequences convicted, and those that wait for the
+        end of a trial that is not theirs."""
         trial = state.trial
         held = 0 if trial is None else sum(
-            not one.slot for sid, one in state.sequences.items() if sid not in trial)
+            not sequence.slot for sid, sequence in state.sequences.items() if sid not in trial)
         return {"suspects": self._suspects.circle, "quarantined": self._suspects.convictions,
                 "waiting_deferred": held}

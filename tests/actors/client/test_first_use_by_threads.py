@@ -14,7 +14,7 @@ from actorium.actors.launcher.crash_reports import _decode_status as of_crashes
 from actorium.actors.launcher.engine import _decode_status as of_engines
 from actorium.actors.messages import (Accepted, ActorStatus, Delta, Status, TextBatch,
                                       TokenLogprob, Usage)
-from actorium.actors.structured.grammar_process import GrammarVerdict, _decode_verdict
+from actorium.actors.structured.grammar_validator import GrammarVerdict, _decode_verdict
 from actorium.actors.tokenizer.template_renderer import Rendered, _decode_rendered
 from actorium.tools.cli.status import _decode as of_ps
 import msgspec

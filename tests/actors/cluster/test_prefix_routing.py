@@ -18,8 +18,8 @@ from actorium.actors.cluster.routing.routing_policy import (
 )
 from actorium.actors.messages import StepResult
 from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
-from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.request_metrics import PromptWork
+from actorium.actors.scheduler.request_state import PlanRecord
 
 PAGE = 4
 
@@ -224,7 +224,7 @@ def test_who_finds_less_than_its_replica_had_said_is_counted() -> None:
     (home,) = [index for index, routed in held.items() if routed == 2]
     tree = box.replicas[home].bare.state.kv_cache.tree
     assert tree is not None
-    tree.observer = type(tree.observer)()  # nobody is told any more
+    tree.observers = []  # nobody is told any more
     box.replicas[home].bare.state.kv_cache.flush()
     box.submit(prompt)
     box.run()

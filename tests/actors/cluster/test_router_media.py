@@ -19,7 +19,7 @@ from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.preflight import check_replicas
 from actorium.actors.messages import Cancel, Hello, MediaItem, Recall, Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 
 PAD = 7
 
@@ -153,7 +153,7 @@ def test_whatever_ends_a_request_frees_its_images(config: Config) -> None:
 def pages(media: list[MediaItem]) -> list[int]:
     """The numbers of such a prompt's pages of four tokens, as the router has them."""
     data = b"".join(token.to_bytes(4, "little") for token in prompt())
-    return pages_of(Submit("r", b"c", data, 1, Resolved(max_tokens=4), TextParams(), 1,
+    return pages_of(Submit("r", b"c", data, 1, ResolvedParams(max_tokens=4), TextParams(), 1,
                            media=media), 4).tolist()
 
 

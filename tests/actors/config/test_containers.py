@@ -47,7 +47,7 @@ from actorium.actors.messages import (
     Tokenize,
     Usage,
 )
-from actorium.actors.params import Resolved, SamplingParams, TextParams
+from actorium.actors.params import ResolvedParams, SamplingParams, TextParams
 from actorium.actors.runtime import client_endpoint as front_module
 from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.tokenizer.core import TokenizerCore
@@ -233,7 +233,7 @@ def test_router(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_a_submit_that_is_refused_leaves_nothing() -> None:
-    core, params = Ring(config()).scheduler, Resolved(max_tokens=4)
+    core, params = Ring(config()).scheduler, ResolvedParams(max_tokens=4)
 
     def once(number: int) -> None:
         core.on_message(Submit(f"x{number}", b"c", b"123", 1, params, TextParams(), 1), 1.0)

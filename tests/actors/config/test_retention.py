@@ -98,7 +98,7 @@ def clients_reached(monkeypatch: pytest.MonkeyPatch) -> Any:
     readers = ClientConnections()
     for number in range(3 * fewer(monkeypatch, "detokenizer.client_connections",
                                   "REACHED_CLIENTS")):
-        readers.here(client(number))
+        readers.connected(client(number))
     return readers
 
 
@@ -188,8 +188,7 @@ def test_events_of_a_vanished_client_are_bounded() -> None:
     departed.give_up_requests(b"c", [rid(1), rid(2)])
     departed.give_up_requests(b"c", [rid(2), rid(3)])
     open_ = Open(sid=1, client=b"c", rid=rid(3), index=0, prompt=b"", text=TextParams())
-    told = departed.known_end(open_)
-    assert told is not None and told.news == Cancel(rid(3), b"c")
+    assert departed.reply_if_over(open_) == [Cancel(rid(3), b"c")]
     assert departed.pop_lost(b"c") == [rid(1), rid(2), rid(3)] and departed.pop_lost(b"c") == []
     departed.give_up_requests(b"c", [rid(number) for number in range(2 * retention.LOST_REQUESTS)])
     departed.give_up_requests(b"d", [rid(7)])

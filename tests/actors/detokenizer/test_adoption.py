@@ -31,7 +31,7 @@ from actorium.actors.messages import (
     TextBatch,
     Unknown,
 )
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 
 A, B = b"gateway-a", b"gateway-b"
 RID = "name.asked"
@@ -44,7 +44,7 @@ def ring() -> Ring:
 
 def submit(client: bytes = A, linger: float = 9.0, tenant: str = "t", rid: str = RID,
            tokens: int = 30) -> Submit:
-    return Submit(rid, client, column([1, 2, 3]), 1, Resolved(max_tokens=tokens, eos_ids=[]),
+    return Submit(rid, client, column([1, 2, 3]), 1, ResolvedParams(max_tokens=tokens, eos_ids=[]),
                   TextParams(), seed=7, linger=linger, tenant=tenant)
 
 

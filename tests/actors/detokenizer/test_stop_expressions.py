@@ -14,8 +14,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from actorium.actors.detokenizer.linear_regex import MAX_STATES, Automaton
-from actorium.actors.detokenizer.stop_regex import LONGEST, MOST_HELD, StopRegexChecker
-from actorium.actors.detokenizer.stop_strings import StopMatch
+from actorium.actors.detokenizer.stop_strings import LONGEST, MOST_HELD, StopMatch, StopRegexChecker
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import SamplingParams
 from actorium.actors.tokenizer.defaults import ModelFacts, check_params

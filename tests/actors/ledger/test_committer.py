@@ -24,7 +24,7 @@ from actorium.actors.ledger.segments import (
     remove_finished,
 )
 from actorium.actors.messages import Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.rundir import RunDir
 
 
@@ -255,7 +255,7 @@ def test_where_the_ledger_is(tmp_path: Path) -> None:
 
 
 def test_a_ledger_of_another_model(tmp_path: Path) -> None:
-    submit = Submit("r", b"c", b"\0\0\0\0", 1, Resolved(max_tokens=1), TextParams(), seed=1)
+    submit = Submit("r", b"c", b"\0\0\0\0", 1, ResolvedParams(max_tokens=1), TextParams(), seed=1)
     ledger = open_ledger(context(tmp_path, tmp_path / "own", "one"))
     assert ledger is not None
     ledger.append(ADMISSION, AdmissionRecord(submit, 1))

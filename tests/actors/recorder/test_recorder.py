@@ -20,7 +20,7 @@ from actorium.actors.core import Context
 from actorium.actors.ledger.ledger import Ledger
 from actorium.actors.ledger.records import META, LedgerMeta
 from actorium.actors.messages import Admit, StepPlan, StepResult, Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.recorder import recording as files
 from actorium.actors.recorder.recorder import plan_checksum
 from actorium.actors.recorder.recording import BadRecording, Recording
@@ -171,10 +171,10 @@ def test_no_text_is_in_a_recording(tmp_path: Path) -> None:
         where.mkdir()
         ring = Taped(where, with_recorder(config(), prompts=prompts))
         ring.tell(Submit(rid="r", client=CLIENT, prompt=column(secret), n=1, seed=5,
-                         params=Resolved(max_tokens=70, logit_bias=bias, logprobs=2),
+                         params=ResolvedParams(max_tokens=70, logit_bias=bias, logprobs=2),
                          text=TextParams(stop=("swordfish",))))
         ring.submits["r"] = Submit(rid="r", client=CLIENT, prompt=column(secret), n=1, seed=5,
-                                   params=Resolved(max_tokens=70), text=TextParams())
+                                   params=ResolvedParams(max_tokens=70), text=TextParams())
         ring.run()
         return (where / "scheduler.tape0").read_bytes(), ring.heard[1].tokens
 
@@ -222,7 +222,8 @@ def test_what_is_emitted_continues_the_prompt(page: int) -> None:
             prompt = [dice.randrange(1000) for _ in range(dice.randrange(1, 40))]
             whole[name], seat[slot] = prompt, name
             redacted[name] = ints(redactor.redact_tokens(column(prompt)))
-            admits = [Admit(slot, column(prompt), len(prompt), 0, b"", Resolved(max_tokens=9), 0)]
+            admits = [Admit(slot, column(prompt), len(prompt), 0, b"", ResolvedParams(max_tokens=9),
+                            0)]
         new = {a.slot for a in admits}
         decode = [s for s in seat if s not in new]
         extend = [[a.slot, len(a.tokens) // 4] for a in admits]

@@ -142,7 +142,7 @@ def test_receive_stops_at_its_limit_and_reports_it(context: zmq.Context[Any], ba
 def samples() -> dict[str, list[bytes]]:
     """A good frame or two for each union."""
     params = SamplingParams(stop=["x"], logit_bias={3: 1.0})
-    resolved = m.Resolved(max_tokens=3)
+    resolved = m.ResolvedParams(max_tokens=3)
     return {
         "ToTokenizerFront": [encode(Generate("r", params, text="hello")), encode(m.Abort("r"))],
         "ToDetokenizerFront": [encode(m.Attach())],

@@ -189,13 +189,13 @@ def test_a_corrupt_slot_is_nobodys_until_its_last_reader_is_through() -> None:
     begin(kv_cache, tier, 7, longer)
     slots = slots_of(tier.planned(2)[1])
     begin(kv_cache, tier, 8, longer)
-    tier.loaded(2, np.array(slots, np.int32).tobytes())
+    tier.copied(2, 0, np.array(slots, np.int32).tobytes())
     keep(kv_cache, key_of(500, 2), 9)
     kv_cache.flush()
     stored, loaded = tier.planned(3)
     assert not stored and slots_of(loaded) == slots
     kv_cache.audit(tier.holders())
-    tier.loaded(3, np.array(slots, np.int32).tobytes())
+    tier.copied(3, 0, np.array(slots, np.int32).tobytes())
     kv_cache.audit(tier.holders())
     assert tier.gauges()["host_pages_corrupt"] == 2 and not tier.gauges()["host_pages"]
     assert tier.gauges()["host_pages_unstored"] == 2
@@ -220,9 +220,8 @@ def test_who_watches_a_tree_is_not_put_out_by_another_nor_by_a_repair() -> None:
 
     kv_cache, tier = small_tier()
     cuts = Cuts()
-    for _ in range(2):
-        assert kv_cache.tree is not None
-        kv_cache.tree.observer.add(cuts)
+    assert kv_cache.tree is not None
+    kv_cache.tree.observers.append(cuts)
     keep(kv_cache, key_of(0, 2))
     kv_cache.flush()
     assert cuts.count == 2 and tier.stored == 2
@@ -242,7 +241,7 @@ def test_a_burst_gives_up_what_was_used_longest_ago_and_not_what_comes() -> None
         keep(kv_cache, key_of(100 * number, pages), number + 1)
         kv_cache.flush()
         tier.planned(number + 1)
-        tier.loaded(number + 1, b"")
+        tier.copied(number + 1, 0, b"")
     found = tier.gauges()
     assert (found["host_pages"], found["host_pages_unstored"]) == (4, 0)
     assert (found["host_pages_evicted"], found["disk_pages_unwritten"]) == (2, 2)

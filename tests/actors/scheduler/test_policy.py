@@ -4,37 +4,58 @@ from __future__ import annotations
 
 import random
 from collections import Counter
+from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from actorium.actors.messages import Submit
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.admission import (
     AdmissionReserve,
     RunningView,
     choose_victim,
 )
-from actorium.actors.scheduler.admission_checks import misses_deadline
 from actorium.actors.scheduler.queue_policies import (
+    PATIENCE,
     VirtualTokenCounter,
-    WaitingView,
+    WaitingQueue,
+    fair_key,
     fcfs_key,
-    next_fair,
-    next_fcfs,
-    next_lpm,
-    next_priority,
-    passed_over,
+    lpm_key,
     priority_key,
 )
+from actorium.actors.scheduler.request_lifecycle import misses_deadline
+from actorium.actors.scheduler.request_state import SequenceState, new_request_state
 
 TENANTS = ("", "a", "b", "c")
 
 
-def waiting_of(rows: list[tuple[str, int, int, int, bool, int]]) -> list[WaitingView]:
-    return [WaitingView(sid=100 + i, tenant=t, priority=p, arrival=a, tokens=c + 1, cached=c,
-                        preempted=pre, passed=passed)
-            for i, (t, p, a, c, pre, passed) in enumerate(rows)]
+class Waiting(NamedTuple):
+    """What the policies read of a waiting sequence, and its tokens in the prefix cache."""
+
+    tenant: str
+    priority: int
+    sid: int
+    cached: int = 0
+    preempted: bool = False
+    passed: int = 0
+
+
+def waiting_of(rows: list[tuple[str, int, int, int, bool, int]]) -> list[Waiting]:
+    return [Waiting(*row) for row in rows]
+
+
+def lpm(waiting: Any, patience: int = 64) -> Any:
+    return lpm_key(waiting, waiting.cached, patience)
+
+
+def queued(sid: int, tenant: str = "") -> SequenceState:
+    submit = Submit(f"r{sid}", b"c", b"1234", 1, ResolvedParams(max_tokens=1), TextParams(), 1,
+                    tenant=tenant)
+    return new_request_state(submit, sid).choices[0]
 
 
 queues = st.lists(
@@ -46,81 +67,78 @@ queues = st.lists(
 # --- order ----------------------------------------------------------------------------------------
 
 @given(queues)
-def test_fcfs_takes_preempted_first_then_by_arrival(queue: list[WaitingView]) -> None:
-    chosen = queue[next_fcfs(queue)]
+def test_fcfs_takes_preempted_first_then_by_arrival(queue: Any) -> None:
+    chosen = min(queue, key=fcfs_key)
     for other in queue:
         if other.preempted == chosen.preempted:
-            assert chosen.arrival <= other.arrival
+            assert chosen.sid <= other.sid
         else:
             assert chosen.preempted
-    assert chosen == min(queue, key=fcfs_key)
 
 
 @given(queues)
-def test_priority_never_takes_a_lower_before_a_higher(queue: list[WaitingView]) -> None:
-    left, order = list(queue), []
-    while left:
-        order.append(left.pop(next_priority(left)))
+def test_priority_never_takes_a_lower_before_a_higher(queue: Any) -> None:
+    order = sorted(queue, key=priority_key)
     for first, then in zip(order, order[1:], strict=False):
         assert first.priority >= then.priority
         if first.priority == then.priority:
             assert first.preempted >= then.preempted
             if first.preempted == then.preempted:
-                assert first.arrival < then.arrival
-    assert order == sorted(queue, key=priority_key)
+                assert first.sid < then.sid
 
 
 @given(queues, st.integers(0, 5))
-def test_lpm_takes_the_longest_match_ties_by_arrival(queue: list[WaitingView],
-                                                     patience: int) -> None:
-    chosen = queue[next_lpm(queue, patience)]
+def test_lpm_takes_the_longest_match_ties_by_arrival(queue: Any, patience: int) -> None:
+    chosen = min(queue, key=lambda w: lpm(w, patience))
     pool = [w for w in queue if w.preempted] or [w for w in queue if w.passed > patience]
     if pool:
-        assert chosen == min(pool, key=lambda w: w.arrival)
+        assert chosen == min(pool, key=lambda w: w.sid)
     else:
         best = max(w.cached for w in queue)
-        assert chosen == min((w for w in queue if w.cached == best), key=lambda w: w.arrival)
+        assert chosen == min((w for w in queue if w.cached == best), key=lambda w: w.sid)
 
 
 def test_lpm_starves_nobody() -> None:
     """One without a match against a stream that always has better ones."""
-    patience, passed = 5, Counter[int]()
-    queue = waiting_of([("", 0, 0, 0, False, 0)])
-    for arrival in range(1, 50):
-        queue += waiting_of([("", 0, arrival, 64, False, 0)])
-        queue = [w._replace(passed=passed[w.arrival]) for w in queue]
-        chosen = queue.pop(next_lpm(queue, patience))
-        over = set(passed_over(queue, chosen))
-        passed.update(w.arrival for w in queue if w.sid in over and w.arrival < chosen.arrival)
-        if chosen.arrival == 0:
+    queue, cached = WaitingQueue("lpm"), {0: 0}
+    queue.push(queued(0))
+    for sid in range(1, 90):
+        queue.push(queued(sid))
+        cached[sid] = 64
+        chosen = queue.choose(lambda sequence: cached[sequence.sid])
+        assert chosen is not None
+        queue.admit(chosen)
+        if chosen.sid == 0:
             break
-    assert chosen.arrival == 0
-    assert arrival == patience + 2
+    assert chosen.sid == 0
+    assert sid == PATIENCE + 2
 
 
 def test_skips_count_only_for_earlier_requests() -> None:
-    queue = waiting_of([("", 0, 5, 0, False, 0), ("", 0, 9, 16, False, 0), ("", 0, 2, 0, False, 0)])
-    assert passed_over(queue, queue[0]) == [102]
-    assert passed_over(queue, queue[1]) == [100, 102]
+    queue = WaitingQueue("lpm")
+    first, second, third = sequences = [queued(sid) for sid in (2, 5, 9)]
+    for sequence in sequences:
+        queue.push(sequence)
+    queue.admit(second)
+    assert [s.passed for s in sequences] == [1, 0, 0]
+    queue.admit(third)
+    assert [s.passed for s in sequences] == [2, 0, 0] and queue.choose(lambda _: 0) is first
 
 
 @given(queues, st.dictionaries(st.sampled_from(TENANTS), st.integers(0, 3).map(float)))
-def test_fair_takes_the_least_served_tenant(queue: list[WaitingView],
-                                            served: dict[str, float]) -> None:
-    chosen = queue[next_fair(queue, served)]
+def test_fair_takes_the_least_served_tenant(queue: Any, served: dict[str, float]) -> None:
+    chosen = min(queue, key=lambda w: fair_key(w, served))
     level = served.get(chosen.tenant, 0.0)
     assert all(level <= served.get(w.tenant, 0.0) for w in queue)
-    own = [w for w in queue if w.tenant == chosen.tenant]
-    assert chosen == own[next_fcfs(own)]
+    assert chosen == min((w for w in queue if w.tenant == chosen.tenant), key=fcfs_key)
     heads = [min((w for w in queue if w.tenant == t), key=fcfs_key)
              for t in {w.tenant for w in queue}]
-    assert heads[next_fair(heads, served)] == chosen
+    assert min(heads, key=lambda w: fair_key(w, served)) == chosen
 
 
-@pytest.mark.parametrize("choose", [next_fcfs, next_lpm, next_priority])
-def test_an_empty_queue_has_no_next(choose) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(ValueError):
-        choose([])
+@pytest.mark.parametrize("policy", ["fcfs", "lpm", "priority", "fair"])
+def test_an_empty_queue_has_no_next(policy: str) -> None:
+    assert WaitingQueue(policy).choose(lambda _: 0) is None
 
 
 # --- fair shares ----------------------------------------------------------------------------------
@@ -134,15 +152,16 @@ def test_backlogged_tenants_are_served_by_weight(sizes: list[tuple[int, int]],
     """Both always have sequences waiting: served / weight never differs by more than a request."""
     shares = dict(zip("ab", weights, strict=True))
     counters = VirtualTokenCounter(shares)
-    queue = [WaitingView(i, t, 0, i, 1, 0, False) for i, t in enumerate("abab")]
+    queue: Any = [Waiting(t, 0, i) for i, t in enumerate("abab")]
     for w in queue:
         counters.arrive(w.tenant)
     served = {"a": 0.0, "b": 0.0}
     biggest = max(p + 2 * c for p, c in sizes)
     for n, (prompt, completion) in enumerate(sizes, len(queue)):
-        chosen = queue.pop(next_fair(queue, counters.served))
+        chosen = min(queue, key=lambda w: fair_key(w, counters.served))
+        queue.remove(chosen)
         counters.arrive(chosen.tenant)
-        queue.append(WaitingView(n, chosen.tenant, 0, n, 1, 0, False))
+        queue.append(Waiting(chosen.tenant, 0, n))
         counters.admit(chosen.tenant)
         counters.charge(chosen.tenant, prompt, 0)
         for _ in range(completion):
@@ -155,11 +174,11 @@ def test_backlogged_tenants_are_served_by_weight(sizes: list[tuple[int, int]],
 
 def test_two_to_one() -> None:
     counters, served = VirtualTokenCounter({"a": 2.0}), Counter[str]()
-    queue = [WaitingView(i, t, 0, i, 1, 0, False) for i, t in enumerate("ba")]
+    queue: Any = [Waiting(t, 0, i) for i, t in enumerate("ba")]
     for w in queue:
         counters.arrive(w.tenant)
     for _ in range(300):
-        tenant = queue[next_fair(queue, counters.served)].tenant
+        tenant = min(queue, key=lambda w: fair_key(w, counters.served)).tenant
         counters.charge(tenant, 10, 5)
         served[tenant] += 1
     assert served == {"a": 200, "b": 100}

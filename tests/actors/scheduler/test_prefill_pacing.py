@@ -18,7 +18,6 @@ from hypothesis import strategies as st
 
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import PageGroup, Ready, StepPlan
-from actorium.actors.scheduler.plan_record import PlanRecord
 from actorium.actors.scheduler.prefill_pacing import (
     CROWDED_FACTOR,
     FACTOR,
@@ -30,6 +29,7 @@ from actorium.actors.scheduler.prefill_pacing import (
     StepTimeModel,
     new_pacer,
 )
+from actorium.actors.scheduler.request_state import PlanRecord
 
 Cost = Callable[[int, int, float], float]
 """(decoded tokens, prompt tokens, positions that these attend to) -> microseconds of a step."""

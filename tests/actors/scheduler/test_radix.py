@@ -11,7 +11,7 @@ from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 
 def peek(tree: RadixCache, wanted: PrefixKey) -> int:
     """How many tokens `match` would find, without changing the tree, clock or counters."""
-    path, last = tree._find(wanted)
+    path, last = tree._find(wanted, tree._pages_in(wanted))
     return (path[-1].end - path[-1].size + last) * tree.page_size if path else 0
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.messages import RowLogprobs, Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import RecoveryLog, joined_rows
 from actorium.actors.scheduler.request_state import RequestState, new_request_state
@@ -30,11 +30,11 @@ def logprobs(draw: random.Random, count: int, k: int, start: int = 0) -> RowLogp
 def ended(number: int, kind: str, draw: random.Random) -> RequestState:
     """A request of many tokens, choices, stop strings, ..., as the scheduler has it at its end."""
     prompt = np.arange(draw.randrange(20, 400), dtype=np.int32).tobytes()
-    params, text, n, k = Resolved(max_tokens=64), TextParams(), 1, 0
+    params, text, n, k = ResolvedParams(max_tokens=64), TextParams(), 1, 0
     if kind == "choices":
         n = 32
     elif kind == "bias":
-        params = Resolved(max_tokens=64, logit_bias={i: 0.5 + i for i in range(800)})
+        params = ResolvedParams(max_tokens=64, logit_bias={i: 0.5 + i for i in range(800)})
     elif kind == "stops":
         text = TextParams(stop=tuple(f"{number} {i}" + 200 * "x" for i in range(16)))
     elif kind == "logprobs":

@@ -167,5 +167,5 @@ def test_no_checkpoint_without_a_node_to_own_it() -> None:
     memory = KVCacheManager([PageGroup(8, window=16)], 16, MemoryConfig(debug_memory=True),
                             recurrent=True, checkpoints=2)
     key = PrefixKey("", np.arange(32, dtype=np.int32).tobytes())
-    assert memory.checkpoint(key, [np.zeros(2, np.int32)], 0) == 0
+    assert memory.checkpoint(key, [np.zeros(2, np.int32)], 0, 32) == 0
     memory.audit([])

@@ -17,7 +17,7 @@ from actorium.actors.scheduler.draft_policy import (
     bucket,
     expected_tokens,
 )
-from actorium.actors.scheduler.plan_record import VerifiedDrafts
+from actorium.actors.scheduler.request_state import VerifiedDrafts
 
 Cost = Callable[[int, int], float]
 """(batch, k) -> microseconds of a step."""

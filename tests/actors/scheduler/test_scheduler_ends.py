@@ -98,7 +98,7 @@ def test_ended_requests_do_not_pile_up_among_the_deadlines() -> None:
     for _ in range(300):
         ring.submit(2, max_tokens=1, deadline=10_000.0)
         ring.run()
-    assert len(ring.scheduler._deadlines._heap) < 100
+    assert len(ring.scheduler.requests.deadlines._heap) < 100
     ring.assert_at_rest()
 
 

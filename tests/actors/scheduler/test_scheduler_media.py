@@ -12,8 +12,8 @@ import pytest
 from helpers_scheduler import CLIENT, Ring, cached, column, config, ints
 
 from actorium.actors.messages import MediaItem, StepPlan, Submit
-from actorium.actors.params import Resolved, TextParams
-from actorium.actors.scheduler.cache.media_keys import ALL, media_key, shareable
+from actorium.actors.params import ResolvedParams, TextParams
+from actorium.actors.scheduler.cache.radix_cache import ALL, media_key, shareable
 from actorium.actors.scheduler.prefill_pacing import PrefillAllowance
 
 PAD = 7
@@ -32,7 +32,8 @@ def prompt(*parts: int | list[int]) -> list[int]:
 
 def ask(ring: Ring, tokens: list[int], media: list[MediaItem], max_tokens: int = 4) -> str:
     submit = Submit(f"r{len(ring.submits)}", CLIENT, column(tokens), 1,
-                    Resolved(max_tokens=max_tokens), TextParams(), len(ring.submits), media=media)
+                    ResolvedParams(max_tokens=max_tokens), TextParams(), len(ring.submits),
+                    media=media)
     ring.submits[submit.rid] = submit
     ring.tell(submit)
     return submit.rid
@@ -190,10 +191,10 @@ def test_chunks_end_before_what_is_not_made() -> None:
     assert given.encode_us == 990
     assert allowance().take(10, 40, media) == 0
     made = {media[0].key: None}
-    given = allowance(made=made)
+    given = allowance(encoded=made)
     assert given.take(0, 12, media) == 12 and given.encode == [] and given.encode_us == 0
     assert made, "half of it is still to come"
-    given = allowance(made=made)
+    given = allowance(encoded=made)
     assert given.take(12, 38, media) == 18 and given.encode == media[1:] and not made
     assert allowance().take(40, 10, media) == 10
     assert allowance().take(0, 10, media) == 10, "it does not come to it"

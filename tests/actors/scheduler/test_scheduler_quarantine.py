@@ -16,9 +16,9 @@ from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Context
 from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
 from actorium.actors.messages import Cancel, Hello, Recall, Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
-from actorium.actors.scheduler import core as core_module
+from actorium.actors.scheduler import request_lifecycle
 from actorium.actors.scheduler.cache.page_allocator import AccountingError
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.recovery import recovery_log as recovery
@@ -95,8 +95,9 @@ PLACES = [
     (SchedulerState, "can_admit", False),
     (SchedulerState, "chunk_planned", False), (SchedulerState, "chunk_planned", True),
     (SchedulerState, "add_request", False),
-    (core_module, "new_request_state", False), (core_module, "check_admission", False),
-    (core_module, "open_message", False),
+    (request_lifecycle, "new_request_state", False),
+    (request_lifecycle.RequestLifecycle, "_check", False),
+    (request_lifecycle, "open_message", False),
 ]
 
 
@@ -188,7 +189,7 @@ def test_a_resend_of_an_unknown_request_is_answered(monkeypatch: pytest.MonkeyPa
     def planted(*_: Any) -> None:
         raise ValueError
 
-    monkeypatch.setattr(ring.scheduler.outgoing, "answer_recall", planted)
+    monkeypatch.setattr(ring.scheduler.outgoing, "answer_resume", planted)
     ring.tell(Recall("r9", CLIENT))
     ring.run()
     assert ring.of("r9")[0].error_code == "quarantined"
@@ -200,7 +201,7 @@ def test_ended_requests_that_cannot_be_retained(monkeypatch: pytest.MonkeyPatch)
     bad, good = ring.submit([POISON], max_tokens=3), ring.submit([1], max_tokens=3)
     ring.run()
     assert [ring.of(rid)[0].reason for rid in (bad, good)] == ["length", "length"]
-    retained = ring.scheduler._history.retained
+    retained = ring.scheduler.requests.history.retained
     assert [request.submit.rid for request in retained] == [good]
 
 
@@ -333,7 +334,7 @@ class Lives:
 
 def submit(rid: str, first: int) -> Submit:
     return Submit(rid=rid, client=CLIENT, prompt=column([first, 2, 3]), n=1,
-                  params=Resolved(max_tokens=8), text=TextParams(), seed=1)
+                  params=ResolvedParams(max_tokens=8), text=TextParams(), seed=1)
 
 
 @pytest.mark.parametrize("method", ["admit", "chunk_planned", "finish", "add_request"])
@@ -362,7 +363,7 @@ def _refused(one: Any) -> bool:
     """The end that a refusal is, which cannot be what kills."""
     frame: Any = sys._getframe()
     while frame is not None:
-        if frame.f_code.co_name == "_fail_request":
+        if frame.f_code.co_name == "fail_request":
             return True
         frame = frame.f_back
     return False
@@ -372,7 +373,7 @@ def _refused(one: Any) -> bool:
 
 def test_want_of_memory_ends_the_scheduler_and_convicts_nobody() -> None:
     guard = RequestFaults(InflightJournal(bytearray(SIZE)))
-    request = new_request_state(Submit("r", CLIENT, column([1, 2]), 1, Resolved(max_tokens=4),
+    request = new_request_state(Submit("r", CLIENT, column([1, 2]), 1, ResolvedParams(max_tokens=4),
                                        TextParams(), seed=1), 1)
     with pytest.raises(MemoryError), guard.of(request):
         raise MemoryError

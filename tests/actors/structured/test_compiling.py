@@ -14,7 +14,7 @@ from helpers_scheduler import CLIENT, column, config
 from actorium.actors.core import Context
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Cancel, Submit, TextParams
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.offload import THREADS
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.scheduler_actor import SchedulerActor
@@ -52,7 +52,8 @@ class Heard(SchedulerCore):
 
 
 def submit(rid: str, grammar: str = "") -> Submit:
-    return Submit(rid, CLIENT, column([1, 2]), 1, Resolved(max_tokens=4, masked=bool(grammar)),
+    return Submit(rid, CLIENT, column([1, 2]), 1, ResolvedParams(max_tokens=4,
+                                                                 masked=bool(grammar)),
                   TextParams(), seed=1, grammar=grammar)
 
 

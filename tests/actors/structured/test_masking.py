@@ -17,7 +17,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.errors import EngineUnavailable, InvalidRequest
 from actorium.actors.messages import Masks, StepPlan, StepResult, Submit
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.recorder.recorder import plan_checksum
 from actorium.actors.recorder.replay import load_recording, replay
 from actorium.actors.scheduler.core import SchedulerCore
@@ -225,7 +225,7 @@ def test_a_grammar_that_does_not_compile_is_refused() -> None:
 def test_without_a_tokenizer_there_are_no_grammars() -> None:
     core = SchedulerCore(Context(config(), Path("/nowhere"), "scheduler", 3, 0))
     core.on_message(Submit(rid="r", client=CLIENT, prompt=column([1, 2]), n=1, seed=1,
-                           params=Resolved(max_tokens=3, masked=True), text=TextParams(),
+                           params=ResolvedParams(max_tokens=3, masked=True), text=TextParams(),
                            grammar=GRAMMARS[0]), 1.0)
     told = [event for send in core.on_wake(1.0) for event in getattr(send.message, "events", [])]
     assert [event.error_code for event in told] == ["invalid_request"]

@@ -11,8 +11,8 @@ from helpers_masking import says, vocabulary
 from actorium.actors.errors import InvalidRequest, from_code
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import GrammarMatcher, grammar_of
-from actorium.actors.structured.schema_formats import GRAMMARS
 from actorium.actors.structured.schema_keywords import LARGEST
+from actorium.actors.structured.schema_patterns import GRAMMARS
 from actorium.actors.structured.schemas import closed, unenforced, unheld
 from actorium.actors.structured.structural_tags import lark_of
 

@@ -14,7 +14,8 @@ from helpers_speed import slowness
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import grammar_of
-from actorium.actors.structured.schemas import closed, object_schema, under, unheld
+from actorium.actors.structured.schema_references import under
+from actorium.actors.structured.schemas import closed, object_schema, unheld
 
 INT, NULL = {"type": "integer"}, {"type": "null"}
 

@@ -18,7 +18,8 @@ from tokenizers import Tokenizer
 
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import grammar_of
-from actorium.actors.structured.schemas import object_schema, under, unheld
+from actorium.actors.structured.schema_references import under
+from actorium.actors.structured.schemas import object_schema, unheld
 
 SCHEMAS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "schemas_of_generators.json").read_text())

@@ -16,7 +16,7 @@ from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import Abort, Accepted, Cancel, Generate, Rejected, Submit
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams, Structured
-from actorium.actors.structured.grammar_process import GrammarProcess
+from actorium.actors.structured.grammar_validator import GrammarProcess
 from actorium.actors.tokenizer import bounded_process as child
 
 SLOW = Structured(grammar="root ::= r0\n" + "\n".join(

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from actorium.actors.params import Structured
-from actorium.actors.structured.grammar import GrammarMatcher, grammar_of, limits_of
-from actorium.actors.structured.text_state import MOST, TextLimits, TextState
+from actorium.actors.structured.grammar import GrammarMatcher, grammar_of
+from actorium.actors.structured.text_state import MOST, TextLimits, TextState, limits_of
 
 NUMBER = grammar_of(Structured(json_schema='{"type": "number"}'))
 

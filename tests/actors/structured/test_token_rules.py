@@ -17,7 +17,7 @@ from test_masking import KINDS, Taped, said
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import StepPlan, TokenRules
-from actorium.actors.params import Resolved, SamplingParams
+from actorium.actors.params import ResolvedParams, SamplingParams
 from actorium.actors.recorder.recorder import plan_checksum
 from actorium.actors.recorder.replay import load_recording, replay
 from actorium.actors.structured.guides import (
@@ -125,7 +125,7 @@ def test_min_tokens_holds_end_tokens_back_that_are_allowed() -> None:
 
 def test_tokens_of_a_resumed_sequence_count() -> None:
     """After a preemption or a new life all that was emitted is taken at once."""
-    params = Resolved(max_tokens=9, masked=True)
+    params = ResolvedParams(max_tokens=9, masked=True)
     whole, parts = (SequenceGuide(None, TokenRuleFilter(rules([5, 6, 7],
                                                               [[5, 6, 5], [6, 6, 7], [7]]), params,
                                                         False)) for _ in range(2))
@@ -139,7 +139,7 @@ def test_tokens_of_a_resumed_sequence_count() -> None:
 
 def test_each_draft_counts_for_the_rows_behind_it() -> None:
     guide = SequenceGuide(None, TokenRuleFilter(rules([5, 6, 7], [[5, 6], [6, 7, 5]]),
-                                                Resolved(max_tokens=9), False))
+                                                ResolvedParams(max_tokens=9), False))
     found = [np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist()
              for row in guide.rows(None, [6, 7, 5])]
     assert found == [[5, 6, 7], [5, 6, 7], [6, 7], [5, 7]]
@@ -154,7 +154,7 @@ def test_no_bad_word_hides_another() -> None:
         words = [[dice.choice([5, 6, 7]) for _ in range(dice.randint(1, 4))]
                  for _ in range(dice.randint(1, 6))]
         dice.shuffle(words)
-        given = TokenRuleFilter(rules(None, words), Resolved(max_tokens=99), False)
+        given = TokenRuleFilter(rules(None, words), ResolvedParams(max_tokens=99), False)
         tokens = [dice.choice([5, 6, 7, 8]) for _ in range(12)]
         guide = SequenceGuide(None, given)
         for at, token in enumerate(tokens):

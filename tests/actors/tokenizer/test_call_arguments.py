@@ -9,8 +9,8 @@ from test_generic_tools import ASKED, RESULTS, SHOWS
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.messages import ChatMessage, ToolCall
-from actorium.actors.tokenizer.call_arguments import arguments_of, for_template, unreadable
 from actorium.actors.tokenizer.chat_template import ChatTemplate
+from actorium.actors.tokenizer.generic_tools import arguments_of, for_template, unreadable
 
 OBJECT = SHOWS.replace("ARGUMENTS", "{% for k, v in c.function.arguments.items() %}{{ k }}={{ v }}"
                        "{% endfor %}")

@@ -38,7 +38,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.config.validation import validate
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
@@ -50,18 +50,23 @@ pytestmark = pytest.mark.usefixtures("as_on_a_device")
 SIZES = [1, 2, 4, 8]
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50],
            [9, 8, 7, 6, 5, 4, 3], [150, 20] * 5, [33] * 2, [44, 45, 46, 47]]
-KINDS: dict[str, list[Resolved]] = {
-    "greedy": [Resolved(max_tokens=n, temperature=0.0) for n in (30, 3, 17, 24, 1, 9, 30, 2)],
-    "drawn": [Resolved(max_tokens=20, temperature=0.9), Resolved(max_tokens=28, temperature=0.0)],
-    "truncated": [Resolved(max_tokens=22, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01),
-                  Resolved(max_tokens=28, temperature=0.0), Resolved(max_tokens=6)],
-    "ends": [Resolved(max_tokens=30, temperature=1.0, eos_ids=tuple(range(40, 60)), min_tokens=5),
-             Resolved(max_tokens=30, temperature=0.0, eos_ids=(9, 12, 44, 101))],
-    "all": [Resolved(max_tokens=24, temperature=0.9),
-            Resolved(max_tokens=24, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.5),
-            Resolved(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}, logprobs=2),
-            Resolved(max_tokens=5, temperature=0.0, logprobs=1),
-            Resolved(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6)],
+KINDS: dict[str, list[ResolvedParams]] = {
+    "greedy": [ResolvedParams(max_tokens=n, temperature=0.0) for n in (30, 3, 17, 24, 1, 9, 30, 2)],
+    "drawn": [ResolvedParams(max_tokens=20, temperature=0.9),
+              ResolvedParams(max_tokens=28, temperature=0.0)],
+    "truncated": [ResolvedParams(max_tokens=22, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01),
+                  ResolvedParams(max_tokens=28, temperature=0.0), ResolvedParams(max_tokens=6)],
+    "ends": [ResolvedParams(max_tokens=30, temperature=1.0, eos_ids=tuple(range(40, 60)),
+                            min_tokens=5),
+             ResolvedParams(max_tokens=30, temperature=0.0, eos_ids=(9, 12, 44, 101))],
+    "all": [ResolvedParams(max_tokens=24, temperature=0.9),
+            ResolvedParams(max_tokens=24, temperature=0.8, repetition_penalty=1.4,
+                           presence_penalty=0.5),
+            ResolvedParams(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0},
+                           logprobs=2),
+            ResolvedParams(max_tokens=5, temperature=0.0, logprobs=1),
+            ResolvedParams(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9),
+                           min_tokens=6)],
 }
 
 
@@ -230,9 +235,9 @@ def test_a_step_is_one_copy_to_the_device_or_none(make: Callable[[str], Any]) ->
         launched.result()
         sent.append(arrays.uploads - before)
 
-    loaded = Resolved(max_tokens=50, logit_bias={3: 1.0}, frequency_penalty=0.1, logprobs=2,
-                      prompt_logprobs=1, eos_ids=(5,), min_tokens=4)
-    plain = Resolved(max_tokens=50, temperature=0.0)
+    loaded = ResolvedParams(max_tokens=50, logit_bias={3: 1.0}, frequency_penalty=0.1, logprobs=2,
+                            prompt_logprobs=1, eos_ids=(5,), min_tokens=4)
+    plain = ResolvedParams(max_tokens=50, temperature=0.0)
     admits = [Admit(s, _i4(5, 6, 7), 3, 0, _i4(s), params, s)
               for s, params in ((1, loaded), (2, plain), (3, plain))]
     run(admit=admits, extend=_i4((1, 3), (2, 2), (3, 3)))

@@ -25,7 +25,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SpeculationConfig,
 )
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.graphs.kernel_capture import Arena, KernelCapturer
 from actorium.gpu.models.registry import load_model
@@ -38,9 +38,9 @@ from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.cpu.program import NotRecordable
 
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50]]
-PARAMS = [Resolved(max_tokens=30, temperature=0.0, logprobs=2), Resolved(max_tokens=9),
-          Resolved(max_tokens=22, temperature=1.3, top_k=20, top_p=0.9),
-          Resolved(max_tokens=70, temperature=0.0)]
+PARAMS = [ResolvedParams(max_tokens=30, temperature=0.0, logprobs=2), ResolvedParams(max_tokens=9),
+          ResolvedParams(max_tokens=22, temperature=1.3, top_k=20, top_p=0.9),
+          ResolvedParams(max_tokens=70, temperature=0.0)]
 LIB = library()
 ORDER, COUNTS = torch.tensor([1, 0]), torch.zeros(256, dtype=torch.int64)
 pytestmark = pytest.mark.skipif(LIB is None, reason="no compiler")

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.piecewise_graphs import StaticInputs
 from actorium.gpu.plan.graph_memory import segment_sizes
 from actorium.gpu.step.runner import ModelRunner
@@ -111,7 +111,7 @@ def played(model: Any, sizes: list[int]) -> tuple[list[Tensor], ModelRunner]:
             tokens = rng.integers(2, 99, PROMPTS[slot], dtype=np.int32)
             own = np.concatenate([pages[:LENGTH // PAGE]] * runner.tables.groups)
             admits.append(Admit(slot, tokens.tobytes(), len(tokens), 0, own.tobytes(),
-                                Resolved(max_tokens=9, temperature=0.0), slot))
+                                ResolvedParams(max_tokens=9, temperature=0.0), slot))
         seen |= extends.keys()
         extend = np.array([*extends.items()], np.int32)
         runner.run(StepPlan(1, number, admit=admits, extend=extend.tobytes(),

@@ -35,7 +35,7 @@ from actorium.actors.config.tree import (
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.plan.graph_memory import (
     EagerReasons,
@@ -53,13 +53,14 @@ pytestmark = pytest.mark.usefixtures("as_on_a_device")
 COMMON = [5, 99, 23, 61, 7, 7, 12, 30] * 5
 PROMPTS = [[3, 14, 15, 92], COMMON + [1, 2], [65], list(range(40, 75)), COMMON + [9] * 21,
            [8, 97, 9, 3, 2], [7] * 17, COMMON[:33] + [100, 1, 50], [150, 20] * 5, [33] * 2]
-KINDS: dict[str, list[Resolved]] = {
-    "greedy": [Resolved(max_tokens=n, temperature=0.0) for n in (20, 3, 11, 1, 9, 2)],
-    "all": [Resolved(max_tokens=14, temperature=0.9, prompt_logprobs=1),
-            Resolved(max_tokens=12, temperature=0.8, repetition_penalty=1.4),
-            Resolved(max_tokens=14, temperature=1.0, logit_bias={5: 6.0}, logprobs=2),
-            Resolved(max_tokens=5, temperature=0.0, logprobs=1, prompt_logprobs=2),
-            Resolved(max_tokens=14, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6)],
+KINDS: dict[str, list[ResolvedParams]] = {
+    "greedy": [ResolvedParams(max_tokens=n, temperature=0.0) for n in (20, 3, 11, 1, 9, 2)],
+    "all": [ResolvedParams(max_tokens=14, temperature=0.9, prompt_logprobs=1),
+            ResolvedParams(max_tokens=12, temperature=0.8, repetition_penalty=1.4),
+            ResolvedParams(max_tokens=14, temperature=1.0, logit_bias={5: 6.0}, logprobs=2),
+            ResolvedParams(max_tokens=5, temperature=0.0, logprobs=1, prompt_logprobs=2),
+            ResolvedParams(max_tokens=14, temperature=1.0, top_p=0.7, eos_ids=(3, 9),
+                           min_tokens=6)],
 }
 SIZES = [3, 8, 20, 41]
 """Below the budget of a step, so that some steps are too large."""

@@ -17,7 +17,7 @@ from helpers_worker import Ring, make_runner
 
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import read_shape
 from actorium.kernels.reference.experts import route_groups
 
@@ -51,7 +51,7 @@ def test_batched_greedy_equals_generate(case: Case) -> None:
     prompts = [tokens(n, n) for n in (1, 2, 7, 16, 33, 70)]
     ring = Ring(make_runner(case.model), budget=64)
     for prompt in prompts:
-        ring.submit(prompt, Resolved(max_tokens=NEW, temperature=0.0))
+        ring.submit(prompt, ResolvedParams(max_tokens=NEW, temperature=0.0))
     for prompt, out in zip(prompts, ring.run(), strict=True):
         assert out.tokens == generated(case.oracle, prompt, NEW)
     assert ring.most_in_flight == 2
@@ -68,7 +68,7 @@ def test_preemption(case: Case) -> None:
     prompts = [tokens(n, n) for n in (30, 40, 50, 60)]
     ring = Ring(make_runner(case.model, 24, page_size=8), budget=32)
     for prompt in prompts:
-        ring.submit(prompt, Resolved(max_tokens=50, temperature=0.0))
+        ring.submit(prompt, ResolvedParams(max_tokens=50, temperature=0.0))
     outputs = ring.run()
     assert ring.preemptions >= 2
     for prompt, out in zip(prompts, outputs, strict=True):
@@ -85,7 +85,7 @@ def test_prompt_logprobs(case: Case) -> None:
     prompts = [tokens(n, n) for n in (2, 40, 77)]
     ring = Ring(make_runner(case.model), budget=13)
     for prompt in prompts:
-        ring.submit(prompt, Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=3))
+        ring.submit(prompt, ResolvedParams(max_tokens=1, temperature=0.0, prompt_logprobs=3))
     for prompt, out in zip(prompts, ring.run(), strict=True):
         want = case.logits(prompt)[:-1].log_softmax(-1)
         parts = sorted(out.prompt_logprobs, key=lambda p: p.start)
@@ -131,7 +131,7 @@ def test_the_worker_allocates_the_planned_pool(case: Case) -> None:
 def test_dummy_weights(case: Case) -> None:
     model = load(case.path, load_format="dummy", dtype="bfloat16")
     out = Ring(make_runner(model))
-    out.submit(tokens(20), Resolved(max_tokens=8, temperature=0.0, logprobs=0))
+    out.submit(tokens(20), ResolvedParams(max_tokens=8, temperature=0.0, logprobs=0))
     (done,) = out.run()
     assert len(done.tokens) == 8
     assert all(np.isfinite(np.frombuffer(p.chosen, np.float32)).all() for p in done.logprobs)

@@ -20,7 +20,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.memory_plan import demand_of, make_plan
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.worker.device import OpenedDevice, open_device
@@ -57,7 +57,7 @@ def play(runner: ModelRunner, left: int = 0) -> list[Tensor]:
     drafts are accepted again, and the slot is given up as it is. left: the count that whoever was
     there before leaves to it, where that is wrong."""
     pages = np.arange(1, 13, dtype=np.int32)
-    params = Resolved(max_tokens=40, temperature=0.0)
+    params = ResolvedParams(max_tokens=40, temperature=0.0)
     slot = np.array([SLOT], np.int32).tobytes()
     runner.run(StepPlan(1, 1, admit=[Admit(
         SLOT, np.array(PROMPT, np.int32).tobytes(), len(PROMPT), 0, pages.tobytes(), params, 7)],

@@ -22,7 +22,7 @@ from safetensors.torch import load_file, save_file
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, read_shape, shape_from_config
 from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
 from actorium.gpu.families.model_shape import ExpertShape
@@ -233,7 +233,8 @@ def test_deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def _same_tokens(at: Path, ignored: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     write_twins(at / "source", at / "fp8", at / "twin", True, ignored)
-    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]], [Resolved(max_tokens=5, temperature=0.0)] * 2)
+    work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]],
+                [ResolvedParams(max_tokens=5, temperature=0.0)] * 2)
     want = tokens_of(work.plain(load(at / "twin")))
     assert tokens_of(work.plain(load(at / "fp8"))) == want
     model = kept(at / "fp8")

@@ -29,7 +29,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.attention.backend_choice import choose
 from actorium.gpu.attention.capabilities import DECODE, AttentionNeeds
@@ -39,7 +39,7 @@ from actorium.kernels.backends import triton_fault
 E4M3, E5M2 = torch.float8_e4m3fn, torch.float8_e5m2
 LAYER = "model.layers.{}.self_attn."
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [7] * 17, [150, 20] * 5]
-GREEDY = Work(PROMPTS, [Resolved(max_tokens=14, temperature=0.0)] * len(PROMPTS))
+GREEDY = Work(PROMPTS, [ResolvedParams(max_tokens=14, temperature=0.0)] * len(PROMPTS))
 Make = Callable[[str], Path]
 
 

@@ -32,7 +32,7 @@ from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.step.staging import DeviceArrays
@@ -54,7 +54,7 @@ pytest.importorskip("triton")
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
 from actorium.kernels.triton.triton_ops import TritonOps
 
-GREEDY = [Resolved(max_tokens=8, temperature=0.0)] * 3
+GREEDY = [ResolvedParams(max_tokens=8, temperature=0.0)] * 3
 PROMPTS = [PROMPT, [7, 3, 3], list(range(40, 75))]
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
 

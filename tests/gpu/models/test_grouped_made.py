@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers import AutoModelForCausalLM
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.grouped_config import made_format
 from actorium.gpu.models.registry import Model, load_model
@@ -134,7 +134,7 @@ def test_mtp_windows(tmp_path: Path) -> None:
     write_hybrid(tmp_path, DENSE)
     model = made(tmp_path, "int4")
     prompts = [PROMPT, [7, 3, 3], list(range(40, 75))]
-    work = Work(prompts, [Resolved(max_tokens=8, temperature=0.0)] * 3)
+    work = Work(prompts, [ResolvedParams(max_tokens=8, temperature=0.0)] * 3)
     want = work.plain(model)
     _, got = work.guessed(model, want, 2, lambda seed, at: (seed + at) % 3 > 0)
     assert tokens_of(got) == tokens_of(want)

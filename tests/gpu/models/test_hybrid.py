@@ -28,7 +28,7 @@ from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.step.states import row_bytes
 
@@ -159,7 +159,7 @@ def test_bf16_in_c_and_in_torch(architecture: str, factor: float, state_dtype: t
 
 def test_plans_that_do_not_fit_are_refused(recurrent: Case) -> None:
     runner = hybrid_runner(recurrent.model, checkpoints=2)
-    ids, params = np.arange(2, 34, dtype=np.int32).tobytes(), Resolved(max_tokens=2)
+    ids, params = np.arange(2, 34, dtype=np.int32).tobytes(), ResolvedParams(max_tokens=2)
     pages = np.ones(1, np.int32).tobytes()
     with pytest.raises(ValueError, match="slot 1: 16 tokens are cached and the checkpoint is 0"):
         runner.run(StepPlan(1, 1, admit=[Admit(1, ids, 32, 16, pages, params, 1)]))

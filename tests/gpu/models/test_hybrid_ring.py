@@ -17,7 +17,7 @@ from helpers_parity import ATOL, tokens
 from helpers_worker import Output, Ring
 from torch import Tensor
 
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 
 NEW = 32
 TAIL = ["full_attention", "linear_attention", "linear_attention"]
@@ -60,8 +60,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(load(path), oracle)
 
 
-def greedy(count: int = NEW, **more: Any) -> Resolved:
-    return Resolved(max_tokens=count, temperature=0.0, logprobs=0, **more)
+def greedy(count: int = NEW, **more: Any) -> ResolvedParams:
+    return ResolvedParams(max_tokens=count, temperature=0.0, logprobs=0, **more)
 
 
 def chosen(out: Output) -> Tensor:

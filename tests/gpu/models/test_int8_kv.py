@@ -18,7 +18,7 @@ from helpers_worker import Ring
 from test_fp8_kv import FAMILIES, GREEDY, Make, load, off
 from torch import Tensor
 
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.attention.capabilities import CARDS, AttentionNeeds, unmet
 from actorium.kernels.backends import triton_fault
@@ -105,7 +105,7 @@ def test_a_prefix_that_is_there_gives_the_same_bits(make: Make, name: str) -> No
 @pytest.mark.parametrize("name", ["llama", "windows", "hybrid"])
 def test_cached_prefixes_and_preemptions_change_no_token(make: Make, name: str) -> None:
     shared = [(11 * n) % 190 + 3 for n in range(40)]
-    params = Resolved(max_tokens=12, temperature=0.0)
+    params = ResolvedParams(max_tokens=12, temperature=0.0)
     prompts = [[*shared, 5], [*shared, 9, 9], [*shared, 5], [65], [7] * 17]
     work = Work(prompts, [params] * len(prompts))
     model, pages = load(make(name), "int8"), {"kv_dtype": INT8, "checkpoints": 3}

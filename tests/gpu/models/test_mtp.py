@@ -21,7 +21,7 @@ from torch import Tensor
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.batch import ForwardBatch
@@ -271,7 +271,7 @@ def test_in_the_workers_steps(drafts: int, tmp_path: Path) -> None:
     runner = ModelRunner(model, make_pools(shape, [40], 4, dtype, CPU), tables, proposer=proposer)
     pages = np.array([[1, i, 5 + i] for i in range(20)], np.int32)
     admit = Admit(1, np.array(ids, np.int32).tobytes(), 21, 0, b"",
-                  Resolved(max_tokens=24, temperature=0.0), 1)
+                  ResolvedParams(max_tokens=24, temperature=0.0), 1)
     runner.run(StepPlan(1, 1, admit=[admit], page_appends=pages.tobytes(),
                         extend=np.array([1, 13], np.int32).tobytes(), drafts=drafts))
     result = runner.run(StepPlan(1, 2, extend=np.array([1, 8], np.int32).tobytes(),

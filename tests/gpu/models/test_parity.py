@@ -13,10 +13,10 @@ import torch
 from helpers_models import ARCHITECTURES, generated, load, write_checkpoint
 from helpers_worker import Ring, complete, make_runner
 
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 
 NEW = 24
-GREEDY = Resolved(max_tokens=NEW, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=NEW, temperature=0.0)
 LENGTHS = (1, 2, 3, 5, 7, 8, 15, 16, 17, 31, 33, 48, 64, 65, 90, 120)
 
 
@@ -97,7 +97,7 @@ def test_prompt_logprobs(case: Case, budget: int) -> None:
     ring = Ring(make_runner(case.model), budget=budget)
     prompts = case.prompts[1:]
     for prompt in prompts:
-        ring.submit(prompt, Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=3))
+        ring.submit(prompt, ResolvedParams(max_tokens=1, temperature=0.0, prompt_logprobs=3))
     for prompt, out in zip(prompts, ring.run(), strict=True):
         with torch.no_grad():
             logits = case.oracle(torch.tensor([prompt])).logits[0, :-1]

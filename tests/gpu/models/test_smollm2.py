@@ -17,7 +17,7 @@ from tokenizers import Tokenizer
 from torch import Tensor
 
 from actorium.actors.models.model_dir import eos_ids, read_config, resolve
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.actors.tokenizer.chat_template import load as load_template
 from actorium.actors.tokenizer.tokenizer_json import load_tokenizer
 
@@ -78,7 +78,7 @@ def tokenizer(folder: Path) -> Tokenizer:
 def greedy(model: Any, prompts: list[list[int]]) -> list[list[int]]:
     ring = Ring(make_runner(model))
     for prompt in prompts:
-        ring.submit(prompt, Resolved(max_tokens=NEW, temperature=0.0))
+        ring.submit(prompt, ResolvedParams(max_tokens=NEW, temperature=0.0))
     return [o.tokens for o in ring.run()]
 
 

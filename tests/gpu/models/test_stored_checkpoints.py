@@ -24,7 +24,7 @@ from transformers import AutoModelForCausalLM
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.weights.loader import INDEX
@@ -60,7 +60,7 @@ def served(path: Path, quantization: str = "auto", kernels: str = "torch", **mod
 
 
 def greedy(model: Model, count: int) -> list[int]:
-    (out,) = Work([list(PROMPT)], [Resolved(max_tokens=count, temperature=0.0)]).plain(model)
+    (out,) = Work([list(PROMPT)], [ResolvedParams(max_tokens=count, temperature=0.0)]).plain(model)
     return [int(token) for token in out.tokens]
 
 

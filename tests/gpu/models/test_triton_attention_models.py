@@ -14,7 +14,7 @@ from helpers_speculation import Work, tokens_of
 from helpers_worker import CPU, Ring, make_runner
 
 from actorium.actors.config.tree import Config, DeviceConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import Model, load_model
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -27,7 +27,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": {"sliding_window": 8, "sliding_window_pattern": 2},
 }
 PROMPTS = [list(range(3, 40)), [7] * 18, list(range(3, 30))]
-GREEDY = Resolved(max_tokens=4, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=4, temperature=0.0)
 
 
 @pytest.fixture(scope="module", params=[

@@ -24,13 +24,13 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
 )
 from actorium.actors.messages import Admit, PageGroup, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.sizes import GroupPages, PageDemand, pool_pages
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
 
 NEW, WINDOW = 24, 32
-GREEDY = Resolved(max_tokens=NEW, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=NEW, temperature=0.0)
 LENGTHS = (1, 2, 7, 16, 17, 31, 32, 33, 48, 64, 65, 97, 120, 150, 176, 200)
 MODELS: dict[str, dict[str, Any]] = {
     "MistralForCausalLM": {"sliding_window": WINDOW},
@@ -106,7 +106,7 @@ def test_greedy_equals_generate_under_the_scheduler(case: Case, page_size: int,
 @pytest.mark.parametrize("chunk", [7, 512])
 def test_prompt_logprobs(case: Case, chunk: int) -> None:
     driver = _driver(case.model, 16, chunk)
-    params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
+    params = ResolvedParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     for prompt in case.prompts[1:]:
         driver.admit(prompt, params)
     driver.run()
@@ -123,7 +123,7 @@ def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> No
     """Others go on from a prompt's pages, in the very step that fills them or later."""
     driver = _driver(case.model, 16, 1024)
     prompt, cached = case.prompts[-1], 176
-    donor = driver.admit(prompt, Resolved(max_tokens=1, temperature=0.0))
+    donor = driver.admit(prompt, ResolvedParams(max_tokens=1, temperature=0.0))
     driver.reserve(donor)
     if not together:
         driver.run()
@@ -164,7 +164,7 @@ def test_the_worker_reports_its_groups(tmp_path: Path) -> None:
     assert opened.ready.groups == [PageGroup(1 + 4 * (WINDOW // 16 + 2) + 4, WINDOW),
                                    PageGroup(1 + 1600 // 16, 0)]
     assert [len(pool.layers) for pool in opened.runner.pools] == [3, 1]
-    runner, params = opened.runner, Resolved(max_tokens=2)
+    runner, params = opened.runner, ResolvedParams(max_tokens=2)
     tokens, pages = np.zeros(40, np.int32).tobytes(), np.ones(5, np.int32).tobytes()
     with pytest.raises(ValueError, match="slot 1: 5 pages are not the same number for each of 2"):
         runner.run(StepPlan(1, 1, admit=[Admit(1, tokens, 40, 32, pages, params, 1)]))

@@ -28,14 +28,14 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.worker.device import open_device
 from actorium.kernels.cpu.native_library import library
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler")
 BF16 = torch.bfloat16
-PARAMS = Resolved(max_tokens=8, temperature=0.0, logprobs=3)
+PARAMS = ResolvedParams(max_tokens=8, temperature=0.0, logprobs=3)
 PROMPTS = [[(7 * i + n) % 190 + 2 for i in range(n)] for n in (1, 5, 70, 33)]
 KINDS: dict[str, Callable[[Path], Any]] = {
     **{kind: partial(write_bf16_kind, kind=kind) for kind in (

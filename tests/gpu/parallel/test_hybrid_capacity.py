@@ -22,7 +22,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.launcher.engine import Engine
-from actorium.actors.params import Resolved, SamplingParams
+from actorium.actors.params import ResolvedParams, SamplingParams
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.worker.device import open_device
 from actorium.tools.cli import main
@@ -78,7 +78,7 @@ def filled(path: Path, capacity: int, pages: str, group: RankGroup) -> Rank:
     runner = open_device(config, 1, lambda *_: None, {}, group).runner
     ring = Ring(runner, budget=STEP)
     for number, length in enumerate(lengths(capacity)):
-        params = Resolved(max_tokens=24, temperature=0.0)
+        params = ResolvedParams(max_tokens=24, temperature=0.0)
         ring.submit([(number * 31 + i) % 500 for i in range(length - 24)], params)
     live, tables = 0, runner.tables
     while ring.step():

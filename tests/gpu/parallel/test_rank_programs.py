@@ -27,7 +27,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.graphs.kernel_capture import Arena, KernelCapturer
 from actorium.gpu.parallel.rank_group import GroupTimeout, RankGroup
@@ -38,8 +38,8 @@ from actorium.kernels.cpu.program import NotRecordable, Program
 
 pytestmark = pytest.mark.skipif(library() is None, reason="no compiler")
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2]]
-PARAMS = [Resolved(max_tokens=20, temperature=0.0, logprobs=2),
-          Resolved(max_tokens=14, temperature=1.3, top_k=20, top_p=0.9)]
+PARAMS = [ResolvedParams(max_tokens=20, temperature=0.0, logprobs=2),
+          ResolvedParams(max_tokens=14, temperature=1.3, top_k=20, top_p=0.9)]
 
 
 def served(path: Path, speculative: str, eager: bool, group: RankGroup

@@ -25,7 +25,7 @@ from actorium.actors.config.tree import (
     SchedulerConfig,
     SpeculationConfig,
 )
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.worker.device import open_device
 
@@ -47,7 +47,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-experts": lambda path: write_granite(path, seed=5, num_local_experts=6),
     "granite-groups": lambda path: write_granite(path, seed=5, mamba_n_groups=2),
 }
-GREEDY = Resolved(max_tokens=9, temperature=0.0, logprobs=3)
+GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
 
 class Served(NamedTuple):
@@ -93,9 +93,10 @@ def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
         run.submit(prompt, GREEDY)
     first = run.run()
     run.submit(part, GREEDY)
-    run.submit(prompts[1], Resolved(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
-    run.submit(prompts[2], Resolved(max_tokens=9, temperature=1.0, top_k=7, presence_penalty=0.4,
-                                    repetition_penalty=1.1), seed=12)
+    run.submit(prompts[1], ResolvedParams(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
+    run.submit(prompts[2], ResolvedParams(max_tokens=9, temperature=1.0, top_k=7,
+                                          presence_penalty=0.4,
+                                          repetition_penalty=1.1), seed=12)
     return Served(first + run.run()[len(first):], seen, run.preemptions)
 
 

@@ -17,7 +17,7 @@ from helpers_worker import complete, make_runner
 from actorium.actors.config.parsed_values import PASSES, parse_passes
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_group import RankGroup
@@ -28,7 +28,7 @@ from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.inputs import InputForm, Quantised
 
 PROMPTS = [[5, 9, 31, 7, 100, 8, 3], [11] * 20, [1, 2]]
-GREEDY = Resolved(max_tokens=10, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=10, temperature=0.0)
 QUANT = ("norm_quant", "act_quant")
 QWEN3, GEMMA, HYBRID = (next(raw for raw in CONFIGS if raw["architectures"] == [name])
                         for name in ("Qwen3ForCausalLM", "Gemma3ForCausalLM",

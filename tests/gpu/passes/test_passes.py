@@ -21,7 +21,7 @@ from torch.fx import Graph
 from actorium.actors.config.parsed_values import PASSES, parse_passes
 from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.attention import Attention
 from actorium.gpu.models.decoder import Decoder, Layer
 from actorium.gpu.models.mlp import Mixture
@@ -39,7 +39,7 @@ from actorium.tools.cli import main
 from actorium.tools.cli.passes_command import columns
 
 PROMPTS = [[5, 9, 31, 7, 100, 8, 3], [11] * 20, [1, 2]]
-GREEDY = Resolved(max_tokens=12, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=12, temperature=0.0)
 LLAMA, QWEN3, GEMMA, MOE = (next(raw for raw in CONFIGS if raw["architectures"][0] == name)
                             for name in ("LlamaForCausalLM", "Qwen3ForCausalLM",
                                          "Gemma3ForCausalLM", "Qwen3NextForCausalLM"))

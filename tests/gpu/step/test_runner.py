@@ -12,7 +12,7 @@ from helpers_models import load, write_checkpoint
 from helpers_worker import CPU, Ring, complete, make_runner
 
 from actorium.actors.messages import Admit, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.timing import make_timer
@@ -20,7 +20,7 @@ from actorium.gpu.worker.warmup import dummy_run
 from actorium.kernels.record import COUNT_ROW
 from actorium.kernels.reference.sampling import PROMPT_BIT
 
-GREEDY = Resolved(max_tokens=8, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=8, temperature=0.0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50]]
 
 
@@ -38,13 +38,13 @@ def runner(request: pytest.FixtureRequest, model: Any) -> Iterator[ModelRunner]:
 
 
 MIXED = [
-    Resolved(max_tokens=24, temperature=0.9),
-    Resolved(max_tokens=24, temperature=0.0),
-    Resolved(max_tokens=24, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01),
-    Resolved(max_tokens=24, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.5,
-             frequency_penalty=0.3),
-    Resolved(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}, logprobs=2),
-    Resolved(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6),
+    ResolvedParams(max_tokens=24, temperature=0.9),
+    ResolvedParams(max_tokens=24, temperature=0.0),
+    ResolvedParams(max_tokens=24, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01),
+    ResolvedParams(max_tokens=24, temperature=0.8, repetition_penalty=1.4, presence_penalty=0.5,
+                   frequency_penalty=0.3),
+    ResolvedParams(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}, logprobs=2),
+    ResolvedParams(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6),
 ]
 SEEDS = [11, 2**63 - 1, 2**40 + 3, 0, 5, 6]
 
@@ -74,14 +74,14 @@ def test_a_seed_gives_the_same_tokens_after_preemptions(model: Any,
 
 
 def test_different_seeds_give_different_tokens(runner: ModelRunner) -> None:
-    params = Resolved(max_tokens=16, temperature=1.5)
+    params = ResolvedParams(max_tokens=16, temperature=1.5)
     out = complete(runner, [[1, 2, 3]] * 8, params, list(range(8)))
     assert len({tuple(tokens) for tokens in out}) == 8
 
 
 def test_min_tokens_beyond_any_length_holds_eos_back_to_the_end(runner: ModelRunner) -> None:
-    params = Resolved(max_tokens=5, temperature=0.0, min_tokens=2**31 - 1,
-                      eos_ids=tuple(range(64)))
+    params = ResolvedParams(max_tokens=5, temperature=0.0, min_tokens=2**31 - 1,
+                            eos_ids=tuple(range(64)))
     assert [len(tokens) for tokens in complete(runner, [[5, 6, 7]], params)] == [5]
 
 
@@ -90,9 +90,9 @@ def test_eos_ends_a_sequence_and_min_tokens_holds_it_back(runner: ModelRunner) -
     eos = tuple(tokens[2] for tokens in plain)
     ring = Ring(runner)
     for prompt, stop in zip(PROMPTS, eos, strict=True):
-        ring.submit(prompt, Resolved(max_tokens=8, temperature=0.0, eos_ids=(stop,)))
-        ring.submit(prompt, Resolved(max_tokens=8, temperature=0.0, eos_ids=(stop, 10_000),
-                                     min_tokens=7))
+        ring.submit(prompt, ResolvedParams(max_tokens=8, temperature=0.0, eos_ids=(stop,)))
+        ring.submit(prompt, ResolvedParams(max_tokens=8, temperature=0.0, eos_ids=(stop, 10_000),
+                                           min_tokens=7))
     outputs = ring.run()
     for tokens, stop, early, held in zip(plain, eos, outputs[::2], outputs[1::2], strict=True):
         assert early.tokens == tokens[:tokens.index(stop) + 1]
@@ -111,7 +111,7 @@ def test_greedy_adjustments_equal_transformers(runner: ModelRunner, model: Any,
             ids, attention_mask=torch.ones_like(ids), do_sample=False, max_new_tokens=30,
             repetition_penalty=1.5, sequence_bias=[[[12], 4.0], [[190], -9.0]], min_new_tokens=9,
             eos_token_id=[12, 60], pad_token_id=0)[0, len(prompt):].tolist()
-        got = complete(runner, [prompt], Resolved(
+        got = complete(runner, [prompt], ResolvedParams(
             max_tokens=30, min_tokens=9, temperature=0.0, repetition_penalty=1.5,
             logit_bias={12: 4.0, 190: -9.0}, eos_ids=(12, 60)))[0]
         assert got == want
@@ -119,13 +119,14 @@ def test_greedy_adjustments_equal_transformers(runner: ModelRunner, model: Any,
 
 def test_logprobs_are_those_of_the_raw_distribution(runner: ModelRunner, model: Any) -> None:
     ring = Ring(runner)
-    params = Resolved(max_tokens=6, temperature=0.7, top_k=50, logit_bias={4: 5.0}, logprobs=3)
+    params = ResolvedParams(max_tokens=6, temperature=0.7, top_k=50, logit_bias={4: 5.0},
+                            logprobs=3)
     ring.submit(PROMPTS[0], params, seed=9)
-    ring.submit(PROMPTS[2], Resolved(max_tokens=6, temperature=0.0), seed=9)
-    ring.submit(PROMPTS[3], Resolved(max_tokens=6, temperature=0.0, logprobs=0), seed=9)
+    ring.submit(PROMPTS[2], ResolvedParams(max_tokens=6, temperature=0.0), seed=9)
+    ring.submit(PROMPTS[3], ResolvedParams(max_tokens=6, temperature=0.0, logprobs=0), seed=9)
     first, _, third = ring.run()
     scored = Ring(runner)
-    scored.submit(PROMPTS[0] + first.tokens, Resolved(max_tokens=1, prompt_logprobs=3))
+    scored.submit(PROMPTS[0] + first.tokens, ResolvedParams(max_tokens=1, prompt_logprobs=3))
     whole = scored.run()[0].prompt_logprobs[0]
     n = len(PROMPTS[0])
     chosen = np.frombuffer(whole.chosen, np.float32)[n - 1:]
@@ -141,7 +142,7 @@ def test_logprobs_are_those_of_the_raw_distribution(runner: ModelRunner, model: 
 
 def test_prompt_logprobs_in_small_blocks(runner: ModelRunner,
                                          monkeypatch: pytest.MonkeyPatch) -> None:
-    params = Resolved(max_tokens=1, prompt_logprobs=2)
+    params = ResolvedParams(max_tokens=1, prompt_logprobs=2)
     parts = []
     for limit in (256 << 20, 4 * 199 * 3):
         monkeypatch.setattr("actorium.gpu.step.runner.LOGITS_BYTES", limit)
@@ -160,7 +161,7 @@ def test_prompt_logprobs_in_small_blocks(runner: ModelRunner,
 def test_the_models_length_ends_a_sequence(model: Any, page_size: int) -> None:
     ring = Ring(make_runner(model, pages=1024, page_size=page_size))
     for prompt in ([4] * 5, [4] * 255):
-        ring.submit(prompt, Resolved(max_tokens=5000, temperature=0.0))
+        ring.submit(prompt, ResolvedParams(max_tokens=5000, temperature=0.0))
     outputs = ring.run()
     assert [len(o.tokens) for o in outputs] == [251, 1]
     assert {o.finish for o in outputs} == {"length"}
@@ -171,7 +172,7 @@ def test_idle_time_counts_while_a_sequence_goes_on(model: Any,
     times = iter([1.0, 2.0, 5.0, 7.0, 9.0, 9.5, 20.0, 21.0])
     monkeypatch.setattr("actorium.gpu.worker.timing.perf_counter", lambda: next(times))
     runner, timer = make_runner(model), make_timer(CPU)
-    short = Resolved(max_tokens=2, temperature=0.0)
+    short = ResolvedParams(max_tokens=2, temperature=0.0)
     plans = [StepPlan(1, 1, admit=[_admit(params=short)], extend=_i4((1, 3))),
              StepPlan(1, 2, decode=_i4(1)),  # the last token
              StepPlan(1, 3, release=_i4(1), admit=[_admit(2)], extend=_i4((2, 3))),
@@ -188,7 +189,7 @@ def _i4(*values: Any) -> bytes:
 
 
 def _admit(slot: int = 1, tokens: tuple[int, ...] = (5, 6, 7), pages: tuple[int, ...] = (3,),
-           params: Resolved = GREEDY, cached: int = 0) -> Admit:
+           params: ResolvedParams = GREEDY, cached: int = 0) -> Admit:
     return Admit(slot, _i4(*tokens), len(tokens), cached, _i4(*pages), params, 1)
 
 
@@ -198,7 +199,7 @@ def _tokens(result: StepResult) -> list[int]:
 
 def test_an_ended_sequence_writes_and_emits_nothing(runner: ModelRunner) -> None:
     """A decode that was on its way when the sequence ended: count 0, and its pages untouched."""
-    short = Resolved(max_tokens=2, temperature=0.0)
+    short = ResolvedParams(max_tokens=2, temperature=0.0)
     first = runner.run(StepPlan(1, 1, admit=[_admit(params=short), _admit(2, pages=(4,))],
                                 extend=_i4((1, 3), (2, 3))))
     assert first.counts == b"\1\1" and first.finish == b"\0\0"
@@ -217,7 +218,7 @@ def test_an_ended_sequence_writes_and_emits_nothing(runner: ModelRunner) -> None
 
 def test_penalties_distinguish_prompt_and_output(runner: ModelRunner) -> None:
     """A sequence re-admitted after a preemption: 2 tokens of prompt, 3 of output."""
-    params = Resolved(max_tokens=9, temperature=0.0, frequency_penalty=0.1)
+    params = ResolvedParams(max_tokens=9, temperature=0.0, frequency_penalty=0.1)
     admit = Admit(1, _i4(5, 6, 6, 7, 7), 2, 0, _i4(3), params, 1)
     result = runner.run(StepPlan(1, 1, admit=[admit], extend=_i4((1, 5))))
     want = np.zeros(199, np.int64)
@@ -235,8 +236,8 @@ def test_an_extend_that_does_not_end_samples_nothing(runner: ModelRunner) -> Non
 
 
 def test_a_slot_serves_the_next_sequence_as_if_it_were_new(runner: ModelRunner) -> None:
-    loaded = Resolved(max_tokens=3, temperature=0.5, top_k=4, frequency_penalty=1.0,
-                      logit_bias={1: 50.0}, eos_ids=(1, 2, 3), logprobs=1)
+    loaded = ResolvedParams(max_tokens=3, temperature=0.5, top_k=4, frequency_penalty=1.0,
+                            logit_bias={1: 50.0}, eos_ids=(1, 2, 3), logprobs=1)
     fresh = runner.run(StepPlan(1, 1, admit=[_admit(2)], extend=_i4((2, 3))))
     runner.run(StepPlan(1, 2, release=_i4(2), admit=[_admit(1, params=loaded)],
                         extend=_i4((1, 3))))

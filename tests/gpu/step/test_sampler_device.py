@@ -12,7 +12,7 @@ from helpers_speculation import i4
 from helpers_worker import CPU
 
 from actorium.actors.messages import Admit, RowMask, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
@@ -63,7 +63,7 @@ def mask(slot: int, row: int) -> RowMask:
 
 def admit(slot: int, params: dict[str, Any], seed: int) -> Admit:
     prompt = [5, slot, 8]
-    return Admit(slot, i4(*prompt), 3, 0, i4(0), Resolved(max_tokens=14, **params), seed)
+    return Admit(slot, i4(*prompt), 3, 0, i4(0), ResolvedParams(max_tokens=14, **params), seed)
 
 
 def results(arrays: Any, most: int, ops: SamplingOps | None = None,

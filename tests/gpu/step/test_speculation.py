@@ -16,32 +16,33 @@ from helpers_worker import CPU, Output
 
 from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.messages import Admit, RowMask, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 
-GREEDY = Resolved(max_tokens=14, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=14, temperature=0.0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50],
            [9, 8, 7, 6, 5, 4, 3], [150, 20] * 5, [33] * 2, [44, 45, 46, 47]]
 WHOLE = Work(PROMPTS, [GREEDY] * len(PROMPTS))
 MIXED = [
-    Resolved(max_tokens=24, temperature=0.9),
-    Resolved(max_tokens=24, temperature=0.0),
-    Resolved(max_tokens=24, temperature=1.3, top_k=20),
-    Resolved(max_tokens=24, temperature=1.3, top_p=0.8),
-    Resolved(max_tokens=24, temperature=1.2, min_p=0.05),
-    Resolved(max_tokens=24, temperature=0.8, repetition_penalty=1.6),
-    Resolved(max_tokens=24, temperature=0.8, presence_penalty=1.5),
-    Resolved(max_tokens=24, temperature=0.0, frequency_penalty=1.8),
-    Resolved(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}),
-    Resolved(max_tokens=24, temperature=1.0, eos_ids=tuple(range(40)), min_tokens=7),
-    Resolved(max_tokens=24, temperature=1.0, logprobs=3),
-    Resolved(max_tokens=24, temperature=1.4, top_k=60, top_p=0.95, min_p=0.001, logprobs=0,
-             repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7,
-             logit_bias={5: 4.0, 6: 3.5}, eos_ids=tuple(range(60, 75)), min_tokens=9),
-    Resolved(max_tokens=20, temperature=1.0, logprobs=0, logprob_ids=(9, 120, 5, 64)),
-    Resolved(max_tokens=1, temperature=1.0), Resolved(max_tokens=2, temperature=1.0),
-    Resolved(max_tokens=3, temperature=0.0, logprobs=1), Resolved(max_tokens=5000, temperature=0.5),
+    ResolvedParams(max_tokens=24, temperature=0.9),
+    ResolvedParams(max_tokens=24, temperature=0.0),
+    ResolvedParams(max_tokens=24, temperature=1.3, top_k=20),
+    ResolvedParams(max_tokens=24, temperature=1.3, top_p=0.8),
+    ResolvedParams(max_tokens=24, temperature=1.2, min_p=0.05),
+    ResolvedParams(max_tokens=24, temperature=0.8, repetition_penalty=1.6),
+    ResolvedParams(max_tokens=24, temperature=0.8, presence_penalty=1.5),
+    ResolvedParams(max_tokens=24, temperature=0.0, frequency_penalty=1.8),
+    ResolvedParams(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}),
+    ResolvedParams(max_tokens=24, temperature=1.0, eos_ids=tuple(range(40)), min_tokens=7),
+    ResolvedParams(max_tokens=24, temperature=1.0, logprobs=3),
+    ResolvedParams(max_tokens=24, temperature=1.4, top_k=60, top_p=0.95, min_p=0.001, logprobs=0,
+                   repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7,
+                   logit_bias={5: 4.0, 6: 3.5}, eos_ids=tuple(range(60, 75)), min_tokens=9),
+    ResolvedParams(max_tokens=20, temperature=1.0, logprobs=0, logprob_ids=(9, 120, 5, 64)),
+    ResolvedParams(max_tokens=1, temperature=1.0), ResolvedParams(max_tokens=2, temperature=1.0),
+    ResolvedParams(max_tokens=3, temperature=0.0, logprobs=1),
+    ResolvedParams(max_tokens=5000, temperature=0.5),
 ]
 SAMPLED = Work([PROMPTS[i % 5] for i in range(len(MIXED))], MIXED)
 
@@ -132,7 +133,7 @@ def test_more_is_accepted_in_fewer_steps(plain: Any, undrafted: Undrafted) -> No
 def test_every_mixture(make: Callable[[str], Any], name: str, drafts: int) -> None:
     """Each of 128 sequences has another set of right drafts."""
     model, bits = make(name), 7
-    work = Work([PROMPTS[0]] * (1 << bits), [Resolved(max_tokens=bits + 1, temperature=0.0)]
+    work = Work([PROMPTS[0]] * (1 << bits), [ResolvedParams(max_tokens=bits + 1, temperature=0.0)]
                 * (1 << bits))
     want = Work(work.prompts[:1], work.params[:1]).plain(model) * (1 << bits)
     _, got = work.guessed(model, want, drafts, runner={"slots": 33, "pages": 600},
@@ -217,7 +218,7 @@ def test_aborts(model: Any, undrafted: Undrafted) -> None:
 def test_the_models_length_ends_a_window(model: Any) -> None:
     """96 tokens, with windows that reach beyond them."""
     prompts = [[4] * n for n in (5, 90, 93, 94, 95)]
-    work = Work(prompts, [Resolved(max_tokens=5000, temperature=0.0)] * 5)
+    work = Work(prompts, [ResolvedParams(max_tokens=5000, temperature=0.0)] * 5)
     want = work.plain(model)
     for page_size in (1, 8):
         _, got = work.guessed(model, want, 4, PATTERNS["all"],
@@ -250,7 +251,7 @@ def test_drafts_after_windows_are_those_after_a_prompt(make: Callable[[str], Any
     with the same tokens: keys and values of what was not accepted have been overwritten."""
     model, rng = make(name), random.Random(2)
     prompts = [[3, 14, 15, 92], list(range(40, 60)), [7] * 9]
-    work = Work(prompts, [Resolved(max_tokens=30, temperature=0.0)] * 3)
+    work = Work(prompts, [ResolvedParams(max_tokens=30, temperature=0.0)] * 3)
     wholes = [p + out.tokens for p, out in zip(prompts, work.plain(model), strict=True)]
     hand = Hand(make_runner(model, 3, mtp=True))
     seqs = [hand.admit(prompt, work.params[0], 3) for prompt in prompts]
@@ -280,7 +281,7 @@ def test_prompts_are_whole_where_nothing_is_drafted(make: Callable[[str], Any], 
     """In chunks, beside others, without drafts: the first drafts later miss nothing of the prompt.
     """
     model, prompt = make(name), PROMPTS[2]
-    params = Resolved(max_tokens=9, temperature=0.0)
+    params = ResolvedParams(max_tokens=9, temperature=0.0)
     runner = make_runner(model, 2, mtp=True)
     pages = i4(*range(1, 13))
     runner.run(StepPlan(1, 1, admit=[Admit(1, i4(*prompt), len(prompt), 0, pages, params, 1)],
@@ -302,7 +303,7 @@ def test_prompts_are_whole_where_nothing_is_drafted(make: Callable[[str], Any], 
 
 @pytest.mark.parametrize("arrays", [HostArrays, DeviceArrays])
 def test_forced_acceptance(plain: Any, arrays: Any) -> None:
-    params = Resolved(max_tokens=80, temperature=1.0)
+    params = ResolvedParams(max_tokens=80, temperature=1.0)
     for force, least, most in (((1.0, 0.0), 2.0, 2.0), ((0.8, 0.5), 1.9, 2.8), ((1.0,), 4, 4)):
         runner = make_runner(plain, 3, lambda slots, at, k: np.zeros((len(slots), k), np.int32),
                              arrays=arrays, force=force)
@@ -328,8 +329,8 @@ def automaton(done: list[int]) -> list[int]:
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 def test_a_grammar_by_masks(plain: Any, temperature: float, arrays: Any) -> None:
     """Masks of a window's rows follow from the drafts that the last result told."""
-    params = Resolved(max_tokens=40, temperature=temperature, masked=True, eos_ids=(9,))
-    free = Resolved(max_tokens=40, temperature=temperature)
+    params = ResolvedParams(max_tokens=40, temperature=temperature, masked=True, eos_ids=(9,))
+    free = ResolvedParams(max_tokens=40, temperature=temperature)
     runs = []
     for drafts in (0, 1, 3):
         guess = Guess(lambda seed, at: (seed * 31 + at * 17) % 5 < 3)
@@ -348,7 +349,7 @@ def test_a_grammar_by_masks(plain: Any, temperature: float, arrays: Any) -> None
 
 
 def test_masks_that_do_not_fit(plain: Any) -> None:
-    masked = Resolved(max_tokens=9, temperature=0.0, masked=True)
+    masked = ResolvedParams(max_tokens=9, temperature=0.0, masked=True)
     beyond = np.zeros(224, np.uint8)
     beyond[199:] = 1
     for bad, message in (

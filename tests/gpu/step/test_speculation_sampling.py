@@ -30,7 +30,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.memory_plan import demand_of, make_plan
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.runner import ModelRunner
@@ -69,7 +69,7 @@ class Bigrams:
         return torch.from_numpy(LOGITS)[rows[:, 0]]
 
 
-def wanted(p: Resolved, done: tuple[int, ...]) -> NDArray[np.float64]:
+def wanted(p: ResolvedParams, done: tuple[int, ...]) -> NDArray[np.float64]:
     """Probabilities of the token after the prompt and `done`, by the definitions."""
     logits = LOGITS[(*PROMPT, *done)[-1]].astype(np.float64)
     seen, out = {*PROMPT, *done}, np.bincount(done, minlength=VOCAB)
@@ -101,7 +101,7 @@ def wanted(p: Resolved, done: tuple[int, ...]) -> NDArray[np.float64]:
     for kind in KINDS for arrays in (HostArrays, DeviceArrays)])
 def test_distribution_of_what_is_emitted(kind: str, arrays: Any) -> None:
     """Triples of tokens, by chi-square; the drafts are what is likeliest, and often right."""
-    params, number = Resolved(max_tokens=3, **KINDS[kind]), 4000
+    params, number = ResolvedParams(max_tokens=3, **KINDS[kind]), 4000
     tables = SlotTables(arrays(CPU), number + 1, 2, 16, VOCAB, 32, drafts=2)
     pool = KVPagePool(SimpleNamespace(kv_row=(1, 1), layers=1),  # type: ignore[arg-type]
                       1, 16, torch.float32, CPU)
@@ -192,7 +192,7 @@ def test_drafts_without_a_drafter_are_refused(tmp_path: Path) -> None:
 def test_forced_acceptance_is_configured(tmp_path: Path) -> None:
     add_mtp(tmp_path, write_hybrid(tmp_path, DENSE, 5, mtp_num_hidden_layers=1))
     runner = opened(tmp_path, "mtp:2", "1")[1].runner
-    params = Resolved(max_tokens=7, temperature=1.0)
+    params = ResolvedParams(max_tokens=7, temperature=1.0)
     runner.run(StepPlan(1, 1, admit=[Admit(1, i4(5, 6, 7), 3, 0, i4(1), params, 1)],
                         extend=i4((1, 3)), drafts=2))
     counts = [runner.run(StepPlan(1, 2, decode=i4(1), drafts=2)).counts for _ in range(3)]

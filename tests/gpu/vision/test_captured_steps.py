@@ -16,7 +16,7 @@ from helpers_vision import write_vl
 from helpers_worker import Output
 from torch import Tensor
 
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.plan.graph_memory import program_sizes
 from actorium.gpu.plan.memory_plan import Demand
@@ -27,7 +27,7 @@ from actorium.gpu.step.states import RecurrentBatch
 from actorium.kernels.cpu.native_library import library
 
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [7] * 17]
-PARAMS = [Resolved(max_tokens=12, temperature=0.0, logprobs=2)]
+PARAMS = [ResolvedParams(max_tokens=12, temperature=0.0, logprobs=2)]
 RUN = ForwardPass.wanted_rows
 
 

@@ -29,7 +29,7 @@ from helpers_vision import write_vl
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.messages import StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.models.registry import Model, load_model
 from actorium.gpu.parallel.rank_group import RankGroup
@@ -227,7 +227,7 @@ def test_positions_that_rope_has_no_rows_for_are_refused(served: Served) -> None
     if served.kind == "2.5":
         assert out.error and "max_model_len=80" in out.error
         near = question(model, TEXT, video(3, 4, 4, seconds=14.0), MORE)
-        (out,) = answers(ring, near, params=Resolved(max_tokens=60, temperature=0.0))
+        (out,) = answers(ring, near, params=ResolvedParams(max_tokens=60, temperature=0.0))
         delta = ring.images.admit(ring.admitted[-1]).delta
         assert delta > 0 and len(near.tokens) + len(out.tokens) == 80 - delta
     assert out.finish == "length"

@@ -21,7 +21,7 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.gguf_config import checkpoint_tensors
 from actorium.actors.models.gguf_file import read_gguf
 from actorium.actors.models.model_dir import resolve
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.weights.gguf_reader import (
     FORMATS,
@@ -33,7 +33,7 @@ from actorium.gpu.weights.gguf_reader import (
 from actorium.kernels.grouped_rows import dequantise_grouped, pack_rows, row_format, unpack_rows
 
 __all__ = ["own_cache"]
-GREEDY = Resolved(max_tokens=10, temperature=0.0)
+GREEDY = ResolvedParams(max_tokens=10, temperature=0.0)
 WIDE: dict[str, Any] = {"hidden_size": 256, "intermediate_size": 512, "head_dim": 64}
 OPTIONS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"num_key_value_heads": 1, "tie_word_embeddings": True},

@@ -29,7 +29,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.messages import StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.tier_memory import ROOM_BYTES, staging_bytes
 from actorium.gpu.step.host_pages import COPY_KIND, HostPages
@@ -45,7 +45,7 @@ DICE = random.Random(3)
 SHARED = [DICE.randrange(199) for _ in range(60)]
 PROMPTS = ([[DICE.randrange(199) for _ in range(70)] for _ in range(10)]
            + [SHARED + [DICE.randrange(199) for _ in range(20)] for _ in range(6)])
-PARAMS = Resolved(max_tokens=10, temperature=0.0)
+PARAMS = ResolvedParams(max_tokens=10, temperature=0.0)
 
 
 class LateRing(Ring):

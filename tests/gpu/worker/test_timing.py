@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from actorium.actors.messages import Admit, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.worker.timing import CudaStepTimer
 
-PARAMS = Resolved(max_tokens=8)
+PARAMS = ResolvedParams(max_tokens=8)
 
 
 class Device(CudaStepTimer):

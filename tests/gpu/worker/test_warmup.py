@@ -14,7 +14,7 @@ from helpers_speculation import make_runner
 from helpers_worker import complete
 
 from actorium.actors.config.tree import Config, SchedulerConfig
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.plan.graph_memory import EagerReasons, Graphs, GraphShape
 from actorium.gpu.step.runner import ModelRunner
@@ -26,9 +26,9 @@ from actorium.gpu.worker.warmup import WarmupCase, run_case, warm_up_kernels, wa
 
 BUDGET = 24
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75))]
-PARAMS = [Resolved(max_tokens=8, temperature=0.0),
-          Resolved(max_tokens=8, temperature=0.9, top_p=0.8, logit_bias={5: 3.0}),
-          Resolved(max_tokens=8, temperature=0.9, frequency_penalty=0.4)]
+PARAMS = [ResolvedParams(max_tokens=8, temperature=0.0),
+          ResolvedParams(max_tokens=8, temperature=0.9, top_p=0.8, logit_bias={5: 3.0}),
+          ResolvedParams(max_tokens=8, temperature=0.9, frequency_penalty=0.4)]
 
 
 def runner_of(path: Path, kind: str, arrays: type[Any]) -> ModelRunner:

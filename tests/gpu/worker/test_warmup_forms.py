@@ -27,7 +27,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SpeculationConfig,
 )
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.beat_gauges import STEP_MODES
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
@@ -157,7 +157,7 @@ class Requests:
             return text[:draw.randint(1, len(text))] + own
         return self._tokens(draw.choice([1, 2, 5, 17, 64, draw.randint(1, 900)]))
 
-    def params(self) -> Resolved:
+    def params(self) -> ResolvedParams:
         """Of every kind but masks, which come from grammars."""
         draw = self._random
         fields: dict[str, Any] = {
@@ -165,8 +165,10 @@ class Requests:
             "frequency_penalty": 0.2, "repetition_penalty": 1.2, "logit_bias": {3: 1.0, 9: -2.0},
             "eos_ids": (self._vocab - 1,), "logprobs": draw.randint(0, 5),
             "prompt_logprobs": draw.randint(0, 5), "logprob_ids": (1, 2, 3)}
-        return Resolved(max_tokens=draw.randint(1, 10), temperature=draw.choice([0.0, 0.0, 0.7]),
-                        **{name: value for name, value in fields.items() if draw.random() < 0.15})
+        return ResolvedParams(max_tokens=draw.randint(1, 10),
+                              temperature=draw.choice([0.0, 0.0, 0.7]),
+                              **{name: value for name,
+                                 value in fields.items() if draw.random() < 0.15})
 
     def serve(self, runner: ModelRunner, number: int, speculative: str) -> int:
         """So many of them, to their ends; prompt tokens that were found in the cache."""
@@ -185,7 +187,7 @@ class Requests:
             fields: dict[str, Any] = {"temperature": 0.0}
             for number, option in enumerate(OPTIONS):
                 fields |= option if chosen >> number & 1 else {}
-            ring.submit(self._tokens(3), Resolved(max_tokens=2, **fields), chosen)
+            ring.submit(self._tokens(3), ResolvedParams(max_tokens=2, **fields), chosen)
             ring.run()
 
 

@@ -27,7 +27,7 @@ from actorium.actors.config.validation import validate
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, PageGroup, Ready, Reset, StepPlan, StepResult
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.sizes import (
     GroupPages,
     PageDemand,
@@ -90,7 +90,7 @@ def _i4(*values: Any) -> bytes:
 
 
 def _plans(epoch: int, steps: int) -> list[StepPlan]:
-    params = Resolved(max_tokens=50, temperature=0.0)
+    params = ResolvedParams(max_tokens=50, temperature=0.0)
     admit = [Admit(1, _i4(5, 6, 7), 3, 0, _i4(1, 2, 3, 4), params, 1)]
     return [StepPlan(epoch, 1, admit=admit, extend=_i4((1, 3))),
             *(StepPlan(epoch, n, decode=_i4(1)) for n in range(2, steps + 1))]

@@ -27,7 +27,7 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.messages import Admit, StepPlan
-from actorium.actors.params import Resolved
+from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.capture import CudaCapturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
@@ -45,12 +45,12 @@ pytestmark = [
 DEVICE = torch.device("cuda", 0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50]]
 PARAMS = [
-    Resolved(max_tokens=24, temperature=0.0),
-    Resolved(max_tokens=24, temperature=0.9),
-    Resolved(max_tokens=24, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, logprobs=2),
-    Resolved(max_tokens=24, temperature=0.8, repetition_penalty=1.4, frequency_penalty=0.3),
-    Resolved(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}),
-    Resolved(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6),
+    ResolvedParams(max_tokens=24, temperature=0.0),
+    ResolvedParams(max_tokens=24, temperature=0.9),
+    ResolvedParams(max_tokens=24, temperature=1.3, top_k=20, top_p=0.9, min_p=0.01, logprobs=2),
+    ResolvedParams(max_tokens=24, temperature=0.8, repetition_penalty=1.4, frequency_penalty=0.3),
+    ResolvedParams(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}),
+    ResolvedParams(max_tokens=24, temperature=1.0, top_p=0.7, eos_ids=(3, 9), min_tokens=6),
 ]
 
 
@@ -155,7 +155,7 @@ def test_windows_from_verifying_to_drafting(drafts: int, tmp_path: Path) -> None
     assert runner.graphs is not None and runner.graphs.replays > 5
 
 
-def _no_waiting(runner: ModelRunner, params: Resolved) -> None:
+def _no_waiting(runner: ModelRunner, params: ResolvedParams) -> None:
     """Steps are queued one behind the other, none is waited for: decodes, with pages appended, and
     beside them a sequence that is admitted, extended, decoded and released."""
     timer = make_timer(runner.arrays.device)
@@ -200,10 +200,11 @@ def _no_waiting(runner: ModelRunner, params: Resolved) -> None:
                          ids=["eager", "graphs", "segments"])
 @pytest.mark.parametrize("params", PARAMS)
 def test_the_launch_path_does_not_wait_for_the_device(
-        path: Path, params: Resolved, sizes: tuple[int, ...], tokens: tuple[int, ...]) -> None:
+        path: Path, params: ResolvedParams, sizes: tuple[int, ...],
+        tokens: tuple[int, ...]) -> None:
     """Nine sequences are more than the largest graph serves."""
-    params = Resolved(**{f: getattr(params, f) for f in params.__struct_fields__
-                         if f != "max_tokens"}, max_tokens=200)
+    params = ResolvedParams(**{f: getattr(params, f) for f in params.__struct_fields__
+                               if f != "max_tokens"}, max_tokens=200)
     _no_waiting(_runner(_model(path, "cuda"), sizes, tokens=tokens), params)
 
 
@@ -213,7 +214,7 @@ def test_recurrent_layers_do_not_wait_either(tmp_path: Path, sizes: tuple[int, .
                                              tokens: tuple[int, ...]) -> None:
     write_hybrid(tmp_path, DENSE, 5)
     _no_waiting(_runner(_model(tmp_path, "cuda"), sizes, tokens=tokens, slots=16, page_size=16),
-                Resolved(max_tokens=200, temperature=0.0))
+                ResolvedParams(max_tokens=200, temperature=0.0))
 
 
 def test_capturing_leaves_live_tables_alone(path: Path) -> None:

@@ -17,7 +17,7 @@ from actorium.actors.cluster.router_core import RouterCore
 from actorium.actors.config.tree import Config, MemoryConfig
 from actorium.actors.core import Context, Core
 from actorium.actors.messages import Open, SequenceEvent, Submit, TokenBatch
-from actorium.actors.params import Resolved, TextParams
+from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.scheduler_actor import SchedulerActor
@@ -115,7 +115,8 @@ class PlainCluster:
         self._said[turn] = said
         self.columns.arrival[request], self.columns.prompt[request] = self.now, len(said) // 4
         submit = Submit(rid=str(request), client=b"c", prompt=said, n=1, text=TextParams(),
-                        params=Resolved(max_tokens=int(self._work.output[request])), seed=request)
+                        params=ResolvedParams(max_tokens=int(self._work.output[request])),
+                        seed=request)
         self._at(self.now + CLIENT_SIDE * MODEL.inward, lambda: self._deliver("router", submit))
 
     def _hear(self, message: Any) -> None:

@@ -15,7 +15,7 @@ from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.core import Context
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import Admit, Reset, StepPlan
-from actorium.actors.params import Resolved, SamplingParams
+from actorium.actors.params import ResolvedParams, SamplingParams
 from actorium.tools.cli import simulate_command
 from actorium.tools.cli.simulate_command import SimulateOptions, check_options, parse_faults
 from actorium.tools.simulate import stepped_worker
@@ -327,7 +327,7 @@ def test_the_stepped_worker_holds_results_back_for_their_steps() -> None:
     assert len(worker.on_wake(0.0)) == 1
     worker.on_message(Reset(1, 1), 0.0)
     prompt = np.arange(500, 500 + 100, dtype=np.int32)  # the deadly token of its base is in it
-    admit = Admit(1, prompt.tobytes(), 100, 0, b"", Resolved(max_tokens=4), 7)
+    admit = Admit(1, prompt.tobytes(), 100, 0, b"", ResolvedParams(max_tokens=4), 7)
     plan = StepPlan(1, 1, admit=[admit], extend=np.array([[1, 100]], np.int32).tobytes())
     worker.on_message(plan, 5.0)
     due = 5.0 + stepped_worker.STEP_SECONDS.seconds(100, 0, 0.0, 0.0)

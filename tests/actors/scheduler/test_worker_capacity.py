@@ -10,7 +10,7 @@ from helpers_scheduler import Ring, assert_whole, config
 
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import PageGroup, Ready, Reset
-from actorium.actors.scheduler.worker_group import WorkerGroup
+from actorium.actors.scheduler.worker_capacity import WorkerGroup
 
 
 def ready(rank: int, epoch: int = 1, pages: int = 9, **more: Any) -> Ready:

@@ -1,0 +1,82 @@
+"""What the worker has room for: the ranks as the scheduler sees them, ready when all are, with the
+least room of any; and what fits there.
+
+A group of ranks has one epoch: a rank that is started again brings all the others with it, so
+messages of an older epoch no longer count.
+"""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from actorium.actors.errors import BadModel
+from actorium.actors.messages import PageGroup, Ready
+from actorium.actors.scheduler.cache.kv_cache_manager import KVCacheManager
+from actorium.actors.scheduler.request_state import Rejection
+
+SAME = ("page_size", "slots", "max_model_len", "vocab_size", "recurrent", "drafts", "host_parts",
+        "disk")
+"""Fields of `Ready` in which ranks that serve one model do not differ."""
+
+
+class WorkerGroup:
+    """The readiness of `ranks` ranks."""
+
+    def __init__(self, ranks: int) -> None:
+        self._ranks = ranks
+        self._ready: dict[int, Ready] = {}
+        """By rank, all of the newest epoch."""
+
+    def join(self, ready: Ready) -> Ready | None:
+        """Counts a rank in. Returns the group's readiness once all its ranks are there. Raises
+        `BadModel` where they do not serve the same."""
+        if self._ranks == 1:
+            return ready
+        newest = max((other.epoch for other in self._ready.values()), default=0)
+        if ready.epoch < newest or ready.rank >= self._ranks:
+            return None
+        if ready.epoch > newest:
+            self._ready.clear()
+        self._ready[ready.rank] = ready
+        return self._joined() if len(self._ready) == self._ranks else None
+
+    def _joined(self) -> Ready:
+        first, ranks = self._ready[0], self._ready.values()
+        windows = [group.window for group in first.groups]
+        for other in ranks:
+            pairs = {field: (getattr(first, field), getattr(other, field)) for field in SAME}
+            pairs["windows"] = windows, [group.window for group in other.groups]
+            for field, (ours, theirs) in pairs.items():
+                if ours != theirs:
+                    raise BadModel(f"{field}: rank 0 of the worker has {ours}, rank {other.rank} "
+                                   f"has {theirs}")
+        pages = zip(*(ready.groups for ready in ranks), strict=True)
+        return replace(
+            first, checkpoints=min(ready.checkpoints for ready in ranks),
+            host_pages=min(ready.host_pages for ready in ranks),
+            groups=[PageGroup(min(group.pages for group in same), same[0].window)
+                    for same in pages])
+
+
+def check_fits(length: int, worker: Ready, kv_cache: KVCacheManager) -> Rejection | None:
+    """Returns why a prompt of `length` tokens cannot run even alone; None if it can."""
+    window = 1 + worker.drafts
+    capacity = kv_cache.capacity(window)
+    if length + 1 > worker.max_model_len:
+        return Rejection("context_overflow", f"prompt: {length} tokens and one to generate exceed "
+                         f"max_model_len={worker.max_model_len}")
+    if length > capacity:
+        return Rejection("context_overflow", f"prompt: {length} tokens need "
+                         f"{kv_cache.pages_for(length + (window > 1))} pages of "
+                         f"{kv_cache.page_size}, "
+                         f"the pool has {kv_cache.pages_for(capacity)}")
+    return None
+
+
+def max_sequence_tokens(worker: Ready, kv_cache: KVCacheManager) -> int:
+    """Returns how many tokens prompt and completion of a sequence may have together.
+
+    Alone in the pool a sequence of length n needs pages for n-1 tokens, for n where drafts are
+    made.
+    """
+    return min(worker.max_model_len, kv_cache.capacity(1 + worker.drafts) + 1)
