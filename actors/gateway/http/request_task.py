@@ -138,9 +138,9 @@ class JournaledSteps:
         self._coroutine.close()
 
     def _run(self, step: Callable[..., Any], *args: Any) -> Any:
-        name = self._call.journal_name
-        if name:
-            self._journal.put(name)
+        journal_id = self._call.journal_id
+        if journal_id:
+            self._journal.put(journal_id)
         try:
             return step(*args)
         finally:
