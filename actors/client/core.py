@@ -261,7 +261,7 @@ class ClientCore:
                 if isinstance(item, PendingRequest)]
 
     def fail_all(self, error: ActoriumError) -> None:
-        """The engine is gone: everything that waits fails."""
+        """Fails everything that waits: the engine has ended."""
         items = list(self.waiting.values())
         self.waiting.clear()
         self.attached = False

@@ -109,7 +109,7 @@ class PendingRequest(PendingItem):
         self.in_ledger = False
         """A delta was received, or it is adopted: `Resume` is sent for it, not the request."""
         self.adopt_frame = b""
-        """What to send instead of a plain `Resume` until something is heard: one that adopts."""
+        """What to send instead of a plain `Resume` until an answer comes: one that adopts."""
         self.first_at = 0.0
         """When its first token was received; 0 = not yet."""
         self._must_exist = False

@@ -38,7 +38,7 @@ class Linger(Struct, frozen=True, kw_only=True):
     rid: str
     """Its name, chosen by the caller and hard to guess: whoever knows it may adopt the request."""
     seconds: float
-    """How long it goes on after its client has gone."""
+    """How long it goes on after its client has disconnected."""
     adopt: bool = True
     """Adopt it if the engine knows it already, whoever sent it, from its first token on."""
     must_exist: bool = False

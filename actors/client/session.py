@@ -65,7 +65,7 @@ class ClientSession:
         self.last_heard = monotonic()
         """When something last arrived or was sent."""
         self._attaching: Signal | None = None
-        """Set once the detokenizer has answered, or the engine is gone."""
+        """Set once the detokenizer has answered, or the engine has ended."""
 
     # --- what a subclass provides ---
 
