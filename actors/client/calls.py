@@ -60,16 +60,16 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         self._pending: PendingRequest | None = None
         self._signal = self._session.signal()
         self._again = False
-        """It has been sent again, with media loaded anew."""
+        """The request has been sent again, with media loaded anew."""
 
     @property
     def rid(self) -> str:
-        """Names the request (`abort`); "" until it was sent."""
+        """Returns the request's id (for `abort`); "" until it was sent."""
         return "" if self._pending is None else self._pending.rid
 
     @property
     def progress(self) -> RequestProgress | None:
-        """None until the request was sent."""
+        """Returns None until the request was sent."""
         return None if self._pending is None else self._pending.progress
 
     @property
@@ -84,14 +84,14 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         return 0 if self._pending is None else self._pending.created
 
     async def accepted(self) -> int:
-        """Send the request, if it was not, and wait for `prompt_tokens`. 0 if it ends before, the
+        """Sends the request, if it was not, and waits for `prompt_tokens`. 0 if it ends before, the
         reason of which the next `anext` gives."""
         pending = await self.start()
         await self._wait(lambda: pending.prompt_tokens is not None or pending.done)
         return pending.prompt_tokens or 0
 
     def more(self) -> list[StreamDelta]:
-        """Deltas that have come already, without waiting."""
+        """Returns the deltas that have come already, without waiting."""
         if self._pending is None:
             return []
         deltas = list(self._pending.deltas)
@@ -99,7 +99,7 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         return deltas
 
     async def start(self) -> PendingRequest:
-        """Send the request, if it was not. Raises `InvalidRequest` or `EngineUnavailable`."""
+        """Sends the request, if it was not. Raises `InvalidRequest` or `EngineUnavailable`."""
         if self._pending is None:
             session = self._session
             await session.ready()
@@ -119,7 +119,7 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         session.send(TOKENIZER, frame)
 
     async def _reloaded(self, pending: PendingRequest) -> bool:
-        """Whether the request was sent again because its images or videos were gone: once."""
+        """Returns whether the request was sent again, once, since its images were evicted."""
         if not isinstance(pending.error, MediaGone) or self._again or is_loaded(self._request):
             return False
         self._again = True
@@ -147,7 +147,7 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
         raise StopAsyncIteration
 
     async def aclose(self) -> None:
-        """Abort the request unless it has ended."""
+        """Aborts the request unless it has ended."""
         pending = self._pending
         if pending is not None and not pending.done and self._session.core.forget(pending.rid):
             pending.done = True
@@ -161,7 +161,7 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
 
 
 class ClientCalls:
-    """What a client can ask of one engine. All errors are those of `actors/errors.py`."""
+    """The calls of one engine. All errors are those of `actors/errors.py`."""
 
     def __init__(self, session: ClientSession) -> None:
         self._session = session
@@ -173,7 +173,7 @@ class ClientCalls:
                        timeout: float | None = None, return_errors: bool = False,
                        priority: int = 0, truncate_prompt_tokens: int | None = None,
                        cache_salt: str | None = None) -> Any:
-        """Complete one prompt or many, and wait for all of them.
+        """Completes one prompt or many, and waits for all of them.
 
         `prompt` is text, a list of token ids, or a list of either. What comes back:
         one prompt: a `Completion`; with n > 1 a list of n. Several prompts: a list in their order
@@ -206,7 +206,7 @@ class ClientCalls:
 
     async def run(self, requests: Iterable[Request], window: int = WINDOW
                   ) -> AsyncGenerator[tuple[int, list[Completion] | ActoriumError], None]:
-        """Run any number of requests, at most `window` at once.
+        """Runs any number of requests, at most `window` at once.
 
         Yields (number of the request, its choices or its error) as they finish. Closing the
         iterator aborts what is left.
@@ -240,7 +240,7 @@ class ClientCalls:
                timeout: float | None = None, priority: int = 0,
                truncate_prompt_tokens: int | None = None,
                cache_salt: str | None = None) -> AsyncDeltaStream:
-        """Iterate over what is new, delta by delta, of one prompt (all its n choices).
+        """Iterates over the new deltas one by one, of one prompt (all its n choices).
 
         `aclose` the iterator when leaving early: unlike a `for` loop, `async for` does not close an
         abandoned one at once.
@@ -257,7 +257,7 @@ class ClientCalls:
                    truncate_prompt_tokens: int | None = None,
                    cache_salt: str | None = None,
                    mm_processor_kwargs: dict[str, Any] | None = None) -> Any:
-        """Answer a conversation: `generate` of the model's chat template over `messages`.
+        """Answers a conversation: `generate` of the model's chat template over `messages`.
 
         `messages` are `{"role": ..., "content": ...}`, with contents of text, or lists of texts,
         `Image` and `Video`; what follows `priority` is as in `Request`.
@@ -289,7 +289,7 @@ class ClientCalls:
 
     async def tokenize(self, text: str, add_special_tokens: bool = True,
                        timeout: float | None = None) -> list[int]:
-        """Token ids of `text`."""
+        """Returns the token ids of `text`."""
         if not isinstance(text, str):
             raise InvalidRequest(f"text: must be a string, got {type(text).__name__}", "text")
         answer = await self._session.call(
@@ -302,7 +302,7 @@ class ClientCalls:
                             add_generation_prompt: bool = True,
                             continue_final_message: bool = False, media: Sequence[Any] = (),
                             mm_processor_kwargs: dict[str, Any] | None = None) -> list[int]:
-        """Token ids of the prompt that the chat template makes of `messages`, as `chat` does.
+        """Returns the token ids of the prompt that the chat template makes of `messages`.
         media: as of `Request`."""
         loaded = await load_media(self._session, Request(
             messages=messages, media=list(media), timeout=timeout,
@@ -318,7 +318,7 @@ class ClientCalls:
 
     async def detokenize(self, token_ids: Sequence[int], skip_special_tokens: bool = False,
                          timeout: float | None = None) -> str:
-        """Text of token ids."""
+        """Returns the text of token ids."""
         tokens = pack_token_ids(token_ids, "token_ids") if len(token_ids) else b""
         answer = await self._session.call(
             TOKENIZER, lambda rid: Detokenize(rid, tokens, skip_special_tokens), timeout)
@@ -335,7 +335,7 @@ class ClientCalls:
         return info | {"memory": memory_of(status), "speculation": speculation_of(status)}
 
     async def flush_cache(self, timeout: float | None = 30.0) -> dict[str, int]:
-        """Make the engine forget every cached prefix that no running sequence holds.
+        """Makes the engine forget every cached prefix that no running sequence holds.
 
         Returns {"pages": number of pages freed, "kept": cached pages still held}.
         """
@@ -353,7 +353,7 @@ class ClientCalls:
         return answer
 
     async def wait_ready(self, timeout: float | None = None) -> None:
-        """Wait until the engine can serve; it need not have been started yet.
+        """Waits until the engine can serve; it need not have been started yet.
 
         Raises `EngineFailed` with the reason if it never will, `DeadlineExceeded` (it is not ready
         in time) or `EngineUnavailable` (it is not even there in time, or it went away).
@@ -380,13 +380,13 @@ class ClientCalls:
     # --- life ---------------------------------------------------------------------------------
 
     async def close(self) -> None:
-        """Abort what is under way and disconnect. The client may be used again."""
+        """Aborts what is under way and disconnects. The client may be used again."""
         self._session.abort(self._session.core.live_requests())
         self._session.drop(EngineUnavailable("the client was closed"))
 
 
 def _prompts(prompt: Any) -> tuple[bool, list[Any]]:
-    """(whether it is a single prompt, all prompts). Raises `InvalidRequest` naming `prompt`."""
+    """Returns (whether there is only one, all prompts). Raises `InvalidRequest` naming `prompt`."""
     if not hasattr(prompt, "__len__") or isinstance(prompt, bytes | dict | set):
         raise InvalidRequest("prompt: must be text, a list of token ids, or a list of either, "
                              f"got {type(prompt).__name__}", "prompt")

@@ -75,7 +75,7 @@ class PollingSignal:
 
 def blocking(method: Callable[Concatenate[ClientCalls, P], Coroutine[Any, Any, R]]
              ) -> Callable[Concatenate[Client, P], R]:
-    """The method of `Client` with the same signature. A stream becomes a blocking one."""
+    """Returns the method of `Client` with the same signature. A stream becomes a blocking one."""
     @functools.wraps(method)
     def call(self: Client, *args: P.args, **kwargs: P.kwargs) -> Any:
         result = self._finish(method(self._calls, *args, **kwargs))
@@ -120,7 +120,7 @@ class Client:
                timeout: float | None = None, priority: int = 0,
                truncate_prompt_tokens: int | None = None,
                cache_salt: str | None = None) -> DeltaStream:
-        """Send one prompt, and iterate over what is new, delta by delta (of all its n choices).
+        """Sends one prompt, and iterates over the new deltas one by one (of all its n choices).
 
         Closing the iterator, or leaving a `for` loop over it, aborts the request.
         """
@@ -129,7 +129,7 @@ class Client:
 
     def run(self, requests: Iterable[Request], window: int = WINDOW
             ) -> Generator[tuple[int, list[Completion] | ActoriumError], None, None]:
-        """Run any number of requests, at most `window` at once.
+        """Runs any number of requests, at most `window` at once.
 
         Yields (number of the request, its choices or its error) as they finish. Closing the
         iterator aborts what is left.
@@ -153,7 +153,7 @@ class Client:
         self.close()
 
     def _finish(self, coroutine: Coroutine[Any, Any, R]) -> R:
-        """Run a coroutine of `BlockingSession` to its end. ZMQ ends the whole process where two
+        """Runs a coroutine of `BlockingSession` to its end. ZMQ ends the whole process where two
         threads use a socket at once, so a second thread gets a `RuntimeError`."""
         if not self._one_thread.acquire(blocking=False):
             coroutine.close()
@@ -179,7 +179,7 @@ class DeltaStream(Iterator[StreamDelta]):
 
     @property
     def rid(self) -> str:
-        """Names the request (`Client.abort`)."""
+        """Returns the request's id (for `Client.abort`)."""
         return self._stream.rid
 
     def __next__(self) -> StreamDelta:
@@ -189,7 +189,7 @@ class DeltaStream(Iterator[StreamDelta]):
             raise StopIteration from None
 
     def close(self) -> None:
-        """Abort the request unless it has ended."""
+        """Aborts the request unless it has ended."""
         self._client._finish(self._stream.aclose())
 
     def __enter__(self) -> DeltaStream:

@@ -62,7 +62,7 @@ class Link:
         self._finalizer.atexit = False
 
     def connect(self, *fronts: str) -> list[int]:
-        """Connect to fronts that are not connected yet; returns the new sockets' file descriptors.
+        """Connects to fronts that are not connected yet; returns the new sockets' file descriptors.
         Raises `EngineUnavailable`."""
         made = []
         for front in fronts:
@@ -103,7 +103,7 @@ class Link:
             raise EngineUnavailable("the engine takes no messages") from None
 
     def receive(self) -> Iterator[Any]:
-        """Every message that has arrived. Raises `ActoriumError` for one of another version."""
+        """Returns the messages that have arrived. Raises `ActoriumError` for another version's."""
         for front, socket in list(self._sockets.items()):
             decode = _DECODERS[front]
             while True:
@@ -118,7 +118,7 @@ class Link:
                                         f"(another version of actorium?): {error}") from None
 
     def reconnected(self) -> list[str]:
-        """Fronts that were connected again since the last call, not for the first time."""
+        """Returns the fronts that were connected again since the last call."""
         fronts = []
         for front, monitor in self._monitors.items():
             again = False
@@ -135,11 +135,11 @@ class Link:
         return fronts
 
     def wait(self, seconds: float) -> bool:
-        """Block until something arrives, at most so long; True if something did."""
+        """Blocks until something arrives, at most so long; True if something did."""
         return bool(self._poller.poll(max(0, int(seconds * 1000 + 0.999))))
 
     def close(self) -> None:
-        """Close the sockets; what was sent gets `LINGER_MS` to leave."""
+        """Closes the sockets; what was sent gets `LINGER_MS` to leave."""
         self._target.on_close()
         self._finalizer()
 

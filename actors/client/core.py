@@ -44,7 +44,7 @@ MAX_ABORTED = 1024
 
 
 class ClientCore:
-    """Everything one client waits for, by rid."""
+    """Everything that one client waits for, by rid."""
 
     def __init__(self, prefix: str, tenant: str = "") -> None:
         """prefix: of the rids; tenant: of the requests that name none. Raises `InvalidRequest` on
@@ -66,7 +66,7 @@ class ClientCore:
         self._aborts_again: list[Abort] = []
 
     def new_rid(self) -> str:
-        """A rid that this client has not used."""
+        """Returns a rid that this client has not used."""
         self._count += 1
         return f"{self._prefix}-{self._count}"
 
@@ -99,7 +99,7 @@ class ClientCore:
 
     def call(self, question: Callable[[str], Any], deadline: float, front: str = TOKENIZER,
              now: float = 0.0) -> PendingCall:
-        """Register a call with the message that `question` makes of a rid; its `frame` is to be
+        """Registers a call with the message that `question` makes of a rid; its `frame` is to be
         sent to `front`. Raises `InvalidRequest`."""
         rid = self.new_rid()
         due = math.inf if front in NO_TIMEOUT_RESEND else now + SILENCE
@@ -113,7 +113,7 @@ class ClientCore:
         self.next_resend = min(self.next_resend, item.due)
 
     def forget(self, rid: str, now: float = 0.0) -> bool:
-        """Stop waiting; True if it had not ended, so that an Abort is due."""
+        """Stops waiting; True if it had not ended, so that an Abort is due."""
         item = self.waiting.pop(rid, None)
         if isinstance(item, PendingRequest) and not item.done:
             self.aborting(rid, now)
@@ -128,7 +128,7 @@ class ClientCore:
     # --- receiving ---
 
     def on_message(self, message: Any, now: float = 0.0) -> None:
-        """Handle one message from the engine; those about unknown rids are dropped."""
+        """Handles one message from the engine; those about unknown rids are dropped."""
         if isinstance(message, TextBatch):
             for delta in message.deltas:
                 if delta.rid in self._aborted:
@@ -185,7 +185,7 @@ class ClientCore:
 
     @property
     def next_due(self) -> float:
-        """Nothing expires and nothing has to be sent again before this."""
+        """Returns when something may expire or has to be sent again."""
         return min(self.next_deadline, self.next_resend)
 
     def _on_attached(self, epoch: int, now: float) -> None:
@@ -216,7 +216,7 @@ class ClientCore:
         return []
 
     def renewed(self, now: float) -> list[tuple[str, bytes]]:
-        """Another engine has the ledger of the one before: (front, frame) to send first."""
+        """Returns (front, frame) to send first to an engine with the ledger of the one before."""
         self._detokenizer_epoch, self.attached = 0, False
         for front in (TOKENIZER, *NO_TIMEOUT_RESEND):
             self.reconnected(front, now)
@@ -245,7 +245,7 @@ class ClientCore:
     # --- ends ---
 
     def expire(self, now: float) -> list[Abort]:
-        """Fail what is past its deadline; returns the aborts that are due."""
+        """Fails what is past its deadline; returns the aborts that are due."""
         if now < self.next_deadline:
             return []
         late = [item for item in self.waiting.values() if item.deadline <= now]
@@ -256,12 +256,12 @@ class ClientCore:
         return [Abort(item.rid) for item in late if isinstance(item, PendingRequest)]
 
     def live_requests(self) -> list[Abort]:
-        """The aborts that would end everything under way."""
+        """Returns the aborts that would end everything under way."""
         return [Abort(rid) for rid, item in self.waiting.items()
                 if isinstance(item, PendingRequest)]
 
     def fail_all(self, error: ActoriumError) -> None:
-        """The engine is gone: everything that waits fails."""
+        """Fails everything that waits: the engine has ended."""
         items = list(self.waiting.values())
         self.waiting.clear()
         self.attached = False

@@ -56,7 +56,7 @@ class Video(Image):
 
 
 def _read(sources: Sequence[Source]) -> tuple[list[str], list[bytes]]:
-    """(URLs, files): one of the two."""
+    """Returns (URLs, files): one of the two."""
     if not sources:
         raise InvalidRequest("messages: a video has no frames", "messages")
     contents = [_read_source(source) for source in sources]
@@ -147,7 +147,7 @@ def _upload(item: Image, param: str) -> MediaUpload:
 
 
 def is_loaded(request: Request) -> bool:
-    """Whether the request can be sent as it is."""
+    """Returns whether the request can be sent as it is."""
     return all(isinstance(key, bytes) for key in request.media) and not any(
         _content(turn) is not None if isinstance(turn, dict)
         else isinstance(turn, ChatMessage) and not isinstance(turn.content, str)

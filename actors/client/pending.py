@@ -83,7 +83,7 @@ class PendingItem:
         """Called whenever something was received for it."""
 
     def fail(self, error: ActoriumError) -> None:
-        """End with an error, unless it has ended."""
+        """Ends with an error, unless it has ended."""
         if not self.done:
             self.error = error
             self._finish()
@@ -109,7 +109,7 @@ class PendingRequest(PendingItem):
         self.in_ledger = False
         """A delta was received, or it is adopted: `Resume` is sent for it, not the request."""
         self.adopt_frame = b""
-        """What to send instead of a plain `Resume` until something is heard: one that adopts."""
+        """What to send instead of a plain `Resume` until an answer comes: one that adopts."""
         self.first_at = 0.0
         """When its first token was received; 0 = not yet."""
         self._must_exist = False
@@ -142,7 +142,7 @@ class PendingRequest(PendingItem):
 
     @property
     def progress(self) -> RequestProgress:
-        """As of now."""
+        """Returns the progress so far."""
         return RequestProgress([(choice.last and choice.last.usage) or Usage(
             self.prompt_tokens or 0, 0, choice.num_tokens) for choice in self.choices],
             self.first_at)
@@ -203,7 +203,7 @@ class PendingRequest(PendingItem):
 
     def _append(self, choice: ChoiceState, delta: Delta, text: str, tokens: list[int],
                 logprobs: list[TokenLogprob] | None) -> None:
-        """Hand out or keep what is new of the delta."""
+        """Hands out or keeps what is new of the delta."""
         prompt_logprobs = None if choice.has_prompt_logprobs else delta.prompt_logprobs
         choice.has_prompt_logprobs = choice.has_prompt_logprobs or prompt_logprobs is not None
         if self.streaming:
@@ -257,7 +257,7 @@ class PendingRequest(PendingItem):
             self.on_done(self)
 
     def completions(self) -> list[Completion]:
-        """The finished choices in order. Raises the request's error."""
+        """Returns the finished choices in order. Raises the request's error."""
         if self.error is not None:
             raise self.error
         made = []
@@ -286,7 +286,7 @@ class PendingCall(PendingItem):
         return False
 
     def result(self) -> Any:
-        """The answering message. Raises the error of the call."""
+        """Returns the answering message. Raises the error of the call."""
         if self.error is not None:
             raise self.error
         return self.answer

@@ -48,11 +48,11 @@ class RequestBatch:
 
     @property
     def done(self) -> bool:
-        """Everything was sent and has ended, and `ready` is empty."""
+        """True if everything was sent and has ended, and `ready` is empty."""
         return not (self._more or self._to_send or self.unloaded or self.live or self.ready)
 
     def submit(self, now: float) -> Iterator[bytes]:
-        """Frames to send now."""
+        """Returns the frames to send now."""
         while len(self.live) < self._window and (item := self._next()) is not None:
             index, request = item
             try:
@@ -102,6 +102,6 @@ class RequestBatch:
             self.notify()
 
     def cancel(self) -> list[Abort]:
-        """Forget what is under way; returns the aborts to send."""
+        """Forgets what is under way; returns the aborts to send."""
         rids, self.live = list(self.live), {}
         return [Abort(rid) for rid in rids if self._core.forget(rid)]

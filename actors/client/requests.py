@@ -38,7 +38,7 @@ class Linger(Struct, frozen=True, kw_only=True):
     rid: str
     """Its name, chosen by the caller and hard to guess: whoever knows it may adopt the request."""
     seconds: float
-    """How long it goes on after its client has gone."""
+    """How long it goes on after its client has disconnected."""
     adopt: bool = True
     """Adopt it if the engine knows it already, whoever sent it, from its first token on."""
     must_exist: bool = False
@@ -57,11 +57,11 @@ class Request(Struct, frozen=True, kw_only=True):
     messages: list[Any] | None = None
     """Turns of a conversation: `{"role": ..., "content": ...}` or `ChatMessage`."""
     media: list[Any] = []
-    """Of the prompt, beside those in contents: `MediaUpload`, or keys (`client/media.py`)."""
+    """Media of the prompt, beside those in contents: `MediaUpload`, or keys (`client/media.py`)."""
     mm_processor_kwargs: dict[str, Any] = {}
-    """What becomes of images and videos (docs/media.md)."""
+    """How images and videos are processed (docs/media.md)."""
     tools: list[dict[str, Any]] = []
-    """What the model may call, as OpenAI describes it, for the chat template."""
+    """Tools in OpenAI's form, for the chat template."""
     params: SamplingParams | None = None
     timeout: float | None = None
     """Seconds until the request ends with `DeadlineExceeded`; None = the engine's limit."""
@@ -82,7 +82,7 @@ class Request(Struct, frozen=True, kw_only=True):
     priority: int = 0
     """Higher goes first where the engine schedules by priority."""
     linger: Linger | None = None
-    """Lets it outlive its client."""
+    """Lets the request outlive its client."""
 
 
 class Completion(Struct, frozen=True, kw_only=True):
@@ -142,8 +142,8 @@ def _merge(deltas: list[StreamDelta]) -> StreamDelta:
 
 
 def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes, int]:
-    """(frame, n) of a request; `tenant` is used where it names none. Raises `InvalidRequest` naming
-    the field."""
+    """Returns (frame, n) of a request. tenant: where the request has none. Raises `InvalidRequest`
+    naming the field."""
     params = check_params(request.params or DEFAULT_PARAMS)
     check_timeout(request.timeout)
     prompt, linger = request.prompt, request.linger or NO_LINGER
@@ -170,7 +170,8 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
 
 
 def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
-    """MessagePack of a dict or a list of dicts (`kind`). Raises `InvalidRequest` naming `field`."""
+    """Returns a dict or a list of dicts (`kind`) as MessagePack. Raises `InvalidRequest` naming
+    `field`."""
     if not isinstance(value, kind):
         raise InvalidRequest(f"{field}: must be a {kind.__name__}, got {type(value).__name__}",
                              field)
@@ -184,7 +185,7 @@ def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
 
 
 def encode(message: Any, field: str, large: bool = False) -> bytes:
-    """The frame of a message to the engine. large: its front has another bound. Raises
+    """Returns the frame of a message to the engine. large: its front has another bound. Raises
     `InvalidRequest` naming `field`."""
     try:
         frame = _encode(message)
@@ -201,7 +202,7 @@ def encode(message: Any, field: str, large: bool = False) -> bytes:
 
 
 def check_params(params: SamplingParams) -> SamplingParams:
-    """`params`, or `InvalidRequest` naming the field that is wrong in type or range."""
+    """Returns `params`. Raises `InvalidRequest` naming the field that is wrong in type or range."""
     if not isinstance(params, SamplingParams):
         raise InvalidRequest(f"params: must be SamplingParams, got {type(params).__name__}",
                              "params")
@@ -229,7 +230,7 @@ def _encode_params(params: SamplingParams) -> bytes:
 
 
 def check_timeout(timeout: Any, field: str = "timeout") -> None:
-    """Raise `InvalidRequest` naming `field` unless it is None or a positive, finite number."""
+    """Raises `InvalidRequest` naming `field` unless it is None or a positive, finite number."""
     number = isinstance(timeout, int | float) and not isinstance(timeout, bool)
     if timeout is not None and not (number and 0 < timeout < math.inf):
         raise InvalidRequest(f"{field}: must be a positive number of seconds, got {timeout!r}",
@@ -237,26 +238,26 @@ def check_timeout(timeout: Any, field: str = "timeout") -> None:
 
 
 def check_tenant(tenant: Any) -> str:
-    """`tenant`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    """Returns `tenant`. Raises `InvalidRequest` naming the field."""
     want = "at most 64 printable ASCII characters without spaces"
     return str(_within(tenant, Tenant, "tenant", want))
 
 
 def check_priority(priority: Any) -> int:
-    """`priority`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    """Returns `priority`. Raises `InvalidRequest` naming the field."""
     want = "a whole number between -2147483648 and 2147483647"
     return int(_within(priority, Priority, "priority", want))
 
 
 def check_template(template: Any) -> str | None:
-    """`template`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    """Returns `template`. Raises `InvalidRequest` naming the field."""
     want = f"a chat template of 1 to {MAX_TEMPLATE} characters"
     checked: str | None = _within(template, Template | None, "chat_template", want)
     return checked
 
 
 def check_truncation(tokens: Any) -> int | None:
-    """`tokens`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    """Returns `tokens`. Raises `InvalidRequest` naming the field."""
     want = "a number of tokens, at least 1, or -1"
     checked: int | None = _within(tokens, Truncation | None, "truncate_prompt_tokens", want)
     if checked == 0:
@@ -266,7 +267,7 @@ def check_truncation(tokens: Any) -> int | None:
 
 
 def check_salt(salt: Any) -> str:
-    """`salt`, within the bounds of the message. Raises `InvalidRequest` naming the field."""
+    """Returns `salt`. Raises `InvalidRequest` naming the field."""
     if salt is None:
         return ""
     return str(_within(salt, Salt, "cache_salt", "a string of at most 256 characters"))
@@ -280,7 +281,7 @@ def _within(value: Any, bounds: Any, field: str, want: str) -> Any:
 
 
 def pack_token_ids(ids: Any, field: str) -> bytes:
-    """Token ids as little-endian int32. Raises `InvalidRequest` naming `field`."""
+    """Returns token ids as little-endian int32. Raises `InvalidRequest` naming `field`."""
     if isinstance(ids, str | bytes) or not hasattr(ids, "__len__"):
         raise InvalidRequest(f"{field}: must be text or a list of token ids, "
                              f"got {type(ids).__name__}", field)
@@ -300,7 +301,7 @@ def pack_token_ids(ids: Any, field: str) -> bytes:
 
 
 def check_messages(messages: Any) -> list[ChatMessage]:
-    """The turns of a conversation. Raises `InvalidRequest` naming `messages`."""
+    """Returns the turns of a conversation. Raises `InvalidRequest` naming `messages`."""
     if not isinstance(messages, list | tuple) or not messages:
         raise InvalidRequest("messages: must be a list of at least one turn", "messages")
     try:

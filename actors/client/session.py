@@ -31,12 +31,12 @@ POLL = 0.02
 
 
 class Signal(Protocol):
-    """Wakes whoever waits for it."""
+    """Wakes the tasks that wait for it."""
 
     def set(self) -> None: ...
 
     async def wait(self, until: Callable[[], bool], seconds: float = math.inf) -> None:
-        """Return once `until()`, asked whenever this was set, or after so many seconds."""
+        """Returns once `until()`, asked whenever this was set, or after so many seconds."""
 
 
 class ClientSession:
@@ -65,12 +65,12 @@ class ClientSession:
         self.last_heard = monotonic()
         """When something last arrived or was sent."""
         self._attaching: Signal | None = None
-        """Set once the detokenizer has answered, or the engine is gone."""
+        """Set once the detokenizer has answered, or the engine has ended."""
 
     # --- what a subclass provides ---
 
     def signal(self) -> Signal:
-        """A new signal."""
+        """Returns a new signal."""
         raise NotImplementedError
 
     async def pause(self, seconds: float) -> None:
@@ -121,28 +121,28 @@ class ClientSession:
         return call.result()
 
     def send(self, front: str, frame: bytes) -> None:
-        """Send to a front that is connected. Raises `EngineUnavailable`."""
+        """Sends to a front that is connected. Raises `EngineUnavailable`."""
         if self.link is None:
             raise self.target.ended_error()
         self.link.send(front, frame)
         self._on_send()
 
     def abort(self, aborts: Iterable[Abort]) -> None:
-        """Send aborts; the core sends those again that get lost."""
+        """Sends aborts; the core sends those again that get lost."""
         if self.link is not None:
             for abort in aborts:
                 self.core.aborting(abort.rid, monotonic())
                 self._send_all([(TOKENIZER, encode(abort, "rid"))])
 
     def _send_all(self, frames: Iterable[tuple[str, bytes]]) -> None:
-        """Send what may be sent again later: not at all where the engine takes no messages."""
+        """Sends what may be sent again later: not at all where the engine takes no messages."""
         for front, frame in frames:
             with suppress(EngineUnavailable):
                 self.connect(front)
                 self.send(front, frame)
 
     def connect(self, *fronts: str) -> None:
-        """Connect to fronts that are not connected yet. Raises `EngineUnavailable`."""
+        """Connects to fronts that are not connected yet. Raises `EngineUnavailable`."""
         if self.link is None:
             self.target.check_running()
             self.target.remember()
@@ -160,7 +160,7 @@ class ClientSession:
     # --- receiving ---
 
     def step(self, now: float, quiet: bool) -> None:
-        """Receive what has arrived, send what is due. quiet: nothing has arrived for a while, so
+        """Receives what has arrived, sends what is due. quiet: nothing has arrived for a while, so
         check that the engine lives and still knows this client."""
         if not quiet:
             self.last_heard = now
@@ -205,7 +205,7 @@ class ClientSession:
             self._attached()
 
     def _attached(self) -> None:
-        """Whoever waits for `ready` goes on."""
+        """Wakes those who wait for `ready`."""
         attaching, self._attaching = self._attaching, None
         if attaching is not None:
             attaching.set()
@@ -230,7 +230,7 @@ class ClientSession:
         self._disconnect()
 
     def _come_back(self, now: float) -> None:
-        """Connect to the next engine, if it runs; everything fails when it is late."""
+        """Connects to the next engine, if it runs; everything fails when it is late."""
         if self._resume_until is None:
             return
         if now >= self._resume_until:
@@ -243,7 +243,7 @@ class ClientSession:
                     self.drop(error)
 
     def drop(self, error: EngineUnavailable) -> None:
-        """Disconnect; everything that waits fails with this error."""
+        """Disconnects; everything that waits fails with this error."""
         self._resume_until = None
         self.core.fail_all(error)
         self._attached()

@@ -42,7 +42,7 @@ def locate(target: str | os.PathLike[str], run_dir: str | None,
 
 
 class EngineTarget:
-    """An engine, as somebody who wants to connect to it sees it."""
+    """An engine to connect to."""
 
     events = CONNECTED
     """Events that the monitors of its sockets report."""
@@ -54,11 +54,11 @@ class EngineTarget:
         raise NotImplementedError
 
     def check_running(self) -> None:
-        """Raise `EngineUnavailable` if certainly no engine runs there."""
+        """Raises `EngineUnavailable` if certainly no engine runs there."""
         raise NotImplementedError
 
     def address(self, socket: zmq.Socket[Any], front: str) -> str:
-        """Prepare a socket for a front; returns what it is to connect to. Raises
+        """Prepares a socket for a front; returns what it is to connect to. Raises
         `EngineUnavailable` if somebody else may listen there."""
         raise NotImplementedError
 
@@ -67,7 +67,7 @@ class EngineTarget:
         raise NotImplementedError
 
     def ended_error(self) -> EngineUnavailable:
-        """The error of everything that was under way when the engine ended."""
+        """Returns the error of everything that was under way when the engine ended."""
         raise NotImplementedError
 
     def remember(self) -> None:

@@ -13,17 +13,16 @@ from actorium.actors.gateway.api import (
     anthropic_messages,
     engine_routes,
     inference,
-    invocations,
     responses,
     scoring,
     sglang,
+    stored_responses,
     tokens,
 )
 from actorium.actors.gateway.api.anthropic_messages import MessagesTurn
 from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.inference import InferenceTurn
-from actorium.actors.gateway.api.responses import ResponsesTurn
 from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.http.guard import Guard
 from actorium.actors.gateway.http.routes import ROUTES
@@ -66,13 +65,13 @@ def handlers_of(engine: ServedEngine) -> dict[str, Handler]:
         "render_chat": inference.render_chat,
         "render_completion": inference.render_completion,
         "inference": InferenceTurn.handle,
-        "invocations": invocations.invocations,
-        "responses": ResponsesTurn.handle,
-        "input_tokens": responses.input_tokens,
-        "response": responses.retrieve,
-        "delete_response": responses.delete,
-        "cancel_response": responses.cancel,
-        "input_items": responses.input_items,
+        "invocations": inference.invocations,
+        "responses": responses.create,
+        "input_tokens": stored_responses.input_tokens,
+        "response": stored_responses.retrieve,
+        "delete_response": stored_responses.delete,
+        "cancel_response": stored_responses.cancel,
+        "input_items": stored_responses.input_items,
         "messages": MessagesTurn.handle,
         "count_tokens": anthropic_messages.count_tokens,
         "models": engine_routes.models,

@@ -1,5 +1,5 @@
-"""One HTTP request's calls to the engine: their names, how long they live, and where a resumed
-stream continues.
+"""One HTTP request's calls to the engine: their ids, how long they live, and where a resumed stream
+continues.
 
 `Idempotency-Key`: a request resent with the same body, while the completion runs or is remembered,
 gets that completion; with another body it is refused. Its completion survives a broken connection
@@ -8,8 +8,20 @@ continues after that event, if the engine still has its request: at any gateway,
 death of the one that began it. Events have ids where one of the two headers or the body asks for
 them. Without a key a request ends with its connection.
 
-A request's name in the engine is the tenant's key, hashed, or random; then comes a hash of tenant
-and body. That separates tenants here, and the engine hands requests over within a tenant only.
+The ids of a request:
+
+- `request_id` (`http/guard.py`): of one HTTP exchange, the caller's `X-Request-Id` or random. In
+  the answer's headers, in errors, in the access log.
+- `resume_id`: by it another connection finds the request. The tenant and the `Idempotency-Key`,
+  hashed, or random.
+- `answer_id`: what the answer shows behind the prefix of its kind (`chatcmpl-`). The body's
+  `request_id`, or the exchange's; where the answer can be resumed the `resume_id`, since the next
+  connection has another exchange.
+- `rids`: of its requests to the engine, one for each prompt: the `resume_id`, the prompt's number,
+  and a hash of tenant, path and body. That separates tenants here, and the engine hands requests
+  over within a tenant only. The ids of events begin with it.
+- `labels`: the caller's own names of its completions (`rid` of `/generate`).
+- `journal_id`: equal for equal requests of a caller, in the journal of in-flight requests.
 """
 
 from __future__ import annotations
@@ -27,7 +39,7 @@ from actorium.actors.client.calls import AsyncDeltaStream
 from actorium.actors.client.requests import Completion, Linger, Request
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.access_log import CallUsage
-from actorium.actors.gateway.http.http_errors import HttpError, http_error
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field, http_error
 from actorium.actors.gateway.resume.delta_streams import (
     Deltas,
     MergedStream,
@@ -36,7 +48,7 @@ from actorium.actors.gateway.resume.delta_streams import (
 )
 from actorium.actors.gateway.resume.event_ids import (
     MAX_CHOICES,
-    CountingRoute,
+    CutCounts,
     ResumableStream,
     parse_event_id,
 )
@@ -59,50 +71,46 @@ class EngineCall:
         self.began = monotonic()
         """CLOCK_MONOTONIC seconds."""
         self.created = int(time())
-        """When its answer began, Unix time in seconds: of one that is told again, as the engine has
-        recorded it (`admitted`)."""
+        """When its answer began, Unix time in seconds; of an answer that is sent again, as the
+        engine has recorded it (`admitted`)."""
         self._path = path
         self._from_http = headers is not None
         found = headers or {}
         self.key = found.get(b"idempotency-key", b"").strip()
         if self.key and not _KEY.fullmatch(self.key):
-            raise HttpError(400, "Idempotency-Key: 1 to 255 printable ASCII characters without "
-                            "spaces", "Idempotency-Key")
+            raise bad_field("Idempotency-Key", "1 to 255 printable ASCII characters without spaces")
         last = found.get(b"last-event-id", b"").strip()
         self.position = parse_event_id(last.decode("latin-1")) if last else None
         self.resumable = bool(self.key) or self.position is not None
         """Each event of the stream has an id, so that another call can resume after it. The body
         may ask for that as well (`stream_options.resumable`). Other streams have no ids: many
         clients split a stream at its blank lines and take all that follows `data: `."""
-        self.name = self._own_name()
-        """Name of the request and of its answer: a resumed stream keeps its id."""
-        self.answer_id = self.name
-        """The answer's id, after the prefix of its kind."""
+        self.resume_id = self._resume_id()
+        self.answer_id = self.resume_id
         self.fields: dict[str, str] = {}
         """The body's names of the engine's fields, where they differ, for errors."""
         self.labels: list[str] = []
-        """The caller's names of its completions, if any, in the order of requests."""
+        """In the order of requests; none where the caller has not named any."""
         self.rids: list[str] = []
-        """Names of its requests in the engine."""
         self.usage = CallUsage()
-        self.journal_name = b""
-        """Its name in the journal of in-flight requests, once the body is read: equal for equal
-        requests of the same caller."""
+        self.journal_id = b""
+        """Set once the body is read."""
+        self.cut_counts: CutCounts | None = None
+        """Set where the answer's events depend on how it was cut into deltas."""
         self._aborted = False
         self._digest = ""
         self._resumed: ResumableStream | None = None
 
-    def _own_name(self) -> str:
-        own = "s" + os.urandom(16).hex()
+    def _resume_id(self) -> str:
+        resume_id = "s" + os.urandom(16).hex()
         if self.key:
             digest = hashlib.sha256(self.tenant.encode() + b"\0" + self.key).hexdigest()
-            own = "k" + digest[:32]
+            resume_id = "k" + digest[:32]
         if self.position is None:
-            return own
+            return resume_id
         given = self.position.rid.partition(".")[0]
-        if self.key and given != own:
-            raise HttpError(400, "Last-Event-ID: of another request than the Idempotency-Key's",
-                            "Last-Event-ID")
+        if self.key and given != resume_id:
+            raise bad_field("Last-Event-ID", "of another request than the Idempotency-Key's")
         return given
 
     # --- its life ---
@@ -113,17 +121,16 @@ class EngineCall:
         digest = hashlib.sha256(b"\0".join((self.tenant.encode(), self._path.encode(), body)))
         self._digest = digest.hexdigest()[:16]
         if self.position is not None and self.position.rid.partition(".")[2] != self._digest:
-            raise HttpError(400, "Last-Event-ID: of a request with another path, body or key",
-                            "Last-Event-ID")
-        name, journal = digest.digest()[:NAME], self.engine.journal
-        if journal.convicted(name):
+            raise bad_field("Last-Event-ID", "of a request with another path, body or key")
+        journal_id, journal = digest.digest()[:NAME], self.engine.journal
+        if journal.convicted(journal_id):
             raise http_error(journal.refusal(self.answer_id))
-        self.journal_name = name
-        journal.put(name)
+        self.journal_id = journal_id
+        journal.put(journal_id)
 
     def failed(self, error: BaseException) -> HttpError:
-        """Returns the error for a request on which the gateway itself has failed. Want of memory
-        meets whoever is served: it is not this request's fault."""
+        """Returns the error for a request on which the gateway itself has failed. Out of memory is
+        not this request's fault: it may hit any request."""
         if isinstance(error, MemoryError):
             return http_error(EngineUnavailable("the gateway has no memory left for this request"))
         return http_error(self.engine.journal.failed(error, self.answer_id))
@@ -131,8 +138,8 @@ class EngineCall:
     def finished(self) -> None:
         """Marks the request as answered."""
         journal = self.engine.journal
-        if self.journal_name and not journal.quiet:
-            journal.finished(self.journal_name)
+        if self.journal_id and not journal.quiet:
+            journal.finished(self.journal_id)
 
     def in_background(self) -> EngineCall:
         """Returns another call of the same caller, for work that continues after this one's answer.
@@ -141,7 +148,7 @@ class EngineCall:
 
     # --- the engine's requests ---
 
-    def stream(self, route: CountingRoute, *requests: Request) -> Deltas:
+    def stream(self, *requests: Request) -> Deltas:
         """Returns the deltas of one or several requests with equal numbers of choices, numbered
         through, from the caller's last event on. Requests are sent when deltas are first awaited;
         `aclose` ends them, unless they may outlive their connection. Raises `HttpError` 400."""
@@ -157,8 +164,8 @@ class EngineCall:
             field = "stream_options.resumable" if self.position is None else "Last-Event-ID"
             raise HttpError(400, f"{field}: only streams of at most {MAX_CHOICES} choices go on",
                             field.partition(".")[0])
-        self._resumed = ResumableStream(source, f"{self.name}.{self._digest}", self.position,
-                                        route)
+        self._resumed = ResumableStream(source, f"{self.resume_id}.{self._digest}", self.position,
+                                        self.cut_counts)
         return self._resumed
 
     def admitted(self, stream: Deltas) -> None:
@@ -173,22 +180,22 @@ class EngineCall:
     async def complete(self, requests: Sequence[Request]) -> list[list[Completion]]:
         """Returns the choices of each request, in order. The first error ends all of them and is
         raised, an `ActoriumError`."""
-        found: list[list[Completion]] = [[] for _ in requests]
+        completions: list[list[Completion]] = [[] for _ in requests]
         results = self._results(requests)
         try:
             async for index, result in results:
                 if isinstance(result, ActoriumError):
                     raise result
-                found[index] = result
+                completions[index] = result
         finally:
             await results.aclose()
-        self.usage.completed(found)
-        return found
+        self.usage.completed(completions)
+        return completions
 
     def _results(self, requests: Sequence[Request]) -> Results:
         if self.key:
             return collected(self._sources(requests), self.admitted)
-        return self.engine.client.run([self._named(request, number)
+        return self.engine.client.run([self._with_rid(request, number)
                                        for number, request in enumerate(requests)])
 
     def _sources(self, requests: Sequence[Request]) -> list[Deltas]:
@@ -197,8 +204,8 @@ class EngineCall:
     def _source(self, request: Request, number: int) -> Deltas:
         """Returns the deltas of one of the requests, from the first."""
         if not self._from_http or not self.resumable:
-            return self._open(self._named(request, number))
-        name, rid = self._names(number)
+            return self._open(self._with_rid(request, number))
+        resume_id, rid = self._ids(number)
         grace, engine = self.engine.settings.resume_grace, self.engine
         again = bool(self.key) or self.position is not None
         lingering = msgspec.structs.replace(request, linger=Linger(
@@ -206,7 +213,7 @@ class EngineCall:
             created=self.created))
         if not self.key:
             return self._open(lingering)
-        return engine.shared_streams.join(name, rid, lambda: self._open(lingering), grace)
+        return engine.shared_streams.join(resume_id, rid, lambda: self._open(lingering), grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)
@@ -214,35 +221,37 @@ class EngineCall:
             self.usage.opened(stream)
         return stream
 
-    def _named(self, request: Request, number: int) -> Request:
-        """Names one of the requests after this call, so that it can be found. It ends with its
+    def _with_rid(self, request: Request, number: int) -> Request:
+        """Returns one of the requests with its rid, by which it can be aborted. It ends with its
         connection."""
         if not self._from_http:
             return request
-        linger = Linger(rid=self._names(number)[1], seconds=0.0, adopt=False)
+        linger = Linger(rid=self._ids(number)[1], seconds=0.0, adopt=False)
         return msgspec.structs.replace(request, linger=linger)
 
-    def _names(self, number: int) -> tuple[str, str]:
-        """Returns a request's names for the caller and in the engine. Raises `Aborted`."""
+    def _ids(self, number: int) -> tuple[str, str]:
+        """Returns (resume id, rid) of one of the requests. Raises `Aborted`."""
         if self._aborted:
             raise Aborted("the request was aborted")
-        name = f"{self.name}-{number}" if number else self.name
-        self.rids.append(f"{name}.{self._digest}")
-        return name, self.rids[-1]
+        resume_id = f"{self.resume_id}-{number}" if number else self.resume_id
+        self.rids.append(f"{resume_id}.{self._digest}")
+        return resume_id, self.rids[-1]
 
     # --- aborting ---
 
     async def abort_others(self, name: str, tenant: str | None) -> list[str]:
         """Aborts, at all gateways of the engine, the requests of a name ("" = all) and a tenant
-        (None = any), except this call. Returns the callers' names for them."""
+        (None = any), except this call. Returns their labels or answer ids."""
         return (await self.engine.abort(name, tenant, but=self)
                 + await self.engine.peers.abort(name, tenant))
 
     def mark_aborted(self, name: str) -> tuple[list[str], list[str]]:
-        """Marks what `name` stands for as aborted and returns the callers' names and those in the
-        engine. An empty name means all of it, including requests not begun yet."""
-        own = name in (self.name, self.answer_id) or _PREFIX.sub("", name) == self.answer_id
-        if not name or own:
+        """Marks what `name` stands for as aborted, and returns its labels (or answer id) and rids.
+        name: one of its ids, or of its completions' labels; "" = all of it, including requests not
+        begun yet."""
+        is_whole = name in (self.resume_id, self.answer_id) \
+            or _PREFIX.sub("", name) == self.answer_id
+        if not name or is_whole:
             self._aborted = True
             return self.labels or [self.answer_id], list(self.rids)
         each = max(1, len(self.labels) // max(1, len(self.rids)))
@@ -256,8 +265,8 @@ class EngineCall:
 
 def call_of(http: HttpRequest) -> EngineCall:
     """Returns the call of a request that has passed the guard."""
-    found: EngineCall = http.scope["app"]
-    return found
+    call: EngineCall = http.scope["app"]
+    return call
 
 
 def engine_of(http: HttpRequest) -> ServedEngine:

@@ -16,8 +16,7 @@ from actorium.actors.gateway.api.response_store import BackgroundJobs, open_stor
 from actorium.actors.gateway.http.access_log import AccessLog
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
 from actorium.actors.gateway.http.peers import Peers
-from actorium.actors.gateway.parsers.choice_parser import NONE
-from actorium.actors.gateway.parsers.think import CLOSE
+from actorium.actors.gateway.parsers.thoughts import CLOSE, NONE
 from actorium.actors.gateway.resume.delta_streams import SharedStreams
 from actorium.actors.gateway.served_model import ServedModel, TokenTexts
 from actorium.actors.health import WORKING_PHASES, not_at_work

@@ -9,7 +9,7 @@ from typing import Any
 from actorium.actors.config.retention import TOKEN_TEXTS
 from actorium.actors.config.tree import Config
 from actorium.actors.detokenizer.incremental import byte_of_char
-from actorium.actors.gateway.parsers.choice_parser import ModelTemplates, ParserFactory
+from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
 from actorium.actors.models import model_dir
 from actorium.actors.models.model_names import repository_of
 
@@ -121,7 +121,7 @@ class TokenTexts:
 
 
 class TokenIdTexts:
-    """The same tokens named by their ids: texts of different tokens can be equal."""
+    """Names tokens by their ids: texts of different tokens can be equal."""
 
     def __init__(self, texts: TokenTexts) -> None:
         self.bytes_of, self.text_of = texts.bytes_of, texts.text_of

@@ -21,12 +21,12 @@ from actorium.actors.detokenizer.linear_regex import MAX_OF_CHOICES
 from actorium.actors.detokenizer.stop_strings import StopRegexChecker
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.answer_grammar import constraint
-from actorium.actors.gateway.api.chat_protocol import ChatBody
+from actorium.actors.gateway.api.chat_body import ChatBody
 from actorium.actors.gateway.api.response_formats import FormatFields, structured_of
 from actorium.actors.gateway.api.sampling_fields import sampling
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.parsers.choice_parser import Thought
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.messages import (
     MAX_CLIENT_MESSAGE_BYTES,
     Accepted,

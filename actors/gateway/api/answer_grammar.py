@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import InvalidRequest
+from actorium.actors.gateway.api.offered_tools import Function, ToolSelection
 from actorium.actors.gateway.api.response_formats import json_text
-from actorium.actors.gateway.api.tool_choice import Function, ToolSelection
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.parsers.choice_parser import Thought
+from actorium.actors.gateway.http.http_errors import bad_field
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.params import MAX_GRAMMAR, Structured
 from actorium.actors.structured.schema_references import under
 from actorium.actors.structured.schemas import LENIENT, closed, object_schema
@@ -27,10 +27,10 @@ NOTHING: Node = {"type": "const_string", "value": ""}
 
 
 class CallSyntax(NamedTuple):
-    """What stands around a call, which is a JSON object."""
+    """The text around a call, which is a JSON object."""
 
     key: str
-    """That of the arguments."""
+    """Key of the arguments."""
     begin: str = ""
     end: str = ""
     separator: str = "\n"
@@ -101,8 +101,8 @@ def _check_size(functions: Sequence[Function]) -> None:
     """
     size = sum(len(json_text(one.parameters)) for one in functions)
     if size > MAX_GRAMMAR:
-        raise HttpError(400, f"tools: parameters of {size} characters exceed the limit of "
-                        f"{MAX_GRAMMAR}", "tools")
+        raise bad_field("tools", f"parameters of {size} characters exceed the limit of "
+                        f"{MAX_GRAMMAR}")
 
 
 def _arguments(function: Function) -> Node:
@@ -114,7 +114,7 @@ def _arguments(function: Function) -> Node:
     except (ValueError, RecursionError) as error:
         why = "it is too deep" if isinstance(error, RecursionError) else \
             str(error).replace(LENIENT, " (passed over with its strict: false)")
-        raise HttpError(400, f"tools: the parameters of {function.name!r}: {why}", "tools") \
+        raise bad_field("tools", f"the parameters of {function.name!r}: {why}") \
             from None
     return {"type": "json_schema", "json_schema": schema, "lenient": lenient}
 
@@ -166,8 +166,8 @@ def _format(wanted: Structured) -> Node:
     except ValueError as error:
         raise InvalidRequest(str(error), "structured") from None
     if wanted.structural_tag is not None:
-        found: Node = format_of(wanted.structural_tag)
-        return found
+        tag: Node = format_of(wanted.structural_tag)
+        return tag
     if wanted.choice is not None:
         return _one_of(*map(_const, wanted.choice))
     if wanted.regex is not None:

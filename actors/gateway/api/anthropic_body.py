@@ -9,10 +9,9 @@ from typing import Any, Literal
 
 from msgspec import Struct, ValidationError, convert
 
-from actorium.actors.gateway.api.chat_protocol import arguments_text
+from actorium.actors.gateway.api.chat_body import arguments_text
 from actorium.actors.gateway.api.media_parts import decoded_text, joined, source_upload
-from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
-from actorium.actors.gateway.api.tool_choice import (
+from actorium.actors.gateway.api.offered_tools import (
     Function,
     NamedFunction,
     NamedTool,
@@ -20,7 +19,8 @@ from actorium.actors.gateway.api.tool_choice import (
     ToolSelection,
     is_built_in,
 )
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 
 OWN = "custom"
@@ -42,7 +42,7 @@ class InputBlock(Struct, kw_only=True):
     tool_use_id: str | None = None
     content: str | list[InputBlock] | dict[str, Any] | None = None
     source: Any = None
-    """Of an image or a document; of a search's result its address."""
+    """Data of an image or a document; address of a search result."""
     title: str | None = None
     is_error: bool | None = None
 
@@ -109,8 +109,8 @@ class CountTokensBody(SamplingFields, kw_only=True):
     @property
     def thought_budget(self) -> int | None:
         """Returns the most tokens of the reasoning."""
-        told = None if self.thinking is None else self.thinking.budget_tokens
-        return self.thinking_token_budget if told is None else told
+        budget = None if self.thinking is None else self.thinking.budget_tokens
+        return self.thinking_token_budget if budget is None else budget
 
     def template_args(self) -> dict[str, Any]:
         """Returns the chat template's variables: as with Anthropic, a model thinks only if asked.
@@ -136,9 +136,9 @@ class CountTokensBody(SamplingFields, kw_only=True):
             if one.is_built_in:
                 continue
             if one.type != OWN:
-                raise HttpError(400, f"tools[{i}]: {one.type[:40]!r} is not known", "tools")
+                raise bad_field(f"tools[{i}]", f"{one.type[:40]!r} is not known")
             if one.input_schema is None:
-                raise HttpError(400, f"tools[{i}].input_schema: is required", "tools")
+                raise bad_field(f"tools[{i}].input_schema", "is required")
             tools.append(Tool("function", Function(one.name, one.description, one.input_schema,
                                                    one.strict)))
         wanted = self.tool_choice
@@ -157,7 +157,7 @@ class CountTokensBody(SamplingFields, kw_only=True):
         if self.system:
             text = _shown(self.system, "system")
             if not isinstance(text, str):
-                raise HttpError(400, "system: only text is taken", "system")
+                raise bad_field("system", "only text is taken")
             found.append(ChatMessage("system", text))
         names: dict[str, str] = {}
         for i, turn in enumerate(self.messages):
@@ -188,11 +188,11 @@ class MessagesBody(CountTokensBody, kw_only=True):
     def check(self) -> None:
         """Raises `HttpError` for unsupported fields."""
         if (self.n or 1) != 1:
-            raise HttpError(400, "n: a message has one choice", "n")
+            raise bad_field("n", "a message has one choice")
         if self.stop and self.stop_sequences:
-            raise HttpError(400, "stop: not together with stop_sequences", "stop")
+            raise bad_field("stop", "not together with stop_sequences")
         if self.prompt_logprobs is not None:
-            raise HttpError(400, "prompt_logprobs: not of messages", "prompt_logprobs")
+            raise bad_field("prompt_logprobs", "not of messages")
         self.stop = self.stop or self.stop_sequences
 
 
@@ -201,7 +201,7 @@ def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> li
     that were called, by the calls' ids."""
     if not isinstance(turn.content, list):
         return [ChatMessage(turn.role, turn.content or "")]
-    found: list[ChatMessage] = []
+    turns: list[ChatMessage] = []
     parts: list[TurnPart] = []
     thought = ""
     calls: list[ToolCall] = []
@@ -213,14 +213,14 @@ def _turns(turn: AnthropicMessageParam, where: str, names: dict[str, str]) -> li
             calls.append(_call(block, place))
             names[calls[-1].id] = calls[-1].name
         elif block.type == "tool_result":
-            found.append(_result(block, place, names))
+            turns.append(_result(block, place, names))
         else:
             parts += _parts(block, place)
     text = joined(parts)
-    if text or calls or thought or not found:
-        found.append(ChatMessage(turn.role, text, tool_calls=calls,
+    if text or calls or thought or not turns:
+        turns.append(ChatMessage(turn.role, text, tool_calls=calls,
                                  reasoning_content=thought or None))
-    return found
+    return turns
 
 
 def _call(block: InputBlock, where: str) -> ToolCall:
@@ -288,8 +288,7 @@ def _document(block: InputBlock) -> list[TurnPart] | None:
         try:
             content = convert(source.get("content"), str | list[InputBlock])
         except ValidationError as error:
-            raise HttpError(400, f"messages: a document's source.content: {error}",
-                            "messages") from None
+            raise bad_field("messages", f"a document's source.content: {error}") from None
         shown = _shown(content, "messages: a document's source.content")
     return None if shown is None else _titled([block.title], shown)
 

@@ -10,36 +10,33 @@ from msgspec import UNSET, Raw, Struct, UnsetType, structs
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client.requests import Completion, Request, StreamDelta
-from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.client.requests import Request
+from actorium.actors.gateway.answer_events import (
+    STOP,
+    TOOL_CALLS,
+    AnswerEvent,
+    ChoiceEvents,
+    ChoiceStarted,
+    item_parts,
+)
 from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody, prefill
-from actorium.actors.gateway.api.chat_protocol import CompletionUsage
 from actorium.actors.gateway.api.response_formats import format_field, structured_of
 from actorium.actors.gateway.api.sampling_fields import request_for, sampling
-from actorium.actors.gateway.api.tool_choice import MAX_CALLS
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall, engine_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import JsonReply, encode_json
-from actorium.actors.gateway.parsers.choice_parser import (
-    STOP,
-    TOOL_CALLS,
-    ChoiceParser,
-    Thought,
-)
+from actorium.actors.gateway.http.replies import JsonReply, sse_event
+from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
 from actorium.actors.gateway.parsers.parts import (
-    SPACE,
-    MessagePart,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallBegin,
 )
-from actorium.actors.gateway.parsers.think import opens_thought
-from actorium.actors.gateway.resume.delta_streams import Deltas
+from actorium.actors.gateway.parsers.thoughts import Thought, opens_thought
 from actorium.actors.gateway.served_model import ServedModel
+from actorium.actors.messages import Usage
 
 
 class TextBlock(Struct, kw_only=True):
@@ -61,10 +58,6 @@ class ToolUseBlock(Struct, kw_only=True):
 
 
 OutputBlock: TypeAlias = TextBlock | ThinkingBlock | ToolUseBlock
-
-
-_BLOCK_OF: dict[type, type] = {TextPart: TextBlock, ReasoningPart: ThinkingBlock,
-                               ToolCallArguments: ToolUseBlock}
 
 
 class BlockDelta(Struct, kw_only=True, omit_defaults=True):
@@ -94,35 +87,29 @@ class MessageEvent(Struct, kw_only=True, omit_defaults=True):
 class BlockBuilder:
     """Builds the blocks of an answer. Every method returns the events of what it did."""
 
-    def __init__(self, name: str) -> None:
-        """name: of the message; the ids of calls are derived from it, so that a resend gets the
-        same ones."""
-        self._name = name
-        self.found: list[OutputBlock] = []
+    def __init__(self, answer_id: str) -> None:
+        """answer_id: ids of calls are derived from it, so that a resend gets the same ones."""
+        self._answer_id = answer_id
+        self.blocks: list[OutputBlock] = []
         self._parts: list[str] = []
         """Parts of the open block."""
-        self._open = False
+        self._open: type | None = None
+        """Kind of the open block's parts."""
 
-    def add(self, parts: Sequence[MessagePart]) -> list[MessageEvent]:
+    def add(self, parts: Sequence[AnswerPart]) -> list[MessageEvent]:
         """Adds parts of the answer."""
         out: list[MessageEvent] = []
-        for part in parts:
-            if not self._continues(part):
+        for part, kind in item_parts(parts, self._open, bool(self.blocks)):
+            if kind is not None:
                 out += self.close()
-                if self.found and isinstance(part, TextPart):  # what separates it from the last one
-                    part = TextPart(part.text.lstrip(SPACE))
                 out.append(self._begin(part))
+                self._open, self._parts = kind, []
             if not isinstance(part, ToolCallBegin) and part.text:
                 self._parts.append(part.text)
                 out.append(self._event("content_block_delta", delta=_delta(part)))
         return out
 
-    def _continues(self, part: MessagePart) -> bool:
-        if not self._open or isinstance(part, ToolCallBegin):
-            return False
-        return isinstance(self.found[-1], _BLOCK_OF[type(part)])
-
-    def _begin(self, part: MessagePart) -> MessageEvent:
+    def _begin(self, part: AnswerPart) -> MessageEvent:
         block: OutputBlock
         if isinstance(part, TextPart):
             block = TextBlock()
@@ -130,18 +117,17 @@ class BlockBuilder:
             block = ThinkingBlock()
         else:
             name = part.name if isinstance(part, ToolCallBegin) else ""
-            block = ToolUseBlock(id=f"toolu_{self._name}_{len(self.found)}", name=name)
-        self._open, self._parts = True, []
-        self.found.append(block)
+            block = ToolUseBlock(id=f"toolu_{self._answer_id}_{len(self.blocks)}", name=name)
+        self.blocks.append(block)
         # A copy: the event is encoded later.
         return self._event("content_block_start", content_block=structs.replace(block))
 
     def close(self) -> list[MessageEvent]:
         """Ends the open block, if there is one."""
-        if not self._open:
+        if self._open is None:
             return []
-        self._open = False
-        block, text = self.found[-1], "".join(self._parts)
+        self._open = None
+        block, text = self.blocks[-1], "".join(self._parts)
         out = []
         if isinstance(block, TextBlock):
             block.text = text
@@ -154,10 +140,10 @@ class BlockBuilder:
         return [*out, self._event("content_block_stop")]
 
     def _event(self, kind: str, **more: Any) -> MessageEvent:
-        return MessageEvent(type=kind, index=len(self.found) - 1, **more)
+        return MessageEvent(type=kind, index=len(self.blocks) - 1, **more)
 
 
-def _delta(part: TextPart | ReasoningPart | ToolCallArguments) -> BlockDelta:
+def _delta(part: TextPart | ReasoningPart | ToolCallArguments | CustomToolCall) -> BlockDelta:
     if isinstance(part, TextPart):
         return BlockDelta(type="text_delta", text=part.text)
     if isinstance(part, ReasoningPart):
@@ -216,12 +202,13 @@ class MessagesTurn(HttpTurn):
         self._thought = model.parsing.thought(
             body.template_args(), bool(self._tools.shown),
             None if self._prefill is None else opens_thought(self._prefill))
-        parser = model.parsing.parser(self._tools.schemas, self._tools.forced, True, self._thought)
-        # A thought that the template does not let be left out is told.
-        thinks = body.thinks or self._thought is Thought.OPEN
-        self._parser = ChoiceParser(parser, thinks, MAX_CALLS if body.parallel else 1)
-        self._counts = UsageCounter()
-        self._begun = False
+        # A thought that the template does not let be left out is shown.
+        self.answer = self.parsed_answer(
+            keeps_reasoning=body.thinks or self._thought is Thought.OPEN)
+
+    @property
+    def counts_prompt(self) -> bool:
+        return True
 
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body, "tools")}
@@ -235,60 +222,48 @@ class MessagesTurn(HttpTurn):
                             template_args=body.template_args(), tools=self._tools.shown,
                             add_generation_prompt=not goes_on, continue_final_message=goes_on)]
 
-    # --- all at once ---
+    # --- the answer ---
 
     async def collect(self, requests: list[Request]) -> AnthropicMessage:
-        [[one]] = await self.call.complete(requests)
-        self._blocks.add(self._parser.read(one.text, last=True, cut=one.finish_reason != STOP))
+        [events] = await self.complete(requests)
+        self._blocks.add(events.parts)
         self._blocks.close()
-        reason, sequence = self._end_of(one)
-        return AnthropicMessage(id=self._id, model=self.model.name, content=self._blocks.found,
-                       stop_reason=reason, stop_sequence=sequence,
-                       usage=_usage(answers.usage([one.usage])),
-                       ignored_tools=self.body.ignored_tools(),
-                       ignored_input=self.body.ignored_input())
+        stop_reason, stop_sequence = _end_of(events)
+        return structs.replace(self._message(), content=self._blocks.blocks,
+                               stop_reason=stop_reason, stop_sequence=stop_sequence)
 
-    def _end_of(self, one: Completion | StreamDelta) -> tuple[str, str | None]:
-        """Returns (stop_reason, stop_sequence)."""
-        if one.finish_reason != "stop":
-            return "max_tokens", None
-        if self._parser.reason(one.finish_reason) == TOOL_CALLS:
-            return "tool_use", None
-        if isinstance(one.stop_reason, str):
-            return "stop_sequence", one.stop_reason
-        return "end_turn", None
-
-    # --- as it comes ---
-
-    async def begin(self, stream: Deltas) -> None:
-        self._counts = UsageCounter(await stream.accepted())
-
-    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        out = [] if self._begun else [self._start(), MessageEvent(type="ping")]
-        self._begun = True
-        for one in deltas:
-            self._counts.add(one)
-            out += self._events(one)
+    def encode(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, ChoiceStarted):
+            return _written([MessageEvent(type="message_start", message=self._message()),
+                             MessageEvent(type="ping")])
+        out = self._blocks.add(event.parts)
+        if event.finish_reason is not None:
+            out += self._blocks.close()
+            stop_reason, stop_sequence = _end_of(event)
+            out += [MessageEvent(type="message_delta", usage=_usage(self.answer.usage()),
+                                 delta=BlockDelta(stop_reason=stop_reason,
+                                                  stop_sequence=stop_sequence)),
+                    MessageEvent(type="message_stop")]
         return _written(out)
 
-    async def refusal(self, error: HttpError) -> bytes:
+    async def error_events(self, error: HttpError) -> bytes:
         return _written([MessageEvent(**error.anthropic_body())])
 
-    def _start(self) -> MessageEvent:
-        return MessageEvent(type="message_start", message=AnthropicMessage(
-            id=self._id, model=self.model.name, usage=_usage(self._counts.usage()),
-            ignored_tools=self.body.ignored_tools(), ignored_input=self.body.ignored_input()))
+    def _message(self) -> AnthropicMessage:
+        return AnthropicMessage(
+            id=self._id, model=self.model.name, usage=_usage(self.answer.usage()),
+            ignored_tools=self.body.ignored_tools(), ignored_input=self.body.ignored_input())
 
-    def _events(self, one: StreamDelta) -> list[MessageEvent]:
-        last = one.finish_reason is not None
-        out = self._blocks.add(self._parser.read(one.text, last, cut=one.finish_reason != STOP))
-        if last:
-            out += self._blocks.close()
-            reason, sequence = self._end_of(one)
-            out += [MessageEvent(type="message_delta", usage=_usage(self._counts.usage()),
-                          delta=BlockDelta(stop_reason=reason, stop_sequence=sequence)),
-                    MessageEvent(type="message_stop")]
-        return out
+
+def _end_of(events: ChoiceEvents) -> tuple[str, str | None]:
+    """Returns (stop_reason, stop_sequence)."""
+    if events.finish_reason == TOOL_CALLS:
+        return "tool_use", None
+    if events.finish_reason != STOP:
+        return "max_tokens", None
+    if isinstance(events.stop_reason, str):
+        return "stop_sequence", events.stop_reason
+    return "end_turn", None
 
 
 async def count_tokens(http: HttpRequest) -> Response:
@@ -301,15 +276,14 @@ async def count_tokens(http: HttpRequest) -> Response:
         turns, body.template_args(), body.choice().shown, timeout=30.0,
         add_generation_prompt=not goes_on, continue_final_message=goes_on,
         mm_processor_kwargs=body.mm_processor_kwargs)
-    return JsonReply(encode_json({"input_tokens": len(ids)}))
+    return JsonReply({"input_tokens": len(ids)})
 
 
-def _usage(used: CompletionUsage) -> MessageUsage:
-    cached = used.prompt_tokens_details.get("cached_tokens", 0)
+def _usage(used: Usage) -> MessageUsage:
+    cached = used.cached_tokens
     return MessageUsage(input_tokens=used.prompt_tokens - cached, cache_read_input_tokens=cached,
                         output_tokens=used.completion_tokens)
 
 
 def _written(events: Iterable[MessageEvent]) -> bytes:
-    return b"".join([b"event: %b\ndata: %b\n\n" % (one.type.encode(), encode_json(one))
-                     for one in events])
+    return b"".join([sse_event(one, one.type) for one in events])

@@ -1,54 +1,103 @@
-"""`/v1/chat/completions`."""
+"""`/v1/chat/completions`: its answers, and the encoder of them."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from hashlib import sha256
-from typing import Any
+from typing import Any, Literal
 
-from msgspec import UNSET
+from msgspec import UNSET, Struct, UnsetType, structs
 
-from actorium.actors.client.requests import Completion, Request, StreamDelta
+from actorium.actors.client.requests import Request
+from actorium.actors.gateway.answer_events import TOOL_CALLS, AnswerEvent, ChoiceEvents
 from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.answers import UsageCounter
-from actorium.actors.gateway.api.chat_protocol import (
-    AssistantMessage,
-    ChatBody,
-    ChatChoice,
-    ChatChunk,
-    ChatChunkChoice,
-    ChatCompletion,
-    ChatLogprobs,
-    CompletionUsage,
-    DeltaMessage,
-)
+from actorium.actors.gateway.api.answers import ApiObject, ChatLogprobs, CompletionUsage
+from actorium.actors.gateway.api.chat_body import ASSISTANT, ChatBody
+from actorium.actors.gateway.api.offered_tools import CustomInput, FunctionCall, FunctionToolCall
 from actorium.actors.gateway.api.response_formats import format_field, structured_of
 from actorium.actors.gateway.api.sampling_fields import request_for, sampling
-from actorium.actors.gateway.api.tool_choice import (
-    MAX_CALLS,
-    CustomInput,
-    FunctionCall,
-    FunctionToolCall,
-)
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import encode_json, event
-from actorium.actors.gateway.parsers.choice_parser import STOP, TOOL_CALLS, ChoiceParser
-from actorium.actors.gateway.parsers.custom_calls import (
-    AnswerPart,
-    CustomCallReader,
-    CustomToolCall,
-)
+from actorium.actors.gateway.http.http_errors import bad_field
+from actorium.actors.gateway.http.replies import sse_event
+from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
 from actorium.actors.gateway.parsers.parts import (
     ReasoningPart,
     TextPart,
     ToolCallArguments,
     ToolCallBegin,
 )
-from actorium.actors.gateway.parsers.think import opens_thought
-from actorium.actors.gateway.resume.delta_streams import Deltas
+from actorium.actors.gateway.parsers.thoughts import opens_thought
 from actorium.actors.gateway.served_model import ServedModel, TokenIdTexts
+
+
+class DeltaMessage(Struct, omit_defaults=True, kw_only=True):
+    """The new part of a message."""
+
+    role: str | None = None
+    content: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: list[FunctionToolCall] | None = None
+    function_call: FunctionCall | None = None
+
+
+class ChatChunkChoice(Struct, kw_only=True):
+    index: int
+    delta: DeltaMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | UnsetType = UNSET
+
+
+class ChatChunk(ApiObject, kw_only=True):
+    """An event of a stream."""
+
+    object: Literal["chat.completion.chunk"] = "chat.completion.chunk"
+    choices: list[ChatChunkChoice]
+    usage: CompletionUsage | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """With the first event."""
+    ignored_tools: list[str] | UnsetType = UNSET
+    ignored_input: list[str] | UnsetType = UNSET
+    """With the first event."""
+
+
+class AssistantMessage(Struct, kw_only=True):
+    role: str = ASSISTANT
+    content: str | None = None
+    refusal: None = None
+    reasoning_content: str | None = None
+    tool_calls: list[FunctionToolCall] | None = None
+    function_call: FunctionCall | UnsetType = UNSET
+
+
+class ChatChoice(Struct, kw_only=True):
+    index: int
+    message: AssistantMessage
+    logprobs: ChatLogprobs | None = None
+    finish_reason: str | None = None
+    stop_reason: str | int | None = None
+    token_ids: list[int] | None = None
+    prompt_token_ids: list[int] | UnsetType = UNSET
+    """Where SGLang has them."""
+
+
+class ChatCompletion(ApiObject, kw_only=True):
+    """The whole answer."""
+
+    object: Literal["chat.completion"] = "chat.completion"
+    choices: list[ChatChoice]
+    usage: CompletionUsage
+    prompt_logprobs: answers.PromptLogprobs | None = None
+    prompt_token_ids: list[int] | None = None
+    service_tier: None = None
+    system_fingerprint: None = None
+    ignored_tools: list[str] | UnsetType = UNSET
+    """Types of those that are not run here, and that the model was not shown, if there are any."""
+    ignored_input: list[str] | UnsetType = UNSET
+    """Types of the parts of messages that the model was not shown, if there are any."""
+
 
 FUNCTION_CALL = "function_call"
 CallIds = Callable[[int], str]
@@ -64,7 +113,7 @@ class ChatTurn(HttpTurn):
     def __init__(self, call: EngineCall, model: ServedModel, body: ChatBody) -> None:
         super().__init__(call, model, body)
         self._id = f"chatcmpl-{call.answer_id}"
-        self._tools, self._customs = body.choice(), body.offer().customs
+        self._tools = body.choice()
         self._ignored = body.offer().ignored or UNSET, body.ignored_input() or UNSET
         self._thought = model.parsing.thought(
             body.template_args(), bool(self._tools.shown),
@@ -75,11 +124,12 @@ class ChatTurn(HttpTurn):
         self._echoed = body.echoed()
         self._prompt_ids: list[int] | None = None
         """Where the answer has them."""
-        self._counts = UsageCounter()
-        self._parsers: dict[int, ChoiceParser] = {}
-        """Of the choices of a stream that have begun."""
-        self._custom_calls: dict[int, CustomCallReader] = {}
-        """The same."""
+        self.answer = self.parsed_answer(body.separate_reasoning, body.include_reasoning,
+                                         body.offer().customs, body.n or 1)
+
+    @property
+    def counts_prompt(self) -> bool:
+        return self.body.continuous_usage
 
     def engine_fields(self) -> dict[str, str]:
         return {"structured": format_field(self.body,
@@ -87,7 +137,7 @@ class ChatTurn(HttpTurn):
                 "max_tokens": self.body.limit_field}
 
     @property
-    def tells_token_texts(self) -> bool:
+    def shows_token_texts(self) -> bool:
         return self.body.alternatives() is not None or self.body.prompt_logprobs is not None
 
     async def requests(self) -> list[Request]:
@@ -106,8 +156,7 @@ class ChatTurn(HttpTurn):
             **prompt, mm_processor_kwargs=body.mm_processor_kwargs)
         if any(not isinstance(turn.content, str) for turn in prompt["messages"]):
             if body.cuts_right:
-                raise HttpError(400, "truncation_side: right is not possible with images or videos",
-                                "truncation_side")
+                raise bad_field("truncation_side", "right is not possible with images or videos")
             self._prompt_ids = body.truncated(ids, self.model.max_model_len, params.max_tokens)
             return [request]
         # The very tokens that are shown are run.
@@ -115,133 +164,97 @@ class ChatTurn(HttpTurn):
         self._prompt_ids = ids if body.wants_prompt_ids else None
         return [request_for(body, params, tenant, prompt=ids)]
 
-    def _parser(self) -> ChoiceParser:
-        """For the text of one choice."""
-        body, tools = self.body, self._tools
-        parser = self.model.parsing.parser(tools.schemas, tools.forced, body.separate_reasoning,
-                                           self._thought)
-        return ChoiceParser(parser, body.include_reasoning, MAX_CALLS if body.parallel else 1,
-                      self.model.thought_end)
-
-    def _reason(self, parser: ChoiceParser, name: str | None) -> str | None:
-        found = parser.reason(answers.reason(name))
-        return FUNCTION_CALL if found == TOOL_CALLS and self.body.legacy else found
-
-    # --- all at once ---
+    # --- the answer ---
 
     async def collect(self, requests: list[Request]) -> ChatCompletion:
-        [choices] = await self.call.complete(requests)
-        parsers = [self._parser() for _ in choices]
+        choices = await self.complete(requests)
+        usage = answers.completion_usage(self.answer.usage())
         return ChatCompletion(
             id=self._id, created=self.call.created, model=self.model.name,
-            choices=[self._choice(*one) for one in zip(choices, parsers, strict=True)],
-            usage=self._with_reasoning(answers.usage(answers.last_counts(choices)), parsers),
-            prompt_logprobs=answers.prompt_logprobs(choices, self.engine.token_texts),
+            choices=[self._whole(choice) for choice in choices],
+            usage=self._with_reasoning(usage),
+            prompt_logprobs=answers.prompt_logprobs(choices[0].prompt_logprobs,
+                                                    self.engine.token_texts),
             prompt_token_ids=self._prompt_ids,
             ignored_tools=self._ignored[0], ignored_input=self._ignored[1])
 
-    def _with_reasoning(self, usage: CompletionUsage,
-                        parsers: Iterable[ChoiceParser]) -> CompletionUsage:
-        """The same, and how much of the completion is reasoning."""
-        if self.model.thought_end:
-            usage.completion_tokens_details["reasoning_tokens"] = sum(
-                parser.reasoning_tokens for parser in parsers)
-        return usage
-
-    def _choice(self, one: Completion, parser: ChoiceParser) -> ChatChoice:
-        parts = parser.read(one.text, last=True, ids=one.token_ids,
-                            cut=one.finish_reason != STOP)
-        made = message(CustomCallReader(self._customs).add(parts, last=True),
-                       self._call_ids(one.index))
-        made.role = self.body.answer_role()
-        if self._echoed:
-            made.content = self._echoed + (made.content or "")
+    def _whole(self, events: ChoiceEvents) -> ChatChoice:
+        chunks = self._chunks(events)
         return ChatChoice(
-            index=one.index, message=legacy_message(made) if self.body.legacy else made,
-            logprobs=self._logprobs(one), finish_reason=self._reason(parser, one.finish_reason),
-            stop_reason=one.stop_reason,
-            token_ids=one.token_ids if self.body.return_token_ids else None,
+            index=events.index,
+            message=joined([*self._openings(), *(chunk.delta for chunk in chunks)]),
+            logprobs=chunks[0].logprobs, finish_reason=chunks[-1].finish_reason,
+            stop_reason=events.stop_reason,
+            token_ids=events.token_ids if self.body.return_token_ids else None,
             prompt_token_ids=self._prompt_ids or UNSET
             if self.body.return_prompt_token_ids else UNSET)
 
-    def _logprobs(self, one: Completion | StreamDelta) -> ChatLogprobs | None:
-        return answers.chat_logprobs(one.logprobs, self._texts)
-
-    # --- as it comes ---
-
-    async def begin(self, stream: Deltas) -> None:
-        if self.body.continuous_usage:
-            self._counts = UsageCounter(await stream.accepted())
-
-    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        return b"".join([one for delta in deltas for one in self._events(delta)])
+    def encode(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, ChoiceEvents):
+            return b"".join([self._event([chunk]) for chunk in self._chunks(event)])
+        return b"".join([
+            self._event([ChatChunkChoice(index=event.index, delta=opening)],
+                        first=event.first and not number)
+            for number, opening in enumerate(self._openings())])
 
     async def end(self) -> bytes:
         if not self.body.include_usage:
             return b""
-        usage = self._with_reasoning(self._counts.usage(), self._parsers.values())
-        return event(encode_json(self._chunk([], usage)))
+        return self._event([], self._with_reasoning(answers.completion_usage(self.answer.usage())))
 
-    def _events(self, one: StreamDelta) -> Iterator[bytes]:
-        """Of one delta of the engine."""
-        parser = self._parsers.get(one.index)
-        if parser is None:
-            parser = self._parsers[one.index] = self._parser()
-            self._custom_calls[one.index] = CustomCallReader(self._customs)
-            # With calls and no text the content is null, which an empty string here would rule out.
-            content = "" if self._tools.schemas is None else None
-            yield self._event(ChatChunkChoice(index=one.index, delta=DeltaMessage(
-                role=self.body.answer_role(), content=content)), first=len(self._parsers) == 1)
-            if self._echoed:
-                yield self._event(ChatChunkChoice(index=one.index,
-                                                  delta=DeltaMessage(content=self._echoed)))
-        self._counts.add(one)
-        for choice in self._choices(one, parser):
-            yield self._event(choice)
-
-    def _choices(self, one: StreamDelta, parser: ChoiceParser) -> list[ChatChunkChoice]:
-        """What a delta of the engine comes to: nothing, or an event or more."""
-        last = one.finish_reason is not None
-        parts = self._custom_calls[one.index].add(
-            parser.read(one.text, last, one.token_ids, cut=one.finish_reason != STOP), last)
-        ids = self._call_ids(one.index)
-        out = [ChatChunkChoice(index=one.index, delta=self._delta(part, ids)) for part in parts]
-        if one.finish_reason and self._tools.schemas is not None \
-                and not (parser.tells or self._echoed):
-            out.append(ChatChunkChoice(index=one.index, delta=DeltaMessage(content="")))
-        counted = one.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
-        if not out and (one.finish_reason or one.logprobs or counted):
-            out.append(ChatChunkChoice(index=one.index, delta=DeltaMessage()))
-        if out:
-            out[0].logprobs = self._logprobs(one)
-            if self.body.return_token_ids:
-                out[0].token_ids = one.token_ids
-            out[-1].finish_reason = self._reason(parser, one.finish_reason)
-            out[-1].stop_reason = one.stop_reason
-        return out
-
-    def _event(self, choice: ChatChunkChoice, first: bool = False) -> bytes:
+    def _event(self, choices: list[ChatChunkChoice], usage: CompletionUsage | None = None,
+               first: bool = False) -> bytes:
         """first: of the stream, which has the prompt's tokens, and what the model was not shown."""
-        usage = self._counts.usage() if self.body.continuous_usage else None
-        chunk = self._chunk([choice], usage)
+        if choices and self.body.continuous_usage:
+            usage = answers.completion_usage(self.answer.usage())
+        chunk = ChatChunk(id=self._id, created=self.call.created, model=self.model.name,
+                          choices=choices, usage=usage)
         if first:
             chunk.prompt_token_ids = UNSET if self._prompt_ids is None else self._prompt_ids
             chunk.ignored_tools, chunk.ignored_input = self._ignored
-        return event(encode_json(chunk))
+        return sse_event(chunk)
 
-    def _call_ids(self, choice: int) -> CallIds:
+    def _openings(self) -> list[DeltaMessage]:
+        """Returns the deltas with which each choice begins."""
+        # With calls and no text the content is null, which an empty string here would rule out.
+        content = "" if self._tools.schemas is None else None
+        opening = DeltaMessage(role=self.body.answer_role(), content=content)
+        return [opening, DeltaMessage(content=self._echoed)] if self._echoed else [opening]
+
+    def _chunks(self, events: ChoiceEvents) -> list[ChatChunkChoice]:
+        """Returns what a delta of the engine comes to: nothing, or a chunk or more."""
+        index, finished = events.index, events.finish_reason is not None
+        out = [ChatChunkChoice(index=index, delta=self._delta(part, self._call_id(index)))
+               for part in events.parts]
+        if finished and self._tools.schemas is not None \
+                and not (events.has_answer or self._echoed):
+            out.append(ChatChunkChoice(index=index, delta=DeltaMessage(content="")))
+        counted = events.token_ids and (self.body.return_token_ids or self.body.continuous_usage)
+        if not out and (finished or events.logprobs or counted):
+            out.append(ChatChunkChoice(index=index, delta=DeltaMessage()))
+        if out:
+            out[0].logprobs = answers.chat_logprobs(events.logprobs, self._texts)
+            if self.body.return_token_ids:
+                out[0].token_ids = events.token_ids
+            calls = self.body.legacy and events.finish_reason == TOOL_CALLS
+            out[-1].finish_reason = FUNCTION_CALL if calls else events.finish_reason
+            out[-1].stop_reason = events.stop_reason
+        return out
+
+    def _with_reasoning(self, usage: CompletionUsage) -> CompletionUsage:
+        """Adds how much of the completion is reasoning."""
+        if self.model.thought_end:
+            usage.completion_tokens_details["reasoning_tokens"] = self.answer.reasoning_tokens
+        return usage
+
+    def _call_id(self, choice: int) -> CallIds:
         """Names the calls of a choice after the request, so that a resend gets the same names."""
-        own = f"{self.call.name}.{choice}"
-        return lambda call: f"call_{sha256(f'{own}.{call}'.encode()).hexdigest()[:24]}"
-
-    def _chunk(self, choices: list[ChatChunkChoice],
-               usage: CompletionUsage | None = None) -> ChatChunk:
-        return ChatChunk(id=self._id, created=self.call.created, model=self.model.name,
-                         choices=choices, usage=usage)
+        prefix = f"{self.call.resume_id}.{choice}"
+        return lambda call: f"call_{sha256(f'{prefix}.{call}'.encode()).hexdigest()[:24]}"
 
 
 def delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
-    """The delta of a part, as a stream has it."""
+    """Returns the delta of a part of a message."""
     match part:
         case TextPart(text):
             return DeltaMessage(content=text)
@@ -258,31 +271,8 @@ def delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
                 index=call, id=call_id(call), type="custom", custom=CustomInput(name, text))])
 
 
-def message(parts: Iterable[AnswerPart], call_id: CallIds = str) -> AssistantMessage:
-    """A whole message."""
-    content, reasoning = "", ""
-    calls: list[FunctionToolCall] = []
-    begun = FunctionCall()
-    for part in parts:
-        match part:
-            case TextPart(text):
-                content += text
-            case ReasoningPart(text):
-                reasoning += text
-            case ToolCallBegin(call, name):
-                begun = FunctionCall(name)
-                calls.append(FunctionToolCall(id=call_id(call), type="function", function=begun))
-            case ToolCallArguments(_, text):
-                begun.arguments += text
-            case CustomToolCall(call, name, text):
-                calls.append(FunctionToolCall(id=call_id(call), type="custom",
-                                              custom=CustomInput(name, text)))
-    return AssistantMessage(content=content if content or not calls else None,
-                   reasoning_content=reasoning or None, tool_calls=calls or None)
-
-
 def legacy_delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
-    """The same for a request with `functions`."""
+    """Returns the same for a request with `functions`."""
     match part:
         case ToolCallBegin(_, name):
             return DeltaMessage(function_call=FunctionCall(name))
@@ -292,9 +282,26 @@ def legacy_delta(part: AnswerPart, call_id: CallIds) -> DeltaMessage:
             return delta(part, call_id)
 
 
-def legacy_message(whole: AssistantMessage) -> AssistantMessage:
-    """The same message with its call as `function_call`."""
-    calls, whole.tool_calls = whole.tool_calls, None
-    if calls:
-        whole.function_call = calls[0].function
-    return whole
+def joined(deltas: Iterable[DeltaMessage]) -> AssistantMessage:
+    """Returns the message that deltas come to."""
+    message, content, reasoning = AssistantMessage(), "", ""
+    calls: list[FunctionToolCall] = []
+    begun = FunctionCall()
+    for one in deltas:
+        message.role = one.role or message.role
+        content += one.content or ""
+        reasoning += one.reasoning_content or ""
+        for call in one.tool_calls or ():
+            if call.id is not UNSET:
+                calls.append(structs.replace(call, index=UNSET))
+                begun = call.function or begun
+            elif call.function is not UNSET:
+                begun.arguments += call.function.arguments
+        if one.function_call is not None and one.function_call.name is not UNSET:
+            message.function_call = begun = one.function_call
+        elif one.function_call is not None:
+            begun.arguments += one.function_call.arguments
+    has_calls = bool(calls) or message.function_call is not UNSET
+    message.content = None if has_calls and not content else content
+    message.reasoning_content, message.tool_calls = reasoning or None, calls or None
+    return message

@@ -15,7 +15,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.api.sglang import WEIGHT_VERSION
 from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError
-from actorium.actors.gateway.http.replies import JsonReply, encode_json
+from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.watchdog.probe_server import SOCKET
 
@@ -27,8 +27,8 @@ HEALTH_SECONDS = 2.0
 async def models(http: HttpRequest) -> Response:
     """Handles `/v1/models`."""
     model = await engine_of(http).served_model()
-    return JsonReply(encode_json({"object": "list",
-                          "data": [_card(model, name) for name in model.names.served]}))
+    return JsonReply({"object": "list",
+                      "data": [_card(model, name) for name in model.names.served]})
 
 
 async def model(http: HttpRequest) -> Response:
@@ -36,7 +36,7 @@ async def model(http: HttpRequest) -> Response:
     name, engine = http.path_params["name"], engine_of(http)
     model = await engine.check_model(name)
     shown = name if name in model.names.served else model.name
-    return JsonReply(encode_json(_card(model, shown)))
+    return JsonReply(_card(model, shown))
 
 
 def _card(model: ServedModel, name: str) -> dict[str, Any]:
@@ -47,7 +47,7 @@ def _card(model: ServedModel, name: str) -> dict[str, Any]:
 
 async def flush_cache(http: HttpRequest) -> Response:
     """Handles `/flush_cache`."""
-    return JsonReply(encode_json(await engine_of(http).client.flush_cache()))
+    return JsonReply(await engine_of(http).client.flush_cache())
 
 
 async def model_info(http: HttpRequest) -> Response:
@@ -62,7 +62,7 @@ async def model_info(http: HttpRequest) -> Response:
               "weight_version": WEIGHT_VERSION,
               "has_image_understanding": bool(model.info.get("media")),
               "has_audio_understanding": False, "architectures": [shown["architecture"]]}
-    return JsonReply(encode_json(shown | parsers | sglang))
+    return JsonReply(shown | parsers | sglang)
 
 
 async def server_info(http: HttpRequest) -> Response:
@@ -80,12 +80,12 @@ async def server_info(http: HttpRequest) -> Response:
         state["avg_spec_accept_length"] = speculation["acceptance_length"]
     served = {"version": __version__, "served_model_name": info["model"],
               "tokenizer_path": info["model_path"], "internal_states": [state]}
-    return JsonReply(encode_json(info | served))
+    return JsonReply(info | served)
 
 
 async def version(http: HttpRequest) -> Response:
     """Handles `/version`."""
-    return JsonReply(encode_json({"version": __version__}))
+    return JsonReply({"version": __version__})
 
 
 async def health(http: HttpRequest) -> Response:
@@ -97,12 +97,12 @@ async def health(http: HttpRequest) -> Response:
         raise HttpError(503, error.message, None, SERVER, "unavailable") from None
     if engine.draining or not status.ready:
         raise HttpError(503, status.error or "not ready", None, SERVER, "unavailable")
-    return JsonReply(encode_json({"ready": True}))
+    return JsonReply({"ready": True})
 
 
 async def is_scaling(http: HttpRequest) -> Response:
     """Handles `/is_scaling_elastic_ep`: never."""
-    return JsonReply(encode_json({"is_scaling_elastic_ep": False}))
+    return JsonReply({"is_scaling_elastic_ep": False})
 
 
 async def scale(http: HttpRequest) -> Response:

@@ -1,31 +1,36 @@
 """Prompts as token ids: vLLM's `/render` routes, which return them, and `/inference/v1/generate`,
-which accepts what those return.
+which accepts what those return. And `/invocations`, SageMaker's one path for every kind of body.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 from msgspec import Struct, to_builtins
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
+from starlette.types import Message
 
-from actorium.actors.client.requests import Completion, Request, StreamDelta, check_params
-from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.answers import UsageCounter
-from actorium.actors.gateway.api.chat_completions import ChatTurn
-from actorium.actors.gateway.api.chat_protocol import (
-    ChatLogprobs,
-    CompletionUsage,
-    PromptLogprobs,
+from actorium.actors.client.requests import Request, check_params
+from actorium.actors.gateway.answer_events import (
+    AnswerEvent,
+    ChoiceEvents,
+    ChoiceStarted,
+    DeltaReader,
 )
+from actorium.actors.gateway.api import answers, responses
+from actorium.actors.gateway.api.answers import ChatLogprobs, CompletionUsage, PromptLogprobs
+from actorium.actors.gateway.api.chat_completions import ChatTurn
 from actorium.actors.gateway.api.completions import CompletionsTurn
 from actorium.actors.gateway.api.sampling_fields import StreamOptions, check_ids
+from actorium.actors.gateway.api.sglang import GenerateTurn
 from actorium.actors.gateway.api.tokens import prompt_ids
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import JsonReply, encode_json, event
+from actorium.actors.gateway.http import bodies
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
+from actorium.actors.gateway.http.replies import JsonReply, sse_event
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.params import SamplingParams
 
@@ -63,11 +68,11 @@ class InferenceBody(Struct, kw_only=True):
         """Raises `HttpError` for unsupported fields."""
         for name in ("features", "kv_transfer_params"):
             if getattr(self, name):
-                raise HttpError(400, f"{name}: not supported", name)
+                raise bad_field(name, "not supported")
         if self.stream_options is not None and not self.stream:
-            raise HttpError(400, "stream_options: only with stream=true", "stream_options")
+            raise bad_field("stream_options", "only with stream=true")
         if not self.token_ids:
-            raise HttpError(400, "token_ids: must not be empty", "token_ids")
+            raise bad_field("token_ids", "must not be empty")
 
 
 class InferenceChoice(Struct, kw_only=True):
@@ -92,15 +97,15 @@ async def render_chat(http: HttpRequest) -> Response:
     turn = await ChatTurn.read(http)
     [request] = await turn.requests()
     name = f"chatcmpl-{turn.call.answer_id}"
-    return JsonReply(encode_json(await _rendered(turn, request, name)))
+    return JsonReply(await _rendered(turn, request, name))
 
 
 async def render_completion(http: HttpRequest) -> Response:
     """Handles `/v1/completions/render`: returns a list, an entry per prompt."""
     turn = await CompletionsTurn.read(http)
     name = f"cmpl-{turn.call.answer_id}"
-    return JsonReply(encode_json([await _rendered(turn, request, f"{name}-{number}")
-                                  for number, request in enumerate(await turn.requests())]))
+    return JsonReply([await _rendered(turn, request, f"{name}-{number}")
+                      for number, request in enumerate(await turn.requests())])
 
 
 async def _rendered(turn: ChatTurn | CompletionsTurn, request: Request,
@@ -128,13 +133,13 @@ class InferenceTurn(HttpTurn):
         super().__init__(call, model, body)
         check_ids(body.token_ids, model.max_model_len, "token_ids")
         self._params = body.sampling_params.params()
-        self._counts = UsageCounter()
+        self.answer = DeltaReader(choices=self._params.n)
 
     def engine_fields(self) -> dict[str, str]:
         return {"prompt": "token_ids"}
 
     @property
-    def tells_token_texts(self) -> bool:
+    def shows_token_texts(self) -> bool:
         return self._params.logprobs is not None or self._params.prompt_logprobs is not None
 
     async def requests(self) -> list[Request]:
@@ -143,32 +148,59 @@ class InferenceTurn(HttpTurn):
                         priority=body.priority, cache_salt=body.cache_salt)]
 
     async def collect(self, requests: list[Request]) -> InferenceAnswer:
-        [choices] = await self.call.complete(requests)
-        return InferenceAnswer(
-            request_id=self.call.answer_id, choices=[self._choice(one) for one in choices],
-            prompt_logprobs=answers.prompt_logprobs(choices, self.engine.token_texts),
-            usage=answers.usage(answers.last_counts(choices)))
+        choices = await self.complete(requests)
+        whole = self._answer([self._choice(events) for events in choices], True)
+        whole.prompt_logprobs = answers.prompt_logprobs(choices[0].prompt_logprobs,
+                                                        self.engine.token_texts)
+        return whole
 
-    def _choice(self, one: Completion | StreamDelta) -> InferenceChoice:
-        return InferenceChoice(
-            index=one.index, token_ids=one.token_ids,
-            finish_reason=answers.reason(one.finish_reason),
-            logprobs=answers.chat_logprobs(one.logprobs, self.engine.token_texts))
-
-    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        out = []
-        for delta in deltas:
-            self._counts.add(delta)
-            if delta.token_ids or delta.finish_reason:
-                out.append(self._event([self._choice(delta)]))
-        return b"".join(out)
+    def encode(self, event: AnswerEvent) -> bytes:
+        if isinstance(event, ChoiceStarted) or not (event.token_ids or event.finish_reason):
+            return b""
+        return sse_event(self._answer([self._choice(event)], False))
 
     async def end(self) -> bytes:
         options = self.body.stream_options
-        if options is None or not options.include_usage:
-            return b""
-        return self._event([], self._counts.usage())
+        wanted = options is not None and options.include_usage
+        return sse_event(self._answer([], True)) if wanted else b""
 
-    def _event(self, choices: list[InferenceChoice], usage: CompletionUsage | None = None) -> bytes:
-        return event(encode_json(InferenceAnswer(request_id=self.call.answer_id, choices=choices,
-                                                 usage=usage)))
+    def _choice(self, events: ChoiceEvents) -> InferenceChoice:
+        return InferenceChoice(
+            index=events.index, token_ids=events.token_ids, finish_reason=events.finish_reason,
+            logprobs=answers.chat_logprobs(events.logprobs, self.engine.token_texts))
+
+    def _answer(self, choices: list[InferenceChoice], with_usage: bool) -> InferenceAnswer:
+        usage = answers.completion_usage(self.answer.usage()) if with_usage else None
+        return InferenceAnswer(request_id=self.call.answer_id, choices=choices, usage=usage)
+
+
+class InvocationBody(Struct, kw_only=True):
+    """The fields that determine a body's kind."""
+
+    messages: Any = None
+    prompt: Any = None
+    input: Any = None
+    text: Any = None
+    input_ids: Any = None
+    stream: Any = None
+    """A field of every kind."""
+
+
+ROUTES: dict[str, Callable[[HttpRequest], Awaitable[Any]]] = {
+    "messages": ChatTurn.handle, "prompt": CompletionsTurn.handle,
+    "input": responses.create, "text": GenerateTurn.handle, "input_ids": GenerateTurn.handle}
+"""The handler of a body with this field: the first one that it has."""
+
+
+async def invocations(http: HttpRequest) -> Any:
+    """Forwards to the route that the body belongs to."""
+    body = await bodies.raw(http)
+    found = bodies.decode(body, InvocationBody)
+    kind = next((name for name in ROUTES if getattr(found, name) is not None), None)
+    if kind is None:
+        raise HttpError(400, f"body: one of {', '.join(ROUTES)} is needed")
+
+    async def again() -> Message:
+        return {"type": "http.request", "body": body, "more_body": False}
+
+    return await ROUTES[kind](HttpRequest(http.scope, again))

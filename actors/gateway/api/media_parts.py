@@ -36,7 +36,7 @@ class AnyPart(Protocol):
 
 
 def content_of(content: str | Sequence[AnyPart | str] | None, where: str) -> str | list[TurnPart]:
-    """The content of a message as the engine takes it: text, or parts where there is more. Raises
+    """Returns the content of a message for the engine: text, or parts where there is more. Raises
     `HttpError` naming the part."""
     if content is None or isinstance(content, str):
         return content or ""
@@ -63,7 +63,7 @@ def _file_text(part: AnyPart) -> str | None:
 
 def decoded_text(media_type: str, data: str) -> str | None:
     """Returns the text of a file in base64, None if it is no text. Raises `HttpError` where it is
-    not what it says."""
+    not of its media type."""
     if media_type.partition(";")[0].strip() not in ("application/json", "application/xml") \
             and not media_type.startswith("text/"):
         return None
@@ -75,7 +75,7 @@ def decoded_text(media_type: str, data: str) -> str | None:
 
 
 def joined(parts: list[TurnPart]) -> str | list[TurnPart]:
-    """One text where there is nothing else."""
+    """Returns parts as one text, where there is nothing but text."""
     if any(isinstance(part, MediaUpload) for part in parts):
         return parts
     return "".join([part.text for part in parts])
@@ -98,8 +98,8 @@ def _part(part: AnyPart | str, where: str) -> TurnPart:
 
 
 def upload(value: Any, kind: str, param: str) -> MediaUpload:
-    """The item of a URL, an object with one, or, of a video, a list of its frames' URLs. Raises
-    `HttpError` naming `param`."""
+    """Returns the upload of a URL, of an object with one, or of the list of a video's frames.
+    Raises `HttpError` naming `param`."""
     urls = value if isinstance(value, list) and kind == "video" else [value]
     found = [one.get("url") if isinstance(one, dict) else one for one in urls]
     texts = [one for one in found if isinstance(one, str) and one]
@@ -109,8 +109,8 @@ def upload(value: Any, kind: str, param: str) -> MediaUpload:
 
 
 def source_upload(source: Any, param: str) -> MediaUpload:
-    """The image of a block of Anthropic's: {"type": "base64", "media_type", "data"} or {"type":
-    "url", "url"}. Raises `HttpError` naming `param`."""
+    """Returns the image of one of Anthropic's blocks: {"type": "base64", "media_type", "data"} or
+    {"type": "url", "url"}. Raises `HttpError` naming `param`."""
     kind = source.get("type") if isinstance(source, dict) else None
     if kind == "url":
         return upload(source.get("url"), "image", f"{param}.url")

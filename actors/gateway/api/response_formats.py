@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec import Struct, field
 
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.params import MAX_GRAMMAR, Structured
 from actorium.actors.structured.schemas import unenforced
 
@@ -52,7 +52,7 @@ class StructuredOutputs(Struct, kw_only=True):
     additional_properties: bool = False
     """Objects may have members that their schema does not name, unless it forbids them."""
     lenient: bool = False
-    """Keywords that cannot be enforced are passed over, as a header of the answer tells."""
+    """Keywords that cannot be enforced are passed over, and named in a header of the answer."""
     disable_any_whitespace: bool = False
     whitespace_pattern: str | None = None
 
@@ -84,19 +84,18 @@ def format_field(body: FormatFields, otherwise: str = "structured") -> str:
 
 def structured_of(body: FormatFields) -> Structured | None:
     """Returns the constraint on the completion. Raises `HttpError` naming the field."""
-    wanted = {name: found for name in FORMAT_FIELDS
-              if (found := _one(name, getattr(body, name))) is not None}
+    wanted = {name: constraint for name in FORMAT_FIELDS
+              if (constraint := _constraint(name, getattr(body, name))) is not None}
     if len(wanted) > 1:
         first, second = list(wanted)[:2]
-        raise HttpError(400, f"{second}: not together with {first}", second)
-    found = next(iter(wanted.values()), None)
+        raise bad_field(second, f"not together with {first}")
+    chosen = next(iter(wanted.values()), None)
     more = body.structured_outputs
     options = {name: True for name in SCHEMA_OPTIONS if getattr(more, name, False)}
     for name in options:
-        if found is None or found.json_schema is None:
-            raise HttpError(400, f"structured_outputs.{name}: only with a JSON schema",
-                            "structured_outputs")
-    return found if found is None else msgspec.structs.replace(found, **options)
+        if chosen is None or chosen.json_schema is None:
+            raise bad_field(f"structured_outputs.{name}", "only with a JSON schema")
+    return None if chosen is None else msgspec.structs.replace(chosen, **options)
 
 
 def passed_over(wanted: Structured | None) -> list[str]:
@@ -123,7 +122,7 @@ def _lenient_schemas(part: Any) -> list[Any]:
     return [one for inner in part.values() for one in _lenient_schemas(inner)]
 
 
-def _one(name: str, value: Any) -> Structured | None:
+def _constraint(name: str, value: Any) -> Structured | None:
     if value is None or (name == "grammar" and not value):
         return None
     if isinstance(value, ResponseFormat):
@@ -143,8 +142,8 @@ def _response_format(given: ResponseFormat) -> Structured | None:
     if given.type == "structural_tag":
         return _structural_tag(given)
     if given.type not in ("json_object", "json_schema"):
-        raise HttpError(400, "response_format: type must be text, json_object, json_schema or "
-                        f"structural_tag, got {given.type[:40]!r}", "response_format")
+        raise bad_field("response_format", "type must be text, json_object, json_schema or "
+                        f"structural_tag, got {given.type[:40]!r}")
     schema = given.schema_
     if given.type == "json_schema" and given.json_schema is not None:
         schema = given.json_schema.schema_ if given.json_schema.schema_ is not None else schema
@@ -154,13 +153,13 @@ def _response_format(given: ResponseFormat) -> Structured | None:
                           lenient=of is not None and (of.lenient or of.strict is False))
     if given.type == "json_object":
         return Structured(json_object=True)
-    raise HttpError(400, "response_format: json_schema.schema is required", "response_format")
+    raise bad_field("response_format", "json_schema.schema is required")
 
 
 def _structural_tag(given: ResponseFormat) -> Structured:
     if (given.format is None) == (given.structures is None):
-        raise HttpError(400, "response_format: a structural_tag has either a format, or structures "
-                        "and triggers", "response_format")
+        raise bad_field("response_format", "a structural_tag has either a format, or structures "
+                        "and triggers")
     tag = {"type": given.type, "format": given.format} if given.format is not None else \
         {"structures": given.structures, "triggers": given.triggers or []}
     return Structured(structural_tag=json_text(tag))
@@ -170,15 +169,15 @@ def _structured_outputs(given: StructuredOutputs) -> Structured | None:
     """Returns None where it only has options for schemas."""
     for name in ("disable_any_whitespace", "whitespace_pattern"):
         if getattr(given, name):
-            raise HttpError(400, f"structured_outputs.{name}: not supported", "structured_outputs")
+            raise bad_field(f"structured_outputs.{name}", "not supported")
     kinds = {"json_schema": None if given.json is None else _text(given.json),
              "json_object": given.json_object or None, "regex": given.regex,
              "choice": given.choice, "grammar": given.grammar,
              "structural_tag": None if given.structural_tag is None else
              _text(given.structural_tag)}
-    found: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
+    formats: dict[str, Any] = {name: value for name, value in kinds.items() if value is not None}
     options = any(getattr(given, name) for name in SCHEMA_OPTIONS)
-    return Structured(**found) if found or not options else None
+    return Structured(**formats) if formats or not options else None
 
 
 def json_text(value: Any) -> str:

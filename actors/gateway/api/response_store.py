@@ -22,7 +22,7 @@ from msgspec import to_builtins
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import Aborted, ActoriumError, BadConfig
 from actorium.actors.gateway.api.responses_body import InputItem, ResponsesBody
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field, http_error
 
 VERSION = 1
 """Version of the file's tables, as its `user_version`."""
@@ -233,13 +233,13 @@ async def context_of(store: ResponseStore | None, tenant: str, previous: str | N
         return b"[]"
     field, name = "previous_response_id", previous[:100]
     if store is None:
-        raise HttpError(400, f"{field}: {OFF}", field)
+        raise bad_field(field, OFF)
     found = await store.get(tenant, previous)
     if found is None:
         raise HttpError(404, f"{field}: there is no response {name!r}", field,
                         code="previous_response_not_found")
     if found.status not in ("completed", "incomplete"):
-        raise HttpError(400, f"{field}: the response {name!r} is {found.status}", field)
+        raise bad_field(field, f"the response {name!r} is {found.status}")
     return conversation(found)
 
 
@@ -247,11 +247,11 @@ class ResponseKeeper:
     """Stores the response of one request."""
 
     def __init__(self, store: ResponseStore, tenant: str, context: bytes, body: ResponsesBody,
-                 name: str) -> None:
-        """context: JSON of the items before the request's own; name: ids of items without one
+                 answer_id: str) -> None:
+        """context: JSON of the items before the request's own; answer_id: ids of items without one
         derive from it."""
         self._store, self._tenant, self._context = store, tenant, context
-        self._input = _encode(input_items(body, name))
+        self._input = _encode(input_items(body, answer_id))
 
     async def put(self, response: Any) -> bool:
         """Stores the response as it is now. Returns False, and logs a line, where that fails: it is
@@ -279,7 +279,7 @@ class ResponseKeeper:
         return stored is not None and stored.status in RUNNING
 
 
-def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
+def input_items(body: ResponsesBody, answer_id: str) -> list[dict[str, Any]]:
     """Returns the input as it is shown again: each item with an id, each content as parts."""
     given = body.input
     items = given if isinstance(given, list) else [InputItem(role="user", content=given)]
@@ -290,7 +290,7 @@ def input_items(body: ResponsesBody, name: str) -> list[dict[str, Any]]:
         if item.kind == "message" and isinstance(item.content, str):
             kind = "output_text" if item.role == "assistant" else "input_text"
             made["content"] = [{"type": kind, "text": item.content}]
-        made.setdefault("id", f"in_{name}_{number}")
+        made.setdefault("id", f"in_{answer_id}_{number}")
         found.append(made)
     return found
 

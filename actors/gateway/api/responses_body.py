@@ -7,20 +7,20 @@ from typing import Any, Literal
 from msgspec import Struct, ValidationError, convert, field
 
 from actorium.actors.client.requests import Request
-from actorium.actors.gateway.api.chat_protocol import ROLES, ContentPart, arguments_text
+from actorium.actors.gateway.api.chat_body import ROLES, ContentPart, arguments_text
 from actorium.actors.gateway.api.media_parts import content_of, unseen_parts
 from actorium.actors.gateway.api.offered_tools import (
     NamespacedName,
     OfferedTool,
     ToolChoiceParam,
     ToolOffer,
+    ToolSelection,
     offered,
     selected,
 )
 from actorium.actors.gateway.api.response_formats import JsonSchema, ResponseFormat, structured_of
 from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
-from actorium.actors.gateway.api.tool_choice import ToolSelection
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.parsers.custom_calls import arguments_for
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 from actorium.actors.params import Structured
@@ -39,7 +39,7 @@ class InputItem(Struct, kw_only=True):
     """An item of the input: a message, or a part of an earlier answer."""
 
     type: str = ""
-    """Absent of a message, and of a reference in the short form."""
+    """Messages, and references in the short form, may have none."""
     id: str | None = None
     role: str | None = None
     content: str | list[ContentPart | str] | None = None
@@ -47,11 +47,11 @@ class InputItem(Struct, kw_only=True):
     name: str | None = None
     arguments: Any = None
     input: str | None = None
-    """Of a custom tool: what `arguments` are of a function."""
+    """Input of a custom tool."""
     namespace: str | None = None
-    """Of a called function."""
+    """Namespace of a called function."""
     output: Any = None
-    """Of a function text or parts; of other tools whatever they give."""
+    """Text or parts, of a function; of other tools any JSON."""
     summary: list[ContentPart] | None = None
     encrypted_content: str | None = None
 
@@ -110,10 +110,9 @@ class InputBody(SamplingFields, kw_only=True):
         for name, instead in (("conversation", "previous_response_id goes on with one"),
                               ("prompt", "there are no stored prompts")):
             if getattr(self, name) is not None:
-                raise HttpError(400, f"{name}: not supported; {instead}", name)
+                raise bad_field(name, f"not supported; {instead}")
         if self.truncation == "auto":
-            raise HttpError(400, "truncation: not supported; leave items out of the input",
-                            "truncation")
+            raise bad_field("truncation", "not supported; leave items out of the input")
 
     def template_args(self) -> dict[str, Any]:
         """Returns the chat template's variables."""
@@ -183,14 +182,14 @@ class ResponsesBody(InputBody, kw_only=True):
         """Raises `HttpError` for unsupported fields."""
         super().check()
         if self.background and self.stream:
-            raise HttpError(400, "background: not together with stream; ask for the response by "
-                            "its id", "background")
+            raise bad_field("background", "not together with stream; ask for the response by its "
+                            "id")
         if self.background and not self.store:
-            raise HttpError(400, "background: only with store=true", "background")
+            raise bad_field("background", "only with store=true")
         if (self.n or 1) != 1:
-            raise HttpError(400, "n: a response has one choice", "n")
+            raise bad_field("n", "a response has one choice")
         if self.prompt_logprobs is not None:
-            raise HttpError(400, "prompt_logprobs: not of responses", "prompt_logprobs")
+            raise bad_field("prompt_logprobs", "not of responses")
 
     def alternatives(self) -> int | None:
         """Returns how many alternatives are shown for each token; None = no log-probabilities."""
@@ -211,7 +210,7 @@ class ResponsesBody(InputBody, kw_only=True):
             raise HttpError(400, error.message.replace("response_format", "text.format", 1),
                             "text") from None
         if found is not None and structured_of(self) is not None:
-            raise HttpError(400, "text.format: not together with another format", "text")
+            raise bad_field("text.format", "not together with another format")
         return found or structured_of(self)
 
 

@@ -10,11 +10,11 @@ from typing import Any, Literal, TypeAlias
 
 from msgspec import UNSET, Struct, UnsetType, structs
 
-from actorium.actors.gateway.api.chat_protocol import ContentLogprob
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.answer_events import item_parts
+from actorium.actors.gateway.api.answers import ContentLogprob
+from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.parsers.custom_calls import AnswerPart, CustomToolCall
 from actorium.actors.gateway.parsers.parts import (
-    SPACE,
     ReasoningPart,
     TextPart,
     ToolCallArguments,
@@ -92,10 +92,6 @@ class CustomToolCallItem(Struct, kw_only=True):
 OutputItem: TypeAlias = OutputMessage | ReasoningItem | FunctionCallItem | CustomToolCallItem
 
 
-_ITEM_OF: dict[type, type] = {TextPart: OutputMessage, ReasoningPart: ReasoningItem,
-                              ToolCallArguments: FunctionCallItem}
-
-
 class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
     """One event of a stream: the fields of all kinds."""
 
@@ -119,18 +115,19 @@ class ResponseEvent(Struct, kw_only=True, omit_defaults=True):
 class OutputBuilder:
     """Builds the items. Every method returns the events of what it did."""
 
-    def __init__(self, name: str, namespaces: Mapping[str, tuple[str, str]],
+    def __init__(self, answer_id: str, namespaces: Mapping[str, tuple[str, str]],
                  summarises: bool = False) -> None:
-        """name: of the response; ids of the items are derived from it, so that a resend gets the
-        same ones. namespaces: (namespace, name) of functions by the names that the model calls
-        them by. summarises: reasoning comes as its own summary."""
-        self._name, self._namespaces, self._summarises = name, namespaces, summarises
+        """answer_id: ids of the items are derived from it, so that a resend gets the same ones.
+        namespaces: (namespace, name) of functions by the names that the model calls them by.
+        summarises: reasoning comes as its own summary."""
+        self._answer_id, self._namespaces, self._summarises = answer_id, namespaces, summarises
         self.items: list[OutputItem] = []
         self._parts: list[str] = []
         """Parts of the open item's text."""
-        self._open = False
+        self._open: type | None = None
+        """Kind of the open item's parts."""
         self._logprobs: list[ContentLogprob] = []
-        """Of all tokens so far: each message has a stretch of them."""
+        """Those of all tokens so far: each message has a stretch of them."""
         self._ends: list[int] = []
         """Where each message's stretch ends, so far: the next one's begins there."""
 
@@ -139,12 +136,11 @@ class OutputBuilder:
         """Adds parts of the answer."""
         self._logprobs += logprobs or ()
         out: list[ResponseEvent] = []
-        for part in parts:
-            if not self._continues(part):
+        for part, kind in item_parts(parts, self._open, bool(self.items)):
+            if kind is not None:
                 out += self.close("completed")
-                if self.items and isinstance(part, TextPart):  # what separates it from the last one
-                    part = TextPart(part.text.lstrip(SPACE))
                 out += self._begin(part)
+                self._open, self._parts = kind, []
             out += self._extend(part)
         return out
 
@@ -158,7 +154,7 @@ class OutputBuilder:
         """Sets those of a stream that goes on. Raises `HttpError` 400."""
         messages = [item for item in self.items if isinstance(item, OutputMessage)]
         if len(ends) != (len(messages) if self._logprobs else 0):
-            raise HttpError(400, "Last-Event-ID: this stream has no such event", "Last-Event-ID")
+            raise bad_field("Last-Event-ID", "this stream has no such event")
         if ends:
             self._ends = list(ends)
         for number, item in enumerate(messages):
@@ -169,16 +165,10 @@ class OutputBuilder:
         """Returns a message's log-probabilities."""
         return self._logprobs[self._ends[message - 1] if message else 0:self._ends[message]]
 
-    def _continues(self, part: AnswerPart) -> bool:
-        """True if the part belongs to the open item."""
-        if not self._open or isinstance(part, ToolCallBegin | CustomToolCall):
-            return False
-        return isinstance(self.items[-1], _ITEM_OF[type(part)])
-
     def _begin(self, part: AnswerPart) -> list[ResponseEvent]:
         item: OutputItem
         content: OutputText | UnsetType = UNSET
-        own = f"{self._name}_{len(self.items)}"
+        own = f"{self._answer_id}_{len(self.items)}"
         if isinstance(part, TextPart):
             item, content = OutputMessage(id=f"msg_{own}"), OutputText()
             self._ends.append(self._ends[-1] if self._ends else 0)
@@ -190,7 +180,6 @@ class OutputBuilder:
             kind, prefix = (CustomToolCallItem, "ctc") if isinstance(part, CustomToolCall) \
                 else (FunctionCallItem, "fc")
             item = kind(id=f"{prefix}_{own}", call_id=f"call_{own}", name=name, namespace=space)
-        self._open, self._parts = True, []
         # Copies: an event is encoded at once or later.
         out = [ResponseEvent(type="response.output_item.added", output_index=len(self.items),
                      item=structs.replace(item))]
@@ -221,15 +210,15 @@ class OutputBuilder:
             return [self._event("custom_tool_call_input.delta", delta=part.text)]
         if isinstance(part, ReasoningPart):
             return [self._reasoning_event("text.delta", delta=part.text)]
-        told, self._ends[-1] = self._ends[-1], len(self._logprobs)
+        sent, self._ends[-1] = self._ends[-1], len(self._logprobs)
         return [self._event("output_text.delta", content_index=0, delta=part.text,
-                            logprobs=self._logprobs[told:])]
+                            logprobs=self._logprobs[sent:])]
 
     def close(self, status: ResponseStatus) -> list[ResponseEvent]:
         """Ends the open item, if there is one."""
-        if not self._open:
+        if self._open is None:
             return []
-        self._open = False
+        self._open = None
         item, text = self.items[-1], "".join(self._parts)
         item.status = status
         out: list[ResponseEvent] = []

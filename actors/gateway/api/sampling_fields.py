@@ -15,7 +15,7 @@ from msgspec import Meta, Struct
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import context_overflow
 from actorium.actors.gateway.api.response_formats import FormatFields
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.messages import MAX_TURNS
 from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
 
@@ -24,7 +24,7 @@ SEED_MASK = (1 << 63) - 1
 LIMITS = ("max_completion_tokens", "max_output_tokens", "max_tokens", "n_predict")
 """The names of the limit of a completion in all bodies, the first that is given counts."""
 NO_LIMIT = -1
-"""Several clients' way to say: to the end of the context."""
+"""Several clients' value for: to the end of the context."""
 
 
 class UnsupportedFields(FormatFields, kw_only=True):
@@ -71,7 +71,7 @@ def refuse_unsupported(body: UnsupportedFields) -> None:
         # An empty object of options still asks for the feature.
         nothing = value is None or (not value and not isinstance(value, dict))
         if not nothing and value != _NEUTRAL.get(name):
-            raise HttpError(400, f"{name}: not supported", name)
+            raise bad_field(name, "not supported")
 
 
 class StreamOptions(Struct):
@@ -89,7 +89,7 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     model: str | None = None
     n: int | None = None
     seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
-    """Negative ones stand for others, which the engine takes: their lowest 63 bits."""
+    """Of a negative seed the lowest 63 bits are used."""
     stop: str | list[str] | None = None
     max_tokens: int | None = None
     """-1 = to the end of the context, as absent in chats."""
@@ -121,7 +121,7 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     """Where the prompt loses tokens; default: left."""
     cache_salt: str | None = None
     mm_processor_kwargs: dict[str, Any] = {}
-    """What becomes of images and videos (docs/media.md)."""
+    """How images and videos are processed (docs/media.md)."""
     thinking_token_budget: Annotated[int, Meta(ge=0)] | None = None
     """The most tokens of a thought."""
     ignore_eos: bool = False
@@ -195,14 +195,14 @@ def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> Sampl
     """
     refuse_unsupported(fields)
     if fields.stream_options is not None and not fields.stream:
-        raise HttpError(400, "stream_options: only with stream=true", "stream_options")
+        raise bad_field("stream_options", "only with stream=true")
     if logprobs is not None and not 0 <= logprobs <= MAX_LOGPROBS:
         name = fields.alternatives_field
-        raise HttpError(400, f"{name}: must be between 0 and {MAX_LOGPROBS}, got {logprobs}", name)
+        raise bad_field(name, f"must be between 0 and {MAX_LOGPROBS}, got {logprobs}")
     if fields.cache_salt == "":
-        raise HttpError(400, "cache_salt: must not be empty", "cache_salt")
+        raise bad_field("cache_salt", "must not be empty")
     if fields.best_of is not None and fields.best_of != (fields.n or 1):
-        raise HttpError(400, "best_of: must equal n", "best_of")
+        raise bad_field("best_of", "must equal n")
     given: dict[str, Any] = {
         "max_tokens": fields.limit, "min_tokens": fields.min_tokens,
         "presence_penalty": fields.presence_penalty, "frequency_penalty": fields.frequency_penalty,
@@ -242,9 +242,9 @@ def effort_args(effort: str | None) -> dict[str, Any]:
 def check_turns(given: Sequence[object], field: str) -> None:
     """Raises `HttpError` 400 naming the field where a conversation is empty or too long."""
     if not given:
-        raise HttpError(400, f"{field}: must not be empty", field)
+        raise bad_field(field, "must not be empty")
     if len(given) > MAX_TURNS:
-        raise HttpError(400, f"{field}: at most {MAX_TURNS} of them, got {len(given)}", field)
+        raise bad_field(field, f"at most {MAX_TURNS} of them, got {len(given)}")
 
 
 def check_ids(ids: Sequence[int], max_model_len: int, field: str, completion: int = 1) -> None:
@@ -258,9 +258,8 @@ def _bias(given: dict[str, float] | None) -> dict[int, float] | None:
     if not given:
         return None
     if len(given) > MAX_LOGIT_BIAS:
-        raise HttpError(400, f"logit_bias: at most {MAX_LOGIT_BIAS} tokens, got {len(given)}",
-                        "logit_bias")
+        raise bad_field("logit_bias", f"at most {MAX_LOGIT_BIAS} tokens, got {len(given)}")
     for token in given:
         if not _TOKEN.fullmatch(token):
-            raise HttpError(400, f"logit_bias: {token[:40]!r} is no token id", "logit_bias")
+            raise bad_field("logit_bias", f"{token[:40]!r} is no token id")
     return {int(token): value for token, value in given.items()}

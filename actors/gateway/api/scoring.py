@@ -21,8 +21,8 @@ from starlette.responses import Response
 from actorium.actors.client.requests import Completion, Request
 from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import JsonReply, encode_json
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
+from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.params import MAX_LOGPROB_IDS, SamplingParams
 
 MAX_DOCUMENTS = 1000
@@ -34,13 +34,13 @@ INSTRUCTION = "Given a web search query, retrieve relevant passages that answer 
 
 
 class Judging(Struct, kw_only=True):
-    """What scoring and reranking have in common."""
+    """The fields of both scoring and reranking."""
 
     model: str | None = None
     instruct: str | None = None
-    """What the query is for."""
+    """The purpose of the query."""
     instruction: str | None = None
-    """The same."""
+    """Another name of `instruct`."""
     label_token_ids: list[int] | None = None
     """The tokens of yes and of no, where they are others."""
     truncate_prompt_tokens: int | None = None
@@ -48,7 +48,7 @@ class Judging(Struct, kw_only=True):
 
     @property
     def purpose(self) -> str:
-        """What the query is for."""
+        """Returns the purpose of the query."""
         return self.instruct or self.instruction or INSTRUCTION
 
 
@@ -66,27 +66,25 @@ class ScoreBody(Judging, kw_only=True):
     item_first: bool = False
 
     def pairs(self) -> list[tuple[str, str]]:
-        """Of `text_1` and `text_2`. Raises `HttpError`."""
+        """Returns the pairs of `text_1` and `text_2`. Raises `HttpError`."""
         if self.text_1 is None or self.text_2 is None:
-            raise HttpError(400, "text_1: text_1 and text_2 are needed, or query and items",
-                            "text_1")
+            raise bad_field("text_1", "text_1 and text_2 are needed, or query and items")
         first = self.text_1 if isinstance(self.text_1, list) else [self.text_1]
         second = self.text_2 if isinstance(self.text_2, list) else [self.text_2]
         _check_count(second, "text_2")
         if len(first) not in (1, len(second)):
-            raise HttpError(400, f"text_1: one, or as many as text_2: {len(second)}, got "
-                            f"{len(first)}", "text_1")
+            raise bad_field("text_1", f"one, or as many as text_2: {len(second)}, got {len(first)}")
         return list(zip(first * (len(second) // len(first)), second, strict=True))
 
     def prompts(self) -> list[str | list[int]]:
-        """Of `query` and `items`. Raises `HttpError`."""
+        """Returns the prompts of `query` and `items`. Raises `HttpError`."""
         items: list[Any] = [self.items] if isinstance(self.items, str) else list(self.items or [])
         _check_count(items, "items")
         if not self.label_token_ids:
-            raise HttpError(400, "label_token_ids: needed with items", "label_token_ids")
+            raise bad_field("label_token_ids", "needed with items")
         query: Any = self.query if self.query is not None else ""
         if any(isinstance(item, str) != isinstance(query, str) for item in items):
-            raise HttpError(400, "items: texts and token ids are mixed with query's", "items")
+            raise bad_field("items", "texts and token ids are mixed with query's")
         return [item + query if self.item_first else query + item for item in items]
 
 
@@ -98,20 +96,20 @@ class RerankBody(Judging, kw_only=True):
     query: str
     documents: list[str | RerankDocument]
     top_n: int | None = None
-    """So many results, the best ones; None or 0 = all."""
+    """How many of the best results are returned; None or 0 = all."""
     return_documents: bool = True
 
     def texts(self) -> list[str]:
-        """Raises `HttpError`."""
+        """Returns the documents' texts. Raises `HttpError`."""
         _check_count(self.documents, "documents")
         if self.top_n is not None and self.top_n < 0:
-            raise HttpError(400, f"top_n: must not be negative, got {self.top_n}", "top_n")
+            raise bad_field("top_n", f"must not be negative, got {self.top_n}")
         return [one if isinstance(one, str) else one.text for one in self.documents]
 
 
 def _check_count(found: Sequence[object], field: str) -> None:
     if not 1 <= len(found) <= MAX_DOCUMENTS:
-        raise HttpError(400, f"{field}: 1 to {MAX_DOCUMENTS} of them, got {len(found)}", field)
+        raise bad_field(field, f"1 to {MAX_DOCUMENTS} of them, got {len(found)}")
 
 
 # --- the routes -----------------------------------------------------------------------------------
@@ -128,16 +126,16 @@ async def score(http: HttpRequest) -> Response:
         values = [label_values(one, labels) for one in found]
         scores = [softmax(each) if body.apply_softmax else [math.exp(value) for value in each]
                   for each in values]
-        return JsonReply(encode_json({"scores": scores, **answer, "object": "scoring",
-                                      "usage": _usage(found)}))
+        return JsonReply({"scores": scores, **answer, "object": "scoring",
+                          "usage": _usage(found)})
     pairs = body.pairs()
     labels = await _yes_and_no(call, body)
     found = await _completions(call, body, labels, [
         judging_prompt(body.purpose, query, text) for query, text in pairs])
     data = [{"index": i, "object": "score", "score": softmax(label_values(one, labels))[0]}
             for i, one in enumerate(found)]
-    return JsonReply(encode_json({"id": f"score-{call.answer_id}", "object": "list", **answer,
-                                  "data": data, "usage": _usage(found)}))
+    return JsonReply({"id": f"score-{call.answer_id}", "object": "list", **answer,
+                      "data": data, "usage": _usage(found)})
 
 
 async def rerank(http: HttpRequest) -> Response:
@@ -154,24 +152,25 @@ async def rerank(http: HttpRequest) -> Response:
     if body.return_documents:
         for one in results:
             one["document"] = {"text": texts[one["index"]]}
-    return JsonReply(encode_json({"id": f"rerank-{call.answer_id}", "model": model.name,
-                                  "results": results, "usage": _usage(found)}))
+    return JsonReply({"id": f"rerank-{call.answer_id}", "model": model.name,
+                      "results": results, "usage": _usage(found)})
 
 
 def judging_prompt(purpose: str, query: str, document: str) -> dict[str, Any]:
-    """The question of Qwen3-Reranker, for the model's own chat template, which ends the prompt
-    behind an empty thought where it knows `enable_thinking`."""
+    """Returns the prompt of Qwen3-Reranker, for the model's chat template, which ends it after an
+    empty thought where it knows `enable_thinking`."""
     asked = f"<Instruct>: {purpose}\n<Query>: {query}\n<Document>: {document}"
     return {"messages": [{"role": "system", "content": JUDGE}, {"role": "user", "content": asked}],
             "template_args": {"enable_thinking": False}}
 
 
 async def _yes_and_no(call: EngineCall, body: Judging) -> list[int]:
-    """Their tokens. Raises `HttpError` where a vocabulary has none."""
+    """Returns the tokens of yes and no. Raises `HttpError` where one of them is not a single token.
+    """
     if body.label_token_ids is not None:
         if len(body.label_token_ids) != 2:
-            raise HttpError(400, "label_token_ids: two of them, yes and no, got "
-                            f"{len(body.label_token_ids)}", "label_token_ids")
+            raise bad_field("label_token_ids", "two of them, yes and no, got "
+                            f"{len(body.label_token_ids)}")
         return _checked_labels(body.label_token_ids)
     found = []
     for word in (YES, NO):
@@ -185,14 +184,13 @@ async def _yes_and_no(call: EngineCall, body: Judging) -> list[int]:
 
 def _checked_labels(labels: list[int]) -> list[int]:
     if len(labels) > MAX_LOGPROB_IDS or len(set(labels)) != len(labels):
-        raise HttpError(400, f"label_token_ids: at most {MAX_LOGPROB_IDS}, all different",
-                        "label_token_ids")
+        raise bad_field("label_token_ids", f"at most {MAX_LOGPROB_IDS}, all different")
     return labels
 
 
 async def _completions(call: EngineCall, body: Judging, labels: list[int],
                        prompts: list[dict[str, Any]]) -> list[Completion]:
-    """One token each, with the log-probabilities of the labels."""
+    """Returns one token for each prompt, with the log-probabilities of the labels."""
     call.fields = {"logprob_token_ids": "label_token_ids", "messages": "documents",
                    "prompt": "items"}
     params = SamplingParams(max_tokens=1, temperature=0.0, ignore_eos=True,
@@ -207,14 +205,14 @@ async def _completions(call: EngineCall, body: Judging, labels: list[int],
 # --- numbers --------------------------------------------------------------------------------------
 
 def label_values(one: Completion, labels: Sequence[int]) -> list[float]:
-    """Log-probabilities of the labels at the last position of a prompt."""
+    """Returns the labels' log-probabilities at the last position of a prompt."""
     entry = (one.logprobs or [])[0]
-    told = {entry.token_id: entry.logprob, **dict(entry.top)}
-    return [told[label] for label in labels]
+    by_token = {entry.token_id: entry.logprob, **dict(entry.top)}
+    return [by_token[label] for label in labels]
 
 
 def softmax(values: Sequence[float]) -> list[float]:
-    """Of log-probabilities or logits."""
+    """Returns the softmax of log-probabilities or logits."""
     greatest = max(values)
     parts = [math.exp(value - greatest) for value in values]
     return [part / sum(parts) for part in parts]

@@ -11,7 +11,15 @@ from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client.requests import Request, StreamDelta
+from actorium.actors.client.requests import Request
+from actorium.actors.gateway.answer_events import (
+    ABORT,
+    STOP,
+    AnswerEvent,
+    ChoiceEvents,
+    ChoiceStarted,
+    DeltaReader,
+)
 from actorium.actors.gateway.api.sglang_body import (
     DEFAULT_NEW_TOKENS,
     GenerateBody,
@@ -22,16 +30,15 @@ from actorium.actors.gateway.api.sglang_body import (
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import JsonReply, encode_json, event
-from actorium.actors.gateway.resume.delta_streams import Deltas, prompts_of, with_ready
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
+from actorium.actors.gateway.http.replies import JsonReply, sse_event
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.messages import TokenLogprob, Usage
 from actorium.actors.params import SamplingParams
 
 Prompt = str | list[int]
 WEIGHT_VERSION = "default"
-"""SGLang's name of weights that were never replaced while serving."""
+"""SGLang's version of weights that were never replaced while serving."""
 Row = tuple[float | None, int, str | None]
 """Log-probability, token, and the token's text where that is asked for."""
 
@@ -39,51 +46,46 @@ Row = tuple[float | None, int, str | None]
 class GenerateOutput:
     """One completion so far."""
 
-    def __init__(self, name: str, options: LogprobOptions, text_of: Callable[[int], str] | None,
+    def __init__(self, label: str, options: LogprobOptions, text_of: Callable[[int], str] | None,
                  prompt_only: bool = False, first: int | None = None) -> None:
         """text_of: converts tokens to text, where that is shown; prompt_only: nothing is to be
         completed; first: the first token of the prompt whose log-probability is shown, if any."""
-        self._name, self._options, self._text_of = name, options, text_of
+        self._label, self._options, self._text_of = label, options, text_of
         self._prompt_only, self._first = prompt_only, first
         self._text: list[str] = []
         self._ids: list[int] = []
         self._logprobs: list[TokenLogprob] = []
         self._prompt: list[TokenLogprob | None] = []
-        self._last: StreamDelta | None = None
-        self.prompt_tokens = 0
-        """0 until the end, which brings the count."""
+        self._last: ChoiceEvents | None = None
 
-    def add(self, delta: StreamDelta) -> None:
-        """Adds a delta. Raises `HttpError` on a place that is not in the prompt."""
-        self._text.append(delta.text)
-        self._ids += delta.token_ids
-        self._logprobs += delta.logprobs or ()
-        if delta.prompt_logprobs is not None:
-            self._prompt = delta.prompt_logprobs
+    def add(self, events: ChoiceEvents) -> None:
+        """Adds events. Raises `HttpError` on a place that is not in the prompt."""
+        self._text.append(events.text)
+        self._ids += events.token_ids
+        self._logprobs += events.logprobs or ()
+        if events.prompt_logprobs is not None:
+            self._prompt = events.prompt_logprobs
             if self._options.start > len(self._prompt):
-                raise HttpError(400, f"logprob_start_len: {self._options.start}, in a prompt of "
-                                f"{len(self._prompt)} tokens", "logprob_start_len")
-        if delta.finish_reason is not None:
-            self._last = delta
+                raise bad_field("logprob_start_len", f"{self._options.start}, in a prompt of "
+                                f"{len(self._prompt)} tokens")
+        if events.finish_reason is not None:
+            self._last = events
 
-    def as_dict(self, seconds: float | None) -> dict[str, Any]:
-        """Returns everything so far. seconds: since the request came, None = not told."""
+    def as_dict(self, used: Usage, seconds: float | None) -> dict[str, Any]:
+        """Returns everything so far. seconds: since the request came, None = not shown."""
         prompt_only = self._prompt_only
         return {"text": "" if prompt_only else "".join(self._text),
                 "output_ids": [] if prompt_only else list(self._ids),
-                "meta_info": self._meta(seconds)}
+                "meta_info": self._meta(used, seconds)}
 
-    def _meta(self, seconds: float | None) -> dict[str, Any]:
-        last = self._last
-        used = last.usage if last is not None and last.usage is not None else \
-            Usage(self.prompt_tokens, 0, len(self._ids))
+    def _meta(self, used: Usage, seconds: float | None) -> dict[str, Any]:
         done = 0 if self._prompt_only else used.completion_tokens
         meta: dict[str, Any] = {
-            "id": self._name, "finish_reason": self._reason(done),
+            "id": self._label, "finish_reason": self._reason(done),
             "prompt_tokens": used.prompt_tokens, "weight_version": WEIGHT_VERSION,
             **self._logprob_fields(), "completion_tokens": done,
             "cached_tokens": used.cached_tokens}
-        if last is not None:
+        if self._last is not None:
             meta |= _speculation(used)
             if seconds is not None:
                 meta["e2e_latency"] = seconds
@@ -93,10 +95,10 @@ class GenerateOutput:
         last = self._last
         if last is None:
             return None
-        if last.finish_reason == "abort":
+        if last.finish_reason == ABORT:
             return {"type": "abort", "message": "The request was aborted.", "status_code": None,
                     "err_type": None}
-        if self._prompt_only or last.finish_reason != "stop":
+        if self._prompt_only or last.finish_reason != STOP:
             return {"type": "length", "length": tokens}
         matched = last.stop_reason
         if matched is None and self._ids:
@@ -166,16 +168,21 @@ class GenerateTurn(HttpTurn):
         self._n = self._samplings[0].n
         self._options = body.logprob_options(count, self._n)
         self._salts = body.salts(count)
-        self._names = body.names(count, self._n, call.answer_id)
-        """Of the completions, the first prompt's first."""
+        self._labels = body.labels(count, self._n, call.answer_id)
+        """Labels of the completions, the first prompt's first."""
         self._outputs: list[GenerateOutput] = []
+        self.answer = DeltaReader(prompts=count, choices=self._n)
         self._several = body.several or self._n > 1
+
+    @property
+    def counts_prompt(self) -> bool:
+        return True
 
     def engine_fields(self) -> dict[str, str]:
         return {"prompt": "text" if self.body.input_ids is None else "input_ids"}
 
     @property
-    def tells_token_texts(self) -> bool:
+    def shows_token_texts(self) -> bool:
         return self.body.return_text_in_logprobs and any(one.wanted for one in self._options)
 
     async def requests(self) -> list[Request]:
@@ -188,12 +195,13 @@ class GenerateTurn(HttpTurn):
             if prompt_only:
                 params = msgspec.structs.replace(params, max_tokens=1, min_tokens=0)
             self._outputs += [
-                GenerateOutput(name, options, self._text_of(), prompt_only, ids[0] if ids else None)
-                for name in self._names[i * self._n:(i + 1) * self._n]]
+                GenerateOutput(label, options, self._text_of(), prompt_only,
+                               ids[0] if ids else None)
+                for label in self._labels[i * self._n:(i + 1) * self._n]]
             made.append(Request(prompt=prompt if ids is None else ids, params=params,
                                 timeout=body.timeout, tenant=self.call.tenant,
                                 priority=body.priority, cache_salt=self._salts[i]))
-        self.call.labels = self._names
+        self.call.labels = self._labels
         return made
 
     async def _ids(self, prompt: Prompt) -> list[int]:
@@ -221,37 +229,28 @@ class GenerateTurn(HttpTurn):
 
     async def collect(self, requests: list[Request]) -> Any:
         """Returns an object for each completion; an aborted one has its part so far."""
-        async with self.call.stream(self, *requests) as stream:
+        async with self.call.stream(*requests) as stream:
             async for delta in stream:
-                for one in with_ready(delta, stream):
-                    self._outputs[one.index].add(one)
-        found = [output.as_dict(self._seconds) for output in self._outputs]
-        return found if self._several else found[0]
+                for event in self.answer.read(delta):
+                    if isinstance(event, ChoiceEvents):
+                        self._outputs[event.index].add(event)
+        shown = [self._shown(index) for index in range(len(self._outputs))]
+        return shown if self._several else shown[0]
 
-    @property
-    def _seconds(self) -> float | None:
-        """Since the request came; None where the answer may be told again, which takes another
-        time."""
-        return None if self.call.resumable else monotonic() - self.call.began
+    def encode(self, event: AnswerEvent) -> bytes:
+        """Returns a completion so far, with its number where there are several."""
+        if isinstance(event, ChoiceStarted):
+            return b""
+        self._outputs[event.index].add(event)
+        if not (event.text or event.token_ids or event.finish_reason):
+            return b""
+        number = {"index": event.index} if self._several else {}
+        return sse_event(self._shown(event.index) | number)
 
-    async def begin(self, stream: Deltas) -> None:
-        await stream.accepted()
-        for i, tokens in enumerate(prompts_of(stream)):
-            for output in self._outputs[i * self._n:(i + 1) * self._n]:
-                output.prompt_tokens = tokens
-
-    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        """Returns events, each a completion so far, with its number where there are several."""
-        out = []
-        for delta in deltas:
-            output = self._outputs[delta.index]
-            output.add(delta)
-            if delta.text or delta.token_ids or delta.finish_reason:
-                shown = output.as_dict(self._seconds)
-                if self._several:
-                    shown["index"] = delta.index
-                out.append(event(encode_json(shown)))
-        return b"".join(out)
+    def _shown(self, index: int) -> dict[str, Any]:
+        # An answer that may be sent again takes another time then.
+        seconds = None if self.call.resumable else monotonic() - self.call.began
+        return self._outputs[index].as_dict(self.answer.usage_of(index), seconds)
 
 
 class AbortBody(Struct, kw_only=True):
@@ -268,7 +267,7 @@ async def abort(http: HttpRequest) -> Response:
     """Handles `/abort_request`: aborts HTTP requests of this engine."""
     call, body = call_of(http), await bodies.read(http, AbortBody)
     if not body.rid and not body.abort_all:
-        raise HttpError(400, "rid: is required, or abort_all", "rid")
+        raise bad_field("rid", "is required, or abort_all")
     ended = await call.abort_others("" if body.abort_all else body.rid,
                                     None if call.admin else call.tenant)
-    return JsonReply(encode_json({"aborted": ended}))
+    return JsonReply({"aborted": ended})

@@ -12,7 +12,7 @@ from msgspec import UNSET, Struct, UnsetType
 
 from actorium.actors.gateway.api.completions import MAX_PROMPTS
 from actorium.actors.gateway.api.sampling_fields import check_ids
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
 
 DEFAULT_NEW_TOKENS = 128
@@ -143,21 +143,21 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
         for name in Unsupported.__struct_fields__:
             value = getattr(self, name)
             if any(value) if isinstance(value, list) else value:
-                raise HttpError(400, f"{name}: not supported", name)
+                raise bad_field(name, "not supported")
 
     def prompts(self, max_model_len: int) -> list[str | list[int]]:
         """Returns one or several prompts. Raises `HttpError`."""
         field = "text" if self.input_ids is None else "input_ids"
         if (self.text is None) == (self.input_ids is None):
-            raise HttpError(400, "text: exactly one of text and input_ids is needed", "text")
+            raise bad_field("text", "exactly one of text and input_ids is needed")
         given: Any = self.text if self.input_ids is None else self.input_ids
         if len({isinstance(one, list) for one in given}) > 1:
-            raise HttpError(400, f"{field}: token ids and lists of them are mixed", field)
+            raise bad_field(field, "token ids and lists of them are mixed")
         found = list(given) if self.several else [given]
         if not found or not all(found):
-            raise HttpError(400, f"{field}: must not be empty", field)
+            raise bad_field(field, "must not be empty")
         if len(found) > MAX_PROMPTS:
-            raise HttpError(400, f"{field}: at most {MAX_PROMPTS}, got {len(found)}", field)
+            raise bad_field(field, f"at most {MAX_PROMPTS}, got {len(found)}")
         for one in found:
             if not isinstance(one, str):
                 check_ids(one, max_model_len, field)
@@ -174,8 +174,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
         """Returns the sampling parameters of each prompt. Raises `HttpError`."""
         found = _each(self.sampling_params or SglangSampling(), prompts, "sampling_params")
         if len({one.n for one in found}) > 1:
-            raise HttpError(400, "sampling_params: n must be the same for all prompts",
-                            "sampling_params")
+            raise bad_field("sampling_params", "n must be the same for all prompts")
         return found
 
     def logprob_options(self, prompts: int, choices: int) -> list[LogprobOptions]:
@@ -184,7 +183,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
         for name in ("return_logprob", "logprob_start_len", "top_logprobs_num"):
             columns[name] = _each(getattr(self, name), prompts, name)
             if choices > 1 and isinstance(getattr(self, name), list):
-                raise HttpError(400, f"{name}: no list together with n above 1", name)
+                raise bad_field(name, "no list together with n above 1")
         given: Any = self.token_ids_logprob or None
         nested = given is not None and isinstance(given[0], list)
         ids = _each(given, prompts, "token_ids_logprob") if nested else [given] * prompts
@@ -198,12 +197,12 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
                     _each(self.extra_key, prompts, "extra_key"), strict=True)
         return ["\0".join((salt or "", key or "")) if key else salt for salt, key in pairs]
 
-    def names(self, prompts: int, choices: int, fallback: str) -> list[str]:
-        """Returns the names of all choices, the first prompt's first. Raises `HttpError`."""
+    def labels(self, prompts: int, choices: int, fallback: str) -> list[str]:
+        """Returns the labels of all choices, the first prompt's first. Raises `HttpError`."""
         if isinstance(self.rid, list):
             names = _each(self.rid, prompts, "rid")
             if len(set(names)) < len(names):
-                raise HttpError(400, "rid: each must be another", "rid")
+                raise bad_field("rid", "each must be another")
             return names if choices == 1 else [
                 f"{name}_{choice}" for name in names for choice in range(choices)]
         own = self.rid or fallback
@@ -224,20 +223,17 @@ class LogprobOptions(NamedTuple):
     def checked(self) -> LogprobOptions:
         """Returns itself. Raises `HttpError`."""
         if not 0 <= self.top <= MAX_LOGPROBS:
-            raise HttpError(400, f"top_logprobs_num: must be between 0 and {MAX_LOGPROBS}, got "
-                            f"{self.top}", "top_logprobs_num")
+            raise bad_field("top_logprobs_num", f"must be between 0 and {MAX_LOGPROBS}, got "
+                            f"{self.top}")
         if self.start < -1:
-            raise HttpError(400, "logprob_start_len: must be -1 or a place in the prompt",
-                            "logprob_start_len")
+            raise bad_field("logprob_start_len", "must be -1 or a place in the prompt")
         if self.ids and not self.wanted:
-            raise HttpError(400, "token_ids_logprob: only with return_logprob=true",
-                            "token_ids_logprob")
+            raise bad_field("token_ids_logprob", "only with return_logprob=true")
         if self.ids and self.top:
-            raise HttpError(400, "token_ids_logprob: not together with top_logprobs_num",
-                            "token_ids_logprob")
+            raise bad_field("token_ids_logprob", "not together with top_logprobs_num")
         if self.ids and self.start >= 0:
-            raise HttpError(400, "token_ids_logprob: of the completion alone; not together with "
-                            "logprob_start_len", "token_ids_logprob")
+            raise bad_field("token_ids_logprob", "of the completion alone; not together with "
+                            "logprob_start_len")
         return self
 
     def params(self) -> dict[str, Any]:
@@ -257,7 +253,7 @@ def _each(value: Any, count: int, field: str) -> list[Any]:
     if not isinstance(value, list):
         return [value] * count
     if len(value) != count:
-        raise HttpError(400, f"{field}: {len(value)} for {count} prompts", field)
+        raise bad_field(field, f"{len(value)} for {count} prompts")
     return value
 
 
@@ -269,4 +265,4 @@ def renamed(error: str, names: Sequence[str]) -> str:
 
 
 def _bad(field: str, what: str) -> HttpError:
-    return HttpError(400, f"sampling_params.{field}: {what}", "sampling_params")
+    return bad_field(f"sampling_params.{field}", what)

@@ -10,14 +10,14 @@ from starlette.responses import Response
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.requests import Request
-from actorium.actors.gateway.api.chat_protocol import ChatBody, MessageParam, check_prefixes
+from actorium.actors.gateway.api.chat_body import ChatBody, MessageParam, check_prefixes
 from actorium.actors.gateway.api.completions import MAX_PROMPTS
 from actorium.actors.gateway.api.offered_tools import OfferedTool
 from actorium.actors.gateway.api.sampling_fields import check_ids
 from actorium.actors.gateway.engine_call import call_of, engine_of
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import JsonReply, encode_json
+from actorium.actors.gateway.http.http_errors import bad_field
+from actorium.actors.gateway.http.replies import JsonReply
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.gateway.served_model import TokenTexts
 
@@ -51,12 +51,10 @@ class TokenizeBody(Struct, kw_only=True):
         given = [name for name in ("prompt", "messages", "content")
                  if getattr(self, name) is not None]
         if len(given) != 1:
-            raise HttpError(400, "prompt: exactly one of prompt, messages and content is needed",
-                            "prompt")
+            raise bad_field("prompt", "exactly one of prompt, messages and content is needed")
         check_prefixes(self.messages or ())
         if self.add_generation_prompt and self.continues:
-            raise HttpError(400, "continue_final_message: not together with add_generation_prompt",
-                            "continue_final_message")
+            raise bad_field("continue_final_message", "not together with add_generation_prompt")
 
     @property
     def continues(self) -> bool:
@@ -68,7 +66,7 @@ class TokenizeBody(Struct, kw_only=True):
         given = self.content if self.prompt is None else self.prompt
         found = given if isinstance(given, list) else [given or ""]
         if len(found) > MAX_PROMPTS:
-            raise HttpError(400, f"prompt: at most {MAX_PROMPTS}, got {len(found)}", "prompt")
+            raise bad_field("prompt", f"at most {MAX_PROMPTS}, got {len(found)}")
         return found
 
     @property
@@ -126,9 +124,9 @@ async def tokenize(http: HttpRequest) -> Response:
     if body.with_pieces or body.return_token_strs:
         await engine.token_texts.ready()
     if body.content is not None:
-        return JsonReply(encode_json({"tokens": _pieces(columns[0], engine.token_texts)
-                              if body.with_pieces else columns[0]}))
-    return JsonReply(encode_json(await _answer(engine, body, columns)))
+        return JsonReply({"tokens": _pieces(columns[0], engine.token_texts)
+                          if body.with_pieces else columns[0]})
+    return JsonReply(await _answer(engine, body, columns))
 
 
 async def _special(client: AsyncClient) -> tuple[list[int], list[int]]:
@@ -172,15 +170,15 @@ async def detokenize(http: HttpRequest) -> Response:
     call.fields = {"token_ids": "tokens"}
     kinds = {isinstance(one, list) for one in body.tokens}
     if len(kinds) > 1:
-        raise HttpError(400, "tokens: token ids and lists of them are mixed", "tokens")
+        raise bad_field("tokens", "token ids and lists of them are mixed")
     several = kinds == {True}
     columns: list[Any] = list(body.tokens) if several else [body.tokens]
     if len(columns) > MAX_PROMPTS:
-        raise HttpError(400, f"tokens: at most {MAX_PROMPTS} lists, got {len(columns)}", "tokens")
+        raise bad_field("tokens", f"at most {MAX_PROMPTS} lists, got {len(columns)}")
     longest = model.max_model_len
     texts = []
     for ids in columns:
         check_ids(ids, longest, "tokens", completion=0)
         texts.append(await engine.client.detokenize(ids, body.skip_special_tokens))
     answer = texts if several else texts[0]
-    return JsonReply(encode_json({"prompt": answer, "text": answer, "content": answer}))
+    return JsonReply({"prompt": answer, "text": answer, "content": answer})

@@ -1,5 +1,5 @@
 """One turn over HTTP: reads the request, calls the engine, and answers whole, as a stream, or with
-an error. Each API fills in its fields, shapes and events.
+an error. Each API has its body, its requests to the engine, and its encoder of the answer's events.
 """
 
 from __future__ import annotations
@@ -8,30 +8,31 @@ from abc import ABC, abstractmethod
 from collections.abc import AsyncGenerator
 from typing import Any, ClassVar, Self
 
+import msgspec
 from starlette.requests import Request as HttpRequest
 from starlette.responses import Response
 
-from actorium.actors.client.requests import Request, StreamDelta
+from actorium.actors.client.requests import Request
+from actorium.actors.gateway.answer_events import (
+    AnswerEvent,
+    ChoiceEvents,
+    ChoiceReader,
+    DeltaReader,
+)
 from actorium.actors.gateway.api.answer_grammar import constraint
+from actorium.actors.gateway.api.offered_tools import MAX_CALLS, ToolSelection
 from actorium.actors.gateway.api.response_formats import passed_over
-from actorium.actors.gateway.api.tool_choice import ToolSelection
 from actorium.actors.gateway.engine_call import EngineCall, call_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
-from actorium.actors.gateway.http.replies import (
-    DONE,
-    EventStream,
-    JsonReply,
-    encode_json,
-    error_event,
-)
-from actorium.actors.gateway.parsers.choice_parser import Thought
-from actorium.actors.gateway.resume.delta_streams import Deltas, with_ready
+from actorium.actors.gateway.http.replies import DONE, EventStream, JsonReply, sse_event
+from actorium.actors.gateway.parsers.thoughts import Thought
+from actorium.actors.gateway.resume.delta_streams import prompts_of, with_ready
 from actorium.actors.gateway.served_model import ServedModel
 from actorium.actors.params import Structured
 
 TOOLS_HEADER = "x-actorium-tools"
-"""Where the chat template has no place for a request's tools: how the model learned of them."""
+"""Where the chat template has no place for a request's tools: how they are shown to the model."""
 SCHEMA_HEADER = "x-actorium-passed-over"
 """The keywords of a lenient schema that are not enforced."""
 MAX_NAMES = 32
@@ -42,17 +43,18 @@ class HttpTurn(ABC):
     the calls."""
 
     body_type: ClassVar[Any]
-    """Of the request: a struct with `model`, `stream` and `check()`."""
+    """Type of the body: a struct with `model`, `stream` and `check()`."""
     last_event: ClassVar[bytes] = DONE
     body: Any
     _tools = ToolSelection(None, None, True)
-    """Those of the request, in APIs that have them."""
+    """The request's tools, in APIs that have them."""
     _thought = Thought.NONE
     """Whether the answer begins with one."""
 
     def __init__(self, call: EngineCall, model: ServedModel, body: Any) -> None:
         """Raises `HttpError` on fields that do not fit together."""
         self.call, self.engine, self.model, self.body = call, call.engine, model, body
+        self.answer = DeltaReader()
 
     @classmethod
     async def read(cls, http: HttpRequest) -> Self:
@@ -67,15 +69,75 @@ class HttpTurn(ABC):
     @classmethod
     async def handle(cls, http: HttpRequest) -> Response | EventStream:
         """Handles the route."""
-        turn = await cls.read(http)
-        requests = await turn.requests()
-        if turn.tells_token_texts:
-            await turn.engine.token_texts.ready()
+        turn, requests = await cls.begin(http)
         return await turn.respond(requests)
 
-    def engine_fields(self) -> dict[str, str]:
-        """Returns the engine's field names -> this API's, where they differ, for errors."""
-        return {}
+    @classmethod
+    async def begin(cls, http: HttpRequest) -> tuple[Self, list[Request]]:
+        """Returns the turn, ready to be answered, and the requests to the engine. Raises as `read`.
+        """
+        turn = await cls.read(http)
+        requests = await turn.requests()
+        if turn.shows_token_texts:
+            await turn.engine.token_texts.ready()
+        return turn, requests
+
+    async def respond(self, requests: list[Request]) -> Response | EventStream:
+        """Returns the answer, whole or as a stream."""
+        headers = self._headers(requests)
+        if self.body.stream:
+            return EventStream(self.events(requests), self.last_event, self.error_events, headers)
+        return JsonReply(await self.collect(requests), headers=headers)
+
+    def _headers(self, requests: list[Request]) -> dict[str, str]:
+        """Returns the headers that say how the request was understood."""
+        template = getattr(self.body, "chat_template", None)
+        generic = self._tools.shown and self.model.templates.generic(template)
+        headers = {TOOLS_HEADER: "system-message"} if generic else {}
+        formats = [one.params.structured for one in requests if one.params is not None]
+        names = sorted({name for one in formats for name in passed_over(one)})
+        if names:
+            headers[SCHEMA_HEADER] = ", ".join(names[:MAX_NAMES])
+        return headers
+
+    async def complete(self, requests: list[Request]) -> list[ChoiceEvents]:
+        """Returns the whole choices, those of several prompts numbered through. Raises
+        `ActoriumError`."""
+        return [event for prompt, choices in enumerate(await self.call.complete(requests))
+                for one in choices
+                for event in self.answer.read(one if not prompt else msgspec.structs.replace(
+                    one, index=prompt * len(choices) + one.index))
+                if isinstance(event, ChoiceEvents)]
+
+    async def events(self, requests: list[Request]) -> AsyncGenerator[bytes, None]:
+        """Yields the stream's events but the last: together those of deltas that came together."""
+        async with self.call.stream(*requests) as stream:
+            if self.counts_prompt:
+                await stream.accepted()
+                self.answer.prompt_tokens = prompts_of(stream)
+            async for delta in stream:
+                self.call.admitted(stream)
+                if events := b"".join([self.encode(event) for one in with_ready(delta, stream)
+                                       for event in self.answer.read(one)]):
+                    yield events
+        if events := await self.end():
+            yield events
+
+    # --- what the APIs with parsers share ---
+
+    def parsed_answer(self, separates_reasoning: bool = True, keeps_reasoning: bool = True,
+                      customs: frozenset[str] = frozenset(), choices: int = 1) -> DeltaReader:
+        """Returns a reader of answers with reasoning and calls. separates_reasoning: False = it is
+        text; keeps_reasoning: False = it is left out; customs: names of custom tools."""
+        tools, model = self._tools, self.model
+
+        def new_choice() -> ChoiceReader:
+            parser = model.parsing.parser(tools.schemas, tools.forced, separates_reasoning,
+                                          self._thought)
+            return ChoiceReader(parser, keeps_reasoning, MAX_CALLS if tools.parallel else 1,
+                                model.thought_end, customs)
+
+        return DeltaReader(new_choice, choices=choices)
 
     def constraint(self, wanted: Structured | None, budget: int | None) -> Structured | None:
         """Returns the constraint on the completion. wanted: its format; budget: the most tokens of
@@ -85,71 +147,38 @@ class HttpTurn(ABC):
             budget = None  # steps with a grammar take longer
         return constraint(wanted, self._tools, self.model.parsing.call_form, self._thought, budget)
 
+    # --- what each API has of its own ---
+
+    def engine_fields(self) -> dict[str, str]:
+        """Returns the engine's field names -> this API's, where they differ, for errors."""
+        return {}
+
     @abstractmethod
     async def requests(self) -> list[Request]:
         """Returns the requests to the engine. Raises `HttpError`, `ActoriumError`."""
 
     @property
-    def tells_token_texts(self) -> bool:
+    def shows_token_texts(self) -> bool:
         """True if the answer shows texts of single tokens."""
         return False
 
-    async def respond(self, requests: list[Request]) -> Response | EventStream:
-        """Returns the answer, whole or as a stream."""
-        headers = self.headers(requests)
-        if self.body.stream:
-            return EventStream(self.events(requests), self.last_event, self.refusal, headers)
-        return JsonReply(encode_json(await self.collect(requests)), headers=headers)
-
-    def headers(self, requests: list[Request]) -> dict[str, str]:
-        """Returns the headers of the answer that say what it is the answer to."""
-        own = getattr(self.body, "chat_template", None)
-        generic = self._tools.shown and self.model.templates.generic(own)
-        found = {TOOLS_HEADER: "system-message"} if generic else {}
-        wanted = [one.params.structured for one in requests if one.params is not None]
-        names = sorted({name for one in wanted for name in passed_over(one)})
-        if names:
-            found[SCHEMA_HEADER] = ", ".join(names[:MAX_NAMES])
-        return found
-
-    # --- all at once ---
+    @property
+    def counts_prompt(self) -> bool:
+        """True if a stream's first events have the prompt's tokens: it waits for their number."""
+        return False
 
     @abstractmethod
     async def collect(self, requests: list[Request]) -> Any:
         """Returns the whole answer. Raises `ActoriumError`."""
 
-    # --- as it comes ---
-
-    async def events(self, requests: list[Request]) -> AsyncGenerator[bytes, None]:
-        """Yields the stream's events but the last."""
-        async with self.call.stream(self, *requests) as stream:
-            await self.begin(stream)
-            async for delta in stream:
-                self.call.admitted(stream)
-                if events := self.on_deltas(with_ready(delta, stream)):
-                    yield events
-        if events := await self.end():
-            yield events
-
-    async def begin(self, stream: Deltas) -> None:  # noqa: B027
-        """Called before the first delta; may wait until the request has been accepted."""
-
     @abstractmethod
-    def on_deltas(self, deltas: list[StreamDelta]) -> bytes:
-        """Returns the events of deltas that arrived together, at most one per choice."""
+    def encode(self, event: AnswerEvent) -> bytes:
+        """Returns the stream's events of one of the answer's."""
 
     async def end(self) -> bytes:
-        """Returns the events after all deltas."""
+        """Returns the stream's events after those of all choices."""
         return b""
 
-    def counts(self) -> tuple[int, ...]:
-        """Returns what the next events depend on beside the answer so far: on how it was cut into
-        deltas. A stream that goes on begins with the same."""
-        return ()
-
-    def restore(self, counts: tuple[int, ...]) -> None:  # noqa: B027
-        """Sets what `counts` returned. Raises `HttpError` 400 where it cannot have."""
-
-    async def refusal(self, error: HttpError) -> bytes:
+    async def error_events(self, error: HttpError) -> bytes:
         """Returns the events of an error within the stream."""
-        return error_event(error)
+        return sse_event(error.body())

@@ -16,13 +16,14 @@ from starlette.types import Scope
 
 from actorium.actors.client.pending import RequestProgress
 from actorium.actors.client.requests import Completion
+from actorium.actors.gateway.answer_events import usage_of_choices, usage_of_prompts
 from actorium.actors.gateway.http.routes import Route
 from actorium.actors.messages import Usage
 from actorium.actors.runtime.beat_gauges import HTTP_REQUESTS, MARK, Histogram
 
 LOG = logging.getLogger("actorium.access")
 GONE = 499
-"""Status of a request whose caller went away before an answer began, as nginx has it."""
+"""Status of a request whose caller disconnected before an answer began, as in nginx."""
 UNKNOWN = "none"
 """Handler name of an unknown path."""
 WATCHING = frozenset({"probe", "health"})
@@ -61,17 +62,8 @@ class CallUsage:
         found = [one for one in (stream.progress for stream in self._streams) if one is not None]
         first = min((one.first_at for one in found if one.first_at), default=0.0)
         all_usages = (*self._usages, *(one.usages for one in found))
-        each = [_sum(usages) for usages in all_usages if usages]
-        if not each:
-            return None, 0.0
-        return Usage(sum(one.prompt_tokens for one in each), sum(one.cached_tokens for one in each),
-                     sum(one.completion_tokens for one in each)), first
-
-
-def _sum(usages: Sequence[Usage]) -> Usage:
-    """Of the choices of one prompt."""
-    return Usage(max(one.prompt_tokens for one in usages), max(one.cached_tokens for one in usages),
-                 sum(one.completion_tokens for one in usages))
+        each = [usage_of_choices(usages) for usages in all_usages if usages]
+        return (usage_of_prompts(each), first) if each else (None, 0.0)
 
 
 class AccessRecord(NamedTuple):

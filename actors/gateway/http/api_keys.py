@@ -70,27 +70,27 @@ def shown(headers: Iterable[tuple[bytes, bytes]]) -> bytes:
     """Returns the caller's credentials: the Authorization header, else the key as Anthropic's
     clients send it. Raises `HttpError` 400 where one of them comes twice: a proxy may have checked
     the other one."""
-    found = {}
+    credentials = {}
     for name, value in headers:
         if name in HEADERS:
-            if name in found:
+            if name in credentials:
                 raise HttpError(400, f"{HEADERS[name]}: must not be given twice", HEADERS[name])
-            found[name] = value
-    first, other = (found.get(name, b"") for name in HEADERS)
+            credentials[name] = value
+    first, other = (credentials.get(name, b"") for name in HEADERS)
     return first or (b"Bearer " + other if other else b"")
 
 
 def known(settings: GatewayConfig) -> dict[bytes, str]:
     """Returns digest -> name for all keys of ordinary callers. Raises `BadConfig`, which contains
     no key."""
-    found = read(Path(settings.api_keys_file)) if settings.api_keys_file is not None else {}
+    keys = read(Path(settings.api_keys_file)) if settings.api_keys_file is not None else {}
     one, admin = (digest_of(key) if key is not None else None
                   for key in (settings.api_key, settings.admin_key))
-    if one in found:
+    if one in keys:
         raise _bad(f"{settings.api_keys_file}: has the key that is api_key, too")
-    if admin in found:
+    if admin in keys:
         raise _bad(f"{settings.api_keys_file}: has the key that is admin_key, too")
-    return found if one is None else found | {one: ""}
+    return keys if one is None else keys | {one: ""}
 
 
 def read(path: Path) -> dict[bytes, str]:
@@ -105,7 +105,7 @@ def read(path: Path) -> dict[bytes, str]:
         raise _bad(f"{path}: {why}") from None
     if len(data) > MAX_FILE:  # cut off, its last line would be a different key
         raise _bad(f"{path}: is larger than {MAX_FILE} bytes")
-    found: dict[bytes, str] = {}
+    keys: dict[bytes, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         words = line.split()
         if not words or words[0].startswith("#"):
@@ -117,11 +117,11 @@ def read(path: Path) -> dict[bytes, str]:
         except (ValueError, msgspec.ValidationError):
             raise _bad(f"{path}, line {number}: a name has at most 64 ASCII characters, what "
                        f"follows {HASHED} 64 hexadecimal ones") from None
-        if found.setdefault(key, name) != name:
-            raise _bad(f"{path}, line {number}: {found[key]!r} has this key already")
-    if not found:
+        if keys.setdefault(key, name) != name:
+            raise _bad(f"{path}, line {number}: {keys[key]!r} has this key already")
+    if not keys:
         raise _bad(f"{path}: there is no key in it")
-    return found
+    return keys
 
 
 def _key(word: str) -> bytes:

@@ -23,7 +23,7 @@ from msgspec import inspect
 from starlette.requests import ClientDisconnect, Request
 
 from actorium.actors.gateway.engine_call import call_of
-from actorium.actors.gateway.http.http_errors import SERVER, HttpError
+from actorium.actors.gateway.http.http_errors import SERVER, HttpError, bad_field
 from actorium.actors.gateway.served_engine import BodyBudget
 
 SMALL = 64 << 10
@@ -42,7 +42,7 @@ async def read(request: Request, kind: type[Body]) -> Body:
     """Returns the request's body as a `kind`. Raises `HttpError` 400 or 413."""
     body, call = decode(await raw(request), kind), call_of(request)
     if getattr(body, "resumable", False):
-        call.resumable, call.answer_id = True, call.name
+        call.resumable, call.answer_id = True, call.resume_id
     if (name := getattr(body, "request_id", None)) is not None:
         call.answer_id = _answer_id(name)
     return body
@@ -52,8 +52,7 @@ def _answer_id(wanted: str) -> str:
     """Returns the answer's id that the request asks for. Raises `HttpError` if it is not a valid
     id."""
     if not _NAME.fullmatch(wanted):
-        raise HttpError(400, "request_id: 1 to 128 printable ASCII characters without spaces",
-                        "request_id")
+        raise bad_field("request_id", "1 to 128 printable ASCII characters without spaces")
     return wanted
 
 
@@ -108,8 +107,8 @@ def decode(body: bytes, kind: type[Body]) -> Body:
     body = body.removeprefix(BOM_UTF8)  # some clients on Windows write one
     check_values(body)
     try:
-        found: Body = _decode_leniently(body, kind)
-        return found
+        value: Body = _decode_leniently(body, kind)
+        return value
     except msgspec.ValidationError as error:
         raise invalid(str(error)) from None
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -174,7 +173,7 @@ def _bound(what: str, count: int, limit: int) -> None:
                         code="body_too_large")
 
 
-def mended(value: Any, kind: Any) -> Any:
+def relaxed(value: Any, kind: Any) -> Any:
     """Returns a copy of `value`, which JSON was decoded to, without the nulls of fields that have a
     default and whose type has no null, and with an integer for `4.0` where one is wanted (JSON has
     numbers alone, and some languages write all of them so). kind: the type that it is to become;
@@ -235,11 +234,11 @@ def _member(kind: inspect.Type, wanted: type[Any]) -> Any:
 
 
 def _decode_leniently(body: bytes, kind: Any) -> Any:
-    """Decodes JSON as a `kind`, `mended` where it is none. Raises as `msgspec.json.decode`."""
+    """Decodes JSON as a `kind`, `relaxed` where it is none. Raises as `msgspec.json.decode`."""
     try:
         return msgspec.json.decode(body, type=kind)
     except msgspec.ValidationError as error:
         if not str(error).partition(" - at ")[0].endswith(("got `null`", "got `float`")):
             raise
     # Rare: only bodies with such values pay for a second decoding.
-    return msgspec.convert(mended(msgspec.json.decode(body), kind), kind, str_keys=True)
+    return msgspec.convert(relaxed(msgspec.json.decode(body), kind), kind, str_keys=True)

@@ -36,7 +36,7 @@ _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
 
 
 class HttpExchange:
-    """A request that has come in, and what is known of its answer."""
+    """One request and the state of its answer."""
 
     __slots__ = ("answer", "began", "call", "given_id", "headers", "request_id", "route", "scope",
                  "stayed", "tenant")
@@ -48,17 +48,17 @@ class HttpExchange:
         self.route = find(scope["path"])
         self.answer = AnswerSender(send)
         self.call = EngineCall(engine)
-        """One of the gateway's own until the caller is let in."""
+        """A call of the gateway itself until the caller is admitted."""
         self.given_id = _request_id(self.headers.get(b"x-request-id", b""))
         self.tenant = ""
         self.stayed = True
         """The caller waited for the answer."""
         self.began = monotonic()
         self.answer.headers.append((b"x-request-id", b""))
-        self.rename(self.given_id or os.urandom(12).hex())
+        self.identify(self.given_id or os.urandom(12).hex())
 
-    def rename(self, request_id: str) -> None:
-        """The id that the answer, its errors and the log show."""
+    def identify(self, request_id: str) -> None:
+        """Sets the id that the answer, its errors and the log show."""
         self.request_id = request_id
         self.answer.headers[0] = b"x-request-id", request_id.encode()
 
@@ -70,7 +70,7 @@ class HttpExchange:
             await self.answer.json(error.status, msgspec.json.encode(body), _headers_of(error))
 
     def record(self) -> AccessRecord:
-        """Its line in the access log."""
+        """Returns its line of the access log."""
         return AccessRecord(self.scope, self.route, self.answer.status or GONE, self.stayed,
                             self.request_id, self.tenant, self.call.usage, self.call.rids,
                             self.began)
@@ -99,7 +99,7 @@ class Guard:
             if self._cors.is_preflight(scope["method"], exchange.headers):
                 await exchange.answer.no_content()
             else:
-                self._let_in(exchange)
+                self._admit(exchange)
                 await self._serve(exchange, receive)
         except asyncio.CancelledError:
             raise
@@ -110,7 +110,7 @@ class Guard:
             engine.open -= 1
             engine.access.answered(exchange.record())
 
-    def _let_in(self, exchange: HttpExchange) -> None:
+    def _admit(self, exchange: HttpExchange) -> None:
         """Checks the caller and gives the exchange its call. Raises `HttpError`."""
         scope, headers = exchange.scope, exchange.headers
         path, method = scope["path"], scope["method"]
@@ -122,12 +122,12 @@ class Guard:
             self._cors.check(scope, headers)
         call = exchange.call = EngineCall(self._engine, headers, exchange.tenant, path,
                                           self._keys.is_admin(key))
-        exchange.rename(exchange.given_id or call.name)
+        exchange.identify(exchange.given_id or call.resume_id)
         if not call.resumable:  # else the next connection may bring another id
             call.answer_id = exchange.request_id
 
     async def _serve(self, exchange: HttpExchange, receive: Receive) -> None:
-        """The route's answer. Raises what the route raises, and `HttpError`."""
+        """Sends the route's answer. Raises what the route raises, and `HttpError`."""
         engine, route, call = self._engine, exchange.route, exchange.call
         engine.calls.add(call)
         exchange.scope["app"] = call  # also has the router raise what it refuses
@@ -141,25 +141,25 @@ class Guard:
             call.finished()
 
     def _check_head(self, scope: Scope) -> None:
-        """Raise `HttpError` for what is not meant for this server, or not to be understood."""
+        """Raises `HttpError` for other hosts, ambiguous framing and oversized headers."""
         if (wrong := check_head(scope, self._hosts)) is not None:
             raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
 
 
 def _headers_of(error: HttpError) -> Headers:
-    found: Headers = []
+    headers: Headers = []
     if error.retry_after:
-        found.append((b"retry-after", str(error.retry_after).encode()))
+        headers.append((b"retry-after", str(error.retry_after).encode()))
     if error.code in CLOSING:
-        found.append((b"connection", b"close"))
+        headers.append((b"connection", b"close"))
     if error.status == 401:
-        found.append((b"www-authenticate", b"Bearer"))
-    return found
+        headers.append((b"www-authenticate", b"Bearer"))
+    return headers
 
 
 def _refusal(exchange: HttpExchange, error: BaseException) -> HttpError:
-    """What the caller is told of an error, which ends the call unless the router found no route or
-    its body was nested too deeply."""
+    """Returns the answer to an error, which ends the call unless there is no such route or the
+    body is nested too deeply."""
     call = exchange.call
     if isinstance(error, ActoriumError):
         call.finished()
@@ -175,7 +175,7 @@ def _refusal(exchange: HttpExchange, error: BaseException) -> HttpError:
 
 
 def _router_refusal(exchange: HttpExchange, error: HTTPException) -> HttpError:
-    """The router's own: no such path, method not allowed."""
+    """Returns the error for an unknown path or a method that is not allowed."""
     scope, status = exchange.scope, error.status_code
     if status == 405:
         allowed = ", ".join(allowed_methods(scope["path"]))
@@ -186,7 +186,7 @@ def _router_refusal(exchange: HttpExchange, error: HTTPException) -> HttpError:
 
 
 def _request_id(given: bytes) -> str:
-    """The caller's, if it can be echoed; else none."""
+    """Returns the caller's id, if it can be echoed; else an empty one."""
     text = given.decode("latin-1")
     return text if _REQUEST_ID.fullmatch(text) else ""
 
@@ -206,23 +206,23 @@ class Cors:
         self._origins = {one.strip().rstrip("/").encode() for one in origins.split(",")} - {b""}
 
     def headers(self, request_headers: Mapping[bytes, bytes]) -> Headers:
-        """What every answer to this request says of it."""
+        """Returns the headers of every answer to this request."""
         if not self._origins:
             return []
         origin = request_headers.get(b"origin", b"")
-        found: Headers = [] if self._any else [(b"vary", b"origin")]
+        granted: Headers = [] if self._any else [(b"vary", b"origin")]
         if origin and (self._any or origin in self._origins):
-            found += [(b"access-control-allow-origin", b"*" if self._any else origin),
+            granted += [(b"access-control-allow-origin", b"*" if self._any else origin),
                      (b"access-control-expose-headers",
                       b"x-request-id, retry-after, x-actorium-tools, x-actorium-passed-over")]
             if b"access-control-request-method" in request_headers:
-                found += _GRANTED
-        return found
+                granted += _GRANTED
+        return granted
 
     def check(self, scope: Mapping[str, Any], request_headers: Mapping[bytes, bytes]) -> None:
-        """Raise `HttpError` 403 if a page of another site asks, as far as its browser says: a form
-        and a simple `fetch` need no leave, and what they do they do though nobody sees the answer.
-        """
+        """Raises `HttpError` 403 if the browser says that a page of another site asks: forms and
+        simple `fetch` calls need no preflight, and take effect though the page cannot read the
+        answer."""
         site = request_headers.get(b"sec-fetch-site", b"")
         origin = request_headers.get(b"origin", b"")
         if self._any or not (site or origin) or site in (b"same-origin", b"none"):
@@ -236,6 +236,6 @@ class Cors:
                         code="origin_not_allowed")
 
     def is_preflight(self, method: str, request_headers: Mapping[bytes, bytes]) -> bool:
-        """It is only the question whether it may."""
+        """Returns whether the request is a preflight."""
         return (bool(self._origins) and method == "OPTIONS"
                 and b"access-control-request-method" in request_headers)

@@ -80,6 +80,11 @@ class HttpError(Exception):
         return body if request_id is None else body | {"request_id": request_id}
 
 
+def bad_field(field: str, why: str) -> HttpError:
+    """Returns the 400 that names a field of the body; `tools[1].name` is a part of `tools`."""
+    return HttpError(400, f"{field}: {why}", re.split(r"[.\[]", field)[0])
+
+
 def _too_long(message: str) -> str:
     """Returns the words by which clients of Anthropic's API (Claude Code, litellm) recognise the
     error, and read how far to shorten the conversation or to lower max_tokens."""

@@ -49,7 +49,7 @@ class Peers:
         self._own = run_dir / f"{role}{PEER}"
         self._server: asyncio.Server | None = None
         self._file: os.stat_result | None = None
-        """Of the socket."""
+        """The socket's file."""
 
     async def listen(self) -> None:
         """Starts to serve the orders of others. Raises `OSError`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from typing import Any
 
 import msgspec
 from starlette.responses import Response
@@ -20,19 +21,18 @@ encode_json = msgspec.json.Encoder().encode
 
 
 class JsonReply(Response):
-    """JSON that is encoded already."""
+    """A value as JSON; bytes are JSON already."""
 
     media_type = "application/json"
 
-
-def event(payload: bytes) -> bytes:
-    """Returns one event of this JSON."""
-    return b"data: %b\n\n" % payload
+    def render(self, content: Any) -> bytes:
+        return content if isinstance(content, bytes) else encode_json(content)
 
 
-def error_event(error: HttpError) -> bytes:
-    """Returns an error within a stream in OpenAI's format."""
-    return event(encode_json(error.body()))
+def sse_event(value: Any, kind: str = "") -> bytes:
+    """Returns one event with a value as JSON. kind: its name, if it has one."""
+    named = b"event: %b\n" % kind.encode() if kind else b""
+    return b"%bdata: %b\n\n" % (named, encode_json(value))
 
 
 class EventStream:
@@ -68,7 +68,7 @@ class EventStream:
                     raise
                 except BaseException as error:
                     refusal = _http_error(error, call)
-                    await send(_body(error_event(refusal) if self._refusal is None
+                    await send(_body(sse_event(refusal.body()) if self._refusal is None
                                      else await self._refusal(refusal)))
                     part = None
             await send(_body(self._last))

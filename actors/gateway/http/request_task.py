@@ -60,7 +60,7 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
     Returns False if the client has disconnected; raises what `app` raises. The connection is
     watched once the body has been read, since both use `receive`.
     """
-    body_read, gone = asyncio.Event(), False
+    body_read, disconnected = asyncio.Event(), False
     task, loop = asyncio.current_task(), asyncio.get_running_loop()
     watcher: asyncio.Task[None] | None = None
     assert task is not None
@@ -72,13 +72,13 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
         return message
 
     async def watch() -> None:
-        nonlocal gone
+        nonlocal disconnected
         if scope["method"] not in ("GET", "HEAD"):
             await body_read.wait()
         while (await receive())["type"] != "http.disconnect":
             pass
         if not answer.ended:
-            gone = True
+            disconnected = True
             task.cancel()
 
     def begin() -> None:
@@ -89,7 +89,7 @@ async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
     try:
         await app(scope, reading, answer)
     except asyncio.CancelledError:
-        if not gone or task.uncancel():  # another task cancels as well
+        if not disconnected or task.uncancel():  # another task cancels as well
             raise
         return False
     finally:
@@ -138,9 +138,9 @@ class JournaledSteps:
         self._coroutine.close()
 
     def _run(self, step: Callable[..., Any], *args: Any) -> Any:
-        name = self._call.journal_name
-        if name:
-            self._journal.put(name)
+        journal_id = self._call.journal_id
+        if journal_id:
+            self._journal.put(journal_id)
         try:
             return step(*args)
         finally:

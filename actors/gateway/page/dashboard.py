@@ -13,13 +13,12 @@ from collections.abc import AsyncGenerator
 from time import monotonic, time
 from typing import NamedTuple
 
-import msgspec
 from msgspec import Struct
 from starlette.requests import Request as HttpRequest
 
 from actorium.actors.config.retention import DASHBOARD_SAMPLES
 from actorium.actors.errors import ActoriumError
-from actorium.actors.gateway.http.replies import EventStream, event
+from actorium.actors.gateway.http.replies import EventStream, sse_event
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.health import CounterReading, Growth, growth, read_counters, why_not_ready
 from actorium.actors.messages import ActorStatus, Status
@@ -32,7 +31,6 @@ _DRAFTS, _ACCEPTED = "spec_decode_num_draft_tokens", "spec_decode_num_accepted_t
 _SUMS = ("tokens", "prompt_tokens", "steps", "busy_us", _DRAFTS, _ACCEPTED)
 _NEW_BEAT = 0.05
 """The least seconds between two heartbeats: less is the same one, seen twice."""
-_encode = msgspec.json.Encoder().encode
 
 
 class ActorLine(Struct, frozen=True):
@@ -179,6 +177,6 @@ class Dashboard:
 
     def _publish(self, sample: DashboardSample) -> None:
         self._count += 1
-        self._samples.append((self._count, event(_encode(sample))))
+        self._samples.append((self._count, sse_event(sample)))
         self._news.set()
         self._news = asyncio.Event()

@@ -14,10 +14,14 @@ from starlette.responses import Response
 from actorium import __version__
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody
-from actorium.actors.gateway.api.chat_protocol import ChatBody, ChatCompletion
+from actorium.actors.gateway.api.chat_body import ChatBody
+from actorium.actors.gateway.api.chat_completions import ChatCompletion
 from actorium.actors.gateway.api.completions import CompletionBody, TextCompletion
-from actorium.actors.gateway.api.inference import InferenceAnswer, InferenceBody
-from actorium.actors.gateway.api.invocations import InvocationBody
+from actorium.actors.gateway.api.inference import (
+    InferenceAnswer,
+    InferenceBody,
+    InvocationBody,
+)
 from actorium.actors.gateway.api.responses_body import InputBody, ResponsesBody
 from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED
 from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
@@ -32,7 +36,7 @@ REF = "#/components/schemas/{name}"
 
 
 class ErrorFields(Struct):
-    """What is wrong."""
+    """The fields of an error."""
 
     message: str
     type: str
@@ -47,7 +51,7 @@ class ErrorBody(Struct):
 
 
 class AnthropicErrorFields(Struct):
-    """What is wrong, in Anthropic's format."""
+    """The fields of an error, in Anthropic's format."""
 
     type: str
     message: str
@@ -155,20 +159,21 @@ def _operation(path: str, method: str, route: Route, body: Any, answer: Any) -> 
     if one.streams:
         content["text/event-stream"] = {"schema": {"type": "string"}}
     words = re.sub(r"\W+", "_", PARAMETER.sub(r"\1", path)).strip("_")
-    made: dict[str, Any] = {
+    operation: dict[str, Any] = {
         "summary": one.summary if path == route.paths[0] else f"As {route.paths[0]}",
         "operationId": words if method == route.methods[0] != "DELETE" else
         f"{words}_{method.lower()}",
         "responses": {"200": {"description": "The answer", "content": content}}}
     if body is not None and method in ("POST", "PUT"):
-        made["requestBody"] = {"required": True, "content": {"application/json": {"schema": body}}}
+        operation["requestBody"] = {
+            "required": True, "content": {"application/json": {"schema": body}}}
     names = [("path", found[1], True) for found in PARAMETER.finditer(path)]
     if one.streams:
         names += [("header", name, False) for name in ("Idempotency-Key", "Last-Event-ID")]
     if names:
-        made["parameters"] = [{"name": name, "in": where, "required": needed,
+        operation["parameters"] = [{"name": name, "in": where, "required": needed,
                                "schema": {"type": "string"}} for where, name, needed in names]
-    return made
+    return operation
 
 
 class OpenApi:

@@ -1,12 +1,12 @@
-"""What types a tool's schema allows for an argument, and an argument written as text, as JSON.
+"""Types that a tool's schema allows for an argument, and the conversion of its text to JSON.
 
-A form that writes arguments without quotes leaves it to the schema whether `3` is a number or a
-text. The rules are those of vLLM, which tries the types in the order null, integer, number,
-boolean, object, array, string; SGLang prefers string in every union. Where a schema allows string
-and another type, a text that is exactly JSON of the other one becomes that: a caller who allows
-both reads either, and a list or an object would be of no use as a text. So with `string | null`
-the text null is null, as for `Optional[str]` no other way is left to say it (and None, since
-templates show a null of the history as Python writes it); the text "null" cannot be said.
+Where arguments are written without quotes, the schema decides whether `3` is a number or a text.
+The rules are those of vLLM, which tries the types in the order null, integer, number, boolean,
+object, array, string; SGLang prefers string in every union. Where a schema allows string and
+another type, a text that is exactly JSON of the other one becomes that: a caller who allows both
+reads either, and a list or an object would be of no use as a text. So with `string | null` the text
+null is null, as for `Optional[str]` no other way is left to say it (and None, since templates show
+a null of the history as Python writes it); the text "null" cannot be said.
 """
 
 from __future__ import annotations
@@ -50,10 +50,10 @@ class ArgumentTypes:
         self._root = parameters
         self._left = MAX_SCHEMAS
         self._followed: dict[str, Types] = {}
-        """What the references that were followed allow; one that leads to itself allows all."""
+        """Types that followed references allow; one that leads to itself allows all."""
         self._objects = list(self._parts(parameters, set(), 0))
         self.names = {name for one in self._objects for name in _properties(one)}
-        """Of the arguments that the schema names."""
+        """Names of the arguments in the schema."""
 
     def of(self, name: str) -> Types:
         """Returns the types that are allowed for an argument; all where the schema says nothing."""
@@ -81,26 +81,26 @@ class ArgumentTypes:
         self._left -= 1
         if not isinstance(schema, Mapping) or self._left < 0 or depth > MAX_DEPTH:
             return ANY
-        found = _named(schema["type"]) if "type" in schema else _hinted(schema)
+        kinds = _named(schema["type"]) if "type" in schema else _hinted(schema)
         for values in (_list(schema, "enum"), [schema["const"]] if "const" in schema else []):
             if values:
-                found &= frozenset(map(_type_of, values))
+                kinds &= frozenset(map(_type_of, values))
         for key in ("anyOf", "oneOf"):
-            found &= _any_of(self._types(one, depth + 1) for one in _list(schema, key))
+            kinds &= _any_of(self._types(one, depth + 1) for one in _list(schema, key))
         for one in _list(schema, "allOf"):
-            found &= self._types(one, depth + 1)
+            kinds &= self._types(one, depth + 1)
         if isinstance(reference := schema.get("$ref"), str):
             if reference not in self._followed:
                 self._followed[reference] = ANY
                 target = _target(self._root, reference)
                 self._followed[reference] = self._types(target, depth + 1)
-            found &= self._followed[reference]
-        return found | {"null"} if schema.get("nullable") is True else found or ANY
+            kinds &= self._followed[reference]
+        return kinds | {"null"} if schema.get("nullable") is True else kinds or ANY
 
 
-def _any_of(found: Iterable[Types]) -> Types:
+def _any_of(each: Iterable[Types]) -> Types:
     """Returns all types of several schemas; all there are, if none says anything."""
-    return frozenset(kind for types in found for kind in types) or ANY
+    return frozenset(kind for types in each for kind in types) or ANY
 
 
 def _properties(schema: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -115,11 +115,11 @@ def _list(schema: Mapping[str, Any], key: str) -> list[Any]:
 
 def _named(given: object) -> Types:
     names = given if isinstance(given, list) else [given]
-    found: set[str] = set()
+    kinds: set[str] = set()
     for name in names:
         own = name.lower() if isinstance(name, str) else ""
-        found.update(_NAMES.get(own, (own,) if own in ANY else ANY))
-    return frozenset(found)
+        kinds.update(_NAMES.get(own, (own,) if own in ANY else ANY))
+    return frozenset(kinds)
 
 
 def _hinted(schema: Mapping[str, Any]) -> Types:
@@ -146,16 +146,16 @@ def _target(root: object, reference: str) -> object:
     place, mark, path = reference.partition("#")
     if place or not mark or (path and not path.startswith("/")):
         return None
-    found = root
+    part = root
     for step in path.split("/")[1:]:
         key = unquote(step).replace("~1", "/").replace("~0", "~")
-        if isinstance(found, Mapping) and key in found:
-            found = found[key]
-        elif isinstance(found, list) and key.isdecimal() and int(key) < len(found):
-            found = found[int(key)]
+        if isinstance(part, Mapping) and key in part:
+            part = part[key]
+        elif isinstance(part, list) and key.isdecimal() and int(key) < len(part):
+            part = part[int(key)]
         else:
             return None
-    return found
+    return part
 
 
 # --- values ---
@@ -175,17 +175,17 @@ def as_json(text: str, types: Types) -> str:
     """
     own = text.strip()
     if types == STRING:
-        found = None
+        value = None
     elif "string" in types:
-        found = _json(_PYTHON.get(own, own) if types != ANY else own)
-        if found is not None and _type_of(found.value) not in types - STRING:
-            found = None
+        value = _json(_PYTHON.get(own, own) if types != ANY else own)
+        if value is not None and _type_of(value.value) not in types - STRING:
+            value = None
     else:
-        found = _json(own) or _python(own, types) or _unfenced(own, types)
-        if found is not None and isinstance(found.value, str):
-            inner = as_json(found.value, types)  # JSON within a string
-            return found.written if inner.startswith('"') else inner
-    return json.dumps(text, ensure_ascii=False) if found is None else found.written
+        value = _json(own) or _python(own, types) or _unfenced(own, types)
+        if value is not None and isinstance(value.value, str):
+            inner = as_json(value.value, types)  # JSON within a string
+            return value.written if inner.startswith('"') else inner
+    return json.dumps(text, ensure_ascii=False) if value is None else value.written
 
 
 def _json(text: str) -> _Value | None:
@@ -203,8 +203,8 @@ def _json(text: str) -> _Value | None:
 
 
 def _loads(text: str) -> object:
-    found: object = json.loads(text, parse_constant=_refuse, parse_float=_finite)
-    return found
+    value: object = json.loads(text, parse_constant=_refuse, parse_float=_finite)
+    return value
 
 
 def _refuse(text: str) -> object:
@@ -212,10 +212,10 @@ def _refuse(text: str) -> object:
 
 
 def _finite(text: str) -> float:
-    found = float(text)
-    if isinf(found):
+    number = float(text)
+    if isinf(number):
         raise ValueError(text)
-    return found
+    return number
 
 
 def _python(text: str, types: Types) -> _Value | None:

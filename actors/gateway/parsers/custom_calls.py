@@ -1,5 +1,5 @@
 """Calls of custom tools, whose input is text: the model is shown a function with one argument, and
-what it calls is told as the tool's caller expects it.
+its calls are converted to those of the tool.
 """
 
 from __future__ import annotations

@@ -30,7 +30,7 @@ class JsonCallParser:
         self.over = False
         """The object has ended."""
         self.failed = False
-        """It is not a call; no part of it has been returned."""
+        """The object is not a call; no part of it has been returned."""
         self.raw = ""
         """All its text so far, until its first part has been returned."""
         self._index = index
@@ -189,7 +189,7 @@ class JsonCallParser:
             self._state = self._key_or_end
         return self._value.over
 
-    # --- telling ---
+    # --- parts ---
 
     def _argue(self, out: list[MessagePart], text: str) -> None:
         if self._begun and text:
@@ -216,7 +216,7 @@ def _valid(text: str) -> str:
 
 def _loads(text: str, otherwise: object) -> object:
     try:
-        found: object = json.loads(text)
+        value: object = json.loads(text)
     except (ValueError, RecursionError):
         return otherwise
-    return found
+    return value

@@ -103,7 +103,7 @@ class CallForm(NamedTuple):
     separators: str
     """Between them, beside white space."""
     beginning: re.Pattern[str]
-    """What may begin calls."""
+    """Text that may begin calls."""
     bare: bool
     """The mark may be missing: an object that calls one of the tools is a call by itself."""
 

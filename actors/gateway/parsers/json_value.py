@@ -27,7 +27,7 @@ class JsonValueScanner:
     def __init__(self) -> None:
         self.over = False
         self.written = ""
-        """What of the last text belongs to the value, as JSON has it."""
+        """The part of the last text that belongs to the value, as JSON."""
         self._open: list[str] = []
         """The brackets that close what is open."""
         self._last = ""

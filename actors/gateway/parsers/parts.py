@@ -1,5 +1,9 @@
 """The parts of a message, the interface of the parsers that find them, and what these share: marks
 in a text that is still arriving, and the white space around calls.
+
+Each format is a small state machine (`OutputParser`): text in, parts of the message out, no IO.
+However a text is cut, the joined parts are the same; what turns out not to be a call is text, and
+nothing is lost.
 """
 
 from __future__ import annotations
@@ -111,16 +115,16 @@ def partial_mark(text: str, marks: Sequence[str]) -> int:
     return 0
 
 
-class FoundMark(NamedTuple):
-    """The first of some marks in a text."""
+class MarkAt(NamedTuple):
+    """A mark and its place in a text."""
 
     at: int
     mark: str
 
 
-def first_of(text: str, marks: Sequence[str]) -> FoundMark | None:
+def first_of(text: str, marks: Sequence[str]) -> MarkAt | None:
     """Returns the first of the marks in a text, or None."""
-    places = [FoundMark(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
+    places = [MarkAt(at, mark) for mark in marks if (at := text.find(mark)) >= 0]
     return min(places, default=None)
 
 
@@ -134,8 +138,8 @@ class TextAroundCalls:
         """At the end of the text so far: dropped if a call follows."""
         self._gap = self._behind = ""
         """White space before the calls since the last text, and behind the last of them."""
-        self._told = self._after_call = False
-        """Text was told; a call came since."""
+        self._has_text = self._after_call = False
+        """Text was added; a call came since."""
 
     def add(self, out: list[MessagePart], text: str) -> None:
         """Adds text."""
@@ -144,14 +148,14 @@ class TextAroundCalls:
             self._behind += text[:len(text) - len(words)]
             if not words:
                 return
-            self._spaces = (self._gap or self._behind or " ") if self._told else ""
+            self._spaces = (self._gap or self._behind or " ") if self._has_text else ""
             self._gap = self._behind = ""
             self._after_call, text = False, words
         text = self._spaces + text
         words = text.rstrip(SPACE)
         self._spaces = text[len(words):]
         if words:
-            self._told = True
+            self._has_text = True
             out.append(TextPart(words))
 
     def add_before(self, out: list[MessagePart], text: str, marks: Sequence[str]) -> str:

@@ -47,9 +47,9 @@ class Qwen3CoderParser:
         self._calls = 0
         self._state: Callable[[list[MessagePart]], bool] = self._in_text
         self._types = ArgumentTypes({})
-        """Of the call's function."""
+        """Types of the arguments of the call's function."""
         self._name = ""
-        """Of the parameter."""
+        """Name of the parameter."""
         self._given: list[str] = []
         """The call's arguments so far."""
         self._value = ValueEnd(None, marked=True)
@@ -190,10 +190,11 @@ class Qwen3CoderParser:
                 return True
         if not cut:
             size = len(self._text) - partial_mark(self._text, CLOSERS)
-            self._argue(out, FoundEnd(_without_broken_end(self._text[:size]), len(self._text)))
+            value = _without_broken_end(self._text[:size])
+            self._argue(out, ParameterValue(value, len(self._text)))
         return not cut
 
-    def _argue(self, out: list[MessagePart], found: FoundEnd) -> None:
+    def _argue(self, out: list[MessagePart], found: ParameterValue) -> None:
         """Returns an argument."""
         value = found.value.removeprefix("\n").removesuffix("\n")
         types = self._types.of(self._name)
@@ -214,12 +215,11 @@ class Qwen3CoderParser:
         return True
 
 
-class FoundEnd(NamedTuple):
-    """The end of a value."""
+class ParameterValue(NamedTuple):
+    """A parameter's value, and where the text behind its end begins."""
 
     value: str
     rest: int
-    """Where the text behind it begins."""
 
 
 class ValueEnd:
@@ -249,13 +249,13 @@ class ValueEnd:
         quotations."""
         self._next_names, self._last, self._strict = next_names, last, strict
         self._closing = (CLOSE, *CALLS) if marked and strict else ()
-        """What is expected behind the function."""
+        """Marks that are expected behind the function."""
         self._at = 0
         """The text before it was looked at."""
         self._calls = self._functions = self._parameters = 0
         """Quotations that have begun."""
 
-    def find(self, text: str) -> FoundEnd | None:
+    def find(self, text: str) -> ParameterValue | None:
         """Returns the end; None = there is none so far. text: from the value's beginning on."""
         while mark := _ANY_MARK.search(text, self._at):
             line = text.rfind("\n", 0, mark.start()) + 1
@@ -266,11 +266,11 @@ class ValueEnd:
                 self._at = mark.start()
                 return None
             if ends and mark[0] == PARAMETER_END:
-                return FoundEnd(text[:mark.start()], mark.end())
+                return ParameterValue(text[:mark.start()], mark.end())
             if ends:
                 whole = lines and not text[line:mark.start()].strip(" \t")
                 value = text[:line if whole else mark.start()]
-                return FoundEnd(_without_broken_end(value), mark.start())
+                return ParameterValue(_without_broken_end(value), mark.start())
             self._at = mark.end()
         self._at = max(self._at, len(text) - partial_mark(text, _MARKS))
         return None

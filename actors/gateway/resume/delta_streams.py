@@ -1,8 +1,8 @@
 """Streams of deltas for the routes: of one request, of several merged, or shared.
 
-A shared stream has several readers, and waits a while for a reader that has disconnected. It keeps
-all that was said while it is under way, so that a late reader gets it from the start; after its end
-the engine remembers it.
+A shared stream has several readers, and waits a while for a reader that has disconnected. While it
+is under way it keeps all deltas, so that a late reader gets them from the start; after its end the
+engine has them.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ class Deltas(Protocol):
 def prompts_of(stream: Deltas) -> tuple[int, ...]:
     """Returns the tokens of each prompt of a stream; none until all are known."""
     if hasattr(stream, "prompts"):
-        found: tuple[int, ...] = stream.prompts()
-        return found
+        prompts: tuple[int, ...] = stream.prompts()
+        return prompts
     known = stream.prompt_tokens
     return () if known is None else (known,)
 
@@ -126,7 +126,7 @@ class MergedStream(AsyncIterator[StreamDelta]):
 
     @property
     def created(self) -> int:
-        """Of the first that is known: one call made all of them."""
+        """Returns the first time that is known: one call made all of them."""
         return next((stream.created for stream in self._streams if stream.created), 0)
 
     def prompts(self) -> tuple[int, ...]:
@@ -182,7 +182,7 @@ async def _side_by_side(streams: Sequence[Deltas]
     try:
         left = len(tasks)
         while left:
-            found: list[tuple[int, StreamDelta]] = []
+            ready_now: list[tuple[int, StreamDelta]] = []
             items = [await ready.get()]
             while not ready.empty():
                 items.append(ready.get_nowait())
@@ -192,9 +192,9 @@ async def _side_by_side(streams: Sequence[Deltas]
                 elif isinstance(item, BaseException):
                     raise item
                 else:
-                    found += [(number, delta) for delta in item]
-            if found:
-                yield found
+                    ready_now += [(number, delta) for delta in item]
+            if ready_now:
+                yield ready_now
     finally:
         for task in tasks:
             task.cancel()

@@ -2,12 +2,12 @@
 
 The engine resends a request's tokens from the first; which events they become depends on how they
 are cut into deltas (roles, parts of calls, counts). So an id contains how much of each choice the
-route had received before (`places`), what it received last (`cuts`), and how many events it had
-made of that. A resumed stream is cut at the same places, the route makes the same events, and those
-up to that one are dropped: what follows is what would have followed. Some of what a route counts
-depends on how all before was cut (the number of events, say): that is in the id as well (`counts`).
+route had received before (`places`), what it received last (`cuts`), and how many events came of
+that. A resumed stream is cut at the same places, the route makes the same events, and those up to
+that one are dropped: what follows is what would have followed. Some counts depend on how everything
+before was cut (the number of events, for example): they are in the id as well (`counts`).
 
-An id is `RID:COUNTS:PLACES:CUTS:EVENTS`; counts are those of the route before the cuts, places and
+An id is `RID:COUNTS:PLACES:CUTS:EVENTS`; counts are those before the cuts, places and
 cuts are `choice.characters.tokens` with an "f" where the choice had ended, joined by commas;
 choices are numbered through all prompts. Pure, but for the streams.
 """
@@ -22,7 +22,7 @@ from typing import NamedTuple, Protocol
 import msgspec
 
 from actorium.actors.client.requests import StreamDelta, merge_deltas
-from actorium.actors.gateway.http.http_errors import HttpError
+from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.resume.delta_streams import Deltas, RelayedStream
 from actorium.actors.messages import TokenLogprob
 
@@ -37,14 +37,15 @@ _ID = re.compile(rf"([\x21-\x39\x3b-\x7e]{{1,64}}):((?:\d{{1,9}}(?:,\d{{1,9}})*)
                  rf":((?:{_CUT}(?:,{_CUT})*)?):(\d{{1,9}})")
 
 
-class CountingRoute(Protocol):
-    """The interface of `HttpTurn` for resumed streams."""
+class CutCounts(Protocol):
+    """What the next events of an answer depend on beside its text and tokens so far: on how it was
+    cut into deltas. A resumed stream begins with the same."""
 
     def counts(self) -> tuple[int, ...]:
-        """Returns what depends on how the deltas so far were cut."""
+        """Returns the counts."""
 
     def restore(self, counts: tuple[int, ...]) -> None:
-        """Sets those. Raises `HttpError` 400 where they are not its own."""
+        """Sets the counts. Raises `HttpError` 400 where they cannot be this answer's."""
 
 
 class Cut(NamedTuple):
@@ -61,7 +62,7 @@ class StreamPosition(NamedTuple):
 
     rid: str
     counts: tuple[int, ...]
-    """Of the route, as `CountingRoute.counts` returned them before the cuts."""
+    """As `CutCounts.counts` returned them before the cuts."""
     places: list[Cut]
     cuts: list[Cut]
     events: int
@@ -75,8 +76,7 @@ def parse_event_id(text: str) -> StreamPosition:
     """Parses what `str` writes. Raises `HttpError` 400."""
     found = _ID.fullmatch(text) if len(text) <= MAX_ID else None
     if found is None:
-        raise HttpError(400, "Last-Event-ID: not the id of an event of this engine",
-                        "Last-Event-ID")
+        raise bad_field("Last-Event-ID", "not the id of an event of this engine")
     rid, counts, places, cuts, events = found.groups()
     return StreamPosition(rid, tuple(map(int, counts.split(","))) if counts else (),
                           _cuts(places), _cuts(cuts), int(events))
@@ -146,9 +146,10 @@ class RecutStream(RelayedStream):
     """A stream from its start, cut as a position says: first its places, then its cuts together,
     then the rest."""
 
-    def __init__(self, source: Deltas, position: StreamPosition, route: CountingRoute) -> None:
+    def __init__(self, source: Deltas, position: StreamPosition,
+                 cut_counts: CutCounts | None) -> None:
         super().__init__(source)
-        self._position, self._route = position, route
+        self._position, self._cut_counts = position, cut_counts
         self._places, self._cuts = deque(position.places), list(position.cuts)
         self._held: dict[int, ChoiceBuffer] = {}
         self._rest: list[StreamDelta] = []
@@ -169,7 +170,8 @@ class RecutStream(RelayedStream):
             cuts, self._cuts = self._cuts, []
             first, *self._rest = [await self._cut(cut) for cut in cuts]
             self._phase = CUTS
-            self._route.restore(self._position.counts)
+            if self._cut_counts is not None:
+                self._cut_counts.restore(self._position.counts)
             return first
         delta = self._left_over() or await self._source.__anext__()
         self._phase = NEW
@@ -187,8 +189,7 @@ class RecutStream(RelayedStream):
         while not held.has(cut):
             delta = None if held.end else await anext(self._source, None)
             if delta is None:
-                raise HttpError(400, "Last-Event-ID: this stream has no such event",
-                                "Last-Event-ID")
+                raise bad_field("Last-Event-ID", "this stream has no such event")
             self._held.setdefault(delta.index, ChoiceBuffer()).add(delta)
         return held.cut_off(cut)
 
@@ -197,10 +198,10 @@ class ResumableStream(RelayedStream):
     """A stream that tracks what the route has received, and so can name its events."""
 
     def __init__(self, source: Deltas, rid: str, position: StreamPosition | None,
-                 route: CountingRoute) -> None:
-        self._recut = RecutStream(source, position, route) if position is not None else None
+                 cut_counts: CutCounts | None) -> None:
+        self._recut = None if position is None else RecutStream(source, position, cut_counts)
         super().__init__(self._recut or source)
-        self._rid, self._route = rid, route
+        self._rid, self._cut_counts = rid, cut_counts
         self._counts: tuple[int, ...] = ()
         # As `Cut`s, but plain tuples: this is done for every token.
         self._places: dict[int, tuple[int, int, int, bool]] = {}
@@ -218,7 +219,8 @@ class ResumableStream(RelayedStream):
                 ended = ended or before[3]
             self._places[choice] = choice, chars, tokens, ended
         self._cuts.clear()
-        self._events, self._counts = 0, self._route.counts()
+        self._events = 0
+        self._counts = () if self._cut_counts is None else self._cut_counts.counts()
         self._note(delta)
         return delta
 

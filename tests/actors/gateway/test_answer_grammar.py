@@ -11,14 +11,14 @@ import pytest
 from helpers_masking import EOS, says, vocabulary
 
 from actorium.actors.gateway.api.answer_grammar import constraint
-from actorium.actors.gateway.api.tool_choice import (
+from actorium.actors.gateway.api.offered_tools import (
     Function,
     NamedFunction,
     NamedTool,
     Tool,
     ToolSelection,
 )
-from actorium.actors.gateway.parsers.choice_parser import Thought
+from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import grammar_of
 

@@ -11,7 +11,7 @@ from msgspec import inspect
 
 from actorium.actors.gateway.api import sampling_fields as unsupported
 from actorium.actors.gateway.api.anthropic_body import MessagesBody
-from actorium.actors.gateway.api.chat_protocol import ChatBody
+from actorium.actors.gateway.api.chat_body import ChatBody
 from actorium.actors.gateway.api.completions import CompletionBody
 from actorium.actors.gateway.api.responses_body import ResponsesBody
 from actorium.actors.gateway.api.sampling_fields import sampling

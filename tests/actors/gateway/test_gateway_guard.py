@@ -7,7 +7,7 @@ import pytest
 
 from actorium.actors.config.tree import GatewayConfig
 from actorium.actors.errors import CODES, from_code
-from actorium.actors.gateway.api.chat_protocol import ChatBody
+from actorium.actors.gateway.api.chat_body import ChatBody
 from actorium.actors.gateway.http import api_keys as module
 from actorium.actors.gateway.http.bodies import decode
 from actorium.actors.gateway.http.http_errors import HttpError, http_error

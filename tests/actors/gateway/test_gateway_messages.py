@@ -11,8 +11,8 @@ import pytest
 from helpers_gateway import Scripted, scripted_client
 
 from actorium.actors.errors import ContextOverflow, context_overflow
+from actorium.actors.gateway.answer_events import ChoiceReader
 from actorium.actors.gateway.http.http_errors import http_error
-from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
 
 HERMES = ("{% if tools %}<tool_call>{% endif %}{% if false %}<think></think>{% endif %}"
           "{{ messages[0].content }}")
@@ -200,15 +200,15 @@ def test_a_limit_that_is_too_large_is_not_said_to_be_the_prompt() -> None:
 
 def fail_later(monkeypatch: pytest.MonkeyPatch) -> None:
     """Have the gateway fail on the second delta of a stream."""
-    usual, calls = ChoiceParser.read, [0]
+    usual, calls = ChoiceReader.read, [0]
 
-    def read(self: ChoiceParser, *args: Any, **more: Any) -> Any:
+    def read(self: ChoiceReader, *args: Any, **more: Any) -> Any:
         calls[0] += 1
         if calls[0] == 2:
             raise ZeroDivisionError
         return usual(self, *args, **more)
 
-    monkeypatch.setattr(ChoiceParser, "read", read)
+    monkeypatch.setattr(ChoiceReader, "read", read)
 
 
 def test_an_error_within_a_stream_is_anthropics_event(monkeypatch: pytest.MonkeyPatch

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from typing import Any
 
 import openai
 import pytest
-from helpers_gateway import Served
+from helpers_gateway import Scripted, Served, scripted_client
 
 USER: list[Any] = [{"role": "user", "content": "Tell me a story about a fox."}]
 BEGUN: list[Any] = [*USER, {"role": "assistant", "content": "Once upon a time, a fox"}]
@@ -111,6 +112,15 @@ def test_a_prompt_alone_in_a_stream(served: Served) -> None:
     assert chunk.choices[0].text == whole.choices[0].text == "Once upon a time"
     assert chunk.choices[0].logprobs == whole.choices[0].logprobs
     assert whole.usage.completion_tokens == 0
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_prompt_alone_ends_by_its_length(monkeypatch: pytest.MonkeyPatch, stream: bool) -> None:
+    """Whatever the one token would be that the engine makes all the same."""
+    client = scripted_client(monkeypatch, Scripted(["x"]))
+    answer = asyncio.run(client._client.post("http://gateway/v1/completions", json={
+        "prompt": "a", "echo": True, "max_tokens": 0, "stream": stream}))
+    assert '"finish_reason":"length"' in answer.text and '"stop"' not in answer.text
 
 
 def test_tokens_allowed_and_bad_words(served: Served) -> None:

@@ -13,9 +13,9 @@ from helpers_gateway import Scripted, ScriptedStream
 from starlette.types import ASGIApp
 
 from actorium.actors.config.tree import Config
+from actorium.actors.gateway.answer_events import ChoiceReader
 from actorium.actors.gateway.app import build_app
 from actorium.actors.gateway.http import bodies
-from actorium.actors.gateway.parsers.choice_parser import ChoiceParser
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 
@@ -93,7 +93,7 @@ def plant(monkeypatch: pytest.MonkeyPatch, where: str, failure: BaseException) -
         def planted(*_: Any, **__: Any) -> Any:
             raise failure
 
-        monkeypatch.setattr(ChoiceParser, where, planted)
+        monkeypatch.setattr(ChoiceReader, where, planted)
 
 
 @pytest.mark.parametrize("failure", [ValueError("xyzzy"), Panic("xyzzy")],

@@ -10,7 +10,7 @@ import pytest
 
 from actorium.actors.client.requests import StreamDelta, merge_deltas
 from actorium.actors.errors import QueueFull
-from actorium.actors.gateway.api.answers import UsageCounter
+from actorium.actors.gateway.answer_events import DeltaReader
 from actorium.actors.gateway.resume.delta_streams import (
     MergedStream,
     SharedStreams,
@@ -68,12 +68,13 @@ def test_a_burst_is_one_delta_of_each_choice() -> None:
 
 
 def test_running_counts_end_with_the_engines_own() -> None:
-    counts = UsageCounter(3)
-    assert (counts.usage().prompt_tokens, counts.usage().completion_tokens) == (3, 0)
+    answer = DeltaReader(choices=2)
+    answer.prompt_tokens = [3]
+    assert answer.usage() == Usage(3, 0, 0)
     for one, want in ((delta("a"), 1), (delta("b", 1), 2), (delta("c"), 3),
                       (delta("", 0, end=True), 10), (delta("d", 1), 11)):
-        counts.add(one)
-        assert (counts.usage().prompt_tokens, counts.usage().completion_tokens) == (3, want)
+        list(answer.read(one))
+        assert answer.usage() == Usage(3, 0, want)
 
 
 @pytest.mark.parametrize("number", [1, 2, 5])

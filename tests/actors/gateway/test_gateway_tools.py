@@ -11,14 +11,11 @@ import pytest
 from helpers_gateway import Scripted, scripted_client
 from helpers_masking import says
 
-from actorium.actors.gateway.api.chat_completions import message
-from actorium.actors.gateway.parsers.choice_parser import (
-    ChoiceParser,
-    ModelTemplates,
-    ParserFactory,
-    Thought,
-    ThoughtOpening,
-)
+from actorium.actors.client.requests import StreamDelta
+from actorium.actors.gateway.answer_events import ChoiceReader
+from actorium.actors.gateway.parsers.parser_factory import ModelTemplates, ParserFactory
+from actorium.actors.gateway.parsers.parts import ReasoningPart, TextPart
+from actorium.actors.gateway.parsers.thoughts import Thought, ThoughtOpening
 from actorium.actors.structured.grammar import grammar_of
 
 HERMES = "{% if tools %}<tool_call>{% endif %}{{ messages[0].content }}"
@@ -219,13 +216,17 @@ def test_whether_an_answer_begins_with_a_thought(template: str, parser: str, arg
     assert parsing.thought(args, False, inside=False) is Thought.NONE
 
 
+def delta(text: str, tokens: list[int], last: bool) -> StreamDelta:
+    return StreamDelta(text=text, token_ids=tokens, finish_reason="stop" if last else None)
+
+
 def test_a_requests_template_arguments_override_the_engines() -> None:
     parsing = ParserFactory("auto", "auto", ModelTemplates(QWEN35, QWEN35),
                             {"enable_thinking": False})
-    for args, reasoning in (({}, None), ({"other": 1}, None), ({"enable_thinking": True}, "hm")):
+    for args, part in (({}, TextPart("hm")), ({"other": 1}, TextPart("hm")),
+                       ({"enable_thinking": True}, ReasoningPart("hm"))):
         parser = parsing.parser(None, None, True, parsing.thought(args, False))
-        found = ChoiceParser(parser, True, 1, [])
-        assert message(found.read("hm", last=True)).reasoning_content == reasoning
+        assert ChoiceReader(parser).read(delta("hm", [], last=True)).parts == [part]
 
 
 def test_large_arguments_of_a_template_are_not_kept() -> None:
@@ -247,12 +248,12 @@ def test_large_arguments_of_a_template_are_not_kept() -> None:
 def test_tokens_of_reasoning_are_counted(texts: list[tuple[str, list[int]]], ids: list[int],
                                          want: int) -> None:
     parsing = ParserFactory("none", "deepseek_r1", ModelTemplates())
-    streamed, whole = (ChoiceParser(parsing.parser(None, None, True, Thought.OPEN), True, 1, ids)
+    streamed, whole = (ChoiceReader(parsing.parser(None, None, True, Thought.OPEN), mark=ids)
                        for _ in range(2))
     for i, (text, tokens) in enumerate(texts):
-        streamed.read(text, i == len(texts) - 1, tokens)
-    whole.read("".join(text for text, _ in texts), True,
-               [one for _, tokens in texts for one in tokens])
+        streamed.read(delta(text, tokens, i == len(texts) - 1))
+    whole.read(delta("".join(text for text, _ in texts),
+                     [one for _, tokens in texts for one in tokens], True))
     assert streamed.reasoning_tokens == whole.reasoning_tokens == want
 
 

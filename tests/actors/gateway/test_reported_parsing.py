@@ -13,7 +13,7 @@ from helpers_parsing import Told, cuttings, in_parts
 from actorium.actors.gateway.parsers.json_calls import CallListParser, HermesParser, Llama3Parser
 from actorium.actors.gateway.parsers.parts import ChainedParser, OutputParser
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
-from actorium.actors.gateway.parsers.think import CALL_BEGINNINGS, ThinkParser
+from actorium.actors.gateway.parsers.thoughts import CALL_BEGINNINGS, ThinkParser
 
 STRING, NULL = {"type": "string"}, {"type": "null"}
 POINT = {"type": "object", "properties": {"x": {"type": "number"}}}

@@ -30,7 +30,7 @@ from actorium.actors.gateway.parsers.parts import (
     parse_all,
 )
 from actorium.actors.gateway.parsers.qwen3_coder import Qwen3CoderParser
-from actorium.actors.gateway.parsers.think import CALL_BEGINNINGS, ThinkParser
+from actorium.actors.gateway.parsers.thoughts import CALL_BEGINNINGS, ThinkParser
 
 SCHEMAS = {"f": {"type": "object", "properties": {
     "n": {"type": "integer"}, "s": {"type": "string"}, "o": {"type": "object"}}}}

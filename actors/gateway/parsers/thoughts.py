@@ -1,9 +1,15 @@
-"""`<think>...</think>` before the answer: DeepSeek-R1, Qwen3 and many others."""
+"""Thoughts, the reasoning before an answer: `<think>...</think>` of DeepSeek-R1, Qwen3 and many
+others. Whether an answer begins with one, how it is separated from the answer, and how many tokens
+it has.
+"""
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Iterable, Mapping, Sequence
+from enum import Enum
+from typing import Any, NamedTuple
 
+from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.parsers.parts import (
     SPACE,
     MessagePart,
@@ -13,7 +19,26 @@ from actorium.actors.gateway.parsers.parts import (
     partial_mark,
 )
 
+AUTO, NONE = "auto", "none"
+"""Values of the flags that select a parser: by the template, and no parser."""
 OPEN, CLOSE = "<think>", "</think>"
+MAX_SWITCHES = 32
+"""The most arguments of a template that are considered."""
+OPENING_TICKS = 2000
+SWITCHES = ("enable_thinking", "thinking")
+"""Arguments of templates by which requests switch thoughts off."""
+
+
+# --- whether there is one ---
+
+class Thought(Enum):
+    """Whether a completion begins with a thought."""
+
+    NONE = "none"
+    MAY = "may"
+    """The model may open one."""
+    OPEN = "open"
+    """The prompt has opened it."""
 
 
 def opens_thought(text: str) -> bool:
@@ -21,12 +46,57 @@ def opens_thought(text: str) -> bool:
     return text.rfind(OPEN) > text.rfind(CLOSE)
 
 
+def detect_reasoning_parser(template: str) -> str:
+    """Returns the name of the parser for a chat template's thoughts."""
+    return "qwen3" if CLOSE in template or OPEN in template else NONE
+
+
+class ThoughtOpening:
+    """Finds out whether a template opens a thought."""
+
+    def __init__(self, template: str) -> None:
+        """Raises `BadModel`."""
+        from actorium.actors.tokenizer.chat_template import ChatTemplate
+
+        self._template = ChatTemplate(template, {})
+
+    def begins(self, args: Mapping[str, Any]) -> Thought:
+        """Returns how a prompt made by it ends: with `<think>`, `</think>` or neither."""
+        from actorium.actors.messages import ChatMessage
+        from actorium.actors.tokenizer.chat_template import RenderBudgetExceeded
+
+        try:
+            prompt = self._template.render([ChatMessage("user", "?")], dict(args),
+                                           ticks=OPENING_TICKS)
+        except (ActoriumError, RenderBudgetExceeded):
+            return Thought.MAY
+        end = prompt.rstrip()
+        return Thought.OPEN if end.endswith(OPEN) else \
+            Thought.NONE if end.endswith(CLOSE) else Thought.MAY
+
+
+def thought_opening(template: str) -> ThoughtOpening | None:
+    try:
+        return ThoughtOpening(template) if OPEN in template else None
+    except ActoriumError:
+        return None
+
+
+def is_switch(name: str, value: Any) -> bool:
+    """True for an argument that a template may test before it opens a thought: anything larger is
+    data, which would be cached and compared for each request."""
+    return len(name) <= 64 and (value is None or isinstance(value, bool | int | float)
+                                or (isinstance(value, str) and len(value) <= 64))
+
+
+# --- its parser ---
+
 class CallBeginning(NamedTuple):
     """How a call begins in one of the forms."""
 
     mark: str
     behind: tuple[str, ...]
-    """What stands behind the mark and white space; where nothing of it does, the mark is quoted."""
+    """Text that follows the mark and white space; without it the mark is a quotation."""
     close: str
 
 
@@ -152,3 +222,49 @@ class ThinkParser:
         if words:
             self._begun = True
             out.append(ReasoningPart(words))
+
+
+# --- its tokens ---
+
+class ReasoningTokenCounter:
+    """Counts a choice's reasoning tokens: those before the mark that ends it. Where the mark is not
+    a token sequence of its own, they are estimated by their share of characters."""
+
+    def __init__(self, mark: Sequence[int]) -> None:
+        """mark: token ids of the end of reasoning; none = the model does not reason."""
+        self._mark = list(mark)
+        self._ids: list[int] = []
+        self._end: int | None = None
+        self._tokens = self._chars = self._reasoning_chars = 0
+        self._has_answer = False
+
+    def add(self, parts: Iterable[MessagePart], text: str, ids: Sequence[int]) -> None:
+        """Adds a text's parts and its tokens."""
+        if not self._mark:
+            return
+        answered = self._has_answer
+        self._tokens += len(ids)
+        self._chars += len(text)
+        for part in parts:
+            if isinstance(part, ReasoningPart):
+                self._reasoning_chars += len(part.text)
+            else:
+                self._has_answer = True
+        if self._end is None and not answered:  # a call ends a thought, too, without the mark
+            self._seek(ids)
+
+    def _seek(self, ids: Sequence[int]) -> None:
+        size = len(self._mark)
+        start = max(0, len(self._ids) - size + 1)
+        self._ids += ids
+        self._end = next((i for i in range(start, len(self._ids) - size + 1)
+                          if self._ids[i:i + size] == self._mark), None)
+
+    @property
+    def count(self) -> int:
+        if not self._reasoning_chars:
+            return 0
+        if self._end is not None:
+            return self._end
+        share = self._reasoning_chars / max(1, self._chars) if self._has_answer else 1.0
+        return round(self._tokens * share)
