@@ -67,7 +67,7 @@ NOT_LAUNCHED = frozenset(f"aten::{name}" for name in (
     "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "expand",
     "narrow", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
     "transpose", "unbind", "unfold", "unsqueeze", "view",
-    # Memory that nobody fills.
+    # Memory that is never filled.
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
     # A number of Python's, which goes along with the launch that takes it.
     "lift_fresh", "scalar_tensor"))
@@ -87,7 +87,7 @@ class Tally:
     """What was asked of the device."""
 
     launches: Counter[str] = field(default_factory=Counter)
-    """By kernel, or operation of torch; those of replayed graphs too."""
+    """Counts by kernel or torch operation, including replayed graphs."""
     replays: int = 0
     in_graphs: int = 0
     """Of `launches`, those of replayed graphs, which the host does not make."""
@@ -134,13 +134,10 @@ class Counting(TorchDispatchMode):
 
 @dataclass
 class Replay:
-    """What a graph holds."""
-
     counting: Counting
     held: Tally
 
     def replay(self) -> None:
-        """Count it."""
         tally = self.counting.tally
         tally.replays += 1
         tally.launches += self.held.launches
@@ -149,8 +146,6 @@ class Replay:
 
 @dataclass
 class CountingCapturer:
-    """See `gpu.graphs.capture.Capturer`."""
-
     counting: Counting
     captured: int = 0
 
@@ -163,7 +158,6 @@ class CountingCapturer:
         return Replay(self.counting, held), out
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        """See `gpu.graphs.capture.Capturer`."""
         return tensor
 
 
@@ -204,8 +198,6 @@ def counted() -> Iterator[Counting]:
 
 @dataclass(frozen=True)
 class Case:
-    """A step to count."""
-
     name: str
     config: dict[str, Any]
     batch: int
@@ -237,7 +229,6 @@ BEFORE, DECODES = 1000, 8
 
 
 def settings(path: Path, case: Case, passes: str) -> Config:
-    """Of a model directory."""
     return Config(
         model=ModelConfig(model=str(path), load_format="dummy", quantization=case.quantization,
                           quantization_group=case.group),
@@ -317,7 +308,8 @@ def _piece_step(runner: ModelRunner, tokens: int, counting: Counting) -> Tally:
 
 
 def pieces(tokens: int = 512) -> dict[str, Any]:
-    """Of each model, what the host launches for such a step: kernels, and with segments graphs."""
+    """Returns a table of what the host launches for such a step of each model: kernels and
+    graphs."""
     found = {}
     for name, config in PROMPTS.items():
         eager, cut = (count_piece(config, tokens, how) for how in (False, True))
@@ -328,7 +320,6 @@ def pieces(tokens: int = 512) -> dict[str, Any]:
 
 
 def piece_table(found: dict[str, Any]) -> str:
-    """For people."""
     lines = ["| a step of 512 tokens | kernels by the host, eager | in segments | graphs replayed "
              "| kernels in them |", "|---|---|---|---|---|"]
     return "\n".join(lines + [

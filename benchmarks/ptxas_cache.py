@@ -44,7 +44,7 @@ CPU = torch.device("cpu")
 LAYERS = 8
 """Enough for one of each kind, and the last one."""
 MOST_MIB = 25.0
-"""Of the archive, which travels beside the wheels."""
+"""Largest size of the archive."""
 
 
 @contextmanager
@@ -63,7 +63,6 @@ def as_on_cuda() -> Iterator[None]:
 
 
 def start(config: Config, path: Path) -> None:
-    """What a start launches."""
     model = load_model(path, config, CPU, lambda *_: None)
     with one_of_each(model):
         walk(first_runner(config, model, CPU), model.ops,
@@ -71,10 +70,10 @@ def start(config: Config, path: Path) -> None:
 
 
 def starts() -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
-    """Of each group that opens a model: name, its shape, and `models.settings` behind the path."""
+    """Yields each group that opens a model: name, shape, arguments of `models.settings`."""
     most = max(own.batch for own in shapes.DECODED)
     for group in (*plan.contact(), *plan.kernels()):
-        if group.module in ("decode", "ring", "profiled"):
+        if group.runs in ("decode.run", "ring.run", "profiled.run"):
             own = group.options
             yield group.name, shapes.LLAMA, (most, "off", own.get("model", {}),
                                              own.get("memory", {}))
@@ -86,7 +85,7 @@ def tables() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Rows of the tables of kernels, ours without their peers."""
     setting = Setting(CPU, False, TritonOps(), TritonAttention)
     for group in plan.kernels():
-        if group.module == "table":
+        if group.runs == "ceilings.table":
             module, _, name = str(group.options["cases"]).rpartition(".")
             make = getattr(importlib.import_module(f"gpucheck.{module}"), name)
             for row, case in make(setting):
@@ -113,7 +112,7 @@ def work(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def keyed_for(wheel: Path) -> None:
-    """From now on keys are those that Triton has with this wheel's library."""
+    """Makes cache keys those that Triton has with this wheel's library."""
     import triton
     from triton.runtime import cache as triton_cache
 

@@ -57,8 +57,6 @@ PAGE = 16
 
 
 class Case(NamedTuple):
-    """Launches of one op."""
-
     name: str
     """What is launched; of which model."""
     launch: Callable[[], Any]
@@ -67,7 +65,7 @@ class Case(NamedTuple):
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    """Memory that nobody touches."""
+    """Memory that is never touched."""
     return torch.empty(shape, dtype=dtype)
 
 
@@ -112,7 +110,6 @@ def scales_of(kv_heads: int, pages: torch.dtype) -> Tensor | None:
 
 
 def tables() -> None:
-    """What a plan changes."""
     table = torch.zeros(257, 4096, dtype=I32)
     OPS.apply_plan([table], table_addresses([table]), torch.zeros(3, 400, dtype=I32))
 
@@ -155,8 +152,6 @@ def rows() -> Iterator[Case]:
 # --- attention ------------------------------------------------------------------------------------
 
 class Attention(NamedTuple):
-    """Of a model's layer."""
-
     heads: int
     kv_heads: int
     dim: int
@@ -357,7 +352,6 @@ GDN, GDN_9B = Heads(16, 48, 128, 128), Heads(16, 32, 128, 128)
 
 
 def delta(new: int, states: torch.dtype, heads: Heads = GDN) -> None:
-    """A step, or a window of drafts."""
     of = heads.values
     layer = DeltaLayer(heads, empty(4, heads.channels, dtype=F32), empty(of, dtype=F32),
                        empty(of, dtype=F32))
@@ -371,7 +365,6 @@ def delta(new: int, states: torch.dtype, heads: Heads = GDN) -> None:
 
 
 def delta_chunks(states: torch.dtype, heads: Heads = GDN) -> None:
-    """A prompt."""
     of = heads.values
     layer = DeltaLayer(heads, empty(4, heads.channels, dtype=F32), empty(of, dtype=F32),
                        empty(of, dtype=F32))
@@ -383,7 +376,6 @@ CPU = torch.device("cpu")
 
 
 def convolution(channels: int, biased: bool) -> None:
-    """Of a prompt."""
     x, plan = empty(200, channels), plan_ragged([ExtendRun(1, 200)], 4, CPU)
     OPS.conv_extend(x, empty(9, 3, channels), empty(4, channels, dtype=F32), plan,
                     empty(channels, dtype=F32) if biased else None)
@@ -490,7 +482,6 @@ def change(vocab: int) -> None:
 
 
 def fill(q_len: int) -> None:
-    """The rows of decodes, from the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     i32, rows = partial(empty, dtype=I32), empty(64 * q_len, dtype=I64)
     windows = WindowRows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
@@ -507,7 +498,6 @@ def commit(q_len: int, counts: bool) -> None:
 
 
 def commit_likeliest(vocab: int, q_len: int) -> None:
-    """A greedy step chooses, and goes to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     OPS.sampling.commit_likeliest(empty(64, vocab), slots, slots, resident(vocab),
                                   DecodeState(own, slots, slots.bool(), own), RowLayout(1, q_len),
@@ -525,7 +515,6 @@ def skinny_products(config: SkinnyConfig) -> None:
 
 
 def grouped_weight(outs: int, ins: int, form: RowFormat) -> GroupedWeight:
-    """As laid out, of nothing."""
     own = object.__new__(GroupedWeight)  # what it is made of would have to be filled
     words, upper = outs * ins // words_of(form.bits), {5: torch.uint8, 6: torch.int16}
     own.form, own.outs, own.ins, own.factor = form, outs, ins, 1.0
@@ -608,7 +597,6 @@ def sampler() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    """All of them."""
     parts = (rows, decodes, extends, exacts, sages, latents, recurrent, products, grouped,
              few_rows, sampler)
     return [case for part in parts for case in part()]

@@ -25,8 +25,6 @@ from actorium.kernels.cpu.native_library import SLOW_PAIRS, THIS_PROCESSOR
 
 
 class Processor(NamedTuple):
-    """What a build for it takes."""
-
     flags: tuple[str, ...]
     """The compiler's."""
     needs: str = ""

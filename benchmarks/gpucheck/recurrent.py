@@ -80,7 +80,6 @@ def _window(s: Setting, heads: Heads, batch: int) -> Case:
 
 
 def _changing(dtype: str, run: Callable[..., Any], *tables: Tensor) -> Truth:
-    """Of what changes these tables."""
     return Truth("recurrent", dtype, lambda: run(TorchOps(), *(own.clone() for own in tables)))
 
 

@@ -106,7 +106,6 @@ def cells(own: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def tables(found: Sequence[Row], tokens: Sequence[int]) -> str:
-    """The tables of docs/passes.md."""
     heads = [f"{n:,} token{'s' * (n > 1)}" for n in tokens]
     rows = [cells(own) for own in found]
     return "\n\n".join((markdown(["layers of", "matches", *heads], [one for one, _ in rows]),

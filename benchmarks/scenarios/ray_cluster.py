@@ -27,7 +27,7 @@ os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 from harness import Row, Rows, scenario
 
 from actorium import Client, SamplingParams
-from actorium.tools.chaos.node_row import free_port
+from actorium.tools.chaos.cluster_rows import free_port
 
 NAME = "c"
 RANKS = 2
@@ -54,8 +54,6 @@ STORE = 80 << 20
 
 
 class LocalCluster:
-    """A Ray cluster of this machine, and ours on it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir = folder, str(folder / "run")
         os.environ["ACTORIUM_RUN_DIR"] = self.run_dir
@@ -75,7 +73,6 @@ class LocalCluster:
         self._clusters.append(self.ray)
 
     def add_machine(self) -> Any:
-        """A raylet with room for one replica."""
         return self.ray.add_node(num_cpus=RANKS, object_store_memory=STORE)
 
     def up(self) -> None:
@@ -134,7 +131,6 @@ class LocalCluster:
             return None
 
     def down(self) -> None:
-        """Ends all."""
         if self._process is not None:
             self.stop()
         for ray in self._clusters:
@@ -162,7 +158,6 @@ def alive(pid: int) -> bool:
 
 
 def pids(node: Any, kind: str) -> list[int]:
-    """Of one of Ray's nodes."""
     return [info.process.pid for info in node.all_processes.get(kind, [])]
 
 

@@ -49,8 +49,8 @@ def demo() -> Row:
         path = Path(folder) / "times.json"
         subprocess.run([sys.executable, "-m", "actorium.tools.demo", "--packaged", "--json",
                         str(path), "--started", repr(time.time())], capture_output=True)
-        found: Row = json.loads(path.read_text())
-        return found
+        result: Row = json.loads(path.read_text())
+        return result
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:

@@ -41,14 +41,12 @@ class TierTurn(NamedTuple):
     host: int
     """Pages that were copied back."""
     disk: int
-    """Of these, from the disk."""
+    """Those of them read from disk."""
     stored: int
     """Copied out meanwhile, to make room."""
 
 
 class TierBench:
-    """An engine, and what it is asked."""
-
     def __init__(self, engine: Engine, tokens: int, vocabulary: int) -> None:
         self.client: Client = engine.client
         self._tokens, self._vocabulary, self._dice = tokens, vocabulary, random.Random(1)
@@ -79,8 +77,8 @@ class TierBench:
         return time.perf_counter() - start
 
     def others(self, count: int, wait: bool = False) -> None:
-        """Asks for prompts that nobody asks for again; wait: until each is settled, so that what
-        leaves the host is on the disk."""
+        """Sends prompts that are never repeated; wait: until each has settled, so that what leaves
+        the host tier is on disk."""
         for _ in range(count):
             self.ask(self.new())
             if wait:

@@ -101,7 +101,6 @@ class WireCore(Core):
 
 
 def build(ctx: Context) -> WireCore:
-    """The role's entry."""
     return WireCore(ctx.role)
 
 

@@ -34,16 +34,12 @@ if TYPE_CHECKING:
 
 
 class PeerModel(Struct):
-    """The model."""
-
     config: Config
     vocab: int
     threads: int
 
 
 class PeerRun(Struct):
-    """One run of a work."""
-
     work: Workload
     number: int
     """Of the run: which prompts."""
@@ -99,7 +95,6 @@ class TransformersPeer:
 
 
 def main() -> int:
-    """Entry of the process."""
     lines = iter(sys.stdin.buffer.readline, b"")
     job = msgspec.json.decode(next(lines), type=PeerModel)
     import torch
@@ -159,7 +154,7 @@ def _model(config: Config) -> tuple[Any, str]:
 
 def fuse(weights: dict[str, Tensor], fused: Sequence[Fused]) -> None:
     """Put the tensors that checkpoints have in one together again, in place: what `Fused.cut` does
-    to numbered elements tells where each one goes."""
+    to numbered elements shows where each one goes."""
     import torch
 
     for own in fused:

@@ -138,8 +138,6 @@ class CheckedRequest:
 
 
 class RequestMaker:
-    """Makes random requests from a seed."""
-
     def __init__(self, seed: int, tokens: tuple[int, int], prompt: int = 200) -> None:
         """tokens: shortest and longest completion; prompt: longest prompt."""
         self._random = random.Random(seed)
@@ -162,8 +160,6 @@ class RequestMaker:
 
 @dataclass
 class TrafficTally:
-    """The counts of a row."""
-
     requests: int = 0
     tokens: int = 0
     complete: int = 0
@@ -190,7 +186,7 @@ class Traffic:
         self._maker, self._aborts = maker, aborts
         self.live: dict[int, CheckedRequest] = {}
 
-    async def one(self, client: AsyncClient, want: CheckedRequest) -> str | None:
+    async def send(self, client: AsyncClient, want: CheckedRequest) -> str | None:
         """Runs one request to its end; returns the code of its error, if any."""
         self.tally.requests += 1
         want.number = self.tally.requests
@@ -238,7 +234,7 @@ class Traffic:
         the rest."""
         async def again() -> None:
             while not until.is_set():
-                code = await self.one(client, self._maker.make())
+                code = await self.send(client, self._maker.make())
                 if code is not None:
                     await asyncio.sleep(0.2)  # refused: tries again later, as a client would
         await asyncio.gather(*(again() for _ in range(streams)))

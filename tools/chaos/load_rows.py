@@ -71,14 +71,14 @@ async def _overload(made: Rig, seconds: float, seed: int) -> tuple[Traffic, list
     traffic, refusals, tasks = Traffic(maker), [], []
 
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        async def one(want: CheckedRequest) -> None:
-            code = await traffic.one(client, want)
+        async def send(want: CheckedRequest) -> None:
+            code = await traffic.send(client, want)
             if code is not None:
                 refusals.append(monotonic() - want.begun)
         began, sent = monotonic(), 0
         while (spent := monotonic() - began) < seconds:
             due = int(spent * RATE * FACTOR)
-            tasks += [asyncio.create_task(one(maker.make())) for _ in range(due - sent)]
+            tasks += [asyncio.create_task(send(maker.make())) for _ in range(due - sent)]
             sent = max(sent, due)
             await asyncio.sleep(TICK)
         await asyncio.gather(*tasks)
@@ -131,7 +131,7 @@ async def _slow(made: Rig, readers: int, seed: int) -> tuple[int, list[str]]:
             raw.generate(200)
     before = resources([pid])[0]
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        await asyncio.gather(*(traffic.one(client, maker.make()) for _ in range(QUEUE)))
+        await asyncio.gather(*(traffic.send(client, maker.make()) for _ in range(QUEUE)))
         idle = await _until(client, "running", 0, 0)
         grown = resources([pid])[0] - before
     for raw in raws:

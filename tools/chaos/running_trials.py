@@ -27,7 +27,7 @@ from actorium.actors.runtime import roles
 from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, RequestMaker, Traffic
 from actorium.tools.chaos.faults import HALT, KILL, SLOW, STARVE, STOP, actors, busy_processes, send
-from actorium.tools.chaos.poison_rows import post
+from actorium.tools.chaos.hostile_rows import post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 
 GATEWAY, LAUNCHER = "gateway-0", "launcher"
@@ -141,13 +141,13 @@ class Battery:
     async def run(self, trial: StrikeTrial) -> bool:
         """Runs a trial; False = something went wrong."""
         traffic, before = Traffic(self._maker, latest=LATEST), len(self.wrong)
-        running = [asyncio.create_task(traffic.one(self._client, want))
+        running = [asyncio.create_task(traffic.send(self._client, want))
                    for want in self._wants(trial)]
         await self._wait_for(trial.moment, traffic, running)
         striking = asyncio.create_task(self._striker.strike(trial))
         if trial.moment == SUBMIT:
             await asyncio.sleep(0.0)
-            running += [asyncio.create_task(traffic.one(self._client, self._maker.make()))
+            running += [asyncio.create_task(traffic.send(self._client, self._maker.make()))
                         for _ in range(STREAMS)]
         await asyncio.gather(striking, *running)
         await self._afterwards(traffic)
@@ -187,7 +187,7 @@ class Battery:
 
     async def _afterwards(self, traffic: Traffic) -> None:
         """Checks that SDK and HTTP serve, and that nothing is held."""
-        code = await traffic.one(self._client, self._maker.make())
+        code = await traffic.send(self._client, self._maker.make())
         if code is not None:
             traffic.tally.wrong.append(f"afterwards: {code}")
         found = where(self._made.run_dir)
@@ -202,8 +202,6 @@ class Battery:
 
 
 class TrialReport(Struct):
-    """The results of some trials."""
-
     trials: int = 0
     requests: int = 0
     tokens: int = 0

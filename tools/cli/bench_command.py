@@ -23,7 +23,6 @@ of the first run."""
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the commands."""
     if argv[:1] == ["compare"]:
         return compare(argv[1:])
     if argv and argv[0] in KINDS:
@@ -50,8 +49,7 @@ def compare(argv: list[str]) -> int:
     parser.add_argument("--label", nargs="+", default=[], metavar="NAME",
                         help="names of the runs, in their order")
     given = parser.parse_intermixed_args(argv)
-    from actorium.tools.bench.result_files import read_results
-    from actorium.tools.bench.result_tables import compared, named_runs, picture
+    from actorium.tools.bench.results import compared, named_runs, picture, read_results
 
     found = [(file, result) for file in given.files for result in read_results(Path(file))]
     if len(given.label) not in (0, len(found)):

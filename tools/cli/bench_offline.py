@@ -21,17 +21,17 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.obtain import with_model_path
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench import result_files as results
+from actorium.tools.bench import results, workloads
 from actorium.tools.bench import transformers_peer as peer
-from actorium.tools.bench import workloads
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, print_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
-from actorium.tools.bench.result_tables import offline_table
+from actorium.tools.bench.results import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.flags import check_least
+from actorium.tools.output import show_progress
 
 ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
 --dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's
@@ -84,7 +84,6 @@ BATCH = (*(name for name in DatasetOptions.__struct_fields__ if name != "seed"),
 
 
 def run(argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse(PROG, argv, OfflineOptions, ABOUT)
     options = parsed.options
     if options.profile:
@@ -188,7 +187,6 @@ def _warm(samples: list[SampleRequest], tokens: Tokens, seed: int) -> list[Sampl
 
 
 def _setting(config: Config, options: OfflineOptions) -> dict[str, Any]:
-    """How the figures came about."""
     return {"dataset_name": options.name, "num_prompts": options.requests, "seed": options.seed,
             "machine": machine(config), "config": msgspec.to_builtins(config)}
 
@@ -256,7 +254,6 @@ def _measure_workloads(config: Config, chosen: list[workloads.Workload], plan: O
 
 
 def machine(config: Config) -> str:
-    """The device and the processor, in words."""
     ranks = config.device.tensor_parallel_size
     device = f"{f'{ranks} ranks, ' if ranks > 1 else ''}{config.device.device} device"
     with contextlib.suppress(OSError, StopIteration):
@@ -268,9 +265,8 @@ def machine(config: Config) -> str:
 
 
 def _show_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
+    show_progress(text)
+    if text and not sys.stderr.isatty():
         print(text.rstrip(), file=sys.stderr, flush=True)
 
 

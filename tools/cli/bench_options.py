@@ -122,7 +122,6 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
 
     @property
     def metrics(self) -> list[str]:
-        """The times to tell."""
         found = [name.strip() for name in self.percentile_metrics.split(",") if name.strip()]
         if "itl" in found and "itl_per_token" not in found:
             found.insert(found.index("itl") + 1, "itl_per_token")

@@ -22,10 +22,10 @@ from actorium.tools.bench.http_client import Http
 from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.flags import check_least
-from actorium.tools.cli.waits import running_dir, told_wait
+from actorium.tools.cli.status import announced_wait, running_dir
 from actorium.tools.evaluation.http_model import HttpModel
-from actorium.tools.evaluation.rated_model import RatedModel
-from actorium.tools.evaluation.sdk_model import SdkModel
+from actorium.tools.evaluation.rated_model import RatedModel, SdkModel
+from actorium.tools.output import show_progress
 
 Result = TypeVar("Result")
 Work = Callable[[RatedModel, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -117,7 +117,7 @@ async def _by_client(name: str, config: Config, work: Callable[[RatedModel], Awa
                      ) -> Result:
     async with AsyncClient(name, config.runtime.run_dir) as client:
         limit = config.runtime.start_timeout
-        with told_wait(f"the engine {name!r} to be ready", limit):
+        with announced_wait(f"the engine {name!r} to be ready", limit):
             await client.wait_ready(limit)
         info = await client.server_info()
         if not info["has_tokenizer"]:
@@ -181,8 +181,6 @@ def write_reports(options: EvalModelOptions, result: Mapping[str, Any],
 def progress(total: int) -> Callable[[int], None]:
     """Shows how many are done, to a terminal."""
     def show(done: int) -> None:
-        if sys.stderr.isatty():
-            end = "\r\033[K" if done == total else ""
-            print(f"\r\033[K{done}/{total}{end}", end="", file=sys.stderr, flush=True)
+        show_progress("" if done == total else f"{done}/{total}")
 
     return show

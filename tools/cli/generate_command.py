@@ -44,7 +44,6 @@ class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse("actorium generate [MODEL]", argv, GenerateOptions, ABOUT,
                    checks=[check_machine])
     options = parsed.options
@@ -145,7 +144,7 @@ def _count(options: GenerateOptions) -> int | None:
 
 
 def _text(record: dict[str, Any], alone: bool) -> bytes:
-    """For people: the text alone; numbered when there are several."""
+    """Prints only the text, numbered if there are several."""
     texts = [choice["text"] or str(choice["token_ids"]) for choice in record.get("choices", ())]
     texts = texts or [record.get("text") or str(record.get("token_ids", []))]
     if alone and len(texts) == 1:

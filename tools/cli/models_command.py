@@ -38,6 +38,7 @@ from actorium.actors.runtime.memory_limits import memory_here
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flags import NoOptions
 from actorium.tools.cli.plan_command import PlanOptions, make_report, size
+from actorium.tools.output import aligned
 
 ABOUT = """The models on this machine: the demo model, those in the HF cache and of `actorium
 pull`, and those in the folders given. Whether one fits is what the memory plan says (`actorium
@@ -59,24 +60,20 @@ class ModelsOptions(Struct, frozen=True, kw_only=True):
 
 
 class Memory(NamedTuple):
-    """What models are to fit into."""
-
     bytes: int
     gpu: bool
 
 
 class LocalModel(Struct):
-    """A model on this machine."""
-
     name: str
     """What a command takes for MODEL."""
     path: str
     format: str
     """safetensors or GGUF, with the kind of numbers; or why it cannot be read."""
     bytes: int
-    """Of its weights' files."""
+    """Bytes of its weights."""
     fits: bool | None = None
-    """None = it cannot be told."""
+    """None = unknown."""
     kv_tokens: int | None = None
     """Tokens that the caches would hold."""
     note: str = ""
@@ -84,7 +81,6 @@ class LocalModel(Struct):
 
 
 def run(command: str, argv: list[str]) -> int:
-    """Entry of both commands."""
     if command == "pull":
         return _pull(argv)
     parsed = parse("actorium models [FOLDER]", argv, ModelsOptions, ABOUT)
@@ -178,7 +174,7 @@ def _gguf(file: Path, name: str) -> LocalModel:
 
 
 def _parts(file: Path) -> list[Path]:
-    """All files of a model; the file alone where its name tells of too many."""
+    """Returns all files of a model; just the file if its name implies too many."""
     try:
         return gguf_files(file)
     except BadModel:
@@ -186,7 +182,6 @@ def _parts(file: Path) -> list[Path]:
 
 
 def _dtype(folder: Path) -> str:
-    """Of the weights, or how they are quantised."""
     with contextlib.suppress(BadModel):
         config = model_dir.read_config(folder)
         quantised = config.get("quantization_config")
@@ -200,8 +195,8 @@ def _dtype(folder: Path) -> str:
 # --- what fits ------------------------------------------------------------------------------------
 
 def machine_memory(config: Config, given: str | None) -> Memory:
-    """Of the first GPU where there is one and it is not declined, else what is free here. Raises
-    `BadConfig`."""
+    """Returns the first GPU's memory unless it is declined, else the free memory of this machine.
+    Raises `BadConfig`."""
     gpu = None if config.device.device == "cpu" else _gpu_bytes()
     if given is not None:
         wanted = config.device.device == "cuda" or gpu is not None
@@ -253,16 +248,12 @@ def judge(model: LocalModel, config: Config, memory: Memory) -> None:
 
 
 def models_table(models: list[LocalModel], memory: Memory) -> str:
-    """Aligned text."""
     rows = [("MODEL", "FORMAT", "SIZE", "FITS", "")]
     rows += [(one.name, one.format, human_bytes(one.bytes), _fits(one), one.note)
              for one in models]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
-             f"{row[3]:<{widths[3]}}  {row[4]}".rstrip() for row in rows]
     where = "a GPU" if memory.gpu else "this machine"
-    return "\n".join([*lines, f"fits: the memory plan for {human_bytes(memory.bytes)} of {where}; "
-                      "tokens: those that the caches hold (actorium plan MODEL)"])
+    return "\n".join([*aligned(rows, {2}), f"fits: the memory plan for {human_bytes(memory.bytes)} "
+                      f"of {where}; tokens: those that the caches hold (actorium plan MODEL)"])
 
 
 def _fits(model: LocalModel) -> str:

@@ -6,7 +6,6 @@ import asyncio
 import json
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +19,13 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.plan_report import check_plot
+from actorium.tools.output import aligned, show_progress
 from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cells
 from actorium.tools.simulate.outcome import (
     Arrays,
     comparison,
     comparison_html,
     comparison_plot,
-    comparison_text,
     joined,
     simulation_figures,
 )
@@ -112,8 +111,6 @@ class Comparison(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """One cluster's run."""
-
     replicas: int
     routing: str
     figures: dict[str, Any]
@@ -121,7 +118,6 @@ class Simulated(NamedTuple):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse("actorium simulate", argv, SimulateOptions, ABOUT)
     options = parsed.options
     compared = check_options(options)
@@ -144,7 +140,7 @@ def run(_command: str, argv: list[str]) -> int:
     title = f"{options.replicas} replicas, {options.trace or options.workload}"
     notes = [f"Step model: {describe(model)}",
              f"Seed {options.seed}; simulated in {time.perf_counter() - began:.1f} s."]
-    print(comparison_text(rows), *notes, sep="\n")
+    print(*aligned(rows, range(1, len(rows[0]))), *notes, sep="\n")
     if options.json is not None:
         _write(options.json, json.dumps({
             "workload": options.trace or options.workload, "rate": options.rate,
@@ -241,8 +237,7 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
     """The model of an engine of the command's own; --step-model names the file that it goes to.
     Raises what `Engine` does."""
     from actorium.tools.cli.engines import for_batches, own_engine
-    from actorium.tools.simulate.calibration import StepCalibration
-    from actorium.tools.simulate.link_delays import engine_delays
+    from actorium.tools.simulate.calibration import StepCalibration, engine_delays
 
     plain = for_batches(config)
     plain = msgspec.structs.replace(plain, speculation=msgspec.structs.replace(
@@ -261,7 +256,6 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
 
 
 def describe(model: StepSeconds) -> str:
-    """In words."""
     beside = f" + {model.pair:.3g} x pairs" if model.pair else ""
     return (f"{model.base:.3g} s + {model.prompt:.3g} x prompt tokens + {model.sequence:.3g} x "
             f"decoding sequences + {model.context:.3g} x context tokens{beside}"
@@ -281,8 +275,8 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
     def done() -> None:
         nonlocal ended
         ended += 1
-        if len(sizes) > 1 and sys.stderr.isatty():
-            print(f"\r{routing}: {ended} of {len(sizes)} cells", end="", file=sys.stderr)
+        if len(sizes) > 1:
+            show_progress(f"{routing}: {ended} of {len(sizes)} cells")
 
     began = time.perf_counter()
     answers = run_cells(jobs, works, options.processes or len(os.sched_getaffinity(0)), done)

@@ -168,7 +168,7 @@ def process_start() -> float:
 WORKER = "worker-0"
 ASK_SECONDS = 5.0
 TOLD_SECONDS = 0.05
-"""What a capture took is told from there on."""
+"""From this many graphs on, the time capture took is reported."""
 TEMPLATE_CHARS = 60
 NEUTRAL = "temperature 1, nothing cut off"
 
@@ -188,7 +188,7 @@ def report_lines(config: Config, worker: WorkerInfo | None,
 
 
 def look_up(run_dir: Path) -> tuple[WorkerInfo | None, dict[str, Any] | None]:
-    """What there is to be told of a ready engine."""
+    """Collects what is reported of a ready engine."""
     from actorium.actors.client.client import Client
 
     try:

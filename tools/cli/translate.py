@@ -26,11 +26,11 @@ from actorium.tools.cli.foreign_words import (
     Foreign,
     ForeignWord,
     Translation,
+    graphs,
     keys_of,
     number_of,
+    tiers,
 )
-from actorium.tools.cli.graph_flags import graphs
-from actorium.tools.cli.tier_flags import tiers
 
 
 def foreign_flags_table() -> dict[str, Foreign]:

@@ -20,8 +20,6 @@ MAX_TOKENS = 256
 
 
 class TaskScore(Struct):
-    """How one task went."""
-
     task: str
     count: int = 0
     right: int = 0
@@ -35,8 +33,6 @@ class TaskScore(Struct):
 
 
 class Score(Struct):
-    """The whole evaluation."""
-
     tasks: list[TaskScore]
     seconds: float
     output_tokens: int
@@ -49,7 +45,8 @@ class Score(Struct):
 
 def evaluate(client: Client, count: int, params: SamplingParams | None = None,
              say: Callable[[int], None] | None = None) -> Score:
-    """Ask `count` held-out items of every task and compare. `say` is told how many are done."""
+    """Asks `count` held-out items of every task and compares. `say`: called with the number
+    done."""
     items = [item for task in TASKS for item in held_out(task, count)]
     asked = params or SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     scores = {task: TaskScore(task, wrong=[]) for task in TASKS}
@@ -91,7 +88,6 @@ def as_dict(result: Score) -> dict[str, Any]:
 
 
 def score_table(result: Score) -> str:
-    """Aligned text."""
     lines = [f"{'task':<10} {'right':>6} {'of':>6} {'share':>7}"]
     lines += [f"{t.task:<10} {t.right:>6} {t.count:>6} {100 * t.share:>6.1f}%"
               + (f"  ({t.errors} errors)" if t.errors else "") for t in result.tasks]

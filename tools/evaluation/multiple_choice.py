@@ -22,7 +22,7 @@ from actorium.actors.errors import BadConfig
 
 LETTERS = "ABCDEFGHIJ"
 COLUMNS = 6
-"""Of MMLU's files."""
+"""Column names of MMLU's files."""
 SPLITS = ("test", "val", "dev")
 
 
@@ -47,7 +47,6 @@ class ChoiceQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def letter(self) -> str:
-        """Of the right option."""
         return LETTERS[self.answer]
 
     @property

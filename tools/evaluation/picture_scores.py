@@ -27,8 +27,6 @@ WORST_SHOWN = 40
 
 
 class PictureResult(Struct, frozen=True, kw_only=True):
-    """What became of one item."""
-
     item: PictureItem
     text: str = ""
     error: str = ""
@@ -98,7 +96,6 @@ def _row(number: int, one: PictureResult) -> dict[str, Any]:
 
 
 def picture_table(result: Mapping[str, Any]) -> str:
-    """Aligned text."""
     rows = [*result["categories"].items(), ("all", result)]
     lines = [f"{'':<14} {'right':>6} {'of':>6} {'score':>8}"]
     lines += [f"{name:<14} {row['right']:>6} {row['count']:>6} {100 * row['score']:>7.1f}%"

@@ -53,14 +53,12 @@ class CellJob(Struct, frozen=True):
 
 
 class CellAnswer(NamedTuple):
-    """What it found."""
-
     columns: dict[str, np.ndarray[Any, Any]]
     counts: dict[str, int]
     seconds: float
     """It took, of a processor."""
     megabytes: float
-    """Of memory that it had at the most."""
+    """Peak memory."""
 
 
 def cell_sizes(replicas: int, most: int) -> list[int]:
@@ -95,13 +93,13 @@ def run_cells(jobs: Sequence[CellJob], works: Sequence[SimulatedLoad], processes
 
     Raises `EngineUnavailable` where one fails.
     """
-    def one(pair: tuple[CellJob, SimulatedLoad]) -> CellAnswer:
+    def simulated(pair: tuple[CellJob, SimulatedLoad]) -> CellAnswer:
         answer = _in_process(*pair)
         done()
         return answer
 
     with ThreadPoolExecutor(processes) as threads:
-        return list(threads.map(one, zip(jobs, works, strict=True)))
+        return list(threads.map(simulated, zip(jobs, works, strict=True)))
 
 
 def _in_process(job: CellJob, work: SimulatedLoad) -> CellAnswer:
