@@ -148,13 +148,11 @@ def short(value: Any) -> str:
 
 
 def write_json(path: Path, found: Any) -> None:
-    """Writes an object for people to read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1, default=str) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns what a file has."""
     result: dict[str, Any] = json.loads(path.read_text())
     return result
 

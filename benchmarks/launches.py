@@ -84,8 +84,6 @@ GREEDY, TOP_P = Resolved(max_tokens=64, temperature=0.0), Resolved(max_tokens=64
 
 @dataclass
 class Tally:
-    """What was asked of the device."""
-
     launches: Counter[str] = field(default_factory=Counter)
     """Counts by kernel or torch operation, including replayed graphs."""
     replays: int = 0
@@ -150,7 +148,6 @@ class CountingCapturer:
     captured: int = 0
 
     def capture(self, run: Callable[[], T]) -> tuple[Replay, T]:
-        """What `run` asks for."""
         with self.counting.apart() as held:
             out = run()
         assert not (held.replays or held.uploads or held.fetches), "no graph can hold that"
@@ -328,7 +325,6 @@ def piece_table(found: dict[str, Any]) -> str:
 
 
 def table(found: dict[str, Any], before: dict[str, Any]) -> str:
-    """For people."""
     lines = ["| step | launches before | now, without passes | with them, products apart | fused | "
              "graphs replayed before | now |", "|---|---|---|---|---|---|---|"]
     for name, now in found.items():
@@ -339,7 +335,6 @@ def table(found: dict[str, Any], before: dict[str, Any]) -> str:
 
 
 def main() -> None:
-    """Count all cases."""
     args = argparse.ArgumentParser()
     args.add_argument("--out", type=Path, help="writes what was found, as JSON")
     args.add_argument("--before", type=Path, help="such a file, of another tree, to put beside it")

@@ -147,7 +147,6 @@ class Launchers:
         self.made = 0
 
     def __call__(self, source: Any, metadata: Any) -> None:
-        """In place of triton's `launcher_cls`."""
         from triton.backends.nvidia import driver
         from triton.runtime.build import platform_key
         from triton.runtime.cache import get_cache_manager

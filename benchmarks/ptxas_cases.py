@@ -72,7 +72,6 @@ def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
 # --- rows -----------------------------------------------------------------------------------------
 
 def norms(width: int) -> None:
-    """As a layer has them."""
     x = empty(64, width)
     OPS.rms_norm(x, x[0], 1e-5)
     OPS.rms_norm_add(x, x[0], 1e-5, x)
@@ -103,7 +102,6 @@ def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
 
 
 def scales_of(kv_heads: int, pages: torch.dtype) -> Tensor | None:
-    """As FP8 and INT8 pages have them."""
     if pages is torch.int8:
         return empty(PAGE * 99, 2 * kv_heads)
     return empty(2 * kv_heads, dtype=F32) if pages is FP8 else None
@@ -115,7 +113,6 @@ def tables() -> None:
 
 
 def rows() -> Iterator[Case]:
-    """What goes over each token once."""
     for width in (1152, 4096, 5120, 7168):
         yield Case(f"norm {width}", partial(norms, width))
     for ranks in (2, 4, 8):
@@ -186,17 +183,14 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
 
 
 def wide(a: Attention) -> Attention:
-    """In fp32."""
     return a._replace(dtype=F32, pages=F32)
 
 
 def fp8(a: Attention) -> Attention:
-    """Over FP8 pages."""
     return a._replace(pages=FP8)
 
 
 def coded(a: Attention) -> Attention:
-    """Over INT8 pages."""
     return a._replace(pages=torch.int8)
 
 
@@ -305,7 +299,6 @@ def sages() -> Iterator[Case]:
 
 def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype = BF16,
            sequences: int = 32) -> None:
-    """DeepSeek-V3's latents."""
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     attend = TritonAttention(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
     attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept),
@@ -313,7 +306,6 @@ def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype 
 
 
 def latent_scales(kept: torch.dtype) -> torch.Tensor | None:
-    """Beside pages of latents."""
     return empty(99 * PAGE, 1) if kept is torch.int8 else (
         empty(1, dtype=F32) if kept is FP8 else None)
 
@@ -392,7 +384,6 @@ def mamba(states: torch.dtype) -> None:
 
 
 def recurrent() -> Iterator[Case]:
-    """GatedDeltaNet and Mamba-2."""
     for name, dtype in (("", F32), (", bf16 states", BF16)):
         yield Case(f"delta Qwen3.5-27B, q1{name}", partial(delta, 1, dtype))
         yield Case(f"delta Qwen3.5-27B, q3{name}", partial(delta, 3, dtype))
@@ -408,7 +399,6 @@ def recurrent() -> Iterator[Case]:
 # --- products -------------------------------------------------------------------------------------
 
 def experts(count: int, number: int, width: int, inner: int, dtype: torch.dtype = BF16) -> None:
-    """Eight of a token."""
     own = GroupedExperts(empty(number, 2 * inner, width, dtype=dtype),
                          empty(number, width, inner, dtype=dtype))
     own(empty(count, width, dtype=dtype), empty(count, 8, dtype=dtype), of_each(count, number))
@@ -459,14 +449,12 @@ def products() -> Iterator[Case]:
 # --- the sampler ----------------------------------------------------------------------------------
 
 def sample(vocab: int, samples: bool, truncates: bool) -> None:
-    """64 rows."""
     slots = torch.zeros(64, dtype=I32)
     OPS.sampling.choose(empty(64, vocab, dtype=F32), slots, slots, resident(vocab), samples,
                         truncates)
 
 
 def resident(vocab: int) -> SamplingTables:
-    """Everything that can be asked for."""
     return SamplingTables(empty(99, WIDTH, dtype=I32), empty(99, 64, dtype=I32),
                           empty(99, 2, dtype=I64),
                           empty(99, vocab, dtype=I32), empty(99, 4, dtype=I32),
@@ -491,7 +479,6 @@ def fill(q_len: int) -> None:
 
 
 def commit(q_len: int, counts: bool) -> None:
-    """Tokens go to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     progress = DecodeState(own, slots, slots.bool(), own)
     OPS.sampling.commit(slots, slots, own, resident(4096), progress, RowLayout(1, q_len), counts)
@@ -575,7 +562,6 @@ def grouped() -> Iterator[Case]:
 
 
 def few_rows() -> Iterator[Case]:
-    """Llama-3.1-8B's products."""
     for config in CONFIGS:
         yield Case(f"skinny {config.outs} x {config.columns}, {config.rows} rows",
                    partial(skinny_products, config))

@@ -53,7 +53,6 @@ class Standin:
         return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """As the driver has it."""
         arch = ARCHS[self.capability]
         return {"max_shared_mem": arch.shared, "multiprocessor_count": arch.sms}
 

@@ -45,7 +45,6 @@ class Bench:
 
     @property
     def left(self) -> float:
-        """Seconds."""
         return self._until - monotonic()
 
     def size(self, full: int, toy: int) -> int:

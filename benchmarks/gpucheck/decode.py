@@ -215,7 +215,6 @@ def transformers(bench: Bench) -> None:
 
 
 def _generate(bench: Bench, model: Any, batch: int, context: int, count: int) -> float:
-    """Seconds."""
     ids = torch.randint(0, model.config.vocab_size, (batch, context), device=bench.device)
     start = perf_counter()
     with torch.inference_mode():

@@ -39,7 +39,6 @@ def same(what: str, one: Tensor, other: Tensor) -> None:
 
 
 def exacts(s: Setting) -> Named:
-    """Products, then attention."""
     for name, kind, outs, ins, rows in shapes.EXACT_PRODUCTS:
         yield name, partial(_product, s, kind, outs, ins, rows)
     for name, batch, length in shapes.EXACT_DECODES:

@@ -45,7 +45,6 @@ PAGE = 16
 
 
 def shape_of(kind: dict[str, Any], toy: bool) -> dict[str, Any]:
-    """config.json of LLAMA or HYBRID."""
     if not toy:
         return kind
     return kind | (shapes.SMALL if kind is shapes.LLAMA else shapes.SMALL_HYBRID)
@@ -70,7 +69,6 @@ def settings(toy: bool, path: Path, batch: int, speculative: str = "off",
 
 
 def budget(toy: bool) -> int:
-    """Tokens of a step."""
     return 64 if toy else 2048
 
 
@@ -199,7 +197,6 @@ class Driver:
                 "tokens_s": tokens / wall, "tokens_a_step": tokens / count / len(self._slots)}
 
     def close(self) -> None:
-        """The slots are free again."""
         taken = np.array(list(self.runner.tables.sequences), np.int32)
         self._run(StepPlan(1, 0, release=taken.tobytes()))
 

@@ -173,7 +173,6 @@ def kernels() -> list[Group]:
 
 
 def tests() -> list[Group]:
-    """All that is marked gpu."""
     suites = []
     for file in gpu_files():
         parts = SHARDS.get(file, 1)

@@ -105,7 +105,6 @@ def _codes(s: Setting, rows: int, form: RowFormat) -> Case:
 
 
 def _scaled_mm(s: Setting, n: int, q: Tensor, inner: int) -> Run:
-    """Scales by row on both sides."""
     x = s.randn(n, inner, dtype=torch.float8_e4m3fn)
     ones_x = torch.ones(n, 1, device=s.device)
     ones_w = torch.ones(1, len(q), device=s.device)
@@ -136,7 +135,6 @@ def _mixture(s: Setting, full: int) -> Case:
 
 
 def elementwise(s: Setting) -> Named:
-    """Norms, gates, rotation."""
     yield "rms_norm", partial(_norm, s, False)
     yield "rms_norm_add", partial(_norm, s, True)
     yield "silu_mul", partial(_gate, s)
@@ -224,7 +222,6 @@ FLAT = 0.02
 
 
 def draws(s: Setting) -> Named:
-    """256 rows of Qwen's vocabulary."""
     for name, (top_k, top_p, flat) in shapes.DRAWS.items():
         yield name, partial(_draw, s, top_k, top_p, flat)
 

@@ -116,7 +116,6 @@ class Record:
     # --- a group's ---------------------------------------------------------------------------
 
     def facts(self, **facts: Any) -> None:
-        """Facts that are no rows."""
         self.change(lambda own: own["facts"].update(facts))
         print(f"  {facts}", flush=True)
 

@@ -20,8 +20,6 @@ NOISE = 0.95
 
 
 class Aim(NamedTuple):
-    """A figure to reach."""
-
     what: str
     group: str
     rows: tuple[str, ...]
@@ -157,7 +155,6 @@ def labels(said: Mapping[str, Any]) -> str:
 
 
 def page(found: Mapping[str, Any]) -> str:
-    """The page. found: all of the record."""
     groups = found["groups"]
     said = found["facts"]
     title = f"# GPU figures: {found['part']}"

@@ -41,8 +41,6 @@ NEW = 80
 
 
 class Batch(NamedTuple):
-    """Sequences that decode."""
-
     batch: int
     context: int
 
@@ -77,8 +75,6 @@ ACCEPTANCE = "0.8,0.6"
 # --- kernels -------------------------------------------------------------------------------------
 
 class Decode(NamedTuple):
-    """Paged decode attention."""
-
     batch: int
     length: int
     q_len: int = 1

@@ -74,7 +74,6 @@ class Running:
         return True
 
     def _failed(self, now: list[Any], code: int) -> None:
-        """The test that was under way."""
         name, since, limit = now
         spent, why = time() - since, f"exit code {code}"
         if code == TIMED_OUT and spent >= limit:

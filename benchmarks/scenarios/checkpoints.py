@@ -47,7 +47,6 @@ def text(rng: random.Random, count: int) -> list[int]:
 
 
 def chat(rng: random.Random, ask: Ask) -> None:
-    """Conversations by turns."""
     system = text(rng, 300)
     talks = [list(system) for _ in range(200)]
     for _ in range(6):

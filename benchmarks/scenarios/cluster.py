@@ -27,8 +27,6 @@ COUNTS = [1, 8, 64]
 
 
 class Asked:
-    """An engine that is asked."""
-
     def __init__(self, engine: Engine, seed: int) -> None:
         self.client = AsyncClient(engine.name)
         self.chance = random.Random(seed)

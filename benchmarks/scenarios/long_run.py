@@ -123,7 +123,6 @@ def make_loop(policy: str, debug: bool = False, eviction: str = "lru") -> Loop:
 
 
 def drive(traffic: Traffic) -> None:
-    """Runs all requests to their ends."""
     for _ in tenths(traffic):
         pass
 

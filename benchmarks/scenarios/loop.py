@@ -78,7 +78,6 @@ class Loop:
 
     def submit(self, rid: str, prompt: bytes, params: Resolved, seed: int = 0, tenant: str = "",
                priority: int = 0, n: int = 1, deadline: float | None = None) -> None:
-        """Submit a prompt (i4 tokens)."""
         self.scheduler.on_message(Submit(
             rid=rid, client=CLIENT, prompt=prompt, n=n, params=params, text=TextParams(),
             seed=seed, deadline=deadline, tenant=tenant, priority=priority), self.now)
@@ -87,7 +86,6 @@ class Loop:
         self.scheduler.on_message(Cancel(rid=rid, client=CLIENT), self.now)
 
     def stop(self, heard: ReceivedTokens) -> None:
-        """A stop string has matched."""
         self.scheduler.on_message(Stop(sid=heard.sid, tokens=len(heard.tokens)), self.now)
 
     def flush(self) -> None:

@@ -109,7 +109,6 @@ def _answers(url: str) -> bool:
 
 
 def version(kind: str, programs: Programs) -> str:
-    """As the server, or its package, has it."""
     if kind == ACTORIUM:
         return __version__
     if kind == LLAMA_SERVER:

@@ -155,7 +155,6 @@ def _ask(loop: Loop, work: Workload, turn: int, history: list[bytes], played: Pl
 
 def _add_answer(heard: ReceivedTokens, history: list[bytes], played: Played,
                 unlimited: Unlimited | None) -> None:
-    """A conversation has its answer."""
     assert heard.reason == "length" and len(heard.tokens) == ANSWERED
     number = int(heard.rid)
     cached = heard.cached or 0

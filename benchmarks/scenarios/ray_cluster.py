@@ -97,7 +97,6 @@ class LocalCluster:
         return sum(row["migrated_in"] for row in self.status()["replicas"])
 
     def ready(self) -> int:
-        """Replicas that take requests."""
         return sum(row["phase"] == "ready" for row in self.status()["replicas"])
 
     def agents(self) -> dict[str, int]:
@@ -203,7 +202,6 @@ class Streams:
 
 
 def rounds(cluster: LocalCluster, count: int, tokens: int) -> Rows:
-    """What happens, a row each."""
     began = time.monotonic()
 
     def row(what: str, ok: bool, note: str = "") -> Row:

@@ -44,7 +44,6 @@ def commands(runs: int = 5) -> Rows:
 
 
 def demo() -> Row:
-    """The times that the demo writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.json"
         subprocess.run([sys.executable, "-m", "actorium.tools.demo", "--packaged", "--json",

@@ -35,8 +35,6 @@ COUNTED = ("host_pages_hit", "disk_pages_hit", "host_pages_stored", "host_pages_
 
 
 class TierTurn(NamedTuple):
-    """A prompt that was asked for."""
-
     seconds: float
     host: int
     """Pages that were copied back."""
@@ -98,7 +96,6 @@ class TierBench:
         return TierTurn(seconds, host, disk, stored)
 
     def round(self, disk: Path | None) -> dict[str, TierTurn]:
-        """See the module; by where the pages came from."""
         prompt = self.new()
         found = {"computed": self.turn(prompt)}
         self.others(FROM_POOL)
@@ -123,7 +120,6 @@ def drop_cached(directory: Path) -> None:
 
 
 def measure(shape: str, tokens: int, rounds: int, disk: bool) -> list[dict[str, TierTurn]]:
-    """The turns that count, by round."""
     with tempfile.TemporaryDirectory(prefix="act") as base:
         (Path(base) / "model").mkdir()
         model = shape_dir(shape, Path(base) / "model")

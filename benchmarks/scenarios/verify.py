@@ -44,16 +44,12 @@ EVERY = [""]
 
 
 class Smollm2(NamedTuple):
-    """Where SmolLM2 comes from, and its files."""
-
     wheel: str
     folder: Path | None
     gguf: Path | None
 
 
 class ModelKind(NamedTuple):
-    """A model that is verified."""
-
     flags: tuple[str, ...] = ()
     """Flags beside those of every kind."""
     write: Callable[[Path], Any] | None = None
@@ -180,7 +176,6 @@ def line(name: str, row: Mapping[str, Any]) -> list[object]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown."""
     return markdown(HEADS, [line(name, row) for name, row in rows.items()])
 
 

@@ -37,7 +37,6 @@ def percentile(ranked: Sequence[float], p: float) -> float:
 
 
 def percentile_name(p: float) -> str:
-    """Returns the name of a percentile, as p99 or p99.9."""
     return f"p{int(p) if p == int(p) else p}"
 
 

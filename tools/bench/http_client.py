@@ -171,7 +171,6 @@ class Http:
                 f"{headers}{kind}\r\n").encode()
 
     def close(self) -> None:
-        """Close idle connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -224,7 +223,6 @@ class _Exchange:
         return b"".join([part async for part in self.parts()])
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
         reader = self._pipe[0]
         if self._chunked():
             while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):

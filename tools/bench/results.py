@@ -38,7 +38,6 @@ def default_name(result: Mapping[str, Any]) -> str:
 
 
 def without_details(result: Mapping[str, Any]) -> dict[str, Any]:
-    """The figures alone."""
     return {name: value for name, value in result.items() if name not in DETAILS}
 
 

@@ -65,8 +65,6 @@ def opened(job: PeerModel) -> Iterator[TransformersPeer]:
 
 
 class TransformersPeer:
-    """The process, as one of `offline.measure`'s engines."""
-
     name = "transformers"
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
@@ -78,7 +76,6 @@ class TransformersPeer:
         return msgspec.json.decode(self.ask(PeerRun(work, number, output)), type=WorkloadRun)
 
     def ask(self, message: PeerModel | PeerRun) -> bytes:
-        """The line that answers a message."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         with contextlib.suppress(BrokenPipeError):  # no answer then

@@ -133,7 +133,6 @@ class CheckedRequest:
 
     @property
     def count(self) -> int:
-        """Returns the number of tokens received."""
         return sum(len(tokens) for tokens in self.tokens)
 
 
@@ -170,7 +169,6 @@ class TrafficTally:
     wrong: list[str] = field(default_factory=list)
 
     def settle(self, want: CheckedRequest) -> None:
-        """Counts a stream that is over."""
         self.tokens += want.count
         self.wrong += [f"request {want.number}: {text}" for text in want.wrong[:3]]
 

@@ -328,7 +328,6 @@ class NodeRig(Rig):
         self.machines = machines
 
     def indices(self, node: str) -> list[int]:
-        """The replicas of a node."""
         with ClusterAsker(self.engine.name, str(self.base)) as asker:
             return [row.replica for row in asker.ask(AskCluster).rows if row.node == node]
 

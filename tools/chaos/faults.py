@@ -119,7 +119,6 @@ def strike(fault: Fault, run_dir: Path) -> list[RunningActor]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Sends a signal to those processes that exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)

@@ -297,7 +297,6 @@ async def _drive(made: Rig, seconds: float, streams: int, seed: int
 
 
 def soak(seed: int, seconds: float, streams: int) -> dict[str, Any]:
-    """Runs steady traffic for so long."""
     with rig(SHORT_WORKER, debug_memory=False, retain=RETAIN, max_total_tokens=POOL) as made:
         traffic, samples = asyncio.run(_drive(made, seconds, streams, seed))
     tally, grown = traffic.tally, {}

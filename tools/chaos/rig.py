@@ -38,7 +38,6 @@ class Rig:
         return {}
 
     def close(self) -> None:
-        """Ends the engine and looks for leftovers."""
         self.engine.close()
         self.left = leftovers(self.base)
 

@@ -171,7 +171,6 @@ class Battery:
 
     async def _wait_for(self, moment: str, traffic: Traffic, running: list[asyncio.Task[str | None]]
                         ) -> None:
-        """Waits for the trial's moment."""
         if moment in (IDLE, SUBMIT, PREFILL):
             await asyncio.sleep(self._chance.uniform(0.0, 0.08))
             return

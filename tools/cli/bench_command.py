@@ -37,12 +37,10 @@ def run(_command: str, argv: list[str]) -> int:
 
 class _CompareParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
-        """One line, as every command has it."""
         raise BadConfig(f"bench compare: {message}", "compare")
 
 
 def compare(argv: list[str]) -> int:
-    """`actorium bench compare`."""
     parser = _CompareParser(prog="actorium bench compare", description=COMPARE, allow_abbrev=False)
     parser.add_argument("files", nargs="+", metavar="FILE", help="results, as JSON or JSON lines")
     parser.add_argument("--plot", metavar="FILE.png", help="write the picture there (.png, .svg)")

@@ -138,7 +138,6 @@ def _sampling(options: OfflineOptions) -> SamplingParams:
 
 
 def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
-    """The engine's. Raises `BadConfig`."""
     config, options = parsed.config, parsed.options
     if options.name in ("random", "generated-shared-prefix") and options.tokenize_prompt:
         return _with_ids(config, options.shape, folder)
@@ -199,7 +198,6 @@ BUSY_SHARE = 0.4
 
 
 def run_workloads(given: Config, plan: OfflineOptions) -> int:
-    """Measure and report. Raises `BadConfig`."""
     chosen = _chosen_workloads(plan)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
         config = _with_ids(given, plan.shape, Path(folder))

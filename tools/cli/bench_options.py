@@ -141,7 +141,6 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
 
     @property
     def percentile_names(self) -> list[str]:
-        """As p99."""
         return [percentile_name(p) for p in self.percentiles]
 
     @property

@@ -136,7 +136,6 @@ async def _warm_up(options: BenchServeOptions, target: BenchTarget, session: Ses
 
 
 def _setting(options: BenchServeOptions, target: BenchTarget, session: Session) -> dict[str, Any]:
-    """What was run: the head of a result file."""
     rate = options.request_rate
     head: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"), "endpoint_type": target.backend,

@@ -120,8 +120,6 @@ POLL = 0.2
 
 
 class Session(NamedTuple):
-    """A server that is ready to be asked."""
-
     stream: Stream
     tokens: Tokens
     counters: Callable[[], Awaitable[dict[str, float]]]
@@ -172,7 +170,6 @@ async def _engine(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> Asy
 
 @contextlib.asynccontextmanager
 async def _server(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> AsyncIterator[Session]:
-    """Whatever listens there."""
     options, config = parsed.options, parsed.config
     with contextlib.closing(Http(target.url or "", "--base-url", not options.insecure)) as http:
         headers = _headers(parsed)

@@ -204,14 +204,12 @@ def _await(asker: ClusterAsker, options: ClusterOptions, command: str, operand: 
 
 
 def as_json(answer: ClusterAnswer) -> dict[str, object]:
-    """What `--json` prints."""
     return {"target": answer.target, "waiting": answer.waiting, "policy": answer.policy,
             "placement": answer.placement,
             "replicas": [msgspec.to_builtins(row) for row in answer.rows]}
 
 
 def table(answer: ClusterAnswer) -> str:
-    """The rows as aligned text, and a line about all."""
     text = aligned([list(COLUMNS), *map(_cells, answer.rows)])
     text.append(f"{answer.target} replicas wanted, {answer.waiting} requests wait for one")
     return "\n".join([*text, *filter(None, (*_left_out(answer), answer.policy,

@@ -51,8 +51,6 @@ class NodeEntry(Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RayEntry(Struct, frozen=True, forbid_unknown_fields=True):
-    """Nodes that Ray places."""
-
     address: str = "auto"
     """As `--ray-address`."""
     replicas: int = 1
@@ -101,7 +99,6 @@ def read_cluster_file(path: Path, ray: bool = False, ray_address: str = "") -> C
 
 
 def _with_ray(path: Path, file: ClusterFile, address: str) -> ClusterFile:
-    """With the nodes that Ray places."""
     replace = msgspec.structs.replace
     ray = file.ray or RayEntry()
     ray = replace(ray, address=address or ray.address,
@@ -203,7 +200,6 @@ class JoinOptions(Struct, frozen=True, kw_only=True):
 
 
 def up(argv: list[str]) -> int:
-    """`actorium cluster up FILE`: the head."""
     words = list(argv)
     name = words.pop(0) if words and not words[0].startswith("-") else ""
     options, _, written, _ = parse("actorium cluster up FILE.toml", words, UpOptions, UP,
@@ -223,7 +219,6 @@ def up(argv: list[str]) -> int:
 
 
 def keys(argv: list[str]) -> int:
-    """`actorium cluster keys FOLDER NODE ...`"""
     if len(argv) < 2 or any(word.startswith("-") for word in argv):
         raise BadConfig("usage: actorium cluster keys FOLDER NODE ...", "FOLDER")
     for path in make_keys(Path(argv[0]).expanduser().absolute(), argv[1:]):
@@ -232,7 +227,6 @@ def keys(argv: list[str]) -> int:
 
 
 def join(argv: list[str]) -> int:
-    """`actorium cluster join HEAD --key FILE`: a node."""
     words = list(argv)
     head = words.pop(0) if words and not words[0].startswith("-") else ""
     parsed = parse("actorium cluster join tcp://HEAD:PORT", words, JoinOptions, JOIN, model=False)

@@ -95,7 +95,6 @@ class EvalChoicesOptions(EvalScoreOptions, frozen=True, kw_only=True):
 
 
 def _choices(parsed: Parsed[EvalChoicesOptions], kind: str) -> tuple[Parsed[Any], Work]:
-    """What is asked. Raises `BadConfig`."""
     options, own = parsed.options, kind == "questions"
     if own and "data" in parsed.written:
         raise BadConfig("--data: is for `actorium eval mmlu`", "data")

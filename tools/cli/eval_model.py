@@ -94,14 +94,12 @@ def nobody_named(parsed: Parsed[Any]) -> bool:
 
 
 def with_model(parsed: Parsed[Any], model: str) -> Parsed[Any]:
-    """The same of a model."""
     config = parsed.config
     return parsed._replace(config=msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, model=model)))
 
 
 def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]]) -> Result:
-    """What `work` makes of the model."""
     own = parsed.config
     if parsed.options.base_url is not None:
         return asyncio.run(_over_http(parsed, work))
@@ -170,7 +168,6 @@ def setting_of(parsed: Parsed[Any], task: str, model: RatedModel) -> dict[str, A
 
 def write_reports(options: EvalModelOptions, result: Mapping[str, Any],
                   page: Page) -> None:
-    """The files that were asked for."""
     for file, text in ((options.json, lambda: json.dumps(result, indent=1) + "\n"),
                        (options.html, lambda: page(result))):
         if file is not None:

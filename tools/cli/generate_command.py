@@ -71,7 +71,6 @@ def _check_order(parsed: Parsed[GenerateOptions]) -> None:
 
 def jobs(options: GenerateOptions, source: BinaryIO | None,
          sampling: dict[str, Any]) -> Iterator[jsonl.BatchJob | jsonl.BadLine]:
-    """The requests of the command line or of the file."""
     if source is not None:
         yield from jsonl.parse_lines(jsonl.read_lines(source), sampling)
         return

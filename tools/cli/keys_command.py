@@ -53,7 +53,6 @@ def run(_command: str, argv: list[str]) -> int:
 
 
 def _named(argv: list[str]) -> list[str]:
-    """The leading words as flags."""
     words: list[str] = []
     while len(words) < len(argv) and not argv[len(words)].startswith("--"):
         words.append(argv[len(words)])

@@ -118,7 +118,6 @@ def find_models(cache: Path, folders: list[Path]) -> Iterator[LocalModel]:
 
 
 def _in_repository(repository: Path) -> Iterator[LocalModel]:
-    """The snapshots of one repository of the HF cache."""
     named: dict[str, str] = {}
     for ref in sorted(repository.glob("refs/**/*")):
         with contextlib.suppress(OSError):

@@ -41,7 +41,6 @@ class PlanReport(NamedTuple):
 
     @property
     def worker_kind(self) -> str:
-        """What the bytes are of."""
         return "one worker on a CPU" if self.on_cpu else "one GPU"
 
 
@@ -114,7 +113,6 @@ def _reuse(plan: MemoryPlan) -> list[str]:
 
 
 def _kept(rows: Sequence[RetentionBound]) -> list[str]:
-    """What each actor keeps on the host."""
     lines = ["kept of requests that are over, at the most, in the host's memory:"]
     lines += [f"{row.bytes:>14,}  {row.role}: {row.what}"
               + (f" (--{row.setting})" if row.setting else "") for row in rows]

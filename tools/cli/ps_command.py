@@ -100,7 +100,6 @@ def _config(run_dir: Path) -> Config | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as aligned text."""
     cells = [[*(column.replace("_", " ") for column in _COLUMNS), ""]]
     cells += [[*(_cell(row.get(column), column in _BYTES) for column in _COLUMNS), detail(row)]
               for row in rows]

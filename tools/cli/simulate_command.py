@@ -96,14 +96,11 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(NamedTuple):
-    """Which clusters are asked the same."""
-
     replicas: list[int]
     routings: list[str]
     faults: list[ReplicaDeath]
 
     def title(self, replicas: int, routing: str) -> str:
-        """Of a cluster: what sets it apart."""
         number = f"{replicas} replica{'s' * (replicas > 1)}"
         if len(self.replicas) == 1:
             return routing

@@ -36,7 +36,6 @@ class StartUp:
     """
 
     def __init__(self, config: Config, quiet: bool = False) -> None:
-        """`quiet` = only collect."""
         self.quiet = quiet
         self.config = config
         self.name = config.runtime.name
@@ -58,7 +57,6 @@ class StartUp:
         self._tasks: dict[str, Any] = {}
 
     def show(self, status: Status) -> None:
-        """Take one answer of the watchdog."""
         now = time.time() - self.began
         for actor in status.actors:
             doing = _COUNT.sub("", actor.detail).strip() or actor.phase
@@ -105,7 +103,6 @@ class StartUp:
         self._bars.update(bar, description=f"{actor.role} {text}")
 
     def close(self) -> None:
-        """Take the bars away."""
         if self._bars is not None:
             self._bars.stop()
             self._bars = None

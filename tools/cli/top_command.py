@@ -225,7 +225,6 @@ def _actor(actor: ActorStatus, seconds: float, old: ProcessUsage | None,
 
 
 def screen(views: list[dict[str, Any]]) -> Group:
-    """All views, for a terminal."""
     from rich.console import Group
     from rich.text import Text
 

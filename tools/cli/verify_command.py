@@ -90,13 +90,11 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
 
 
     def only_axes(self) -> list[str]:
-        """Those that were named, or all."""
         return list(VALUES) if self.axes is None else [
             axis.strip() for axis in self.axes.split(",")]
 
 
 def run(_command: str, argv: list[str], start: Start = own_engine) -> int:
-    """Entry of the command. start: how engines come to be."""
     parsed = parse("actorium verify [MODEL]", argv, VerifyCommandOptions, ABOUT,
                    checks=[check_machine])
     parsed.options.check()

@@ -147,7 +147,6 @@ class Chat:
         self.tokens, self.drafted, self.accepted, self.seconds = 0, 0, 0, 0.0
 
     def ask(self, questions: tuple[Question, ...]) -> bool:
-        """Whether all answers are right."""
         turns: list[dict[str, str]] = []
         fine = True
         for question in questions:
@@ -167,7 +166,6 @@ class Chat:
         return fine
 
     def _answer(self, turns: list[dict[str, str]]) -> str:
-        """Greedy, printed as it comes."""
         from actorium.actors.params import SamplingParams
 
         began, text = time.perf_counter(), ""

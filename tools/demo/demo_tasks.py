@@ -49,7 +49,6 @@ class TaskItem(NamedTuple):
 
 
 def add(rng: random.Random) -> TaskItem:
-    """Sum of two numbers below 100."""
     a, b = rng.randrange(100), rng.randrange(100)
     form = rng.choice(("What is {} + {}?", "{} + {} =", "Add {} and {}."))
     return TaskItem("add", form.format(a, b), str(a + b))
@@ -112,7 +111,6 @@ def lookup_pairs(rng: random.Random, count: int) -> dict[str, str]:
 
 
 def find(key: str) -> str:
-    """Returns the question after one key."""
     return f"Find {key}."
 
 

@@ -37,8 +37,6 @@ class ChoiceResult(Struct, frozen=True, kw_only=True):
 
 
 class Share(Struct, frozen=True):
-    """Right answers among questions."""
-
     right: int
     count: int
 
@@ -63,7 +61,6 @@ class Share(Struct, frozen=True):
         return max(0.0, middle - half), min(1.0, middle + half)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {"score": round(self.score, 5), "standard_error": round(self.standard_error, 5),
                 "right": self.right, "count": self.count}
 
@@ -128,7 +125,6 @@ def _item(one: ChoiceResult) -> dict[str, Any]:
 
 
 def choice_table(result: Mapping[str, Any]) -> str:
-    """The scores as aligned text."""
     rows = [*result["categories"].items(), ("all", result)]
     width = max(len(name) for name, _ in rows)
     lines = [f"{'':<{width}} {'right':>6} {'of':>6} {'score':>8}  standard error"]

@@ -39,7 +39,6 @@ class Score(Struct):
 
     @property
     def share(self) -> float:
-        """Right items over all items."""
         return sum(t.right for t in self.tasks) / max(sum(t.count for t in self.tasks), 1)
 
 
@@ -80,7 +79,6 @@ def _note(entry: TaskScore, item: TaskItem, got: str) -> None:
 
 
 def as_dict(result: Score) -> dict[str, Any]:
-    """For JSON."""
     tasks = {t.task: {"count": t.count, "right": t.right, "share": t.share, "errors": t.errors,
                       "wrong": t.wrong} for t in result.tasks}
     return {"share": result.share, "count": sum(t.count for t in result.tasks),

@@ -51,7 +51,6 @@ class ChoiceQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def letters(self) -> str:
-        """Of all options."""
         return LETTERS[:len(self.choices)]
 
 

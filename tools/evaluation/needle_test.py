@@ -75,7 +75,6 @@ def text_case(units: int, depth: float, rng: random.Random) -> NeedleCase:
 
 
 def chat_case(units: int, depth: float, rng: random.Random) -> NeedleCase:
-    """The same as a conversation."""
     case = text_case(units, depth, rng)
     text = str(case.prompt).partition("\n\nQuestion:")[0]
     asked = f"{text}\n\nWhat is the secret number? Answer with the number."
@@ -131,7 +130,6 @@ async def run_needle(model: RatedModel, style: str, lengths: Sequence[int],
 
 def needle_object(results: Sequence[NeedleResult], setting: dict[str, Any], seconds: float
                   ) -> dict[str, Any]:
-    """For JSON."""
     whole = Share(sum(one.right for one in results), len(results))
     cells = [{"length": length, "depth": depth, "tokens": max(one.tokens for one in cell),
               **Share(sum(one.right for one in cell), len(cell)).as_dict()}
@@ -158,7 +156,6 @@ def needle_table(result: Mapping[str, Any]) -> str:
 
 
 def needle_page(result: Mapping[str, Any]) -> str:
-    """The grid as a picture."""
     lengths, depths = _axes(result)
     by = {(one["length"], one["depth"]): one["score"] for one in result["cells"]}
     return page(f"needle: {result['model']}", [

@@ -74,7 +74,6 @@ async def ask_pictures(model: RatedModel, items: Sequence[PictureItem], at_once:
 
 def picture_object(results: Sequence[PictureResult], setting: Mapping[str, Any], seconds: float
                    ) -> dict[str, Any]:
-    """For JSON: the setting, the scores, and every answer."""
     groups: dict[str, list[bool]] = {}
     for one in results:
         groups.setdefault(one.item.question.kind, []).append(one.right)

@@ -151,7 +151,6 @@ class NullWorker(Core):
     # --- the shell's side ------------------------------------------------------------------------
 
     def on_message(self, message: ToWorker, now: float) -> None:
-        """Applies a plan (and answers it) or a reset."""
         if isinstance(message, Reset):
             self._reset(message)
         elif not self._acknowledged or message.epoch != self._epoch:

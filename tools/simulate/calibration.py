@@ -113,8 +113,6 @@ PATIENCE = 15.0
 
 
 class LinkDelays(NamedTuple):
-    """Seconds."""
-
     inward: float
     """Delay from the tokenizer to the scheduler."""
     outward: float

@@ -81,7 +81,6 @@ def cell_jobs(config: Config, model: StepSeconds, sizes: Sequence[int], routing:
 
 
 def run_cell(job: CellJob, work: SimulatedLoad) -> tuple[RequestColumns, dict[str, int]]:
-    """In this process."""
     config = cluster_config(load(bytes(job.config)), job.replicas, job.routing)
     cluster = VirtualCluster(config, job.model, work, job.seed, start=job.start)
     return cluster.run(job.faults), cluster.counts()

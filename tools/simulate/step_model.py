@@ -23,8 +23,6 @@ FLAG = "--step-model"
 
 
 class StepSeconds(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds, see the module."""
-
     base: float
     prompt: float
     sequence: float

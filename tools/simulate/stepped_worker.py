@@ -31,5 +31,4 @@ def build(context: Context) -> SteppedWorker:
 
 
 def build_slow(context: Context) -> SteppedWorker:
-    """The same, with `SLOW_SECONDS`."""
     return SteppedWorker(context, SLOW_SECONDS)

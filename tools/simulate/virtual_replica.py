@@ -142,7 +142,6 @@ class VirtualReplica:
         return said
 
     def counts(self) -> Counter[str]:
-        """The counters so far."""
         gauges = self.bare.health().gauges
         return Counter({name: int(gauges[name]) for name in COUNTED})
 

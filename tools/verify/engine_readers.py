@@ -94,7 +94,6 @@ class ReadingProgress:
         return self.n - len(self._ended) if self.ended_at == math.inf else 0
 
     def count(self, choice: int, tokens: int, ended: bool) -> None:
-        """So many tokens of a choice have come."""
         self._tokens[choice] += tokens
         if self._tokens[choice] >= self._after:
             self.turned.set()
@@ -104,7 +103,6 @@ class ReadingProgress:
                 self.over()
 
     def over(self) -> None:
-        """Nothing comes any more."""
         self.ended_at = min(self.ended_at, monotonic())
         self.turned.set()
 
@@ -231,8 +229,6 @@ POLL = 0.05
 
 
 class Unfinished(NamedTuple):
-    """A request that had not ended when the worker died."""
-
     number: int
     choices: int
     """Choices that had not ended."""

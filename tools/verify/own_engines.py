@@ -115,7 +115,6 @@ class OwnEngines:
         self.info = await own.client.server_info(self._patience)
 
     async def close(self) -> None:
-        """Stops them all."""
         for condition in reversed(list(self._running)):
             await self._stop(condition)
 

@@ -187,8 +187,6 @@ DEATHS_EVERY = 20
 
 
 class VerifyRound(NamedTuple):
-    """Requests that are sent together."""
-
     cases: tuple[VerifyCase, ...]
     condition: Condition
     """`neighbours` and `order` are those of the first."""
@@ -208,8 +206,6 @@ def order_of(place: int, last: int) -> str:
 
 
 class Visits:
-    """What was visited, and how often."""
-
     def __init__(self, plain: Condition = PLAIN) -> None:
         self._plain = plain
         self.counts: Counter[tuple[Any, ...]] = Counter()

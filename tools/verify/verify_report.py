@@ -23,7 +23,6 @@ KEPT = 200
 
 def verify_result(tally: VerifyTally, plain: Condition = PLAIN,
                   counts: EngineCounts | None = None) -> dict[str, Any]:
-    """For JSON."""
     kinds: dict[str, int] = {}
     for own in tally.observed:
         kinds[own.difference.kind] = kinds.get(own.difference.kind, 0) + 1
@@ -55,7 +54,6 @@ def _case(case: VerifyCase) -> dict[str, Any]:
 
 
 def verify_table(result: Mapping[str, Any]) -> str:
-    """Aligned text: axes, then contradictions."""
     lines = [f"{'axis':<18}{'value':<12}{'comparisons':>12}{'contradictions':>16}"]
     lines += [f"{own['axis']:<18}{own['value']:<12}{own['comparisons']:>12}"
               f"{own['contradictions']:>16}" for own in result["axes"]]

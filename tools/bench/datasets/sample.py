@@ -36,7 +36,6 @@ class TokenVocabulary(NamedTuple):
     special: frozenset[int] = frozenset()
 
     def draw(self, rng: random.Random, number: int) -> list[int]:
-        """Draws so many ids."""
         ids: list[int] = []
         while len(ids) < number:
             token = rng.randrange(self.size)
@@ -64,7 +63,6 @@ class LocalTokenizer:
         return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def text_of(self, ids: Sequence[int], rng: random.Random) -> tuple[str, int]:
