@@ -33,6 +33,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
 import numpy as np
 from gpucheck.shapes import HYBRID, LLAMA
+from harness import markdown
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime.interpreter import InterpretedFunction
@@ -305,8 +306,7 @@ def _piece_step(runner: ModelRunner, tokens: int, counting: Counting) -> Tally:
 
 
 def pieces(tokens: int = 512) -> dict[str, Any]:
-    """Returns a table of what the host launches for such a step of each model: kernels and
-    graphs."""
+    """Counts what the host launches for such a step of each model: kernels and graphs."""
     found = {}
     for name, config in PROMPTS.items():
         eager, cut = (count_piece(config, tokens, how) for how in (False, True))
@@ -317,21 +317,21 @@ def pieces(tokens: int = 512) -> dict[str, Any]:
 
 
 def piece_table(found: dict[str, Any]) -> str:
-    lines = ["| a step of 512 tokens | kernels by the host, eager | in segments | graphs replayed "
-             "| kernels in them |", "|---|---|---|---|---|"]
-    return "\n".join(lines + [
-        f"| {name} | {own['eager']} | {own['launches']} | {own['replays']} | {own['in_graphs']} |"
-        for name, own in found.items()])
+    return markdown(
+        ["a step of 512 tokens", "kernels by the host, eager", "in segments", "graphs replayed",
+         "kernels in them"],
+        [[name, *(own[key] for key in ("eager", "launches", "replays", "in_graphs"))]
+         for name, own in found.items()])
 
 
 def table(found: dict[str, Any], before: dict[str, Any]) -> str:
-    lines = ["| step | launches before | now, without passes | with them, products apart | fused | "
-             "graphs replayed before | now |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for name, now in found.items():
         was = before.get(name, {"launches": "", "replays": ""})
-        lines.append(f"| {name} | {was['launches']} | {now['unjoined']} | {now['apart']} | "
-                     f"{now['launches']} | {was['replays']} | {now['replays']} |")
-    return "\n".join(lines)
+        rows.append([name, was["launches"], now["unjoined"], now["apart"], now["launches"],
+                     was["replays"], now["replays"]])
+    return markdown(["step", "launches before", "now, without passes", "with them, products apart",
+                     "fused", "graphs replayed before", "now"], rows)
 
 
 def main() -> None:

@@ -1,11 +1,14 @@
-"""What commands print and write alike: aligned tables, a line of progress, pictures of plots."""
+"""What commands print and write alike: aligned tables, a line of progress, files, plots."""
 
 from __future__ import annotations
 
+import json
 import sys
 from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import Any
+
+from actorium.actors.errors import BadConfig
 
 
 def aligned(rows: Sequence[Sequence[str]], right: Collection[int] = ()) -> list[str]:
@@ -20,6 +23,22 @@ def show_progress(text: str) -> None:
     """Replaces the last line of a terminal; writes nothing elsewhere."""
     if sys.stderr.isatty():
         print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
+
+
+def write_file(path: str | Path, text: str, field: str) -> None:
+    """Writes a file that a flag asked for, making its folder. Raises `BadConfig`, naming the field.
+    """
+    target = Path(path).expanduser()
+    try:
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadConfig(f"{path}: {error.strerror}", field) from None
+
+
+def write_json(path: str | Path, value: Any) -> None:
+    """Writes what `--json` asked for. Raises `BadConfig`."""
+    write_file(path, json.dumps(value, indent=2) + "\n", "json")
 
 
 def load_pyplot() -> Any:

@@ -225,12 +225,6 @@ def workload_table(rows: list[dict[str, Any]]) -> str:
     return "\n".join(aligned(lines, range(2, len(columns))))
 
 
-def write_json(path: str, result: dict[str, Any]) -> None:
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
-
-
 def workload_plot(path: str, title: str, rows: list[dict[str, Any]],
                   judged: dict[str, str]) -> None:
     """One panel a work: the figure that it is judged by, per engine, with the runs' spread."""

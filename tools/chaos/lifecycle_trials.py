@@ -4,7 +4,6 @@ with one line and leave nothing behind, and the next engine must start at once i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import shutil
@@ -33,6 +32,7 @@ from actorium.tools.chaos.running_trials import (
     LAUNCHER,
     StrikeTrial,
     TrialReport,
+    command,
     in_lanes,
 )
 
@@ -227,22 +227,13 @@ def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
     return report
 
 
-def main() -> int:
-    """`python -m actorium.tools.chaos.lifecycle_trials`."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=None, help="default: all of them")
-    parser.add_argument("--lanes", type=int, default=3, help="engines at a time")
-    parser.add_argument("--moments", default=",".join(MOMENTS))
-    options = parser.parse_args()
-    several = [trial for trial in trials() if trial.moment in options.moments.split(",")]
-    random.Random(options.seed).shuffle(several)
-    report = run(several, options.seed, options.seconds, lambda line: print(line, flush=True),
-                 options.lanes)
-    print(f"seed {options.seed}: {report.trials} trials, {len(report.wrong)} wrong")
-    return 1 if report.wrong else 0
+def chosen(seed: int, moments: str) -> list[StrikeTrial]:
+    """Returns all trials at these moments (names with commas), in the seed's order."""
+    several = [trial for trial in trials() if trial.moment in moments.split(",")]
+    random.Random(seed).shuffle(several)
+    return several
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, _run, "--moments", ",".join(MOMENTS), "when actors are struck",
+                     chosen))

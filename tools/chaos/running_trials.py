@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import combinations
 from time import monotonic
+from typing import Any
 
 from msgspec import Struct
 
@@ -275,17 +276,19 @@ def sample(seed: int, pairs_too: int) -> list[StrikeTrial]:
     return alone + two[:pairs_too]
 
 
-def main() -> int:
-    """`python -m actorium.tools.chaos.running_trials`: as many as one likes."""
-    parser = argparse.ArgumentParser(description=__doc__,
+def command(about: str | None, run: Runner, flag: str, default: Any, explained: str,
+            trials: Callable[[int, Any], Sequence[StrikeTrial]]) -> int:
+    """Runs a command line of trials; returns its exit code. flag, default, explained: of the choice
+    of trials; trials: from the seed and that choice to those that run."""
+    parser = argparse.ArgumentParser(description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=None, help="default: all of them")
-    parser.add_argument("--pairs", type=int, default=len(pairs()), help="beside all singles")
     parser.add_argument("--lanes", type=int, default=3, help="engines at a time")
+    parser.add_argument(flag, dest="chosen", type=type(default), default=default, help=explained)
     options = parser.parse_args()
-    report = lanes(sample(options.seed, options.pairs), options.seed, options.seconds,
-                   options.lanes, lambda line: print(line, flush=True))
+    report = in_lanes(run, trials(options.seed, options.chosen), options.seed, options.seconds,
+                      options.lanes, lambda line: print(line, flush=True))
     print(f"seed {options.seed}: {report.trials} trials, {report.requests} requests, "
           f"{report.tokens} tokens, {len(report.wrong)} wrong")
     print("\n".join(report.wrong[:40]))
@@ -293,4 +296,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, run, "--pairs", len(pairs()), "beside all singles", sample))

@@ -31,7 +31,7 @@ from actorium.tools.bench.throughput import Watch, run_batch, throughput
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.flags import check_least
-from actorium.tools.output import show_progress
+from actorium.tools.output import show_progress, write_json
 
 ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
 --dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's
@@ -103,7 +103,7 @@ def run(argv: list[str]) -> int:
     if options.result_filename:
         results.write_result(Path(options.result_filename), result, append=True)
     if options.json:
-        workloads.write_json(options.json, {**result, **_setting(config, options)})
+        write_json(options.json, {**result, **_setting(config, options)})
     return 1 if result["failed_requests"] else 0
 
 
@@ -212,7 +212,7 @@ def run_workloads(given: Config, plan: OfflineOptions) -> int:
     for name, share in extra.get("agreement", {}).items():
         print(f"{name}: {100 * share:.1f} % of the tokens equal up to the first difference")
     if plan.json:
-        workloads.write_json(plan.json, {"title": title, "rows": rows, **extra})
+        write_json(plan.json, {"title": title, "rows": rows, **extra})
     if plan.plot:
         workloads.workload_plot(plan.plot, title, rows, judged)
     return 0

@@ -33,7 +33,7 @@ from actorium.tools.cli.bench_session import (
 )
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
-from actorium.tools.output import show_progress
+from actorium.tools.output import show_progress, write_json
 
 ABOUT = """Load on a serving engine: one of its own, with --name NAME one that runs already, or with
 --base-url (or --host, --port) any server that speaks OpenAI's API or SGLang's. Flags, rows and the
@@ -167,7 +167,7 @@ def _report(result: dict[str, Any], options: BenchServeOptions) -> int:
     print(serving_table(result, options.metrics, options.percentile_names))
     kept = result if options.save_detailed else results.without_details(result)
     if options.json:
-        workloads.write_json(options.json, kept)
+        write_json(options.json, kept)
     append = options.append_result or options.output_file is not None
     if options.save_result or append or options.result_filename:
         name = options.output_file or options.result_filename or results.default_name(result)

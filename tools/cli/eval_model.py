@@ -25,7 +25,7 @@ from actorium.tools.cli.flags import check_least
 from actorium.tools.cli.status import announced_wait, running_dir
 from actorium.tools.evaluation.http_model import HttpModel
 from actorium.tools.evaluation.rated_model import RatedModel, SdkModel
-from actorium.tools.output import show_progress
+from actorium.tools.output import show_progress, write_file
 
 Result = TypeVar("Result")
 Work = Callable[[RatedModel, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -168,10 +168,11 @@ def setting_of(parsed: Parsed[Any], task: str, model: RatedModel) -> dict[str, A
 
 def write_reports(options: EvalModelOptions, result: Mapping[str, Any],
                   page: Page) -> None:
-    for file, text in ((options.json, lambda: json.dumps(result, indent=1) + "\n"),
-                       (options.html, lambda: page(result))):
+    for field, file, text in (
+            ("json", options.json, lambda: json.dumps(result, indent=1) + "\n"),
+            ("html", options.html, lambda: page(result))):
         if file is not None:
-            Path(file).write_text(text(), encoding="utf-8")
+            write_file(file, text(), field)
             print(f"actorium: wrote {file}", file=sys.stderr)
 
 

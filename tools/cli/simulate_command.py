@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
 import time
@@ -19,7 +18,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.plan_report import check_plot
-from actorium.tools.output import aligned, show_progress
+from actorium.tools.output import aligned, show_progress, write_file, write_json
 from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cells
 from actorium.tools.simulate.outcome import (
     Arrays,
@@ -139,14 +138,14 @@ def run(_command: str, argv: list[str]) -> int:
              f"Seed {options.seed}; simulated in {time.perf_counter() - began:.1f} s."]
     print(*aligned(rows, range(1, len(rows[0]))), *notes, sep="\n")
     if options.json is not None:
-        _write(options.json, json.dumps({
+        write_json(options.json, {
             "workload": options.trace or options.workload, "rate": options.rate,
             "seed": options.seed, "faults": options.faults,
             "step_model": msgspec.to_builtins(model),
             "clusters": [{"replicas": each.replicas, "routing": each.routing, **each.figures}
-                         for each in found.values()]}, indent=2) + "\n")
+                         for each in found.values()]})
     if options.html is not None:
-        _write(options.html, comparison_html(title, notes, rows))
+        write_file(options.html, comparison_html(title, notes, rows), "html")
     if options.plot is not None:
         comparison_plot(Path(options.plot), title,
                         {name: each.columns for name, each in found.items()},
@@ -248,7 +247,7 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
     print(f"Step model: {describe(model)}",
           f"Its mean error for the loads that it was fitted to: {error:.1%}", sep="\n")
     if options.step_model is not None:
-        _write(options.step_model, msgspec.json.encode(model).decode() + "\n")
+        write_file(options.step_model, msgspec.json.encode(model).decode() + "\n", "step_model")
     return model
 
 
@@ -285,12 +284,3 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
         "processor_s": round(sum(answer.seconds for answer in answers), 2),
         "most_megabytes_of_a_process": round(max(answer.megabytes for answer in answers))}
     return Simulated(replicas, routing, figures, columns)
-
-
-def _write(path: str, text: str) -> None:
-    target = Path(path).expanduser()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    except OSError as error:
-        raise BadConfig(f"{path}: {error.strerror}", "json") from None
