@@ -25,7 +25,7 @@ from actorium.tools.bench.http_client import Http
 from actorium.tools.bench.results import read_results
 from actorium.tools.bench.server_backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.cli import bench_serve, bench_session
-from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
+from actorium.tools.cli.bench_command import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import target_of
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flag_help import field_docs

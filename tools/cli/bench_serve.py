@@ -22,7 +22,7 @@ from actorium.tools.bench.figures import acceptance, details, figures
 from actorium.tools.bench.load_driver import RequestResult, arrivals, drive
 from actorium.tools.bench.results import serving_table
 from actorium.tools.bench.server_backends import CHAT, SDK, kind_of
-from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
+from actorium.tools.cli.bench_command import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import (
     SELF,
     BenchTarget,

@@ -33,7 +33,7 @@ from actorium.tools.bench.server_backends import (
     http_stream,
     sdk_stream,
 )
-from actorium.tools.cli.bench_options import BenchServeOptions
+from actorium.tools.cli.bench_command import BenchServeOptions
 from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.status import announced_wait, running_dir
 

@@ -76,7 +76,7 @@ def _client(parsed: Parsed[ChatOptions], stack: contextlib.ExitStack) -> Client:
 
 def banner(info: dict[str, Any], sampling: dict[str, Any]) -> str:
     """Who answers, how its answers are sampled, and where to go on. sampling: the flags'."""
-    from actorium.tools.cli.start_up import sampling_line
+    from actorium.tools.cli.engines import sampling_line
 
     own = ", ".join(f"{name} {value}" for name, value in sampling.items())
     default = sampling_line(msgspec.convert(info["config"], Config), info)

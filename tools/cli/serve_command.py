@@ -13,7 +13,7 @@ from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.obtain import with_model_path
 from actorium.tools.cli.command_line import Parsed, parse
-from actorium.tools.cli.start_up import StartUp, watch
+from actorium.tools.cli.engines import StartUp, watch
 
 PORT = 8000
 ABOUT = """Start an engine and keep it running until SIGTERM or Ctrl-C, which drain it. It answers

@@ -20,8 +20,7 @@ from actorium.actors.config import sources as settings
 from actorium.actors.errors import BadModel
 from actorium.actors.models.wheel_download import fetch_wheel_model
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.start_up import StartUp, process_start
+from actorium.tools.cli.engines import StartUp, own_engine, process_start
 from actorium.tools.demo.demo_tasks import held_out, score
 
 if TYPE_CHECKING:
