@@ -1,17 +1,17 @@
-"""What a decode step, and one with a piece of a prompt, ask of the device: kernels launched, graphs
-replayed, copies; counted by operation, on any machine.
+"""Counts, on any machine, what a decode step and a step with a prompt chunk ask of the device:
+kernels launched, graphs replayed, copies, by operation.
 
-The runner is the real one, with the kernels and the graphs of CUDA devices, on CPU tensors in which
-nothing is computed: each Triton launch and each operation of torch is written down, a capture keeps
-what it saw, and a replay stands for that. Memory that a kernel would have filled holds zeros. How
-many launches a step takes depends on the number of layers and on the grids that a device of `SMS`
+The runner is the real one, with the kernels and graphs of CUDA devices, on CPU tensors in which
+nothing is computed: each Triton launch and torch operation is recorded, a capture keeps its
+records, and a replay stands for them. Memory that a kernel would have filled holds zeros. How many
+launches a step takes depends on the number of layers and on the grids that a device of `SMS`
 multiprocessors is given, not on the widths, which are tiny here.
 
 An operation of torch counts as one launch, unless it is one of `NOT_LAUNCHED`. Of some, CUDA makes
-more (a sort, an index of int32), so where torch still does such work the figure is a lower bound;
-a product counts as one.
+more (a sort, an index of int32), so where torch still does such work the figure is a lower bound; a
+product counts as one.
 
-    python benchmarks/launches.py [--out benchmarks/results/launches.json] [--before FILE]
+python benchmarks/launches.py [--out benchmarks/results/launches.json] [--before FILE]
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ from actorium.kernels.triton.skinny import CONFIGS
 
 T = TypeVar("T")
 SMS = 132
-"""Of an H100 or H200."""
+"""Multiprocessors of an H100 or H200."""
 CONTEXT = 1000
 """Tokens of each sequence."""
 PAGE = 16
@@ -89,13 +89,13 @@ class Tally:
     """Counts by kernel or torch operation, including replayed graphs."""
     replays: int = 0
     in_graphs: int = 0
-    """Of `launches`, those of replayed graphs, which the host does not make."""
+    """Those of `launches` in replayed graphs, which the host does not make."""
     uploads: int = 0
     fetches: int = 0
     """Copies to the device and back."""
 
     def figures(self) -> dict[str, Any]:
-        """As `results/launches.json` has them."""
+        """Returns the counts in the form of `results/launches.json`."""
         return {"launches": sum(self.launches.values()), "replays": self.replays,
                 "uploads": self.uploads, "fetches": self.fetches,
                 "by_name": dict(self.launches.most_common())}

@@ -1,12 +1,12 @@
-"""Fills Triton's cache for gpu-check, for a device that is not here: what its models and its tables
-of kernels launch is compiled for sm_90, by the Triton that runs this.
+"""Fills Triton's cache for gpu-check without its device: what its models and tables of kernels
+launch is compiled for sm_90, by the Triton that runs this.
 
 `python benchmarks/ptxas_cache.py FOLDER [--wheel UNPACKED] [--python PYTHON] [--archive FILE]`.
 Models have a layer of each kind, and nothing is computed (`gpu.worker.compile_ahead`). Keys of the
-cache hold the bytes of libtriton, which every Python has another one of, and neither paths nor the
-Python itself: --wheel is Triton's wheel for the device's, of the same version. --python makes what
-launches kernels as well, in C: Triton 3.6 runs the C compiler for that. A second run over the same
-folder counts what is missing.
+cache depend on the bytes of libtriton, which differ between Python versions, and on no paths:
+--wheel is Triton's wheel for the device's, of the same version. --python makes what launches
+kernels as well, in C: Triton 3.6 runs the C compiler for that. A second run over the same folder
+counts what is missing.
 """
 
 from __future__ import annotations

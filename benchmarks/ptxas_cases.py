@@ -208,7 +208,7 @@ def exact_attends(a: Attention, q_len: int) -> None:
 
 
 def exacts() -> Iterator[Case]:
-    """Of `--exact on`."""
+    """Kernels of `--exact on`."""
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen2.5-7B, window", QWEN2._replace(window=4096)),
                     ("Qwen3.5-27B", QWEN35), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Llama-3.2-1B", LLAMA_1B), ("Llama-3.1-8B, INT8 pages", coded(LLAMA)),
@@ -492,7 +492,7 @@ def commit_likeliest(vocab: int, q_len: int) -> None:
 
 
 def skinny_products(config: SkinnyConfig) -> None:
-    """Of a few rows: normed, gated, and added."""
+    """Products of a few rows: normed, gated, and added."""
     x, inner = empty(config.rows, 4096), empty(config.rows, 14336)
     skinny(x, empty(6144, 4096), config, None, x[0], 1e-5)
     if config.gated:

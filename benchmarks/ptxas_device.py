@@ -38,7 +38,7 @@ ARCHS = {
     90: Arch(227 * KIB, 228 * KIB, 2048, 32, 132),
     100: Arch(227 * KIB, 228 * KIB, 2048, 32, 148),
 }
-"""By compute capability."""
+"""Names by compute capability."""
 
 
 @dataclass

@@ -14,9 +14,9 @@ class Rule(NamedTuple):
     case: str
     """A regular expression, of what is in the case's name."""
     warps: int
-    """Of a program, on sm_90."""
+    """Warps of a program on sm_90."""
     programs: int
-    """That an SM of sm_90 or sm_100 must hold at once."""
+    """Programs that an SM of sm_90 or sm_100 must hold at once."""
     older: int
     """The same for sm_80 and sm_89."""
     products: str = ""

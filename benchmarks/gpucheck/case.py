@@ -124,7 +124,7 @@ FLUSH = 128 << 20
 """Bytes written before each timed run, more than twice an H200's L2, so that no run finds there
 what the one before has left. It also keeps the device busy while the run is being launched."""
 TIMED_S = 0.03
-"""Of one kernel, over all its runs."""
+"""Seconds one kernel is timed for, over all its runs."""
 
 
 class Timer:
@@ -134,7 +134,7 @@ class Timer:
                                   device=machine.device)
 
     def us(self, *runs: Callable[[], Any]) -> float:
-        """Of these runs, one behind the other, each replayed from a graph of its own, so that
+        """Microseconds of these runs in sequence, each replayed from a graph of its own, so that
         launching is not in it: they must not wait for the device. Raises `CaptureFailed`."""
         graphs = [self._machine.captured(run) for run in runs]
         return self._median_us(lambda: [replay() for replay in graphs])

@@ -1,6 +1,6 @@
-"""What the device can do at best, in the run whose figures are held against it; and kernel by
-kernel whether its result is right, then achieved bandwidth or arithmetic beside these ceilings, and
-the public kernels that can be had here, each timed as ours is."""
+"""Measures the device's ceilings in the same run as the figures compared with them; then, kernel by
+kernel, whether the result is right, the bandwidth or arithmetic achieved, and the public kernels
+available, each timed as ours is."""
 
 from __future__ import annotations
 

@@ -201,7 +201,7 @@ class Rerun:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Those in tuples, lists and dataclasses, in their order."""
+    """Returns the tensors in tuples, lists and dataclasses, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if is_dataclass(tree):

@@ -42,8 +42,8 @@ def products(s: Setting) -> Named:
 
 
 def codes(s: Setting) -> Named:
-    """Of weights in 4 and 8 bits: with scales of groups, and a row's, whose products are of
-    integers."""
+    """Products with weights in 4 and 8 bits: with a scale per group, and with one per row as
+    integer products."""
     for kind, form in shapes.CODES.items():
         for rows in shapes.PRODUCT_ROWS:
             yield f"{kind}, {rows} rows", partial(_codes, s, rows, RowFormat(*form))

@@ -1,5 +1,5 @@
-"""The file of a call, whole after every row: who is stopped in the middle has lost nothing; and
-what every result is labelled with: versions, driver, clocks, date. No torch here.
+"""The file of a call, complete after every row, so that a call stopped midway loses nothing; and
+the labels of every result: versions, driver, clocks, date. Imports no torch.
 
 One process writes at a time: the battery between its groups, a group's process while it runs.
 """

@@ -5,13 +5,13 @@ asked and 40 answered, page size 16. All first turns are asked at once, then all
 another order, and so on, through the scheduler core with the null worker (32 sequences at once).
 One conversation in ten has a higher priority, which only the eviction policy `priority` regards.
 
-The best possible is what a cache without limits hits at that page size: computed here from page
-hashes, in order of arrival, without the engine's tree. Prompt pages count from the arrival of
-their request, pages of an answer from its end. An answer's last token is never computed, and of a
-prompt one token at least has to be: what ends in neither of their pages is no full page.
+The best possible is what an unlimited cache hits at that page size, computed here from page hashes
+in order of arrival, without the engine's tree. Prompt pages count from the arrival of their
+request, pages of an answer from its end. An answer's last token is never computed, and at least one
+token of a prompt must be: a page that such a token would complete is not full.
 
-100 % of the pool is what that cache holds at the end, and what the running sequences need besides
-(a turn each). "System prompt alone" is what a cache hits that keeps nothing of the conversations.
+100 % of the pool is what that cache holds at the end plus what running sequences need (a turn
+each). "System prompt alone" is what a cache hits that keeps nothing of the conversations.
 """
 
 from __future__ import annotations

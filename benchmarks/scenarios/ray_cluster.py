@@ -187,8 +187,8 @@ class Streams:
             self.faults.append(str(error))
 
     def run(self, meanwhile: Callable[[], object] = lambda: None) -> int:
-        """To their ends; `meanwhile` is called when all have begun. Returns how many had not ended
-        by then."""
+        """Runs the streams to their ends; `meanwhile` is called once all have begun. Returns how
+        many had not ended by then."""
         threads = [threading.Thread(target=self._follow, args=(number,))
                    for number in range(len(self.found))]
         for thread in threads:

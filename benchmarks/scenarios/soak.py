@@ -43,7 +43,7 @@ POOL, STORED = 16_384, 500
 EVERY = 2.0
 """Seconds between two looks at the processes."""
 LEAVES = 0.06
-"""Of streams and whole answers, each."""
+"""Share of callers who leave, of streams and of whole answers."""
 WORDS = ("fox", "moon", "river", "stone", "bread", "night", "garden", "letter", "winter", "song",
          "clock", "bridge", "child", "door", "apple", "sea")
 

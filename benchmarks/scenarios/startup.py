@@ -96,7 +96,7 @@ folder = gguf_folder(Path(sys.argv[1]))""",
 
 
 def seconds_of(way: str, file: Path, cold: bool) -> float:
-    """Of one process, imports and the making of the file's directory left out. cold: the file's
+    """Seconds in one process, without imports and making the file's directory. cold: the file's
     pages are dropped from the system's cache before."""
     before, what = WAYS[way]
     if cold:

@@ -22,7 +22,7 @@ from actorium.tools.bench.load_driver import RequestResult
 METRICS = ("ttft", "tpot", "itl", "itl_per_token", "e2el")
 """Times reported as mean, median, deviation and percentiles."""
 GOALS = ("ttft", "tpot", "e2el")
-"""Those that --goodput may bound."""
+"""Metrics that --goodput may bound."""
 BUCKET = 1.0
 """Seconds over which the peak of throughput is counted."""
 

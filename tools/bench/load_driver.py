@@ -131,7 +131,7 @@ class StreamRecorder:
 async def drive(stream: Stream, requests: Sequence[SampleRequest], times: Sequence[float],
                 concurrency: int | None, progress: Callable[[int], None]
                 ) -> tuple[list[RequestResult], float]:
-    """Send every request at its time, at most `concurrency` (None = any number) at once.
+    """Sends every request at its time, at most `concurrency` (None = any number) at once.
 
     Returns what became of each, and the seconds that it all took. A request that waits here for
     others to end counts as sent when it goes. progress: how many are done.

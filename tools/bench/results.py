@@ -1,5 +1,5 @@
-"""Results: files under vLLM's names, read whoever wrote them; the tables that vLLM's and SGLang's
-benchmarks print; several runs side by side, as a table or a picture."""
+"""Result files under vLLM's names, whichever benchmark wrote them; the tables that vLLM's and
+SGLang's benchmarks print; several runs side by side, as a table or a plot."""
 
 from __future__ import annotations
 

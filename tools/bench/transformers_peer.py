@@ -42,7 +42,7 @@ class PeerModel(Struct):
 class PeerRun(Struct):
     work: Workload
     number: int
-    """Of the run: which prompts."""
+    """Number of the run, which selects the prompts."""
     output: int
     """Tokens to complete each prompt by."""
 

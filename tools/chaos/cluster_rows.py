@@ -118,9 +118,9 @@ class Wire:
 
 
 FRONT = (ROUTER_ROLE, "tokenizer", "detokenizer", "watchdog")
-"""Of the cluster."""
+"""Actors of the cluster."""
 OWN = ("scheduler", "worker-0", "watchdog")
-"""Of each replica."""
+"""Actors of each replica."""
 APART = 4.0
 """Seconds between two faults: a replica that died is mostly back by then."""
 DRAIN, SCALE, SCALE_KILL = "drain", "scale", "scale and kill"
@@ -138,7 +138,7 @@ SETTLES = 20.0
 
 def faults(seed: int, count: int, replicas: int) -> list[Fault]:
     """So many, in random order: of thirteen, three kill replicas as a whole, two an actor of a
-    replica, two one of the cluster's own, one the router and a replica at once, two stop somebody,
+    replica, two one of the cluster's own, one the router and a replica at once, two stop an actor,
     one drains a replica, one makes them fewer, and one makes them fewer and kills the router."""
     chance = random.Random(seed)
 

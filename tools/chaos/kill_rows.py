@@ -108,7 +108,7 @@ class FaultPlayer:
         self.rig, self.traffic, self._faults = made, traffic, faults
         self.done: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
-        """By role."""
+        """Counts by role."""
         self.ghosts = 0
         self.detected: list[float] = []
         """Seconds until a stopped actor was killed."""

@@ -180,7 +180,7 @@ class Flood:
         self._raws = [RawClient(made) for _ in range(clients)]
         self.sent = self.answered = 0
         self.refused: Counter[str] = Counter()
-        """By code."""
+        """Counts by error code."""
 
     async def run(self, over: asyncio.Event) -> None:
         """Until it is over; what was sent is answered then."""

@@ -9,9 +9,9 @@ turn.
 Images: questions about pictures whose answers must be the same while the process that decodes them
 is killed again and again, and worker and scheduler now and then; or, of several replicas, one of
 them, the router, or an actor of a replica. The packaged model of drawn pictures, in float32: its
-answers tell what it has seen. Half of the pictures are made new to the engine by a pixel, so that
+answers show what it has seen. Half of the pictures are made new to the engine by a pixel, so that
 there is always something to decode; of those the first answer is held against later ones, and some
-are asked for again when all is quiet.
+are asked again once faults have ended.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class ReceivedChoice:
 
 
 ReceivedStream = dict[int, ReceivedChoice]
-"""By number of the choice."""
+"""Choices by number."""
 
 
 class DrawnRequests:

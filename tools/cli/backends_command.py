@@ -1,5 +1,5 @@
-"""`actorium backends` and `actorium passes`: the attention backends, what each can do, and what it
-lacks here; what each pass joins in a model, how often, and what it gains."""
+"""`actorium backends` and `actorium passes`: what each attention backend can do and lacks on this
+machine; what each pass fuses in a model, how often, and what it gains."""
 
 from __future__ import annotations
 

@@ -90,7 +90,7 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
     openai-chat, vllm-chat, sglang-oai-chat (/v1/chat/completions) | sglang (/generate). Default:
     actorium for an engine of one's own or by --name, openai for a URL."""
     base_url: str | None = None
-    """A running server, whoever made it: http://HOST:PORT; self = this engine's own HTTP API."""
+    """A running server of any kind: http://HOST:PORT; self = this engine's own HTTP API."""
     host: str | None = None
     """The same by host (default 127.0.0.1) ..."""
     port: int | None = None
@@ -144,12 +144,12 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
     extra_request_body: str | None = None
     """A JSON object: further members of each request's body, which win."""
     percentile_metrics: str = "ttft,tpot,itl,e2el"
-    """Times to tell: of ttft, tpot, itl, e2el. itl is told twice: from event to event, as vLLM
-    measures, and per token, with the wait for a burst shared out."""
+    """Times to report, of ttft, tpot, itl, e2el. itl is reported twice: from event to event, as
+    vLLM measures, and per token, with the wait for a burst shared out."""
     metric_percentiles: str = "99"
-    """Percentiles to tell of them, as 50,90,99.9."""
+    """Percentiles to report of them, as 50,90,99.9."""
     goodput: list[str] = []
-    """NAME:MS, of ttft, tpot, e2el: tell how many requests a second met all of these."""
+    """NAME:MS, of ttft, tpot, e2el: report how many requests a second met all of these."""
     save_result: bool = False
     """Write the figures to a file, as JSON under vLLM's names."""
     save_detailed: bool = False
@@ -184,7 +184,7 @@ class BenchServeOptions(DatasetOptions, frozen=True, kw_only=True):
 
     @property
     def percentiles(self) -> list[float]:
-        """The percentiles to tell. Raises `BadConfig`."""
+        """Returns the percentiles to report. Raises `BadConfig`."""
         try:
             found = [float(p) for p in self.metric_percentiles.split(",")]
         except ValueError:

@@ -218,8 +218,8 @@ async def _listed(http: Http, headers: str, until: float) -> dict[str, str]:
 
 
 def _local_tokens(models: Sequence[str | None]) -> Tokens:
-    """With the tokenizer of the first of the models that has one on this machine; none, if
-    none has: `Tokens.need` then says what the first one lacks."""
+    """Returns the tokenizer of the first of the models that has one on this machine; none, if none
+    has: `Tokens.need` then says what the first one lacks."""
     for model in models:
         found = Tokens(model, TokenVocabulary(ANY_VOCABULARY)).tokenizer
         if found is not None:

@@ -128,7 +128,8 @@ NO_EFFECT = frozenset(IDLE_KEYS.split())
 
 
 def graphs(words: list[ForeignWord], result: Translation) -> None:
-    """To settings of [device]. The more particular wins: sizes over modes over switches."""
+    """Translates to settings of [device]. The more specific wins: sizes over modes over
+    switches."""
     for word in words:
         if word.flag.arity == SWITCH:
             _switch(word, result)
@@ -255,7 +256,7 @@ _SAY = "--host-cache SIZE says how much of the host's memory pages get"
 
 
 def tiers(words: list[ForeignWord], result: Translation) -> None:
-    """To `host_cache`. Raises `BadConfig` on values that are none, and on stores of others."""
+    """Translates to `host_cache`. Raises `BadConfig` on bad values and on other engines' stores."""
     last = {word.flag.arity if word.flag.arity == SWITCH else word.name: word for word in words}
     for name in ("kv-offloading-size", "cache-ram"):
         if name in last:

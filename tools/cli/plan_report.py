@@ -33,7 +33,7 @@ class PlanReport(NamedTuple):
     kept: Sequence[RetentionBound]
     """Kept by actors on the host for requests that have ended."""
     level: int = 2
-    """Of optimisation."""
+    """Level of optimisation."""
     passes: str = "all"
     """The setting."""
     on_cpu: bool = False

@@ -183,7 +183,7 @@ def check_options(options: SimulateOptions) -> Comparison:
 
 
 def check_bounds(config: Config, replicas: Sequence[int]) -> None:
-    """Of `--max-replicas`. Raises `BadConfig`."""
+    """Parses `--max-replicas`. Raises `BadConfig`."""
     least, most = config.cluster.min_replicas, config.cluster.max_replicas
     for count in replicas if most else ():
         if not least <= count <= most:
@@ -192,7 +192,7 @@ def check_bounds(config: Config, replicas: Sequence[int]) -> None:
 
 
 def parse_burst(text: str) -> tuple[float, float, float]:
-    """Of `--burst`. Raises `BadConfig`."""
+    """Parses `--burst`. Raises `BadConfig`."""
     try:
         at, seconds, times = map(float, text.split(":"))
         if not (at >= 0 and seconds > 0 and 1 <= times < 1e6):
@@ -204,7 +204,7 @@ def parse_burst(text: str) -> tuple[float, float, float]:
 
 
 def parse_faults(text: str, replicas: int) -> list[ReplicaDeath]:
-    """Of `--faults`. Raises `BadConfig`."""
+    """Parses `--faults`. Raises `BadConfig`."""
     found = []
     for word in text.split(",") if text else ():
         match = _FAULT.fullmatch(word)

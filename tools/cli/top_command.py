@@ -53,7 +53,7 @@ class EngineReading(NamedTuple):
     status: Status | None
     """None = its watchdog did not answer."""
     processes: dict[str, ProcessUsage]
-    """By role."""
+    """Processes by role."""
     about: dict[str, Any]
 
 

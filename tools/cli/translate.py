@@ -116,7 +116,7 @@ _NO_EFFECT = {
 
 
 def _speculation(words: list[ForeignWord], result: Translation) -> None:
-    """To `speculative`: off, or mtp:K."""
+    """Translates to `speculative`: off, or mtp:K."""
     given: dict[str, tuple[Any, str]] = {}
     for word in words:
         if word.name in _SPECULATION:

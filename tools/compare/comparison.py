@@ -97,7 +97,7 @@ class Reading(NamedTuple):
 class ModelAnswer(NamedTuple):
     prompt: str
     text: str
-    """Of its answer."""
+    """Text of its answer."""
     decode: Reading
     extend: Reading
     cached: Reading

@@ -44,7 +44,7 @@ class Question(NamedTuple):
 class Show(NamedTuple):
     name: str
     model: str
-    """As on the command line."""
+    """The model, as on the command line."""
     about: str
     questions: tuple[Question, ...]
 

@@ -40,7 +40,7 @@ class HttpModel:
         self.name = name
         self._http, self._headers, self._patience = http, headers, patience
         self._counts: tuple[int, ...] = ALTERNATIVES
-        """Those that the server has not refused."""
+        """Counts of alternatives that the server has not refused."""
         self._answered = False
 
     async def letter_logprobs(self, prompt: AskedPrompt, letters: str) -> list[float | None]:

@@ -59,7 +59,7 @@ class QuestionSet(Struct, frozen=True):
 
     questions: list[ChoiceQuestion]
     shots: dict[str, list[ChoiceQuestion]]
-    """By subject."""
+    """Example questions by subject."""
 
 
 def read_mmlu(folder: Path, split: str = "test") -> QuestionSet:

@@ -144,7 +144,7 @@ class NullWorker(Core):
         self._masked: dict[int, list[int]] = {}
         """Slots with masks -> their drafts."""
         self._masks: dict[tuple[int, int], bytes] = {}
-        """Of the step, by slot and row."""
+        """Masks of the step, by slot and row."""
         self._held: StepPlan | None = None
         """The plan that waits for its masks."""
 

@@ -49,7 +49,7 @@ class CellJob(Struct, frozen=True):
     seed: int
     faults: list[ReplicaDeath]
     start: float = 0.0
-    """As of `VirtualCluster`."""
+    """See `VirtualCluster`."""
 
 
 class CellAnswer(NamedTuple):
@@ -69,7 +69,8 @@ def cell_sizes(replicas: int, most: int) -> list[int]:
 
 def cell_jobs(config: Config, model: StepSeconds, sizes: Sequence[int], routing: str, seed: int,
               faults: Sequence[ReplicaDeath], start: float = 0.0) -> list[CellJob]:
-    """Those of one cluster. Faults number the replicas of all cells, the first cell's first."""
+    """Returns the jobs of one cluster. Faults number replicas over all cells, the first cell's
+    first."""
     jobs, first = [], 0
     for index, size in enumerate(sizes):
         own = [msgspec.structs.replace(fault, replica=fault.replica - first) for fault in faults

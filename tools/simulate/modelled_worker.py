@@ -20,7 +20,7 @@ class ModelledWorker(NullWorker):
         super().__init__(context)
         self._model = model
         self._first = np.zeros(self.ready.slots, np.int64)
-        """By slot: its token at position 0."""
+        """Token at position 0, by slot."""
 
     def _admit(self, admit: Admit) -> None:
         super()._admit(admit)

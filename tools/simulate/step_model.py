@@ -60,10 +60,10 @@ def model_of(numbers: Sequence[float], about: str = "") -> StepSeconds:
 
 
 def parse_step_model(text: str) -> StepSeconds:
-    """Of `--step-model`: four to seven numbers, or a JSON file with the fields of `StepSeconds`.
+    """Parses `--step-model`: four to seven numbers, or a JSON file with the fields of
+    `StepSeconds`.
 
-    Raises `BadConfig`.
-    """
+    Raises `BadConfig`."""
     path = Path(text).expanduser()
     if path.is_file():
         try:

@@ -118,9 +118,9 @@ class VirtualCluster:
         self._scheduled = 0
         self._left = work.requests
         self._request_of: dict[int, int] = {}
-        """By sid, of requests that live."""
+        """Requests in progress, by sid."""
         self._history: dict[int, bytes] = {}
-        """By conversation: all that was said, of those that go on."""
+        """The text so far of conversations that go on."""
         self._conversation = np.repeat(np.arange(len(work.starts)), np.diff(work.first))
 
     def run(self, faults: list[ReplicaDeath]) -> RequestColumns:

@@ -70,7 +70,7 @@ class VirtualReplica:
         self._reports = False
         """The last report is made that is due, although it has no news."""
         self.scheduled = inf
-        """For the cluster: what `next_event` was, last."""
+        """The last `next_event`, for the cluster."""
 
     def start(self, now: float) -> Said:
         """The worker has said what it can hold."""

@@ -103,7 +103,7 @@ def greedy(
 
 @torch.inference_mode()
 def drafted(model: Qwen3_5ForCausalLM, mtp: Mtp, ids: Tensor, count: int) -> list[list[bool]]:
-    """As `walk` takes it, for one row of ids, [T]."""
+    """Drafts for one row of ids, [T], in the form `walk` takes."""
     outputs = drafts(model, mtp, ids[None], hidden(model, ids[None]), count)
     chosen = [model.lm_head(o[0, :-2]).argmax(-1) for o in outputs]
     return [[False, False, *(c == ids[2:]).tolist()] for c in chosen]

@@ -195,7 +195,7 @@ class PictureSource:
 
 
 def around(picture: Picture) -> Iterator[list[int]]:
-    """Of each cell what `ASIDE` counts."""
+    """Returns for each cell what `ASIDE` counts."""
     colours = list(COLOURS)
     for i, row in enumerate(picture.cells):
         for j in range(len(row)):

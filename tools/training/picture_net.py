@@ -69,7 +69,7 @@ TOWER: dict[str, Any] = {
     "intermediate_size": 128, "num_heads": 2, "in_channels": 3, "out_hidden_size": 128,
     "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-"""Of config.json: the decoder, less what is known of the tokens, and the tower."""
+"""Fields of config.json: the decoder, without token ids, and the tower."""
 GAINS = {"visual.blocks.attn.proj": 0.3, "visual.blocks.mlp.linear_fc2": 0.3,
          "visual.merger.linear_fc2": 0.5, "visual.deepstack_merger_list.linear_fc2": 0.1,
          "language_model.layers.mlp.down_proj": 0.2}

@@ -113,7 +113,7 @@ class Weighted(Protocol):
 
     @property
     def weights(self) -> Tensor:
-        """Of the positions that predict."""
+        """Weights of the positions that predict."""
 
 
 Batch = TypeVar("Batch", bound=Weighted)

@@ -69,10 +69,10 @@ PLAIN = Condition()
 AXES: tuple[str, ...] = tuple(axis for axis in Condition.__struct_fields__
                               if axis != "position_seed")
 ENGINE_AXES = AXES[:AXES.index("neighbours")]
-"""Those that are flags of an engine."""
+"""Axes that are flags of an engine."""
 SENDING_AXES = tuple(axis for axis in AXES if axis not in ENGINE_AXES)
 NEIGHBOURS = (1, 2, 4, 7, 15, 32, 63)
-"""With the request itself batches of 2, 3, 5, 8, 16, 33 and 64."""
+"""With the request itself, batches of 2, 3, 5, 8, 16, 33 and 64."""
 VALUES: Mapping[str, tuple[Any, ...]] = {
     "tokens_per_step": (16, 37, 256), "drafts": (1, 2, 3, 4), "ranks": (2,), "page_size": (4, 64),
     "pool": ("tight",), "preempt_every": (3, 7), "threads": (1,), "overlap": (False,),

@@ -163,7 +163,8 @@ class GatewayReader:
 
     async def _events(self, headers: str, reader: EventReader, most: float = math.inf
                       ) -> list[dict[str, Any]]:
-        """Those of a stream, up to the one with the `most`th token. Raises `EngineUnavailable`."""
+        """Returns the events of a stream up to the one with the `most`th token. Raises
+        `EngineUnavailable`."""
         found, tokens = [], 0
         events = json_events(self._http, COMPLETIONS, self._body, headers, reader)
         async with aclosing(events):

@@ -91,7 +91,7 @@ class OwnEngines:
         self._start, self._later = start, later or start
         self._patience = patience
         self._running: dict[Condition, _Running] = {}
-        """Those used last come last."""
+        """Ordered by last use."""
         self._locks: defaultdict[Condition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._starting = 0
         """Engines beside the plain one that are on their way."""

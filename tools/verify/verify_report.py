@@ -129,7 +129,7 @@ CELL, LEFT, TOP = 34, 130, 120
 
 
 def verify_page(result: Mapping[str, Any]) -> str:
-    """Of `verify_report.verify_result`, with the setting's fields."""
+    """Returns the page of a `verify_result` with the setting's fields."""
     kind = "wrong" if result["contradictions"] else "right"
     parts = [f'<p class="{kind}">{result["contradictions"]} contradictions in '
              f"{result['comparisons']} comparisons.</p>",

@@ -1,6 +1,6 @@
-"""From flags to the requests of a load: from files (ShareGPT's JSON, JSON lines of one's own), or
-made here from a seed: random tokens, prompts in groups with a prefix in common, verse (lines of
-some ten syllables about nothing much), and the demo model's tasks."""
+"""Makes the requests of a load from flags: read from files (ShareGPT's JSON, JSON lines), or
+generated from a seed: random tokens, groups of prompts with a shared prefix, verse (lines of some
+ten syllables), and the demo model's tasks."""
 
 from __future__ import annotations
 
