@@ -24,7 +24,6 @@ from pathlib import Path
 
 
 def parser() -> argparse.ArgumentParser:
-    """The command's."""
     from gpucheck.plan import PARTS
 
     own = argparse.ArgumentParser(description=__doc__,
@@ -48,14 +47,13 @@ def parser() -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Parse flags, run."""
     options = parser().parse_args()
     if (options.fault or options.memory) and not options.toy:
         parser().error("--fault and --memory go with --toy")
     if options.part == "page":
-        from gpucheck import docpage
+        from gpucheck import report
 
-        docpage.write(options.out)
+        report.write(options.out)
         return 0
     if options.toy:
         os.environ["TRITON_INTERPRET"] = "1"  # before triton is imported

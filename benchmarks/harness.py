@@ -116,18 +116,19 @@ def run_scenario(run: Callable[..., Rows], prog: str, argv: Sequence[str]) -> No
     target: Path | None = None if own_file else options.pop("json")
     positional = [options.pop(name) for name, own in inspect.signature(run).parameters.items()
                   if passed_on and own.kind is own.POSITIONAL_OR_KEYWORD]
-    found: dict[str, Any] = {"scenario": prog, "options": [*argv], "machine": machine(), "rows": []}
+    result: dict[str, Any] = {"scenario": prog, "options": [*argv], "machine": machine(),
+                              "rows": []}
     for row in run(*positional, *more, **options):
-        print(told(row), flush=True)
-        found["rows"].append(row)
-        found["machine"]["load"][1] = load()
+        print(as_text(row), flush=True)
+        result["rows"].append(row)
+        result["machine"]["load"][1] = load()
         if target is not None:
-            write_json(target, found)
+            write_json(target, result)
 
 
 # --- output ---------------------------------------------------------------------------------------
 
-def told(row: Mapping[str, Any]) -> str:
+def as_text(row: Mapping[str, Any]) -> str:
     """Returns a row as text: words as they are, what has a name behind it."""
     return "  ".join(short(value) if isinstance(value, str) else f"{name} {short(value)}"
                      for name, value in row.items())
@@ -147,15 +148,13 @@ def short(value: Any) -> str:
 
 
 def write_json(path: Path, found: Any) -> None:
-    """Writes an object for people to read."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(found, indent=1, default=str) + "\n")
 
 
 def read_json(path: Path) -> dict[str, Any]:
-    """Returns what a file has."""
-    found: dict[str, Any] = json.loads(path.read_text())
-    return found
+    result: dict[str, Any] = json.loads(path.read_text())
+    return result
 
 
 def markdown(heads: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
@@ -222,14 +221,14 @@ def take_turns(contenders: Mapping[str, Callable[[], T]], rounds: int,
     """Returns what each contender gave in each round. They go one after the other, since machines
     change their speed, and another one goes first each time. So many rounds at least, and more
     until so many seconds have passed."""
-    found: dict[str, list[T]] = {name: [] for name in contenders}
+    result: dict[str, list[T]] = {name: [] for name in contenders}
     names, end, turn = list(contenders), time.perf_counter() + seconds, 0
     while turn < rounds or time.perf_counter() < end:
         first = turn % len(names)
         for name in names[first:] + names[:first]:
-            found[name].append(contenders[name]())
+            result[name].append(contenders[name]())
         turn += 1
-    return found
+    return result
 
 
 def timed(call: Callable[[], Any], clock: Callable[[], float] = time.perf_counter) -> float:

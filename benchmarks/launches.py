@@ -1,17 +1,17 @@
-"""What a decode step, and one with a piece of a prompt, ask of the device: kernels launched, graphs
-replayed, copies; counted by operation, on any machine.
+"""Counts, on any machine, what a decode step and a step with a prompt chunk ask of the device:
+kernels launched, graphs replayed, copies, by operation.
 
-The runner is the real one, with the kernels and the graphs of CUDA devices, on CPU tensors in which
-nothing is computed: each Triton launch and each operation of torch is written down, a capture keeps
-what it saw, and a replay stands for that. Memory that a kernel would have filled holds zeros. How
-many launches a step takes depends on the number of layers and on the grids that a device of `SMS`
+The runner is the real one, with the kernels and graphs of CUDA devices, on CPU tensors in which
+nothing is computed: each Triton launch and torch operation is recorded, a capture keeps its
+records, and a replay stands for them. Memory that a kernel would have filled holds zeros. How many
+launches a step takes depends on the number of layers and on the grids that a device of `SMS`
 multiprocessors is given, not on the widths, which are tiny here.
 
 An operation of torch counts as one launch, unless it is one of `NOT_LAUNCHED`. Of some, CUDA makes
-more (a sort, an index of int32), so where torch still does such work the figure is a lower bound;
-a product counts as one.
+more (a sort, an index of int32), so where torch still does such work the figure is a lower bound; a
+product counts as one.
 
-    python benchmarks/launches.py [--out benchmarks/results/launches.json] [--before FILE]
+python benchmarks/launches.py [--out benchmarks/results/launches.json] [--before FILE]
 """
 
 from __future__ import annotations
@@ -33,6 +33,7 @@ os.environ.setdefault("TRITON_INTERPRET", "1")  # read when triton is imported
 
 import numpy as np
 from gpucheck.shapes import HYBRID, LLAMA
+from harness import markdown
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 from triton.runtime.interpreter import InterpretedFunction
@@ -58,7 +59,7 @@ from actorium.kernels.triton.skinny import CONFIGS
 
 T = TypeVar("T")
 SMS = 132
-"""Of an H100 or H200."""
+"""Multiprocessors of an H100 or H200."""
 CONTEXT = 1000
 """Tokens of each sequence."""
 PAGE = 16
@@ -67,7 +68,7 @@ NOT_LAUNCHED = frozenset(f"aten::{name}" for name in (
     "_reshape_alias", "_unsafe_view", "alias", "as_strided", "detach", "diagonal", "expand",
     "narrow", "permute", "select", "slice", "split", "split_with_sizes", "squeeze", "t",
     "transpose", "unbind", "unfold", "unsqueeze", "view",
-    # Memory that nobody fills.
+    # Memory that is never filled.
     "empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided",
     # A number of Python's, which goes along with the launch that takes it.
     "lift_fresh", "scalar_tensor"))
@@ -85,19 +86,17 @@ GREEDY, TOP_P = ResolvedParams(max_tokens=64, temperature=0.0), ResolvedParams(m
 
 @dataclass
 class Tally:
-    """What was asked of the device."""
-
     launches: Counter[str] = field(default_factory=Counter)
-    """By kernel, or operation of torch; those of replayed graphs too."""
+    """Counts by kernel or torch operation, including replayed graphs."""
     replays: int = 0
     in_graphs: int = 0
-    """Of `launches`, those of replayed graphs, which the host does not make."""
+    """Those of `launches` in replayed graphs, which the host does not make."""
     uploads: int = 0
     fetches: int = 0
     """Copies to the device and back."""
 
     def figures(self) -> dict[str, Any]:
-        """As `results/launches.json` has them."""
+        """Returns the counts in the form of `results/launches.json`."""
         return {"launches": sum(self.launches.values()), "replays": self.replays,
                 "uploads": self.uploads, "fetches": self.fetches,
                 "by_name": dict(self.launches.most_common())}
@@ -135,13 +134,10 @@ class Counting(TorchDispatchMode):
 
 @dataclass
 class Replay:
-    """What a graph holds."""
-
     counting: Counting
     held: Tally
 
     def replay(self) -> None:
-        """Count it."""
         tally = self.counting.tally
         tally.replays += 1
         tally.launches += self.held.launches
@@ -150,13 +146,10 @@ class Replay:
 
 @dataclass
 class CountingCapturer:
-    """See `gpu.graphs.capture.Capturer`."""
-
     counting: Counting
     captured: int = 0
 
     def capture(self, run: Callable[[], T]) -> tuple[Replay, T]:
-        """What `run` asks for."""
         with self.counting.apart() as held:
             out = run()
         assert not (held.replays or held.uploads or held.fetches), "no graph can hold that"
@@ -164,7 +157,6 @@ class CountingCapturer:
         return Replay(self.counting, held), out
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        """See `gpu.graphs.capture.Capturer`."""
         return tensor
 
 
@@ -205,8 +197,6 @@ def counted() -> Iterator[Counting]:
 
 @dataclass(frozen=True)
 class Case:
-    """A step to count."""
-
     name: str
     config: dict[str, Any]
     batch: int
@@ -238,7 +228,6 @@ BEFORE, DECODES = 1000, 8
 
 
 def settings(path: Path, case: Case, passes: str) -> Config:
-    """Of a model directory."""
     return Config(
         model=ModelConfig(model=str(path), load_format="dummy", quantization=case.quantization,
                           quantization_group=case.group),
@@ -318,7 +307,7 @@ def _piece_step(runner: ModelRunner, tokens: int, counting: Counting) -> Tally:
 
 
 def pieces(tokens: int = 512) -> dict[str, Any]:
-    """Of each model, what the host launches for such a step: kernels, and with segments graphs."""
+    """Counts what the host launches for such a step of each model: kernels and graphs."""
     found = {}
     for name, config in PROMPTS.items():
         eager, cut = (count_piece(config, tokens, how) for how in (False, True))
@@ -329,27 +318,24 @@ def pieces(tokens: int = 512) -> dict[str, Any]:
 
 
 def piece_table(found: dict[str, Any]) -> str:
-    """For people."""
-    lines = ["| a step of 512 tokens | kernels by the host, eager | in segments | graphs replayed "
-             "| kernels in them |", "|---|---|---|---|---|"]
-    return "\n".join(lines + [
-        f"| {name} | {own['eager']} | {own['launches']} | {own['replays']} | {own['in_graphs']} |"
-        for name, own in found.items()])
+    return markdown(
+        ["a step of 512 tokens", "kernels by the host, eager", "in segments", "graphs replayed",
+         "kernels in them"],
+        [[name, *(own[key] for key in ("eager", "launches", "replays", "in_graphs"))]
+         for name, own in found.items()])
 
 
 def table(found: dict[str, Any], before: dict[str, Any]) -> str:
-    """For people."""
-    lines = ["| step | launches before | now, without passes | with them, products apart | fused | "
-             "graphs replayed before | now |", "|---|---|---|---|---|---|---|"]
+    rows = []
     for name, now in found.items():
         was = before.get(name, {"launches": "", "replays": ""})
-        lines.append(f"| {name} | {was['launches']} | {now['unjoined']} | {now['apart']} | "
-                     f"{now['launches']} | {was['replays']} | {now['replays']} |")
-    return "\n".join(lines)
+        rows.append([name, was["launches"], now["unjoined"], now["apart"], now["launches"],
+                     was["replays"], now["replays"]])
+    return markdown(["step", "launches before", "now, without passes", "with them, products apart",
+                     "fused", "graphs replayed before", "now"], rows)
 
 
 def main() -> None:
-    """Count all cases."""
     args = argparse.ArgumentParser()
     args.add_argument("--out", type=Path, help="writes what was found, as JSON")
     args.add_argument("--before", type=Path, help="such a file, of another tree, to put beside it")

@@ -16,6 +16,8 @@ import time
 from pathlib import Path
 from typing import Any
 
+from harness import markdown
+
 QUICK = re.compile("|".join((
     "decode Llama-3.1-8B, q1$", "extend Llama-3.1-8B, split", "delta Qwen3.5-27B, q1$",
     "scaled_mm D.* 512")))
@@ -59,17 +61,13 @@ def shared_out(arguments: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """Markdown, a row a kernel of a case."""
-    heads = ("sm", "case", "kernel", "warps", "registers", "spills, stored / loaded", "shared",
-             "programs an SM", "products", "fp64")
-    lines = [f"| {' | '.join(heads)} |", "|---" * len(heads) + "|"]
-    for row in rows:
-        stored, loaded = row["spills"]
-        lines.append("| " + " | ".join(str(x) for x in (
-            row["sm"], row["case"], f"`{row['kernel']}`", row["warps"], row["registers"],
-            f"{stored} / {loaded}" if stored + loaded else "-", f"{row['shared']:,}",
-            row["programs"], row["products"] or "-", row["doubles"] or "-")) + " |")
-    return "\n".join(lines) + "\n"
+    """Returns Markdown with a row for each kernel of a case."""
+    return markdown(
+        ("sm", "case", "kernel", "warps", "registers", "spills, stored / loaded", "shared",
+         "programs an SM", "products", "fp64"),
+        [(row["sm"], row["case"], f"`{row['kernel']}`", row["warps"], row["registers"],
+          "{} / {}".format(*row["spills"]) if any(row["spills"]) else "-", f"{row['shared']:,}",
+          row["programs"], row["products"] or "-", row["doubles"] or "-") for row in rows]) + "\n"
 
 
 def main() -> None:

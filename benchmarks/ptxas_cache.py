@@ -1,12 +1,12 @@
-"""Fills Triton's cache for gpu-check, for a device that is not here: what its models and its tables
-of kernels launch is compiled for sm_90, by the Triton that runs this.
+"""Fills Triton's cache for gpu-check without its device: what its models and tables of kernels
+launch is compiled for sm_90, by the Triton that runs this.
 
 `python benchmarks/ptxas_cache.py FOLDER [--wheel UNPACKED] [--python PYTHON] [--archive FILE]`.
 Models have a layer of each kind, and nothing is computed (`gpu.worker.compile_ahead`). Keys of the
-cache hold the bytes of libtriton, which every Python has another one of, and neither paths nor the
-Python itself: --wheel is Triton's wheel for the device's, of the same version. --python makes what
-launches kernels as well, in C: Triton 3.6 runs the C compiler for that. A second run over the same
-folder counts what is missing.
+cache depend on the bytes of libtriton, which differ between Python versions, and on no paths:
+--wheel is Triton's wheel for the device's, of the same version. --python makes what launches
+kernels as well, in C: Triton 3.6 runs the C compiler for that. A second run over the same folder
+counts what is missing.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
 LAYERS = 8
 """Enough for one of each kind, and the last one."""
 MOST_MIB = 25.0
-"""Of the archive, which travels beside the wheels."""
+"""Largest size of the archive."""
 
 
 @contextmanager
@@ -76,7 +76,6 @@ def computed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 
 def start(config: Config, path: Path) -> None:
-    """What a start launches."""
     model = load_model(path, config, CPU, lambda *_: None)
     with one_of_each(model):
         walk(first_runner(config, model, CPU), model.ops,
@@ -84,10 +83,10 @@ def start(config: Config, path: Path) -> None:
 
 
 def starts() -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
-    """Of each group that opens a model: name, its shape, and `models.settings` behind the path."""
+    """Yields each group that opens a model: name, shape, arguments of `models.settings`."""
     most = max(own.batch for own in shapes.DECODED)
     for group in (*plan.contact(), *plan.kernels()):
-        if group.module in ("decode", "ring", "profiled"):
+        if group.runs in ("decode.run", "ring.run", "profiled.run"):
             own = group.options
             yield group.name, shapes.LLAMA, (most, "off", own.get("model", {}),
                                              own.get("memory", {}))
@@ -99,7 +98,7 @@ def tables() -> Iterator[tuple[str, Callable[[], Any]]]:
     """Rows of the tables of kernels, ours without their peers."""
     setting = Setting(CPU, False, TritonOps(), TritonAttention)
     for group in plan.kernels():
-        if group.module == "table":
+        if group.runs == "ceilings.table":
             module, _, name = str(group.options["cases"]).rpartition(".")
             make = getattr(importlib.import_module(f"gpucheck.{module}"), name)
             for row, case in make(setting):
@@ -126,7 +125,7 @@ def work(folder: Path) -> Iterator[tuple[str, Callable[[], Any]]]:
 
 
 def keyed_for(wheel: Path) -> None:
-    """From now on keys are those that Triton has with this wheel's library."""
+    """Makes cache keys those that Triton has with this wheel's library."""
     import triton
     from triton.runtime import cache as triton_cache
 
@@ -161,7 +160,6 @@ class Launchers:
         self.made = 0
 
     def __call__(self, source: Any, metadata: Any) -> None:
-        """In place of triton's `launcher_cls`."""
         from triton.backends.nvidia import driver
         from triton.runtime.build import platform_key
         from triton.runtime.cache import get_cache_manager

@@ -57,8 +57,6 @@ PAGE = 16
 
 
 class Case(NamedTuple):
-    """Launches of one op."""
-
     name: str
     """What is launched; of which model."""
     launch: Callable[[], Any]
@@ -67,14 +65,13 @@ class Case(NamedTuple):
 
 
 def empty(*shape: int, dtype: torch.dtype = BF16) -> Tensor:
-    """Memory that nobody touches."""
+    """Memory that is never touched."""
     return torch.empty(shape, dtype=dtype)
 
 
 # --- rows -----------------------------------------------------------------------------------------
 
 def norms(width: int) -> None:
-    """As a layer has them."""
     x = empty(64, width)
     OPS.rms_norm(x, x[0], 1e-5)
     OPS.rms_norm_add(x, x[0], 1e-5, x)
@@ -105,20 +102,17 @@ def rotation(heads: int, kv_heads: int, dim: int, normed: bool = False,
 
 
 def scales_of(kv_heads: int, pages: torch.dtype) -> Tensor | None:
-    """As FP8 and INT8 pages have them."""
     if pages is torch.int8:
         return empty(PAGE * 99, 2 * kv_heads)
     return empty(2 * kv_heads, dtype=F32) if pages is FP8 else None
 
 
 def tables() -> None:
-    """What a plan changes."""
     table = torch.zeros(257, 4096, dtype=I32)
     OPS.apply_plan([table], table_addresses([table]), torch.zeros(3, 400, dtype=I32))
 
 
 def rows() -> Iterator[Case]:
-    """What goes over each token once."""
     for width in (1152, 4096, 5120, 7168):
         yield Case(f"norm {width}", partial(norms, width))
     for ranks in (2, 4, 8):
@@ -155,8 +149,6 @@ def rows() -> Iterator[Case]:
 # --- attention ------------------------------------------------------------------------------------
 
 class Attention(NamedTuple):
-    """Of a model's layer."""
-
     heads: int
     kv_heads: int
     dim: int
@@ -191,17 +183,14 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
 
 
 def wide(a: Attention) -> Attention:
-    """In fp32."""
     return a._replace(dtype=F32, pages=F32)
 
 
 def fp8(a: Attention) -> Attention:
-    """Over FP8 pages."""
     return a._replace(pages=FP8)
 
 
 def coded(a: Attention) -> Attention:
-    """Over INT8 pages."""
     return a._replace(pages=torch.int8)
 
 
@@ -219,7 +208,7 @@ def exact_attends(a: Attention, q_len: int) -> None:
 
 
 def exacts() -> Iterator[Case]:
-    """Of `--exact on`."""
+    """Kernels of `--exact on`."""
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen2.5-7B, window", QWEN2._replace(window=4096)),
                     ("Qwen3.5-27B", QWEN35), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Llama-3.2-1B", LLAMA_1B), ("Llama-3.1-8B, INT8 pages", coded(LLAMA)),
@@ -310,7 +299,6 @@ def sages() -> Iterator[Case]:
 
 def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype = BF16,
            sequences: int = 32) -> None:
-    """DeepSeek-V3's latents."""
     pages, lens = torch.zeros(sequences, 512, dtype=I32), torch.ones(sequences, dtype=I32)
     attend = TritonAttention(512).decode(pages, lens, 8192, q_len, PAGE, 0, 0.1)
     attend(empty(sequences * q_len, heads, 576, dtype=dtype), empty(99 * PAGE, 1, 576, dtype=kept),
@@ -318,7 +306,6 @@ def latent(heads: int, q_len: int, dtype: torch.dtype = BF16, kept: torch.dtype 
 
 
 def latent_scales(kept: torch.dtype) -> torch.Tensor | None:
-    """Beside pages of latents."""
     return empty(99 * PAGE, 1) if kept is torch.int8 else (
         empty(1, dtype=F32) if kept is FP8 else None)
 
@@ -357,7 +344,6 @@ GDN, GDN_9B = Heads(16, 48, 128, 128), Heads(16, 32, 128, 128)
 
 
 def delta(new: int, states: torch.dtype, heads: Heads = GDN) -> None:
-    """A step, or a window of drafts."""
     of = heads.values
     layer = DeltaLayer(heads, empty(4, heads.channels, dtype=F32), empty(of, dtype=F32),
                        empty(of, dtype=F32))
@@ -371,7 +357,6 @@ def delta(new: int, states: torch.dtype, heads: Heads = GDN) -> None:
 
 
 def delta_chunks(states: torch.dtype, heads: Heads = GDN) -> None:
-    """A prompt."""
     of = heads.values
     layer = DeltaLayer(heads, empty(4, heads.channels, dtype=F32), empty(of, dtype=F32),
                        empty(of, dtype=F32))
@@ -383,7 +368,6 @@ CPU = torch.device("cpu")
 
 
 def convolution(channels: int, biased: bool) -> None:
-    """Of a prompt."""
     x, plan = empty(200, channels), plan_ragged([ExtendRun(1, 200)], 4, CPU)
     OPS.conv_extend(x, empty(9, 3, channels), empty(4, channels, dtype=F32), plan,
                     empty(channels, dtype=F32) if biased else None)
@@ -400,7 +384,6 @@ def mamba(states: torch.dtype) -> None:
 
 
 def recurrent() -> Iterator[Case]:
-    """GatedDeltaNet and Mamba-2."""
     for name, dtype in (("", F32), (", bf16 states", BF16)):
         yield Case(f"delta Qwen3.5-27B, q1{name}", partial(delta, 1, dtype))
         yield Case(f"delta Qwen3.5-27B, q3{name}", partial(delta, 3, dtype))
@@ -416,7 +399,6 @@ def recurrent() -> Iterator[Case]:
 # --- products -------------------------------------------------------------------------------------
 
 def experts(count: int, number: int, width: int, inner: int, dtype: torch.dtype = BF16) -> None:
-    """Eight of a token."""
     own = GroupedExperts(empty(number, 2 * inner, width, dtype=dtype),
                          empty(number, width, inner, dtype=dtype))
     own(empty(count, width, dtype=dtype), empty(count, 8, dtype=dtype), of_each(count, number))
@@ -467,14 +449,12 @@ def products() -> Iterator[Case]:
 # --- the sampler ----------------------------------------------------------------------------------
 
 def sample(vocab: int, samples: bool, truncates: bool) -> None:
-    """64 rows."""
     slots = torch.zeros(64, dtype=I32)
     OPS.sampling.choose(empty(64, vocab, dtype=F32), slots, slots, resident(vocab), samples,
                         truncates)
 
 
 def resident(vocab: int) -> SamplingTables:
-    """Everything that can be asked for."""
     return SamplingTables(empty(99, WIDTH, dtype=I32), empty(99, 64, dtype=I32),
                           empty(99, 2, dtype=I64),
                           empty(99, vocab, dtype=I32), empty(99, 4, dtype=I32),
@@ -490,7 +470,6 @@ def change(vocab: int) -> None:
 
 
 def fill(q_len: int) -> None:
-    """The rows of decodes, from the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     i32, rows = partial(empty, dtype=I32), empty(64 * q_len, dtype=I64)
     windows = WindowRows(rows, rows, empty(1, 64 * q_len, dtype=I64), i32(1, 64, 512), i32(64),
@@ -500,14 +479,12 @@ def fill(q_len: int) -> None:
 
 
 def commit(q_len: int, counts: bool) -> None:
-    """Tokens go to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     progress = DecodeState(own, slots, slots.bool(), own)
     OPS.sampling.commit(slots, slots, own, resident(4096), progress, RowLayout(1, q_len), counts)
 
 
 def commit_likeliest(vocab: int, q_len: int) -> None:
-    """A greedy step chooses, and goes to the tables."""
     slots, own = torch.zeros(64, dtype=I32), torch.zeros(64, dtype=I64)
     OPS.sampling.commit_likeliest(empty(64, vocab), slots, slots, resident(vocab),
                                   DecodeState(own, slots, slots.bool(), own), RowLayout(1, q_len),
@@ -515,7 +492,7 @@ def commit_likeliest(vocab: int, q_len: int) -> None:
 
 
 def skinny_products(config: SkinnyConfig) -> None:
-    """Of a few rows: normed, gated, and added."""
+    """Products of a few rows: normed, gated, and added."""
     x, inner = empty(config.rows, 4096), empty(config.rows, 14336)
     skinny(x, empty(6144, 4096), config, None, x[0], 1e-5)
     if config.gated:
@@ -525,7 +502,6 @@ def skinny_products(config: SkinnyConfig) -> None:
 
 
 def grouped_weight(outs: int, ins: int, form: RowFormat) -> GroupedWeight:
-    """As laid out, of nothing."""
     own = object.__new__(GroupedWeight)  # what it is made of would have to be filled
     words, upper = outs * ins // words_of(form.bits), {5: torch.uint8, 6: torch.int16}
     own.form, own.outs, own.ins, own.factor = form, outs, ins, 1.0
@@ -586,7 +562,6 @@ def grouped() -> Iterator[Case]:
 
 
 def few_rows() -> Iterator[Case]:
-    """Llama-3.1-8B's products."""
     for config in CONFIGS:
         yield Case(f"skinny {config.outs} x {config.columns}, {config.rows} rows",
                    partial(skinny_products, config))
@@ -608,7 +583,6 @@ def sampler() -> Iterator[Case]:
 
 
 def cases() -> list[Case]:
-    """All of them."""
     parts = (rows, decodes, extends, exacts, sages, latents, recurrent, products, grouped,
              few_rows, sampler)
     return [case for part in parts for case in part()]

@@ -28,7 +28,7 @@ class Arch(NamedTuple):
     threads: int
     programs: int
     sms: int
-    """Of the device meant: A100, L4, H100, B200."""
+    """The devices compiled for: A100, L4, H100, B200."""
 
 
 KIB = 1024
@@ -38,7 +38,7 @@ ARCHS = {
     90: Arch(227 * KIB, 228 * KIB, 2048, 32, 132),
     100: Arch(227 * KIB, 228 * KIB, 2048, 32, 148),
 }
-"""By compute capability."""
+"""Names by compute capability."""
 
 
 @dataclass
@@ -50,16 +50,13 @@ class Standin:
 
     @property
     def utils(self) -> Standin:
-        """See `get_device_properties`."""
         return self
 
     def get_device_properties(self, device: int) -> dict[str, int]:
-        """As the driver has it."""
         arch = ARCHS[self.capability]
         return {"max_shared_mem": arch.shared, "multiprocessor_count": arch.sms}
 
     def get_current_target(self) -> Any:
-        """What to compile for."""
         from triton.backends.compiler import GPUTarget
 
         return GPUTarget("cuda", self.capability, 32)
@@ -69,21 +66,19 @@ class Standin:
         return self.capability
 
     def get_current_stream(self, device: int) -> int:
-        """The default one."""
         return 0
 
     def launcher_cls(self, source: Any, metadata: Any) -> None:
         """Nothing is launched."""
 
     def become(self, capability: int) -> None:
-        """Another device."""
         from actorium.kernels.triton.device_limits import device_limits
 
         self.capability = capability
         device_limits.cache_clear()
 
     def install(self) -> Standin:
-        """From now on a launch compiles, and does nothing."""
+        """Makes launches compile and do nothing else."""
         from triton.runtime import driver
         from triton.runtime.jit import JITFunction
 
@@ -98,7 +93,6 @@ class Standin:
 
     @contextmanager
     def launches(self) -> Iterator[list[Any]]:
-        """The kernels launched meanwhile."""
         before, self.kernels = self.kernels, []
         try:
             yield self.kernels
@@ -107,19 +101,17 @@ class Standin:
 
 
 class Facts(NamedTuple):
-    """Of a compiled kernel."""
-
     kernel: str
     warps: int
     registers: int
-    """Of a thread."""
+    """Registers of a thread."""
     spills: tuple[int, int]
     """Bytes that a thread's spilling instructions store, and load, each counted once."""
     stack: int
     shared: int
     """Bytes of a program."""
     programs: int
-    """That an SM holds at once; 0 = it does not fit."""
+    """Programs an SM holds at once; 0 = it does not fit."""
     products: str
     """On the tensor cores: wgmma, mma (one warp's), tcgen05; `fma` where there is a product but
     not on these; empty where there is none."""

@@ -9,16 +9,14 @@ from ptxas_device import ARCHS, Facts
 
 
 class Rule(NamedTuple):
-    """For the kernels of some cases."""
-
     kernel: str
     """Its name."""
     case: str
     """A regular expression, of what is in the case's name."""
     warps: int
-    """Of a program, on sm_90."""
+    """Warps of a program on sm_90."""
     programs: int
-    """That an SM of sm_90 or sm_100 must hold at once."""
+    """Programs that an SM of sm_90 or sm_100 must hold at once."""
     older: int
     """The same for sm_80 and sm_89."""
     products: str = ""
@@ -138,8 +136,6 @@ RULES = (
 """The first that fits is meant. A kernel without one is a fault."""
 
 class Spill(NamedTuple):
-    """What a kernel may spill."""
-
     kernel: str
     case: str
     """A regular expression, of what is in the case's name."""
@@ -171,7 +167,7 @@ EXCEPTIONS = (
 
 
 def rule_of(case: str, kernel: str) -> Rule | None:
-    """Of a kernel that this case launches."""
+    """Returns the rule of a kernel that this case launches."""
     return next((rule for rule in RULES if rule.kernel == kernel and re.search(rule.case, case)),
                 None)
 
@@ -184,7 +180,7 @@ def meant(products: str, capability: int) -> tuple[str, ...]:
 
 
 def faults(case: str, capability: int, own: Facts) -> list[str]:
-    """In what a kernel is not as it is meant."""
+    """Returns the ways in which a kernel breaks its rule."""
     rule = rule_of(case, own.kernel)
     if rule is None:
         return ["no rule says what it is meant to be"]

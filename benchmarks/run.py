@@ -22,7 +22,6 @@ def listing() -> str:
 
 
 def main(argv: Sequence[str]) -> int:
-    """Entry."""
     known = all_scenarios()
     if not argv or argv[0] not in known:
         print(listing())

@@ -1,15 +1,15 @@
-"""Runs a command whose C kernels are built for another processor, which this one can be.
+"""Runs a command with C kernels built for another processor that this machine can run.
 
     python tools/as_processor.py NAME COMMAND [ARGUMENT ...]
     python tools/as_processor.py amx make test
 
-NAME is one of `PROCESSORS`, or a number, which takes one of those that this processor can be:
-the next number takes the next one. `amx` has the tiles of Intel's AMX in memory, and is slow
-(`kernels/cpu/tiles_emulated.h`). The C kernels are another's, nothing else: oneDNN, torch and what
-`auto` measures go by the processor that is there. The command finds a compiler first in its PATH
-that exchanges `-march=native`, and a cache of its own, both below `build/processors`.
+NAME is one of `PROCESSORS`, or a number, which selects one of those this processor can run. `amx`
+emulates the tiles of Intel's AMX in memory, and is slow (`kernels/cpu/tiles_emulated.h`). Only the
+C kernels change: oneDNN, torch and what `auto` measures use the real processor. The command's PATH
+begins with a compiler that replaces `-march=native`; it and a cache of its own lie below
+`build/processors`.
 
-The exit code is the command's; 2 where NAME cannot be had here.
+The exit code is the command's; 2 if NAME is not available here.
 """
 
 from __future__ import annotations
@@ -25,8 +25,6 @@ from actorium.kernels.cpu.native_library import SLOW_PAIRS, THIS_PROCESSOR
 
 
 class Processor(NamedTuple):
-    """What a build for it takes."""
-
     flags: tuple[str, ...]
     """The compiler's."""
     needs: str = ""

@@ -23,12 +23,12 @@ CONSTRAINTS = ROOT / "constraints.txt"
 LIBRARIES = ("llguidance", "starlette", "uvicorn", "httptools", "uvloop", "msgspec", "pyzmq",
              "tokenizers", "transformers", "jinja2", "rich", "prometheus_client", "safetensors",
              "huggingface_hub", "pillow")
-"""Those that a request, a command line or a model's files meet."""
+"""Packages that handle a request, a command line or a model's files."""
 TESTS = ("cli", "client*", "crash", "delivery*", "detokenizer*", "engine_cli", "gateway*",
          "grammar*", "hub_download", "keys", "loader", "mailbox", "masking", "models_dir",
          "openapi", "parity", "probes*", "settings", "structured*", "tcp", "tokenizer*",
          "tool_parsers", "batch_neighbours", "media_hostile", "media_fetching")
-"""Of `test_<name>.py`, wherever in `tests/`."""
+"""Names of `test_<name>.py`, anywhere in `tests/`."""
 _RANGE = re.compile(r"(?P<name>[\w-]+)\s*>=\s*(?P<low>[\w.]+)\s*,\s*<\s*(?P<high>[\w.]+)")
 HEADER = """\
 # The versions that the tests ran with: what set-up installs. Made by `make lock`; the ranges that
@@ -91,7 +91,6 @@ def extra(name: str) -> list[str]:
 
 
 def run_tests(end: str, venv: Path, flags: list[str]) -> int:
-    """Returns pytest's exit code."""
     python = layered(ROOT / "build" / end, venv, pins(end))
     return subprocess.run([python, "-m", "pytest", "-m", "not slow", *flags, *files_of_tests()],
                           cwd=ROOT, check=False).returncode
@@ -110,7 +109,6 @@ def _output(*command: str | Path) -> str:
 
 
 def main(arguments: list[str]) -> int:
-    """See the module."""
     match arguments:
         case ["lock", venv]:
             lock(Path(venv))

@@ -23,7 +23,6 @@ AT_ONCE = 512
 
 
 def decodes(s: Setting) -> Named:
-    """Decode."""
     for own in shapes.DECODES:
         yield own.name, partial(_decode, s, own.small() if s.toy else own)
 
@@ -46,7 +45,7 @@ def _decode(s: Setting, own: shapes.Decode) -> Case:
 
 def decoded(q: Tensor, layer: Tensor, pages: Tensor, lens: Tensor, length: int, q_len: int,
             scale: float, rank: int = 0) -> Tensor:
-    """By the reference, in fp32, one sequence after the other: all at once need not fit."""
+    """The reference in fp32, one sequence at a time: all at once may not fit into memory."""
     reference = TorchAttention(rank)
     parts = [reference.decode(pages[b:b + 1], lens[b:b + 1], length, q_len, PAGE, 0, scale)(
         own.float(), layer) for b, own in enumerate(q.split(q_len))]
@@ -59,7 +58,7 @@ def _scattered(s: Setting, batch: int, width: int) -> Tensor:
 
 
 def _sdpa_decode(s: Setting, own: shapes.Decode) -> Run:
-    """Of bf16 keys and values."""
+    """torch's SDPA over bf16 keys and values."""
     q, k, v = (s.randn(own.batch, h, n, own.dim) for h, n in (
         (own.heads, own.q_len), (own.kv, own.length), (own.kv, own.length)))
     return lambda: F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
@@ -115,7 +114,7 @@ def _extend(s: Setting, own: shapes.Extend) -> Case:
 
 
 def extended(q: Tensor, layer: Tensor, rows: Sequence[ExtendRow], scale: float) -> Tensor:
-    """By the reference, in fp32, some queries after the other: all scores at once need not fit."""
+    """The reference in fp32, some queries at a time: all scores at once may not fit into memory."""
     some = [replace(row, start=row.start + at, count=min(AT_ONCE, row.count - at),
                     pages=row.pages[:-(-(row.start + at + AT_ONCE) // PAGE)])
             for row in rows for at in range(0, row.count, AT_ONCE)]
@@ -125,7 +124,7 @@ def extended(q: Tensor, layer: Tensor, rows: Sequence[ExtendRow], scale: float) 
 
 
 def _sdpa_extend(s: Setting, own: shapes.Extend, backend: SDPBackend) -> Run:
-    """As many keys as heads, which it likes best."""
+    """torch's SDPA with as many key heads as query heads, its fastest case."""
     q, k, v = (s.randn(len(own.spans), own.heads, own.spans[0][1], own.dim) for _ in range(3))
 
     def run() -> Tensor:

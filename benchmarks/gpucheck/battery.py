@@ -1,5 +1,5 @@
-"""A call: its groups one behind the other, each in processes of its own, within the time. No torch
-here, and nothing that touches the device."""
+"""Runs a call: its groups in order, each in its own processes, within the time limit. Imports no
+torch and never touches the device."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from contextlib import suppress
 from pathlib import Path
 from time import monotonic, sleep, time
 
-from . import facts
 from .plan import PARTS, SLOWER, Group
-from .record import FAILED, LEFT_OUT, TIMED_OUT, WRONG, Record
+from .record import FAILED, LEFT_OUT, TIMED_OUT, WRONG, Record, readings, versions
 from .suites import run_suites
 
 GRACE = 12.0
@@ -22,7 +21,7 @@ GRACE = 12.0
 AGAIN = 4
 """Most processes of one group: after a row that ended one, the next goes on behind it."""
 KILLED = 124
-"""In place of the exit code of a process that did not end by itself."""
+"""Stands for the exit code of a process that had to be killed."""
 SCRIPT = Path(__file__).parent.parent / "gpu.py"
 
 
@@ -34,7 +33,7 @@ def run(options: argparse.Namespace) -> int:
               if not options.group or group.name in options.group]
     record = Record(options.out / f"gpu-{options.part}.json")
     record.path.unlink(missing_ok=True)
-    said = facts.versions() | facts.readings() | {
+    said = versions() | readings() | {
         "cache": "carried" if options.carried else "empty"}
     record.change_all(lambda all_: all_.update(part=options.part, toy=options.toy, facts=said))
     for group in groups:
@@ -50,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
             run_suites(own, group, seconds, options.toy, options.scratch)
         else:
             _measured(own, group, seconds, options)
-        spent, now = monotonic() - start, facts.readings()
+        spent, now = monotonic() - start, readings()
         own.change(lambda own, spent=spent, now=now: own["facts"].update(
             seconds_spent=round(spent, 1), **({"readings_behind_it": now} if now else {})))
     found = record.read()
@@ -59,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _measured(record: Record, group: Group, seconds: float, options: argparse.Namespace) -> None:
-    """A group's rows, in as many processes as it takes."""
+    """Measures a group's rows, in as many processes as it takes."""
     end = monotonic() + seconds
     why = "it was not reached"
     for _ in range(AGAIN):
@@ -125,7 +124,7 @@ def _accounted(record: Record) -> int:
 
 
 def _missing(record: Record, group: Group, why: str, kind: str) -> None:
-    """Every row that is nowhere."""
+    """Marks every row without a result as skipped."""
     own = record.group()
     there = {each["name"] for each in (*own["rows"], *own["skipped"])}
     for row in group.rows:

@@ -47,7 +47,6 @@ def unpack(archive: Path, folder: Path) -> int:
 
 
 def main() -> int:
-    """The command."""
     what, first, second, *most = sys.argv[1:]
     try:
         if what == "pack":

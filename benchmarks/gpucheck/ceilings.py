@@ -1,18 +1,23 @@
-"""What the device can do at best, in the run whose figures are held against it."""
+"""Measures the device's ceilings in the same run as the figures compared with them; then, kernel by
+kernel, whether the result is right, the bandwidth or arithmetic achieved, and the public kernels
+available, each timed as ours is."""
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Callable
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from . import facts
+from actorium.gpu.attention.attention_backend import TorchAttention, TritonAttention
+from actorium.kernels.backends import select_ops
+
+from .case import BF16, Case, Named, Setting, Timer, compared, error
 from .child import Bench
-from .timer import Timer
-from .truth import error
+from .record import readings
 
 SMALL_LAUNCHES = 200
 SOME = 16
@@ -20,8 +25,6 @@ SOME = 16
 
 
 class Ceilings(NamedTuple):
-    """Of one device."""
-
     copy_gbs: float
     """A copy; bytes read and written."""
     bf16_tflops: float = 0.0
@@ -42,14 +45,14 @@ def run(bench: Bench) -> None:
                 if bench.compared(name, error(run()[:len(some)], some), 0.01):
                     us = timer.us(run)
                     bench.record.add(name, tflops=2 * side**3 / us / 1e6, side=side,
-                                     **facts.readings())
+                                     **readings())
     with bench.row("small launches") as go:
         if go:
             _launches(bench, timer)
 
 
 def copy_gbs(bench: Bench, timer: Timer) -> float:
-    """Bytes read and written."""
+    """Measures a copy, counting bytes read and written."""
     size = bench.size(int(min(4.0, bench.free_gib / 4) * 2**30), 1 << 20)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
@@ -61,13 +64,12 @@ Product = tuple[Callable[[], Tensor], Tensor]
 
 
 def _bf16(bench: Bench, side: int) -> Product:
-    """Of random numbers."""
     a, b = (torch.randn(side, side, device=bench.device).to(torch.bfloat16) for _ in range(2))
     return lambda: a @ b, a[:SOME].float() @ b.float()
 
 
 def _fp8(bench: Bench, side: int) -> Product:
-    """A scale for each row and each column, sums rounded to bf16."""
+    """An FP8 product with a scale per row and column; sums are rounded to bf16."""
     a, b = (torch.randn(side, side, device=bench.device).to(torch.float8_e4m3fn) for _ in range(2))
     # On a CPU torch 2.11, which GPU machines have, takes one scale for all.
     ones = torch.ones(bench.size(side, 1), 1, device=bench.device)
@@ -92,8 +94,8 @@ def _launches(bench: Bench, timer: Timer) -> None:
 
 
 def of_this_run(bench: Bench) -> Ceilings:
-    """Those that this call has measured. A copy's is measured here if none is there, and kept for
-    the groups behind this one: figures of one call are held against one copy."""
+    """Returns the ceilings measured in this call. Copy bandwidth is measured if it is missing and
+    kept for later groups, so that all figures of a call use the same one."""
     rows = {row["name"]: row for row in bench.record.group("ceilings")["rows"]}
     copied = rows.get("copy", {}).get("gbs") or next(
         (own["facts"]["copy_gbs"] for own in bench.record.read()["groups"].values()
@@ -103,3 +105,50 @@ def of_this_run(bench: Bench) -> Ceilings:
         bench.record.facts(copy_gbs=copied)
     return Ceilings(copied, *(rows.get(name, {}).get("tflops", 0.0)
                               for name in ("bf16 products", "fp8 products")))
+
+
+def table(bench: Bench, cases: str) -> None:
+    """Every row of a group. cases: "module.function", which names them."""
+    module, _, function = cases.rpartition(".")
+    make: Callable[[Setting], Named] = getattr(
+        importlib.import_module(f".{module}", __package__), function)
+    limits, timer = of_this_run(bench), Timer(bench.machine)
+    ops = select_ops(BF16, bench.device, 128, False, "triton" if bench.toy else "auto")
+    attention = TritonAttention if ops.name == "triton" else TorchAttention
+    bench.record.facts(kernels=ops.name)
+    with torch.inference_mode():
+        for name, case in make(Setting(bench.device, bench.toy, ops, attention)):
+            measure(bench, timer, name, case, limits)
+
+
+def measure(bench: Bench, timer: Timer, name: str, make: Callable[[], Case], limits: Ceilings
+            ) -> None:
+    """One row, then its peers, which are added to it: one that fails costs itself alone."""
+    with bench.row(name) as go:
+        if not go:
+            return
+        case = make()
+        if not bench.compared(name, *compared(case, bench.toy, bench.spoils(name))):
+            return
+        us = timer.us(case.run)
+        bench.record.add(name, us=us, **achieved(case, us, limits))
+    if "us" not in bench.record.row(name):
+        return
+    peers: dict[str, float] = {}
+    for peer, make_peer in case.peers.items():
+        with bench.trying(f"{name}: {peer}"):
+            peers[peer] = timer.us(make_peer())
+            best = min(peers, key=lambda each: peers[each])
+            bench.record.add(name, peers=peers, peer=best, peer_us=peers[best],
+                             ratio=peers[best] / us)
+    bench.judge(name)
+
+
+def achieved(case: Case, us: float, limits: Ceilings) -> dict[str, Any]:
+    """Bandwidth or arithmetic, and its share of the ceiling, where that was measured."""
+    if case.bytes:
+        gbs = case.bytes / us / 1e3
+        return {"gbs": gbs, "share": gbs / limits.copy_gbs}
+    tflops = case.flops / us / 1e6
+    most = limits.fp8_tflops if case.fp8 else limits.bf16_tflops
+    return {"tflops": tflops, **({"share": tflops / most} if most else {})}

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from . import aims
 from .machine import CaptureFailed, Cuda, Double, broken
 from .plan import SLOWER, Group, Row
 from .record import BROKEN_CODE, LEFT_OUT, RIGHT, SLOW, WRONG, Record, one_line
+from .report import too_slow
 
 ENDING = 5.0
 """Seconds that a process keeps to end in."""
@@ -45,11 +45,9 @@ class Bench:
 
     @property
     def left(self) -> float:
-        """Seconds."""
         return self._until - monotonic()
 
     def size(self, full: int, toy: int) -> int:
-        """Of a dimension."""
         return toy if self.toy else full
 
     def wants(self, *names: str) -> bool:
@@ -98,7 +96,6 @@ class Bench:
             self.machine.release()
 
     def spoils(self, name: str) -> bool:
-        """Whether this row's result is to be made wrong."""
         return self._faults.get(name) == "wrong"
 
     def compared(self, name: str, error: float, tolerance: float, **more: Any) -> bool:
@@ -120,7 +117,7 @@ class Bench:
         """A row that is there and not wrong is slow or right."""
         row = self.record.row(name)
         if row and row.get("verdict") != WRONG:
-            why = aims.too_slow(self.group.name, row)
+            why = too_slow(self.group.name, row)
             self.record.add(name, False, verdict=SLOW if why else RIGHT, **({"why": why} if why
                                                                             else {}))
 
@@ -165,7 +162,9 @@ def run(record: Record, group: Group, seconds: float, toy: bool, options: Any) -
                                          own["facts"].update(free_gib=bench.free_gib)))
         bench.record.change_all(lambda all_: all_["facts"].update(machine.facts()))
         if bench.wants():
-            importlib.import_module(f".{group.module}", __package__).run(bench, **group.options)
+            module, _, function = group.runs.partition(".")
+            getattr(importlib.import_module(f".{module}", __package__), function)(
+                bench, **group.options)
         for row in group.rows:  # those that do not fit, where nothing did
             if not bench.wants(row.name):
                 with bench.row(row.name):

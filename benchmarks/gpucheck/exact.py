@@ -39,7 +39,6 @@ def same(what: str, one: Tensor, other: Tensor) -> None:
 
 
 def exacts(s: Setting) -> Named:
-    """Products, then attention."""
     for name, kind, outs, ins, rows in shapes.EXACT_PRODUCTS:
         yield name, partial(_product, s, kind, outs, ins, rows)
     for name, batch, length in shapes.EXACT_DECODES:
@@ -85,7 +84,7 @@ def _attention(s: Setting) -> TritonAttention | TorchAttention:
 
 
 def _decode(s: Setting, batch: int, length: int) -> Case:
-    """Of sequences that end anywhere, which have the bits of single ones and of a prompt's end."""
+    """Decode over sequences of any length: the same bits as one alone and as a prompt's end."""
     batch, length = s.size(batch, 2), s.size(length, 40)
     heads, kv, dim = s.size(32, 4), s.size(8, 2), s.size(128, 32)
     width = -(-length // PAGE)
@@ -116,7 +115,7 @@ def _decode(s: Setting, batch: int, length: int) -> Case:
 
 
 def _prompt(s: Setting, count: int) -> Case:
-    """Of chunks of several lengths, which have the bits of the whole."""
+    """Prompts in chunks of several lengths: the same bits as whole."""
     count = s.size(count, 40)
     heads, kv, dim = s.size(32, 4), s.size(8, 2), s.size(128, 32)
     width = -(-count // PAGE)

@@ -29,8 +29,6 @@ class CaptureFailed(BaseException):
 
 
 class Rounds(NamedTuple):
-    """How often something is run to be timed."""
-
     warm: int
     first: int
     least: int
@@ -38,8 +36,6 @@ class Rounds(NamedTuple):
 
 
 class Profile(NamedTuple):
-    """What a profiler saw."""
-
     kernels: list[tuple[str, float, float]]
     """(name, from, to) of what ran on the device, microseconds."""
     launches: dict[str, int]
@@ -47,20 +43,17 @@ class Profile(NamedTuple):
 
 
 class Cuda:
-    """A CUDA device."""
-
     toy = False
     rounds = Rounds(2, 3, 5, 100)
 
     def __init__(self) -> None:
         self.device = torch.device("cuda", 0)
         self._stream = torch.cuda.Stream(self.device)
-        """Of all captures: for each stream that there ever was cuBLAS keeps a workspace."""
+        """The stream of all captures: cuBLAS keeps a workspace for every stream it has seen."""
         # Graphs and a profiler that leaves and comes back do not go together (torch.profiler).
         os.environ |= {"TEARDOWN_CUPTI": "0", "DISABLE_CUPTI_LAZY_REINIT": "1"}
 
     def facts(self) -> dict[str, Any]:
-        """Of the device."""
         own = torch.cuda.get_device_properties(self.device)
         return {"device": own.name, "capability": f"{own.major}.{own.minor}",
                 "multiprocessors": own.multi_processor_count, "gib": own.total_memory / 2**30}
@@ -72,7 +65,7 @@ class Cuda:
         torch.cuda.synchronize()
 
     def free_gib(self) -> float:
-        """Of the whole device, when what a process that was ended still held is given back."""
+        """Free memory of the device, once a killed process's memory has been returned."""
         for _ in range(10):
             free, total = torch.cuda.mem_get_info()
             if free > 0.9 * total:
@@ -118,7 +111,6 @@ class Cuda:
 
     @contextmanager
     def opening(self) -> Iterator[None]:
-        """Around opening a model."""
         yield
 
 
@@ -209,7 +201,7 @@ class Rerun:
 
 
 def tensors(tree: Any) -> list[Tensor]:
-    """Those in tuples, lists and dataclasses, in their order."""
+    """Returns the tensors in tuples, lists and dataclasses, in order."""
     if isinstance(tree, Tensor):
         return [tree]
     if is_dataclass(tree):

@@ -45,7 +45,6 @@ PAGE = 16
 
 
 def shape_of(kind: dict[str, Any], toy: bool) -> dict[str, Any]:
-    """config.json of LLAMA or HYBRID."""
     if not toy:
         return kind
     return kind | (shapes.SMALL if kind is shapes.LLAMA else shapes.SMALL_HYBRID)
@@ -53,7 +52,7 @@ def shape_of(kind: dict[str, Any], toy: bool) -> dict[str, Any]:
 
 def settings(toy: bool, path: Path, batch: int, speculative: str = "off",
              model: Mapping[str, Any] = NONE, memory: Mapping[str, Any] = NONE) -> Config:
-    """Of a model directory. model, memory: fields of these that differ."""
+    """Returns the settings for a model directory. model, memory: fields that differ from them."""
     return Config(
         model=ModelConfig(**{"model": str(path), "load_format": "dummy"} | dict(model)),
         memory=MemoryConfig(**{"memory_fraction": 0.85, "kv_cache_bytes": 16 << 20,
@@ -70,7 +69,6 @@ def settings(toy: bool, path: Path, batch: int, speculative: str = "off",
 
 
 def budget(toy: bool) -> int:
-    """Tokens of a step."""
     return 64 if toy else 2048
 
 
@@ -106,7 +104,7 @@ def eager(runner: ModelRunner) -> Iterator[None]:
 
 
 def _fill(layer: Tensor) -> None:
-    """With random numbers: zeros would let the device clock higher."""
+    """Random numbers: with zeros the device would clock higher."""
     if layer.element_size() > 1:
         layer.normal_()
     else:  # e4m3 from 1/64 to 1.9 that way
@@ -121,7 +119,7 @@ class Driver:
         """steps: how many there will be. Raises `ValueError` if the pages do not suffice."""
         self.runner, self._drafts = runner, drafts
         self.results: list[StepResult] = []
-        """Of the last `steps`."""
+        """Results of the last `steps`."""
         self._clock = make_timer(runner.arrays.device)
         self._slots = np.arange(1, batch + 1, dtype=np.int32)
         most = runner.tables.max_len
@@ -160,7 +158,7 @@ class Driver:
             admits, appends = [], b""
 
     def _tokens(self, count: int, slot: int) -> bytes:
-        """Of a prompt; each slot has others."""
+        """Returns a prompt's tokens, different in each slot."""
         own = (np.arange(count) + 31 * slot) * 7919 % self.runner.tables.vocab
         return own.astype(np.int32).tobytes()
 
@@ -199,14 +197,12 @@ class Driver:
                 "tokens_s": tokens / wall, "tokens_a_step": tokens / count / len(self._slots)}
 
     def close(self) -> None:
-        """The slots are free again."""
         taken = np.array(list(self.runner.tables.sequences), np.int32)
         self._run(StepPlan(1, 0, release=taken.tobytes()))
 
 
 def measured(runner: ModelRunner, batch: int, context: int, drafts: int,
              toy: bool) -> dict[str, float]:
-    """A batch from its admission to its end."""
     warm, steps = (1, 3) if toy else (WARM, STEPS)
     driver = Driver(runner, batch, context, warm + steps, drafts, budget(toy))
     try:
@@ -236,12 +232,11 @@ class Floor(NamedTuple):
     """Its recurrent states, read and written."""
 
     def us(self, batch: int, context: float, copy_gbs: float) -> float:
-        """Of a step, where bytes go as fast as a copy's."""
+        """Returns microseconds of a step limited only by copy bandwidth."""
         return (self.weights + batch * (context * self.token + self.sequence)) / copy_gbs / 1e3
 
 
 def floor(opened_: OpenedDevice) -> Floor:
-    """Of a model's decode steps."""
     runner, shape = opened_.runner, opened_.runner.model.shape
     weights = opened_.footprint.measured["weights"]
     if not shape.tied:

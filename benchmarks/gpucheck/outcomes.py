@@ -26,8 +26,8 @@ _STDERR = os.dup(2)  # pytest captures the other one
 def read(path: Path) -> dict[str, Any]:
     """{"selected", "now", "tests": {name: [outcome, seconds, text]}}"""
     if path.exists() and path.is_file():
-        found: dict[str, Any] = json.loads(path.read_text())
-        return found
+        outcomes: dict[str, Any] = json.loads(path.read_text())
+        return outcomes
     return {"selected": 0, "now": None, "tests": {}}
 
 
@@ -55,7 +55,6 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 def pytest_runtest_logstart(nodeid: str, location: Any) -> None:
-    """Whoever hangs from here on ends the process."""
     limit = float(os.environ.get("GPUCHECK_LIMIT", "90"))
     _change(now=[nodeid, time(), limit])
     faulthandler.dump_traceback_later(limit, exit=True, file=_STDERR)

@@ -22,8 +22,6 @@ SHARDS = {"tests/kernels/test_triton_attention_gpu.py": 6, "tests/kernels/test_t
 
 
 class Row(NamedTuple):
-    """One figure."""
-
     name: str
     limit: float = 60.0
     """Seconds after which its process is ended."""
@@ -56,7 +54,7 @@ FIRST_TESTS = tuple(Suite(*own, limit=40) for own in (
     ("fp8 products", "tests/kernels/test_scaled_mm.py"),
     ("draws", "tests/kernels/test_triton_sampling_gpu.py", "likeliest or graph or bit_for_bit"),
     ("staging and rows", "tests/gpu/step/test_staging.py tests/kernels/test_triton_fill.py")))
-"""Of a first contact, a process each."""
+"""Tests of a first contact, one process each."""
 
 
 class Group(NamedTuple):
@@ -67,13 +65,13 @@ class Group(NamedTuple):
     least: float
     """Seconds below which it is not begun."""
     most: float
-    module: str = ""
-    """Its function `run` measures them."""
+    runs: str = ""
+    """"module.function", which measures them."""
     options: dict[str, Any] = {}
     suites: tuple[Suite, ...] = ()
     """Instead: tests."""
     jobs: int = 1
-    """Of them at a time."""
+    """Suites run at a time."""
 
 
 def _tests(name: str, suites: Iterable[Suite], least: float, most: float, jobs: int = 1) -> Group:
@@ -84,14 +82,14 @@ def _tests(name: str, suites: Iterable[Suite], least: float, most: float, jobs: 
 def _decoding(name: str, least: float, most: float, batches: Iterable[shapes.Batch],
               more: Iterable[Row] = (), **options: Any) -> Group:
     rows = [Row(each.name, 40, each.gib, 3) for each in batches]
-    return Group(name, (*more, *rows), least, most, "decode", options)
+    return Group(name, (*more, *rows), least, most, "decode.run", options)
 
 
 CEILINGS = Group("ceilings", (Row("copy"), Row("bf16 products"), Row("fp8 products"),
-                              Row("small launches")), 10, 25, "ceilings")
+                              Row("small launches")), 10, 25, "ceilings.run")
 CAPTURE = Row("graph capture")
 LADDER = Row("capture of 58 sizes", 60, 0.0, 10)
-"""Of steps with prompts, up to 8,192 tokens: as many as SGLang captures by default."""
+"""Graphs of steps with prompts up to 8,192 tokens: as many as SGLang captures by default."""
 TINY = Row("demo model in fp32, device beside CPU")
 BESIDE = "graphs beside eager, "
 """Before the name of a batch: its tokens, from graphs and from steps launched one by one."""
@@ -103,18 +101,18 @@ def _beside() -> tuple[Row, ...]:
 
 def _ring(overlap: bool) -> Group:
     return Group("ring" if overlap else "ring without overlap",
-                 tuple(Row(each.name, 60, each.gib, 5) for each in shapes.RING), 40, 75, "ring",
+                 tuple(Row(each.name, 60, each.gib, 5) for each in shapes.RING), 40, 75, "ring.run",
                  {"overlap": overlap})
 
 
 def contact() -> list[Group]:
-    """Answers in the order of what hangs on them: is it right, is it fast, what does the engine
-    lose around it, then why. Many processes of tests compile kernels side by side: whoever comes
-    behind them finds most."""
+    """Returns groups in order of importance: correctness, speed, what the engine loses around the
+    device, then why. Test processes compile kernels in parallel, so later groups find most
+    compiled."""
     profiled = (Row(f"replay {each.name}", 60, each.gib, 8) for each in shapes.PROFILED)
     return [
         _tests("tests", FIRST_TESTS, 20, 60, 8),
-        Group("tokens", (TINY,), 10, 60, "equal"),
+        Group("tokens", (TINY,), 10, 60, "decode.equal"),
         _decoding("decode", 40, 180, shapes.FIRST, (CAPTURE, *_beside())),
         _ring(True),
         _ring(False),
@@ -122,7 +120,7 @@ def contact() -> list[Group]:
                   model={"quantization": "fp8"}),
         _decoding("decode, fp8 pages", 40, 60, shapes.FIRST, _beside(),
                   memory={"kv_cache_dtype": "fp8_e4m3"}),
-        Group("profile", (*profiled, CAPTURE, LADDER), 35, 80, "profiled"),
+        Group("profile", (*profiled, CAPTURE, LADDER), 35, 80, "profiled.run"),
         CEILINGS,
     ]
 
@@ -131,7 +129,7 @@ def kernels() -> list[Group]:
     """Kernel by kernel beside its peers, then speculation, and what else models do."""
     def group(name: str, cases: Iterable[str], most: float, module: str, gib: float = 12.0
               ) -> Group:
-        return Group(name, tuple(Row(case, 40, gib) for case in cases), 12, most, "table",
+        return Group(name, tuple(Row(case, 40, gib) for case in cases), 12, most, "ceilings.table",
                      {"cases": module})
 
     heads = [f"{keys}/{values} heads of 128" for keys, values in shapes.DELTA_HEADS]
@@ -149,8 +147,8 @@ def kernels() -> list[Group]:
         Group("speculation", tuple(Row(f"{drafts} drafts, batch {batch}", 60, shapes.HYBRID_GIB
                                        + 2 * shapes.ROOM_GIB, 5)
                                    for drafts in (0, 2) for batch in shapes.DRAFTING),
-              60, 180, "speculation"),
-        group("sampling", shapes.DRAWS, 30, "sampling.draws"),
+              60, 180, "decode.speculation"),
+        group("sampling", shapes.DRAWS, 30, "products.draws"),
         group("products", (*(f"bf16, {n} rows" for n in rows), *(f"fp8 {kind}, {n} rows"
               for kind in ("row", "block") for n in rows)), 40, "products.products"),
         group("products of codes", (f"{kind}, {n} rows" for kind in shapes.CODES for n in rows),
@@ -163,19 +161,18 @@ def kernels() -> list[Group]:
         group("mamba-2 step", (f"{n} x 128 heads" for n in shapes.MAMBA_BATCHES), 20,
               "recurrent.mambas"),
         group("sums over ranks", (f"{n} x 8192, 2 ranks" for n in shapes.SUM_ROWS), 20,
-              "ranks.sums"),
+              "products.sums"),
         group("elementwise", ("rms_norm", "rms_norm_add", "silu_mul", "rotate_write"), 20,
               "products.elementwise"),
         _decoding("longer and mixed", 50, 90, (*shapes.DECODED[:3], *shapes.LONGER),
                   [Row(f"mixed {n}, {how}", 40, shapes.DECODED[1].gib, 2)
                    for n in shapes.MIXED for how in ("segments", "eager")]),
         Group("transformers", tuple(Row(own.name, 60, own.gib + 4, 8)
-                                    for own in shapes.DECODED[:3]), 40, 70, "peer"),
+                                    for own in shapes.DECODED[:3]), 40, 70, "decode.transformers"),
     ]
 
 
 def tests() -> list[Group]:
-    """All that is marked gpu."""
     suites = []
     for file in gpu_files():
         parts = SHARDS.get(file, 1)

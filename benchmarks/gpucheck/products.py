@@ -1,4 +1,5 @@
-"""Cases: products with weights, experts, and what lies between products."""
+"""Cases: products with weights, experts, what lies between products, what ranks of tensor
+parallelism do together as far as one GPU shows it, and drawing tokens."""
 
 from __future__ import annotations
 
@@ -9,12 +10,17 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from actorium.kernels import record as columns
+from actorium.kernels.backends import select_sampling
 from actorium.kernels.grouped_rows import RowFormat, grouped_mm, pack_rows, quantise_grouped
 from actorium.kernels.ops import Ops
+from actorium.kernels.record import SamplingTables
+from actorium.kernels.reference.all_reduce import sum_parts_norm
 from actorium.kernels.reference.experts import EachExpert, route
 from actorium.kernels.reference.rope import rope_rows, rope_table
-from actorium.kernels.reference.torch_ops import TorchOps
+from actorium.kernels.reference.torch_ops import TorchOps, TorchSampling
 from actorium.kernels.scaled_linear import COLUMNS, pack, quantise
+from actorium.kernels.triton.all_reduce import PeerRows, memory_bytes, room_of, sum_rows_norm
 
 from . import shapes
 from .case import BF16, Case, Named, Run, Setting, Truth, ready
@@ -26,8 +32,8 @@ BY_BYTES = 256
 
 
 def products(s: Setting) -> Named:
-    """In bf16, where ours are cuBLAS's as we call it, and in FP8 with the input quantised on the
-    way, beside the same product of cuBLAS in bf16 and in FP8."""
+    """Returns products in bf16 (cuBLAS as we call it) and in FP8 with dynamic quantisation of the
+    input, beside the same products of cuBLAS in bf16 and FP8."""
     for rows in shapes.PRODUCT_ROWS:
         yield f"bf16, {rows} rows", partial(_bf16, s, rows)
     for kind in ("row", "block"):
@@ -36,8 +42,8 @@ def products(s: Setting) -> Named:
 
 
 def codes(s: Setting) -> Named:
-    """Of weights in 4 and 8 bits: with scales of groups, and a row's, whose products are of
-    integers."""
+    """Products with weights in 4 and 8 bits: with a scale per group, and with one per row as
+    integer products."""
     for kind, form in shapes.CODES.items():
         for rows in shapes.PRODUCT_ROWS:
             yield f"{kind}, {rows} rows", partial(_codes, s, rows, RowFormat(*form))
@@ -84,7 +90,7 @@ def _fp8(s: Setting, rows: int, kind: str) -> Case:
 
 
 def _codes(s: Setting, rows: int, form: RowFormat) -> Case:
-    """Beside the same product in bf16, whose weight has two bytes a number."""
+    """The peer is the same product in bf16, whose weight has two bytes a number."""
     n, out, inner = _sizes(s, rows)
     weight, x = s.randn(out, inner), s.randn(n, inner)
     coded = quantise_grouped(weight, form)
@@ -99,7 +105,6 @@ def _codes(s: Setting, rows: int, form: RowFormat) -> Case:
 
 
 def _scaled_mm(s: Setting, n: int, q: Tensor, inner: int) -> Run:
-    """Scales by row on both sides."""
     x = s.randn(n, inner, dtype=torch.float8_e4m3fn)
     ones_x = torch.ones(n, 1, device=s.device)
     ones_w = torch.ones(1, len(q), device=s.device)
@@ -107,7 +112,7 @@ def _scaled_mm(s: Setting, n: int, q: Tensor, inner: int) -> Run:
 
 
 def mixtures(s: Setting) -> Named:
-    """Qwen3-30B-A3B's experts; the bytes of those that somebody wants."""
+    """Qwen3-30B-A3B's experts; bytes of the experts that were chosen."""
     for rows in shapes.EXPERT_ROWS:
         yield f"{rows} rows", partial(_mixture, s, rows)
 
@@ -130,7 +135,6 @@ def _mixture(s: Setting, full: int) -> Case:
 
 
 def elementwise(s: Setting) -> Named:
-    """Norms, gates, rotation."""
     yield "rms_norm", partial(_norm, s, False)
     yield "rms_norm_add", partial(_norm, s, True)
     yield "silu_mul", partial(_gate, s)
@@ -174,3 +178,87 @@ def _rotation(s: Setting) -> Case:
     truth = Truth("elementwise", "bf16", lambda: run(TorchOps(), qkv.clone(), pages.clone()))
     return Case(lambda: run(s.ops, qkv, pages), truth,
                 rows * dim * 2 * (2 * (heads + 2 * kv)))
+
+
+RANKS = 2
+
+
+def sums(s: Setting) -> Named:
+    """Two ranks' one-shot sums with residual and norm, one after the other on one GPU, three
+    launches: neither waits, and nothing goes over a link."""
+    for rows in shapes.SUM_ROWS:
+        yield f"{rows} x 8192, {RANKS} ranks", partial(_sum, s, s.size(rows, 2))
+
+
+def _sum(s: Setting, rows: int) -> Case:
+    width = s.size(8192, 64)
+    room = room_of(width, BF16.itemsize)
+    memory = torch.zeros(RANKS, memory_bytes(RANKS, rows, room), dtype=torch.uint8,
+                         device=s.device)
+    addresses = torch.tensor([own.data_ptr() for own in memory], device=s.device)
+    one, other = (PeerRows(addresses, torch.zeros(rows + 1, dtype=torch.int32, device=s.device),
+                           rank, room) for rank in range(RANKS))
+    x, y, residual, weight = (s.randn(*size, width) for size in ((rows,), (rows,), (rows,), ()))
+
+    def run() -> object:
+        sum_rows_norm(y, other, residual, weight, 1e-6, takes=False)
+        mine = sum_rows_norm(x, one, residual, weight, 1e-6)
+        assert len(memory) == RANKS  # what addresses name is not given back
+        return mine, sum_rows_norm(y, other, residual, weight, 1e-6, gives=False)
+
+    def sums() -> object:
+        own = [part.float() for part in (x, y, residual, weight)]
+        return [sum_parts_norm((own[0], own[1]), own[2], own[3], 1e-6)] * RANKS
+
+    # Of each rank: its part read and given, both parts and the residual read, two rows written.
+    moved = RANKS * 7 * rows * width * BF16.itemsize
+    return Case(run, Truth("sum of ranks", "bf16", sums), moved, peers={
+        "torch, one rank": ready(lambda: sum_parts_norm((x, y), residual, weight, 1e-6))})
+
+
+ROWS, VOCAB = 256, 151_936
+FLAT = 0.02
+"""Spread of logits of which a nucleus of 0.9 holds nine tenths of all."""
+
+
+def draws(s: Setting) -> Named:
+    for name, (top_k, top_p, flat) in shapes.DRAWS.items():
+        yield name, partial(_draw, s, top_k, top_p, flat)
+
+
+def _draw(s: Setting, top_k: int, top_p: float, flat: bool) -> Case:
+    rows, vocab = s.size(ROWS, 3), s.size(VOCAB, 200)
+    ops = select_sampling(s.device, "auto" if not s.toy else "triton")
+    record = torch.zeros(rows + 1, columns.WIDTH, dtype=torch.int32)
+    real = record.view(torch.float32)
+    record[:, columns.TOP_K], record[:, columns.SEED_LOW] = top_k, torch.arange(rows + 1)
+    real[:, columns.TEMPERATURE] = 1.0 if top_p else 0.0
+    real[:, columns.TOP_P], real[:, columns.REPETITION] = top_p or 1.0, 1.0
+    tables = SamplingTables(record.to(s.device),
+                            torch.full((rows + 1, 1), -1, dtype=torch.int32, device=s.device),
+                            torch.zeros(rows + 1, 0, dtype=torch.int64, device=s.device))
+    logits = s.randn(rows, vocab, dtype=torch.float32) * (FLAT if flat else 4)
+    slots = s.arange(rows) + 1
+    chosen = partial(ops.choose, logits, slots, slots, tables, top_p > 0,
+                     0 < top_p < 1 or top_k > 0)
+    truth = Truth("draw" if top_p else "likeliest", "i64", partial(
+        TorchSampling().choose, logits, *chosen.args[1:]))
+    return Case(chosen, truth, rows * vocab * 4, peers={
+        "torch": partial(_torchs, logits, top_k, top_p)})
+
+
+def _torchs(logits: Tensor, top_k: int, top_p: float) -> Run:
+    if not top_p:
+        return lambda: logits.argmax(-1)
+    if top_p == 1.0:
+        return lambda: logits.softmax(-1).multinomial(1)
+
+    def sorted_out() -> Tensor:
+        found, order = logits.sort(-1, descending=True)
+        if top_k:
+            found, order = found[:, :top_k], order[:, :top_k]
+        p = found.softmax(-1)
+        p = p.masked_fill(p.cumsum(-1) - p > top_p, 0.0)
+        return order.gather(-1, p.multinomial(1))
+
+    return sorted_out

@@ -1,4 +1,5 @@
-"""The file of a call, whole after every row: who is stopped in the middle has lost nothing.
+"""The file of a call, complete after every row, so that a call stopped midway loses nothing; and
+the labels of every result: versions, driver, clocks, date. Imports no torch.
 
 One process writes at a time: the battery between its groups, a group's process while it runs.
 """
@@ -7,12 +8,57 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import re
+import shutil
+import subprocess
 import traceback
 from collections.abc import Callable
+from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from time import time
 from typing import Any
+
+PACKAGES = ("torch", "triton", "transformers", "numpy", "fla-core")
+ASKED = {"driver": "driver_version", "sm_mhz": "clocks.sm", "sm_mhz_most": "clocks.max.sm",
+         "memory_mhz": "clocks.mem", "watts": "power.draw", "watts_most": "power.limit",
+         "celsius": "temperature.gpu"}
+
+
+def versions() -> dict[str, Any]:
+    content: dict[str, Any] = {"date": datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+                             "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            content[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    return content
+
+
+def readings() -> dict[str, Any]:
+    """Returns current clocks, power and temperature; empty where they cannot be read."""
+    if shutil.which("nvidia-smi") is None:
+        return {}
+    try:
+        done = subprocess.run(
+            ["nvidia-smi", f"--query-gpu={','.join(ASKED.values())}",
+             "--format=csv,noheader,nounits", "--id=0"], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return {}
+    if done.returncode:
+        return {}
+    values = [value.strip() for value in done.stdout.strip().splitlines()[0].split(",")]
+    return {name: _number(value) for name, value in zip(ASKED, values, strict=False)}
+
+
+def _number(text: str) -> float | str:
+    try:
+        return float(text)
+    except ValueError:
+        return text  # a driver's version has two dots
+
 
 RIGHT, SLOW, WRONG = "right", "slow", "wrong"
 """What a row says of itself: as its reference has it and as fast as is wanted, or not."""
@@ -23,9 +69,9 @@ BROKEN = ("illegal memory access", "device-side assert", "misaligned address", "
           "operation failed due to a previous error during capture")
 """What CUDA says of a context that nothing can be done in any more."""
 BROKEN_CODE = 86
-"""Exit code of a process that has met that, and so ends."""
+"""Exit code of a process that ends after such an error."""
 TIMED_OUT = 1
-"""Exit code of a process that faulthandler ended, after it had told where it was."""
+"""Exit code of a process ended by faulthandler after it dumped its stacks."""
 PATHS = re.compile(r"(?<![\w.])/(?:[\w.+@-]+/)+([\w.+@-]*)")
 
 
@@ -37,23 +83,20 @@ class Record:
         self.path, self._group = path, group
 
     def read(self) -> dict[str, Any]:
-        """All of it."""
         if not self.path.exists():
             return {"part": "", "toy": False, "facts": {}, "groups": {}}
-        found: dict[str, Any] = json.loads(self.path.read_text())
-        return found
+        content: dict[str, Any] = json.loads(self.path.read_text())
+        return content
 
     def group(self, name: str = "") -> dict[str, Any]:
-        """What is there of a group."""
-        found: dict[str, Any] = self.read()["groups"].get(name or self._group, {})
-        return {"facts": {}, "rows": [], "skipped": [], "now": None} | found
+        content: dict[str, Any] = self.read()["groups"].get(name or self._group, {})
+        return {"facts": {}, "rows": [], "skipped": [], "now": None} | content
 
     def row(self, name: str, group: str = "") -> dict[str, Any]:
         """One row of a group; empty where it is not there."""
         return next((row for row in self.group(group)["rows"] if row["name"] == name), {})
 
     def change(self, edit: Callable[[dict[str, Any]], object]) -> None:
-        """Edit the group."""
         def whole(all_: dict[str, Any]) -> None:
             own = all_["groups"].setdefault(self._group, {
                 "facts": {}, "rows": [], "skipped": [], "now": None})
@@ -61,7 +104,6 @@ class Record:
         self.change_all(whole)
 
     def change_all(self, edit: Callable[[dict[str, Any]], object]) -> None:
-        """Edit the whole."""
         found = self.read()
         edit(found)
         _replace(self.path, json.dumps(found, indent=1) + "\n")
@@ -74,7 +116,6 @@ class Record:
     # --- a group's ---------------------------------------------------------------------------
 
     def facts(self, **facts: Any) -> None:
-        """Facts that are no rows."""
         self.change(lambda own: own["facts"].update(facts))
         print(f"  {facts}", flush=True)
 
@@ -103,7 +144,6 @@ class Record:
         self.change(lambda own: own.update(now=now))
 
     def end(self) -> None:
-        """It is over."""
         self.change(lambda own: own.update(now=None))
 
 
@@ -114,7 +154,6 @@ def _replace(path: Path, text: str) -> None:
 
 
 def short(value: Any) -> str:
-    """Of a figure, for the log."""
     if isinstance(value, float):
         return f"{value:.4g}"
     text = str(value)

@@ -80,7 +80,6 @@ def _window(s: Setting, heads: Heads, batch: int) -> Case:
 
 
 def _changing(dtype: str, run: Callable[..., Any], *tables: Tensor) -> Truth:
-    """Of what changes these tables."""
     return Truth("recurrent", dtype, lambda: run(TorchOps(), *(own.clone() for own in tables)))
 
 
@@ -99,8 +98,8 @@ def _conv(s: Setting, heads: Heads, tokens: int) -> Case:
 
 
 def _extend(s: Setting, heads: Heads, tokens: int, dtype: torch.dtype) -> Case:
-    """With the convolution and the gates, which the peer is given. Operations: of the products that
-    the rule needs, each counted once, whatever it takes to make it."""
+    """Includes the convolution and the gates, which the peer is given. Operations: those of the
+    products the rule needs, each counted once, however it is computed."""
     plan, layer = plan_ragged([RaggedRun(1, tokens)], 4, s.device), _layer(s, heads)
     p, kept = s.randn(tokens, heads.channels + 2 * heads.values), s.randn(2, 3, heads.channels)
     states = (_states(s, heads, 2) * 0).to(dtype)

@@ -24,7 +24,7 @@ from .child import Bench
 
 NEW = 64
 KEPT_EVENTS = 1 << 15
-"""Of the timeline that is kept as a file: some megabytes."""
+"""Steps of the timeline kept as a file: some megabytes."""
 TIMELINE = "gpu-timeline.json"
 
 
@@ -111,8 +111,8 @@ def _beside(bench: Bench, context: int, found: Mapping[str, Any]) -> dict[str, f
 
 def _row(steps: Sequence[trace.TimelineStep], batch: int, window: tuple[int, int]) -> dict[str,
                                                                                            Any]:
-    """Of the steps in which the whole batch decodes and nothing else is done. Raises `ValueError`
-    where there are too few."""
+    """Measures steps in which the whole batch decodes and nothing else happens. Raises `ValueError`
+    if there are too few."""
     mine = [s for s in steps if s.decodes == batch and DEVICE in s.spans
             and window[0] <= s.spans[DEVICE][0] <= window[1]]
     if len(mine) < 3:
@@ -127,7 +127,6 @@ def _row(steps: Sequence[trace.TimelineStep], batch: int, window: tuple[int, int
 
 
 def keep(path: Path, tracks: Sequence[trace.Track]) -> None:
-    """The end of the timeline, for Perfetto."""
     each = KEPT_EVENTS // len(tracks)
     last = [track._replace(events=track.events[-each:]) for track in tracks]
     trace.write_chrome(path, last, trace.join(last))

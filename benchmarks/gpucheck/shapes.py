@@ -1,4 +1,4 @@
-"""Sizes of what is measured, full ones; no torch here, since the list of rows is made of them."""
+"""Full sizes of everything measured; without torch, since the list of rows is made from them."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ GIB = float(1 << 30)
 LLAMA_GIB, HYBRID_GIB = 15.0, 19.0
 """Weights."""
 ROOM_GIB = 3.5
-"""Beside weights and pages: workspace of a step of 2,048 tokens, graphs, the context."""
+"""Memory beside weights and pages: workspace of a 2,048-token step, graphs, the CUDA context."""
 KV_GIB = 2 * 8 * 128 * 32 * 2 / GIB
 """Pages of the Llama shape, a token."""
 NEW = 80
@@ -41,8 +41,6 @@ NEW = 80
 
 
 class Batch(NamedTuple):
-    """Sequences that decode."""
-
     batch: int
     context: int
 
@@ -52,11 +50,10 @@ class Batch(NamedTuple):
 
     @property
     def gib(self) -> float:
-        """That decoding it with the Llama shape takes."""
+        """Memory that decoding it with the Llama shape takes."""
         return LLAMA_GIB + ROOM_GIB + self.batch * (self.context + NEW) * KV_GIB
 
     def small(self) -> Batch:
-        """Of a toy run."""
         return Batch({1: 1, 8: 2, 64: 3, 256: 4}.get(self.batch, 2), 24)
 
 
@@ -78,8 +75,6 @@ ACCEPTANCE = "0.8,0.6"
 # --- kernels -------------------------------------------------------------------------------------
 
 class Decode(NamedTuple):
-    """Paged decode attention."""
-
     batch: int
     length: int
     q_len: int = 1
@@ -96,7 +91,6 @@ class Decode(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Of keys and values."""
         return self.batch * self.length * 2 * self.kv * self.dim * (1 if self.fp8 else 2)
 
     def small(self) -> Decode:

@@ -21,11 +21,10 @@ AGAIN = 6
 """Most processes of one suite."""
 POLL = 0.5
 PRINTED = 60_000
-"""Of what each pytest has said, most characters in the log."""
+"""The most characters of each pytest's output in the log."""
 
 
 def command(suite: Suite) -> list[str]:
-    """Of its process."""
     return [sys.executable, "-m", "pytest", *suite.file.split(), "-m", "gpu",
             "-p", "gpucheck.outcomes", "-o", "addopts=",
             "-p", "no:cacheprovider", "-p", "no:xdist", "--no-header", "--tb=short", "-v",
@@ -42,8 +41,6 @@ def environment(suite: Suite, file: Path) -> dict[str, str]:
 
 
 class Running:
-    """A suite and its process."""
-
     def __init__(self, suite: Suite, scratch: Path) -> None:
         self.suite, self._tries = suite, 0
         stem = "".join(c if c.isalnum() else "-" for c in suite.name)
@@ -77,7 +74,6 @@ class Running:
         return True
 
     def _failed(self, now: list[Any], code: int) -> None:
-        """The test that was under way."""
         name, since, limit = now
         spent, why = time() - since, f"exit code {code}"
         if code == TIMED_OUT and spent >= limit:
@@ -88,8 +84,8 @@ class Running:
         self.file.write_text(json.dumps(found))
 
     def stop(self) -> None:
-        """Its stacks into the log, then an end."""
-        self._process.send_signal(signal.SIGABRT)  # faulthandler tells where it is
+        """Dumps its stacks into the log, then ends it."""
+        self._process.send_signal(signal.SIGABRT)  # faulthandler dumps its stacks
         sleep(0.3)
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
@@ -98,7 +94,6 @@ class Running:
         self.error, self.late = "the time was over" + (f" in {now[0]}" if now else ""), True
 
     def print(self) -> None:
-        """What pytest said, into the log."""
         if self._log.exists():
             text = self._log.read_text(errors="replace")
             print(f"\n=== {self.suite.name}\n{text[-PRINTED:]}", flush=True)
@@ -106,11 +101,11 @@ class Running:
 
 
 def run_suites(record: Record, group: Group, seconds: float, toy: bool, scratch: Path) -> None:
-    """All of a group's, so many at a time."""
+    """Runs all suites of a group, several at a time."""
     end = monotonic() + seconds
     waiting, running = list(group.suites), list[Running]()
     jobs = min(group.jobs, 2) if toy else group.jobs
-    told: dict[str, Any] = {}
+    reported: dict[str, Any] = {}
     try:
         while waiting or running:
             late = monotonic() >= end
@@ -120,8 +115,8 @@ def run_suites(record: Record, group: Group, seconds: float, toy: bool, scratch:
                 if late:
                     each.stop()
                 over = late or each.over()
-                if told.get(each.suite.name) != (row := _row(each)) or over:
-                    told[each.suite.name] = row
+                if reported.get(each.suite.name) != (row := _row(each)) or over:
+                    reported[each.suite.name] = row
                     record.add(each.suite.name, over, **row)
                 if over:
                     running.remove(each)
@@ -138,7 +133,7 @@ def run_suites(record: Record, group: Group, seconds: float, toy: bool, scratch:
 
 
 def _judge(record: Record, each: Running, row: dict[str, Any], toy: bool) -> None:
-    """What the suite is, what of it failed, and what was not run."""
+    """Records the suite's verdict, its failures and what was not run."""
     name, kinds = each.suite.name, []
     for test, why in row["failures"]:
         kinds.append(WRONG if why.startswith(("assert", "AssertionError")) else FAILED)
@@ -167,7 +162,7 @@ def _row(running: Running) -> dict[str, Any]:
 
 
 def _why(text: str) -> str:
-    """The line that tells most."""
+    """Returns the most informative line of a failure."""
     told = [line[1:].strip() for line in text.splitlines() if line.startswith("E ")]
     last = text.strip().splitlines()[-1:] or [""]
     return without_paths((told or last)[0])[:300]

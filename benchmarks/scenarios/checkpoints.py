@@ -11,7 +11,7 @@ through the scheduler core with the null worker (pages enough for everything, ch
   answers of 200 that go on from it;
 - few-shot: an instruction of 500 tokens, 10 tasks of 1,500 tokens of examples, 60 questions each.
 
-Told for each policy: prompt tokens computed again or for the first time, and as a share of all
+Reported for each policy: prompt tokens computed again or for the first time, and as a share of all
 ("pages" is what a model without recurrent layers computes); the hit ratio, tokens that were found
 of all that were asked for, and requests that found any; states saved, evicted, and the most bytes
 that they took, for Qwen3.5-27B on one of two GPUs with float32 states.
@@ -36,18 +36,17 @@ POLICIES = ("none", "end", "chunks", "auto")
 COUNTS = [2, 4, 8, 16, 32, 64, 128, 256]
 RUNNING = 16
 STATE_BYTES = 48 * (24 * 128 * 128 * 4 + 3 * 5120 * 2)
-"""Of a checkpoint: 48 GatedDeltaNet layers with 24 heads each, and their convolutions."""
+"""Bytes of a checkpoint: 48 GatedDeltaNet layers with 24 heads each, and their convolutions."""
 Ask = Callable[[list[list[int]], int], list[list[int]]]
 """Runs prompts, each to so many tokens, and gives the answers."""
 
 
 def text(rng: random.Random, count: int) -> list[int]:
-    """So many tokens that nobody else has."""
+    """Returns so many tokens that no other prompt has."""
     return [rng.randrange(1 << 20) for _ in range(count)]
 
 
 def chat(rng: random.Random, ask: Ask) -> None:
-    """Conversations by turns."""
     system = text(rng, 300)
     talks = [list(system) for _ in range(200)]
     for _ in range(6):

@@ -27,8 +27,6 @@ COUNTS = [1, 8, 64]
 
 
 class Asked:
-    """An engine that is asked."""
-
     def __init__(self, engine: Engine, seed: int) -> None:
         self.client = AsyncClient(engine.name)
         self.chance = random.Random(seed)
@@ -51,17 +49,17 @@ class Asked:
                               if actor.role in WATCHED})
         params = SamplingParams(max_tokens=TOKENS, ignore_eos=True)
 
-        async def one() -> None:
+        async def request() -> None:
             async for _ in self.client.stream(self.prompt(), params):
                 pass
 
-        await asyncio.gather(*(one() for _ in range(count)))
+        await asyncio.gather(*(request() for _ in range(count)))
         return {role: 1e6 * spent / (count * TOKENS) for role, spent in watched.spent().items()}
 
 
 async def round_of(asked: Sequence[Asked], count: int) -> tuple[float, float]:
-    """Of so many requests, one after the other, by turns of who is asked: (median milliseconds,
-    milliseconds of a processor for each in all processes together)."""
+    """Measures so many requests one after the other, alternating between engines: (median
+    milliseconds, CPU milliseconds per request over all processes)."""
     for each in asked:
         each.processors.spent()
     found = [await asked[i % len(asked)].first_token() for i in range(count)]
@@ -71,24 +69,23 @@ async def round_of(asked: Sequence[Asked], count: int) -> tuple[float, float]:
 
 async def measured(engines: Sequence[Asked], cluster: Asked, rounds: int, requests: int,
                    streams: Sequence[int]) -> list[Row]:
-    """See `router`."""
     asked = {"engine": engines[:1], "engines by turns": engines, "cluster": [cluster]}
     for each in asked.values():
         await round_of(each, WARM * len(engines))
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
+    turns: dict[str, list[tuple[float, float]]] = {name: [] for name in asked}
     costs: dict[tuple[str, int], list[dict[str, float]]] = {}
     for number in range(rounds):
         turn = number % len(asked)
         for name in [*asked][turn:] + [*asked][:turn]:
-            found[name].append(await round_of(asked[name], requests))
+            turns[name].append(await round_of(asked[name], requests))
         for count in streams:
             for name in ("engine", "cluster"):
                 costs.setdefault((name, count), []).append(await asked[name][0].streams(count))
     for one in (*engines, cluster):
         await one.client.close()
-    first = {name: [ms for ms, _ in own] for name, own in found.items()}
+    first = {name: [ms for ms, _ in own] for name, own in turns.items()}
     rows: list[Row] = [{"asked": name, "first_token_ms": own, "processor_ms_per_request":
-                        median(spent for _, spent in found[name])} for name, own in first.items()]
+                        median(spent for _, spent in turns[name])} for name, own in first.items()]
     rows += [{"asked": name, "streams": count, "us_per_token": {
         role: median(cost[role] for cost in own) for role in own[0]}}
         for (name, count), own in costs.items()]
@@ -134,7 +131,7 @@ async def converse(name: str, conversations: int, turns: int, seed: int) -> Row:
     waits: list[float] = []
     params = SamplingParams(max_tokens=ANSWER, ignore_eos=True, temperature=0.0)
 
-    async def one(client: AsyncClient, number: int) -> None:
+    async def request(client: AsyncClient, number: int) -> None:
         nonlocal prompts, cached
         shared, chance = random.Random(number // SHARING), random.Random(1000 * seed + number)
         said = [shared.randrange(IDS) for _ in range(SYSTEM)]
@@ -153,7 +150,7 @@ async def converse(name: str, conversations: int, turns: int, seed: int) -> Row:
             said += answer
 
     async with AsyncClient(name) as client:
-        await asyncio.gather(*(one(client, number) for number in range(conversations)))
+        await asyncio.gather(*(request(client, number) for number in range(conversations)))
     return {"prompt_tokens": prompts, "cached": cached / prompts, "computed": prompts - cached,
             "ttft_mean_ms": 1e3 * mean(waits), "ttft_p50_ms": 1e3 * median(waits)}
 

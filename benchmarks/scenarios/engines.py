@@ -33,7 +33,7 @@ KINDS = [*STREAMED]
 
 def settings(flags: str) -> dict[str, Any]:
     """Returns `--exact on --no-ledger`, or `exact=on no-ledger`, as settings of an `Engine`."""
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     words = shlex.split(flags)
     for at, word in enumerate(words):
         if at and words[at - 1].startswith("--") and not word.startswith("--"):
@@ -42,9 +42,9 @@ def settings(flags: str) -> dict[str, Any]:
         if word.startswith("--") and not given and at + 1 < len(words):
             value = "" if words[at + 1].startswith("--") else words[at + 1]
         off = not value and name.startswith("no-")
-        found[name.removeprefix("no-" * off).replace("-", "_")] = (
+        settings[name.removeprefix("no-" * off).replace("-", "_")] = (
             int(value) if value.isdigit() else value or not off)
-    return found
+    return settings
 
 
 def compared(times: dict[str, list[float]]) -> Row:
@@ -103,7 +103,7 @@ def streams(variants: list[str] = LEDGER, works: list[str] = KINDS, streams: int
     With the demo model on the CPU, drafts off, and with a worker without a model, whose steps cost
     next to nothing, so that what a setting costs is as large a part of a step as it can be. There
     tokens a second mostly tell how the system dealt the processes to the cores; so the CPU time of
-    the scheduler's process is told as well. A ledger is in memory.
+    the scheduler's process is reported as well. A ledger is in memory.
     """
     for work in works:
         tokens, own = STREAMED[work]
@@ -124,7 +124,7 @@ def streams(variants: list[str] = LEDGER, works: list[str] = KINDS, streams: int
 
 
 def seconds(engine: Engine, streams: int, tokens: int) -> float:
-    """Of so many streams at once."""
+    """Measures so many streams at once."""
     params = [SamplingParams(max_tokens=tokens, ignore_eos=True, seed=n) for n in range(streams)]
     start = time.perf_counter()
     done = engine.client.generate([list(range(1, 33))] * streams, params)

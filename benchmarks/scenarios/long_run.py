@@ -5,9 +5,9 @@ several choices, steady tenants and ones that come once, priorities, cancels whi
 running, stop strings, end-of-sequence tokens, deadlines, prompts that fit nowhere, flushes of the
 cache. The null worker answers; the tokens of all requests that end by themselves are checked.
 
-The memory told is of the process, which holds scheduler, worker and this driver. After the first
-fifth it may grow by no more than 8 MB, and at the end the books must balance: `state.audit()`,
-nothing held, every request ended exactly once.
+The memory reported is of the process, which holds scheduler, worker and this driver. After the
+first fifth it may grow by no more than 8 MB, and at the end the books must balance:
+`state.audit()`, nothing held, every request ended exactly once.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 from harness import Rows, scenario
-from scenarios.loop import Heard, Loop
+from scenarios.loop import Loop, ReceivedTokens
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import ResolvedParams
@@ -61,7 +61,6 @@ class Traffic:
         return not self.left and not self.open
 
     def submit(self) -> None:
-        """One more request."""
         chance = self._random
         rid, seed = f"r{self.sent}", chance.getrandbits(63)
         prompt = self._prompt()
@@ -90,7 +89,7 @@ class Traffic:
         return (words & 0x1FFFF).tobytes()
 
     def meddle(self) -> None:
-        """Cancel somebody, or find a stop string, now and then."""
+        """Now and then cancels a request or finds a stop string."""
         chance = self._random
         if chance.random() < 0.1 and self.open:
             self.loop.cancel(chance.choice(list(self.open)))
@@ -99,7 +98,7 @@ class Traffic:
             if heard.tokens:
                 self.loop.stop(heard)
 
-    def ended(self, heard: Heard) -> None:
+    def ended(self, heard: ReceivedTokens) -> None:
         """A sequence is over: count it, and check its tokens."""
         assert heard.reason is not None
         self.reasons[heard.reason] += 1
@@ -124,13 +123,12 @@ def make_loop(policy: str, debug: bool = False, eviction: str = "lru") -> Loop:
 
 
 def drive(traffic: Traffic) -> None:
-    """Runs all requests to their ends."""
     for _ in tenths(traffic):
         pass
 
 
 def tenths(traffic: Traffic) -> Iterator[int]:
-    """The same, and tells each time that a tenth of them has been sent: how many those are."""
+    """The same, and yields the number sent after each tenth."""
     loop, tenth = traffic.loop, traffic.left // 10
     while not traffic.done:
         while traffic.left and len(traffic.open) < AT_ONCE:
@@ -158,7 +156,7 @@ def check_at_rest(loop: Loop) -> None:
 
 def holdings(scheduler: core.SchedulerCore) -> dict[str, int]:
     """Entries of whatever the scheduler keeps for requests: all 0 when there are none (slots to
-    be released are told with the next plan, and are bounded by the slots)."""
+    be released go out with the next plan, and are bounded by the slots)."""
     state = scheduler.state
     return {"requests": len(state.requests), "sequences": len(state.sequences),
             "queue": len(state.queue), "queued requests": state.queue.requests,

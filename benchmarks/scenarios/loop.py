@@ -36,13 +36,11 @@ CLIENT = b"bench"
 TICK_S = 0.001
 """Seconds that the clock of a `Loop` goes on by in a step without a cost."""
 NOISE = 0.05
-"""Of a step's cost: deviation as a share."""
+"""Relative deviation of a step's cost."""
 
 
 @dataclass(slots=True)
-class Heard:
-    """What a detokenizer would know of one sequence."""
-
+class ReceivedTokens:
     sid: int
     rid: str
     index: int
@@ -50,7 +48,7 @@ class Heard:
     came: list[float] = field(default_factory=list)
     """When: a time for each batch of them."""
     cached: int | None = None
-    """Prompt tokens found in the cache, told with the first token."""
+    """Cached prompt tokens, reported with the first token."""
     reason: str | None = None
 
 
@@ -70,10 +68,10 @@ class Loop:
         self._costs, self._dice = cost is not None, random.Random(1)
         if cost is not None:
             self.worker.ready = msgspec.structs.replace(self.worker.ready, device="cpu")
-        self.live: dict[int, Heard] = {}
+        self.live: dict[int, ReceivedTokens] = {}
         """By sid."""
         self._results: deque[Message] = deque()
-        self._ended: list[Heard] = []
+        self._ended: list[ReceivedTokens] = []
         self.worker.on_wake(self.now)
         self.scheduler.on_message(self.worker.ready, self.now)
         self._wake()
@@ -81,29 +79,26 @@ class Loop:
     def submit(self, rid: str, prompt: bytes, params: ResolvedParams, seed: int = 0,
                tenant: str = "",
                priority: int = 0, n: int = 1, deadline: float | None = None) -> None:
-        """Submit a prompt (i4 tokens)."""
         self.scheduler.on_message(Submit(
             rid=rid, client=CLIENT, prompt=prompt, n=n, params=params, text=TextParams(),
             seed=seed, deadline=deadline, tenant=tenant, priority=priority), self.now)
 
     def cancel(self, rid: str) -> None:
-        """The client gives a request up."""
         self.scheduler.on_message(Cancel(rid=rid, client=CLIENT), self.now)
 
-    def stop(self, heard: Heard) -> None:
-        """A stop string has matched."""
+    def stop(self, heard: ReceivedTokens) -> None:
         self.scheduler.on_message(Stop(sid=heard.sid, tokens=len(heard.tokens)), self.now)
 
     def flush(self) -> None:
-        """Forget all cached prefixes that nobody holds."""
+        """Drops all cached prefixes that no request holds."""
         self.scheduler.on_message(Flush(rid="flush", client=CLIENT), self.now)
 
     @property
     def idle(self) -> bool:
-        """Every request has ended, and the worker has nothing more to tell."""
+        """Whether every request has ended and the worker has no more results."""
         return not (self._results or self.scheduler.state.requests)
 
-    def step(self) -> list[Heard]:
+    def step(self) -> list[ReceivedTokens]:
         """Hand over the oldest result, let the worker run what comes of it."""
         if not self._results:
             self._wake()
@@ -122,7 +117,7 @@ class Loop:
         return ended
 
     def gauges(self) -> dict[str, float]:
-        """What a heartbeat of the scheduler tells."""
+        """Returns the gauges of a scheduler heartbeat."""
         return self.scheduler.health().gauges
 
     def _wake(self) -> None:
@@ -131,7 +126,7 @@ class Loop:
                 self.worker.on_message(send.message, self.now)
             elif isinstance(send.message, Open):
                 opened = send.message
-                self.live[opened.sid] = Heard(opened.sid, opened.rid, opened.index)
+                self.live[opened.sid] = ReceivedTokens(opened.sid, opened.rid, opened.index)
             elif isinstance(send.message, TokenBatch):
                 self._hear(send.message)
         self._results.extend(send.message for send in self.worker.on_wake(self.now))

@@ -34,7 +34,7 @@ class Machine(NamedTuple):
     token: int
 
     def cost(self, decoded: int, window: int, drafts: int, extended: int) -> int:
-        """As `null_worker.Cost`."""
+        """Returns the cost in the form of `null_worker.Cost`."""
         beside = self.decode + self.row * max(decoded - 4, 0) if decoded else self.decode
         return beside + (self.prompt + self.token * extended if extended else 0)
 

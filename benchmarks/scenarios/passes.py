@@ -1,11 +1,11 @@
-"""What passes gain: microseconds of a layer without any pass, with all of them, and with all but
-one, on a layer of the size that real models have; and how often each pass matches.
+"""What passes gain: microseconds of a layer of real size without any pass, with all of them, and
+with all but one; and how often each pass matches.
 
 A model here is the first layers of a family at the size of one of its checkpoints, with random
 weights in bfloat16, or as `--quantization` makes them, and a small vocabulary: one layer of each
 kind that it has. Attention over the pages and the recurrences themselves, which no pass changes,
-are left out. All ways are run by turns, and the least of many turns counts: other processes can
-only add. `--seconds` is shared out among the cases.
+are left out. Variants take turns, and the fastest of many turns counts, since other processes can
+only add time. `--seconds` is divided among the cases.
 """
 
 from __future__ import annotations
@@ -106,7 +106,6 @@ def cells(own: Row) -> tuple[list[str], list[list[str]]]:
 
 
 def tables(found: Sequence[Row], tokens: Sequence[int]) -> str:
-    """The tables of docs/passes.md."""
     heads = [f"{n:,} token{'s' * (n > 1)}" for n in tokens]
     rows = [cells(own) for own in found]
     return "\n\n".join((markdown(["layers of", "matches", *heads], [one for one, _ in rows]),

@@ -5,13 +5,13 @@ asked and 40 answered, page size 16. All first turns are asked at once, then all
 another order, and so on, through the scheduler core with the null worker (32 sequences at once).
 One conversation in ten has a higher priority, which only the eviction policy `priority` regards.
 
-The best possible is what a cache without limits hits at that page size: computed here from page
-hashes, in order of arrival, without the engine's tree. Prompt pages count from the arrival of
-their request, pages of an answer from its end. An answer's last token is never computed, and of a
-prompt one token at least has to be: what ends in neither of their pages is no full page.
+The best possible is what an unlimited cache hits at that page size, computed here from page hashes
+in order of arrival, without the engine's tree. Prompt pages count from the arrival of their
+request, pages of an answer from its end. An answer's last token is never computed, and at least one
+token of a prompt must be: a page that such a token would complete is not full.
 
-100 % of the pool is what that cache holds at the end, and what the running sequences need besides
-(a turn each). "System prompt alone" is what a cache hits that keeps nothing of the conversations.
+100 % of the pool is what that cache holds at the end plus what running sequences need (a turn
+each). "System prompt alone" is what a cache hits that keeps nothing of the conversations.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 
 import numpy as np
 from harness import Row, Rows, scenario
-from scenarios.loop import Heard, Loop
+from scenarios.loop import Loop, ReceivedTokens
 
 from actorium.actors.config.tree import Config, MemoryConfig, SchedulerConfig
 from actorium.actors.params import ResolvedParams
@@ -35,7 +35,7 @@ from actorium.actors.scheduler.cache.radix_cache import PrefixKey, RadixCache
 PAGE, SYSTEM, TURNS, ASKED, ANSWERED = 16, 1000, 5, 160, 40
 CONVERSATIONS, RUNNING = 1000, 32
 POOLS = (1.0, 0.9, 0.75, 0.5, 0.25, 0.1)
-"""Of what the workload needs to keep everything."""
+"""Share of the pool that would keep everything."""
 POLICIES = ("lru", "lfu", "priority")
 PRIVILEGED = 10
 """Every so many conversations one has a higher priority."""
@@ -129,7 +129,7 @@ def play(work: Workload, pool_pages: int, policy: str, running: int = RUNNING,
         _ask(loop, work, turn, history, played, unlimited)
         while not loop.idle:
             for heard in loop.step():
-                _told(heard, history, played, unlimited)
+                _add_answer(heard, history, played, unlimited)
     played.gauges = loop.gauges()
     loop.scheduler.state.audit()
     assert (played.prompt, played.hit) == (played.gauges["cache_lookup_tokens"],
@@ -153,8 +153,8 @@ def _ask(loop: Loop, work: Workload, turn: int, history: list[bytes], played: Pl
                     priority=int(number % PRIVILEGED == 0))
 
 
-def _told(heard: Heard, history: list[bytes], played: Played, unlimited: Unlimited | None) -> None:
-    """A conversation has its answer."""
+def _add_answer(heard: ReceivedTokens, history: list[bytes], played: Played,
+                unlimited: Unlimited | None) -> None:
     assert heard.reason == "length" and len(heard.tokens) == ANSWERED
     number = int(heard.rid)
     cached = heard.cached or 0
@@ -171,7 +171,7 @@ def measure(conversations: int, seed: int, pools: tuple[float, ...] = POOLS,
     """Every policy with every pool: hit ratios of the best possible cache, of an ample pool and of
     the system prompt alone; the pages of the whole; a row for each run."""
     work, unlimited = workload(conversations, seed), Unlimited()
-    # A first run in a pool that cannot fill up hears the answers, and tells what would be best.
+    # A first run in an unlimited pool yields the answers and the best possible hit ratio.
     longest = -(-(SYSTEM + TURNS * TURN) // PAGE)
     ample = play(work, (conversations + running) * longest, "lru", running, unlimited)
     everything = unlimited.pages + running * -(-(ASKED + ANSWERED) // PAGE)

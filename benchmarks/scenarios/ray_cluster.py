@@ -27,7 +27,7 @@ os.environ.setdefault("RAY_DISABLE_IMPORT_WARNING", "1")
 from harness import Row, Rows, scenario
 
 from actorium import Client, SamplingParams
-from actorium.tools.chaos.node_row import free_port
+from actorium.tools.chaos.cluster_rows import free_port
 
 NAME = "c"
 RANKS = 2
@@ -54,8 +54,6 @@ STORE = 80 << 20
 
 
 class LocalCluster:
-    """A Ray cluster of this machine, and ours on it."""
-
     def __init__(self, folder: Path) -> None:
         self.folder, self.run_dir = folder, str(folder / "run")
         os.environ["ACTORIUM_RUN_DIR"] = self.run_dir
@@ -75,7 +73,6 @@ class LocalCluster:
         self._clusters.append(self.ray)
 
     def add_machine(self) -> Any:
-        """A raylet with room for one replica."""
         return self.ray.add_node(num_cpus=RANKS, object_store_memory=STORE)
 
     def up(self) -> None:
@@ -100,7 +97,6 @@ class LocalCluster:
         return sum(row["migrated_in"] for row in self.status()["replicas"])
 
     def ready(self) -> int:
-        """Replicas that take requests."""
         return sum(row["phase"] == "ready" for row in self.status()["replicas"])
 
     def agents(self) -> dict[str, int]:
@@ -134,7 +130,6 @@ class LocalCluster:
             return None
 
     def down(self) -> None:
-        """Ends all."""
         if self._process is not None:
             self.stop()
         for ray in self._clusters:
@@ -162,7 +157,6 @@ def alive(pid: int) -> bool:
 
 
 def pids(node: Any, kind: str) -> list[int]:
-    """Of one of Ray's nodes."""
     return [info.process.pid for info in node.all_processes.get(kind, [])]
 
 
@@ -193,8 +187,8 @@ class Streams:
             self.faults.append(str(error))
 
     def run(self, meanwhile: Callable[[], object] = lambda: None) -> int:
-        """To their ends; `meanwhile` is called when all have begun. Returns how many had not ended
-        by then."""
+        """Runs the streams to their ends; `meanwhile` is called once all have begun. Returns how
+        many had not ended by then."""
         threads = [threading.Thread(target=self._follow, args=(number,))
                    for number in range(len(self.found))]
         for thread in threads:
@@ -208,7 +202,6 @@ class Streams:
 
 
 def rounds(cluster: LocalCluster, count: int, tokens: int) -> Rows:
-    """What happens, a row each."""
     began = time.monotonic()
 
     def row(what: str, ok: bool, note: str = "") -> Row:

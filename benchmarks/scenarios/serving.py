@@ -34,7 +34,7 @@ SHOWN = ("output_throughput", "median_ttft_ms", "p99_ttft_ms", "median_tpot_ms",
 def vary(*flags: str, vary: str = "speculative", modes: list[str] = MODES, rounds: int = 3) -> Rows:
     """`actorium bench serve` with a flag at several values, by turns; other flags are passed on.
 
-    Told of each is the median round by output throughput. The mode "default" leaves the flag out.
+    Reported is the median round by output throughput. The mode "default" leaves the flag out.
     Default: speculative decoding off, adaptive and fixed.
     """
     found = take_turns({mode: partial(served, vary, mode, flags) for mode in modes}, rounds)
@@ -46,7 +46,6 @@ def vary(*flags: str, vary: str = "speculative", modes: list[str] = MODES, round
 
 
 def served(flag: str, mode: str, flags: tuple[str, ...]) -> Row:
-    """The figures of one run."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "result.json"
         subprocess.run([sys.executable, "-m", "actorium.tools.cli", "bench", "serve",
@@ -63,18 +62,15 @@ PROMPT = list(range(10, 26))
 
 
 def params(tokens: int) -> SamplingParams:
-    """Of a request for so many tokens."""
+    """Measures a request for so many tokens."""
     return SamplingParams(max_tokens=tokens, temperature=0.0, ignore_eos=True)
 
 
 class ServedApis:
-    """An engine by its SDK and by its gateway."""
-
     def __init__(self, client: AsyncClient, http: Http, pid: int) -> None:
         self.client, self.http, self.gateway = client, http, pid
 
     async def over_http(self, tokens: int, chat: bool = False) -> int:
-        """The number of events of a request."""
         body: dict[str, Any] = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0,
                                 "ignore_eos": True, "stream": True}
         if chat:
@@ -125,7 +121,6 @@ async def many(number: int, one: Callable[[], Awaitable[int]]) -> tuple[int, flo
 
 
 async def measured(engine: Engine, tokens: int, rounds: int) -> list[Row]:
-    """See `gateway`."""
     place = engine_dir(engine.name)
     assert isinstance(place, Path)
     found = where(place)
@@ -147,7 +142,7 @@ def gateway(tokens: int = 200, rounds: int = 200) -> Rows:
 
     64 streams at once, and a lone stream. A worker without a model is faster than any reader, so
     that several tokens of a stream become one event; the first figure is measured with the demo
-    model as well, at whose pace most tokens are told one by one.
+    model as well, at whose pace most tokens arrive one by one.
     """
     for worker, own in (("null worker", rounds), ("demo model", 0)):
         with Engine("", null_worker=bool(own), port=0, max_num_seqs=STREAMS) as engine:

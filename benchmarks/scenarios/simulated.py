@@ -2,9 +2,8 @@
 worker takes exactly the time of a step model, and through `tools/simulate`.
 
 The engine is whole: client, tokenizer, router, schedulers, workers, detokenizer, ledgers, each a
-process. What messages take is measured of other requests (`link_delays`) and given to the
-simulation: after the load, which shall meet a router that has seen nothing, as the simulated one
-has.
+process. What messages take is measured of other requests (`LinkDelays`) and given to the
+simulation: after the load, since its router must have seen nothing before, as the simulated one.
 """
 
 from __future__ import annotations
@@ -24,8 +23,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.params import SamplingParams
 from actorium.actors.runtime.roles import roles_of
-from actorium.tools.cli.cluster_asker import ClusterAsker
-from actorium.tools.simulate.link_delays import engine_delays
+from actorium.tools.cli.cluster_command import ClusterAsker
+from actorium.tools.simulate.calibration import engine_delays
 from actorium.tools.simulate.outcome import simulation_figures
 from actorium.tools.simulate.step_model import StepSeconds
 from actorium.tools.simulate.stepped_worker import SLOW_SECONDS, STEP_SECONDS
@@ -77,7 +76,6 @@ async def asked(client: AsyncClient, prompt: list[int], output: int) -> tuple[fl
 
 
 async def played(name: str, run_dir: str | None, work: SimulatedLoad) -> RequestColumns:
-    """The load, through the engine."""
     columns = RequestColumns(work.requests)
     async with AsyncClient(name, run_dir) as client:
         began = perf_counter()
@@ -123,7 +121,6 @@ def router_rows(name: str, run_dir: str | None) -> list[ReplicaRow]:
 
 
 def compare(work: SimulatedLoad, config: Config, steps: StepSeconds) -> Row:
-    """Figures of both."""
     name, run_dir = config.runtime.name, config.runtime.run_dir
     replicas = config.cluster.replicas
     asyncio.run(warmed(name, run_dir))

@@ -9,7 +9,7 @@ order to abort.
 Anonymous memory (RssAnon) and open descriptors of each actor are read every two seconds. What is
 kept of requests that are over is bounded, so both must be flat once those bounds are reached: the
 slope is Theil and Sen's (the median of all pairs' slopes), over the second half of the run, per
-request, and told as MB a minute at 40 requests a second, which may be at most 0.1.
+request, and reported as MB a minute at 40 requests a second, which may be at most 0.1.
 """
 
 from __future__ import annotations
@@ -37,13 +37,13 @@ from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.http_client import Http, RefusedByServer
 
 TENANTS, RATE, ALLOWED = 40, 40.0, 0.1
-"""Keys; requests a second, and MB a minute, that slopes are told for and may be."""
+"""Keys; requests a second that slopes are scaled to, and the most MB a minute allowed."""
 POOL, STORED = 16_384, 500
 """Tokens of the pages, and responses that are kept: soon full, as after days."""
 EVERY = 2.0
 """Seconds between two looks at the processes."""
 LEAVES = 0.06
-"""Of streams and whole answers, each."""
+"""Share of callers who leave, of streams and of whole answers."""
 WORDS = ("fox", "moon", "river", "stone", "bread", "night", "garden", "letter", "winter", "song",
          "clock", "bridge", "child", "door", "apple", "sea")
 
@@ -204,8 +204,7 @@ def slope(points: list[tuple[int, int]], most: int = 300) -> float:
 
 
 def figures(samples: list[Sample]) -> dict[str, Row]:
-    """Of each role: memory at the start, in the middle and at the end, and slopes of the second
-    half."""
+    """Returns for each role memory at the start, middle and end, and slopes of the second half."""
     last = samples[-1].requests
     half = [sample for sample in samples if sample.requests >= last / 2]
     rows = {}
@@ -223,7 +222,6 @@ def figures(samples: list[Sample]) -> dict[str, Row]:
 
 
 async def drive(crowd: Crowd, at_once: int, pids: dict[str, int]) -> list[Sample]:
-    """The crowd, and a look now and then."""
     work = asyncio.create_task(crowd.run(at_once))
     samples = [look(pids, 0)]
     while not work.done():

@@ -44,13 +44,12 @@ def commands(runs: int = 5) -> Rows:
 
 
 def demo() -> Row:
-    """The times that the demo writes."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "times.json"
         subprocess.run([sys.executable, "-m", "actorium.tools.demo", "--packaged", "--json",
                         str(path), "--started", repr(time.time())], capture_output=True)
-        found: Row = json.loads(path.read_text())
-        return found
+        result: Row = json.loads(path.read_text())
+        return result
 
 
 def medians(rows: list[dict[str, float]]) -> dict[str, float]:
@@ -97,7 +96,7 @@ folder = gguf_folder(Path(sys.argv[1]))""",
 
 
 def seconds_of(way: str, file: Path, cold: bool) -> float:
-    """Of one process, imports and the making of the file's directory left out. cold: the file's
+    """Seconds in one process, without imports and making the file's directory. cold: the file's
     pages are dropped from the system's cache before."""
     before, what = WAYS[way]
     if cold:

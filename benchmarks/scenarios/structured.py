@@ -37,7 +37,6 @@ ACTORS = ("scheduler", "worker-0", "detokenizer", "tokenizer")
 
 
 def requests(batch: int, tokens: int, first: int, wanted: Structured | None) -> list[Request]:
-    """Of one round."""
     return [Request(prompt=f"Item {seed}:", params=SamplingParams(
         temperature=1.0, seed=seed, max_tokens=tokens, structured=wanted,
         ignore_eos=wanted is None))
@@ -45,8 +44,8 @@ def requests(batch: int, tokens: int, first: int, wanted: Structured | None) -> 
 
 
 def seconds(client: Client, work: list[Request], tokens: int) -> tuple[float, float]:
-    """Of a round, from the first request sent to the last one ended; and the share of its tokens
-    that were accepted drafts, which cost no step of their own."""
+    """Seconds of a round from the first request to the last end, and the share of its tokens that
+    were accepted drafts."""
     start, accepted = time.perf_counter(), 0
     for _, found in client.run(work):
         assert not isinstance(found, Exception), found

@@ -35,20 +35,16 @@ COUNTED = ("host_pages_hit", "disk_pages_hit", "host_pages_stored", "host_pages_
 
 
 class TierTurn(NamedTuple):
-    """A prompt that was asked for."""
-
     seconds: float
     host: int
     """Pages that were copied back."""
     disk: int
-    """Of these, from the disk."""
+    """Those of them read from disk."""
     stored: int
     """Copied out meanwhile, to make room."""
 
 
 class TierBench:
-    """An engine, and what it is asked."""
-
     def __init__(self, engine: Engine, tokens: int, vocabulary: int) -> None:
         self.client: Client = engine.client
         self._tokens, self._vocabulary, self._dice = tokens, vocabulary, random.Random(1)
@@ -79,8 +75,8 @@ class TierBench:
         return time.perf_counter() - start
 
     def others(self, count: int, wait: bool = False) -> None:
-        """Asks for prompts that nobody asks for again; wait: until each is settled, so that what
-        leaves the host is on the disk."""
+        """Sends prompts that are never repeated; wait: until each has settled, so that what leaves
+        the host tier is on disk."""
         for _ in range(count):
             self.ask(self.new())
             if wait:
@@ -100,7 +96,6 @@ class TierBench:
         return TierTurn(seconds, host, disk, stored)
 
     def round(self, disk: Path | None) -> dict[str, TierTurn]:
-        """See the module; by where the pages came from."""
         prompt = self.new()
         found = {"computed": self.turn(prompt)}
         self.others(FROM_POOL)
@@ -125,7 +120,6 @@ def drop_cached(directory: Path) -> None:
 
 
 def measure(shape: str, tokens: int, rounds: int, disk: bool) -> list[dict[str, TierTurn]]:
-    """The turns that count, by round."""
     with tempfile.TemporaryDirectory(prefix="act") as base:
         (Path(base) / "model").mkdir()
         model = shape_dir(shape, Path(base) / "model")

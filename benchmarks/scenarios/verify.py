@@ -17,13 +17,15 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from harness import Row, Rows, load, machine, markdown, read_json, scenario, write_json
-from scenarios.servers import (
+from scenarios.peers import (
     ACTORIUM,
+    LLAMA_BIN,
     LLAMA_SERVER,
     VLLM,
+    VLLM_BIN,
     Programs,
     Server,
-    check,
+    check_programs,
     command,
     serving,
     version,
@@ -35,26 +37,21 @@ sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "helpers"))
 ROOT = Path(__file__).parents[2]
 KEPT = ("comparisons", "contradictions", "kinds", "rounds", "engines", "not_started", "unanswered",
         "counts", "axes", "shrunk", "interrupted")
-"""Of the command's report."""
+"""Keys kept of the command's report."""
 MODELS = ROOT / "build" / "models"
 AUTO, NONE = "auto", "none"
-VLLM_BIN, LLAMA_BIN = Programs()
 EVERY = [""]
 
 
 class Smollm2(NamedTuple):
-    """Where SmolLM2 comes from, and its files."""
-
     wheel: str
     folder: Path | None
     gguf: Path | None
 
 
 class ModelKind(NamedTuple):
-    """A model that is verified."""
-
     flags: tuple[str, ...] = ()
-    """Beside those that all have."""
+    """Flags beside those of every kind."""
     write: Callable[[Path], Any] | None = None
     """Makes a tiny checkpoint; none: the demo model, or SmolLM2."""
     smollm2: str = ""
@@ -168,7 +165,6 @@ HEADS = ("kind", "comparisons", "contradictions", "without an answer", "deaths t
 
 
 def line(name: str, row: Mapping[str, Any]) -> list[object]:
-    """A row of the table."""
     if "refused" in row:
         return [name, f"refused: {row['refused']}", *[""] * 6]
     counts = row.get("counts", {})
@@ -180,7 +176,6 @@ def line(name: str, row: Mapping[str, Any]) -> list[object]:
 
 
 def table(rows: Mapping[str, Mapping[str, Any]]) -> str:
-    """Markdown."""
     return markdown(HEADS, [line(name, row) for name, row in rows.items()])
 
 
@@ -247,7 +242,6 @@ NAMES = [*SERVERS]
 
 
 def server_line(name: str, row: Row) -> list[object]:
-    """A row of the table."""
     alone, silent = (row["kinds"].get(kind, 0) for kind in (LOGPROB, SILENCE))
     axes = ", ".join(f"{own['axis']}={own['value']} {own['contradictions']} "
                      f"({own['comparisons']})" for own in row["axes"] if own["contradictions"])
@@ -274,8 +268,8 @@ def servers(model: str, gguf: str, *flags: str, servers: list[str] = NAMES, vllm
     programs = Programs(vllm, llama_server)
     if unknown := set(servers) - set(SERVERS):
         raise SystemExit(f"--servers: {unknown.pop()!r} is none of {'; '.join(SERVERS)}")
-    check({SERVERS[name].kind for name in servers}, programs)
-    found: Row = read_json(json) if json is not None and json.is_file() else {"rows": {}}
+    check_programs({SERVERS[name].kind for name in servers}, programs)
+    kept: Row = read_json(json) if json is not None and json.is_file() else {"rows": {}}
     done: Row = {}
     for number in range(rounds):
         for name in servers:
@@ -290,11 +284,11 @@ def servers(model: str, gguf: str, *flags: str, servers: list[str] = NAMES, vllm
                 "dtype": server.dtype, "version": version(server.kind, programs)}
             yield {"server": name, "round": number, "comparisons": row["comparisons"],
                    "kinds": row["kinds"], "minutes": row["minutes"]}
-            found["rows"] |= done
+            kept["rows"] |= done
             if json is not None:
-                write_json(json, found | machine() | {"model": Path(model).name,
+                write_json(json, kept | machine() | {"model": Path(model).name,
                                                       "gguf": Path(gguf).name})
     print(markdown(["server", "dtype", "comparisons", "other tokens",
                     "other log-probabilities alone", "without an answer",
                     "conditions of contradictions (of so many)"],
-                   [server_line(name, row) for name, row in found["rows"].items()]))
+                   [server_line(name, row) for name, row in kept["rows"].items()]))

@@ -101,7 +101,6 @@ class WireCore(Core):
 
 
 def build(ctx: Context) -> WireCore:
-    """The role's entry."""
     return WireCore(ctx.role)
 
 
@@ -125,7 +124,6 @@ def actors() -> Iterator[Path]:
 
 
 def ask(directory: Path, message: Message) -> Result:
-    """Have `near` measure."""
     with zmq.Context() as context, context.socket(zmq.DEALER) as socket:
         socket.setsockopt(zmq.ROUTING_ID, b"c" + os.urandom(8))
         socket.setsockopt(zmq.LINGER, 0)

@@ -102,7 +102,7 @@ class Streams:
     def __init__(self, client: AsyncClient, seed: int, tokens: int = 250, many: int = 4) -> None:
         self.traffic = Traffic(RequestMaker(seed, (tokens, tokens + 50), prompt=60), latest=LATEST)
         maker = RequestMaker(seed, (tokens, tokens + 50), prompt=60)
-        self._tasks = [asyncio.create_task(self.traffic.one(client, maker.make()))
+        self._tasks = [asyncio.create_task(self.traffic.send(client, maker.make()))
                        for _ in range(many)]
 
     async def begun(self) -> None:

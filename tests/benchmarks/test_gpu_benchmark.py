@@ -20,8 +20,8 @@ from helpers_benchmarks import BENCHMARKS, benchmark
 
 ROOT = BENCHMARKS.parent
 plan, record, battery = (benchmark(f"gpucheck.{name}") for name in ("plan", "record", "battery"))
-cache, suites, aims, child, outcomes = (
-    benchmark(f"gpucheck.{name}") for name in ("cache", "suites", "aims", "child", "outcomes"))
+cache, suites, report, child, outcomes = (
+    benchmark(f"gpucheck.{name}") for name in ("cache", "suites", "report", "child", "outcomes"))
 profiled, machine, models, ring, shapes = (
     benchmark(f"gpucheck.{name}") for name in ("profiled", "machine", "models", "ring", "shapes"))
 
@@ -145,7 +145,7 @@ def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
         assert groups["paged decode"]["facts"]["kernels"] == "triton"
         for row in groups["products"]["rows"]:
             assert row["us"] > 0 and row["peer_us"] > 0
-        tables = {group.name for group in plan.kernels() if group.module == "table"}
+        tables = {group.name for group in plan.kernels() if group.runs == "ceilings.table"}
         assert all(row["verdict"] in ("right", "slow") and row["error"] <= row["tolerance"]
                    for name in tables for row in groups[name]["rows"])
         drafted = [row for row in groups["speculation"]["rows"] if row["drafts"]]
@@ -347,15 +347,15 @@ def test_a_profile_is_counted() -> None:
 
 def test_aims_are_held_against_the_worst_row() -> None:
     rows = [{"name": own.name, "idle_ratio": 0.01 * (i + 1)} for i, own in enumerate(shapes.RING)]
-    lines = "\n".join(aims.table({"ring": {"rows": rows}}))
+    lines = "\n".join(report.aim_table({"ring": {"rows": rows}}))
     assert "| 2.0% | <= 1.5% | no |" in lines
-    lines = "\n".join(aims.table({"ring": {"rows": rows[:1]}}))
+    lines = "\n".join(report.aim_table({"ring": {"rows": rows[:1]}}))
     assert "| 1.0% (1 of 2 rows) | <= 1.5% | yes |" in lines
-    lines = "\n".join(aims.table({"ring": {"rows": []}}))
+    lines = "\n".join(report.aim_table({"ring": {"rows": []}}))
     assert "| never measured | <= 1.5% | |" in lines
     every = {group.name: {row.name for row in group.rows} for part in ("contact", "kernels")
              for group in plan.PARTS[part]()}
-    for aim in aims.AIMS:
+    for aim in report.AIMS:
         assert set(aim.rows) <= every[aim.group] and aim.rows, aim.what
 
 

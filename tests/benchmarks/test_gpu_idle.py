@@ -17,7 +17,7 @@ from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.worker.timing import make_timer
 
-idle, machine = benchmark("gpucheck.idle"), benchmark("gpucheck.machine")
+idle, machine = benchmark("gpucheck.profiled"), benchmark("gpucheck.machine")
 
 
 def result(busy: int, gap: int = 0, late: int = 0) -> Any:

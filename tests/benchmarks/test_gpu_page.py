@@ -10,15 +10,15 @@ from typing import Any
 import pytest
 from helpers_benchmarks import BENCHMARKS, benchmark
 
-docpage, plan = benchmark("gpucheck.docpage"), benchmark("gpucheck.plan")
+report, plan = benchmark("gpucheck.report"), benchmark("gpucheck.plan")
 RESULTS = BENCHMARKS / "results"
 FACTS = {"device": "Some GPU", "torch": "2.11.0", "date": "2026-12-01 10:00 UTC", "cache": "empty"}
 
 
 def test_the_page_is_that_of_the_results() -> None:
-    text = docpage.PAGE.read_text()
-    between = text.partition(docpage.BEGIN)[2].partition(docpage.END)[0]
-    assert between == docpage.figures(RESULTS), "python benchmarks/gpu.py page"
+    text = report.PAGE.read_text()
+    between = text.partition(report.BEGIN)[2].partition(report.END)[0]
+    assert between == report.figures(RESULTS), "python benchmarks/gpu.py page"
 
 
 def left(folder: Path, part: str, toy: bool = False, **groups: Any) -> None:
@@ -39,7 +39,7 @@ def test_without_a_device_nothing_was_measured(tmp_path: Path, toy: bool) -> Non
     if toy:
         left(tmp_path, "contact", True, decode=(
             [{"name": "1 x 1024", "verdict": "right", "share": 0.9, "tokens_s": 77.0}], []))
-    text = docpage.figures(tmp_path)
+    text = report.figures(tmp_path)
     assert "No device has given results yet" in text
     for group in plan.contact():
         for row in group.rows:
@@ -49,7 +49,7 @@ def test_without_a_device_nothing_was_measured(tmp_path: Path, toy: bool) -> Non
             names = "; ".join(row.name for row in group.rows)
             assert f"| `{part}` | {group.name} | 0 |  |  |  |  | {names} |" in text
     wanted = [line for line in text.splitlines() if " >= " in line or " <= " in line]
-    assert len(wanted) == len(benchmark("gpucheck.aims").AIMS)
+    assert len(wanted) == len(report.AIMS)
     assert all("| never measured |" in line for line in wanted)
 
 
@@ -68,7 +68,7 @@ def test_every_row_says_what_it_is(tmp_path: Path) -> None:
                    "long_gaps": 0.001}],
                  [{"name": f"replay {many}", "kind": "failed", "why": "its process ended"},
                   {"name": "capture of 58 sizes", "kind": "left out", "why": "3 s are left"}]))
-    text = docpage.figures(tmp_path)
+    text = report.figures(tmp_path)
     assert "`contact`: device Some GPU; torch 2.11.0; date 2026-12-01 10:00 UTC; kernels' " in text
     assert "`kernels`: never measured." in text
 
@@ -97,14 +97,14 @@ def test_groups_of_kernels_are_counted(tmp_path: Path) -> None:
                                                                strict=False)],
         [{"name": names[3], "kind": "left out", "why": "it needs 12 GiB, 5 are free"},
          {"name": f"{names[0]}: torch", "kind": "failed", "why": "a peer"}]))
-    text = docpage.figures(tmp_path)
+    text = report.figures(tmp_path)
     assert f"| `kernels` | elementwise | 2 | {names[2]} |  |  | {names[3]} |  |" in text
 
 
 def test_the_page_is_written_between_its_marks(tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text(f"before\n{docpage.BEGIN}old\n{docpage.END}behind\n")
-    docpage.write(tmp_path, page)
-    docpage.write(tmp_path, page)
-    assert page.read_text() == (f"before\n{docpage.BEGIN}{docpage.figures(tmp_path)}"
-                                f"{docpage.END}behind\n")
+    page.write_text(f"before\n{report.BEGIN}old\n{report.END}behind\n")
+    report.write(tmp_path, page)
+    report.write(tmp_path, page)
+    assert page.read_text() == (f"before\n{report.BEGIN}{report.figures(tmp_path)}"
+                                f"{report.END}behind\n")

@@ -17,9 +17,9 @@ import torch
 from helpers_benchmarks import BENCHMARKS, benchmark
 from torch import Tensor
 
-aims, case, child, machine, plan, record, report, table, truth = (
+case, ceilings, child, machine, plan, record, report = (
     benchmark(f"gpucheck.{name}") for name in (
-        "aims", "case", "child", "machine", "plan", "record", "report", "table", "truth"))
+        "case", "ceilings", "child", "machine", "plan", "record", "report"))
 
 
 class Device(machine.Double):
@@ -37,12 +37,12 @@ def of(run: Callable[[], Any], reference: Callable[[], Any], kernel: str = "elem
 
 
 def error(own: Any, interpreted: bool = False) -> float:
-    found: float = truth.compared(own, interpreted)[0]
+    found: float = case.compared(own, interpreted)[0]
     return found
 
 
 def right(own: Any, interpreted: bool = False) -> bool:
-    return error(own, interpreted) <= truth.compared(own, interpreted)[1]
+    return error(own, interpreted) <= case.compared(own, interpreted)[1]
 
 
 def test_results_are_held_against_their_reference() -> None:
@@ -63,9 +63,9 @@ def test_all_results_count() -> None:
     want = torch.randn(4, 8)
     assert error(of(lambda: (want, (want * 2,)), lambda: (want, want))) == pytest.approx(1.0)
     with pytest.raises(AssertionError, match="1 results, 2 references"):
-        truth.compared(of(lambda: want, lambda: (want, want)), False)
+        case.compared(of(lambda: want, lambda: (want, want)), False)
     with pytest.raises(AssertionError, match=r"\[4, 8\] numbers, \[8, 4\] in the reference"):
-        truth.compared(of(lambda: want, lambda: want.reshape(8, 4)), False)
+        case.compared(of(lambda: want, lambda: want.reshape(8, 4)), False)
 
 
 def test_tokens_differ_by_their_number() -> None:
@@ -108,7 +108,7 @@ def measured(own: Any, tmp_path: Path, us: float = 10.0, group: str = "products"
     bench = child.Bench(kept, plan.Group(group, (plan.Row("case"),), 1, 9), Device(), 60.0, 0.0,
                         ["case=wrong"] if spoiled else [])
     try:
-        table.measure(bench, SimpleNamespace(us=timer), "case", lambda: own, LIMITS)
+        ceilings.measure(bench, SimpleNamespace(us=timer), "case", lambda: own, LIMITS)
     finally:
         faulthandler.cancel_dump_traceback_later()
     return kept.group(), timed
@@ -141,15 +141,15 @@ def test_what_is_right_may_be_slow(tmp_path: Path) -> None:
 
 
 def test_a_missed_aim_is_slow() -> None:
-    name = aims.LARGE[0]
-    missed = aims.too_slow("paged decode", {"name": name, "share": 0.5, "peer": "x",
-                                           "ratio": 2.0})
+    name = report.LARGE[0]
+    missed = report.too_slow("paged decode", {"name": name, "share": 0.5, "peer": "x",
+                                             "ratio": 2.0})
     assert missed == ("paged decode attention, 200 MB and more: share of bandwidth: 50.0%, "
                       "wanted >= 85.0%")
     for group, row in (("paged decode", {"name": name, "share": 0.9}),
                        ("paged decode", {"name": "1 x 4096", "share": 0.5}),
                        ("gdn", {"name": name, "share": 0.5})):
-        assert aims.too_slow(group, row) == ""
+        assert report.too_slow(group, row) == ""
 
 
 def test_a_planted_fault_fails_the_call(tmp_path: Path) -> None:

@@ -93,7 +93,7 @@ def test_ratios_are_of_neighbours() -> None:
 
 
 def test_figures_are_short() -> None:
-    assert harness.told({"what": "it", "n": 12345, "x": 0.123456, "y": 1234.5, "z": {"a": [1.5]}}
+    assert harness.as_text({"what": "it", "n": 12345, "x": 0.123456, "y": 1234.5, "z": {"a": [1.5]}}
                         ) == "it  n 12,345  x 0.1235  y 1,234  z (a (1.5))"
     assert harness.markdown(["a", "b"], [[1, 2]]) == "| a | b |\n| --- | --- |\n| 1 | 2 |"
 

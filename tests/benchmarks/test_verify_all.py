@@ -50,19 +50,19 @@ def row_of(seed: int, comparisons: int, **more: Any) -> dict[str, Any]:
 
 
 def test_a_row_is_the_sum_of_its_runs() -> None:
-    company = {"axis": "company", "value": "7", "comparisons": 5, "contradictions": 1}
+    neighbours = {"axis": "neighbours", "value": "7", "comparisons": 5, "contradictions": 1}
     found = verify.summed(
         row_of(0, 100),
-        row_of(1, 40, contradictions=1, shrunk=[{"axis": "company"}], kinds={"token": 1},
+        row_of(1, 40, contradictions=1, shrunk=[{"axis": "neighbours"}], kinds={"token": 1},
                counts={"deaths": 1, "deaths_met": 1, "drafts": 9}, engines=["plain", "ranks=2"],
-               unanswered={"company": 1}, nats=0.5, not_started={"pool=tight": "no"},
-               interrupted=True, axes=[company, *row_of(1, 40)["axes"]]))
+               unanswered={"neighbours": 1}, nats=0.5, not_started={"pool=tight": "no"},
+               interrupted=True, axes=[neighbours, *row_of(1, 40)["axes"]]))
     assert found == {
-        "comparisons": 140, "contradictions": 1, "rounds": 6, "shrunk": [{"axis": "company"}],
-        "kinds": {"token": 1}, "unanswered": {"company": 1},
+        "comparisons": 140, "contradictions": 1, "rounds": 6, "shrunk": [{"axis": "neighbours"}],
+        "kinds": {"token": 1}, "unanswered": {"neighbours": 1},
         "counts": {"deaths": 3, "deaths_met": 2, "drafts": 9}, "engines": ["plain", "ranks=2"],
         "not_started": {"pool=tight": "no"}, "interrupted": True, "minutes": 3.0, "nats": 0.5,
-        "axes": [company, {"axis": "order", "value": "last", "comparisons": 140,
+        "axes": [neighbours, {"axis": "order", "value": "last", "comparisons": 140,
                            "contradictions": 0}],
         "runs": [{"seed": 0, "comparisons": 100}, {"seed": 1, "comparisons": 40}]}
 

@@ -11,20 +11,16 @@ from actorium.actors.messages import TokenLogprob
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.params import SamplingParams
 from actorium.tools.chaos import (
-    cluster_row,
-    frame_row,
-    image_row,
+    cluster_rows,
+    hostile_rows,
     load_rows,
-    model_row,
-    node_row,
-    poison_rows,
-    probe_rows,
+    model_rows,
     stop_rows,
 )
 from actorium.tools.chaos.checked_streams import Gaps, RequestMaker, quantile
+from actorium.tools.chaos.fault_injection import UNFENCED, Unfenced, no_dedup
 from actorium.tools.chaos.faults import PAIRS, ROLES, Fault, plan
 from actorium.tools.chaos.kill_rows import chaos, disks, kills, numbers
-from actorium.tools.chaos.plants import UNFENCED, Unfenced, no_dedup
 
 pytestmark = pytest.mark.chaos
 KILLED_SCHEDULER = [Fault(1.0, "kill", ("scheduler",))]
@@ -114,16 +110,16 @@ def test_numbers_of_sequences_go_past_32_bits() -> None:
 
 
 def test_poison_is_found_and_other_requests_complete() -> None:
-    row = poison_rows.poison(seed=1, requests=12, poisoned=2, latest=60.0)
+    row = hostile_rows.poison(seed=1, requests=12, poisoned=2, latest=60.0)
     sound(row)
     assert (row["quarantined"], row["complete"]) == (2, 10)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("actor", poison_rows.FAILING)
+@pytest.mark.parametrize("actor", hostile_rows.FAILING)
 def test_no_request_kills(actor: str) -> None:
     """One that kills, one that raises, one that hangs."""
-    row = poison_rows.quarantine(actor, seed=1, requests=24, poisoned=3, latest=60.0)
+    row = hostile_rows.quarantine(actor, seed=1, requests=24, poisoned=3, latest=60.0)
     sound(row)
     assert (row["quarantined"], row["complete"]) == (3, 21)
     assert row["deaths"] == 3 and all(row["modes"].values())
@@ -131,7 +127,7 @@ def test_no_request_kills(actor: str) -> None:
 
 @pytest.mark.slow
 def test_bad_frames_kill_no_actor() -> None:
-    row = frame_row.fuzz(seed=1, count=1000)
+    row = hostile_rows.fuzz(seed=1, count=1000)
     sound(row)
     assert row["frames"] >= 1000 and row["deaths"] == 0
 
@@ -146,7 +142,7 @@ def test_a_crowd_is_served_or_refused_at_once() -> None:
 
 @pytest.mark.slow
 def test_streams_go_on_through_a_cluster_s_deaths() -> None:
-    row = cluster_row.cluster(seed=1, count=12, streams=20, replicas=3)
+    row = cluster_rows.cluster(seed=1, count=12, streams=20, replicas=3)
     sound(row)
     assert row["faults"] == {"kill": 8, "stop": 2, "drain": 1, "scale": 1}
     assert row["router"]["migrated_requests"] > 0
@@ -155,7 +151,7 @@ def test_streams_go_on_through_a_cluster_s_deaths() -> None:
 
 @pytest.mark.slow
 def test_streams_go_on_where_networks_part() -> None:
-    row = node_row.nodes(seed=5, count=8, streams=20)
+    row = cluster_rows.nodes(seed=5, count=8, streams=20)
     sound(row)
     assert row["faults"] == {"partition": 3, "kill agent": 1, "kill replica": 1, "kill": 2,
                              "drain": 1}
@@ -189,7 +185,7 @@ def test_a_killed_launcher_leaves_nothing() -> None:
 @pytest.mark.slow
 def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
     faults = ("kill worker-0", "kill scheduler", "kill detokenizer")
-    row = model_row.model(seed=1, streams=20, faults=faults)
+    row = model_rows.model(seed=1, streams=20, faults=faults)
     sound(row)
     assert row["faults"] == dict.fromkeys(faults, 1) and row["tokens"] > 1200
 
@@ -197,11 +193,11 @@ def test_a_real_model_s_streams_are_what_they_are_undisturbed() -> None:
 @pytest.mark.slow
 def test_probes_report_a_hang_and_its_end() -> None:
     """A stopped worker is unready, killed and replaced; figures are `make chaos`'s."""
-    row = probe_rows.probes(seed=1, stops=1, streams=40, times=10)
+    row = stop_rows.probes(seed=1, stops=1, streams=40, times=10)
     slow = ("a probe takes", "a stopped worker")
     assert [text for text in row["wrong"] if not text.startswith(slow)] == []
     assert row["answer_p50_s"] < 0.25 and row["unready_after_s"][0] < 5.0
-    assert row["ready_again_s"][0] < probe_rows.PATIENCE
+    assert row["ready_again_s"][0] < stop_rows.PATIENCE
 
 
 def test_slopes() -> None:
@@ -213,29 +209,29 @@ def test_slopes() -> None:
 
 def test_streams_of_a_model_are_held_against_each_other_to_the_bit() -> None:
     """Each of what a client is told, changed alone, is seen."""
-    def heard(**changes: Any) -> model_row.HeardStream:
+    def heard(**changes: Any) -> model_rows.ReceivedStream:
         told: dict[str, Any] = {
             "tokens": [5, 7], "text": "ab", "reason": "length", "prompt_logprobs": [None],
             "logprobs": [TokenLogprob(5, -0.5, 1, []), TokenLogprob(7, -1.5, 2, [])]}
-        return {0: model_row.HeardChoice(**{**told, **changes})}
+        return {0: model_rows.ReceivedChoice(**{**told, **changes})}
 
     params = SamplingParams(max_tokens=2, logprobs=0)
     nearly = [TokenLogprob(5, -0.5, 1, []), TokenLogprob(7, -1.5000001, 2, [])]
-    assert model_row.differs(heard(), heard()) is model_row.amiss(heard(), params) is None
+    assert model_rows.differs(heard(), heard()) is model_rows.amiss(heard(), params) is None
     for changes in ({"tokens": [5, 8]}, {"tokens": [5]}, {"logprobs": nearly}, {"text": "abc"},
                     {"prompt_logprobs": []}, {"reason": "stop"}):
-        assert model_row.differs(heard(**changes), heard()), changes
-    assert "choices" in str(model_row.differs({}, heard()))
+        assert model_rows.differs(heard(**changes), heard()), changes
+    assert "choices" in str(model_rows.differs({}, heard()))
     for changes in ({"tokens": [5]}, {"logprobs": nearly[:1]}, {"reason": "internal"}):
-        assert model_row.amiss(heard(**changes), params), changes
-    assert model_row.amiss({}, params) == "0 of 1 choices"
+        assert model_rows.amiss(heard(**changes), params), changes
+    assert model_rows.amiss({}, params) == "0 of 1 choices"
 
 
 @pytest.mark.skipif(not (DEMO_MODEL / "model.safetensors").is_file(),
                     reason="the demo model is not there")
 @pytest.mark.slow
 def test_without_exactness_it_fails() -> None:
-    row = model_row.model(seed=1, streams=20, faults=("kill worker-0",), exact="off")
+    row = model_rows.model(seed=1, streams=20, faults=("kill worker-0",), exact="off")
     assert any("log-probabilities equal for" in text for text in row["wrong"])
 
 
@@ -259,7 +255,7 @@ def test_without_dedup_it_fails() -> None:
 
 @pytest.mark.slow
 def test_answers_about_images_are_the_same_while_what_decodes_them_dies() -> None:
-    row = image_row.images(3, kills=3, others=1, items=12, apart=0.5)
+    row = model_rows.images(3, kills=3, others=1, items=12, apart=0.5)
     sound(row)
     assert row["faults"] == {"media": 3, "worker-0": 1} and row["right_undisturbed"] >= 10
     assert row["compared"] > row["questions"] // 2
@@ -267,7 +263,7 @@ def test_answers_about_images_are_the_same_while_what_decodes_them_dies() -> Non
 
 @pytest.mark.slow
 def test_answers_about_images_are_the_same_while_replicas_die() -> None:
-    row = image_row.images(3, kills=2, others=4, items=12, apart=0.5, replicas=2)
+    row = model_rows.images(3, kills=2, others=4, items=12, apart=0.5, replicas=2)
     sound(row)
     assert row["faults"] == {"media": 2, "replica-0": 1, "scheduler": 1, "1/worker-0": 1,
                              "0/scheduler": 1}

@@ -16,7 +16,7 @@ import yaml
 from helpers_cli import Cli, cli, eventually
 from helpers_keys import free_ports
 
-from actorium.tools.cli.cluster_file import make_keys
+from actorium.tools.cli.cluster_nodes import make_keys
 
 __all__ = ["cli"]
 MANIFEST = Path(__file__).parents[2] / "tools/deploy/kubernetes-cluster.yaml"

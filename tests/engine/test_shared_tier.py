@@ -27,7 +27,7 @@ from actorium.actors.messages import ActorStatus
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.gpu.step.disk_pages import HEADER, LOCK, MAGIC
 from actorium.tools.cli import status
-from actorium.tools.cli.cluster_asker import ClusterAsker
+from actorium.tools.cli.cluster_command import ClusterAsker
 
 PARAMS = SamplingParams(max_tokens=8, temperature=0, ignore_eos=True, logprobs=1)
 DICE = random.Random(12)

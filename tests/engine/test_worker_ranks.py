@@ -71,7 +71,7 @@ def test_ranks_are_ended_and_started_together(base: Path) -> None:
 def paced(base: Path) -> Engine:
     from actorium.actors.runtime.roles import ROLES
 
-    worker = "actorium.tools.chaos.paced_worker:build_short"
+    worker = "actorium.tools.chaos.fault_injection:build_short"
     return Engine(roles=dict(ROLES) | dict.fromkeys(RANKS, worker), null_worker=True,
                   skip_tokenizer=True, tensor_parallel_size=2, run_dir=str(base),
                   debug_memory=True, crash_reports=False, max_restarts=100)

@@ -12,7 +12,7 @@ from torch import Tensor
 from actorium.gpu.attention.attention_backend import AttentionBackend, TorchAttention
 from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.models.registry import Model
-from actorium.tools.compare.comparison import Bars, Heard, Reading, compared
+from actorium.tools.compare.comparison import Bars, ModelAnswer, Reading, compared
 from actorium.tools.compare.listener import TOP
 
 PROMPTS = [[(5 * i + 3 * n) % 89 + 5 for i in range(n)] for n in (9, 33, 70)]
@@ -25,7 +25,7 @@ def top(logprobs: Tensor, count: int = TOP) -> dict[str, float]:
 
 def heard(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None,
           texts: Sequence[list[int]] | None = None, prompts: Sequence[list[int]] = PROMPTS,
-          new: int = 12) -> list[Heard]:
+          new: int = 12) -> list[ModelAnswer]:
     """What a model says with this backend, as a server would: an answer of `new` tokens, token by
     token, it as part of a prompt, and its end behind a prefix that is in the pages."""
     model.attention = StepAttention(backend, backend)
@@ -44,7 +44,7 @@ def heard(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None,
         behind = Seq(list(whole))
         steps.step([(behind, len(whole) - 5)])
         last = steps.step([(behind, 5)])[0].log_softmax(-1)
-        found.append(Heard(
+        found.append(ModelAnswer(
             str(number), " ".join(map(str, answer)), Reading([*map(str, answer)], tops),
             Reading([*map(str, whole)], [None, *map(top, rows[:-1])]),
             Reading(["next"], [top(last)])))

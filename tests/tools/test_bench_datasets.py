@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.bench.datasets.dataset_files import filter_of
-from actorium.tools.bench.datasets.load import length_range, load_dataset
+from actorium.tools.bench.datasets.load import filter_of, length_range, load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
 from actorium.tools.bench.load_driver import RampUp, arrivals

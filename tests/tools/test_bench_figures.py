@@ -13,11 +13,10 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.tools.bench import figures
-from actorium.tools.bench import result_files as results
+from actorium.tools.bench import figures, results
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.load_driver import RequestResult, StreamChunk, StreamRecorder, drive
-from actorium.tools.bench.result_tables import (
+from actorium.tools.bench.results import (
     compared,
     named_runs,
     offline_table,

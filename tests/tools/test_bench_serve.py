@@ -22,10 +22,10 @@ from actorium.actors.gateway.actor import where
 from actorium.actors.models.model_dir import DEMO_MODEL
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.http_client import Http
-from actorium.tools.bench.result_files import read_results
+from actorium.tools.bench.results import read_results
 from actorium.tools.bench.server_backends import CHAT, COMPLETIONS, GENERATE
 from actorium.tools.cli import bench_serve, bench_session
-from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
+from actorium.tools.cli.bench_command import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import target_of
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flag_help import field_docs
@@ -126,7 +126,7 @@ def target(named: bool = False, there: bool = False, **values: Any) -> tuple[Any
         return there
 
     found = target_of(BenchServeOptions(**values), {}, named, answers)
-    return found.backend, found.endpoint, found.url, found.own, looked
+    return found.backend, found.endpoint, found.url, found.starts_engine, looked
 
 
 def test_the_base_url_selects_the_server() -> None:

@@ -14,7 +14,7 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.launcher import preflight
 from actorium.actors.runtime.roles import roles_of, stop_rank
 from actorium.tools.cli import cluster_nodes
-from actorium.tools.cli.cluster_file import hint, read_cluster_file, serve_words
+from actorium.tools.cli.cluster_nodes import hint, read_cluster_file, serve_words
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.serve_command import ServeOptions
 

@@ -17,13 +17,14 @@ from actorium.tools.cli.compare_command import run
 from actorium.tools.compare.comparison import (
     PARTS,
     Bars,
-    Heard,
+    ModelAnswer,
     Reading,
     compared,
+    distance,
+    first_divergence,
 )
 from actorium.tools.compare.default_prompts import PROMPTS
 from actorium.tools.compare.listener import TOP, likeliest
-from actorium.tools.compare.position_distance import distance, first_divergence
 
 # --- figures -------------------------------------------------------------------------------------
 
@@ -73,7 +74,7 @@ def test_where_answers_part() -> None:
 
 def test_what_cannot_be_compared_holds_no_bar() -> None:
     nothing = Reading(["a"], [None])
-    one, other = (Heard("p", "t", own, own, own) for own in (nothing, Reading(["b"], [None])))
+    one, other = (ModelAnswer("p", "t", own, own, own) for own in (nothing, Reading(["b"], [None])))
     result = compared([one], [other], Bars(max_kl=9.0))
     assert result["faults"] == [f"{name}: nothing could be compared" for name in PARTS]
     assert result["parts"]["extend"]["texts_cut_otherwise"] == 1
@@ -82,7 +83,7 @@ def test_what_cannot_be_compared_holds_no_bar() -> None:
 
 def test_answers_that_end_for_another_reason_are_not_equal() -> None:
     own = Reading(["a"], [{"a": -0.1}])
-    one, other = (Heard("p", "a", own, own, own, why) for why in ("length", "stop"))
+    one, other = (ModelAnswer("p", "a", own, own, own, why) for why in ("length", "stop"))
     assert compared([one], [one], Bars())["equal_answers"] == 1
     assert compared([one], [other], Bars())["equal_answers"] == 0
 
@@ -107,14 +108,14 @@ def test_who_tells_no_ids_is_held_against_texts(monkeypatch: pytest.MonkeyPatch)
     anew, without."""
     asked: list[tuple[str, bool, list[str] | None]] = []
 
-    async def heard_from(url: str, _: object, prompts: list[str], texts: list[str] | None,
-                         by_id: bool) -> list[Heard]:
+    async def model_answers(url: str, _: object, prompts: list[str], texts: list[str] | None,
+                         by_id: bool) -> list[ModelAnswer]:
         asked.append((url, by_id, texts))
         token = "token_id:7" if by_id and url.endswith("ids") else " a"
         own = Reading([token], [{token: -0.1}])
-        return [Heard(prompt, " a", own, own, own) for prompt in prompts]
+        return [ModelAnswer(prompt, " a", own, own, own) for prompt in prompts]
 
-    monkeypatch.setattr(compare_command, "heard_from", heard_from)
+    monkeypatch.setattr(compare_command, "model_answers", model_answers)
     texts = [" a"] * len(PROMPTS)
     for sides in (("http://ids", "http://words"), ("http://words", "http://ids")):
         asked.clear()

@@ -20,8 +20,14 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.gateway.http.routes import ROUTES, Access
 from actorium.actors.runtime.security import curve_keys, endpoints, private_paths
-from actorium.tools.cli.cluster_file import ClusterFile, make_keys, read_cluster_file, serve_words
-from actorium.tools.cli.cluster_nodes import JoinOptions, UpOptions
+from actorium.tools.cli.cluster_nodes import (
+    ClusterFile,
+    JoinOptions,
+    UpOptions,
+    make_keys,
+    read_cluster_file,
+    serve_words,
+)
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.serve_command import ServeOptions
 

@@ -10,18 +10,16 @@ from pathlib import Path
 import pytest
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.cli.eval_choices import OWN_QUESTIONS
-from actorium.tools.evaluation.choice_prompts import (
-    asking_messages,
-    cloze_prompt,
-    letters_prompt,
-    parsed_letter,
-)
+from actorium.tools.cli.eval_command import OWN_QUESTIONS
 from actorium.tools.evaluation.choice_scores import (
     ChoiceResult,
     Share,
+    asking_messages,
     choice_table,
+    cloze_prompt,
+    letters_prompt,
     likeliest,
+    parsed_letter,
     result_object,
 )
 from actorium.tools.evaluation.multiple_choice import (
@@ -30,12 +28,6 @@ from actorium.tools.evaluation.multiple_choice import (
     drawn,
     read_lines,
     read_mmlu,
-)
-from actorium.tools.evaluation.questions.question_facts import TABLES, WRITTEN
-from actorium.tools.evaluation.questions.question_maker import (
-    all_questions,
-    as_line,
-    wrong_answers,
 )
 from actorium.tools.evaluation.report_pages import choice_page
 
@@ -96,7 +88,7 @@ def test_json_lines_are_read_and_bad_ones_named(tmp_path: Path) -> None:
 
 
 def test_questions_are_drawn_by_seed() -> None:
-    asked = all_questions()
+    asked = read_lines(OWN_QUESTIONS)
     some = drawn(asked, 20, 3)
     assert len({one.id for one in some}) == 20 and some == drawn(asked, 20, 3)
     assert some != drawn(asked, 20, 4)
@@ -175,11 +167,6 @@ def test_the_report_counts_what_was_not_answered() -> None:
 
 # --- the questions that come with actorium --------------------------------------------------------
 
-def test_the_file_is_what_its_maker_makes() -> None:
-    assert OWN_QUESTIONS.read_text() == "".join(f"{as_line(one)}\n" for one in all_questions())
-    assert read_lines(OWN_QUESTIONS) == all_questions()
-
-
 def test_questions_are_well_formed_and_balanced() -> None:
     asked = read_lines(OWN_QUESTIONS)
     assert Counter(one.category for one in asked) == {"knowledge": 250, "arithmetic": 75,
@@ -212,13 +199,3 @@ def test_computed_answers_are_right() -> None:
             assert sentences[place].split()[:len(key)] == key, one.id
             assert not any(wrong in sentences[place] for i, wrong in enumerate(one.choices)
                            if i != one.answer), one.id
-
-
-def test_tables_have_enough_wrong_answers_and_conflicts_that_exist() -> None:
-    for table in TABLES:
-        ends = {value.split()[-1] for value in table.facts.values()}
-        for key in table.facts:
-            assert len(wrong_answers(table, key)) >= 3, (table.form, key)
-        for key, words in table.conflicts.items():
-            assert key in table.facts and set(words.split()) <= ends, (table.form, key, words)
-    assert all(len(set(one.options)) == 4 for one in WRITTEN)

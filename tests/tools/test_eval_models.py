@@ -25,10 +25,9 @@ from actorium.tools.compare.comparison import Reading
 from actorium.tools.compare.listener import Listener
 from actorium.tools.evaluation import http_model
 from actorium.tools.evaluation.http_model import HttpModel, letter_values
-from actorium.tools.evaluation.needle_test import CASES, found_in, units_for
+from actorium.tools.evaluation.needle_test import CASES, contains_answer, units_for
 from actorium.tools.evaluation.perplexity import perplexity_figures, windows
-from actorium.tools.evaluation.rated_model import AskedPrompt
-from actorium.tools.evaluation.sdk_model import SdkModel
+from actorium.tools.evaluation.rated_model import AskedPrompt, SdkModel
 
 
 class Teller(Scripted):
@@ -312,7 +311,7 @@ def test_needles_are_where_they_should_be() -> None:
         case = CASES["text"](20, depth, random.Random(1))
         sentences = str(case.prompt).partition("\n\n")[0].split(". ")
         assert f"The secret number is {case.answer}" in sentences[place]
-    assert found_in(" 12345.", "12345") and not found_in("123456", "12345")
+    assert contains_answer(" 12345.", "12345") and not contains_answer("123456", "12345")
 
 
 def test_the_length_of_a_needles_prompt_is_measured() -> None:

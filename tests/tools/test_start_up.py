@@ -9,7 +9,7 @@ import pytest
 
 from actorium.actors.config.tree import Config
 from actorium.actors.messages import ActorStatus, Status
-from actorium.tools.cli.start_up import StartUp, process_start
+from actorium.tools.cli.engines import StartUp, process_start
 
 
 def status(ready: bool = False, **actors: tuple[str, str]) -> Status:

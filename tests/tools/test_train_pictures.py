@@ -31,8 +31,7 @@ from actorium.tools.training.picture_net import (
     picture_loss,
     save,
 )
-from actorium.tools.training.trained_files import save_tokenizer
-from actorium.tools.training.trainer import Team, Trainer
+from actorium.tools.training.trainer import Team, Trainer, save_tokenizer
 
 
 @pytest.fixture(scope="module")

@@ -20,8 +20,8 @@ from actorium.actors.errors import EngineUnavailable
 from actorium.tools.bench import http_client, load_driver
 from actorium.tools.bench.datasets.sample import SampleRequest
 from actorium.tools.bench.http_client import Http
-from actorium.tools.cli import main, ps_command, waits
-from actorium.tools.cli.waits import told_wait
+from actorium.tools.cli import main, ps_command, status
+from actorium.tools.cli.status import announced_wait
 from actorium.tools.evaluation.http_model import HttpModel
 
 PAGES = {"models": b'{"data": [{"id": "m"}]}'}
@@ -118,10 +118,10 @@ def test_a_request_of_a_benchmark_has_an_end(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_wait_is_told_of_once_it_is_long(monkeypatch: pytest.MonkeyPatch,
                                            capsys: pytest.CaptureFixture[str]) -> None:
-    with told_wait("what comes at once", 5):
+    with announced_wait("what comes at once", 5):
         pass
-    monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.02)
-    with told_wait("the engine 'a' to be ready", 600):
+    monkeypatch.setattr(status, "NOTICE_SECONDS", 0.02)
+    with announced_wait("the engine 'a' to be ready", 600):
         time.sleep(0.2 * slowness())
     assert capsys.readouterr().err == (
         "actorium: waiting for the engine 'a' to be ready, at most 600 s\n")
@@ -134,10 +134,10 @@ def test_a_stop_waits_as_long_as_the_engine_may_take(
     config = base / "slow" / "config.json"
     config.write_bytes(configs.dump(Config(runtime=RuntimeConfig(drain_timeout=0.1))))
     config.chmod(0o600)
-    monkeypatch.setattr(waits, "NOTICE_SECONDS", 0.0)
+    monkeypatch.setattr(status, "NOTICE_SECONDS", 0.0)
     monkeypatch.setattr(ps_command, "STOP_SECONDS", 0.2)
     monkeypatch.setattr(ps_command, "is_running", lambda path: True)
-    monkeypatch.setattr(waits, "is_running", lambda path: True)
+    monkeypatch.setattr(status, "is_running", lambda path: True)
     monkeypatch.setattr(ps_command.status, "about", lambda path: {"pid": 1234567})
     monkeypatch.setattr(ps_command.os, "kill", lambda pid, signal: None)
     assert main(["stop", "slow"]) == 1

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from actorium.tools.chaos.wire import Wire
+from actorium.tools.chaos.cluster_rows import Wire
 
 
 @pytest.fixture

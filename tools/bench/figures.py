@@ -4,7 +4,7 @@ Two things are counted as people would expect where vLLM counts events: the peak
 tokens, and beside `itl` (from one event to the next, as vLLM has it, where a burst of tokens is one
 gap) there is `itl_per_token`, with the wait for a burst shared out among its tokens.
 
-`counters` and `acceptance` tell what speculative decoding did during a run, from counters read
+`counters` and `acceptance` report what speculative decoding did during a run, from counters read
 before and after it: the scheduler's gauges of an engine that is reached as a client, and over HTTP
 the `/metrics` of vLLM (and of this engine), which counts by position, or of SGLang, which does not.
 """
@@ -20,9 +20,9 @@ from typing import Any
 from actorium.tools.bench.load_driver import RequestResult
 
 METRICS = ("ttft", "tpot", "itl", "itl_per_token", "e2el")
-"""Times of which the mean, the median, the deviation and percentiles are told."""
+"""Times reported as mean, median, deviation and percentiles."""
 GOALS = ("ttft", "tpot", "e2el")
-"""Those that --goodput may bound."""
+"""Metrics that --goodput may bound."""
 BUCKET = 1.0
 """Seconds over which the peak of throughput is counted."""
 
@@ -37,7 +37,6 @@ def percentile(ranked: Sequence[float], p: float) -> float:
 
 
 def percentile_name(p: float) -> str:
-    """As in p99 and p99.9."""
     return f"p{int(p) if p == int(p) else p}"
 
 
@@ -148,7 +147,7 @@ _SGLANG = ("sglang:spec_verify_calls_total", "sglang:generation_tokens_total",
 def counters(text: str) -> dict[str, float]:
     """The counters of Prometheus' text, by the names of this engine's gauges; of SGLang's by their
     own. Those of several engines behind one port are added up."""
-    found: dict[str, float] = {}
+    totals: dict[str, float] = {}
     for line in text.splitlines():
         sample = _SAMPLE.match(line)
         if sample is None:
@@ -160,8 +159,8 @@ def counters(text: str) -> dict[str, float]:
         else:
             key = _VLLM.get(name, name if name in _SGLANG else "")
         if key:
-            found[key] = found.get(key, 0.0) + _number(value)
-    return found
+            totals[key] = totals.get(key, 0.0) + _number(value)
+    return totals
 
 
 def _number(text: str) -> float:
@@ -172,8 +171,8 @@ def _number(text: str) -> float:
 
 
 def acceptance(before: Mapping[str, float], after: Mapping[str, float]) -> dict[str, Any]:
-    """Under vLLM's names (the rate in percent, the positions' as shares); {} if nothing was
-    drafted, or nobody tells."""
+    """Returns acceptance under vLLM's names (the rate in percent, positions as shares); {} if
+    nothing was drafted or the server reports no counters."""
 
     def more(name: str) -> float:
         return after.get(name, 0.0) - before.get(name, 0.0)

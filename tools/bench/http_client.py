@@ -30,14 +30,12 @@ class RefusedByServer(EngineUnavailable):
 
 
 class EventReader:
-    """Reads one stream."""
-
     def __init__(self) -> None:
         self._rest = b""
         self._data: list[bytes] = []
         self._begun = self._after_cr = False
         self.last_id = b""
-        """Of the event that was told last, or of the last one before it that had an id."""
+        """The id of the last event, or of the last one before it that had one."""
 
     def feed(self, part: bytes) -> Iterator[bytes]:
         """The data of each event that `part` ends."""
@@ -168,13 +166,11 @@ class Http:
         self._idle.append(pipe)
 
     def head(self, method: str, path: str, headers: str, size: int) -> bytes:
-        """The head of a request."""
         kind = f"Content-Type: application/json\r\nContent-Length: {size}\r\n" if size else ""
         return (f"{method} {self._prefix}{path} HTTP/1.1\r\nHost: {self._host}:{self._port}\r\n"
                 f"{headers}{kind}\r\n").encode()
 
     def close(self) -> None:
-        """Close idle connections."""
         while self._idle:
             self._idle.pop()[1].close()
 
@@ -224,11 +220,9 @@ class _Exchange:
                                   status)
 
     async def whole(self) -> bytes:
-        """The body."""
         return b"".join([part async for part in self.parts()])
 
     async def parts(self) -> AsyncIterator[bytes]:
-        """The body as it comes."""
         reader = self._pipe[0]
         if self._chunked():
             while size := int((await reader.readuntil(b"\r\n")).partition(b";")[0], 16):

@@ -18,22 +18,20 @@ from actorium.actors.errors import ActoriumError, BadConfig
 from actorium.tools.bench.datasets.sample import SampleRequest
 
 REQUEST_SECONDS = 6 * 3600.0
-"""For an answer, as in vLLM's benchmark: a load of more than a server can take waits long."""
+"""Timeout of an answer, as in vLLM's benchmark: an overloaded server answers late."""
 
 
 class StreamChunk(NamedTuple):
-    """What one event of a stream told."""
-
     text: str = ""
     """What it adds to the completion."""
     bears_token: bool = True
     """Whether there is a token in it, as far as can be seen."""
     total: int | None = None
-    """Tokens of the completion so far, where told."""
+    """Tokens of the completion so far, if reported."""
     prompt_tokens: int = 0
-    """Where told."""
+    """If reported."""
     cached_tokens: int = 0
-    """Those of the prompt that the server had in its cache, where told."""
+    """Prompt tokens that the server had cached, if reported."""
 
 
 Stream = Callable[[SampleRequest], AsyncIterator[StreamChunk]]
@@ -92,7 +90,7 @@ class StreamRecorder:
     """Makes a `RequestResult` of the chunks of one stream."""
 
     def __init__(self, sent: float, prompt_len: int) -> None:
-        """prompt_len: as counted here, for a server that does not tell."""
+        """prompt_len: as counted here, for a server that does not report it."""
         self.result = RequestResult(sent, prompt_len, times=[], counts=[])
         self._texts: list[str] = []
         self._reported = 0
@@ -119,7 +117,8 @@ class StreamRecorder:
             result.counts.append(count)
 
     def end(self) -> RequestResult:
-        """The result; where a total was told at the end alone, the events share it evenly."""
+        """Returns the result; a total reported only at the end is shared evenly among the
+        events."""
         result = self.result
         result.text = "".join(self._texts)
         if self._guessed and self._reported and result.counts:
@@ -132,7 +131,7 @@ class StreamRecorder:
 async def drive(stream: Stream, requests: Sequence[SampleRequest], times: Sequence[float],
                 concurrency: int | None, progress: Callable[[int], None]
                 ) -> tuple[list[RequestResult], float]:
-    """Send every request at its time, at most `concurrency` (None = any number) at once.
+    """Sends every request at its time, at most `concurrency` (None = any number) at once.
 
     Returns what became of each, and the seconds that it all took. A request that waits here for
     others to end counts as sent when it goes. progress: how many are done.
@@ -140,7 +139,7 @@ async def drive(stream: Stream, requests: Sequence[SampleRequest], times: Sequen
     gate = asyncio.Semaphore(concurrency or max(len(requests), 1))
     began, count = perf_counter(), 0
 
-    async def one(request: SampleRequest, at: float) -> RequestResult:
+    async def send(request: SampleRequest, at: float) -> RequestResult:
         nonlocal count
         await asyncio.sleep(max(0.0, at - (perf_counter() - began)))
         async with gate:
@@ -149,7 +148,7 @@ async def drive(stream: Stream, requests: Sequence[SampleRequest], times: Sequen
         progress(count)
         return result
 
-    found = await asyncio.gather(*(one(r, t) for r, t in zip(requests, times, strict=True)))
+    found = await asyncio.gather(*(send(r, t) for r, t in zip(requests, times, strict=True)))
     return list(found), perf_counter() - began
 
 

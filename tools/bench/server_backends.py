@@ -1,4 +1,4 @@
-"""How each kind of server is asked for a completion, and what its stream tells."""
+"""How each kind of server is asked for a completion, and how its stream is read."""
 
 from __future__ import annotations
 
@@ -206,7 +206,7 @@ def _of_choice(choice: _Choice | None, streamed: bool) -> tuple[str, bool]:
 
 
 def _generate_reader(streamed: bool) -> Reader:
-    """SGLang tells the whole text in each event, or with --incremental-streaming-output what is
+    """SGLang sends the whole text in each event, or with --incremental-streaming-output what is
     new; the tokens are counted from the beginning either way."""
     before = ""
 

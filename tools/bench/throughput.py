@@ -20,8 +20,6 @@ POLL = 0.2
 
 
 class Counted(Struct):
-    """What came of a batch."""
-
     seconds: float
     prompt_tokens: int = 0
     tokens: int = 0
@@ -29,7 +27,6 @@ class Counted(Struct):
 
 
 def requests_of(samples: Sequence[SampleRequest], base: SamplingParams) -> Iterator[Request]:
-    """As the client takes them."""
     from msgspec.structs import replace
 
     for sample in samples:
@@ -96,7 +93,6 @@ class Watch:
 
     @property
     def rate(self) -> float | None:
-        """See `latest_rate`."""
         return latest_rate(self._readings)
 
     def _look(self) -> None:

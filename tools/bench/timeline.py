@@ -27,6 +27,7 @@ from actorium.actors.runtime.step_events import (
     Track,
     read_events,
 )
+from actorium.tools.output import load_pyplot, save_plot
 
 CAUSES = ("result under way", "planning", "plan under way", "queueing", "launching")
 """What a step may be doing while the device idles before it: its plan waits for a result; it is
@@ -59,7 +60,7 @@ class Bubble(NamedTuple):
     begin: int
     end: int
     causes: dict[str, int]
-    """Nanoseconds by cause; what no record tells is missing."""
+    """Nanoseconds by cause; causes without a record are missing."""
 
 
 def load(folder: Path, name: str | None = None) -> list[Track]:
@@ -80,15 +81,15 @@ def load(folder: Path, name: str | None = None) -> list[Track]:
 
 def join(tracks: Iterable[Track]) -> list[TimelineStep]:
     """The steps, in the order of their plans (of the device, where that is all there is)."""
-    found: dict[Key, TimelineStep] = {}
+    steps: dict[Key, TimelineStep] = {}
     for track in tracks:
         for event in track.events:
             key = event.epoch, event.step
-            step = found.setdefault(key, TimelineStep(key))
+            step = steps.setdefault(key, TimelineStep(key))
             step.spans[event.kind] = event.begin, event.end
             if event.kind != TEXT:
                 step.decodes = max(step.decodes, event.value)
-    return [found[key] for key in sorted(found)]
+    return [steps[key] for key in sorted(steps)]
 
 
 def bubbles(steps: Sequence[TimelineStep]) -> list[Bubble]:
@@ -118,11 +119,11 @@ class Summary(NamedTuple):
 
     steps: int
     busy: float
-    """From the begin of each step to its end, on the device."""
+    """Busy time: from each step's start to its end on the device."""
     idle: float
-    """Between them, while sequences waited."""
+    """Idle time between steps while sequences waited."""
     late: float
-    """Of busy, what the device may have idled at most: the host was still queueing."""
+    """Part of busy in which the device may have idled, since the host was still queueing."""
     phases: dict[str, float]
     """Medians: how long each phase took, and what lay between."""
     causes: dict[str, float]
@@ -131,13 +132,11 @@ class Summary(NamedTuple):
 
     @property
     def idle_ratio(self) -> float:
-        """Of the time in which sequences waited for the device, the share in which it idled at
-        most."""
+        """The largest possible idle share of the time in which sequences waited for the device."""
         return (self.idle + self.late) / (self.busy + self.idle) if self.busy else 0.0
 
 
 def summary(steps: Sequence[TimelineStep], worst: int = 5) -> Summary:
-    """What there is to say of these steps."""
     ran = [step.spans[DEVICE] for step in steps if DEVICE in step.spans]
     holes = bubbles(steps)
     late = [end - begin for begin, end in (s.spans[LATE] for s in steps if LATE in s.spans)]
@@ -167,7 +166,6 @@ def _phases(steps: Sequence[TimelineStep]) -> dict[str, float]:
 
 
 def text(found: Summary) -> str:
-    """The summary, to be read."""
     lines = [f"{found.steps} steps; device busy {found.busy / 1e3:.3f} ms, idle while sequences "
              f"waited {found.idle / 1e3:.3f} ms, in steps that were still being queued at most "
              f"{found.late / 1e3:.3f} ms: idle ratio at most {found.idle_ratio:.2%}",
@@ -228,7 +226,6 @@ def _arrow(kind: int, epoch: int, step: int, pid: int, at: int) -> list[dict[str
 
 
 def write_chrome(path: Path, tracks: Sequence[Track], steps: Sequence[TimelineStep]) -> None:
-    """As a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(chrome(tracks, steps)) + "\n")
 
@@ -239,16 +236,11 @@ def plot(path: Path, steps: Sequence[TimelineStep], first: int | None = None, sh
          title: str = "") -> None:
     """Some steps, lane by lane, and every step's bubble. first: the first step to show; default:
     from the middle of the run."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     ran = [step for step in steps if DEVICE in step.spans]
     if first is None:
         first = ran[max(0, (len(ran) - shown) // 2)].key[1] if ran else 0
     part = [step for step in ran if step.key[1] >= first][:shown]
-    figure, (above, below) = pyplot.subplots(2, 1, figsize=(11, 6), height_ratios=(3, 2))
+    figure, (above, below) = load_pyplot().subplots(2, 1, figsize=(11, 6), height_ratios=(3, 2))
     _draw_lanes(above, part)
     holes = {hole.key: (hole.end - hole.begin) / 1e3 for hole in bubbles(steps)}
     waited = [step for step in ran if step.decodes]
@@ -256,10 +248,7 @@ def plot(path: Path, steps: Sequence[TimelineStep], first: int | None = None, sh
     below.set_xlabel("step that sequences waited for")
     below.set_ylabel("device idle before it, us")
     figure.suptitle(title or f"idle ratio {summary(steps).idle_ratio:.2%}", fontsize=11)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=110)
-    pyplot.close(figure)
+    save_plot(figure, path, 110)
 
 
 def _draw_lanes(axis: Any, part: Sequence[TimelineStep]) -> None:

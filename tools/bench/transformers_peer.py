@@ -34,19 +34,15 @@ if TYPE_CHECKING:
 
 
 class PeerModel(Struct):
-    """The model."""
-
     config: Config
     vocab: int
     threads: int
 
 
 class PeerRun(Struct):
-    """One run of a work."""
-
     work: Workload
     number: int
-    """Of the run: which prompts."""
+    """Number of the run, which selects the prompts."""
     output: int
     """Tokens to complete each prompt by."""
 
@@ -69,8 +65,6 @@ def opened(job: PeerModel) -> Iterator[TransformersPeer]:
 
 
 class TransformersPeer:
-    """The process, as one of `offline.measure`'s engines."""
-
     name = "transformers"
 
     def __init__(self, process: subprocess.Popen[bytes], stderr: IO[bytes]) -> None:
@@ -82,7 +76,6 @@ class TransformersPeer:
         return msgspec.json.decode(self.ask(PeerRun(work, number, output)), type=WorkloadRun)
 
     def ask(self, message: PeerModel | PeerRun) -> bytes:
-        """The line that answers a message."""
         stdin, stdout = self.process.stdin, self.process.stdout
         assert stdin is not None and stdout is not None
         with contextlib.suppress(BrokenPipeError):  # no answer then
@@ -99,7 +92,6 @@ class TransformersPeer:
 
 
 def main() -> int:
-    """Entry of the process."""
     lines = iter(sys.stdin.buffer.readline, b"")
     job = msgspec.json.decode(next(lines), type=PeerModel)
     import torch
@@ -159,7 +151,7 @@ def _model(config: Config) -> tuple[Any, str]:
 
 def fuse(weights: dict[str, Tensor], fused: Sequence[Fused]) -> None:
     """Put the tensors that checkpoints have in one together again, in place: what `Fused.cut` does
-    to numbered elements tells where each one goes."""
+    to numbered elements shows where each one goes."""
     import torch
 
     for own in fused:

@@ -21,6 +21,7 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.params import SamplingParams
+from actorium.tools.output import aligned, load_pyplot, save_plot
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
@@ -45,8 +46,6 @@ WORKLOADS = (
 
 
 class WorkloadRun(Struct):
-    """One run of a work."""
-
     seconds: float
     tokens: list[list[int]]
 
@@ -91,7 +90,6 @@ def agreement(ours: list[list[int]], theirs: list[list[int]]) -> float:
 
 
 def figures_row(engine: str, work: Workload, measured: WorkloadRuns) -> dict[str, Any]:
-    """One line of the report."""
     return {"engine": engine, "work": work.name, "requests": work.requests,
             "prompt_tokens": work.prompt, "output_tokens": work.output,
             "runs": len(measured.seconds), **workload_figures(work, measured.seconds),
@@ -150,8 +148,6 @@ def vocabulary(config: Config) -> int:
 
 
 class MeasuredEngine(Protocol):
-    """What is measured."""
-
     name: str
 
     def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
@@ -159,15 +155,12 @@ class MeasuredEngine(Protocol):
 
 
 class ClientEngine:
-    """The engine behind a client."""
-
     name = "actorium"
 
     def __init__(self, client: Client, vocab: int) -> None:
         self._client, self._vocab = client, vocab
 
     def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
-        """See `MeasuredEngine`."""
         params = SamplingParams(temperature=0.0, max_tokens=output, ignore_eos=True)
         batch = prompts(work, self._vocab, number)
         began = perf_counter()
@@ -181,20 +174,20 @@ def measure(engines: Sequence[MeasuredEngine], works: Iterable[Workload], runs: 
             settle: float = SETTLE) -> dict[str, list[WorkloadRuns]]:
     """Each work once short to warm up, then `runs` times; several engines take turns, so that a
     machine that changes its speed does so to all. By engine, in the order of the works."""
-    found: dict[str, list[WorkloadRuns]] = {engine.name: [] for engine in engines}
+    measured: dict[str, list[WorkloadRuns]] = {engine.name: [] for engine in engines}
     for work in works:
         for engine in engines:
             engine.run(work, -1, min(WARM_TOKENS, work.output))
-            found[engine.name].append(WorkloadRuns(work.name, [], []))
+            measured[engine.name].append(WorkloadRuns(work.name, [], []))
         for number in range(runs):
             for engine in engines:
                 if len(engines) > 1:
                     sleep(settle)
-                ran, own = engine.run(work, number, work.output), found[engine.name][-1]
+                ran, own = engine.run(work, number, work.output), measured[engine.name][-1]
                 own.seconds.append(ran.seconds)
                 own.tokens = own.tokens or ran.tokens
                 say(f"{engine.name} {work.name} run {number + 1}/{runs}: {ran.seconds:.3f} s")
-    return found
+    return measured
 
 
 # --- table, JSON and plot -------------------------------------------------------------------------
@@ -225,34 +218,19 @@ def add_ratios(rows: list[dict[str, Any]], peer: str) -> None:
 
 
 def workload_table(rows: list[dict[str, Any]]) -> str:
-    """Aligned text, one line a work and engine."""
     columns = [c for c in COLUMNS if any(c[0] in row for row in rows)]
     lines = [[heading for _, heading, _ in columns]]
     lines += [[form.format(row[key]) if key in row else "" for key, _, form in columns]
               for row in sorted(rows, key=lambda row: row["work"])]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(columns))]
-    return "\n".join("  ".join(cell.rjust(width) if i > 1 else cell.ljust(width)
-                               for i, (cell, width) in enumerate(zip(line, widths, strict=True)))
-                     .rstrip() for line in lines)
-
-
-def write_json(path: str, result: dict[str, Any]) -> None:
-    """The whole result."""
-    target = Path(path)
-    target.parent.mkdir(parents=True, exist_ok=True)
-    target.write_text(json.dumps(result, indent=2) + "\n")
+    return "\n".join(aligned(lines, range(2, len(columns))))
 
 
 def workload_plot(path: str, title: str, rows: list[dict[str, Any]],
                   judged: dict[str, str]) -> None:
     """One panel a work: the figure that it is judged by, per engine, with the runs' spread."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot
-
     works = sorted({row["work"] for row in rows})
-    figure, axes = pyplot.subplots(1, len(works), figsize=(3.2 * len(works), 3.4), squeeze=False)
+    figure, axes = load_pyplot().subplots(
+        1, len(works), figsize=(3.2 * len(works), 3.4), squeeze=False)
     for axis, work in zip(axes[0], works, strict=True):
         mine = [row for row in rows if row["work"] == work]
         key = judged[work]
@@ -269,7 +247,4 @@ def workload_plot(path: str, title: str, rows: list[dict[str, Any]],
         axis.set_title(f"{work}: {key.replace('_tok_s', '')} tokens/s", fontsize=10)
         axis.margins(y=0.2)
     figure.suptitle(title, fontsize=11)
-    figure.tight_layout()
-    Path(path).parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_plot(figure, path)

@@ -17,19 +17,15 @@ from time import monotonic, strftime
 from typing import Any
 
 from actorium.tools.chaos import (
-    cluster_row,
-    frame_row,
-    image_row,
+    cluster_rows,
+    hostile_rows,
     kill_rows,
     load_rows,
-    model_row,
-    node_row,
-    poison_rows,
-    probe_rows,
+    model_rows,
     stop_rows,
 )
+from actorium.tools.chaos.fault_injection import UNFENCED, no_dedup
 from actorium.tools.chaos.faults import PAIRS, Fault
-from actorium.tools.chaos.plants import UNFENCED, no_dedup
 
 Row = Callable[[int], dict[str, Any]]
 """From a seed to the measurements, with a list of everything that went wrong under "wrong"."""
@@ -44,7 +40,8 @@ def _kills(part: int) -> Row:
 
 
 def _quarantine(actor: str) -> Row:
-    return lambda seed: poison_rows.quarantine(actor, seed, requests=500, poisoned=20, latest=300.0)
+    return lambda seed: hostile_rows.quarantine(actor, seed, requests=500, poisoned=20,
+                                                latest=300.0)
 
 
 def _teeth(seed: int) -> dict[str, Any]:
@@ -62,24 +59,24 @@ ROWS: dict[str, Row] = {
     "ranks": lambda seed: kill_rows.ranks(seed, faults=8, streams=100),
     "disks": lambda seed: kill_rows.disks(seed, times=5, streams=100),
     "numbers": lambda seed: kill_rows.numbers(seed, streams=100),
-    "cluster": lambda seed: cluster_row.cluster(seed, count=60, streams=100),
-    "nodes": lambda seed: node_row.nodes(seed, count=24, streams=60),
-    "poison": lambda seed: poison_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
-    **{f"poison-{actor}": _quarantine(actor) for actor in poison_rows.FAILING},
+    "cluster": lambda seed: cluster_rows.cluster(seed, count=60, streams=100),
+    "nodes": lambda seed: cluster_rows.nodes(seed, count=24, streams=60),
+    "poison": lambda seed: hostile_rows.poison(seed, requests=500, poisoned=20, latest=300.0),
+    **{f"poison-{actor}": _quarantine(actor) for actor in hostile_rows.FAILING},
     "crowd": lambda seed: load_rows.crowd(seed, seconds=10.0, readers=50, vanishing=200),
     "flood": lambda _: load_rows.flood(seconds=10.0, clients=4),
-    "fuzz": lambda seed: frame_row.fuzz(seed, 100_000),
+    "fuzz": lambda seed: hostile_rows.fuzz(seed, 100_000),
     "stops": lambda seed: stop_rows.stops(seed, 10),
     "orphans": lambda _: stop_rows.orphans(5),
     "reboot": lambda seed: stop_rows.reboot(seed, 5),
     "unread": lambda _: stop_rows.unread(3),
     "soak": lambda seed: load_rows.soak(seed, 150.0, 40),
-    "model": model_row.model,
-    "model-tp2": lambda seed: model_row.ranks(seed, faults=40),
-    "images": image_row.images,
-    "cluster-images": lambda seed: image_row.images(seed, kills=6, others=8, replicas=2),
-    "probes": lambda seed: probe_rows.probes(seed, stops=5, streams=200, times=100),
-    "starved": lambda seed: probe_rows.starved(seed, 20.0, spinners=30, streams=100),
+    "model": model_rows.model,
+    "model-tp2": lambda seed: model_rows.ranks(seed, faults=40),
+    "images": model_rows.images,
+    "cluster-images": lambda seed: model_rows.images(seed, kills=6, others=8, replicas=2),
+    "probes": lambda seed: stop_rows.probes(seed, stops=5, streams=200, times=100),
+    "starved": lambda seed: stop_rows.starved(seed, 20.0, spinners=30, streams=100),
     "teeth": _teeth}
 
 

@@ -133,13 +133,10 @@ class CheckedRequest:
 
     @property
     def count(self) -> int:
-        """Returns the number of tokens received."""
         return sum(len(tokens) for tokens in self.tokens)
 
 
 class RequestMaker:
-    """Makes random requests from a seed."""
-
     def __init__(self, seed: int, tokens: tuple[int, int], prompt: int = 200) -> None:
         """tokens: shortest and longest completion; prompt: longest prompt."""
         self._random = random.Random(seed)
@@ -162,8 +159,6 @@ class RequestMaker:
 
 @dataclass
 class TrafficTally:
-    """The counts of a row."""
-
     requests: int = 0
     tokens: int = 0
     complete: int = 0
@@ -174,7 +169,6 @@ class TrafficTally:
     wrong: list[str] = field(default_factory=list)
 
     def settle(self, want: CheckedRequest) -> None:
-        """Counts a stream that is over."""
         self.tokens += want.count
         self.wrong += [f"request {want.number}: {text}" for text in want.wrong[:3]]
 
@@ -190,7 +184,7 @@ class Traffic:
         self._maker, self._aborts = maker, aborts
         self.live: dict[int, CheckedRequest] = {}
 
-    async def one(self, client: AsyncClient, want: CheckedRequest) -> str | None:
+    async def send(self, client: AsyncClient, want: CheckedRequest) -> str | None:
         """Runs one request to its end; returns the code of its error, if any."""
         self.tally.requests += 1
         want.number = self.tally.requests
@@ -238,7 +232,7 @@ class Traffic:
         the rest."""
         async def again() -> None:
             while not until.is_set():
-                code = await self.one(client, self._maker.make())
+                code = await self.send(client, self._maker.make())
                 if code is not None:
                     await asyncio.sleep(0.2)  # refused: tries again later, as a client would
         await asyncio.gather(*(again() for _ in range(streams)))

@@ -41,7 +41,7 @@ class Fault(Struct, frozen=True):
     kind: str
     roles: tuple[str, ...]
     seconds: float = FULL_SECONDS
-    """For which a disk is full."""
+    """Seconds for which a disk is full."""
 
     @property
     def name(self) -> str:
@@ -69,8 +69,6 @@ def plan(seed: int, seconds: float, rounds: int, stops: int, pairs: Sequence[tup
 
 
 class RunningActor(Struct, frozen=True):
-    """A running actor's process."""
-
     role: str
     pid: int
     epoch: int
@@ -121,7 +119,6 @@ def strike(fault: Fault, run_dir: Path) -> list[RunningActor]:
 
 
 def send(pids: Iterable[int], number: int) -> None:
-    """Sends a signal to those processes that exist."""
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -147,7 +144,7 @@ def limit_files(pid: int, most: int) -> None:
         resource.prlimit(pid, resource.RLIMIT_FSIZE, (hard if most < 0 else most, hard))
 
 
-def wait_gone(pids: list[int], seconds: float) -> list[int]:
+def wait_ended(pids: list[int], seconds: float) -> list[int]:
     """Waits for processes to end; returns those that have not."""
     until, alive = monotonic() + seconds, []
     for pid in pids:

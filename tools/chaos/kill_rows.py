@@ -38,7 +38,7 @@ from actorium.tools.chaos.faults import (
     limit_files,
     plan,
     strike,
-    wait_gone,
+    wait_ended,
 )
 from actorium.tools.chaos.rig import WORKER, Rig, held_at_rest, rig
 
@@ -108,7 +108,7 @@ class FaultPlayer:
         self.rig, self.traffic, self._faults = made, traffic, faults
         self.done: Counter[str] = Counter()
         self.struck: Counter[str] = Counter()
-        """By role."""
+        """Counts by role."""
         self.ghosts = 0
         self.detected: list[float] = []
         """Seconds until a stopped actor was killed."""
@@ -139,20 +139,20 @@ class FaultPlayer:
                 limit_files(victim.pid, -1)
             return
         pids = [victim.pid for victim in victims]
-        alive = await asyncio.to_thread(wait_gone, pids, HUNG)
+        alive = await asyncio.to_thread(wait_ended, pids, HUNG)
         if fault.kind == STOP:
             self.detected.append(monotonic() - at)
         self.wrong += [f"{fault.name}: {pid} still lives" for pid in alive]
         old = next((victim for victim in victims if victim.role == "scheduler"), None)
         if old is not None:
-            # What the dead one has sent is read by then, so that who flows has heard the next one.
+            # By then what the dead one sent has been read: streams flow from its successor.
             dead = monotonic()
             while monotonic() < dead + SETTLE and not self._flows(dead + LATELY):
                 await asyncio.sleep(0.05)
             await self._send_stale_messages(old)
 
     async def _send_stale_messages(self, old: RunningActor) -> None:
-        """Sends as the dead scheduler once the next one has been heard from."""
+        """Sends messages of the dead scheduler once its successor serves streams."""
         now = actors(self.rig.run_dir).get("scheduler")
         if now is None or now.epoch <= old.epoch or not self._flows(monotonic() - LATELY):
             return
@@ -229,8 +229,6 @@ def numbers(seed: int, streams: int) -> dict[str, Any]:
 
 
 def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> dict[str, Any]:
-    """Runs the row with given faults."""
-
     async def run(made: Rig) -> tuple[Traffic, FaultPlayer, list[str]]:
         traffic, striker = await drive(made, faults, streams, seed)
         async with AsyncClient(made.engine.name, str(made.base)) as client:
@@ -243,7 +241,7 @@ def chaos(faults: Sequence[Fault], seed: int, streams: int, **rigging: Any) -> d
 
 
 def report(traffic: Traffic, striker: FaultPlayer, wrong: Sequence[str]) -> dict[str, Any]:
-    """What a row with faults tells. wrong: what was found beside streams and faults."""
+    """Returns the report of a row with faults. wrong: errors found beside streams and faults."""
     tally = traffic.tally
     return {"requests": tally.requests, "complete": tally.complete, "aborted": tally.aborted,
             "tokens": tally.tokens, "refused": dict(tally.refused), "faults": dict(striker.done),

@@ -4,7 +4,6 @@ with one line and leave nothing behind, and the next engine must start at once i
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import random
 import shutil
@@ -25,7 +24,7 @@ from actorium.actors.errors import ActoriumError
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime import roles
 from actorium.tools.chaos.checked_streams import RequestMaker, Traffic
-from actorium.tools.chaos.faults import HALT, KILL, STOP, actors, processes_naming, send, wait_gone
+from actorium.tools.chaos.faults import HALT, KILL, STOP, actors, processes_naming, send, wait_ended
 from actorium.tools.chaos.rig import SHORT_WORKER, engine, leftovers
 from actorium.tools.chaos.running_trials import (
     ACTORS,
@@ -33,6 +32,7 @@ from actorium.tools.chaos.running_trials import (
     LAUNCHER,
     StrikeTrial,
     TrialReport,
+    command,
     in_lanes,
 )
 
@@ -47,7 +47,7 @@ DRAIN_TIMEOUT = 20.0
 DYING = 10.0
 """Seconds that an orphan may take to exit, having to load an interpreter first."""
 LATEST = 90.0
-"""Seconds within which an engine must be ready or gone, whatever the strike."""
+"""Seconds within which an engine must be ready or ended, whatever the fault."""
 
 
 def trials() -> list[StrikeTrial]:
@@ -58,8 +58,6 @@ def trials() -> list[StrikeTrial]:
 
 
 class EngineLifeTrial:
-    """One trial, in a directory of its own."""
-
     def __init__(self, trial: StrikeTrial, seed: int, base: Path) -> None:
         self.trial, self._base, self._chance = trial, base, random.Random(seed)
         self._maker = RequestMaker(seed, (20, 60), prompt=60)
@@ -77,7 +75,7 @@ class EngineLifeTrial:
             timer.join()
         if monotonic() - began > LATEST:
             self.wrong.append(f"it took {monotonic() - began:.0f} s")
-        alive = wait_gone(processes_naming(str(self._base)), DYING)
+        alive = wait_ended(processes_naming(str(self._base)), DYING)
         self.wrong += [f"left: process {pid}" for pid in alive]
         if self._launcher_killed:  # its files are for the next engine to remove
             self._next()
@@ -160,7 +158,7 @@ class EngineLifeTrial:
     async def _serve(self, made: Engine, then: Callable[[], None], streams: int = 1) -> None:
         """Runs streams to their ends; calls `then` once all have begun."""
         async with AsyncClient(NAME, str(self._base)) as client:
-            running = [asyncio.create_task(self.traffic.one(client, self._maker.make()))
+            running = [asyncio.create_task(self.traffic.send(client, self._maker.make()))
                        for _ in range(streams)]
             while (sum(want.count > 0 for want in self.traffic.live.values()) < streams
                    and not any(task.done() for task in running)):
@@ -229,22 +227,13 @@ def _run(several: Sequence[StrikeTrial], seed: int, seconds: float | None,
     return report
 
 
-def main() -> int:
-    """`python -m actorium.tools.chaos.lifecycle_trials`."""
-    parser = argparse.ArgumentParser(description=__doc__,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seed", type=int, default=1)
-    parser.add_argument("--seconds", type=float, default=None, help="default: all of them")
-    parser.add_argument("--lanes", type=int, default=3, help="engines at a time")
-    parser.add_argument("--moments", default=",".join(MOMENTS))
-    options = parser.parse_args()
-    several = [trial for trial in trials() if trial.moment in options.moments.split(",")]
-    random.Random(options.seed).shuffle(several)
-    report = run(several, options.seed, options.seconds, lambda line: print(line, flush=True),
-                 options.lanes)
-    print(f"seed {options.seed}: {report.trials} trials, {len(report.wrong)} wrong")
-    return 1 if report.wrong else 0
+def chosen(seed: int, moments: str) -> list[StrikeTrial]:
+    """Returns all trials at these moments (names with commas), in the seed's order."""
+    several = [trial for trial in trials() if trial.moment in moments.split(",")]
+    random.Random(seed).shuffle(several)
+    return several
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, _run, "--moments", ",".join(MOMENTS), "when actors are struck",
+                     chosen))

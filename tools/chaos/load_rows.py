@@ -71,14 +71,14 @@ async def _overload(made: Rig, seconds: float, seed: int) -> tuple[Traffic, list
     traffic, refusals, tasks = Traffic(maker), [], []
 
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        async def one(want: CheckedRequest) -> None:
-            code = await traffic.one(client, want)
+        async def send(want: CheckedRequest) -> None:
+            code = await traffic.send(client, want)
             if code is not None:
                 refusals.append(monotonic() - want.begun)
         began, sent = monotonic(), 0
         while (spent := monotonic() - began) < seconds:
             due = int(spent * RATE * FACTOR)
-            tasks += [asyncio.create_task(one(maker.make())) for _ in range(due - sent)]
+            tasks += [asyncio.create_task(send(maker.make())) for _ in range(due - sent)]
             sent = max(sent, due)
             await asyncio.sleep(TICK)
         await asyncio.gather(*tasks)
@@ -131,7 +131,7 @@ async def _slow(made: Rig, readers: int, seed: int) -> tuple[int, list[str]]:
             raw.generate(200)
     before = resources([pid])[0]
     async with AsyncClient(made.engine.name, str(made.base)) as client:
-        await asyncio.gather(*(traffic.one(client, maker.make()) for _ in range(QUEUE)))
+        await asyncio.gather(*(traffic.send(client, maker.make()) for _ in range(QUEUE)))
         idle = await _until(client, "running", 0, 0)
         grown = resources([pid])[0] - before
     for raw in raws:
@@ -180,7 +180,7 @@ class Flood:
         self._raws = [RawClient(made) for _ in range(clients)]
         self.sent = self.answered = 0
         self.refused: Counter[str] = Counter()
-        """By code."""
+        """Counts by error code."""
 
     async def run(self, over: asyncio.Event) -> None:
         """Until it is over; what was sent is answered then."""
@@ -297,7 +297,6 @@ async def _drive(made: Rig, seconds: float, streams: int, seed: int
 
 
 def soak(seed: int, seconds: float, streams: int) -> dict[str, Any]:
-    """Runs steady traffic for so long."""
     with rig(SHORT_WORKER, debug_memory=False, retain=RETAIN, max_total_tokens=POOL) as made:
         traffic, samples = asyncio.run(_drive(made, seconds, streams, seed))
     tally, grown = traffic.tally, {}

@@ -16,16 +16,14 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.cluster_settings import ClusterConfig, built_with
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.roles import roles_of
-from actorium.tools.chaos.faults import processes_naming, wait_gone
+from actorium.tools.chaos.faults import processes_naming, wait_ended
 
-WORKER = "actorium.tools.chaos.paced_worker:build"
+WORKER = "actorium.tools.chaos.fault_injection:build"
 CRASHES = "crashes"
-SHORT_WORKER = "actorium.tools.chaos.paced_worker:build_short"
+SHORT_WORKER = "actorium.tools.chaos.fault_injection:build_short"
 
 
 class Rig:
-    """An engine in a directory of its own."""
-
     def __init__(self, engine: Engine, base: Path) -> None:
         self.engine, self.base = engine, base
         self.run_dir = base / engine.name
@@ -40,19 +38,20 @@ class Rig:
         return {}
 
     def close(self) -> None:
-        """Ends the engine and looks for leftovers."""
         self.engine.close()
         self.left = leftovers(self.base)
 
 
-async def held_at_rest(client: AsyncClient, seconds: float, ready: bool = False) -> list[str]:
-    """Returns what the scheduler still holds so many seconds after the last stream; [] as soon as
-    that is nothing, and the engine is `ready` if that is asked for."""
+async def held_at_rest(client: AsyncClient, seconds: float, ready: bool = False,
+                       role: str = "scheduler",
+                       names: tuple[str, ...] = ("running", "waiting", "held_pages")) -> list[str]:
+    """Returns what these gauges of an actor still hold so many seconds after the last stream; [] as
+    soon as that is nothing, and the engine is `ready` if that is asked for."""
     until = monotonic() + seconds
     while True:
         status = await client.status()
-        gauges = next((a.gauges for a in status.actors if a.role == "scheduler"), {})
-        held = {name: gauges.get(name, -1.0) for name in ("running", "waiting", "held_pages")}
+        gauges = next((a.gauges for a in status.actors if a.role == role), {})
+        held = {name: gauges.get(name, -1.0) for name in names}
         if not any(held.values()) and (status.ready or not ready):
             return []
         if monotonic() > until:
@@ -63,7 +62,7 @@ async def held_at_rest(client: AsyncClient, seconds: float, ready: bool = False)
 
 def leftovers(base: Path) -> list[str]:
     """Returns processes that still name the directory, and files in it, without crash reports."""
-    alive = wait_gone(processes_naming(str(base)), 2.0)
+    alive = wait_ended(processes_naming(str(base)), 2.0)
     files = (path.relative_to(base) for path in sorted(base.rglob("*")))
     return [f"process {pid}" for pid in alive] + [
         f"file {file}" for file in files if file.parts[0] != CRASHES]

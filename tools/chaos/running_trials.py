@@ -17,6 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from itertools import combinations
 from time import monotonic
+from typing import Any
 
 from msgspec import Struct
 
@@ -27,7 +28,7 @@ from actorium.actors.runtime import roles
 from actorium.tools.bench.http_client import Http
 from actorium.tools.chaos.checked_streams import CLEAN, CheckedRequest, RequestMaker, Traffic
 from actorium.tools.chaos.faults import HALT, KILL, SLOW, STARVE, STOP, actors, busy_processes, send
-from actorium.tools.chaos.poison_rows import post
+from actorium.tools.chaos.hostile_rows import post
 from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
 
 GATEWAY, LAUNCHER = "gateway-0", "launcher"
@@ -141,13 +142,13 @@ class Battery:
     async def run(self, trial: StrikeTrial) -> bool:
         """Runs a trial; False = something went wrong."""
         traffic, before = Traffic(self._maker, latest=LATEST), len(self.wrong)
-        running = [asyncio.create_task(traffic.one(self._client, want))
+        running = [asyncio.create_task(traffic.send(self._client, want))
                    for want in self._wants(trial)]
         await self._wait_for(trial.moment, traffic, running)
         striking = asyncio.create_task(self._striker.strike(trial))
         if trial.moment == SUBMIT:
             await asyncio.sleep(0.0)
-            running += [asyncio.create_task(traffic.one(self._client, self._maker.make()))
+            running += [asyncio.create_task(traffic.send(self._client, self._maker.make()))
                         for _ in range(STREAMS)]
         await asyncio.gather(striking, *running)
         await self._afterwards(traffic)
@@ -171,7 +172,6 @@ class Battery:
 
     async def _wait_for(self, moment: str, traffic: Traffic, running: list[asyncio.Task[str | None]]
                         ) -> None:
-        """Waits for the trial's moment."""
         if moment in (IDLE, SUBMIT, PREFILL):
             await asyncio.sleep(self._chance.uniform(0.0, 0.08))
             return
@@ -187,7 +187,7 @@ class Battery:
 
     async def _afterwards(self, traffic: Traffic) -> None:
         """Checks that SDK and HTTP serve, and that nothing is held."""
-        code = await traffic.one(self._client, self._maker.make())
+        code = await traffic.send(self._client, self._maker.make())
         if code is not None:
             traffic.tally.wrong.append(f"afterwards: {code}")
         found = where(self._made.run_dir)
@@ -202,8 +202,6 @@ class Battery:
 
 
 class TrialReport(Struct):
-    """The results of some trials."""
-
     trials: int = 0
     requests: int = 0
     tokens: int = 0
@@ -278,17 +276,19 @@ def sample(seed: int, pairs_too: int) -> list[StrikeTrial]:
     return alone + two[:pairs_too]
 
 
-def main() -> int:
-    """`python -m actorium.tools.chaos.running_trials`: as many as one likes."""
-    parser = argparse.ArgumentParser(description=__doc__,
+def command(about: str | None, run: Runner, flag: str, default: Any, explained: str,
+            trials: Callable[[int, Any], Sequence[StrikeTrial]]) -> int:
+    """Runs a command line of trials; returns its exit code. flag, default, explained: of the choice
+    of trials; trials: from the seed and that choice to those that run."""
+    parser = argparse.ArgumentParser(description=about,
                                      formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=None, help="default: all of them")
-    parser.add_argument("--pairs", type=int, default=len(pairs()), help="beside all singles")
     parser.add_argument("--lanes", type=int, default=3, help="engines at a time")
+    parser.add_argument(flag, dest="chosen", type=type(default), default=default, help=explained)
     options = parser.parse_args()
-    report = lanes(sample(options.seed, options.pairs), options.seed, options.seconds,
-                   options.lanes, lambda line: print(line, flush=True))
+    report = in_lanes(run, trials(options.seed, options.chosen), options.seed, options.seconds,
+                      options.lanes, lambda line: print(line, flush=True))
     print(f"seed {options.seed}: {report.trials} trials, {report.requests} requests, "
           f"{report.tokens} tokens, {len(report.wrong)} wrong")
     print("\n".join(report.wrong[:40]))
@@ -296,4 +296,4 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(command(__doc__, run, "--pairs", len(pairs()), "beside all singles", sample))

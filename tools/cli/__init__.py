@@ -36,18 +36,18 @@ COMMANDS = {
     "pull": ("models", "NAME: fetch a model, or bring it up to date"),
     "models": ("models", "[FOLDER]: the models on this machine, and which of them fit it"),
     "plan": ("plan", "[MODEL_OR_CONFIG_JSON]: where every byte goes, and how many tokens fit"),
-    "passes": ("passes", "[MODEL]: which operations of its layers are joined, and what that gains"),
+    "passes": ("backends", "[MODEL]: which operations of its layers are joined, and what that "
+               "gains"),
     "backends": ("backends", "[MODEL]: what can attend over pages here, and what else would need"),
     "keys": ("keys", "server | client | authorise | revoke | list: who may connect over tcp"),
     "replay": ("replay", "FILE: play a flight recording of the scheduler once more"),
-    "trace": ("trace", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),
+    "trace": ("replay", "DIR: when the device idled, and why (of an engine run with --trace DIR)"),
     "version": ("", "the version"),
 }
 """Command -> (which `..._command` module runs it, what it does)."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one command and return its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     if not words or words[0] in ("-h", "--help", "help"):
         return _help()

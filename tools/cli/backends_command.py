@@ -1,4 +1,5 @@
-"""`actorium backends`: the attention backends, what each can do, and what it lacks here."""
+"""`actorium backends` and `actorium passes`: what each attention backend can do and lacks on this
+machine; what each pass fuses in a model, how often, and what it gains."""
 
 from __future__ import annotations
 
@@ -10,6 +11,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.config.attention_names import NAMES, NOT_BUILT
+from actorium.actors.config.parsed_values import PASSES, parse_passes
 from actorium.actors.errors import BadConfig
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.obtain import with_model_path
@@ -24,6 +26,7 @@ from actorium.gpu.attention.capabilities import (
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.plan.memory_plan import as_served, demand_of
 from actorium.tools.cli.command_line import parse
+from actorium.tools.cli.flags import NoOptions
 
 ABOUT = """List the attention backends: whether each can serve the model here, with these flags, and
 if not, why; what it can do at all; by which names other engines know it; and which would be chosen.
@@ -40,8 +43,9 @@ class BackendsOptions(Struct, frozen=True, kw_only=True):
     """Print an object instead of lines."""
 
 
-def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
+def run(command: str, argv: list[str]) -> int:
+    if command == "passes":
+        return _passes(argv)
     parsed = parse("actorium backends [MODEL]", argv, BackendsOptions, ABOUT)
     config = with_model_path(parsed.config)
     import torch
@@ -94,7 +98,6 @@ def _as_dict(card: BackendCard, faults: dict[str, str]) -> dict[str, Any]:
 
 
 def _lines(card: BackendCard, faults: dict[str, str]) -> list[str]:
-    """A backend, for people."""
     extend, decode = faults[EXTEND], faults[DECODE]
     if extend == decode:
         here = f"no: {decode}" if decode else "yes"
@@ -134,3 +137,49 @@ def _package(name: str) -> str:
         return ""
     state = "installed" if _installed(name) else "not installed"
     return f"package {PACKAGES[name]} {state} (there is no adapter for it)"
+
+
+PASSES_ABOUT = """Load a model, and say of each pass how often it matched and how often it must,
+what the rewritten layers differ by from those that were traced, and the microseconds of a layer
+(the mean of the first four, attention itself left out) without the pass and with it, by tokens; and
+which of them --passes auto leaves out on this machine. --load-format dummy needs config.json
+alone."""
+TOKENS = (1, 32, 256, 2048)
+
+
+def _passes(argv: list[str]) -> int:
+    config = with_model_path(parse("actorium passes [MODEL]", argv, NoOptions, PASSES_ABOUT).config)
+    import torch
+
+    from actorium.gpu.models.registry import load_model
+    from actorium.gpu.passes.pass_choice import remembered_choice, told
+    from actorium.gpu.passes.pass_manager import PassManager
+    from actorium.gpu.passes.pass_timing import microseconds, way
+
+    cuda = config.device.device == "cuda" or (
+        config.device.device == "auto" and torch.cuda.is_available())
+    if config.device.threads:
+        torch.set_num_threads(config.device.threads)
+    model = load_model(Path(models.resolve(config.model.model)), config,
+                       torch.device("cuda" if cuda else "cpu"), lambda *_: None)
+    on = parse_passes(config.device.passes)
+    report, full = PassManager(model, on).install(), way(model, on)
+    print(f"{len(model.layers)} layers, {report.structures} different graphs; rewritten in "
+          f"{1e3 * report.seconds:.0f} ms; off by {report.error:.1g}")
+    chosen = remembered_choice(model, on, config.scheduler.max_num_batched_tokens)
+    print(f"--passes auto: {told(chosen)}")
+    print(columns("pass", "matches", "expected", *(f"us at {tokens}" for tokens in TOKENS)))
+    for name in PASSES:
+        cells = [str(report.matches[name]), str(report.expected[name])] if name in on else ["off"]
+        if report.matches[name]:
+            less = way(model, tuple(other for other in on if other != name))
+            for tokens in TOKENS:
+                before, after = microseconds(model, [less, full], tokens)
+                cells.append(f"{before:.0f} -> {after:.0f}")
+        print(columns(name, *cells))
+    return 0
+
+
+def columns(name: str, *cells: str) -> str:
+    """A line of the table: cells stay apart however long they are."""
+    return f"{name:>16}" + "".join(f"  {cell:>16}" for cell in cells)

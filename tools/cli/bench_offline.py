@@ -21,17 +21,17 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.actors.models.obtain import with_model_path
 from actorium.actors.params import SamplingParams
-from actorium.tools.bench import result_files as results
+from actorium.tools.bench import results, workloads
 from actorium.tools.bench import transformers_peer as peer
-from actorium.tools.bench import workloads
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import DatasetOptions, check_dataset, print_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens, TokenVocabulary
-from actorium.tools.bench.result_tables import offline_table
+from actorium.tools.bench.results import offline_table
 from actorium.tools.bench.throughput import Watch, run_batch, throughput
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.flags import check_least
+from actorium.tools.output import show_progress, write_json
 
 ABOUT = """Offline throughput through the real engine. With a dataset (--num-prompts,
 --dataset-name, --random-input-len, ...): its requests all at once, with the rows of SGLang's
@@ -84,7 +84,6 @@ BATCH = (*(name for name in DatasetOptions.__struct_fields__ if name != "seed"),
 
 
 def run(argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse(PROG, argv, OfflineOptions, ABOUT)
     options = parsed.options
     if options.profile:
@@ -104,7 +103,7 @@ def run(argv: list[str]) -> int:
     if options.result_filename:
         results.write_result(Path(options.result_filename), result, append=True)
     if options.json:
-        workloads.write_json(options.json, {**result, **_setting(config, options)})
+        write_json(options.json, {**result, **_setting(config, options)})
     return 1 if result["failed_requests"] else 0
 
 
@@ -139,7 +138,6 @@ def _sampling(options: OfflineOptions) -> SamplingParams:
 
 
 def _config(parsed: Parsed[OfflineOptions], folder: Path) -> Config:
-    """The engine's. Raises `BadConfig`."""
     config, options = parsed.config, parsed.options
     if options.name in ("random", "generated-shared-prefix") and options.tokenize_prompt:
         return _with_ids(config, options.shape, folder)
@@ -188,7 +186,6 @@ def _warm(samples: list[SampleRequest], tokens: Tokens, seed: int) -> list[Sampl
 
 
 def _setting(config: Config, options: OfflineOptions) -> dict[str, Any]:
-    """How the figures came about."""
     return {"dataset_name": options.name, "num_prompts": options.requests, "seed": options.seed,
             "machine": machine(config), "config": msgspec.to_builtins(config)}
 
@@ -201,7 +198,6 @@ BUSY_SHARE = 0.4
 
 
 def run_workloads(given: Config, plan: OfflineOptions) -> int:
-    """Measure and report. Raises `BadConfig`."""
     chosen = _chosen_workloads(plan)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
         config = _with_ids(given, plan.shape, Path(folder))
@@ -216,7 +212,7 @@ def run_workloads(given: Config, plan: OfflineOptions) -> int:
     for name, share in extra.get("agreement", {}).items():
         print(f"{name}: {100 * share:.1f} % of the tokens equal up to the first difference")
     if plan.json:
-        workloads.write_json(plan.json, {"title": title, "rows": rows, **extra})
+        write_json(plan.json, {"title": title, "rows": rows, **extra})
     if plan.plot:
         workloads.workload_plot(plan.plot, title, rows, judged)
     return 0
@@ -256,7 +252,6 @@ def _measure_workloads(config: Config, chosen: list[workloads.Workload], plan: O
 
 
 def machine(config: Config) -> str:
-    """The device and the processor, in words."""
     ranks = config.device.tensor_parallel_size
     device = f"{f'{ranks} ranks, ' if ranks > 1 else ''}{config.device.device} device"
     with contextlib.suppress(OSError, StopIteration):
@@ -268,9 +263,8 @@ def machine(config: Config) -> str:
 
 
 def _show_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
-    elif text:
+    show_progress(text)
+    if text and not sys.stderr.isatty():
         print(text.rstrip(), file=sys.stderr, flush=True)
 
 

@@ -14,16 +14,15 @@ import msgspec
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
 from actorium.actors.runtime.process import raise_file_limit
-from actorium.tools.bench import result_files as results
-from actorium.tools.bench import workloads
+from actorium.tools.bench import results, workloads
 from actorium.tools.bench.datasets.load import load_dataset
 from actorium.tools.bench.datasets.options import print_unused
 from actorium.tools.bench.datasets.sample import SampleRequest, Tokens
 from actorium.tools.bench.figures import acceptance, details, figures
 from actorium.tools.bench.load_driver import RequestResult, arrivals, drive
-from actorium.tools.bench.result_tables import serving_table
+from actorium.tools.bench.results import serving_table
 from actorium.tools.bench.server_backends import CHAT, SDK, kind_of
-from actorium.tools.cli.bench_options import BenchServeOptions, check_serve
+from actorium.tools.cli.bench_command import BenchServeOptions, check_serve
 from actorium.tools.cli.bench_session import (
     SELF,
     BenchTarget,
@@ -34,6 +33,7 @@ from actorium.tools.cli.bench_session import (
 )
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
+from actorium.tools.output import show_progress, write_json
 
 ABOUT = """Load on a serving engine: one of its own, with --name NAME one that runs already, or with
 --base-url (or --host, --port) any server that speaks OpenAI's API or SGLang's. Flags, rows and the
@@ -42,7 +42,6 @@ PROG = "actorium bench serve [MODEL]"
 
 
 def run(argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse(PROG, argv, BenchServeOptions, ABOUT)
     options = parsed.options
     check_serve(options, parsed.written)
@@ -52,7 +51,7 @@ def run(argv: list[str]) -> int:
     if target.note:
         print(f"actorium: {target.note}", file=sys.stderr)
     raise_file_limit()
-    if not target.own:
+    if not target.starts_engine:
         return _report(asyncio.run(_run(parsed, target)), options)
     with tempfile.TemporaryDirectory(prefix="actorium-bench-") as folder:
         config = _config(parsed, target, Path(folder))
@@ -64,7 +63,8 @@ def run(argv: list[str]) -> int:
 
 
 def _config(parsed: Parsed[BenchServeOptions], target: BenchTarget, folder: Path) -> Config:
-    """Of an own engine. Token ids need no tokenizer; a shape means random weights."""
+    """Settings of an engine of our own. Token ids need no tokenizer; a shape means random
+    weights."""
     config, options = parsed.config, parsed.options
     model, gateway = config.model, config.gateway
     ids = (options.name in ("random", "generated-shared-prefix") and options.tokenize_prompt
@@ -97,8 +97,8 @@ async def _measure(options: BenchServeOptions, target: BenchTarget, session: Ses
     before = await session.counters()
     found, seconds = await drive(
         session.stream, requests, times, options.max_concurrency or None,
-        lambda n: None if options.disable_tqdm else _show_progress(f"{n}/{len(requests)}"))
-    _show_progress("")
+        lambda n: None if options.disable_tqdm else show_progress(f"{n}/{len(requests)}"))
+    show_progress("")
     after = await session.counters()
     _tell_errors(found)
     result = {**_setting(options, target, session),
@@ -136,7 +136,6 @@ async def _warm_up(options: BenchServeOptions, target: BenchTarget, session: Ses
 
 
 def _setting(options: BenchServeOptions, target: BenchTarget, session: Session) -> dict[str, Any]:
-    """What was run: the head of a result file."""
     rate = options.request_rate
     head: dict[str, Any] = {
         "date": datetime.now().strftime("%Y%m%d-%H%M%S"), "endpoint_type": target.backend,
@@ -168,7 +167,7 @@ def _report(result: dict[str, Any], options: BenchServeOptions) -> int:
     print(serving_table(result, options.metrics, options.percentile_names))
     kept = result if options.save_detailed else results.without_details(result)
     if options.json:
-        workloads.write_json(options.json, kept)
+        write_json(options.json, kept)
     append = options.append_result or options.output_file is not None
     if options.save_result or append or options.result_filename:
         name = options.output_file or options.result_filename or results.default_name(result)
@@ -176,10 +175,5 @@ def _report(result: dict[str, Any], options: BenchServeOptions) -> int:
         results.write_result(path, kept, append)
         print(f"actorium: wrote {path}", file=sys.stderr)
     return 0 if not result["failed"] else 1
-
-
-def _show_progress(text: str) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{text}", end="", file=sys.stderr, flush=True)
 
 

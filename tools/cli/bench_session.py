@@ -1,5 +1,5 @@
 """The server that `actorium bench serve` asks: an engine of its own, a running one by name, or any
-server; how it is asked, and what it tells of itself.
+server; how it is asked, and what it reports of itself.
 """
 
 from __future__ import annotations
@@ -33,9 +33,9 @@ from actorium.tools.bench.server_backends import (
     http_stream,
     sdk_stream,
 )
-from actorium.tools.cli.bench_options import BenchServeOptions
+from actorium.tools.cli.bench_command import BenchServeOptions
 from actorium.tools.cli.command_line import Parsed
-from actorium.tools.cli.waits import running_dir, told_wait
+from actorium.tools.cli.status import announced_wait, running_dir
 
 SELF = "self"
 """--base-url of the engine's own HTTP API."""
@@ -47,15 +47,13 @@ KNOCK_SECONDS = 1.0
 
 
 class BenchTarget(NamedTuple):
-    """Whom to ask, and how."""
-
     backend: str
     endpoint: str
     """"" with the client."""
     url: str | None
-    """Of a server that is there; None = an engine of ours."""
-    own: bool
-    """Start one."""
+    """URL of a running server; None = an engine of our own."""
+    starts_engine: bool
+    """Start an engine."""
     note: str = ""
     """What the user should know of the choice."""
 
@@ -110,11 +108,11 @@ def answers_models(url: str) -> bool:
 
 
 EXACT = ("random", "sonnet", "generated-shared-prefix")
-"""Datasets whose answers go on to the length asked for, unless told otherwise."""
+"""Datasets that imply --ignore-eos unless it is given."""
 GENERATED = ("random", "generated-shared-prefix")
 """Datasets of random tokens."""
 ANY_VOCABULARY = 1000
-"""Ids below this are in every vocabulary: random prompts for a model that is not here."""
+"""Ids below this are in every vocabulary: random prompts for a model whose files are elsewhere."""
 SETTLE = 1.0
 """Seconds after which a server's counters hold what it has done."""
 POLL = 0.2
@@ -122,12 +120,10 @@ POLL = 0.2
 
 
 class Session(NamedTuple):
-    """A server that is ready to be asked."""
-
     stream: Stream
     tokens: Tokens
     counters: Callable[[], Awaitable[dict[str, float]]]
-    """Of speculation, as `speculation.acceptance` takes them."""
+    """Returns counters of speculation, as `figures.acceptance` takes them."""
     flush: Callable[[], Awaitable[object]]
     """Forget cached prefixes."""
     model_id: str
@@ -135,7 +131,7 @@ class Session(NamedTuple):
 
 def session_of(parsed: Parsed[BenchServeOptions], target: BenchTarget
                ) -> contextlib.AbstractAsyncContextManager[Session]:
-    """Opened, it raises `EngineUnavailable` if nobody is there."""
+    """Raises `EngineUnavailable` on entering if no server answers."""
     return _server(parsed, target) if target.url is not None else _engine(parsed, target)
 
 
@@ -145,12 +141,12 @@ async def _engine(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> Asy
     config, options = parsed.config, parsed.options
     async with AsyncClient(config.runtime.name, config.runtime.run_dir) as client:
         limit = config.runtime.start_timeout
-        if not target.own:
+        if not target.starts_engine:
             if options.ready_check_timeout_sec:
                 limit = options.ready_check_timeout_sec
             else:
                 running_dir(config.runtime)
-        with told_wait(f"the engine {config.runtime.name!r} to be ready", limit):
+        with announced_wait(f"the engine {config.runtime.name!r} to be ready", limit):
             await client.wait_ready(limit)
         info = await client.server_info()
         model = info["model_path"] if info["has_tokenizer"] else None
@@ -174,7 +170,6 @@ async def _engine(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> Asy
 
 @contextlib.asynccontextmanager
 async def _server(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> AsyncIterator[Session]:
-    """Whatever listens there."""
     options, config = parsed.options, parsed.config
     with contextlib.closing(Http(target.url or "", "--base-url", not options.insecure)) as http:
         headers = _headers(parsed)
@@ -198,10 +193,10 @@ async def _server(parsed: Parsed[BenchServeOptions], target: BenchTarget) -> Asy
 
 
 async def _models(http: Http, headers: str, patience: float) -> dict[str, str]:
-    """The ids that a server lists, with where each model lies as far as it tells; waits for it to
-    be there. Raises `EngineUnavailable` if nobody listens."""
+    """Returns the model ids a server lists, with each model's path if reported; waits until it
+    listens. Raises `EngineUnavailable` if it does not."""
     until = monotonic() + patience
-    with told_wait(f"a server at {http.url}", patience + GET_SECONDS):
+    with announced_wait(f"a server at {http.url}", patience + GET_SECONDS):
         return await _listed(http, headers, until)
 
 
@@ -223,8 +218,8 @@ async def _listed(http: Http, headers: str, until: float) -> dict[str, str]:
 
 
 def _local_tokens(models: Sequence[str | None]) -> Tokens:
-    """With the tokenizer of the first of the models that has one on this machine; none, if
-    none has: `Tokens.need` then says what the first one lacks."""
+    """Returns the tokenizer of the first of the models that has one on this machine; none, if none
+    has: `Tokens.need` then says what the first one lacks."""
     for model in models:
         found = Tokens(model, TokenVocabulary(ANY_VOCABULARY)).tokenizer
         if found is not None:

@@ -17,7 +17,7 @@ from actorium.actors.params import SamplingParams
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import own_engine
 from actorium.tools.cli.sampling_flags import SamplingOptions, sampling_of
-from actorium.tools.cli.waits import running_dir, told_wait
+from actorium.tools.cli.status import announced_wait, running_dir
 
 if TYPE_CHECKING:
     from actorium.actors.client.client import Client
@@ -48,7 +48,6 @@ class ChatOptions(SamplingOptions, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse("actorium chat [MODEL]", argv, ChatOptions, ABOUT,
                    checks=[check_machine])
     sampling = sampling_of(parsed)
@@ -70,14 +69,14 @@ def _client(parsed: Parsed[ChatOptions], stack: contextlib.ExitStack) -> Client:
         return stack.enter_context(own_engine(parsed.config)).client
     running_dir(runtime)
     client = stack.enter_context(Client(runtime.name, run_dir=runtime.run_dir))
-    with told_wait(f"the engine {runtime.name!r} to be ready", runtime.start_timeout):
+    with announced_wait(f"the engine {runtime.name!r} to be ready", runtime.start_timeout):
         client.wait_ready(runtime.start_timeout)
     return client
 
 
 def banner(info: dict[str, Any], sampling: dict[str, Any]) -> str:
     """Who answers, how its answers are sampled, and where to go on. sampling: the flags'."""
-    from actorium.tools.cli.start_up import sampling_line
+    from actorium.tools.cli.engines import sampling_line
 
     own = ", ".join(f"{name} {value}" for name, value in sampling.items())
     default = sampling_line(msgspec.convert(info["config"], Config), info)

@@ -1,10 +1,13 @@
-"""`actorium cluster`: replicas come, go and rest while the cluster serves."""
+"""`actorium cluster`: replicas come, go and rest while the cluster serves, as its router is
+asked."""
 
 from __future__ import annotations
 
 import json
 import time
+import uuid
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -18,17 +21,58 @@ from actorium.actors.cluster.cluster_control import (
     ScaleCluster,
     UndrainReplica,
 )
-from actorium.actors.config.cluster_settings import MOST_REPLICAS
+from actorium.actors.config import tree as configs
+from actorium.actors.config.cluster_settings import MOST_REPLICAS, ROUTER_ROLE, clustered
+from actorium.actors.config.tree import RuntimeConfig
 from actorium.actors.errors import BadConfig, EngineUnavailable
-from actorium.tools.cli.cluster_asker import ClusterAsker
+from actorium.actors.runtime.security import private_paths
 from actorium.tools.cli.command_line import parse
-from actorium.tools.cli.waits import told_wait
+from actorium.tools.cli.status import ActorConnection, announced_wait, running_dir
+from actorium.tools.output import aligned
+
+ANSWER_SECONDS = 10.0
+"""Seconds for an answer: a router that has died is back in one or two."""
+AGAIN = 1.0
+"""Seconds after which the question is asked again, for one that died with it; asking twice for the
+same is no harm."""
+
+
+class ClusterAsker(ActorConnection):
+    def __init__(self, name: str, run_dir: str | None) -> None:
+        """Raises `EngineUnavailable` if no such engine runs, `BadConfig` if it is no cluster."""
+        path = running_dir(RuntimeConfig(name=name, run_dir=run_dir))
+        if not clustered(configs.load(private_paths.read_file(path / "config.json")).cluster):
+            raise BadConfig(f"name: {name!r} is an engine of one; start it with --replicas N "
+                            "to make it a cluster", "name")
+        super().__init__(path, ROUTER_ROLE, b"C")
+
+    def ask(self, kind: type[msgspec.Struct], *args: Any) -> ClusterAnswer:
+        """The answer to a message of `ToRouterFront`. Raises `EngineUnavailable` without one, and
+        `BadConfig` with the reason where it was refused."""
+        rid = uuid.uuid4().hex
+        for _ in range(int(ANSWER_SECONDS / AGAIN)):
+            self.send(kind(rid, *args))
+            for data in self.answers(AGAIN):
+                answer = msgspec.msgpack.decode(data, type=ClusterAnswer)
+                if answer.rid != rid:
+                    continue
+                if answer.error:
+                    raise BadConfig(answer.error, "replicas")
+                return answer
+        raise EngineUnavailable("the cluster's router does not answer", "name")
+
+    def __enter__(self) -> ClusterAsker:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
 
 LOOK_SECONDS = 0.2
 OPERANDS = {"scale": ("N|MIN:MAX|auto",), "drain": ("REPLICA",), "undrain": ("REPLICA",)}
-"""Of a command, after the cluster's name."""
+"""Words of a command after the cluster's name."""
 AUTO = "auto"
-"""For a number of replicas: as many as the load asks for."""
+"""In place of a number of replicas: as many as the load needs."""
 ABOUT = {
     "status": "NAME: the replicas of a running cluster, and what each of them does",
     "scale": "NAME N: have so many replicas; no stream is lost, whichever goes. NAME MIN:MAX: as "
@@ -60,7 +104,6 @@ class ClusterOptions(Struct, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     if not argv or argv[0] in ("-h", "--help"):
         print("usage: actorium cluster COMMAND [FLAGS]\n")
         print("\n".join(f"  {name:<8} {about}" for name, about in (ABOUT | MACHINES).items()))
@@ -119,7 +162,7 @@ def _order(asker: ClusterAsker, command: str, words: list[str], options: Cluster
 
 
 def _by_load(word: str) -> bool:
-    """Whether `cluster scale` is told to leave the number to the policy."""
+    """Whether `cluster scale` leaves the number to the policy."""
     return word == AUTO or ":" in word
 
 
@@ -149,7 +192,7 @@ def is_done(command: str, operand: int, answer: ClusterAnswer) -> bool:
 def _await(asker: ClusterAsker, options: ClusterOptions, command: str, operand: int
            ) -> ClusterAnswer:
     until = time.monotonic() + options.patience
-    with told_wait("the replicas to be as ordered", options.patience):
+    with announced_wait("the replicas to be as ordered", options.patience):
         while True:
             answer = asker.ask(AskCluster)
             if is_done(command, operand, answer):
@@ -161,18 +204,13 @@ def _await(asker: ClusterAsker, options: ClusterOptions, command: str, operand: 
 
 
 def as_json(answer: ClusterAnswer) -> dict[str, object]:
-    """What `--json` prints."""
     return {"target": answer.target, "waiting": answer.waiting, "policy": answer.policy,
             "placement": answer.placement,
             "replicas": [msgspec.to_builtins(row) for row in answer.rows]}
 
 
 def table(answer: ClusterAnswer) -> str:
-    """The rows as aligned text, and a line about all."""
-    lines = [list(COLUMNS), *map(_cells, answer.rows)]
-    widths = [max(len(line[i]) for line in lines) for i in range(len(COLUMNS))]
-    text = ["  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip()
-            for line in lines]
+    text = aligned([list(COLUMNS), *map(_cells, answer.rows)])
     text.append(f"{answer.target} replicas wanted, {answer.waiting} requests wait for one")
     return "\n".join([*text, *filter(None, (*_left_out(answer), answer.policy,
                                             answer.placement))])

@@ -35,14 +35,12 @@ flag, so that argparse takes none of them for one, whatever it begins with."""
 
 
 class Parsed(NamedTuple, Generic[Options]):
-    """What a command line says."""
-
     options: Options
     config: Config
     written: dict[str, str]
     """Field -> flag as the user wrote it, for those that were written."""
     notes: list[str]
-    """What was printed about flags that change nothing here."""
+    """Lines printed about flags that have no effect here."""
 
 
 class Word(NamedTuple):
@@ -59,9 +57,7 @@ class Word(NamedTuple):
 
 
 class Words(NamedTuple):
-    """A command line, cut up."""
-
-    own: list[Word]
+    known: list[Word]
     foreign: list[ForeignWord]
     loose: list[str]
     """Words that belong to no flag."""
@@ -71,7 +67,7 @@ class Words(NamedTuple):
 def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "",
           model: bool = True, checks: Sequence[Callable[[Config], None]] = ()) -> Parsed[Options]:
     """Read a command line. `model`: one word without a flag is allowed, the model. `checks` are
-    called with the configuration; then a line on stderr tells which flags change nothing.
+    called with the configuration; then a line on stderr names the flags that have no effect.
 
     Raises `BadConfig`, naming the flag as it was written; `--help` prints and exits.
     """
@@ -83,8 +79,8 @@ def parse(prog: str, argv: Sequence[str], options: type[Options], about: str = "
         print_help(prog, options, about, about_what)
 
     words = _Parser(flags).words(argv, show_help)
-    written = {word.flag.dest: word.origin for word in words.own}
-    values, notes = _read(words.own)
+    written = {word.flag.dest: word.origin for word in words.known}
+    values, notes = _read(words.known)
     loose = words.loose
     if loose and model and "model" not in written:
         values["model"] = loose.pop(0)
@@ -146,7 +142,7 @@ class _Parser(argparse.ArgumentParser):
         marked = [self._declare(word) for word in argv[:end]]
         if (asked := _help_wanted(marked)) is not None:
             show_help(asked)
-        given = argparse.Namespace(own=[], foreign=[], loose=[])
+        given = argparse.Namespace(known=[], foreign=[], loose=[])
         try:
             _, more = self.parse_known_args(marked, given)
         except argparse.ArgumentError as error:
@@ -156,7 +152,7 @@ class _Parser(argparse.ArgumentParser):
             if word.startswith("-") or (word.startswith(" -") and word != " -"):
                 self._unknown(word.removeprefix(BY_SPACE).partition("=")[0])
         loose = [word[1:] for word in [*given.loose, *more]]
-        return Words(given.own, given.foreign, [*loose, *argv[end + 1:]],
+        return Words(given.known, given.foreign, [*loose, *argv[end + 1:]],
                      None if given.config is None else given.config[1:])
 
     def _declare(self, word: str) -> str:
@@ -230,7 +226,7 @@ class _Written(argparse.Action):
         else:
             flag, off = meaning
             words = self._own_values(words, given, flag.kind is bool, flag.joined)
-            given.own.append(Word(flag, origin, words, off, self._key))
+            given.known.append(Word(flag, origin, words, off, self._key))
 
     @staticmethod
     def _own_values(words: list[str], given: argparse.Namespace, switch: bool, joined: bool

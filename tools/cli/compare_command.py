@@ -22,7 +22,7 @@ from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.eval_model import EvalModelOptions, first_model, progress, write_reports
 from actorium.tools.compare.comparison import (
     Bars,
-    Heard,
+    ModelAnswer,
     compared,
     comparison_page,
     comparison_table,
@@ -66,7 +66,6 @@ class CompareOptions(EvalModelOptions, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     usage = "actorium compare A B [MODEL]"
     if {"-h", "--help"} & set(argv):
         parse(usage, ["--help"], CompareOptions, ABOUT)
@@ -80,13 +79,13 @@ def run(_command: str, argv: list[str]) -> int:
     options.check()
     prompts = _prompts(options.prompts)
     one, other = zip(sides, asked, strict=True)
-    first = _heard_of(*one, prompts, None)
+    first = _side_answers(*one, prompts, None)
     texts = [own.text for own in first]
-    second = _heard_of(*other, prompts, texts)
+    second = _side_answers(*other, prompts, texts)
     if names_ids(first) and not names_ids(second):
-        first = _heard_of(*one, prompts, texts, by_id=False)
+        first = _side_answers(*one, prompts, texts, by_id=False)
     elif names_ids(second) and not names_ids(first):
-        second = _heard_of(*other, prompts, texts, by_id=False)
+        second = _side_answers(*other, prompts, texts, by_id=False)
     bars = Bars(options.max_kl, options.min_agreement)
     result = {"a": sides[0], "b": sides[1], "common": shlex.join(common),
               **compared(first, second, bars)}
@@ -139,15 +138,15 @@ def served_side(side: str, parsed: Parsed[Any]) -> Iterator[str]:
         yield f"http://{found.host}:{found.port}"
 
 
-def _heard_of(side: str, parsed: Parsed[Any], prompts: list[str], texts: list[str] | None,
-              by_id: bool = True) -> list[Heard]:
+def _side_answers(side: str, parsed: Parsed[Any], prompts: list[str], texts: list[str] | None,
+              by_id: bool = True) -> list[ModelAnswer]:
     with served_side(side, parsed) as url:
-        return asyncio.run(heard_from(url, parsed, prompts, texts, by_id))
+        return asyncio.run(model_answers(url, parsed, prompts, texts, by_id))
 
 
-async def heard_from(url: str, parsed: Parsed[Any], prompts: Sequence[str],
-                     texts: list[str] | None, by_id: bool = True) -> list[Heard]:
-    """What the model there says to these prompts; texts: see `Listener.hear`."""
+async def model_answers(url: str, parsed: Parsed[Any], prompts: Sequence[str],
+                     texts: list[str] | None, by_id: bool = True) -> list[ModelAnswer]:
+    """Returns the model's answers to these prompts; texts: see `Listener.hear`."""
     key, options = parsed.config.gateway.api_key, parsed.options
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
     with contextlib.closing(Http(url)) as http:

@@ -22,10 +22,10 @@ from actorium.tools.bench.http_client import Http
 from actorium.tools.cli.command_line import Parsed
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.flags import check_least
-from actorium.tools.cli.waits import running_dir, told_wait
+from actorium.tools.cli.status import announced_wait, running_dir
 from actorium.tools.evaluation.http_model import HttpModel
-from actorium.tools.evaluation.rated_model import RatedModel
-from actorium.tools.evaluation.sdk_model import SdkModel
+from actorium.tools.evaluation.rated_model import RatedModel, SdkModel
+from actorium.tools.output import show_progress, write_file
 
 Result = TypeVar("Result")
 Work = Callable[[RatedModel, dict[str, Any]], Awaitable[dict[str, Any]]]
@@ -94,14 +94,12 @@ def nobody_named(parsed: Parsed[Any]) -> bool:
 
 
 def with_model(parsed: Parsed[Any], model: str) -> Parsed[Any]:
-    """The same of a model."""
     config = parsed.config
     return parsed._replace(config=msgspec.structs.replace(
         config, model=msgspec.structs.replace(config.model, model=model)))
 
 
 def on_model(parsed: Parsed[Any], work: Callable[[RatedModel], Awaitable[Result]]) -> Result:
-    """What `work` makes of the model."""
     own = parsed.config
     if parsed.options.base_url is not None:
         return asyncio.run(_over_http(parsed, work))
@@ -117,7 +115,7 @@ async def _by_client(name: str, config: Config, work: Callable[[RatedModel], Awa
                      ) -> Result:
     async with AsyncClient(name, config.runtime.run_dir) as client:
         limit = config.runtime.start_timeout
-        with told_wait(f"the engine {name!r} to be ready", limit):
+        with announced_wait(f"the engine {name!r} to be ready", limit):
             await client.wait_ready(limit)
         info = await client.server_info()
         if not info["has_tokenizer"]:
@@ -170,19 +168,17 @@ def setting_of(parsed: Parsed[Any], task: str, model: RatedModel) -> dict[str, A
 
 def write_reports(options: EvalModelOptions, result: Mapping[str, Any],
                   page: Page) -> None:
-    """The files that were asked for."""
-    for file, text in ((options.json, lambda: json.dumps(result, indent=1) + "\n"),
-                       (options.html, lambda: page(result))):
+    for field, file, text in (
+            ("json", options.json, lambda: json.dumps(result, indent=1) + "\n"),
+            ("html", options.html, lambda: page(result))):
         if file is not None:
-            Path(file).write_text(text(), encoding="utf-8")
+            write_file(file, text(), field)
             print(f"actorium: wrote {file}", file=sys.stderr)
 
 
 def progress(total: int) -> Callable[[int], None]:
     """Shows how many are done, to a terminal."""
     def show(done: int) -> None:
-        if sys.stderr.isatty():
-            end = "\r\033[K" if done == total else ""
-            print(f"\r\033[K{done}/{total}{end}", end="", file=sys.stderr, flush=True)
+        show_progress("" if done == total else f"{done}/{total}")
 
     return show

@@ -35,13 +35,11 @@ def settings_table() -> str:
 
 
 def accepted_table() -> str:
-    """Flags that change nothing here, by reason."""
     own = {name for flag in command_flags(ServeOptions) for name, _ in flag.spellings}
     return _groups("changes nothing, since", foreign_flags.ACCEPTED, own)
 
 
 def refused_table() -> str:
-    """Flags that are refused, by reason."""
     return _groups("refused, since", foreign_flags.REFUSED, set())
 
 

@@ -94,7 +94,6 @@ def shown_names(flag: Flag) -> list[str]:
 
 
 def metavar(flag: Flag) -> str:
-    """What stands for its value."""
     if flag.kind is bool:
         return ""
     words: dict[Any, str] = {settings.Table: "NAME=NUMBER,...", settings.JsonObject: "JSON"}
@@ -103,7 +102,6 @@ def metavar(flag: Flag) -> str:
 
 
 def shown_default(flag: Flag) -> str:
-    """Its default in words."""
     if flag.kind is bool:
         return "on" if flag.default else "off"
     empty: tuple[Any, ...] = (None, (), {}, "")

@@ -26,8 +26,6 @@ class NoOptions(Struct, frozen=True):
 
 
 class Flag(NamedTuple):
-    """One flag of a command."""
-
     dest: str
     """Field that it sets."""
     kind: type

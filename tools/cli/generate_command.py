@@ -44,7 +44,6 @@ class GenerateOptions(SamplingOptions, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse("actorium generate [MODEL]", argv, GenerateOptions, ABOUT,
                    checks=[check_machine])
     options = parsed.options
@@ -72,7 +71,6 @@ def _check_order(parsed: Parsed[GenerateOptions]) -> None:
 
 def jobs(options: GenerateOptions, source: BinaryIO | None,
          sampling: dict[str, Any]) -> Iterator[jsonl.BatchJob | jsonl.BadLine]:
-    """The requests of the command line or of the file."""
     if source is not None:
         yield from jsonl.parse_lines(jsonl.read_lines(source), sampling)
         return
@@ -145,7 +143,7 @@ def _count(options: GenerateOptions) -> int | None:
 
 
 def _text(record: dict[str, Any], alone: bool) -> bytes:
-    """For people: the text alone; numbered when there are several."""
+    """Prints only the text, numbered if there are several."""
     texts = [choice["text"] or str(choice["token_ids"]) for choice in record.get("choices", ())]
     texts = texts or [record.get("text") or str(record.get("token_ids", []))]
     if alone and len(texts) == 1:

@@ -37,8 +37,6 @@ _PARAMS = frozenset(_TYPES)
 
 
 class BatchJob(Struct, frozen=True):
-    """One request of a batch."""
-
     index: int
     request: Request
 
@@ -201,7 +199,6 @@ def _converted(name: str, value: Any) -> Any:
 # --- records out ---------------------------------------------------------------------------------
 
 def record(job: BatchJob, completions: list[Any]) -> dict[str, Any]:
-    """The output line of a served job."""
     params = job.request.params or SamplingParams()
     if params.n == 1:
         return {"index": job.index, **_choice(params, completions[0])}
@@ -238,12 +235,12 @@ async def run_batch(items: Iterable[BatchJob | BadLine], generate: Generate,
                     window: int) -> AsyncIterator[dict[str, Any]]:
     """Records in input order; at most `window` jobs are held at any moment.
 
-    A job that fails by itself becomes an error record; an engine that is gone raises.
+    A failed job becomes an error record; an engine that has ended raises.
     """
     pending: deque[asyncio.Future[dict[str, Any]]] = deque()
     try:
         for item in items:
-            pending.append(asyncio.ensure_future(_one(item, generate)))
+            pending.append(asyncio.ensure_future(_answered(item, generate)))
             del item  # a long line must not outlive its job
             await asyncio.sleep(0)
             while len(pending) >= window or (pending and pending[0].done()):
@@ -256,7 +253,7 @@ async def run_batch(items: Iterable[BatchJob | BadLine], generate: Generate,
         await asyncio.gather(*pending, return_exceptions=True)
 
 
-async def _one(item: BatchJob | BadLine, generate: Generate) -> dict[str, Any]:
+async def _answered(item: BatchJob | BadLine, generate: Generate) -> dict[str, Any]:
     from actorium.actors.errors import EngineUnavailable
 
     if isinstance(item, BadLine):

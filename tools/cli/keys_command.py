@@ -44,7 +44,6 @@ class KeysOptions(Struct, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     options = parse("actorium keys", _named(argv), KeysOptions, ABOUT, model=False)
     if not options.options.action:
         raise BadConfig(f"keys: do what? one of {', '.join(WORDS)}", "action")
@@ -54,7 +53,6 @@ def run(_command: str, argv: list[str]) -> int:
 
 
 def _named(argv: list[str]) -> list[str]:
-    """The leading words as flags."""
     words: list[str] = []
     while len(words) < len(argv) and not argv[len(words)].startswith("--"):
         words.append(argv[len(words)])

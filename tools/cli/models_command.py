@@ -40,6 +40,7 @@ from actorium.actors.runtime.memory_limits import available_memory
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flags import NoOptions
 from actorium.tools.cli.plan_command import PlanOptions, make_report, size
+from actorium.tools.output import aligned
 
 ABOUT = """The models on this machine: the demo model, those in the HF cache and of `actorium
 pull`, and those in the folders given. Whether one fits is what the memory plan says (`actorium
@@ -61,24 +62,20 @@ class ModelsOptions(Struct, frozen=True, kw_only=True):
 
 
 class Memory(NamedTuple):
-    """What models are to fit into."""
-
     bytes: int
     gpu: bool
 
 
 class LocalModel(Struct):
-    """A model on this machine."""
-
     name: str
     """What a command takes for MODEL."""
     path: str
     format: str
     """safetensors or GGUF, with the kind of numbers; or why it cannot be read."""
     bytes: int
-    """Of its weights' files."""
+    """Bytes of its weights."""
     fits: bool | None = None
-    """None = it cannot be told."""
+    """None = unknown."""
     kv_tokens: int | None = None
     """Tokens that the caches would hold."""
     note: str = ""
@@ -86,7 +83,6 @@ class LocalModel(Struct):
 
 
 def run(command: str, argv: list[str]) -> int:
-    """Entry of both commands."""
     if command == "pull":
         return _pull(argv)
     parsed = parse("actorium models [FOLDER]", argv, ModelsOptions, ABOUT)
@@ -124,7 +120,6 @@ def find_models(cache: Path, folders: list[Path]) -> Iterator[LocalModel]:
 
 
 def _in_repository(repository: Path) -> Iterator[LocalModel]:
-    """The snapshots of one repository of the HF cache."""
     named: dict[str, str] = {}
     for ref in sorted(repository.glob("refs/**/*")):
         with contextlib.suppress(OSError):
@@ -180,7 +175,7 @@ def _gguf(file: Path, name: str) -> LocalModel:
 
 
 def _parts(file: Path) -> list[Path]:
-    """All files of a model; the file alone where its name tells of too many."""
+    """Returns all files of a model; just the file if its name implies too many."""
     try:
         return gguf_files(file)
     except BadModel:
@@ -188,7 +183,6 @@ def _parts(file: Path) -> list[Path]:
 
 
 def _dtype(folder: Path) -> str:
-    """Of the weights, or how they are quantised."""
     with contextlib.suppress(BadModel):
         config = model_dir.read_config(folder)
         quantised = config.get("quantization_config")
@@ -202,8 +196,8 @@ def _dtype(folder: Path) -> str:
 # --- what fits ------------------------------------------------------------------------------------
 
 def machine_memory(config: Config, given: str | None) -> Memory:
-    """Of the first GPU where there is one and it is not declined, else what is free here. Raises
-    `BadConfig`."""
+    """Returns the first GPU's memory unless it is declined, else the free memory of this machine.
+    Raises `BadConfig`."""
     gpu = None if config.device.device == "cpu" else _gpu_bytes()
     if given is not None:
         wanted = config.device.device == "cuda" or gpu is not None
@@ -255,16 +249,12 @@ def judge(model: LocalModel, config: Config, memory: Memory) -> None:
 
 
 def models_table(models: list[LocalModel], memory: Memory) -> str:
-    """Aligned text."""
     rows = [("MODEL", "FORMAT", "SIZE", "FITS", "")]
     rows += [(one.name, one.format, human_bytes(one.bytes), _fits(one), one.note)
              for one in models]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = [f"{row[0]:<{widths[0]}}  {row[1]:<{widths[1]}}  {row[2]:>{widths[2]}}  "
-             f"{row[3]:<{widths[3]}}  {row[4]}".rstrip() for row in rows]
     where = "a GPU" if memory.gpu else "this machine"
-    return "\n".join([*lines, f"fits: the memory plan for {human_bytes(memory.bytes)} of {where}; "
-                      "tokens: those that the caches hold (actorium plan MODEL)"])
+    return "\n".join([*aligned(rows, {2}), f"fits: the memory plan for {human_bytes(memory.bytes)} "
+                      f"of {where}; tokens: those that the caches hold (actorium plan MODEL)"])
 
 
 def _fits(model: LocalModel) -> str:

@@ -86,7 +86,6 @@ class PlanOptions(Struct, frozen=True, kw_only=True):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse(PROG, argv, PlanOptions, ABOUT)
     if parsed.options.plot is not None:
         check_plot(parsed.options.plot)

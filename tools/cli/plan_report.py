@@ -10,6 +10,7 @@ from actorium.actors.config.retention import RetentionBound
 from actorium.actors.errors import BadConfig
 from actorium.gpu.plan.checkpoint_reuse import choices
 from actorium.gpu.plan.memory_plan import Change, MemoryPlan, changes, kv_dtype
+from actorium.tools.output import aligned
 
 PLOT_KINDS = (".png", ".svg", ".pdf")
 
@@ -23,8 +24,6 @@ class BytesBeside(NamedTuple):
 
 
 class PlanReport(NamedTuple):
-    """A plan and what belongs beside it."""
-
     model: str
     plan: MemoryPlan
     outside: Sequence[BytesBeside]
@@ -32,24 +31,22 @@ class PlanReport(NamedTuple):
     """Where the budget comes from."""
     notes: Sequence[str]
     kept: Sequence[RetentionBound]
-    """By actors on the host, of requests that are over."""
+    """Kept by actors on the host for requests that have ended."""
     level: int = 2
-    """Of optimisation."""
+    """Level of optimisation."""
     passes: str = "all"
     """The setting."""
     on_cpu: bool = False
     """It is a worker's on a CPU."""
 
     @property
-    def place(self) -> str:
-        """What the bytes are of."""
+    def worker_kind(self) -> str:
         return "one worker on a CPU" if self.on_cpu else "one GPU"
 
 
 # --- text ----------------------------------------------------------------------------------------
 
 def plan_text(report: PlanReport) -> str:
-    """The whole report."""
     plan, d = report.plan, report.plan.demand
     head = (f"{report.model}: {plan.shape.architecture}, {plan.shape.layers} layers, "
             f"tp {plan.shape.tp}, {d.max_num_seqs} requests, pages of {d.page_size} tokens, "
@@ -62,7 +59,7 @@ def plan_text(report: PlanReport) -> str:
 
 
 def _byte_table(report: PlanReport) -> list[str]:
-    rows = [(f"bytes of {report.place}", "bytes", "GiB", "share", "")]
+    rows = [(f"bytes of {report.worker_kind}", "bytes", "GiB", "share", "")]
     rows += [(line.name, f"{line.bytes:,}", _gib(line.bytes), "", line.detail)
              for line in report.outside]
     budget = report.plan.budget
@@ -72,10 +69,7 @@ def _byte_table(report: PlanReport) -> list[str]:
         rows.append((f"  {line.name}", f"{line.bytes:,}", _gib(line.bytes),
                      f"{100 * line.bytes / budget:.1f} %",
                      "; ".join(word for word in (each, line.detail) if word)))
-    widths = [max(len(row[i]) for row in rows) for i in range(4)]
-    return [f"{row[0]:<{widths[0]}}  " + "  ".join(
-        f"{row[i]:>{widths[i]}}" for i in (1, 2, 3)) + (f"  {row[4]}" if row[4] else "")
-        for row in rows]
+    return aligned(rows, {1, 2, 3})
 
 
 def _gib(count: int) -> str:
@@ -119,7 +113,6 @@ def _reuse(plan: MemoryPlan) -> list[str]:
 
 
 def _kept(rows: Sequence[RetentionBound]) -> list[str]:
-    """What each actor keeps on the host."""
     lines = ["kept of requests that are over, at the most, in the host's memory:"]
     lines += [f"{row.bytes:>14,}  {row.role}: {row.what}"
               + (f" (--{row.setting})" if row.setting else "") for row in rows]
@@ -198,7 +191,7 @@ def plot_plan(report: PlanReport, file: str) -> None:
     right.set_xlabel(f"tokens guaranteed to {plan.demand.max_num_seqs} requests at once")
     right.set_xlim(0, max(1.0, 1.35 * max(count for _, count in made)))
     right.locator_params(axis="x", nbins=4)
-    figure.suptitle(f"{report.model}: {report.place} of {plan.shape.tp}")
+    figure.suptitle(f"{report.model}: {report.worker_kind} of {plan.shape.tp}")
     try:
         figure.savefig(file, dpi=150)
     except OSError as error:

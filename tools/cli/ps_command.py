@@ -25,11 +25,12 @@ from actorium.actors.runtime.security import private_paths as private
 from actorium.tools.cli import status
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.flags import NoOptions
-from actorium.tools.cli.waits import running_dir, told_wait
+from actorium.tools.cli.status import announced_wait, running_dir
+from actorium.tools.output import aligned
 
 ANSWER_SECONDS = 1.0
 FLUSH_SECONDS = 30.0
-"""For an engine to be ready whose cache is to be flushed."""
+"""Seconds to wait for an engine whose cache is flushed."""
 STOP_SECONDS = 15.0
 """What an engine takes to end, beyond what it gives its requests."""
 SILENT = "no answer"
@@ -46,7 +47,6 @@ class PsOptions(Struct, frozen=True, kw_only=True):
 
 
 def run(command: str, argv: list[str]) -> int:
-    """Entry of the three commands."""
     if command != "ps":
         return _stop(argv) if command == "stop" else _flush(argv)
     parsed = parse("actorium ps", argv, PsOptions, "Engines of this user and their actors.",
@@ -92,7 +92,7 @@ def _actors(name: str, run_dir: Path) -> list[dict[str, Any]]:
 
 
 def _config(run_dir: Path) -> Config | None:
-    """The engine's; None where it is gone, or of another version."""
+    """Returns the engine's configuration; None if it has ended or is of another version."""
     try:
         return configs.load(private.read_file(run_dir / "config.json"))
     except (OSError, private.UnsafePath, msgspec.MsgspecError):
@@ -100,15 +100,10 @@ def _config(run_dir: Path) -> Config | None:
 
 
 def table(rows: list[dict[str, Any]]) -> str:
-    """The rows as aligned text."""
-    cells = [[column.replace("_", " ") for column in _COLUMNS]]
-    cells += [[_cell(row.get(column), column in _BYTES) for column in _COLUMNS] for row in rows]
-    widths = [max(len(line[i]) for line in cells) for i in range(len(_COLUMNS))]
-    lines = ["  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True))
-             for line in cells]
-    details = [""] + [f"  {text}" if (text := detail(row)) else "" for row in rows]
-    return "\n".join((line + detail).rstrip()
-                     for line, detail in zip(lines, details, strict=True))
+    cells = [[*(column.replace("_", " ") for column in _COLUMNS), ""]]
+    cells += [[*(_cell(row.get(column), column in _BYTES) for column in _COLUMNS), detail(row)]
+              for row in rows]
+    return "\n".join(aligned(cells))
 
 
 def detail(row: dict[str, Any]) -> str:
@@ -120,7 +115,7 @@ def detail(row: dict[str, Any]) -> str:
 
 
 def memory(gauges: dict[str, float]) -> str:
-    """Pages and prefix cache in a line; nothing for an actor that tells of none."""
+    """Returns pages and prefix cache in a line; empty for an actor that reports none."""
     found = {name: int(value) for name, value in gauges.items()}
     parts = [f"{found[f'{kind}_pages']} {kind}"
              for kind in ("free", "held", "cached", "quarantined") if found.get(f"{kind}_pages")]
@@ -156,11 +151,11 @@ def _stop(argv: list[str]) -> int:
         os.kill(pid, signal.SIGTERM)
     except ProcessLookupError:
         return 0
-    with told_wait(f"the engine {runtime.name!r} to end what runs", limit):
-        return 0 if _gone(path, limit) else _still_there(runtime.name)
+    with announced_wait(f"the engine {runtime.name!r} to end what runs", limit):
+        return 0 if _ended(path, limit) else _still_there(runtime.name)
 
 
-def _gone(path: Path, timeout: float) -> bool:
+def _ended(path: Path, timeout: float) -> bool:
     until = time.monotonic() + timeout
     while is_running(path):
         if time.monotonic() > until:
@@ -193,7 +188,7 @@ def _flush(argv: list[str]) -> int:
 
     running_dir(runtime)
     with Client(runtime.name, run_dir=runtime.run_dir) as client:
-        with told_wait(f"the engine {runtime.name!r} to be ready", FLUSH_SECONDS):
+        with announced_wait(f"the engine {runtime.name!r} to be ready", FLUSH_SECONDS):
             client.wait_ready(FLUSH_SECONDS)
         found = client.flush_cache()
     if parsed.options.json:

@@ -1,4 +1,5 @@
-"""`actorium replay`: replays what a flight recorder has recorded."""
+"""`actorium replay` and `actorium trace`: what a flight recorder has recorded, played again; the
+steps of a run on one timeline."""
 
 from __future__ import annotations
 
@@ -14,6 +15,8 @@ from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.recorder.recording import BadRecording, RecordedTurn, Recording
 from actorium.actors.recorder.replay import ReplayedTurn, load_recording, replay
+from actorium.actors.runtime.step_events import BadEvents
+from actorium.tools.bench import timeline as trace
 from actorium.tools.cli.command_line import parse
 
 ABOUT = """Feed a fresh scheduler with a recording (RUN_DIR/scheduler.tape0, or a crash report) and
@@ -31,8 +34,9 @@ class ReplayOptions(Struct, frozen=True, kw_only=True):
     """How many plans to show, the last ones."""
 
 
-def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
+def run(command: str, argv: list[str]) -> int:
+    if command == "trace":
+        return _trace(argv)
     words = ["--file", *argv] if argv and not argv[0].startswith("-") else argv
     options = parse("actorium replay FILE", words, ReplayOptions, ABOUT, model=False).options
     if not options.file:
@@ -48,7 +52,6 @@ def run(_command: str, argv: list[str]) -> int:
 
 
 def heading(recording: Recording) -> str:
-    """Whose recording it is."""
     header, turns = recording.header, recording.turns
     config = configs.load(header.config)
     events = [event.now for turn in turns for event in turn.events]
@@ -90,7 +93,6 @@ def _difference(played: ReplayedTurn) -> str:
 
 
 def plan_line(plan: StepPlan) -> str:
-    """A plan in a line."""
     parts = []
     if plan.release:
         parts.append(f"release {_row(plan.release)}")
@@ -115,18 +117,56 @@ def _row(column: bytes) -> str:
 
 
 def _mid_life(recording: Recording, options: ReplayOptions) -> int:
-    """Without what went before nothing can be planned again: show what was heard."""
+    """Without its beginning a recording cannot be replayed: shows the last messages received."""
     print(f"the recording begins in mid-life, with turn {recording.header.turn}: what went before "
-          "it was overwritten, so its plans cannot be made again. What was heard last:")
+          "it was overwritten, so its plans cannot be made again. The last messages received:")
     for turn in recording.turns[len(recording.turns) - options.show:]:
         print(turn_line(turn))
     return 0
 
 
 def turn_line(turn: RecordedTurn) -> str:
-    """A turn in a line."""
     names = Counter(event.call or type(event.message).__name__ for event in turn.events)
     heard = ", ".join(f"{count} {name}" for name, count in names.items()) or "nothing"
     now = turn.now if turn.now is not None else turn.events[-1].now if turn.events else 0.0
     made = "it raised" if turn.now is None else f"{len(turn.plans)} plans"
     return f"{now:.6f}: {heard}; {made}"
+
+
+TRACE_ABOUT = """Read what an engine that was started with --trace DIR has written there, and tell
+when the device idled, and why."""
+
+
+class TraceOptions(Struct, frozen=True, kw_only=True):
+    """What to read, and what to make of it."""
+
+    dir: str = ""
+    """The directory that --trace named."""
+    engine: str | None = None
+    """Of which engine, where several have written there; default: the last one."""
+    out: str = ""
+    """A file for Perfetto (ui.perfetto.dev) or chrome://tracing; default: DIR/trace.json."""
+    plot: str = ""
+    """A picture (.png) of some steps."""
+    step: int | None = None
+    """The first step of the picture; default: in the middle."""
+
+
+def _trace(argv: list[str]) -> int:
+    words = ["--dir", *argv] if argv and not argv[0].startswith("-") else argv
+    options = parse("actorium trace DIR", words, TraceOptions, TRACE_ABOUT, model=False).options
+    if not options.dir:
+        raise BadConfig("trace: which DIR?", "dir")
+    try:
+        tracks = trace.load(Path(options.dir), options.engine)
+    except BadEvents as error:
+        raise BadConfig(str(error), "dir") from None
+    steps = trace.join(tracks)
+    print(trace.text(trace.summary(steps)))
+    out = Path(options.out) if options.out else Path(options.dir) / "trace.json"
+    trace.write_chrome(out, tracks, steps)
+    print(f"timeline: {out}")
+    if options.plot:
+        trace.plot(Path(options.plot), steps, options.step)
+        print(f"picture: {options.plot}")
+    return 0

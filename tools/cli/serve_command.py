@@ -13,7 +13,7 @@ from actorium.actors.launcher.preflight import check_machine
 from actorium.actors.models import model_dir as models
 from actorium.actors.models.obtain import with_model_path
 from actorium.tools.cli.command_line import Parsed, parse
-from actorium.tools.cli.start_up import StartUp, watch
+from actorium.tools.cli.engines import StartUp, watch
 
 PORT = 8000
 ABOUT = """Start an engine and keep it running until SIGTERM or Ctrl-C, which drain it. It answers
@@ -32,8 +32,7 @@ class ServeOptions(Struct, frozen=True, kw_only=True):
 
 
 def configured(parsed: Parsed[ServeOptions]) -> Config:
-    """With HTTP at the usual port, unless it is off or has one of its own; the lines on the work go
-    to stderr."""
+    """Serves HTTP at the usual port unless it is off or has its own; progress goes to stderr."""
     gateway = parsed.config.gateway
     if not parsed.options.http:
         gateway = msgspec.structs.replace(gateway, port=None)
@@ -44,7 +43,7 @@ def configured(parsed: Parsed[ServeOptions]) -> Config:
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Run the launcher in this process, and tell what happens until the engine is ready."""
+    """Runs the launcher in this process and reports progress until the engine is ready."""
     config = configured(parse("actorium serve [MODEL]", argv, ServeOptions, ABOUT,
                               checks=[check_machine]))
     config = with_model_path(config)

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import os
 import re
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,13 +18,13 @@ from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.plan_report import check_plot
+from actorium.tools.output import aligned, show_progress, write_file, write_json
 from actorium.tools.simulate.cell_run import cell_jobs, cell_sizes, run_cells
 from actorium.tools.simulate.outcome import (
     Arrays,
     comparison,
     comparison_html,
     comparison_plot,
-    comparison_text,
     joined,
     simulation_figures,
 )
@@ -97,14 +95,11 @@ class SimulateOptions(Struct, frozen=True, kw_only=True):
 
 
 class Comparison(NamedTuple):
-    """Which clusters are asked the same."""
-
     replicas: list[int]
     routings: list[str]
     faults: list[ReplicaDeath]
 
     def title(self, replicas: int, routing: str) -> str:
-        """Of a cluster: what sets it apart."""
         number = f"{replicas} replica{'s' * (replicas > 1)}"
         if len(self.replicas) == 1:
             return routing
@@ -112,8 +107,6 @@ class Comparison(NamedTuple):
 
 
 class Simulated(NamedTuple):
-    """One cluster's run."""
-
     replicas: int
     routing: str
     figures: dict[str, Any]
@@ -121,7 +114,6 @@ class Simulated(NamedTuple):
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse("actorium simulate", argv, SimulateOptions, ABOUT)
     options = parsed.options
     compared = check_options(options)
@@ -144,16 +136,16 @@ def run(_command: str, argv: list[str]) -> int:
     title = f"{options.replicas} replicas, {options.trace or options.workload}"
     notes = [f"Step model: {describe(model)}",
              f"Seed {options.seed}; simulated in {time.perf_counter() - began:.1f} s."]
-    print(comparison_text(rows), *notes, sep="\n")
+    print(*aligned(rows, range(1, len(rows[0]))), *notes, sep="\n")
     if options.json is not None:
-        _write(options.json, json.dumps({
+        write_json(options.json, {
             "workload": options.trace or options.workload, "rate": options.rate,
             "seed": options.seed, "faults": options.faults,
             "step_model": msgspec.to_builtins(model),
             "clusters": [{"replicas": each.replicas, "routing": each.routing, **each.figures}
-                         for each in found.values()]}, indent=2) + "\n")
+                         for each in found.values()]})
     if options.html is not None:
-        _write(options.html, comparison_html(title, notes, rows))
+        write_file(options.html, comparison_html(title, notes, rows), "html")
     if options.plot is not None:
         comparison_plot(Path(options.plot), title,
                         {name: each.columns for name, each in found.items()},
@@ -191,7 +183,7 @@ def check_options(options: SimulateOptions) -> Comparison:
 
 
 def check_bounds(config: Config, replicas: Sequence[int]) -> None:
-    """Of `--max-replicas`. Raises `BadConfig`."""
+    """Parses `--max-replicas`. Raises `BadConfig`."""
     least, most = config.cluster.min_replicas, config.cluster.max_replicas
     for count in replicas if most else ():
         if not least <= count <= most:
@@ -200,7 +192,7 @@ def check_bounds(config: Config, replicas: Sequence[int]) -> None:
 
 
 def parse_burst(text: str) -> tuple[float, float, float]:
-    """Of `--burst`. Raises `BadConfig`."""
+    """Parses `--burst`. Raises `BadConfig`."""
     try:
         at, seconds, times = map(float, text.split(":"))
         if not (at >= 0 and seconds > 0 and 1 <= times < 1e6):
@@ -212,7 +204,7 @@ def parse_burst(text: str) -> tuple[float, float, float]:
 
 
 def parse_faults(text: str, replicas: int) -> list[ReplicaDeath]:
-    """Of `--faults`. Raises `BadConfig`."""
+    """Parses `--faults`. Raises `BadConfig`."""
     found = []
     for word in text.split(",") if text else ():
         match = _FAULT.fullmatch(word)
@@ -241,8 +233,7 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
     """The model of an engine of the command's own; --step-model names the file that it goes to.
     Raises what `Engine` does."""
     from actorium.tools.cli.engines import for_batches, own_engine
-    from actorium.tools.simulate.calibration import StepCalibration
-    from actorium.tools.simulate.link_delays import engine_delays
+    from actorium.tools.simulate.calibration import StepCalibration, engine_delays
 
     plain = for_batches(config)
     plain = msgspec.structs.replace(plain, speculation=msgspec.structs.replace(
@@ -256,12 +247,11 @@ def measured(config: Config, options: SimulateOptions) -> StepSeconds:
     print(f"Step model: {describe(model)}",
           f"Its mean error for the loads that it was fitted to: {error:.1%}", sep="\n")
     if options.step_model is not None:
-        _write(options.step_model, msgspec.json.encode(model).decode() + "\n")
+        write_file(options.step_model, msgspec.json.encode(model).decode() + "\n", "step_model")
     return model
 
 
 def describe(model: StepSeconds) -> str:
-    """In words."""
     beside = f" + {model.pair:.3g} x pairs" if model.pair else ""
     return (f"{model.base:.3g} s + {model.prompt:.3g} x prompt tokens + {model.sequence:.3g} x "
             f"decoding sequences + {model.context:.3g} x context tokens{beside}"
@@ -281,8 +271,8 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
     def done() -> None:
         nonlocal ended
         ended += 1
-        if len(sizes) > 1 and sys.stderr.isatty():
-            print(f"\r{routing}: {ended} of {len(sizes)} cells", end="", file=sys.stderr)
+        if len(sizes) > 1:
+            show_progress(f"{routing}: {ended} of {len(sizes)} cells")
 
     began = time.perf_counter()
     answers = run_cells(jobs, works, options.processes or len(os.sched_getaffinity(0)), done)
@@ -294,12 +284,3 @@ def simulate(config: Config, options: SimulateOptions, model: StepSeconds, work:
         "processor_s": round(sum(answer.seconds for answer in answers), 2),
         "most_megabytes_of_a_process": round(max(answer.megabytes for answer in answers))}
     return Simulated(replicas, routing, figures, columns)
-
-
-def _write(path: str, text: str) -> None:
-    target = Path(path).expanduser()
-    try:
-        target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_text(text)
-    except OSError as error:
-        raise BadConfig(f"{path}: {error.strerror}", "json") from None

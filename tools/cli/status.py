@@ -1,22 +1,55 @@
-"""Asking an engine's watchdog how its actors are, and saying it."""
+"""Running engines: finding one, asking its watchdog how its actors are and saying it, and waiting,
+which is said on stderr once it takes long and never is without an end."""
 
 from __future__ import annotations
 
 import json
+import sys
+import threading
 import uuid
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from actorium.actors.config.tree import RuntimeConfig
+from actorium.actors.errors import EngineUnavailable
 from actorium.actors.health import bytes_of
 from actorium.actors.messages import ActorStatus, GetStatus, Status
-from actorium.actors.runtime.rundir import address
+from actorium.actors.runtime.rundir import address, engine_dir, is_running
 
 if TYPE_CHECKING:
     import zmq
+
+NOTICE_SECONDS = 1.0
+"""Seconds of waiting after which a line says so."""
+
+
+@contextmanager
+def announced_wait(what: str, seconds: float) -> Iterator[None]:
+    """Says what is waited for within, and how long at the most, unless it comes at once."""
+    line = f"actorium: waiting for {what}, at most {seconds:g} s"
+    notice = threading.Timer(NOTICE_SECONDS,
+                             lambda: print(line, file=sys.stderr, flush=True))
+    notice.daemon = True
+    notice.start()
+    try:
+        yield
+    finally:
+        notice.cancel()
+
+
+def running_dir(runtime: RuntimeConfig) -> Path:
+    """Returns the run directory of the engine of that name. Raises `EngineUnavailable` if none
+    runs."""
+    path = engine_dir(runtime.name, runtime.run_dir)
+    if not is_running(path):
+        raise EngineUnavailable(f"no engine named {runtime.name!r} is running", "name")
+    return path
+
 
 _decode = msgspec.msgpack.Decoder(Status).decode
 """Made at import: see `actors/client/connection.py`."""
@@ -24,7 +57,7 @@ COUNTED = "restarts."
 """How the watchdog's gauges of restarts begin: "restarts.ROLE.CAUSE"."""
 
 
-class FrontAsker:
+class ActorConnection:
     """A connection to the front of an actor. Use it from one thread; close it."""
 
     def __init__(self, run_dir: Path, role: str, sign: bytes = b"") -> None:
@@ -59,9 +92,7 @@ class FrontAsker:
         self._context.term()
 
 
-class Asker(FrontAsker):
-    """A connection to one watchdog's front."""
-
+class Asker(ActorConnection):
     def __init__(self, run_dir: Path) -> None:
         super().__init__(run_dir, "watchdog")
 
@@ -75,7 +106,6 @@ class Asker(FrontAsker):
 
 
 def ask(run_dir: Path, timeout: float = 1.0) -> Status | None:
-    """One question, one answer or None."""
     asker = Asker(run_dir)
     try:
         return asker.ask(timeout)
@@ -100,13 +130,13 @@ def restarts(actor: ActorStatus) -> int:
 def causes(answer: Status) -> dict[str, dict[str, int]]:
     """Role -> how often it was started again by cause (`metric_tables.DEATHS`), as the watchdog has
     counted."""
-    found: dict[str, dict[str, int]] = {}
+    counts: dict[str, dict[str, int]] = {}
     for actor in answer.actors:
         for name, count in actor.gauges.items() if actor.role == "watchdog" else ():
             if name.startswith(COUNTED):
                 role, _, cause = name.removeprefix(COUNTED).rpartition(".")
-                found.setdefault(role, {})[cause] = int(count)
-    return found
+                counts.setdefault(role, {})[cause] = int(count)
+    return counts
 
 
 def why_again(counts: Mapping[str, int]) -> str:
@@ -116,7 +146,7 @@ def why_again(counts: Mapping[str, int]) -> str:
 
 
 def device_memory(gauges: Mapping[str, float]) -> str:
-    """Bytes measured beside planned, in a line; nothing for an actor that tells of none.
+    """Returns bytes measured beside planned, in a line; empty for an actor that reports none.
 
     The workspace is planned for the largest step; it is shown once a step was measured.
     """

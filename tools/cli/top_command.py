@@ -20,7 +20,7 @@ from actorium.actors.runtime.rundir import engine_dir, running_engines
 from actorium.tools.cli import status
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.ps_command import name_first
-from actorium.tools.cli.waits import running_dir
+from actorium.tools.cli.status import running_dir
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -49,19 +49,15 @@ class TopOptions(Struct, frozen=True, kw_only=True):
 
 
 class EngineReading(NamedTuple):
-    """What an engine said at a moment."""
-
     at: float
     status: Status | None
     """None = its watchdog did not answer."""
     processes: dict[str, ProcessUsage]
-    """By role."""
+    """Processes by role."""
     about: dict[str, Any]
 
 
 class WatchedEngine:
-    """One engine, looked at again and again."""
-
     def __init__(self, name: str, run_dir: Path) -> None:
         self.name, self.run_dir = name, run_dir
         self._asker = status.Asker(run_dir)
@@ -84,7 +80,6 @@ class WatchedEngine:
 
 
 def run(_command: str, argv: list[str]) -> int:
-    """Entry of the command."""
     parsed = parse("actorium top [NAME]", name_first(argv), TopOptions,
                    "Engines of this user, live; Ctrl-C ends it.", model=False)
     options, runtime = parsed.options, parsed.config.runtime
@@ -230,7 +225,6 @@ def _actor(actor: ActorStatus, seconds: float, old: ProcessUsage | None,
 
 
 def screen(views: list[dict[str, Any]]) -> Group:
-    """All views, for a terminal."""
     from rich.console import Group
     from rich.text import Text
 
@@ -257,7 +251,6 @@ def _engine(shown: dict[str, Any]) -> list[Any]:
 
 
 def figures(shown: dict[str, Any]) -> list[str]:
-    """The lines above the table of actors."""
     r, pages = shown["rates"], shown["pages"]
     lines = [f"{r['tokens']:,.0f} tokens/s  {r['prompt_tokens']:,.0f} prompt tokens/s  "
              f"{r['steps']:,.1f} steps/s  {r['finished']:,.1f} ended/s",

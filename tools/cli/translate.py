@@ -26,11 +26,11 @@ from actorium.tools.cli.foreign_words import (
     Foreign,
     ForeignWord,
     Translation,
+    graphs,
     keys_of,
     number_of,
+    tiers,
 )
-from actorium.tools.cli.graph_flags import graphs
-from actorium.tools.cli.tier_flags import tiers
 
 
 def foreign_flags_table() -> dict[str, Foreign]:
@@ -116,7 +116,7 @@ _NO_EFFECT = {
 
 
 def _speculation(words: list[ForeignWord], result: Translation) -> None:
-    """To `speculative`: off, or mtp:K."""
+    """Translates to `speculative`: off, or mtp:K."""
     given: dict[str, tuple[Any, str]] = {}
     for word in words:
         if word.name in _SPECULATION:

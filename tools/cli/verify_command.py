@@ -20,15 +20,14 @@ from actorium.gpu.families.architectures import read_shape
 from actorium.tools.cli.command_line import Parsed, parse
 from actorium.tools.cli.engines import for_batches, own_engine
 from actorium.tools.cli.eval_model import EvalModelOptions, named_server, write_reports
-from actorium.tools.verify.company import PATIENCE
-from actorium.tools.verify.conditions import VALUES
+from actorium.tools.output import show_progress
+from actorium.tools.verify.conditions import VALUES, over_ranks
 from actorium.tools.verify.contradictions import CLOSE, EXACT, OFF, Strictness
+from actorium.tools.verify.engine_readers import PATIENCE
+from actorium.tools.verify.http_readers import ServerAsker, probed
 from actorium.tools.verify.own_engines import OwnEngines, Start
-from actorium.tools.verify.server_asker import ServerAsker, probed
-from actorium.tools.verify.varied_settings import over_ranks
 from actorium.tools.verify.verify_cases import Vocabulary, drawn_cases
-from actorium.tools.verify.verify_page import verify_page
-from actorium.tools.verify.verify_report import verify_result, verify_table
+from actorium.tools.verify.verify_report import verify_page, verify_result, verify_table
 from actorium.tools.verify.verify_run import VerifyAsker, VerifyOptions, VerifyRun, VerifyTally
 
 ABOUT = """Ask for the same answers under many conditions, and hold each against that of the request
@@ -53,7 +52,7 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
     engines: int = 8
     """Engines with other flags that are started, the plain one among them."""
     axes: str | None = None
-    """Conditions to vary, as cache,company,drafts; default: all that can be."""
+    """Conditions to vary, as cache,neighbours,drafts; default: all that can be."""
     cases: int = 64
     """Different requests, of which rounds are drawn."""
     prompt_tokens: int = 160
@@ -91,20 +90,18 @@ class VerifyCommandOptions(EvalModelOptions, frozen=True, kw_only=True):
 
 
     def only_axes(self) -> list[str]:
-        """Those that were named, or all."""
         return list(VALUES) if self.axes is None else [
             axis.strip() for axis in self.axes.split(",")]
 
 
 def run(_command: str, argv: list[str], start: Start = own_engine) -> int:
-    """Entry of the command. start: how engines come to be."""
     parsed = parse("actorium verify [MODEL]", argv, VerifyCommandOptions, ABOUT,
                    checks=[check_machine])
     parsed.options.check()
     kept: list[VerifyRun] = []
     try:
-        asyncio.run(_own(parsed, start, kept.append) if parsed.options.base_url is None
-                    else _over_http(parsed, kept.append))
+        asyncio.run(_verify_own_engines(parsed, start, kept.append)
+                    if parsed.options.base_url is None else _over_http(parsed, kept.append))
         tally = kept[0].tally
     except KeyboardInterrupt:
         if not kept:
@@ -114,7 +111,7 @@ def run(_command: str, argv: list[str], start: Start = own_engine) -> int:
     return _report(parsed, tally, kept[0])
 
 
-async def _own(parsed: Parsed[VerifyCommandOptions], start: Start,
+async def _verify_own_engines(parsed: Parsed[VerifyCommandOptions], start: Start,
                keep: Callable[[VerifyRun], None]) -> None:
     options = parsed.options
     config = with_model_path(for_batches(parsed.config))
@@ -170,19 +167,17 @@ async def _all(parsed: Parsed[VerifyCommandOptions], asker: VerifyAsker, vocabul
 
 
 def _show(tally: VerifyTally) -> None:
-    if sys.stderr.isatty():
-        print(f"\r\033[K{tally.comparisons} comparisons, {len(tally.found)} contradictions "
-              f"({tally.engines[-1]})", end="", file=sys.stderr, flush=True)
+    show_progress(f"{tally.comparisons} comparisons, {len(tally.observed)} contradictions "
+                  f"({tally.engines[-1]})")
 
 
 def _report(parsed: Parsed[VerifyCommandOptions], tally: VerifyTally, run: VerifyRun) -> int:
     options = parsed.options
-    if sys.stderr.isatty():
-        with contextlib.suppress(OSError):
-            print("\r\033[K", end="", file=sys.stderr)
+    with contextlib.suppress(OSError):
+        show_progress("")
     result = {"task": "verify", "model": parsed.config.model.model, "server": options.base_url or
               "", "seed": options.seed, "logprobs": options.logprobs, "version": __version__,
               **verify_result(tally, run.plain, run.counts)}
     print(verify_table(result))
     write_reports(options, result, verify_page)
-    return 1 if tally.found else 0
+    return 1 if tally.observed else 0

@@ -1,8 +1,9 @@
-"""Holds what two models said to the same prompts against each other. Pure.
+"""How far apart the answers of two models to the same prompts are. Of each position the likeliest
+tokens alone are known. Pure.
 
 Three parts of an engine are looked at apart, since attention has a way of its own in each:
-`decode`, the tokens of an answer, one at a time, as far as both answers are the same; `extend`,
-the prompt and the first model's answer, read as one prompt; `cached`, what comes next when the same
+`decode`, the tokens of an answer, one at a time, as far as both answers are the same; `extend`, the
+prompt and the first model's answer, read as one prompt; `cached`, what comes next when the same
 text is sent once more, of which all but the end is in the prefix cache by then.
 """
 
@@ -13,13 +14,74 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any, NamedTuple
 
-from actorium.tools.compare.position_distance import (
-    Distance,
-    Likeliest,
-    distance,
-    first_divergence,
-)
 from actorium.tools.evaluation.report_pages import line_chart, page, table
+
+TINY = 1e-9
+"""Below it a probability is what rounding has left."""
+Likeliest = Mapping[str, float]
+"""Token -> log-probability in nats; no token that is not there is likelier than one that is."""
+
+
+class Distance(NamedTuple):
+    kl: float
+    """Allowed KL divergence in nats, of the first to the second."""
+    largest: float
+    """Largest difference of a token's log-probabilities, in nats; of a token that one side alone
+    names at least."""
+    same_first: bool
+    """The likeliest token is the same."""
+    overlap: float
+    """Share of the likeliest tokens that both name."""
+
+
+def distance(one: Likeliest, other: Likeliest) -> Distance:
+    """Both not empty. Where one names more tokens than the other, the likeliest of as many."""
+    count = min(len(one), len(other))
+    a, b = _first(one, count), _first(other, count)
+    least_a, least_b = min(a.values()), min(b.values())
+    apart = max(
+        abs(a[token] - b[token]) if token in a and token in b else
+        max(0.0, a[token] - least_b) if token in a else max(0.0, b[token] - least_a)
+        for token in {*a, *b})
+    same = max(a, key=a.__getitem__) == max(b, key=b.__getitem__)
+    return Distance(_divergence(a, b), apart, same, len(a.keys() & b.keys()) / count)
+
+
+def _first(told: Likeliest, count: int) -> dict[str, float]:
+    return dict(sorted(told.items(), key=lambda item: -item[1])[:count])
+
+
+def _divergence(a: Mapping[str, float], b: Mapping[str, float]) -> float:
+    """A lower bound of the Kullback-Leibler divergence: that of the distributions with tokens put
+    together (which never adds to it) - those that both name alone, those that `a` alone names, and
+    all others. What `b` gives to the second kind is not known but to be no more than its least
+    token's each; of what may be, that counts which makes the divergence least."""
+    common = a.keys() & b.keys()
+    total = sum(math.exp(a[token]) * (a[token] - b[token]) for token in common)
+    rest_a = max(0.0, 1.0 - math.fsum(math.exp(a[token]) for token in common))
+    rest_b = max(0.0, 1.0 - math.fsum(math.exp(b[token]) for token in common))
+    alone = [token for token in a if token not in b]
+    if rest_a <= TINY:
+        return max(0.0, total)
+    rest_b = max(rest_b, TINY)
+    mine = min(rest_a, math.fsum(math.exp(a[token]) for token in alone))
+    most = min(rest_b, len(alone) * math.exp(min(b.values())))
+    share = min(rest_b * mine / rest_a, most)
+    total += _term(mine, share) + _term(rest_a - mine, rest_b - share)
+    return max(0.0, total)
+
+
+def _term(p: float, q: float) -> float:
+    return 0.0 if p <= TINY else p * math.log(p / max(q, TINY))
+
+
+def first_divergence(one: Sequence[object], other: Sequence[object]) -> int | None:
+    """The first position at which they differ; None where they are equal."""
+    for i, (a, b) in enumerate(zip(one, other, strict=False)):
+        if a != b:
+            return i
+    return None if len(one) == len(other) else min(len(one), len(other))
+
 
 PARTS = ("decode", "extend", "cached")
 
@@ -29,15 +91,13 @@ class Reading(NamedTuple):
 
     tokens: Sequence[str]
     likeliest: Sequence[Likeliest | None]
-    """At the position of each token; None where it is not told, as of a prompt's first."""
+    """Log-probabilities at each token; None if not reported, as for a prompt's first."""
 
 
-class Heard(NamedTuple):
-    """What a model said to one prompt."""
-
+class ModelAnswer(NamedTuple):
     prompt: str
     text: str
-    """Of its answer."""
+    """Text of its answer."""
     decode: Reading
     extend: Reading
     cached: Reading
@@ -54,8 +114,10 @@ class Bars(NamedTuple):
     """Share of positions with the same likeliest token."""
 
 
-def compared(one: Sequence[Heard], other: Sequence[Heard], bars: Bars) -> dict[str, Any]:
-    """The comparison, for JSON. Both heard the same prompts, and of the texts of `one`."""
+def compared(one: Sequence[ModelAnswer], other: Sequence[ModelAnswer], bars: Bars
+             ) -> dict[str, Any]:
+    """Returns the comparison, for JSON. Both were given the same prompts and read the texts of
+    `one`."""
     prompts = [_prompt(a, b) for a, b in zip(one, other, strict=True)]
     parts = {name: _summary([own["parts"][name] for own in prompts]) for name in PARTS}
     faults = [fault for name, own in parts.items() for fault in _faults(name, own, bars)]
@@ -64,7 +126,7 @@ def compared(one: Sequence[Heard], other: Sequence[Heard], bars: Bars) -> dict[s
             "count": len(prompts), "bars": bars._asdict(), "faults": faults, "prompts": prompts}
 
 
-def _prompt(a: Heard, b: Heard) -> dict[str, Any]:
+def _prompt(a: ModelAnswer, b: ModelAnswer) -> dict[str, Any]:
     split = first_divergence(a.decode.tokens, b.decode.tokens)
     # At the first token that differs both still stand behind the same ones.
     common = len(a.decode.tokens) if split is None else split + 1
@@ -120,7 +182,6 @@ def _faults(name: str, part: Mapping[str, Any], bars: Bars) -> list[str]:
 
 
 def comparison_table(result: Mapping[str, Any]) -> str:
-    """Aligned text."""
     lines = [f"{'part':<8}{'positions':>10}{'mean KL':>10}{'largest':>10}{'difference':>12}"
              f"{'agreement':>11}{'overlap':>9}"]
     lines += ["".join((f"{name:<8}", f"{own['positions']:>10}", *_cells(own)))
@@ -148,7 +209,7 @@ WORDS = {"decode": "Decodes: KL by token of the answers",
 
 
 def comparison_page(result: Mapping[str, Any]) -> str:
-    """Of `compared`, with `a` and `b`."""
+    """Returns the page of a result of `compared` with `a` and `b`."""
     parts = result["parts"]
     body = [
         f"<p>A: <code>{escape(result['a'])}</code><br>B: <code>{escape(result['b'])}</code></p>",

@@ -8,41 +8,42 @@ from typing import Any
 
 from actorium.actors.errors import BadConfig
 from actorium.tools.bench.http_client import Http
-from actorium.tools.compare.comparison import Heard, Reading
+from actorium.tools.compare.comparison import ModelAnswer, Reading
 from actorium.tools.evaluation.choice_run import side_by_side
 from actorium.tools.evaluation.http_model import COMPLETIONS, HttpModel, is_a_token_behind
 
 TOP = 20
-"""Likeliest tokens of a position; what most servers tell at most."""
+"""Likeliest tokens of a position; the most that servers commonly return."""
 ID = "token_id:"
-"""What ids are told with."""
+"""Prefix of tokens named by id."""
 
 
 class Listener(HttpModel):
     """A model that is asked for its likeliest tokens."""
 
     def __init__(self, http: Http, name: str, headers: str = "", by_id: bool = True) -> None:
-        """by_id: tokens are to be told by id, where the server can: different ones may have the
-        same text, as pieces of characters do. Other arguments: see `HttpModel`."""
+        """by_id: tokens are named by id if the server can: different ones may have the same text,
+        as pieces of characters do. Other arguments: see `HttpModel`."""
         super().__init__(http, name, headers)
         self._form = {"return_tokens_as_token_ids": True} if by_id else {}
 
     async def hear(self, prompts: Sequence[str], texts: Sequence[str] | None, max_tokens: int,
-                   parallel: int, say: Callable[[int], None]) -> list[Heard]:
+                   parallel: int, say: Callable[[int], None]) -> list[ModelAnswer]:
         """What it says to each prompt. texts: the answers to read behind the prompts; None = its
-        own. say: told how many are done. Raises `ActoriumError`."""
-        async def one(i: int) -> Heard:
-            return await self._heard(prompts[i], None if texts is None else texts[i], max_tokens)
+        own. say: called with the number done. Raises `ActoriumError`."""
+        async def ask(i: int) -> ModelAnswer:
+            return await self._answer(prompts[i], None if texts is None else texts[i], max_tokens)
 
-        return await side_by_side(range(len(prompts)), one, parallel, say)
+        return await side_by_side(range(len(prompts)), ask, parallel, say)
 
-    async def _heard(self, prompt: str, text: str | None, max_tokens: int) -> Heard:
+    async def _answer(self, prompt: str, text: str | None, max_tokens: int) -> ModelAnswer:
         choice, decode = await self._read(prompt, max_tokens, False)
         own = str(choice.get("text") or "")
         whole = prompt + (own if text is None else text)
         _, extend = await self._read(whole, 1, True)
         _, cached = await self._read(whole, 1, False)
-        return Heard(prompt, own, decode, extend, cached, str(choice.get("finish_reason") or ""))
+        return ModelAnswer(prompt, own, decode, extend, cached,
+                           str(choice.get("finish_reason") or ""))
 
     async def _read(self, prompt: str, max_tokens: int, echo: bool
                     ) -> tuple[dict[str, Any], Reading]:
@@ -60,9 +61,9 @@ class Listener(HttpModel):
             None if own is None else likeliest(own, TOP) for own in tops])
 
 
-def names_ids(heard: Sequence[Heard]) -> bool:
-    """Whether a server told tokens by their ids, as it was asked; one that knows only texts is to
-    be held against texts."""
+def names_ids(heard: Sequence[ModelAnswer]) -> bool:
+    """Whether a server named tokens by id, as asked; one that knows only texts must be compared by
+    text."""
     return all(token.startswith(ID) for own in heard for token in own.decode.tokens)
 
 

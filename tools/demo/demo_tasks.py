@@ -49,7 +49,6 @@ class TaskItem(NamedTuple):
 
 
 def add(rng: random.Random) -> TaskItem:
-    """Sum of two numbers below 100."""
     a, b = rng.randrange(100), rng.randrange(100)
     form = rng.choice(("What is {} + {}?", "{} + {} =", "Add {} and {}."))
     return TaskItem("add", form.format(a, b), str(a + b))
@@ -106,31 +105,29 @@ def make_json(rng: random.Random) -> TaskItem:
     return TaskItem("json", f"Make JSON: {listed}", json.dumps(chosen))
 
 
-def recall_pairs(rng: random.Random, count: int) -> dict[str, str]:
+def lookup_pairs(rng: random.Random, count: int) -> dict[str, str]:
     """Returns `count` different things, each with an animal."""
     return {thing: rng.choice(ANIMALS) for thing in rng.sample(THINGS, count)}
 
 
 def find(key: str) -> str:
-    """Returns the question after one key."""
     return f"Find {key}."
 
 
-def found(key: str, value: str) -> str:
-    """Returns its answer."""
+def lookup_answer(key: str, value: str) -> str:
     return f"Found: {key} {value}"
 
 
-def recall_item(pairs: dict[str, str], key: str) -> TaskItem:
+def lookup_item(pairs: dict[str, str], key: str) -> TaskItem:
     """Asks for one of `pairs` after listing all of them."""
     listed = ", ".join(f"{thing} {animal}" for thing, animal in pairs.items())
-    return TaskItem("recall", f"Remember: {listed}. {find(key)}", found(key, pairs[key]))
+    return TaskItem("recall", f"Remember: {listed}. {find(key)}", lookup_answer(key, pairs[key]))
 
 
-def recall(rng: random.Random) -> TaskItem:
+def lookup(rng: random.Random) -> TaskItem:
     """Finds the value of one key among 10 to `MAX_PAIRS` pairs (up to about 530 tokens)."""
-    pairs = recall_pairs(rng, rng.randint(10, MAX_PAIRS))
-    return recall_item(pairs, rng.choice(list(pairs)))
+    pairs = lookup_pairs(rng, rng.randint(10, MAX_PAIRS))
+    return lookup_item(pairs, rng.choice(list(pairs)))
 
 
 def story(rng: random.Random) -> TaskItem:
@@ -150,7 +147,7 @@ TASKS: dict[str, Callable[[random.Random], TaskItem]] = {
     "reverse": reverse,
     "sort": sort,
     "json": make_json,
-    "recall": recall,
+    "recall": lookup,
     "story": story,
 }
 """Every task: name to a function that draws one item."""
@@ -202,15 +199,15 @@ def held_out(task: str, count: int) -> list[TaskItem]:
     task does not have that many; every task has at least 300.
     """
     stream = _stream(random.Random(f"held-out-{task}"), task, held=True)
-    found: dict[str, TaskItem] = {}
+    items: dict[str, TaskItem] = {}
     for _ in range(4 * count):
-        if len(found) >= count:
+        if len(items) >= count:
             break
         item = next(stream)
-        found.setdefault(item.prompt, item)
-    if len(found) < count:
+        items.setdefault(item.prompt, item)
+    if len(items) < count:
         raise ValueError(f"task {task} has fewer than {count} held-out items")
-    return list(found.values())
+    return list(items.values())
 
 
 def score(item: TaskItem, text: str) -> bool:
@@ -287,8 +284,8 @@ __all__ = [
     "generate",
     "held_out",
     "is_held_out",
-    "recall_item",
-    "recall_pairs",
+    "lookup_item",
+    "lookup_pairs",
     "score",
     "small_talk",
     "tell",

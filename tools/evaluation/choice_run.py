@@ -10,13 +10,14 @@ from typing import TypeVar
 from msgspec import Struct
 
 from actorium.actors.errors import ActoriumError, BadConfig
-from actorium.tools.evaluation.choice_prompts import (
+from actorium.tools.evaluation.choice_scores import (
+    ChoiceResult,
     asking_messages,
     cloze_prompt,
     letters_prompt,
+    likeliest,
     parsed_letter,
 )
-from actorium.tools.evaluation.choice_scores import ChoiceResult, likeliest
 from actorium.tools.evaluation.multiple_choice import ChoiceQuestion
 from actorium.tools.evaluation.rated_model import RatedModel
 
@@ -25,8 +26,6 @@ Found = TypeVar("Found")
 
 
 class ChoiceMethod(Enum):
-    """How an answer is got out of a model."""
-
     LOGITS = "logits"
     """The letter with the highest log-probability as the next token."""
     GENERATE = "generate"
@@ -36,15 +35,13 @@ class ChoiceMethod(Enum):
 
 
 class QuestionAsker(Struct, frozen=True, kw_only=True):
-    """How questions are put."""
-
     method: ChoiceMethod
     chat: bool = False
-    """Of logits: as a conversation. generate always is one."""
+    """For logits: as a conversation. generate always is one."""
     per_char: bool = False
-    """Of cloze: by the log-probability of a character, for options of unlike length."""
+    """For cloze: by log-probability per character, for options of unequal length."""
     max_tokens: int = 512
-    """Of generate: tokens of an answer, at the most."""
+    """For generate: the most tokens of an answer."""
 
     async def ask(self, model: RatedModel, question: ChoiceQuestion,
                   shots: Sequence[ChoiceQuestion] = ()) -> ChoiceResult:
@@ -78,15 +75,15 @@ class QuestionAsker(Struct, frozen=True, kw_only=True):
 async def side_by_side(items: Sequence[Asked], act: Callable[[Asked], Awaitable[Found]],
                        at_once: int, done: Callable[[int], None] = lambda count: None
                        ) -> list[Found]:
-    """What `act` makes of each item, in their order, at most `at_once` under way. done: is told how
-    many are over. The first error ends the rest."""
-    found: dict[int, Found] = {}
+    """What `act` makes of each item, in their order, at most `at_once` under way. done: called with
+    the number finished. The first error ends the rest."""
+    answers: dict[int, Found] = {}
     waiting = iter(enumerate(items))
 
     async def work() -> None:
         for index, item in waiting:
-            found[index] = await act(item)
-            done(len(found))
+            answers[index] = await act(item)
+            done(len(answers))
 
     tasks = [asyncio.create_task(work()) for _ in range(min(at_once, len(items)))]
     try:
@@ -94,4 +91,4 @@ async def side_by_side(items: Sequence[Asked], act: Callable[[Asked], Awaitable[
     finally:
         for task in tasks:
             task.cancel()
-    return [found[i] for i in range(len(items))]
+    return [answers[i] for i in range(len(items))]

@@ -1,8 +1,15 @@
-"""From answers to scores: shares of right ones by category and overall, with errors. Pure."""
+"""Multiple-choice questions: how they are put, by three methods, and from answers to scores. Pure.
+
+logits: the prompt of MMLU's authors, whose next token is a letter. generate: a conversation that
+asks for a last line "Answer: LETTER", as simple-evals and SGLang's evaluation do. cloze: the
+question without its options, each of which is then rated as a continuation, as lm-eval does for
+models too small to know what letters stand for.
+"""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
@@ -15,13 +22,11 @@ Z95 = 1.959963984540054
 
 
 class ChoiceResult(Struct, frozen=True, kw_only=True):
-    """What became of one question."""
-
     question: ChoiceQuestion
     chosen: int | None = None
     """Number of the option that the model chose; None = none could be made out."""
     values: list[float | None] = []
-    """Log-probability of each option in nats, as the method rates it; None = not told."""
+    """Log-probability of each option in nats, as the method rates it; None = not reported."""
     text: str = ""
     """The answer in words."""
     error: str = ""
@@ -32,8 +37,6 @@ class ChoiceResult(Struct, frozen=True, kw_only=True):
 
 
 class Share(Struct, frozen=True):
-    """Right answers among questions."""
-
     right: int
     count: int
 
@@ -44,7 +47,6 @@ class Share(Struct, frozen=True):
 
     @property
     def standard_error(self) -> float:
-        """Of the score, by the binomial distribution."""
         return math.sqrt(self.score * (1 - self.score) / self.count) if self.count else 0.0
 
     def interval(self) -> tuple[float, float]:
@@ -59,7 +61,6 @@ class Share(Struct, frozen=True):
         return max(0.0, middle - half), min(1.0, middle + half)
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
         return {"score": round(self.score, 5), "standard_error": round(self.standard_error, 5),
                 "right": self.right, "count": self.count}
 
@@ -80,7 +81,7 @@ def overall(results: Iterable[ChoiceResult]) -> Share:
 
 def shares_by(results: Iterable[ChoiceResult], key: Callable[[ChoiceQuestion], str]
               ) -> dict[str, Share]:
-    """Of each group of questions, by name."""
+    """Returns the score of each group of questions by name."""
     groups: dict[str, list[ChoiceResult]] = {}
     for one in results:
         groups.setdefault(key(one.question), []).append(one)
@@ -88,7 +89,6 @@ def shares_by(results: Iterable[ChoiceResult], key: Callable[[ChoiceQuestion], s
 
 
 def chance(results: Sequence[ChoiceResult]) -> float:
-    """The score of guesses."""
     return sum(1 / len(one.question.choices) for one in results) / max(len(results), 1)
 
 
@@ -125,7 +125,6 @@ def _item(one: ChoiceResult) -> dict[str, Any]:
 
 
 def choice_table(result: Mapping[str, Any]) -> str:
-    """The scores as aligned text."""
     rows = [*result["categories"].items(), ("all", result)]
     width = max(len(name) for name, _ in rows)
     lines = [f"{'':<{width}} {'right':>6} {'of':>6} {'score':>8}  standard error"]
@@ -135,3 +134,62 @@ def choice_table(result: Mapping[str, Any]) -> str:
     lines.append(f"chance {100 * result['chance']:.1f}%, {result['seconds']:.1f} s"
                  + "".join(f", {note}" for note in notes))
     return "\n".join(lines)
+
+
+def letters_prompt(question: ChoiceQuestion, shots: Sequence[ChoiceQuestion] = ()) -> str:
+    """A text whose next token should be a space with the right letter."""
+    about = f" about {question.subject.replace('_', ' ')}" if question.subject else ""
+    parts = [f"The following are multiple choice questions (with answers){about}."]
+    parts += [f"{_with_options(one)} {one.letter}" for one in shots]
+    return "\n\n".join([*parts, _with_options(question)])
+
+
+def _with_options(one: ChoiceQuestion) -> str:
+    options = "".join(f"\n{letter}. {text}" for letter, text in zip(one.letters, one.choices,
+                                                                   strict=True))
+    return f"{_read_before(one)}{one.question.strip()}{options}\nAnswer:"
+
+
+def cloze_prompt(question: ChoiceQuestion, shots: Sequence[ChoiceQuestion] = ()) -> str:
+    """A text that should go on with a space and the right option's own words."""
+    parts = [f"{_cloze(one)} {one.choices[one.answer]}" for one in shots]
+    return "\n\n".join([*parts, _cloze(question)])
+
+
+def _cloze(one: ChoiceQuestion) -> str:
+    return _read_before(one) + (one.stem or f"Question: {one.question.strip()}\nAnswer:")
+
+
+def _read_before(one: ChoiceQuestion) -> str:
+    return f"{one.context.strip()}\n" if one.context else ""
+
+
+def asking_messages(question: ChoiceQuestion, shots: Sequence[ChoiceQuestion] = ()
+                    ) -> list[dict[str, str]]:
+    """A conversation whose answer should end with "Answer: LETTER"."""
+    turns = []
+    for one in shots:
+        turns += [{"role": "user", "content": _asked(one)},
+                  {"role": "assistant", "content": f"Answer: {one.letter}"}]
+    return [*turns, {"role": "user", "content": _asked(question)}]
+
+
+def _asked(one: ChoiceQuestion) -> str:
+    options = "\n".join(f"{letter}) {text}" for letter, text in zip(one.letters, one.choices,
+                                                                   strict=True))
+    return (f"Solve this multiple choice question. Think first if you need to, and end with a line "
+            f"'Answer: LETTER' where LETTER is one of {one.letters}.\n\n{_read_before(one)}"
+            f"{one.question.strip()}\n\n{options}")
+
+
+_ANSWER = re.compile(r"answer(?:\s+is)?\s*[:=]?[\s*$(\[]*([A-J])(?![A-Za-z])", re.IGNORECASE)
+_ALONE = re.compile(r"[\s*$(\[]*([A-J])(?![A-Za-z])")
+
+
+def parsed_letter(text: str, letters: str) -> str | None:
+    """The letter of an answer in words: the last "Answer: X", else one that it begins with."""
+    named = [found.upper() for found in _ANSWER.findall(text) if found.upper() in letters]
+    if named:
+        return str(named[-1])
+    alone = _ALONE.match(text)
+    return alone[1] if alone is not None and alone[1] in letters else None

@@ -20,8 +20,6 @@ MAX_TOKENS = 256
 
 
 class TaskScore(Struct):
-    """How one task went."""
-
     task: str
     count: int = 0
     right: int = 0
@@ -35,21 +33,19 @@ class TaskScore(Struct):
 
 
 class Score(Struct):
-    """The whole evaluation."""
-
     tasks: list[TaskScore]
     seconds: float
     output_tokens: int
 
     @property
     def share(self) -> float:
-        """Right items over all items."""
         return sum(t.right for t in self.tasks) / max(sum(t.count for t in self.tasks), 1)
 
 
 def evaluate(client: Client, count: int, params: SamplingParams | None = None,
              say: Callable[[int], None] | None = None) -> Score:
-    """Ask `count` held-out items of every task and compare. `say` is told how many are done."""
+    """Asks `count` held-out items of every task and compares. `say`: called with the number
+    done."""
     items = [item for task in TASKS for item in held_out(task, count)]
     asked = params or SamplingParams(temperature=0.0, max_tokens=MAX_TOKENS)
     scores = {task: TaskScore(task, wrong=[]) for task in TASKS}
@@ -83,7 +79,6 @@ def _note(entry: TaskScore, item: TaskItem, got: str) -> None:
 
 
 def as_dict(result: Score) -> dict[str, Any]:
-    """For JSON."""
     tasks = {t.task: {"count": t.count, "right": t.right, "share": t.share, "errors": t.errors,
                       "wrong": t.wrong} for t in result.tasks}
     return {"share": result.share, "count": sum(t.count for t in result.tasks),
@@ -91,7 +86,6 @@ def as_dict(result: Score) -> dict[str, Any]:
 
 
 def score_table(result: Score) -> str:
-    """Aligned text."""
     lines = [f"{'task':<10} {'right':>6} {'of':>6} {'share':>7}"]
     lines += [f"{t.task:<10} {t.right:>6} {t.count:>6} {100 * t.share:>6.1f}%"
               + (f"  ({t.errors} errors)" if t.errors else "") for t in result.tasks]

@@ -1,8 +1,8 @@
 """A model behind any server that speaks OpenAI's API: `/v1/completions`, for conversations
 `/v1/chat/completions`.
 
-Servers differ in what they tell. Log-probabilities of letters need `logprobs`, of texts `echo` with
-`logprobs` (vLLM, SGLang, llama.cpp's Python server, this engine; not OpenAI's own). Where a
+Servers differ in what they return. Log-probabilities of letters need `logprobs`, of texts `echo`
+with `logprobs` (vLLM, SGLang, llama.cpp's Python server, this engine; not OpenAI's own). Where a
 continuation's tokens begin is where those of the prompt alone end: `text_offset` would be shorter,
 but servers count a beginning-of-text token and halves of characters differently.
 """
@@ -26,23 +26,21 @@ from actorium.tools.evaluation.rated_model import (
 
 COMPLETIONS, CHAT, TOKENIZE = "/v1/completions", "/v1/chat/completions", "/tokenize"
 ALTERNATIVES = (20, 5)
-"""Likeliest tokens to be told: what most servers allow, and OpenAI's limit for completions."""
+"""Likeliest tokens asked for: what most servers allow, and OpenAI's limit for completions."""
 BUSY = (429, 503)
 WAITS = (0.5, 1.0, 2.0, 4.0)
-"""Seconds before a busy server is asked again, or one that was there and is gone: engines and what
-stands before them are started again."""
+"""Seconds before a busy server, or one that stopped answering, is asked again: engines and proxies
+restart."""
 
 
 class HttpModel:
-    """See `RatedModel`."""
-
     def __init__(self, http: Http, name: str, headers: str = "", patience: float = 600.0) -> None:
         """name: the model's, as the server calls it. headers: lines, each with its end. patience:
         seconds for the answer to a request."""
         self.name = name
         self._http, self._headers, self._patience = http, headers, patience
         self._counts: tuple[int, ...] = ALTERNATIVES
-        """Those that the server has not refused."""
+        """Counts of alternatives that the server has not refused."""
         self._answered = False
 
     async def letter_logprobs(self, prompt: AskedPrompt, letters: str) -> list[float | None]:
@@ -62,7 +60,7 @@ class HttpModel:
             choice, _ = await self._ask(COMPLETIONS, {"prompt": prompt, "logprobs": count, **more})
             logprobs = choice.get("logprobs") or {}
             told = logprobs.get("top_logprobs")
-            if told == []:  # the text ended at once, of which llama.cpp's server tells nothing
+            if told == []:  # the text ended at once, for which llama.cpp's server returns nothing
                 return {}
             found = (told or [None])[0]
         else:
@@ -173,7 +171,7 @@ def is_a_token_behind(tokens: Sequence[str], prompt: str | list[int], usage: Map
 
 
 def letter_values(told: dict[str, float], letters: str) -> list[float | None]:
-    """Of each letter, the likelier of its spellings with and without a space; None where neither is
-    among the tokens that were told."""
+    """Returns for each letter the likelier of its spellings with and without a space; None if
+    neither is among the tokens returned."""
     return [max((value for token, value in told.items() if token.strip() == letter), default=None)
             for letter in letters]

@@ -22,7 +22,7 @@ from actorium.actors.errors import BadConfig
 
 LETTERS = "ABCDEFGHIJ"
 COLUMNS = 6
-"""Of MMLU's files."""
+"""Column names of MMLU's files."""
 SPLITS = ("test", "val", "dev")
 
 
@@ -47,12 +47,10 @@ class ChoiceQuestion(Struct, frozen=True, kw_only=True):
 
     @property
     def letter(self) -> str:
-        """Of the right option."""
         return LETTERS[self.answer]
 
     @property
     def letters(self) -> str:
-        """Of all options."""
         return LETTERS[:len(self.choices)]
 
 
@@ -61,7 +59,7 @@ class QuestionSet(Struct, frozen=True):
 
     questions: list[ChoiceQuestion]
     shots: dict[str, list[ChoiceQuestion]]
-    """By subject."""
+    """Example questions by subject."""
 
 
 def read_mmlu(folder: Path, split: str = "test") -> QuestionSet:

@@ -14,7 +14,7 @@ from typing import Any
 from msgspec import Struct
 
 from actorium.actors.errors import ActoriumError
-from actorium.tools.demo.demo_tasks import MAX_PAIRS, recall_item, recall_pairs
+from actorium.tools.demo.demo_tasks import MAX_PAIRS, lookup_item, lookup_pairs
 from actorium.tools.evaluation.choice_run import side_by_side
 from actorium.tools.evaluation.choice_scores import Share
 from actorium.tools.evaluation.rated_model import AskedPrompt, RatedModel
@@ -38,16 +38,12 @@ FILLER = (
 
 
 class NeedleCase(Struct, frozen=True, kw_only=True):
-    """One cell's prompt."""
-
     prompt: AskedPrompt
     answer: str
     """What the reply must hold."""
 
 
 class NeedleResult(Struct, frozen=True, kw_only=True):
-    """What became of one case."""
-
     length: int
     """Asked for, in tokens."""
     depth: float
@@ -55,15 +51,15 @@ class NeedleResult(Struct, frozen=True, kw_only=True):
     answer: str
     text: str = ""
     tokens: int = 0
-    """Of the prompt, as the server counts them."""
+    """Tokens of the prompt as the server counts them."""
     error: str = ""
 
     @property
     def right(self) -> bool:
-        return not self.error and found_in(self.text, self.answer)
+        return not self.error and contains_answer(self.text, self.answer)
 
 
-def found_in(text: str, answer: str) -> bool:
+def contains_answer(text: str, answer: str) -> bool:
     """Whether an answer is in a text as a word of its own."""
     return re.search(rf"(?<!\w){re.escape(answer)}(?!\w)", text) is not None
 
@@ -79,7 +75,6 @@ def text_case(units: int, depth: float, rng: random.Random) -> NeedleCase:
 
 
 def chat_case(units: int, depth: float, rng: random.Random) -> NeedleCase:
-    """The same as a conversation."""
     case = text_case(units, depth, rng)
     text = str(case.prompt).partition("\n\nQuestion:")[0]
     asked = f"{text}\n\nWhat is the secret number? Answer with the number."
@@ -88,9 +83,9 @@ def chat_case(units: int, depth: float, rng: random.Random) -> NeedleCase:
 
 def pairs_case(units: int, depth: float, rng: random.Random) -> NeedleCase:
     """The demo model's own task: one of `units` pairs."""
-    pairs = recall_pairs(rng, min(max(units, 2), MAX_PAIRS))
+    pairs = lookup_pairs(rng, min(max(units, 2), MAX_PAIRS))
     keys = list(pairs)
-    item = recall_item(pairs, keys[round(depth * (len(keys) - 1))])
+    item = lookup_item(pairs, keys[round(depth * (len(keys) - 1))])
     return NeedleCase(answer=item.answer, prompt=[{"role": "user", "content": item.prompt}])
 
 
@@ -135,7 +130,6 @@ async def run_needle(model: RatedModel, style: str, lengths: Sequence[int],
 
 def needle_object(results: Sequence[NeedleResult], setting: dict[str, Any], seconds: float
                   ) -> dict[str, Any]:
-    """For JSON."""
     whole = Share(sum(one.right for one in results), len(results))
     cells = [{"length": length, "depth": depth, "tokens": max(one.tokens for one in cell),
               **Share(sum(one.right for one in cell), len(cell)).as_dict()}
@@ -162,7 +156,6 @@ def needle_table(result: Mapping[str, Any]) -> str:
 
 
 def needle_page(result: Mapping[str, Any]) -> str:
-    """The grid as a picture."""
     lengths, depths = _axes(result)
     by = {(one["length"], one["depth"]): one["score"] for one in result["cells"]}
     return page(f"needle: {result['model']}", [

@@ -25,14 +25,14 @@ class TextWindow(NamedTuple):
 
 
 def windows(count: int, window: int, stride: int) -> list[TextWindow]:
-    """Of `count` tokens. Every token but the first is scored once."""
-    found: list[TextWindow] = []
+    """Returns the windows of `count` tokens. Every token but the first is scored once."""
+    parts: list[TextWindow] = []
     scored = 1
     while scored < count:
-        end = min(count, window if not found else scored + stride)
-        found.append(TextWindow(max(0, end - window), scored, end))
+        end = min(count, window if not parts else scored + stride)
+        parts.append(TextWindow(max(0, end - window), scored, end))
         scored = end
-    return found
+    return parts
 
 
 async def run_perplexity(model: RatedModel, text: str, window: int, stride: int, most: int | None,
@@ -81,7 +81,6 @@ def perplexity_figures(values: Sequence[Sequence[float]], text_bytes: float) -> 
 
 
 def perplexity_table(result: Mapping[str, Any]) -> str:
-    """Aligned text."""
     return (f"perplexity {result['perplexity']:.4f}  ({result['nats_per_token']:.5f} "
             f"+- {result['standard_error_nats']:.5f} nats a token, "
             f"{result['bits_per_byte']:.4f} bits a byte)\n{result['scored']} tokens in "
@@ -89,7 +88,6 @@ def perplexity_table(result: Mapping[str, Any]) -> str:
 
 
 def perplexity_page(result: Mapping[str, Any]) -> str:
-    """With a picture of the windows."""
     return page(f"perplexity: {result['model']}", [
         f"<p><b>{result['perplexity']:.4f}</b>: {result['nats_per_token']:.5f} &plusmn; "
         f"{result['standard_error_nats']:.5f} nats a token, {result['bits_per_byte']:.4f} bits a "

@@ -27,8 +27,6 @@ WORST_SHOWN = 40
 
 
 class PictureResult(Struct, frozen=True, kw_only=True):
-    """What became of one item."""
-
     item: PictureItem
     text: str = ""
     error: str = ""
@@ -76,7 +74,6 @@ async def ask_pictures(model: RatedModel, items: Sequence[PictureItem], at_once:
 
 def picture_object(results: Sequence[PictureResult], setting: Mapping[str, Any], seconds: float
                    ) -> dict[str, Any]:
-    """For JSON: the setting, the scores, and every answer."""
     groups: dict[str, list[bool]] = {}
     for one in results:
         groups.setdefault(one.item.question.kind, []).append(one.right)
@@ -98,7 +95,6 @@ def _row(number: int, one: PictureResult) -> dict[str, Any]:
 
 
 def picture_table(result: Mapping[str, Any]) -> str:
-    """Aligned text."""
     rows = [*result["categories"].items(), ("all", result)]
     lines = [f"{'':<14} {'right':>6} {'of':>6} {'score':>8}"]
     lines += [f"{name:<14} {row['right']:>6} {row['count']:>6} {100 * row['score']:>7.1f}%"

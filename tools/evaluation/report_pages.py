@@ -28,14 +28,12 @@ def page(title: str, parts: Sequence[str]) -> str:
 
 
 def table(head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-    """Cells are escaped."""
     return ("<table><tr>" + "".join(f"<th>{escape(cell)}</th>" for cell in head) + "</tr>"
             + "".join("<tr>" + "".join(f"<td>{escape(str(cell))}</td>" for cell in row) + "</tr>"
                       for row in rows) + "</table>")
 
 
 def setting_table(result: Mapping[str, Any], keys: Sequence[str]) -> str:
-    """What was run."""
     return table(("setting", "value"), [(key.replace("_", " "), result[key]) for key in keys
                                         if result.get(key) not in (None, "", [])])
 
@@ -43,7 +41,6 @@ def setting_table(result: Mapping[str, Any], keys: Sequence[str]) -> str:
 # --- multiple choice ------------------------------------------------------------------------------
 
 def choice_page(result: Mapping[str, Any]) -> str:
-    """Of `choice_scores.result_object`."""
     low, high = result["interval95"]
     rows = [("all", result), *result["categories"].items()]
     parts = [
@@ -129,7 +126,6 @@ def _heat(value: float | None) -> str:
 
 
 def line_chart(values: Sequence[float], across: str, down: str) -> str:
-    """One value after the other."""
     width, height, left = 640, 200, 60
     low, high = min(values), max(values)
     span = (high - low) or 1.0

@@ -42,7 +42,7 @@ class PageMemory:
         """Copies of pages, and of states."""
         self._sums = [0] * ready.host_pages
         self.disk: dict[bytes, tuple[Longs, int]] = {}
-        """By name: a copy and its checksum."""
+        """Copies with their checksums, by name."""
         self.clear()
 
     def clear(self) -> None:
@@ -59,7 +59,6 @@ class PageMemory:
         """Slot -> where its extend in this step starts, and how many tokens it has."""
 
     def release(self, slot: int) -> None:
-        """Frees a slot."""
         self._tables[slot] = [[] for _ in self._windows]
         self._prefix[slot] = np.zeros(0, np.uint64)
 

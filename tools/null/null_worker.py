@@ -144,14 +144,13 @@ class NullWorker(Core):
         self._masked: dict[int, list[int]] = {}
         """Slots with masks -> their drafts."""
         self._masks: dict[tuple[int, int], bytes] = {}
-        """Of the step, by slot and row."""
+        """Masks of the step, by slot and row."""
         self._held: StepPlan | None = None
         """The plan that waits for its masks."""
 
     # --- the shell's side ------------------------------------------------------------------------
 
     def on_message(self, message: ToWorker, now: float) -> None:
-        """Applies a plan (and answers it) or a reset."""
         if isinstance(message, Reset):
             self._reset(message)
         elif not self._acknowledged or message.epoch != self._epoch:

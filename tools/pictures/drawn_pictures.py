@@ -25,7 +25,7 @@ for twice or half of what they are."""
 SHAPES = ("circle", "square", "ring", "cross", "bar", "post", "arrow")
 """A bar lies, a post stands: each is the other when rows are taken for columns."""
 DIRECTIONS = ("up", "down", "left", "right")
-"""In which an arrow points."""
+"""Directions in which an arrow points."""
 SIZES = (9, 10, 11)
 """Half the width of a shape, in pixels."""
 SHIFT = 1
@@ -37,22 +37,18 @@ GROUNDS = (84, 96, 108)
 
 
 class Figure(NamedTuple):
-    """What is in a cell."""
-
     shape: str
     colour: str
     points: str = ""
-    """Of an arrow: one of `DIRECTIONS`."""
+    """Direction of an arrow: one of `DIRECTIONS`."""
     size: int = SIZES[1]
     shift: tuple[int, int] = (0, 0)
-    """To the right and down, in pixels."""
+    """Offset to the right and down, in pixels."""
     tint: tuple[int, int, int] = (0, 0, 0)
     """Levels added to the colour's."""
 
 
 class Picture(NamedTuple):
-    """A grid of cells, at least one by one."""
-
     cells: tuple[tuple[Figure | None, ...], ...]
     """Row by row."""
     ground: int = GROUNDS[1]

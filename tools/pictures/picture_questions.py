@@ -32,7 +32,7 @@ from actorium.tools.pictures.drawn_pictures import (
 )
 
 COUNT = 100
-"""Items of an evaluation, unless told otherwise."""
+"""Default number of items of an evaluation."""
 NUMBERS = ("none", "one", "two", "three", "four", "five", "six")
 ROWS = ("top", "middle", "bottom")
 """Of two there is no one in the middle."""
@@ -63,16 +63,12 @@ ODD = 0.12
 
 
 class PictureQuestion(NamedTuple):
-    """A question and its answer."""
-
     kind: str
     text: str
     answer: str
 
 
 class PictureItem(NamedTuple):
-    """A question about one or two pictures."""
-
     pictures: tuple[Picture, ...]
     question: PictureQuestion
 
@@ -196,14 +192,14 @@ def asked(rng: random.Random, pictures: tuple[Picture, ...], count: int,
     by_kind: dict[str, list[PictureQuestion]] = {}
     for one in known:
         by_kind.setdefault(one.kind, []).append(one)
-    found: list[PictureQuestion] = []
-    while by_kind and len(found) < count:
+    chosen: list[PictureQuestion] = []
+    while by_kind and len(chosen) < count:
         kinds = sorted(by_kind)
         [kind] = rng.choices(kinds, [weights[each] for each in kinds])
-        found.append(by_kind[kind].pop(rng.randrange(len(by_kind[kind]))))
+        chosen.append(by_kind[kind].pop(rng.randrange(len(by_kind[kind]))))
         if not by_kind[kind]:
             del by_kind[kind]
-    return found
+    return chosen
 
 
 def held_out(count: int = COUNT, seed: int = 0) -> list[PictureItem]:

@@ -49,18 +49,16 @@ class CellJob(Struct, frozen=True):
     seed: int
     faults: list[ReplicaDeath]
     start: float = 0.0
-    """As of `VirtualCluster`."""
+    """See `VirtualCluster`."""
 
 
 class CellAnswer(NamedTuple):
-    """What it found."""
-
     columns: dict[str, np.ndarray[Any, Any]]
     counts: dict[str, int]
     seconds: float
     """It took, of a processor."""
     megabytes: float
-    """Of memory that it had at the most."""
+    """Peak memory."""
 
 
 def cell_sizes(replicas: int, most: int) -> list[int]:
@@ -71,7 +69,8 @@ def cell_sizes(replicas: int, most: int) -> list[int]:
 
 def cell_jobs(config: Config, model: StepSeconds, sizes: Sequence[int], routing: str, seed: int,
               faults: Sequence[ReplicaDeath], start: float = 0.0) -> list[CellJob]:
-    """Those of one cluster. Faults number the replicas of all cells, the first cell's first."""
+    """Returns the jobs of one cluster. Faults number replicas over all cells, the first cell's
+    first."""
     jobs, first = [], 0
     for index, size in enumerate(sizes):
         own = [msgspec.structs.replace(fault, replica=fault.replica - first) for fault in faults
@@ -83,7 +82,6 @@ def cell_jobs(config: Config, model: StepSeconds, sizes: Sequence[int], routing:
 
 
 def run_cell(job: CellJob, work: SimulatedLoad) -> tuple[RequestColumns, dict[str, int]]:
-    """In this process."""
     config = cluster_config(load(bytes(job.config)), job.replicas, job.routing)
     cluster = VirtualCluster(config, job.model, work, job.seed, start=job.start)
     return cluster.run(job.faults), cluster.counts()
@@ -95,13 +93,13 @@ def run_cells(jobs: Sequence[CellJob], works: Sequence[SimulatedLoad], processes
 
     Raises `EngineUnavailable` where one fails.
     """
-    def one(pair: tuple[CellJob, SimulatedLoad]) -> CellAnswer:
+    def simulated(pair: tuple[CellJob, SimulatedLoad]) -> CellAnswer:
         answer = _in_process(*pair)
         done()
         return answer
 
     with ThreadPoolExecutor(processes) as threads:
-        return list(threads.map(one, zip(jobs, works, strict=True)))
+        return list(threads.map(simulated, zip(jobs, works, strict=True)))
 
 
 def _in_process(job: CellJob, work: SimulatedLoad) -> CellAnswer:

@@ -1,9 +1,9 @@
 """Many steps of a scheduler at once, where each is like the one before. Pure.
 
-While a replica only decodes, nothing waits, nobody ends and pages are there, a step adds a token to
-every sequence and nothing else is decided: what the next steps are, and how long they take, is
-known from here on. `SteadyScheduler` finds such a run and applies as much of it as has happened
-when somebody comes or ends. Its state is then, to the last bit, what as many single steps would
+While a replica only decodes, nothing waits, no sequence ends and pages are free, a step adds a
+token to every sequence and decides nothing else: the next steps and their times are known in
+advance. `SteadyScheduler` finds such a run and applies as much of it as has happened when a request
+arrives or ends. Its state is then, to the last bit, what as many single steps would
 have left (`tests/tools/simulate/test_fast_forward.py` compares them), but for the scheduler's
 histograms, which a simulation has none of: `SteadyMetrics` counts what is asked for.
 """
@@ -94,7 +94,7 @@ class SteadyScheduler(SchedulerCore):
 
     def steady_run(self, worker: ModelledWorker, in_flight: list[tuple[float, int]]
                    ) -> SteadyRun | None:
-        """The steps that lie ahead if nobody comes; None where the next one is unlike the one
+        """The steps ahead if no request arrives; None if the next one is unlike the one
         before. in_flight: (time, microseconds) of the results to come, in order."""
         rows = self._steady_rows()
         if rows is None or len(in_flight) != len(self._unresolved):
@@ -127,8 +127,8 @@ class SteadyScheduler(SchedulerCore):
         return None
 
     def _steps_with_pages(self, rows: DecodeRows) -> tuple[int, bool]:
-        """How many plans can be made until somebody ends, or up to the first that needs the pages
-        of the prefix cache, and whether the last of them does."""
+        """How many plans can be made until a sequence ends, or up to the first that needs pages of
+        the prefix cache, and whether the last of them does."""
         table, kv_cache = self.state.table, self.state.kv_cache
         slots, free = rows.slots, kv_cache.pools[0].free
         length = table.len_hi[slots]
@@ -140,7 +140,7 @@ class SteadyScheduler(SchedulerCore):
         if first > steps:
             return steps, False
         wanted = self._growing(rows, first)
-        if kv_cache.available(0) < wanted:  # somebody will be preempted, or given fewer pages
+        if kv_cache.available(0) < wanted:  # a sequence will be preempted, or given fewer pages
             return first - 1, False
         return first, free < wanted
 

@@ -14,13 +14,13 @@ from actorium.tools.simulate.step_model import StepSeconds
 
 class ModelledWorker(NullWorker):
     """The null worker, less what its tests are for: no drafts, masks or ends of sequence; tokens
-    that are a plain sum of seed and position. It tells with each result how long the step took."""
+    that are a plain sum of seed and position. Each result says how long its step took."""
 
     def __init__(self, context: Context, model: StepSeconds) -> None:
         super().__init__(context)
         self._model = model
         self._first = np.zeros(self.ready.slots, np.int64)
-        """By slot: its token at position 0."""
+        """Token at position 0, by slot."""
 
     def _admit(self, admit: Admit) -> None:
         super()._admit(admit)

@@ -10,6 +10,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from actorium.tools.evaluation.report_pages import page, table
+from actorium.tools.output import load_pyplot, save_plot
+
 PERCENTILES = (50, 90, 99)
 ROWS = (
     ("requests", "requests", "{:,}"), ("failed", "of them failed", "{:,}"),
@@ -56,7 +59,7 @@ def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int
     mean = float(replicas)
     if "replica_seconds" in counts:
         mean = counts["replica_seconds"] / counts["simulated_seconds"]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "requests": int(np.isfinite(columns["arrival"]).sum()), "failed": int((~good).sum()),
         "seconds": seconds}
     several = good & (columns["tokens"] > 1)
@@ -64,23 +67,23 @@ def simulation_figures(columns: Arrays, counts: Mapping[str, int], replicas: int
              "tpot": (end - first)[several] / (columns["tokens"][several] - 1)}
     for name, values in times.items():
         if len(values):
-            found[f"{name}_mean_ms"] = 1e3 * float(values.mean())
-            found |= {f"{name}_p{p}_ms": 1e3 * float(np.percentile(values, p))
+            figures[f"{name}_mean_ms"] = 1e3 * float(values.mean())
+            figures |= {f"{name}_p{p}_ms": 1e3 * float(np.percentile(values, p))
                       for p in PERCENTILES}
-    found |= {
+    figures |= {
         "prompt_tokens": prompt, "output_tokens": tokens,
         "requests_per_s": int(good.sum()) / seconds, "output_per_s": tokens / seconds,
         "hit_ratio": int(columns["cached"][good].sum()) / max(prompt, 1),
         "busy": counts["busy_us"] / 1e6 / (seconds * mean), **counts}
     if "replica_seconds" in counts:
-        found |= {"mean_replicas": mean, "replicas_more": sum(
+        figures |= {"mean_replicas": mean, "replicas_more": sum(
             counts[f"autoscaled_by_{why}"] for why in ("queue", "ttft", "min")),
             "replicas_fewer": sum(counts[f"autoscaled_by_{why}"] for why in ("room", "max"))}
     if cost_per_hour is not None:
         cost = cost_per_hour * mean * seconds / 3600
-        found["cost_per_million_output"] = 1e6 * cost / max(tokens, 1)
-        found["cost_per_million_tokens"] = 1e6 * cost / max(tokens + prompt, 1)
-    return found
+        figures["cost_per_million_output"] = 1e6 * cost / max(tokens, 1)
+        figures["cost_per_million_tokens"] = 1e6 * cost / max(tokens + prompt, 1)
+    return figures
 
 
 def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
@@ -93,37 +96,18 @@ def comparison(results: Mapping[str, Mapping[str, Any]]) -> list[list[str]]:
     return rows
 
 
-def comparison_text(rows: Sequence[Sequence[str]]) -> str:
-    """Aligned for a terminal."""
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return "\n".join(f"{row[0]:<{widths[0]}}" + "".join(
-        f"  {cell:>{width}}" for cell, width in zip(row[1:], widths[1:], strict=True))
-        for row in rows)
-
-
 def comparison_html(title: str, notes: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A page without scripts that stands alone."""
-    head, *body = [[html.escape(cell) for cell in row] for row in rows]
-    lines = ["<tr>" + "".join(f"<th>{cell}</th>" for cell in head) + "</tr>"]
-    lines += ["<tr><th>" + row[0] + "</th>" + "".join(f"<td>{cell}</td>" for cell in row[1:])
-              + "</tr>" for row in body]
-    return ("<!doctype html><meta charset=utf-8><title>" + html.escape(title) + "</title>"
-            "<style>body{font:15px sans-serif;margin:2em;max-width:60em}table{border-collapse:"
-            "collapse}th,td{padding:.25em .8em;border-bottom:1px solid #ddd;text-align:right}"
-            "th:first-child{text-align:left;font-weight:normal}</style>"
-            f"<h1>{html.escape(title)}</h1>"
-            + "".join(f"<p>{html.escape(note)}</p>" for note in notes)
-            + "<table>" + "".join(lines) + "</table>\n")
+    """Returns a page without scripts that stands alone."""
+    return page(title, [*(f"<p>{html.escape(note)}</p>" for note in notes),
+                        table(rows[0], rows[1:])])
 
 
 def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays],
                     clusters: Clusters) -> None:
     """How many of the requests had their first token, and each of their tokens, by when; with
     several numbers of replicas also what these come to."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot, ticker
+    pyplot = load_pyplot()
+    from matplotlib import ticker
 
     grown = len({replicas for replicas, _, _ in clusters}) > 1
     figure, panels = pyplot.subplots(1, 4 if grown else 2, figsize=(17 if grown else 9, 3.6))
@@ -147,10 +131,7 @@ def comparison_plot(path: Path, title: str, columns: Mapping[str, Arrays],
     if grown:
         _plot_over_replicas(panels[2:], clusters)
     figure.suptitle(title, fontsize=10)
-    figure.tight_layout()
-    path.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(path, dpi=120)
-    pyplot.close(figure)
+    save_plot(figure, path)
 
 
 def _plot_over_replicas(panels: Sequence[Any], clusters: Clusters) -> None:

@@ -23,23 +23,21 @@ FLAG = "--step-model"
 
 
 class StepSeconds(Struct, frozen=True, forbid_unknown_fields=True):
-    """Seconds, see the module."""
-
     base: float
     prompt: float
     sequence: float
     context: float
     pair: float = 0.0
     inward: float = 0.0
-    """From a client to the scheduler."""
+    """Delay from a client to the scheduler."""
     outward: float = 0.0
-    """From the scheduler to a client."""
+    """Delay from the scheduler to a client."""
     about: str = ""
     """What was measured."""
 
     def seconds(self, prompt: int, sequences: int, context: float, pairs: float) -> float:
-        """Of a step with so many prompt tokens, decoding sequences, tokens that these read, and
-        pairs."""
+        """Returns the seconds of a step with so many prompt tokens, decoding sequences, tokens that
+        these read, and pairs."""
         return (self.base + self.prompt * prompt + self.sequence * sequences
                 + self.context * context + self.pair * pairs)
 
@@ -62,10 +60,10 @@ def model_of(numbers: Sequence[float], about: str = "") -> StepSeconds:
 
 
 def parse_step_model(text: str) -> StepSeconds:
-    """Of `--step-model`: four to seven numbers, or a JSON file with the fields of `StepSeconds`.
+    """Parses `--step-model`: four to seven numbers, or a JSON file with the fields of
+    `StepSeconds`.
 
-    Raises `BadConfig`.
-    """
+    Raises `BadConfig`."""
     path = Path(text).expanduser()
     if path.is_file():
         try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from actorium.actors.core import Context
 from actorium.actors.messages import StepPlan, StepResult
-from actorium.tools.chaos.paced_worker import PacedWorker
+from actorium.tools.chaos.fault_injection import PacedWorker
 from actorium.tools.simulate.modelled_worker import ModelledWorker
 from actorium.tools.simulate.step_model import StepSeconds
 
@@ -27,10 +27,8 @@ class SteppedWorker(ModelledWorker, PacedWorker):
 
 
 def build(context: Context) -> SteppedWorker:
-    """The role's entry."""
     return SteppedWorker(context, STEP_SECONDS)
 
 
 def build_slow(context: Context) -> SteppedWorker:
-    """The same, with `SLOW_SECONDS`."""
     return SteppedWorker(context, SLOW_SECONDS)

@@ -4,7 +4,7 @@ trees, without processes; of the workers, the time that their steps take. Pure.
 Whatever a replica's scheduler sends its worker takes that worker's time, and comes back when that
 has passed; all other messages take as long as the step model says, and keep their order. The router
 is built as in an engine, so a policy that it learns is simulated from then on. A replica that dies
-takes its scheduler, pages and cache with it; the router hears of it `DETECTION` later, and it comes
+takes its scheduler, pages and cache with it; the router notices `DETECTION` later, and it comes
 back empty. Replicas that the router has come by itself are there after the time that they take to
 start.
 """
@@ -53,7 +53,7 @@ CLIENT_SIDE = 2 / 3
 QUIET = 14.0
 """Seconds after which a replica reports although it has nothing to say that the router acts on."""
 RETAIN = 5.0
-"""Seconds for which requests are kept that are over: nobody asks for them."""
+"""Seconds for which ended requests are kept: none is asked for again."""
 
 
 class ReplicaDeath(Struct, frozen=True):
@@ -65,7 +65,6 @@ class ReplicaDeath(Struct, frozen=True):
 
 
 def cluster_config(config: Config, replicas: int, routing: str) -> Config:
-    """The configuration of a simulated cluster."""
     replace = msgspec.structs.replace
     given = config.cluster
     cluster = ClusterConfig(
@@ -93,8 +92,6 @@ class RequestColumns:
 
 
 class VirtualCluster:
-    """Runs a workload to its end."""
-
     def __init__(self, config: Config, model: StepSeconds, work: SimulatedLoad, seed: int,
                  single_steps: bool = False, start: float = 0.0) -> None:
         """config: of `cluster_config`; single_steps: no steps are taken many at once, which gives
@@ -125,13 +122,13 @@ class VirtualCluster:
         self._scheduled = 0
         self._left = work.requests
         self._request_of: dict[int, int] = {}
-        """By sid, of requests that live."""
+        """Requests in progress, by sid."""
         self._history: dict[int, bytes] = {}
-        """By conversation: all that was said, of those that go on."""
+        """The text so far of conversations that go on."""
         self._conversation = np.repeat(np.arange(len(work.starts)), np.diff(work.first))
 
     def run(self, faults: list[ReplicaDeath]) -> RequestColumns:
-        """To the end of the last request."""
+        """Runs to the end of the last request."""
         for index in range(len(self.replicas)):
             self._launch((index, 1))
         self._tick(None)
@@ -149,7 +146,6 @@ class VirtualCluster:
         return self.columns
 
     def counts(self) -> dict[str, int]:
-        """Counters of the run."""
         found = Counter(self._counts)
         for replica in self.replicas:
             if replica is not None:
@@ -232,7 +228,6 @@ class VirtualCluster:
         self._changed_at = self.now
 
     def _ask(self, request: int) -> None:
-        """The next turn of a conversation comes."""
         work, columns = self._work, self.columns
         conversation = int(self._conversation[request])
         said = self._history.get(conversation)
@@ -280,7 +275,6 @@ class VirtualCluster:
             self._said(replica, said + replica.take(message, self.now))
 
     def _hear(self, message: Any) -> None:
-        """What a detokenizer would hear."""
         if isinstance(message, Open):
             self._request_of[message.sid] = int(message.rid)
             if message.end is not None:

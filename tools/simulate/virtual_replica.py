@@ -1,10 +1,10 @@
 """A replica on a virtual clock: a real scheduler behind the real link to its router, and of its
 worker the time that its steps take. Pure.
 
-What happens within a replica are results of steps and reports to the router. Nobody watches most of
-them, so they are made up for when somebody does: `advance` brings the replica to a time, and
-`next_event` says by when that must be done at the latest, since the router would hear of something
-that it acts on. Steady steps are then taken many at once (`fast_forward`), and reports that say
+What happens within a replica are results of steps and reports to the router. Most are never
+observed, so they are applied lazily: `advance` brings the replica to a time, and
+`next_event` says by when that must be done at the latest, since the router would act on
+what it reports. Steady steps are then taken many at once (`fast_forward`), and reports that say
 nothing new of the speed at which prompts are computed are not made.
 """
 
@@ -47,8 +47,6 @@ def replica_context(config: Config, index: int, launch: int) -> Context:
 
 
 class VirtualReplica:
-    """One life of a replica."""
-
     def __init__(self, config: Config, index: int, launch: int, model: StepSeconds,
                  single_steps: bool = False) -> None:
         """config: the cluster's; single_steps: none are taken at once, for comparison."""
@@ -72,7 +70,7 @@ class VirtualReplica:
         self._reports = False
         """The last report is made that is due, although it has no news."""
         self.scheduled = inf
-        """For the cluster: what `next_event` was, last."""
+        """The last `next_event`, for the cluster."""
 
     def start(self, now: float) -> Said:
         """The worker has said what it can hold."""
@@ -144,13 +142,12 @@ class VirtualReplica:
         return said
 
     def counts(self) -> Counter[str]:
-        """The counters so far."""
         gauges = self.bare.health().gauges
         return Counter({name: int(gauges[name]) for name in COUNTED})
 
     @property
     def _has_news(self) -> bool:
-        """The next report tells the router how fast prompts were computed."""
+        """The next report includes the speed at which prompts were computed."""
         return self._reported != self.bare.counters.prompts.tokens
 
     def _report_due(self, until: float) -> float | None:

@@ -135,8 +135,6 @@ def _lognormal(rng: np.random.Generator, mean: float, sigma: float, count: int) 
 
 
 class TraceLine(NamedTuple):
-    """A line of a trace, in order of its file."""
-
     arrival: float
     prompt: int
     output: int

@@ -35,8 +35,6 @@ os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 
 
 class Trained(NamedTuple):
-    """One of the models."""
-
     begin: Begin
     minutes: float
     """Wall time, unless said otherwise."""
@@ -51,7 +49,6 @@ MODELS = {
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(prog="python -m actorium.tools.training",
                                      description=(__doc__ or "").splitlines()[0])
     kinds = parser.add_subparsers(dest="model", required=True)
@@ -64,10 +61,11 @@ def main() -> None:
         own.add_argument("--begin", type=float, default=0.0, help="go on from the checkpoint in "
                          "--out, at this point of the schedule (0 to 1)")
         own.add_argument("--rank", type=int, default=0, help=argparse.SUPPRESS)
-        own.add_argument("--meet", help=argparse.SUPPRESS)
+        own.add_argument("--rendezvous", help=argparse.SUPPRESS)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    in_team(partial(_train, MODELS[args.model].begin, args), args.processes, args.meet, args.rank)
+    in_team(partial(_train, MODELS[args.model].begin, args), args.processes, args.rendezvous,
+            args.rank)
 
 
 def _train(begin: Callable[..., tuple], args: argparse.Namespace, team: Team) -> None:

@@ -17,15 +17,15 @@ from actorium.tools.demo.demo_tasks import (
     TASKS,
     TaskItem,
     find,
-    found,
     generate,
     is_held_out,
-    recall_item,
-    recall_pairs,
+    lookup_answer,
+    lookup_item,
+    lookup_pairs,
     small_talk,
     tell,
 )
-from actorium.tools.training.trained_files import (
+from actorium.tools.training.trainer import (
     END_OF_TEXT,
     END_OF_TURN,
     token_id,
@@ -226,7 +226,7 @@ class TextSource:
 
     def _pairs(self, length: int) -> TrainingSample:
         rng = self.rng
-        pairs = list(recall_pairs(rng, rng.randint(2, length // 6)).items())
+        pairs = list(lookup_pairs(rng, rng.randint(2, length // 6)).items())
         again = rng.sample(pairs, len(pairs))
         ids: list[int] = []
         weights: list[float] = []
@@ -244,17 +244,17 @@ class TextSource:
         questions = min(16, length // 40)
         most = min(MAX_PAIRS, int((length - 24 - 18 * questions) / 3.1))
         counts = (self.rng.randint(questions, most) for _ in range(BATCH_TOKENS // length))
-        return self._batch(length, [self._recall(count, questions) for count in counts])
+        return self._batch(length, [self._lookup(count, questions) for count in counts])
 
-    def _recall(self, count: int, questions: int) -> TrainingSample:
+    def _lookup(self, count: int, questions: int) -> TrainingSample:
         while True:
-            pairs = recall_pairs(self.rng, count)
+            pairs = lookup_pairs(self.rng, count)
             keys = self.rng.sample(list(pairs), questions)
-            first = recall_item(pairs, keys[0])
+            first = lookup_item(pairs, keys[0])
             if not is_held_out(first):
                 break
         turns = [(first.prompt, first.answer, 1.0)]
-        turns += [(find(key), found(key, pairs[key]), 1.0) for key in keys[1:]]
+        turns += [(find(key), lookup_answer(key, pairs[key]), 1.0) for key in keys[1:]]
         return self._chat(turns)
 
     def _alone(self) -> TrainingBatch:

@@ -26,15 +26,16 @@ from actorium.tools.training.demo_batches import (
     build_tokenizer,
     part_of,
 )
-from actorium.tools.training.trained_files import (
+from actorium.tools.training.trainer import (
     END_OF_TEXT,
     END_OF_TURN,
+    Team,
+    Trainer,
     padded_vocabulary,
     save_model,
     save_tokenizer,
     token_id,
 )
-from actorium.tools.training.trainer import Team, Trainer
 
 DELTA, ATTENTION = "linear_attention", "full_attention"
 CONFIG: dict[str, Any] = {
@@ -49,7 +50,7 @@ CONFIG: dict[str, Any] = {
     "rope_parameters": {"partial_rotary_factor": 1.0, "rope_theta": 10000.0,
                         "rope_type": "default"},
     "tie_word_embeddings": True, "use_cache": True, "vocab_size": 2048}
-"""Of config.json, less the numbers of tokens and what `save` adds."""
+"""Fields of config.json without token counts and what `save` adds."""
 MTP = "mtp."
 """Beginning of the names of the MTP layer's weights, which a checkpoint may have."""
 
@@ -107,11 +108,11 @@ def model_loss(model: Qwen3_5ForCausalLM, batch: TrainingBatch) -> Tensor:
 def of_part(loss: Callable[[TrainingBatch], Tensor], team: Team
             ) -> Callable[[TrainingBatch], Tensor]:
     """The same of this process's rows of a batch, in bf16."""
-    def own(batch: TrainingBatch) -> Tensor:
+    def local_loss(batch: TrainingBatch) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
             return loss(part_of(batch, *team))
 
-    return own
+    return local_loss
 
 
 def begin(out: Path, seed: int, share: float, team: Team
@@ -170,7 +171,7 @@ _COPY_GAIN = 1.0
 _PREVIOUS_TOKEN_GAIN = 0.07
 """How much the recurrent layer adds of the token before, likewise."""
 _SHARPNESS = 3.0
-"""Of attention: scale of normed queries and of normed keys."""
+"""Attention's scale of normalised queries and keys."""
 
 
 @torch.no_grad()

@@ -28,7 +28,7 @@ from actorium.tools.demo.demo_tasks import TASKS, held_out, small_talk
 from actorium.tools.training.demo_batches import question_text
 from actorium.tools.training.demo_drafts import Mtp, drafts, load_drafting
 from actorium.tools.training.demo_net import hidden, logits_at
-from actorium.tools.training.trained_files import END_OF_TEXT, END_OF_TURN, token_id
+from actorium.tools.training.trainer import END_OF_TEXT, END_OF_TURN, token_id
 
 _LONGEST = 160
 CHAT = "chat"
@@ -38,13 +38,13 @@ CHAT = "chat"
 class DraftAcceptance(NamedTuple):
     """Counts of drafts by their place in a window, first to last."""
 
-    made: tuple[int, ...]
+    proposed: tuple[int, ...]
     accepted: tuple[int, ...]
 
     @property
     def shares(self) -> tuple[float, ...]:
-        """Returns accepted over made; a draft after a wrong one is made, and not accepted."""
-        return tuple(a / max(m, 1) for a, m in zip(self.accepted, self.made, strict=True))
+        """Returns accepted over proposed; a draft after a wrong one is made, and not accepted."""
+        return tuple(a / max(m, 1) for a, m in zip(self.accepted, self.proposed, strict=True))
 
     def __add__(self, other: object) -> DraftAcceptance:
         if not isinstance(other, DraftAcceptance):
@@ -83,27 +83,27 @@ def greedy(
     """Continues each prompt greedily for at most `limit` tokens; returns the tokens added."""
     stops = {token_id(tokenizer, END_OF_TURN), token_id(tokenizer, END_OF_TEXT)}
     rows = [tokenizer.encode(prompt).ids for prompt in prompts]
-    made: list[list[int]] = [[] for _ in rows]
+    answers: list[list[int]] = [[] for _ in rows]
     live = list(range(len(rows)))
     for _ in range(limit):
         if not live:
             break
-        lengths = [len(rows[i]) + len(made[i]) for i in live]
+        lengths = [len(rows[i]) + len(answers[i]) for i in live]
         ids = torch.zeros((len(live), max(lengths)), dtype=torch.long)
         for at, i in enumerate(live):
-            ids[at, : lengths[at]] = torch.tensor(rows[i] + made[i])
+            ids[at, : lengths[at]] = torch.tensor(rows[i] + answers[i])
         last: Tensor = torch.arange(len(live)) * ids.shape[1] + torch.tensor(lengths) - 1
         chosen = logits_at(model, ids, last).argmax(-1).tolist()
         for i, token in zip(live, chosen, strict=True):
             if token not in stops:
-                made[i].append(token)
+                answers[i].append(token)
         live = [i for i, token in zip(live, chosen, strict=True) if token not in stops]
-    return made
+    return answers
 
 
 @torch.inference_mode()
 def drafted(model: Qwen3_5ForCausalLM, mtp: Mtp, ids: Tensor, count: int) -> list[list[bool]]:
-    """As `walk` takes it, for one row of ids, [T]."""
+    """Drafts for one row of ids, [T], in the form `walk` takes."""
     outputs = drafts(model, mtp, ids[None], hidden(model, ids[None]), count)
     chosen = [model.lm_head(o[0, :-2]).argmax(-1) for o in outputs]
     return [[False, False, *(c == ids[2:]).tolist()] for c in chosen]
@@ -132,7 +132,6 @@ def prompts_of(kind: str, count: int) -> list[str]:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--model", type=Path, default=DEMO_MODEL)
     parser.add_argument("--count", type=int, default=32, help="prompts of each kind")
@@ -152,7 +151,7 @@ def main() -> None:
         return
     for kind, a in found.items():
         shares = "  ".join(f"{100 * share:5.1f} %" for share in a.shares)
-        print(f"{kind:<8} {shares}   of {a.made[0]} windows")
+        print(f"{kind:<8} {shares}   of {a.proposed[0]} windows")
 
 
 if __name__ == "__main__":

@@ -35,7 +35,7 @@ from actorium.tools.pictures.picture_questions import (
     place_words,
     random_pictures,
 )
-from actorium.tools.training.trained_files import END_OF_TEXT, END_OF_TURN, trained_tokenizer
+from actorium.tools.training.trainer import END_OF_TEXT, END_OF_TURN, trained_tokenizer
 
 SPECIAL = (END_OF_TEXT, "<|user|>", END_OF_TURN, "<|vision_start|>", "<|vision_end|>",
            "<|assistant|>", "<|image_pad|>", "<|video_pad|>", "<|system|>")
@@ -195,14 +195,14 @@ class PictureSource:
 
 
 def around(picture: Picture) -> Iterator[list[int]]:
-    """Of each cell what `ASIDE` counts."""
+    """Returns for each cell what `ASIDE` counts."""
     colours = list(COLOURS)
     for i, row in enumerate(picture.cells):
         for j in range(len(row)):
-            own: list[int] = []
+            neighbours: list[int] = []
             for down, across in _BESIDE:
                 inside = i + down >= 0 and j + across >= 0
                 beside = picture.cells[i + down][j + across] if inside else None
-                own += [0, 0] if beside is None else [1 + colours.index(beside.colour),
+                neighbours += [0, 0] if beside is None else [1 + colours.index(beside.colour),
                                                       1 + SHAPES.index(beside.shape)]
-            yield own
+            yield neighbours

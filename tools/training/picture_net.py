@@ -3,8 +3,8 @@
 All items of a batch have pictures of the same sizes, in front of all text, so that positions and
 placeholders are the same for all of them.
 
-The tower's learned positions are those of rows alone: all of a row are one. So rows are told by the
-learned positions as well, columns by nothing but rope, and a fault of either costs answers.
+The tower's learned positions are those of rows alone: all of a row are one. So rows are encoded by
+the learned positions as well, columns by rope alone, and a fault of either costs answers.
 
 First the tower alone is trained: what it makes of a cell is aligned with the embeddings of the
 words that say what is in it, which takes a minute. Then the loss is that of answers, beside that of
@@ -42,15 +42,16 @@ from actorium.tools.training.picture_batches import (
     build_tokenizer,
     spaced_words,
 )
-from actorium.tools.training.trained_files import (
+from actorium.tools.training.trainer import (
     END_OF_TEXT,
     END_OF_TURN,
+    Team,
+    Trainer,
     padded_vocabulary,
     save_model,
     save_tokenizer,
     token_id,
 )
-from actorium.tools.training.trainer import Team, Trainer
 
 TEXT: dict[str, Any] = {
     "model_type": "qwen3_vl_text", "attention_bias": False, "attention_dropout": 0.0,
@@ -58,7 +59,7 @@ TEXT: dict[str, Any] = {
     "hidden_size": 128, "initializer_range": 0.02, "intermediate_size": 256,
     "max_position_embeddings": 1024, "num_attention_heads": 4, "num_hidden_layers": 4,
     "num_key_value_heads": 2, "rms_norm_eps": 1e-6,
-    # Fast frequencies tell cells apart, slow ones let what is equal be found from afar.
+    # Fast frequencies separate cells, slow ones match equal ones over a distance.
     "rope_theta": 1000.0,
     "rope_scaling": {"mrope_interleaved": True, "mrope_section": [6, 5, 5],
                      "rope_type": "default"},
@@ -68,7 +69,7 @@ TOWER: dict[str, Any] = {
     "intermediate_size": 128, "num_heads": 2, "in_channels": 3, "out_hidden_size": 128,
     "patch_size": 14, "spatial_merge_size": 2, "temporal_patch_size": 2,
     "num_position_embeddings": 36, "deepstack_visual_indexes": [0, 1]}
-"""Of config.json: the decoder, less what is known of the tokens, and the tower."""
+"""Fields of config.json: the decoder, without token ids, and the tower."""
 GAINS = {"visual.blocks.attn.proj": 0.3, "visual.blocks.mlp.linear_fc2": 0.3,
          "visual.merger.linear_fc2": 0.5, "visual.deepstack_merger_list.linear_fc2": 0.1,
          "language_model.layers.mlp.down_proj": 0.2}
@@ -83,7 +84,6 @@ _TURNS = 10
 
 
 def config_of(tokenizer: Tokenizer) -> dict[str, Any]:
-    """config.json."""
     end, turn = token_id(tokenizer, END_OF_TEXT), token_id(tokenizer, END_OF_TURN)
     marks = {f"{name}_token_id": token_id(tokenizer, f"<|{token}|>") for name, token in (
         ("image", "image_pad"), ("video", "video_pad"), ("vision_start", "vision_start"),
@@ -104,8 +104,6 @@ class Grown(nn.Module):
 
 
 class PictureNet(nn.Module):
-    """Tower and decoder."""
-
     def __init__(self, net: Qwen3VLForConditionalGeneration, shape: VisionShape) -> None:
         super().__init__()
         self.visual, self.language_model = net.model.visual, net.model.language_model
@@ -182,7 +180,6 @@ def new_net(tokenizer: Tokenizer) -> PictureNet:
 
 
 def shape_of(tokenizer: Tokenizer) -> VisionShape:
-    """The tower's."""
     v = TOWER
     return VisionShape(
         depth=v["depth"], hidden=v["hidden_size"], intermediate=v["intermediate_size"],

@@ -1,2 +1,2 @@
 """`actorium verify`: makes an engine contradict itself, if it can. `conditions`, `verify_cases`,
-`contradictions`, `verify_plan`, `shrinking` are pure; `own_engines` and `server_asker` ask."""
+`contradictions`, `verify_cases`, `shrinking` are pure; `own_engines` and `http_readers` ask."""

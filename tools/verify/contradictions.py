@@ -8,38 +8,36 @@ from collections.abc import Sequence
 import msgspec
 from msgspec import Struct
 
-from actorium.tools.compare.position_distance import first_divergence
+from actorium.tools.compare.comparison import first_divergence
 
 EXACT, CLOSE, OFF = "exact", "close", "off"
 """How log-probabilities are compared: equal to the bit (as they are printed) | within so many nats
 | not at all."""
 TOKEN, END, TEXT, LOGPROB, SILENCE = "token", "end", "text", "logprob", "silence"
 """What differs first: a token; a token that only one side has, or why it ended; the text, where all
-tokens and log-probabilities are the same, and of servers that tell no tokens; the log-probability
+tokens and log-probabilities are the same, and of servers that return no tokens; the log-probability
 of a token, though all tokens are the same; that one side has not answered at all."""
 
 
 class NoAnswer(Struct, frozen=True):
-    """What is heard of a request that does not end."""
+    """Stands for the answer of a request that did not end."""
 
     seconds: float
-    """For which it was waited."""
+    """Seconds waited for it."""
 
     def __str__(self) -> str:
         return f"no answer within {self.seconds:g} s"
 
 
 class CaseAnswer(Struct, frozen=True, kw_only=True):
-    """A choice of an answer."""
-
     tokens: tuple[int | str, ...] = ()
-    """Ids, or tokens as the server writes them; empty where it tells none."""
+    """Ids, or tokens as the server writes them; empty if it returns none."""
     text: str = ""
     finish: str = ""
     logprobs: tuple[float, ...] | None = None
-    """Of each token, in nats."""
+    """Log-probability of each token, in nats."""
     tops: tuple[dict[int | str, float], ...] = ()
-    """Of the likeliest tokens at each position."""
+    """Log-probabilities of the likeliest tokens at each position."""
     died: bool = False
     """The process that computed it died meanwhile."""
 
@@ -63,15 +61,13 @@ class AnswerDifference(Struct, frozen=True, kw_only=True):
     """What stands there under the plain condition, and under the other."""
     other: str = ""
     plain_logprobs: dict[str, float] = {}
-    """Of both tokens and of the likeliest, as each side told them at this position."""
+    """Log-probabilities of both tokens and of the likeliest, as each side reported them here."""
     other_logprobs: dict[str, float] = {}
     nats: float = 0.0
     """Largest difference of the log-probabilities of a token up to there."""
 
 
 class Strictness(Struct, frozen=True):
-    """How log-probabilities are compared."""
-
     logprobs: str = EXACT
     within: float = 0.0
     """Nats that two may be apart, if they are to be close."""
@@ -79,7 +75,7 @@ class Strictness(Struct, frozen=True):
 
 def difference(plain: Sequence[CaseAnswer], other: Sequence[CaseAnswer], every_choice: bool,
                strictness: Strictness) -> AnswerDifference | None:
-    """Of the first of `plain` to the first of `other`, or each. Both hold one at least."""
+    """Compares the first of `plain` with the first of `other`, or each. Neither may be empty."""
     for number, answer in enumerate(other if every_choice else other[:1]):
         found = _of_choice(plain[0], answer, number, strictness)
         if found is not None:
@@ -88,7 +84,6 @@ def difference(plain: Sequence[CaseAnswer], other: Sequence[CaseAnswer], every_c
 
 
 def silence(other: NoAnswer, plain: str = "an answer") -> AnswerDifference:
-    """Of an answer to none."""
     return AnswerDifference(kind=SILENCE, at=0, plain=plain, other=str(other))
 
 
@@ -101,9 +96,9 @@ def _of_choice(a: CaseAnswer, b: CaseAnswer, choice: int, strictness: Strictness
     if at is not None or a.finish != b.finish:
         place = len(a.tokens) if at is None else at
         both = place < min(len(a.tokens), len(b.tokens))
-        return _told(TOKEN if both else END, a, b, place, choice, uneven[1])
+        return _difference(TOKEN if both else END, a, b, place, choice, uneven[1])
     if uneven[0] is not None:
-        return _told(LOGPROB, a, b, uneven[0], choice, uneven[1])
+        return _difference(LOGPROB, a, b, uneven[0], choice, uneven[1])
     return _of_text(a, b, choice)
 
 
@@ -112,7 +107,7 @@ def _of_text(a: CaseAnswer, b: CaseAnswer, choice: int) -> AnswerDifference | No
     if at is not None:
         return AnswerDifference(kind=TEXT, at=at, choice=choice, plain=a.text[at:at + 40],
                                 other=b.text[at:at + 40])
-    return None if a.finish == b.finish else _told(END, a, b, len(a.tokens), choice, 0.0)
+    return None if a.finish == b.finish else _difference(END, a, b, len(a.tokens), choice, 0.0)
 
 
 def _uneven(a: CaseAnswer, b: CaseAnswer, common: int, strictness: Strictness
@@ -141,7 +136,7 @@ def _apart(a: CaseAnswer, b: CaseAnswer, i: int) -> float:
                for x, y in pairs)
 
 
-def _told(kind: str, a: CaseAnswer, b: CaseAnswer, at: int, choice: int, nats: float
+def _difference(kind: str, a: CaseAnswer, b: CaseAnswer, at: int, choice: int, nats: float
           ) -> AnswerDifference:
     words = [repr(one.tokens[at]) if at < len(one.tokens) else f"the end ({one.finish})"
              for one in (a, b)]

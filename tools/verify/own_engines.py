@@ -22,27 +22,31 @@ from actorium.actors.health import speculation_of
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.runtime.rundir import engine_dir
 from actorium.tools.bench.http_client import Http
-from actorium.tools.verify.company import (
+from actorium.tools.verify.conditions import (
+    FLAGS,
+    PLAIN,
+    VALUES,
+    Condition,
+    engine_part,
+    plain_config,
+    varied,
+)
+from actorium.tools.verify.contradictions import NoAnswer
+from actorium.tools.verify.engine_readers import (
     PART,
     PATIENCE,
     AnswerReader,
-    asked_before,
-    read_together,
-)
-from actorium.tools.verify.conditions import PLAIN, VALUES, Condition, engine_part
-from actorium.tools.verify.contradictions import NoAnswer
-from actorium.tools.verify.engine_readers import (
     EngineReader,
     ReadingProgress,
+    WorkerDeath,
+    asked_before,
     engine_request,
     fill,
+    read_together,
 )
-from actorium.tools.verify.gateway_reader import GatewayReader, gateway_body
-from actorium.tools.verify.stream_cuts import cut_of
-from actorium.tools.verify.varied_settings import FLAGS, plain_config, varied
+from actorium.tools.verify.http_readers import GatewayReader, cut_of, gateway_body
 from actorium.tools.verify.verify_cases import VerifyCase
-from actorium.tools.verify.verify_run import EngineCounts, EngineNotStartedError, Heard
-from actorium.tools.verify.worker_death import WorkerDeath
+from actorium.tools.verify.verify_run import EngineCounts, EngineNotStartedError, Received
 
 GUARD = 4
 """So many times as long all requests of a round may take, with those that are asked before and
@@ -68,7 +72,7 @@ class _Running:
     stop: contextlib.ExitStack
     """Ends the engine, which takes a while."""
     deaths: int = 0
-    """Of its worker, by this command."""
+    """Kills of its worker by this command."""
     taken_back: int = 0
     """Sequences that its scheduler took back from dead workers."""
     silent: bool = False
@@ -76,8 +80,6 @@ class _Running:
 
 
 class OwnEngines:
-    """See `VerifyAsker`."""
-
     def __init__(self, config: Config, written: Mapping[str, str], drafts: bool, start: Start,
                  tight: int = 1024, values: Mapping[str, Sequence[Any]] = VALUES,
                  patience: float = PATIENCE, ranks_held: str = "",
@@ -89,7 +91,7 @@ class OwnEngines:
         self._start, self._later = start, later or start
         self._patience = patience
         self._running: dict[Condition, _Running] = {}
-        """Those used last come last."""
+        """Ordered by last use."""
         self._locks: defaultdict[Condition, asyncio.Lock] = defaultdict(asyncio.Lock)
         self._starting = 0
         """Engines beside the plain one that are on their way."""
@@ -113,7 +115,6 @@ class OwnEngines:
         self.info = await own.client.server_info(self._patience)
 
     async def close(self) -> None:
-        """Stops them all."""
         for condition in reversed(list(self._running)):
             await self._stop(condition)
 
@@ -127,7 +128,7 @@ class OwnEngines:
         await asyncio.to_thread(own.stop.close)
 
     async def _started(self, condition: Condition) -> _Running:
-        """In a thread: the others can be asked meanwhile."""
+        """Starts in a thread, so that the other engines can be asked meanwhile."""
         callers, stop = contextlib.AsyncExitStack(), contextlib.ExitStack()
         config = varied(self._config, condition, self._tight, self._http)
         start = self._start if condition == self.plain else self._later
@@ -189,24 +190,24 @@ class OwnEngines:
         """Salts keep prompts apart."""
         return case
 
-    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
         wanted = engine_part(condition)
-        async with self._locks[wanted]:  # a round has no company but its own
+        async with self._locks[wanted]:  # nothing else runs beside a round
             own = await self._for(wanted)
-            heard: list[Heard] = [NoAnswer(GUARD * self._patience)] * len(cases)
+            answers: list[Received] = [NoAnswer(GUARD * self._patience)] * len(cases)
             with suppress(TimeoutError):
                 async with asyncio.timeout(GUARD * self._patience):
-                    heard = await self._asked(own, cases, condition) if cases else []
-            own.silent |= any(isinstance(one, NoAnswer) for one in heard)
-            return heard
+                    answers = await self._asked(own, cases, condition) if cases else []
+            own.silent |= any(isinstance(one, NoAnswer) for one in answers)
+            return answers
 
     async def _asked(self, own: _Running, cases: Sequence[VerifyCase], condition: Condition
-                     ) -> list[Heard]:
+                     ) -> list[Received]:
         salt = secrets.token_hex(6)
         salts = [salt if condition.cache != "cold" else f"{salt}-{i}" for i in range(len(cases))]
         with suppress(ActoriumError):
             await self._prepare(own.client, cases, condition, salt)
-        after = 1 + condition.place % max(min(case.max_tokens for case in cases) // PART, 1)
+        after = 1 + condition.position_seed % max(min(case.max_tokens for case in cases) // PART, 1)
         progress = [ReadingProgress(condition.choices, after) for _ in cases]
         readers = [self._reader(own, case, condition, own_salt, each)
                    for case, own_salt, each in zip(cases, salts, progress, strict=True)]
@@ -214,9 +215,9 @@ class OwnEngines:
         if condition.cache == "evicted":
             beside.append(fill(own.client, cases, f"{salt}f", self._patience))
         if condition.worker != "killed":
-            return await read_together(readers, condition.company_leaves, beside)
+            return await read_together(readers, condition.neighbours_leave, beside)
         death = WorkerDeath(self._run_dir(own.engine), progress)
-        heard = await read_together(readers, condition.company_leaves, [*beside, death.strike()])
+        heard = await read_together(readers, condition.neighbours_leave, [*beside, death.strike()])
         return await self._marked(own, death, heard)
 
     def _reader(self, own: _Running, case: VerifyCase, condition: Condition, salt: str,
@@ -229,7 +230,8 @@ class OwnEngines:
         return EngineReader(own.client, engine_request(case, condition, salt, self._patience),
                             None if cut is None else (own.second, cut.tokens), progress)
 
-    async def _marked(self, own: _Running, death: WorkerDeath, heard: list[Heard]) -> list[Heard]:
+    async def _marked(self, own: _Running, death: WorkerDeath, heard: list[Received]
+                      ) -> list[Received]:
         """The answers, those marked that were under way when the worker died."""
         count = await death.taken_back(own.client, own.taken_back)
         met = death.met(count - own.taken_back)

@@ -1,6 +1,6 @@
-"""From a contradiction to the smallest pair of conditions that shows it: axes are made plain one by
-one, companies halved, numbers lowered, prompts and answers shortened, as long as it is still seen.
-What is asked, and how, is the caller's; nothing else is known here.
+"""Shrinks a contradiction to the smallest pair of conditions that shows it: axes are made plain one
+by one, neighbours halved, numbers lowered, prompts and answers shortened, as long as it is still
+seen. What is asked, and how, is the caller's.
 
 Contradictions may come and go. One that is not seen in each of `TRIES` first runs is asked so many
 times at every later step, too, and how often it was seen is part of what is found.
@@ -23,19 +23,16 @@ from actorium.tools.verify.conditions import (
     with_plain,
 )
 from actorium.tools.verify.contradictions import AnswerDifference
-from actorium.tools.verify.verify_cases import Trial, VerifyCase, first_part, length_of
-from actorium.tools.verify.verify_plan import order_of
+from actorium.tools.verify.verify_cases import Trial, VerifyCase, first_part, length_of, order_of
 
 TRIES = 3
 Seen = Callable[[Trial, Condition], Awaitable[AnswerDifference | None]]
-"""Asks the case under the plain condition, and with its company under this one."""
+"""Asks the case under the plain condition, and with its neighbours under this one."""
 
 
 class ShrunkContradiction(Struct, frozen=True):
-    """What is left of one."""
-
     case: VerifyCase
-    company: tuple[int, ...]
+    neighbours: tuple[int, ...]
     """Tokens (or words) of the prompts that are sent along."""
     condition: Condition
     difference: AnswerDifference | None
@@ -100,15 +97,15 @@ class _Shrinker:
         off = differing(condition, self._plain)
         engine = [axis for axis in off if axis in ENGINE_AXES]
         sending = [axis for axis in off if axis in SENDING_AXES
-                   and axis not in ("order", "company")]
+                   and axis not in ("order", "neighbours")]
         if len(engine) > 1:
             yield trial, with_plain(condition, engine, self._plain)
         if len(sending) > 1:
             yield trial, with_plain(condition, sending, self._plain)
         if trial.before or trial.after:
-            alone = with_plain(condition, ("company", "order", "company_leaves"), self._plain)
+            alone = with_plain(condition, ("neighbours", "order", "neighbours_leave"), self._plain)
             yield Trial(trial.case), alone
-            yield from _less_company(trial, condition)
+            yield from _fewer_neighbours(trial, condition)
         for several in (*_parts(sending), *_parts(engine)):
             yield trial, with_plain(condition, several, self._plain)
         for axis in off:
@@ -125,7 +122,7 @@ def _parts(axes: list[str]) -> Iterator[list[str]]:
     yield from ([axis] for axis in axes)
 
 
-def _less_company(trial: Trial, condition: Condition) -> Iterator[tuple[Trial, Condition]]:
+def _fewer_neighbours(trial: Trial, condition: Condition) -> Iterator[tuple[Trial, Condition]]:
     case, before, after = trial
     if before:
         yield placed(Trial(case, (), before + after), condition)
@@ -143,10 +140,10 @@ def _less_company(trial: Trial, condition: Condition) -> Iterator[tuple[Trial, C
 
 
 def placed(trial: Trial, condition: Condition) -> tuple[Trial, Condition]:
-    """The trial, and the condition with its company and order."""
+    """The trial, and the condition with its neighbours and order."""
     others = len(trial.before) + len(trial.after)
     order = order_of(len(trial.before), others)
-    return trial, msgspec.structs.replace(condition, company=others, order=order)
+    return trial, msgspec.structs.replace(condition, neighbours=others, order=order)
 
 
 def _lower(trial: Trial, condition: Condition, axis: str) -> Iterator[tuple[Trial, Condition]]:
@@ -168,7 +165,7 @@ def _simpler(trial: Trial, condition: Condition, last: AnswerDifference | None
         {"schema": ""}, {"stop": ()}, {"allowed": ()},
         {"repetition_penalty": 1.0, "presence_penalty": 0.0},
         {"top_p": 1.0, "top_k": 0}, {"temperature": 0.0, "top_p": 1.0, "top_k": 0}]
-    # The tokens of a text are not counted: what was compared tells no place.
+    # The tokens of a text are not counted: the difference has no position.
     if last is not None and last.kind != "text" and last.at + 1 < case.max_tokens:
         changes.append({"max_tokens": last.at + 1})
     if length_of(case.prompt) > 1:
@@ -217,5 +214,5 @@ async def shrunk(trial: Trial, condition: Condition, seen: Seen, plain: Conditio
 
 def _result(trial: Trial, condition: Condition, last: AnswerDifference | None, found: int,
             tries: int, runs: int) -> ShrunkContradiction:
-    company = tuple(length_of(one.prompt) for one in trial.before + trial.after)
-    return ShrunkContradiction(trial.case, company, condition, last, found, tries, runs)
+    neighbours = tuple(length_of(one.prompt) for one in trial.before + trial.after)
+    return ShrunkContradiction(trial.case, neighbours, condition, last, found, tries, runs)

@@ -1,14 +1,16 @@
-"""What a run has found, for JSON and for the terminal. Pure."""
+"""What a run has found, for JSON, for the terminal, and as one HTML file with a picture. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict
+from html import escape
 from typing import Any
 
 import msgspec
 
-from actorium.tools.verify.conditions import PLAIN, Condition, described
+from actorium.tools.evaluation.report_pages import page, setting_table, table
+from actorium.tools.verify.conditions import AXES, PLAIN, Condition, described
 from actorium.tools.verify.contradictions import SILENCE
 from actorium.tools.verify.verify_cases import VerifyCase, length_of
 from actorium.tools.verify.verify_run import EngineCounts, VerifyTally
@@ -21,12 +23,11 @@ KEPT = 200
 
 def verify_result(tally: VerifyTally, plain: Condition = PLAIN,
                   counts: EngineCounts | None = None) -> dict[str, Any]:
-    """For JSON."""
     kinds: dict[str, int] = {}
-    for own in tally.found:
+    for own in tally.observed:
         kinds[own.difference.kind] = kinds.get(own.difference.kind, 0) + 1
     return {
-        "comparisons": tally.comparisons, "contradictions": len(tally.found), "kinds": kinds,
+        "comparisons": tally.comparisons, "contradictions": len(tally.observed), "kinds": kinds,
         "rounds": tally.rounds, "engines": tally.engines, "interrupted": tally.interrupted,
         "plain": described(plain), "not_started": tally.not_started,
         "unanswered": dict(tally.unanswered), "counts": asdict(counts or EngineCounts()),
@@ -37,9 +38,9 @@ def verify_result(tally: VerifyTally, plain: Condition = PLAIN,
                   for pair, count in sorted(tally.pairs.items())],
         "found": [{"condition": described(own.condition, plain), "case": _case(own.case),
                    "difference": msgspec.to_builtins(own.difference)}
-                  for own in tally.found[:KEPT]],
+                  for own in tally.observed[:KEPT]],
         "shrunk": [{"condition": described(own.condition, plain), "case": _case(own.case),
-                    "company": list(own.company), "seen": own.seen, "tries": own.tries,
+                    "neighbours": list(own.neighbours), "seen": own.seen, "tries": own.tries,
                     "runs": own.runs, "difference": None if own.difference is None else
                     msgspec.to_builtins(own.difference)} for own in tally.shrunk]}
 
@@ -53,7 +54,6 @@ def _case(case: VerifyCase) -> dict[str, Any]:
 
 
 def verify_table(result: Mapping[str, Any]) -> str:
-    """Aligned text: axes, then contradictions."""
     lines = [f"{'axis':<18}{'value':<12}{'comparisons':>12}{'contradictions':>16}"]
     lines += [f"{own['axis']:<18}{own['value']:<12}{own['comparisons']:>12}"
               f"{own['contradictions']:>16}" for own in result["axes"]]
@@ -69,7 +69,7 @@ def verify_table(result: Mapping[str, Any]) -> str:
     shown = result["shrunk"][:SHOWN] or result["found"][:SHOWN]
     for number, own in enumerate(shown, 1):
         lines += ["", f"{number}. {result['plain']}  against  {own['condition']}",
-                  *_told_of(own)]
+                  *_case_lines(own)]
     if result["interrupted"]:
         lines.append("interrupted: this is what was found by then")
     return "\n".join(lines)
@@ -86,14 +86,14 @@ def _meanwhile(counts: Mapping[str, int]) -> list[str]:
     return lines
 
 
-def _told_of(own: Mapping[str, Any]) -> list[str]:
+def _case_lines(own: Mapping[str, Any]) -> list[str]:
     case = own["case"]
     asked = ", ".join(f"{name}={value}" for name, value in case.items()
                       if name not in ("prompt", "prompt_length", "schema"))
     lines = [f"   prompt of {case['prompt_length']}, {asked}"
              + (", schema" if "schema" in case else "")]
-    if own.get("company"):
-        lines.append(f"   beside prompts of {', '.join(map(str, own['company']))}")
+    if own.get("neighbours"):
+        lines.append(f"   beside prompts of {', '.join(map(str, own['neighbours']))}")
     if "seen" in own:
         lines.append("   not seen again" if own["difference"] is None else
                      f"   seen {own['seen']} of {own['tries']} times"
@@ -123,3 +123,60 @@ def difference_lines(found: Mapping[str, Any]) -> list[str]:
 def _value(found: Mapping[str, Any], side: str, token: str) -> str:
     value = found[f"{side}_logprobs"].get(found[token])
     return "?" if value is None else f"{value:.9g}"
+
+
+CELL, LEFT, TOP = 34, 130, 120
+
+
+def verify_page(result: Mapping[str, Any]) -> str:
+    """Returns the page of a `verify_result` with the setting's fields."""
+    kind = "wrong" if result["contradictions"] else "right"
+    parts = [f'<p class="{kind}">{result["contradictions"]} contradictions in '
+             f"{result['comparisons']} comparisons.</p>",
+             setting_table(result, ("model", "server", "logprobs", "seed", "version", "plain")),
+             "<h2>Pairs of axes that were off their plain values together</h2>",
+             pair_grid(result), "<h2>Axes</h2>",
+             table(("axis", "value", "comparisons", "contradictions"),
+                   [(own["axis"], own["value"], own["comparisons"], own["contradictions"])
+                    for own in result["axes"]])]
+    if result["shrunk"]:
+        parts.append("<h2>The smallest pairs</h2>")
+    for own in result["shrunk"]:
+        told = difference_lines(own["difference"]) if own["difference"] else ["not seen again"]
+        parts.append(f"<h3>{escape(result['plain'])} against {escape(own['condition'])}</h3>"
+                     f"<p>seen {own['seen']} of {own['tries']} times</p>"
+                     f"<pre>{escape(chr(10).join(told))}</pre>"
+                     f"<details><summary>the request</summary><pre>{escape(str(own['case']))}"
+                     f"</pre></details>")
+    parts.append(f"<h2>In words</h2><pre>{escape(verify_table(result))}</pre>")
+    return page("Does it contradict itself?", parts)
+
+
+def pair_grid(result: Mapping[str, Any]) -> str:
+    """A square for each pair of axes, the darker the more comparisons; red: one of the shrunk
+    contradictions needs both (on the diagonal: this axis alone)."""
+    counts = {tuple(own["axes"]): own["comparisons"] for own in result["pairs"]}
+    for own in result["axes"]:
+        alone = (own["axis"], own["axis"])
+        counts[alone] = counts.get(alone, 0) + own["comparisons"]
+    names = [axis for axis in AXES if (axis, axis) in counts]
+    wrong = [{word.partition("=")[0] for word in own["condition"].split(", ")}
+             for own in result["shrunk"] if own["difference"]]
+    most = max(counts.values(), default=1)
+    width, height = LEFT + CELL * len(names) + 10, TOP + CELL * len(names) + 10
+    parts = [f'<svg viewBox="0 0 {width} {height}" width="{width}" role="img" '
+             f'aria-label="comparisons by pair of axes">']
+    for i, name in enumerate(names):
+        x, y = LEFT + CELL * i + CELL / 2, TOP + CELL * i + 21
+        parts += [f'<text x="{LEFT - 8}" y="{y}" text-anchor="end">{name}</text>',
+                  f'<text transform="translate({x},{TOP - 8}) rotate(-60)">{name}</text>']
+        for j, other in enumerate(names[:i + 1]):
+            count = counts.get((other, name), counts.get((name, other), 0))
+            fault = any({name, other} <= axes and (name != other or len(axes) == 1)
+                        for axes in wrong)
+            shade = 96 - 50 * (count / most) ** 0.5 if count else 98
+            fill = "#d33" if fault else f"hsl(150 45% {shade:.0f}%)"
+            parts.append(f'<rect x="{LEFT + CELL * j}" y="{TOP + CELL * i}" width="{CELL - 2}" '
+                         f'height="{CELL - 2}" fill="{fill}"><title>{name} and {other}: {count}'
+                         f"</title></rect>")
+    return "".join(parts) + "</svg>"

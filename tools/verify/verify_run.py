@@ -1,5 +1,5 @@
 """The run: rounds are asked, answers held against those of the plain condition, contradictions
-shrunk. It knows an asker alone, which is an engine of its own, somebody's server, or a simulation.
+shrunk. It only knows a `VerifyAsker`: its own engines, any server, or a simulation.
 """
 
 from __future__ import annotations
@@ -23,11 +23,17 @@ from actorium.tools.verify.contradictions import (
     silence,
 )
 from actorium.tools.verify.shrinking import ShrunkContradiction, shrunk
-from actorium.tools.verify.verify_cases import Trial, VerifyCase
-from actorium.tools.verify.verify_plan import VerifyRound, Visits, drawn_engines, rounds_of
+from actorium.tools.verify.verify_cases import (
+    Trial,
+    VerifyCase,
+    VerifyRound,
+    Visits,
+    drawn_engines,
+    rounds_of,
+)
 
 Choices: TypeAlias = tuple[CaseAnswer, ...]
-Heard: TypeAlias = Choices | NoAnswer | str
+Received: TypeAlias = Choices | NoAnswer | str
 """The choices of an answer; that none has come; or why there is none."""
 
 
@@ -46,12 +52,10 @@ class EngineCounts:
 
 
 class VerifyAsker(Protocol):
-    """Who is asked."""
-
     plain: Condition
     """What all else is held against."""
     values: Mapping[str, Sequence[Any]]
-    """Of the axes that can be varied with it, beside the plain ones."""
+    """Values of the axes that can be varied with it, without the plain ones."""
     held: Mapping[str, str]
     """Axes that stay as they are, though they could be varied, and why."""
     counts: EngineCounts
@@ -59,7 +63,7 @@ class VerifyAsker(Protocol):
     lanes: int
     """Engines beside the plain one that can be asked at once."""
 
-    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
         """Sends them together; of none, starts alone. Starts an engine if the condition needs
         another one than runs, and raises `EngineNotStartedError` where that fails. Ends, whatever
         the engine does."""
@@ -70,7 +74,7 @@ class VerifyAsker(Protocol):
 
 
 class EngineNotStartedError(Exception):
-    """With these flags it does not."""
+    """The engine does not start with these flags."""
 
 
 class VerifyOptions(NamedTuple):
@@ -80,14 +84,14 @@ class VerifyOptions(NamedTuple):
     engines: int = 8
     seed: int = 0
     max_runs: int = 60
-    """Of a contradiction that is shrunk."""
+    """The most runs to shrink a contradiction."""
     shrink: int = 5
     """Contradictions that are shrunk."""
     strictness: Strictness = Strictness()
 
 
-class FoundContradiction(Struct, frozen=True):
-    """As it was met."""
+class ObservedContradiction(Struct, frozen=True):
+    """A contradiction as first observed."""
 
     condition: Condition
     case: VerifyCase
@@ -104,7 +108,7 @@ class VerifyTally:
     """Comparisons off an axis's plain value: (axis, value)."""
     wrong_by_axis: Counter[tuple[str, str]] = field(default_factory=Counter)
     pairs: Counter[tuple[str, str]] = field(default_factory=Counter)
-    found: list[FoundContradiction] = field(default_factory=list)
+    observed: list[ObservedContradiction] = field(default_factory=list)
     shrunk: list[ShrunkContradiction] = field(default_factory=list)
     unanswered: Counter[str] = field(default_factory=Counter)
     """Why requests had no answer."""
@@ -124,17 +128,15 @@ class _Lane:
 
 
 class VerifyRun:
-    """One run."""
-
     def __init__(self, asker: VerifyAsker, cases: Sequence[VerifyCase], options: VerifyOptions,
                  over: Callable[[float], bool] = lambda _: False,
                  show: Callable[[VerifyTally], None] = lambda _: None) -> None:
-        """over: whether this share (0..1) of the time is over. show: is told how far it is."""
+        """over: whether this share (0..1) of the time is over. show: called with the tally."""
         self.tally = VerifyTally(not_started=dict(asker.held))
         self._asker, self._cases, self._options = asker, cases, options
         self._over, self._show = over, show
         self._values: dict[str, Sequence[Any]] = dict(asker.values)
-        self._plain: dict[VerifyCase, Heard] = {}
+        self._plain: dict[VerifyCase, Received] = {}
         self._engines: list[Condition | None] = []
         """None: one that does not start, in whose place there is no other."""
         self._begun: set[int] = set()
@@ -148,7 +150,6 @@ class VerifyRun:
 
     @property
     def counts(self) -> EngineCounts:
-        """Of those who were asked."""
         return self._asker.counts
 
     async def run(self) -> VerifyTally:
@@ -246,16 +247,17 @@ class VerifyRun:
             count += self._compare(trial, condition, plain, answer)
         return count
 
-    async def _plain_answer(self, case: VerifyCase) -> Heard:
+    async def _plain_answer(self, case: VerifyCase) -> Received:
         if case not in self._plain:
             [heard] = await self._asker.ask([case], self._asker.plain)
             self._plain[case] = heard
             if isinstance(heard, NoAnswer):
-                self.tally.found.append(FoundContradiction(
+                self.tally.observed.append(ObservedContradiction(
                     self._asker.plain, case, silence(heard, "an answer is owed")))
         return self._plain[case]
 
-    def _compare(self, trial: Trial, condition: Condition, plain: Heard, answer: Heard) -> bool:
+    def _compare(self, trial: Trial, condition: Condition, plain: Received, answer: Received
+                 ) -> bool:
         """Returns whether there were two answers, or one that is owed."""
         if isinstance(plain, str | NoAnswer) or isinstance(answer, str):
             self.tally.unanswered[str(answer if isinstance(plain, tuple) else plain)] += 1
@@ -272,12 +274,13 @@ class VerifyRun:
         if found is None:
             return True
         tally.wrong_by_axis.update(axes)
-        if not any(with_plain(own.condition, ("place",)) == with_plain(condition, ("place",))
-                   for own in tally.found):
+        point = with_plain(condition, ("position_seed",))
+        if not any(with_plain(own.condition, ("position_seed",)) == point
+                   for own in tally.observed):
             self._to_shrink.append((trial, condition))
             # Those with few axes first, and of a kind of their own.
             self._to_shrink.sort(key=lambda one: (len(_off(one[1], self._asker.plain))))
-        tally.found.append(FoundContradiction(condition, trial.case, found))
+        tally.observed.append(ObservedContradiction(condition, trial.case, found))
         return True
 
     def _difference(self, case: VerifyCase, plain: Choices, answer: Choices | NoAnswer
@@ -300,7 +303,8 @@ class VerifyRun:
 
         return await shrunk(trial, condition, seen, self._asker.plain, self._options.max_runs)
 
-    async def _asked(self, cases: Sequence[VerifyCase], condition: Condition, place: int) -> Heard:
+    async def _asked(self, cases: Sequence[VerifyCase], condition: Condition, place: int
+                     ) -> Received:
         try:
             return (await self._asker.ask(cases, condition))[place]
         except EngineNotStartedError as error:

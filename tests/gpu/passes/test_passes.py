@@ -36,7 +36,7 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.reference.kv import raw
 from actorium.tools.cli import main
-from actorium.tools.cli.passes_command import columns
+from actorium.tools.cli.backends_command import columns
 
 PROMPTS = [[5, 9, 31, 7, 100, 8, 3], [11] * 20, [1, 2]]
 GREEDY = ResolvedParams(max_tokens=12, temperature=0.0)
@@ -319,7 +319,7 @@ def test_columns_stay_apart_however_long_they_are() -> None:
 def test_the_command_tells_what_each_gains(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("actorium.tools.cli.passes_command.TOKENS", (2,))
+    monkeypatch.setattr("actorium.tools.cli.backends_command.TOKENS", (2,))
     monkeypatch.setattr("actorium.gpu.passes.pass_choice.TOKENS", (1,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     made(tmp_path, MOE)

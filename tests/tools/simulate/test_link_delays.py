@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from actorium.actors.errors import EngineUnavailable
-from actorium.tools.simulate import link_delays
-from actorium.tools.simulate.link_delays import DelayProbe, sums_of
+from actorium.tools.simulate import calibration
+from actorium.tools.simulate.calibration import DelayProbe, sums_of
 
 PAGE = """# HELP vllm:time_to_first_token_seconds From arrival to the first token.
 vllm:time_to_first_token_seconds_bucket{le="0.1",model_name="m"} 3
@@ -53,7 +53,7 @@ def test_means_are_of_the_load_alone_once_the_counters_tell_of_all() -> None:
 
 
 def test_counters_that_never_tell_are_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link_delays, "PATIENCE", 0.01)
+    monkeypatch.setattr(calibration, "PATIENCE", 0.01)
     probe = ToldProbe([reading(7, 1.0, 2.0)])
     with pytest.raises(EngineUnavailable, match="do not tell"):
         asyncio.run(probe.during(probe.load()))

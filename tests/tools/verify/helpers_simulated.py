@@ -10,9 +10,9 @@ from typing import Any
 
 from actorium.tools.verify.conditions import PLAIN, VALUES, Condition
 from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer
-from actorium.tools.verify.stream_cuts import cut_of
+from actorium.tools.verify.http_readers import cut_of
 from actorium.tools.verify.verify_cases import VerifyCase
-from actorium.tools.verify.verify_run import EngineCounts, EngineNotStartedError, Heard
+from actorium.tools.verify.verify_run import EngineCounts, EngineNotStartedError, Received
 
 VOCAB, PAGE = 1000, 8
 FAULTS: dict[str, set[str]] = {
@@ -21,18 +21,18 @@ FAULTS: dict[str, set[str]] = {
     "a mask comes one step late in windows": {"drafts"},
     "a page is read that was evicted": {"pool", "cache"},
     "a prefix hit reads one token too far": {"cache"},
-    "rows have the seed of the first": {"company"},
-    "batches of 16 and more round otherwise": {"company"},
+    "rows have the seed of the first": {"neighbours"},
+    "batches of 16 and more round otherwise": {"neighbours"},
     "choices share their last page": {"choices"},
-    "log-probabilities are those of the row before": {"company"},
+    "log-probabilities are those of the row before": {"neighbours"},
     "a stream that is taken up repeats a token": {"reading"},
     "a connection that is lost costs an event": {"reading"},
     "a chunk's last token is lost at every second cut": {"tokens_per_step"},
     "what was preempted forgets its last token": {"preempt_every"},
     "a rank sums its share twice": {"ranks"},
     "a worker that died forgets the seed": {"worker"},
-    "what was preempted beside others is never taken up": {"company", "preempt_every"},
-    "an aborted row leaves its page to the next": {"company", "company_leaves"},
+    "what was preempted beside others is never taken up": {"neighbours", "preempt_every"},
+    "an aborted row leaves its page to the next": {"neighbours", "neighbours_leave"},
     "drafts beside a grammar that is preempted lose the mask": {"drafts", "preempt_every"}}
 """Fault -> the axes that it takes; a smaller pair shows nothing, a larger one is too large."""
 
@@ -58,7 +58,7 @@ class SimulatedEngine:
     def renewed(self, case: VerifyCase, _condition: Condition) -> VerifyCase:
         return case
 
-    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
         if self._refuses and getattr(condition, self._refuses) != getattr(PLAIN, self._refuses):
             raise EngineNotStartedError(f"not with {self._refuses}")
         self._asked += 1
@@ -91,7 +91,7 @@ class SimulatedEngine:
             state += condition.choices
         if has("a rank sums its share twice"):
             state *= condition.ranks
-        if has("an aborted row leaves its page to the next") and condition.company_leaves and row:
+        if has("an aborted row leaves its page to the next") and condition.neighbours_leave and row:
             state += 1
         tokens = self._decode(case, condition, state, seed)
         rough = 1e-7 if has("batches of 16 and more round otherwise") and len(cases) > 15 else 0.0

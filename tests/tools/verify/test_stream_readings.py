@@ -13,8 +13,7 @@ from actorium.actors.gateway.api.completions import CompletionBody
 from actorium.actors.gateway.http.replies import encode_json
 from actorium.tools.bench.http_client import EventReader
 from actorium.tools.verify.conditions import PLAIN, Condition
-from actorium.tools.verify.gateway_reader import choices_of, gateway_body
-from actorium.tools.verify.stream_cuts import cut_of
+from actorium.tools.verify.http_readers import choices_of, cut_of, gateway_body
 from actorium.tools.verify.verify_cases import SCHEMA, VerifyCase
 
 CASE = VerifyCase(prompt=(5, 6), max_tokens=20, seed=11, schema=SCHEMA, stop=("e", "ing"),
@@ -23,15 +22,15 @@ CASE = VerifyCase(prompt=(5, 6), max_tokens=20, seed=11, schema=SCHEMA, stop=("e
 
 def test_cuts_fall_anywhere() -> None:
     """Before the first token, behind all but the last, and in between; and stay where they are."""
-    cuts = [cut_of(CASE, Condition(reading="http-cut", place=place, choices=2))
+    cuts = [cut_of(CASE, Condition(reading="http-cut", position_seed=place, choices=2))
             for place in range(400)]
     tokens = Counter(cut.tokens for cut in cuts if cut)
     assert len(cuts) == tokens.total() and set(tokens) == set(range(40))
     assert tokens[0] > 50 and tokens[39] > 50
     assert 0 < sum(cut.anew for cut in cuts if cut) < 200
-    assert cut_of(CASE, Condition(reading="cut", place=3, choices=2)) == cuts[3]
+    assert cut_of(CASE, Condition(reading="cut", position_seed=3, choices=2)) == cuts[3]
     one = msgspec.structs.replace(CASE, max_tokens=1)
-    assert {cut_of(one, Condition(reading="cut", place=place)).tokens  # type: ignore[union-attr]
+    assert {cut_of(one, Condition(reading="cut", position_seed=place)).tokens  # type: ignore[union-attr]
             for place in range(50)} == {0}
     assert cut_of(CASE, PLAIN) is None and cut_of(CASE, Condition(reading="http")) is None
 

@@ -24,14 +24,20 @@ from actorium.tools.verify.conditions import (
 )
 from actorium.tools.verify.contradictions import CaseAnswer, NoAnswer, Strictness, difference
 from actorium.tools.verify.shrinking import shrunk
-from actorium.tools.verify.verify_cases import Trial, VerifyCase, Vocabulary, drawn_cases
-from actorium.tools.verify.verify_page import verify_page
-from actorium.tools.verify.verify_plan import Visits, drawn_engines, rounds_of
-from actorium.tools.verify.verify_report import verify_result, verify_table
+from actorium.tools.verify.verify_cases import (
+    Trial,
+    VerifyCase,
+    Visits,
+    Vocabulary,
+    drawn_cases,
+    drawn_engines,
+    rounds_of,
+)
+from actorium.tools.verify.verify_report import verify_page, verify_result, verify_table
 from actorium.tools.verify.verify_run import (
     EngineCounts,
     EngineNotStartedError,
-    Heard,
+    Received,
     VerifyOptions,
     VerifyRun,
     VerifyTally,
@@ -48,7 +54,7 @@ def tally_of(engine: SimulatedEngine, **options: int) -> VerifyTally:
 
 def test_an_engine_without_faults() -> None:
     tally = tally_of(SimulatedEngine(), comparisons=4000, engines=16)
-    assert tally.comparisons >= 4000 and not tally.found and not tally.unanswered
+    assert tally.comparisons >= 4000 and not tally.observed and not tally.unanswered
     visited = {axis for axis, _ in tally.by_axis}
     assert visited == set(AXES)
     together = {frozenset(pair) for pair in tally.pairs}
@@ -60,15 +66,15 @@ def test_an_engine_without_faults() -> None:
                                    for at, fault in enumerate(FAULTS)])
 def test_a_planted_fault_is_found_and_shrunk_to_its_cause(fault: str) -> None:
     tally = tally_of(SimulatedEngine(fault))
-    assert tally.found
+    assert tally.observed
     [own] = tally.shrunk
     assert own.difference is not None and (own.seen, own.tries) == (3, 3)
     assert set(differing(own.condition)) - {"order"} == FAULTS[fault]
     if fault.startswith("batches"):
-        assert own.condition.company == 15 and own.difference.kind == "logprob"
+        assert own.condition.neighbours == 15 and own.difference.kind == "logprob"
         assert own.difference.nats == pytest.approx(1e-7, rel=1e-3)
-    elif "company" in FAULTS[fault]:
-        assert own.condition.company == 1
+    elif "neighbours" in FAULTS[fault]:
+        assert own.condition.neighbours == 1
     if fault.startswith("drafts behind"):
         assert own.condition.drafts == 2
     result = {"model": "m", **verify_result(tally)}
@@ -79,10 +85,10 @@ def test_a_planted_fault_is_found_and_shrunk_to_its_cause(fault: str) -> None:
 def test_a_death_that_met_no_answer_is_no_comparison_of_that_axis() -> None:
     """In the simulation those with one seed in sixteen are over by then."""
     engine = SimulatedEngine()
-    engine.values = {"worker": ("killed",), "company": (1,)}
+    engine.values = {"worker": ("killed",), "neighbours": (1,)}
     run = VerifyRun(engine, CASES, VerifyOptions(comparisons=1000, engines=1))
     tally = asyncio.run(run.run())
-    killed, together = tally.by_axis["worker", "killed"], tally.by_axis["company", "1"]
+    killed, together = tally.by_axis["worker", "killed"], tally.by_axis["neighbours", "1"]
     assert 0 < killed < together
     known = {case for case in CASES if not case.seed % 16}
     assert 0 < len(known) < len(CASES), "there are both kinds"
@@ -100,7 +106,7 @@ def test_what_comes_and_goes_is_said_to() -> None:
 
 def test_an_engine_that_does_not_start_is_left_out() -> None:
     tally = tally_of(SimulatedEngine(refuses="ranks"))
-    assert tally.comparisons >= 300 and not tally.found
+    assert tally.comparisons >= 300 and not tally.observed
     assert tally.not_started == {"ranks=2": "not with ranks"}, "once, and with nothing else"
     assert len(tally.engines) == 14 and not any("ranks" in own for own in tally.engines)
     assert {axis for axis, _ in tally.by_axis} == set(AXES) - {"ranks"}
@@ -116,9 +122,9 @@ class SlowEngines(SimulatedEngine):
         self.asked: set[Condition] = set()
         self.most = 0
 
-    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+    async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
         engine = engine_part(condition)
-        assert engine not in self.asked, "a round has no company but its own"
+        assert engine not in self.asked, "something else ran beside a round"
         self.asked.add(engine)
         self.most = max(self.most, len(self.asked))
         try:
@@ -132,7 +138,7 @@ class SlowEngines(SimulatedEngine):
 def test_engines_are_asked_side_by_side() -> None:
     engine = SlowEngines(refuses="ranks")
     tally = tally_of(engine)
-    assert engine.most == 2 and not tally.found and 900 <= tally.comparisons < 2000
+    assert engine.most == 2 and not tally.observed and 900 <= tally.comparisons < 2000
     assert len(tally.engines) == len(set(tally.engines)) == 14
     assert tally.not_started == {"ranks=2": "not with ranks"}
     alone = tally_of(SlowEngines(), engines=1)
@@ -141,7 +147,7 @@ def test_engines_are_asked_side_by_side() -> None:
 
 def test_a_lane_that_fails_ends_the_others() -> None:
     class Failing(SlowEngines):
-        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
             if engine_part(condition) != PLAIN:
                 raise EngineFailed("it is gone")
             return await super().ask(cases, condition)
@@ -152,32 +158,32 @@ def test_a_lane_that_fails_ends_the_others() -> None:
 
 def test_two_flags_that_do_not_start_together() -> None:
     class Refusing(SimulatedEngine):
-        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
             if condition.ranks == 2 and not condition.graphs:
                 raise EngineNotStartedError("not both")
             return await super().ask(cases, condition)
 
     tally = tally_of(Refusing())
-    assert set(tally.not_started.values()) == {"not both"} and not tally.found
+    assert set(tally.not_started.values()) == {"not both"} and not tally.observed
     assert all("ranks=2" in own and "graphs=False" in own for own in tally.not_started)
     assert {"ranks", "graphs"} <= {axis for axis, _ in tally.by_axis}
 
 
 def test_an_axis_alone_has_no_more_engines_than_values() -> None:
     engine = SimulatedEngine()
-    engine.values = {"ranks": (2,), "company": (1,)}
+    engine.values = {"ranks": (2,), "neighbours": (1,)}
     assert tally_of(engine).engines == ["plain", "ranks=2"]
 
 
 def test_a_plain_request_that_never_ends() -> None:
     class Silent(SimulatedEngine):
-        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Heard]:
+        async def ask(self, cases: Sequence[VerifyCase], condition: Condition) -> list[Received]:
             return [NoAnswer(7.0) if case == CASES[3] and len(cases) == 1 else heard
                     for case, heard in zip(cases, await super().ask(cases, condition),
                                            strict=True)]
 
     tally = tally_of(Silent(), engines=1)
-    assert {(own.condition, own.case, own.difference.kind) for own in tally.found} == {
+    assert {(own.condition, own.case, own.difference.kind) for own in tally.observed} == {
         (PLAIN, CASES[3], "silence")}
     assert "no answer within 7 s" in verify_table(verify_result(tally))
 
@@ -191,7 +197,7 @@ def test_runs_are_bounded() -> None:
         return difference([CaseAnswer(tokens=(1,))], [CaseAnswer(tokens=(2,))], False,
                           Strictness())
 
-    condition = msgspec.structs.replace(PLAIN, ranks=2, drafts=4, company=32)
+    condition = msgspec.structs.replace(PLAIN, ranks=2, drafts=4, neighbours=32)
     trial = Trial(CASES[0], tuple(CASES[1:17]), tuple(CASES[17:33]))
     own = asyncio.run(shrunk(trial, condition, seen, max_runs=7))  # type: ignore[arg-type]
     assert asked == own.runs == 7 and own.difference is not None
@@ -249,7 +255,7 @@ def test_the_same_seed_draws_the_same() -> None:
     first, again = (rounds_of(5, PLAIN, CASES, VALUES, Visits()) for _ in range(2))
     for _ in range(20):
         own = next(first)
-        assert own == next(again) and len(own.cases) == own.condition.company + 1
+        assert own == next(again) and len(own.cases) == own.condition.neighbours + 1
         assert set(differing(own.condition)).isdisjoint(ENGINE_AXES)
 
 

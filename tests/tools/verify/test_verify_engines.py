@@ -21,9 +21,8 @@ from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.config.tree import Config, DeviceConfig, GatewayConfig
 from actorium.actors.errors import EngineFailed, EngineUnavailable
 from actorium.gpu.families.architectures import read_shape
-from actorium.tools.verify.conditions import PLAIN, Condition
+from actorium.tools.verify.conditions import PLAIN, Condition, over_ranks, varied
 from actorium.tools.verify.own_engines import DEATHS, OwnEngines
-from actorium.tools.verify.varied_settings import over_ranks, varied
 from actorium.tools.verify.verify_run import EngineNotStartedError
 
 __all__ = ["cli"]
@@ -35,7 +34,7 @@ def test_a_tiny_model_in_float32(cli: Cli, tmp_path: Path) -> None:
     report, page = tmp_path / "report.json", tmp_path / "report.html"
     done = cli.run("verify", str(tmp_path / "m"), "--skip-tokenizer", "--device", "cpu",
                    "--comparisons", "40", "--engines", "1", "--cases", "6", "--answer-tokens", "5",
-                   "--axes", "company,order,cache,choices,logprobs,reading,company_leaves",
+                   "--axes", "neighbours,order,cache,choices,logprobs,reading,neighbours_leave",
                    "--logprobs", "close", "--json", str(report), "--html", str(page))
     assert done.returncode == 0, done.stderr
     result = json.loads(report.read_text())
@@ -51,7 +50,7 @@ def test_two_ranks_whose_vocabulary_is_padded(cli: Cli, tmp_path: Path) -> None:
     write_checkpoint(tmp_path / "m", "LlamaForCausalLM", seed=3)
     done = cli.run("verify", str(tmp_path / "m"), "--skip-tokenizer", "--device", "cpu",
                    "--tensor-parallel-size", "2", "--comparisons", "150", "--engines", "1",
-                   "--axes", "company,choices", "--cases", "16", "--logprobs", "close",
+                   "--axes", "neighbours,choices", "--cases", "16", "--logprobs", "close",
                    timeout=300.0)
     assert done.returncode == 0, done.stdout
 
@@ -65,7 +64,7 @@ def test_drafts_of_tiny_models_are_accepted_now_and_then(cli: Cli, tmp_path: Pat
     report = tmp_path / "report.json"
     done = cli.run("verify", str(tmp_path / "m"), "--device", "cpu", "--exact", "on",
                    "--comparisons", "60", "--engines", "2", "--cases", "16", "--axes",
-                   "company,drafts", "--json", str(report), timeout=300.0)
+                   "neighbours,drafts", "--json", str(report), timeout=300.0)
     assert done.returncode == 0, done.stdout
     counts = json.loads(report.read_text())["counts"]
     assert counts["drafts"] > 200 and 0.2 < counts["accepted"] / counts["drafts"] < 0.8
@@ -84,7 +83,7 @@ def test_what_exact_refuses_is_left_out_and_named(cli: Cli, tmp_path: Path) -> N
     report = tmp_path / "report.json"
     done = cli.run("verify", str(tmp_path / "m"), "--skip-tokenizer", "--device", "cpu", "--exact",
                    "on", "--comparisons", "40", "--engines", "4", "--cases", "6",
-                   "--answer-tokens", "5", "--axes", "ranks,company,threads,worker", "--json",
+                   "--answer-tokens", "5", "--axes", "ranks,neighbours,threads,worker", "--json",
                    str(report), timeout=200.0)
     assert done.returncode == 0, done.stderr
     result = json.loads(report.read_text())

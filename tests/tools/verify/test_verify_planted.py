@@ -49,28 +49,29 @@ class Planted(NamedTuple):
 
 
 PLANTED = [
-    Planted("sharing_seeds", "llama", "company,order,cache", {"company"}),
-    Planted("seeding_by_slot", "llama", "company,logprobs,cache", {"company"}),
-    Planted("telling_other_rows", "llama", "company,cache,threads", {"company"}, ("logprob",)),
-    Planted("taking_other_scales", "llama", "company,logprobs,threads", {"company"},
+    Planted("sharing_seeds", "llama", "neighbours,order,cache", {"neighbours"}),
+    Planted("seeding_by_slot", "llama", "neighbours,logprobs,cache", {"neighbours"}),
+    Planted("telling_other_rows", "llama", "neighbours,cache,threads", {"neighbours"},
+            ("logprob",)),
+    Planted("taking_other_scales", "llama", "neighbours,logprobs,threads", {"neighbours"},
             ("token", "logprob"), flags=("--kv-cache-dtype", "int8")),
-    Planted("committing_twice", DRAFTING, "company,drafts", {"drafts"}, ("token", "logprob")),
-    Planted("committing_too_much", "hybrid", "company,drafts", {"drafts"}),
-    Planted("turning_drafts_back", DRAFTING, "company,drafts", {"drafts"}, ("token", "logprob")),
+    Planted("committing_twice", DRAFTING, "neighbours,drafts", {"drafts"}, ("token", "logprob")),
+    Planted("committing_too_much", "hybrid", "neighbours,drafts", {"drafts"}),
+    Planted("turning_drafts_back", DRAFTING, "neighbours,drafts", {"drafts"}, ("token", "logprob")),
     Planted("masking_late", DEMO, "drafts,logprobs", {"drafts"}),
-    Planted("penalising_without_drafts", DRAFTING, "company,drafts", {"drafts"}),
-    Planted("penalising_what_it_computes", "llama", "company,cache,threads", {"cache"}),
-    Planted("reading_stale_pages", "llama", "company,cache,pool",
+    Planted("penalising_without_drafts", DRAFTING, "neighbours,drafts", {"drafts"}),
+    Planted("penalising_what_it_computes", "llama", "neighbours,cache,threads", {"cache"}),
+    Planted("reading_stale_pages", "llama", "neighbours,cache,pool",
             {"cache", "pool"}, runs=120),
-    Planted("forgetting_checkpoints", "hybrid", "company,cache", {"cache"}),
-    Planted("saving_late", "hybrid", "company,cache,threads", {"cache"}),
-    Planted("helpers_faulty_attention:masking_worker", "llama", "company,tokens_per_step",
+    Planted("forgetting_checkpoints", "hybrid", "neighbours,cache", {"cache"}),
+    Planted("saving_late", "hybrid", "neighbours,cache,threads", {"cache"}),
+    Planted("helpers_faulty_attention:masking_worker", "llama", "neighbours,tokens_per_step",
             {"tokens_per_step"}, ("logprob",), cases=12),
-    Planted("committing_too_much_once_preempted", "hybrid", "company,drafts,preempt_every",
+    Planted("committing_too_much_once_preempted", "hybrid", "neighbours,drafts,preempt_every",
             {"drafts", "preempt_every"}),
-    Planted("seeding_anew", "llama", "company,worker,logprobs", {"worker"}, comparisons=200),
-    Planted("losing_an_event", "llama", "company,reading,logprobs", {"reading"}, ("token", "end"),
-            role="gateway-0")]
+    Planted("seeding_anew", "llama", "neighbours,worker,logprobs", {"worker"}, comparisons=200),
+    Planted("losing_an_event", "llama", "neighbours,reading,logprobs", {"reading"},
+            ("token", "end"), role="gateway-0")]
 
 
 def verified(fault: Planted, folder: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:

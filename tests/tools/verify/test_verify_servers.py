@@ -17,12 +17,12 @@ from actorium.tools.cli import main
 from actorium.tools.cli.verify_command import run
 from actorium.tools.evaluation.http_model import CHAT, COMPLETIONS
 from actorium.tools.verify.conditions import PLAIN, Condition, differing
-from actorium.tools.verify.server_asker import (
+from actorium.tools.verify.http_readers import (
     ServerAbilities,
     ServerAsker,
+    parsed_logprobs,
     probed,
     request_body,
-    told_logprobs,
 )
 from actorium.tools.verify.verify_cases import VerifyCase, Vocabulary, drawn_cases
 from actorium.tools.verify.verify_run import VerifyOptions, VerifyRun
@@ -57,7 +57,7 @@ class FakeServer:
             await asyncio.sleep(0)
             if self.fault == "silent" and self.under_way > 15:
                 await asyncio.sleep(3600)
-            wrong = (self.fault == "company" and self.under_way > 1 or
+            wrong = (self.fault == "neighbours" and self.under_way > 1 or
                      self.fault == "stream" and body["stream"] or
                      self.fault == "cold" and not again)
             luck = self.asked if body["temperature"] and not self.seeds else 0
@@ -110,7 +110,7 @@ def verified(server: FakeServer) -> tuple[ServerAsker, VerifyRun]:
 def test_a_server_that_keeps_its_answers(path: str, refuses: tuple[str, ...]) -> None:
     asker, own = verified(FakeServer(path, refuses))
     assert asker.can.path == path and own.tally.comparisons >= 400
-    assert not own.tally.found and not own.tally.unanswered
+    assert not own.tally.observed and not own.tally.unanswered
     assert asker.can.logprobs is ("logprobs" not in refuses)
     assert asker.can.salts is asker.can.seeds is ("seed" not in refuses)
     assert ("choices" in asker.values) is ("n" not in refuses)
@@ -119,18 +119,18 @@ def test_a_server_that_keeps_its_answers(path: str, refuses: tuple[str, ...]) ->
 
 def test_whose_seeds_are_not_kept_is_asked_greedily() -> None:
     asker, own = verified(FakeServer(seeds=False))
-    assert not asker.can.seeds and not own.tally.found
+    assert not asker.can.seeds and not own.tally.observed
 
 
 @pytest.mark.parametrize(("fault", "axes"), [
-    ("company", {"company"}), ("stream", {"reading"}), ("cold", {"cache"}),
-    ("silent", {"company"})])
+    ("neighbours", {"neighbours"}), ("stream", {"reading"}), ("cold", {"cache"}),
+    ("silent", {"neighbours"})])
 def test_faults_of_servers_are_found(fault: str, axes: set[str]) -> None:
     asker, own = verified(FakeServer(fault=fault, refuses=("cache_salt",)))
     [found] = own.tally.shrunk
     assert set(differing(found.condition, asker.plain)) - {"order"} == axes
     if fault == "silent":
-        assert found.condition.company >= 15 and found.difference is not None
+        assert found.condition.neighbours >= 15 and found.difference is not None
         assert found.difference.kind == "silence"
 
 
@@ -157,17 +157,17 @@ def test_bodies_have_what_is_taken_alone() -> None:
 
 
 def test_both_forms_of_log_probabilities() -> None:
-    assert told_logprobs({"content": [{"token": "a", "logprob": -1.0, "top_logprobs": [
+    assert parsed_logprobs({"content": [{"token": "a", "logprob": -1.0, "top_logprobs": [
         {"token": "b", "logprob": -0.5}]}]}) == [("a", -1.0, {"b": -0.5})]
-    assert told_logprobs({"tokens": ["a", "b"], "token_logprobs": [-1.0, None],
+    assert parsed_logprobs({"tokens": ["a", "b"], "token_logprobs": [-1.0, None],
                           "top_logprobs": None}) == [("a", -1.0, {})]
-    assert told_logprobs({}) == []
+    assert parsed_logprobs({}) == []
 
 
 @pytest.mark.parametrize(("argv", "says"), [
     (["--comparisons", "0"], "--comparisons: must be at least 1"),
     (["--logprobs", "maybe"], "--logprobs: must be exact, close or off"),
-    (["--axes", "company,moon"], "--axes: 'moon' is none of"),
+    (["--axes", "neighbours,moon"], "--axes: 'moon' is none of"),
     (["--minutes", "0"], "--minutes: must be positive"),
     (["--patience", "0"], "--patience: must be positive"),
     (["--shrink", "-1"], "--shrink: must not be negative"),

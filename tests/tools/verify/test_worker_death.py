@@ -11,9 +11,8 @@ import pytest
 
 from actorium.actors.runtime.roles import WORKER
 from actorium.tools.chaos.faults import RunningActor
-from actorium.tools.verify import worker_death
-from actorium.tools.verify.engine_readers import ReadingProgress
-from actorium.tools.verify.worker_death import Unfinished, WorkerDeath, met_by
+from actorium.tools.verify import engine_readers
+from actorium.tools.verify.engine_readers import ReadingProgress, Unfinished, WorkerDeath, met_by
 
 
 def test_whom_a_death_met() -> None:
@@ -27,7 +26,7 @@ def test_whom_a_death_met() -> None:
 def struck(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, int]) -> tuple[WorkerDeath, int]:
     """The death, and how many tokens had been told. answers: (length, tokens at once) of each."""
     told, kills = 0, list[tuple[int, int]]()
-    monkeypatch.setattr(worker_death, "actors", lambda _: {WORKER: RunningActor(WORKER, 77, 1)})
+    monkeypatch.setattr(engine_readers, "actors", lambda _: {WORKER: RunningActor(WORKER, 77, 1)})
     monkeypatch.setattr(os, "kill", lambda pid, number: kills.append((pid, told)))
 
     async def answer(progress: ReadingProgress, length: int, at_once: int) -> None:
@@ -35,7 +34,7 @@ def struck(monkeypatch: pytest.MonkeyPatch, *answers: tuple[int, int]) -> tuple[
         for done in range(0, length, at_once):
             await asyncio.sleep(0)
             told += at_once
-            progress.told(0, at_once, done + at_once >= length)
+            progress.count(0, at_once, done + at_once >= length)
 
     async def work() -> WorkerDeath:
         requests = [ReadingProgress(1, 2) for _ in answers]

@@ -91,12 +91,10 @@ class DatasetOptions(Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """The dataset's own name."""
         return SYNONYMS.get(self.dataset_name, self.dataset_name)
 
     @property
     def requests(self) -> int:
-        """Requests to make."""
         if self.num_prompts is not None:
             return self.num_prompts
         if self.name == "generated-shared-prefix":
@@ -150,7 +148,6 @@ def unused(options: DatasetOptions, written: Mapping[str, str]) -> list[str]:
 
 
 def print_unused(options: DatasetOptions, written: Mapping[str, str]) -> None:
-    """One line on stderr, if there are any."""
     found = unused(options, written)
     if found:
         print(f"actorium: {', '.join(found)} {'changes' if len(found) == 1 else 'change'} nothing "

@@ -26,7 +26,7 @@ class SampleRequest(NamedTuple):
     output_len: int
     """Tokens to generate at most; exactly so many where the end of sequence is ignored."""
     prompt_len: int = 0
-    """Tokens of the prompt as counted here; 0 where nobody has counted them."""
+    """Tokens of the prompt as counted here; 0 = not counted."""
 
 
 class TokenVocabulary(NamedTuple):
@@ -36,13 +36,12 @@ class TokenVocabulary(NamedTuple):
     special: frozenset[int] = frozenset()
 
     def draw(self, rng: random.Random, number: int) -> list[int]:
-        """Draws so many ids."""
-        found: list[int] = []
-        while len(found) < number:
+        ids: list[int] = []
+        while len(ids) < number:
             token = rng.randrange(self.size)
             if token not in self.special:
-                found.append(token)
-        return found
+                ids.append(token)
+        return ids
 
 
 class LocalTokenizer:
@@ -59,12 +58,11 @@ class LocalTokenizer:
 
     def encode(self, text: str, special: bool = False) -> list[int]:
         """Token ids; `special`: with those that the model wants around a prompt."""
-        found: list[int] = self._tokenizer.encode_batch_fast(
+        ids: list[int] = self._tokenizer.encode_batch_fast(
             [text], add_special_tokens=special)[0].ids
-        return found
+        return ids
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids."""
         return str(self._tokenizer.decode(list(ids), skip_special_tokens=False))
 
     def text_of(self, ids: Sequence[int], rng: random.Random) -> tuple[str, int]:
@@ -93,7 +91,7 @@ class Tokens:
         self._model, self._vocabulary = model, vocabulary
 
     @functools.cached_property
-    def _found(self) -> LocalTokenizer | str:
+    def _loaded(self) -> LocalTokenizer | str:
         """The tokenizer, or why there is none."""
         if self._model is None:
             return "no model is named"
@@ -105,14 +103,14 @@ class Tokens:
     @property
     def tokenizer(self) -> LocalTokenizer | None:
         """None if it is not on this machine."""
-        return None if isinstance(self._found, str) else self._found
+        return None if isinstance(self._loaded, str) else self._loaded
 
     def need(self, what: str) -> LocalTokenizer:
         """The tokenizer. Raises `BadConfig`: `what` cannot be had without."""
-        if isinstance(self._found, str):
+        if isinstance(self._loaded, str):
             raise BadConfig(f"{what} needs a tokenizer on this machine (--tokenizer DIR): "
-                            f"{self._found}", "tokenizer")
-        return self._found
+                            f"{self._loaded}", "tokenizer")
+        return self._loaded
 
     def vocabulary(self) -> TokenVocabulary:
         """Returns the vocabulary that random ids are drawn from."""

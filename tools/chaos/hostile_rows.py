@@ -1,13 +1,14 @@
-"""The row of frames: sends bytes that are no message to every inbox and front. No actor may die of
-them, and streams must go on meanwhile.
-"""
+"""The rows of hostile input: requests that kill the worker, or make an actor fail, among others
+that must complete; and bytes that are no message, sent to every inbox and front, of which no actor
+may die."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from pathlib import Path
 from time import monotonic
 from typing import Any
@@ -17,11 +18,147 @@ import zmq
 
 from actorium.actors import messages as m
 from actorium.actors.client.async_client import AsyncClient
+from actorium.actors.errors import EngineUnavailable
+from actorium.actors.gateway.actor import where
 from actorium.actors.params import ResolvedParams, SamplingParams, TextParams
 from actorium.actors.runtime.rundir import address
-from actorium.tools.chaos.checked_streams import RequestMaker, Traffic
+from actorium.tools.bench.http_client import Http
+from actorium.tools.chaos import fault_injection
+from actorium.tools.chaos.checked_streams import CheckedRequest, RequestMaker, Traffic
+from actorium.tools.chaos.fault_injection import EXCEPTION, HANG, KILL, POISON
 from actorium.tools.chaos.faults import actors
-from actorium.tools.chaos.rig import SHORT_WORKER, Rig, rig
+from actorium.tools.chaos.rig import SHORT_WORKER, Rig, held_at_rest, rig
+
+AT_ONCE = 64
+QUARANTINED, COMPLETE = "quarantined", "complete"
+
+
+async def drive_poisoned(requests: int, maker: RequestMaker, tokens: Sequence[int],
+                         ask: Callable[[CheckedRequest], Awaitable[str]]) -> dict[str, Any]:
+    """Runs so many requests, `AT_ONCE` at a time. Those with one of these tokens in their prompts
+    must end with `quarantined`, the others with "complete". ask: returns how a request ends."""
+    bad = dict(zip(random.Random(requests).sample(range(requests), len(tokens)), tokens,
+                   strict=True))
+    gate = asyncio.Semaphore(AT_ONCE)
+    ends: dict[bool, Counter[str]] = {True: Counter(), False: Counter()}
+
+    async def send(number: int) -> None:
+        async with gate:
+            ends[number in bad][await ask(maker.make(bad.get(number)))] += 1
+
+    await asyncio.gather(*(send(number) for number in range(requests)))
+    return {"quarantined": ends[True][QUARANTINED], "complete": ends[False][COMPLETE],
+            "wrong": [f"{count} {kind} requests: {end}"
+                      for poisoned, kind, right in ((True, "poisoned", QUARANTINED),
+                                                    (False, "innocent", COMPLETE))
+                      for end, count in ends[poisoned].items() if end != right]}
+
+
+async def _by_sdk(made: Rig, traffic: Traffic, requests: int, maker: RequestMaker,
+                  tokens: Sequence[int]) -> dict[str, Any]:
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        async def ask(want: CheckedRequest) -> str:
+            return await traffic.send(client, want) or COMPLETE
+
+        return await drive_poisoned(requests, maker, tokens, ask)
+
+
+async def _over_http(made: Rig, requests: int, maker: RequestMaker, tokens: Sequence[int],
+                     latest: float) -> dict[str, Any]:
+    """HTTP clients resend the same body when their connection breaks."""
+    found = where(made.run_dir)
+    assert found is not None
+    http = Http(found.url)
+    try:
+        return await drive_poisoned(requests, maker, tokens, lambda want: post(http, want, latest))
+    finally:
+        http.close()
+
+
+def poison(seed: int, requests: int, poisoned: int, latest: float) -> dict[str, Any]:
+    """Runs requests of which `poisoned` kill the worker: they alone must end with `quarantined`.
+    latest: seconds that a request may take."""
+    maker = RequestMaker(seed, (10, 40), prompt=60)
+    traffic, began = Traffic(maker, latest=latest), monotonic()
+    with rig(SHORT_WORKER) as made:
+        row = asyncio.run(_by_sdk(made, traffic, requests, maker, [POISON] * poisoned))
+        deaths = actors(made.run_dir)["worker-0"].epoch - 1
+    wrong = traffic.tally.wrong + row.pop("wrong") + made.left
+    return {"requests": requests, "poisoned": poisoned, **row, "deaths": deaths,
+            "seconds": round(monotonic() - began, 1), "wrong": wrong}
+
+
+FAILING = ("tokenizer", "scheduler", "detokenizer", "gateway")
+SHARES = (KILL, EXCEPTION, HANG, KILL, EXCEPTION)
+"""Two fifths kill, two fifths raise, one fifth hangs."""
+BUDGET = 2.0
+"""Seconds after which a request counts as hanging."""
+AGAIN = 0.2
+"""Seconds until an HTTP client tries again."""
+
+
+def quarantine(actor: str, seed: int, requests: int, poisoned: int, latest: float
+               ) -> dict[str, Any]:
+    """Runs requests of which `poisoned` make the actor fail: they alone must end with
+    `quarantined`, and the engine must go on within its default number of restarts. latest: seconds
+    that a request may take."""
+    role = "gateway-0" if actor == "gateway" else actor
+    modes = [SHARES[i % len(SHARES)] for i in range(poisoned)]
+    maker, began = RequestMaker(seed, (10, 40), prompt=60), monotonic()
+    traffic = Traffic(maker, latest=latest)
+    more = {"port": 0} if actor == "gateway" else {}
+    with rig(SHORT_WORKER, {role: f"{fault_injection.__name__}:{actor}"}, max_restarts=5,
+             request_budget=BUDGET, **more) as made:
+        if actor == "gateway":
+            row = asyncio.run(_over_http(made, requests, maker, modes, latest))
+        else:
+            row = asyncio.run(_by_sdk(made, traffic, requests, maker, modes))
+        wrong = traffic.tally.wrong + row.pop("wrong") + asyncio.run(_afterwards(made, maker))
+        deaths = actors(made.run_dir)[role].epoch - 1
+    expected = 2 * modes.count(KILL) + modes.count(HANG)
+    if deaths > expected:
+        wrong.append(f"{deaths} deaths, {expected} at the most were to be expected")
+    return {"requests": requests, "poisoned": poisoned, **row, "deaths": deaths,
+            "modes": {name: modes.count(getattr(fault_injection, name.upper()))
+                      for name in ("kill", "exception", "hang")},
+            "seconds": round(monotonic() - began, 1), "wrong": wrong + made.left}
+
+
+async def _afterwards(made: Rig, maker: RequestMaker) -> list[str]:
+    """Checks that the engine serves and holds nothing."""
+    traffic = Traffic(maker)
+    async with AsyncClient(made.engine.name, str(made.base)) as client:
+        code = await traffic.send(client, maker.make())
+        wrong = traffic.tally.wrong + await held_at_rest(client, 5.0)
+    if code is not None:
+        wrong.append(f"a request at the end: {code}")
+    if pages := made.gauges().get("quarantined_pages"):
+        wrong.append(f"at rest: quarantined_pages is {pages:g}")
+    return wrong
+
+
+async def post(http: Http, want: CheckedRequest, latest: float) -> str:
+    """Returns how a request ends: `COMPLETE`, `QUARANTINED`, or with which error."""
+    params = want.params
+    body = {"prompt": want.prompt, "max_tokens": params.max_tokens, "seed": params.seed,
+            "n": params.n, "ignore_eos": True, "return_token_ids": True}
+    until, last = monotonic() + latest, ""
+    while monotonic() < until:
+        try:
+            async for answer in http.events("/v1/completions", body):
+                choices = msgspec.json.decode(answer)["choices"]
+                right = all((choice["token_ids"], choice["finish_reason"]) == (
+                    want._expected[choice["index"]], "length") for choice in choices)
+                return COMPLETE if right and len(choices) == params.n else "another answer"
+        except EngineUnavailable as error:
+            last = error.message
+            if QUARANTINED in last:
+                return QUARANTINED
+            if last[:3].isdecimal() and not last.startswith("503"):
+                return last
+        await asyncio.sleep(AGAIN)
+    return f"no answer: {last}"
+
 
 INBOXES: dict[str, Any] = {
     "tokenizer.front": m.ToTokenizerFront, "detokenizer.front": m.ToDetokenizerFront,
