@@ -66,7 +66,7 @@ def traced(flags: list[str]) -> list[tuple[int, str, str]]:
         folder = Path(name)
         (folder / "sitecustomize.py").write_text(HOOK)
         (folder / "phase").write_bytes(b"\0")
-        command = [Path(sys.executable).with_name("actorium"), "serve", "--name",
+        command = [str(Path(sys.executable).with_name("actorium")), "serve", "--name",
                    f"trace-{os.getpid()}", "--port", "0", *flags]
         env = os.environ | {"PYTHONPATH": name, "REQUEST_FILES_FOLDER": name,
                             "REQUEST_FILES_PACKAGE": f"{PACKAGE}/"}
