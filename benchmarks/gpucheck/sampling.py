@@ -7,10 +7,10 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.kernels import record as columns
+from actorium.kernels import sampling_tables as columns
 from actorium.kernels.backends import select_sampling
-from actorium.kernels.record import SamplingTables
 from actorium.kernels.reference.torch_ops import TorchSampling
+from actorium.kernels.sampling_tables import SamplingTables
 
 from . import shapes
 from .case import Case, Named, Run, Setting, Truth

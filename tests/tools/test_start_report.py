@@ -11,7 +11,7 @@ import pytest
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info, write_info
 from actorium.gpu.plan.graph_memory import Graphs, GraphShape
-from actorium.gpu.worker.summary import describe_graphs
+from actorium.gpu.worker.device import describe_graphs
 from actorium.tools.cli.start_up import report_lines
 
 WORKER = WorkerInfo(device="cuda H200", dtype="bfloat16", weights_bytes=60 << 30,

@@ -69,7 +69,7 @@ def opened(job: PeerModel) -> Iterator[TransformersPeer]:
 
 
 class TransformersPeer:
-    """The process, as one of `offline.measure`'s engines."""
+    """The process, as a `MeasuredEngine`."""
 
     name = "transformers"
 
@@ -78,7 +78,7 @@ class TransformersPeer:
         self.process, self._stderr = process, stderr
 
     def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
-        """See `offline.Engine`. Raises `RuntimeError` as `opened` does."""
+        """See `MeasuredEngine`. Raises `RuntimeError` as `opened` does."""
         return msgspec.json.decode(self.ask(PeerRun(work, number, output)), type=WorkloadRun)
 
     def ask(self, message: PeerModel | PeerRun) -> bytes:

@@ -127,7 +127,7 @@ class Session(NamedTuple):
     stream: Stream
     tokens: Tokens
     counters: Callable[[], Awaitable[dict[str, float]]]
-    """Of speculation, as `speculation.acceptance` takes them."""
+    """Of speculation, as `figures.acceptance` takes them."""
     flush: Callable[[], Awaitable[object]]
     """Forget cached prefixes."""
     model_id: str

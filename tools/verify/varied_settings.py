@@ -8,7 +8,7 @@ import msgspec
 
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.rank_bits import rank_faults
+from actorium.gpu.parallel.rank_slices import rank_faults
 from actorium.tools.verify.conditions import Condition, differing
 
 FLAGS = {"tokens_per_step": "max_num_batched_tokens", "drafts": "speculative",
