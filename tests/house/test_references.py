@@ -18,6 +18,8 @@ ROOMS = ("actors", "gpu", "kernels", "tools", "benchmarks", "tests", "docs")
 FILE = re.compile(r"(?<![\w/.<$*{~-])((?:[\w.-]+/)*[\w-]+\.(?:py|c|h))(?![\w/*(])")
 DOTTED = re.compile(r"`([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)+)(?:\(\))?`")
 CLASS = re.compile(r"`([A-Z][a-z0-9]+(?:[A-Z][a-z0-9]+)+)`")
+COMMENT = re.compile(r"#.*(`|\.(py|c|h)\b)")
+"""A line that may have a comment with a reference."""
 DATA = {"json", "csv", "txt", "seg", "sh", "example", "ggml"}
 """Second parts of what has a dot and is no name of Python's."""
 ELSEWHERE = {
@@ -87,7 +89,7 @@ def prose(path: str) -> Iterator[str]:
     else:
         yield from (node.value.value for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)
                     and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str))
-        if "#" in text:
+        if COMMENT.search(text):
             yield from (token.string
                         for token in tokenize.generate_tokens(io.StringIO(text).readline)
                         if token.type == tokenize.COMMENT)
