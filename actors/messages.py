@@ -85,7 +85,7 @@ NO_ARGS, NO_TOOLS = Raw(b"\x80"), Raw(b"\x90")
 Truncation = Annotated[int, Meta(ge=-1, le=2**31 - 1)]
 """Number of last tokens of a prompt that are kept; -1 = as many as fit the context."""
 MediaKey = Annotated[bytes, Meta(min_length=32, max_length=32)]
-"""Names an image or a video that the media actor has (`vision/media_messages.py`)."""
+"""Names an image or a video that the media actor has (`actors/media/media_messages.py`)."""
 MediaKeys = Annotated[list[MediaKey], Meta(max_length=1024)]
 
 

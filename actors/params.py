@@ -21,7 +21,7 @@ from msgspec import Meta, Struct
 from actorium.actors.errors import InvalidRequest
 
 MAX_N = 1024
-"""Maximum of choices of a request in any engine; an engine's own is `scheduler.max_n`."""
+"""Maximum of choices of a request in any engine; an engine's own is its scheduler's `max_n`."""
 MAX_LOGPROBS = 20
 MAX_STOPS = 16
 MAX_STOP_CHARS = 256

@@ -2,7 +2,7 @@
 launch is compiled for sm_90, by the Triton that runs this.
 
 `python benchmarks/ptxas_cache.py FOLDER [--wheel UNPACKED] [--python PYTHON] [--archive FILE]`.
-Models have a layer of each kind, and nothing is computed (`gpu.worker.compile_ahead`). Keys of the
+Models have a layer of each kind, and nothing is computed (`gpu.worker.warmup`). Keys of the
 cache depend on the bytes of libtriton, which differ between Python versions, and on no paths:
 --wheel is Triton's wheel for the device's, of the same version. --python makes what launches
 kernels as well, in C: Triton 3.6 runs the C compiler for that. A second run over the same folder
@@ -38,8 +38,8 @@ from torch.utils._python_dispatch import _disable_current_modes
 from actorium.actors.config.tree import Config
 from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.worker.compile_ahead import Zeros, compiling, one_of_each, walk
-from actorium.gpu.worker.device import first_runner
+from actorium.gpu.worker.allocation import first_runner
+from actorium.gpu.worker.warmup import ZeroMode, compiling_launches, one_layer_per_kind, walk_warmup
 from actorium.kernels.grouped_rows import pack_rows
 from actorium.kernels.triton.triton_ops import TritonOps
 
@@ -57,7 +57,7 @@ def as_on_cuda() -> Iterator[None]:
         for name, value in (
                 ("kernels.backends.triton_fault", ""), ("gpu.models.registry.triton_fault", ""),
                 ("gpu.attention.attention_backend.triton_fault", ""),
-                ("gpu.attention.attention_plan._few", None),
+                ("gpu.models.forward_context._few", None),
                 ("kernels.triton.triton_ops.can_pack", False)):
             stack.enter_context(patch(f"actorium.{name}", lambda *_, value=value: value))
         stack.enter_context(patch("actorium.gpu.weights.random_weights._random",
@@ -77,9 +77,9 @@ def computed(make: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
 def start(config: Config, path: Path) -> None:
     model = load_model(path, config, CPU, lambda *_: None)
-    with one_of_each(model):
-        walk(first_runner(config, model, CPU), model.ops,
-             config.scheduler.max_num_batched_tokens)
+    with one_layer_per_kind(model):
+        walk_warmup(first_runner(config, model, CPU), model.ops,
+                    config.scheduler.max_num_batched_tokens)
 
 
 def starts() -> Iterator[tuple[str, dict[str, Any], tuple[Any, ...]]]:
@@ -212,7 +212,7 @@ def main() -> None:
             if not re.search(arguments.only, name):
                 continue
             try:
-                with compiling(arguments.threads) as missed, Zeros():
+                with compiling_launches(arguments.threads) as missed, ZeroMode():
                     run()
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)

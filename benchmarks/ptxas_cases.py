@@ -18,7 +18,12 @@ from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.step.batch import ExtendRow
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
-from actorium.kernels.record import (
+from actorium.kernels.reference.apply_plan import table_addresses
+from actorium.kernels.reference.delta_rule import Heads
+from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.sage import KeyMeans
+from actorium.kernels.reference.ssd import SSDSizes, split_inputs
+from actorium.kernels.sampling_tables import (
     WIDTH,
     DecodeState,
     RowLayout,
@@ -26,11 +31,6 @@ from actorium.kernels.record import (
     WindowRows,
     WindowSizes,
 )
-from actorium.kernels.reference.apply_plan import table_addresses
-from actorium.kernels.reference.delta_rule import Heads
-from actorium.kernels.reference.delta_window import DeltaLayer
-from actorium.kernels.reference.sage import KeyMeans
-from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.scaled_linear import FP8, InputForm, Scaled
 from actorium.kernels.triton.all_reduce import PeerRows, room_of, sum_rows, sum_rows_norm
 from actorium.kernels.triton.exact_experts import ExactExperts

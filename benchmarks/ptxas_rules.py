@@ -86,7 +86,7 @@ RULES = (
     Rule("_walk", "", 4, 2, 1, "wgmma"),
     Rule("_conv", "", 4, 6, 6),
     Rule("_keep", "", 4, 12, 12),
-    Rule("_one", "", 4, 12, 12),
+    Rule("_conv_step", "", 4, 12, 12),
     # Few rows: bytes of weights under way. Many: sums and partial sums in registers.
     Rule("_choose_experts", "", 1, 16, 16),
     Rule("_combine", "", 4, 8, 8),

@@ -1,8 +1,8 @@
 """Weights in 4 to 8 bits whose groups of columns share a scale: how they travel from a file to the
 kernels, and what products with them mean.
 
-Every such format (GGUF's, AWQ, GPTQ, compressed-tensors, or made at load) is, of a row's columns in
-groups of `group`,
+Every such format (GGUF's, AWQ, GPTQ, compressed-tensors, or quantised at load) is, of a row's
+columns in groups of `group`,
 
     weight = scale * (code - zero), or scale * code + min
 
@@ -14,10 +14,13 @@ for its kernels, once.
 What a backend holds is what `gpu/families/weight_formats.py` counts, to the byte: codes of `bits`
 bits, scales and mins of groups in f16 (with one power of two for the whole weight, so that f16's
 range limits none), those of whole rows in f32.
-"""
+
+Rows that still lie in a GGUF file, as blocks (`BlockRows`), pass for rows of codes: a backend that
+can lays them out from the file in one pass, others read them first."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import torch
@@ -225,11 +228,9 @@ class GroupedLinear(Linear):
         return self._product(plain(x))
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y."""
         return residual + self._product(plain(x))
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """See `RowLookup`."""
         codes, scales, mins, form = self.own
         return dequantise_grouped(Grouped(codes[ids], scales[ids],
                                           None if mins is None else mins[ids], form), dtype)
@@ -237,3 +238,56 @@ class GroupedLinear(Linear):
     def _product(self, x: Tensor) -> Tensor:
         weight = dequantise_grouped(self.own, x.dtype)
         return torch.nn.functional.linear(x, weight, self.bias)
+
+
+# --- Rows that still lie in a file ---------------------------------------------------------------
+
+class BlockPart(NamedTuple):
+    """Rows one behind the other in one file."""
+
+    kind: int
+    """ggml's number of the type of blocks."""
+    start: int
+    """First byte, of the file."""
+    stride: int
+    """Bytes from row to row."""
+    used: int
+    """Bytes of a row from `start` on: of one that several ranks share, fewer."""
+    outs: int
+    heads: int
+    """Rows of a head whose first half and second half lie by turns; 0: rows lie in order."""
+    open: Callable[[], int]
+    """Opens the file; the caller closes the descriptor."""
+    fault: Callable[[str], Exception]
+    """What to raise when it cannot be read."""
+    read: Callable[[], Tensor]
+    """The rows as `pack_rows` gives them."""
+
+
+class BlockRows(NamedTuple):
+    """A weight, [N, K]."""
+
+    form: RowFormat
+    columns: int
+    """K"""
+    parts: tuple[BlockPart, ...]
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """As of rows."""
+        return ROWS
+
+    @property
+    def outs(self) -> int:
+        """N"""
+        return sum(part.outs for part in self.parts)
+
+    def rows(self) -> Tensor:
+        """i8[N, ...], as `pack_rows` gives them."""
+        found = [part.read() for part in self.parts]
+        return found[0] if len(found) == 1 else torch.cat(found)
+
+
+def stacked_blocks(own: Sequence[BlockRows]) -> BlockRows:
+    """All rows of these, which are alike in format and columns."""
+    return own[0]._replace(parts=tuple(part for each in own for part in each.parts))

@@ -119,7 +119,7 @@ class NativeLinear(PackedLinear):
         return y
 
 
-class OnePassLinear(Linear, ABC):
+class FusedEpilogueLinear(Linear, ABC):
     """`Linear` of a weight that C keeps in a layout of its own: whatever is added, and however the
     result is rounded, is done in the pass that sums the product. x: bf16[T, K]."""
 
@@ -145,7 +145,7 @@ class OnePassLinear(Linear, ABC):
         return self.run(x, 0, torch.empty((len(x), self.outs)), OUT_FLOAT)
 
 
-class TileLinear(OnePassLinear):
+class TileLinear(FusedEpilogueLinear):
     """A weight in tiles of AMX's order, its high bytes coded in 4 bits without loss
     (`cpu/packed.h`): 3/4 of the bytes, which are what a product of few rows takes its time for.
 
@@ -207,7 +207,7 @@ class TileLinear(OnePassLinear):
         return y
 
 
-class SideBySide(Linear):
+class ConcatLinear(Linear):
     """Products of the same input side by side, of weights in different formats."""
 
     def __init__(self, parts: list[Linear]) -> None:
@@ -238,7 +238,6 @@ class Reordered(Linear):
         return self.linear.add(self._ordered(x), residual)
 
     def sums(self, dtype: torch.dtype) -> bool:
-        """See `Linear`."""
         return self.linear.sums(dtype)
 
     def wide(self, x: Input) -> Tensor:
@@ -264,7 +263,6 @@ class Gated:
 
     @property
     def form(self) -> InputForm:
-        """See `Linear`."""
         return self.linear.form
 
     def halves(self, x: Input) -> Tensor:
@@ -290,11 +288,9 @@ class TileGated(Gated):
 
     @property
     def form(self) -> InputForm:
-        """See `Linear`."""
         return InputForm()
 
     def halves(self, x: Input) -> Tensor:
-        """See `Gated`."""
         return one_behind_the_other(self.tiles(x))
 
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Tensor:

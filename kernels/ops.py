@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.block_rows import BlockRows
+from actorium.kernels.grouped_rows import BlockRows
 from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import FloatLinear, Gated, Linear
 from actorium.kernels.ragged import Ragged
@@ -53,7 +53,6 @@ class Ops(ABC):
         return self.linear(weight.rows(), bias)
 
     def gated_of_blocks(self, weight: BlockRows, bias: Tensor | None, activation: str) -> Gated:
-        """See `gated`."""
         return self.gated(weight.rows(), bias, activation)
 
     def gated_by(self, linear: Linear, activation: str) -> Gated:

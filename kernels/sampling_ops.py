@@ -10,14 +10,14 @@ from abc import ABC, abstractmethod
 
 from torch import Tensor
 
-from actorium.kernels.record import (
+from actorium.kernels.reference.logprobs import Logprobs
+from actorium.kernels.sampling_tables import (
     DecodeState,
     RowLayout,
     SamplingTables,
     WindowRows,
     WindowSizes,
 )
-from actorium.kernels.reference.logprobs import Logprobs
 
 
 class SamplingOps(ABC):

@@ -205,11 +205,9 @@ class ScaledLinear(Linear):
         return self.run(x, x.dtype)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y."""
         return self.run(x, residual.dtype, residual)
 
     def sums(self, dtype: torch.dtype) -> bool:
-        """See `Linear`."""
         return not self.by_row
 
     def wide(self, x: Input) -> Tensor:
@@ -217,7 +215,6 @@ class ScaledLinear(Linear):
         return self.run(x, torch.float32)
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """See `scaled_mm`."""
         return scaled_mm(*self.quantised(x), self.scaled, dtype, self.bias, residual)
 
     def quantised(self, x: Input) -> tuple[Tensor, Tensor]:
@@ -228,7 +225,6 @@ class ScaledLinear(Linear):
         return self.quantise(plain(x))
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `quantise`."""
         return quantise(x, self.columns)
 
 
@@ -237,16 +233,13 @@ class DequantisedLinear(ScaledLinear):
     the input is left as it is."""
 
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
-        """See `ScaledLinear`."""
         super().__init__(rows, bias)
         self.form = InputForm()
 
     def sums(self, dtype: torch.dtype) -> bool:
-        """See `Linear`."""
         return True
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """See `scaled_mm`."""
         w, x = self.scaled, plain(x)
         weight = dequantise(w.weight, w.scales.repeat_interleave(w.rows, 0)[:len(w.weight)],
                             x.dtype)

@@ -23,7 +23,7 @@ NODES = ("/dev/nvidiactl", "/dev/nvidia0", "/dev/nvhost-ctrl-gpu", "/dev/nvmap",
          "/dev/kfd")
 """Drivers' device files: NVIDIA's, its boards', WSL's and AMD's."""
 MOST_RANKS = 16
-"""`gpu.parallel.rank_types.MAX_RANKS`, which needs torch."""
+"""`gpu.parallel.rank_group.MAX_RANKS`, which needs torch."""
 
 
 def check_all(config: Config) -> None:

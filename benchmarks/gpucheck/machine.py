@@ -166,13 +166,13 @@ class Double(Cuda):
         again what was captured."""
         from actorium.gpu.plan.graph_memory import EagerReasons
         from actorium.gpu.step.staging import DeviceArrays
-        from actorium.gpu.worker import device, graph_setup
+        from actorium.gpu.worker import allocation, graph_setup
 
         # No memory is there to be measured, so the plan counts none for graphs; but they are made.
-        with (patch.object(device, "device_arrays",
+        with (patch.object(allocation, "device_arrays",
                            lambda own, apply, _: DeviceArrays(own, apply)),
               patch.object(graph_setup, "why_eager", lambda *_: EagerReasons("", "")),
-              patch.object(device, "trial_graph_bytes", lambda *_: 0),
+              patch.object(allocation, "trial_graph_bytes", lambda *_: 0),
               patch.object(graph_setup, "free_bytes", lambda _: 1 << 40),
               patch.object(graph_setup, "CudaCapturer", lambda _: Rerun())):
             yield

@@ -10,15 +10,15 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels import record as columns
+from actorium.kernels import sampling_tables as columns
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.grouped_rows import RowFormat, grouped_mm, pack_rows, quantise_grouped
 from actorium.kernels.ops import Ops
-from actorium.kernels.record import SamplingTables
 from actorium.kernels.reference.all_reduce import sum_parts_norm
 from actorium.kernels.reference.experts import EachExpert, route
 from actorium.kernels.reference.rope import rope_rows, rope_table
 from actorium.kernels.reference.torch_ops import TorchOps, TorchSampling
+from actorium.kernels.sampling_tables import SamplingTables
 from actorium.kernels.scaled_linear import COLUMNS, pack, quantise
 from actorium.kernels.triton.all_reduce import PeerRows, memory_bytes, room_of, sum_rows_norm
 

@@ -23,9 +23,10 @@ from harness import Row, Rows, markdown, scenario, take_turns
 
 from actorium.actors.config.parsed_values import PASSES
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
+from actorium.gpu.passes.pass_choice import LayerTimer, Way, way
 from actorium.gpu.passes.pass_manager import PassManager
-from actorium.gpu.passes.pass_timing import LayerTimer, Way, way
 
 SHARED = {"vocab_size": 512, "max_position_embeddings": 4096, "eos_token_id": 511,
           "rms_norm_eps": 1e-6, "torch_dtype": "bfloat16", "tie_word_embeddings": True}
@@ -57,7 +58,7 @@ FEWEST = 4
 """Turns of a case, of which the first one does not count."""
 
 
-def model_of(raw: dict[str, Any], threads: int, quantization: str = "auto") -> Model:
+def model_of(raw: dict[str, Any], threads: int, quantization: str = "auto") -> Decoder:
     """Random weights of this config on the CPU."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(SHARED | raw))
@@ -67,7 +68,7 @@ def model_of(raw: dict[str, Any], threads: int, quantization: str = "auto") -> M
         return load_model(Path(folder), config, torch.device("cpu"), lambda *_: None)
 
 
-def least(model: Model, ways: Sequence[Way], tokens: int, seconds: float) -> list[float]:
+def least(model: Decoder, ways: Sequence[Way], tokens: int, seconds: float) -> list[float]:
     """Microseconds of a layer in each of these ways: the least of the turns that fit."""
     timer = LayerTimer(model, tokens)
     found = take_turns({str(at): partial(timer.seconds, own) for at, own in enumerate(ways)},

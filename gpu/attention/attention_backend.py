@@ -5,14 +5,14 @@ is called for every layer of the group: so lists of work are made once. Where a 
 graph, the same calls are captured. Writing keys and values to pages is not a backend's: all of them
 read the same layout, `[pages * page_size, *ModelShape.kv_row]`. Scales of pages are given with them
 at each call: f32[2 * kv_heads], of a layer in FP8; bf16[pages * page_size, 2 * kv_heads] of one in
-INT8, see `kernels.reference.kv`.
-"""
+INT8, see `kernels.reference.kv`."""
 
 from __future__ import annotations
 
 import ctypes
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -20,7 +20,7 @@ from torch import Tensor
 
 from actorium.gpu.attention.capabilities import CARDS, EXTEND, AttentionNeeds, BackendCard, unmet
 from actorium.kernels.backends import triton_fault
-from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, chunk_rows
+from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, NativeSage, chunk_rows
 from actorium.kernels.cpu.latent_native import NativeLatents
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference.latent import latent_causal, latent_masked
@@ -32,6 +32,7 @@ from actorium.kernels.reference.paged_attention import (
     torch_decode,
     torch_extend,
 )
+from actorium.kernels.reference.sage import KeyMeans
 
 E4M3_CAPABILITY = (8, 9)
 """Below it Triton does not convert from e4m3."""
@@ -195,3 +196,66 @@ class TritonAttention(AttentionBackend):
         if self._rank:
             return self._latent(pages, lens, span, q_len, page_size, scale, self._rank)
         return self._decode(pages, lens, span, q_len, page_size, window, scale, soft_cap)
+
+
+@dataclass(slots=True)
+class DecodeChunk:
+    """A token of a decode, as a chunk: it reads nothing behind itself."""
+
+    start: int
+    count: int
+    pages: Tensor
+
+
+class SageAttention(AttentionBackend):
+    """Products of queries and keys in 8 bits (`kernels/reference/sage.py`): C's kernels on a CPU,
+    Triton's on CUDA.
+
+    A token of a decode, or of a window of drafts, is a chunk like any other to it: the same mean is
+    taken off the same keys, and it attends as it would as part of a prompt. It gains nothing over
+    16 bits, since keys are coded anew at each step, unless pages hold their codes.
+    """
+
+    card = CARDS["sage"]
+
+    def __init__(self, device: str) -> None:
+        """device: cpu | cuda"""
+        self.means = KeyMeans()
+        self.lib = library() if device == "cpu" else None
+        self.threads = torch.get_num_threads()
+
+    @classmethod
+    def missing(cls, part: str, device: torch.device) -> str:
+        if device.type != "cpu":
+            return triton_fault(device)
+        lib = library()
+        if lib is None:
+            return "its kernels cannot be built: no C compiler, or torch with another OpenMP"
+        return "" if lib.sage_ready() else "this CPU has no VNNI"
+
+    @classmethod
+    def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
+        if why := super().fault(part, needs, device):
+            return why
+        if device.type == "cpu" and "float16" in (needs.dtype, needs.cache_dtype):
+            return "on a CPU it takes nothing in float16"
+        return ""
+
+    def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
+               soft_cap: float = 0.0) -> Attend:
+        if self.lib is not None:
+            return NativeSage(self.lib, self.threads, rows, page_size, window, scale, self.means)
+        from actorium.kernels.triton.sage import sage_extend
+
+        return sage_extend(rows, page_size, window, scale, self.means)
+
+    def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
+               window: int, scale: float, soft_cap: float = 0.0) -> Attend:
+        if self.lib is not None:
+            return self.extend([
+                DecodeChunk(max(0, length - behind), 1, table)
+                for length, table in zip(lens.tolist(), pages.contiguous(), strict=True)
+                for behind in range(q_len, 0, -1)], page_size, window, scale)
+        from actorium.kernels.triton.sage import sage_decode
+
+        return sage_decode(pages, lens, span, q_len, page_size, window, scale, self.means)

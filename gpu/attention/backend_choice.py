@@ -13,17 +13,11 @@ from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import (
     AttentionBackend,
     NativeAttention,
+    SageAttention,
     TorchAttention,
     TritonAttention,
 )
-from actorium.gpu.attention.capabilities import (
-    DECODE,
-    EXTEND,
-    HALVES,
-    AttentionNeeds,
-    needs_of,
-)
-from actorium.gpu.attention.sage_attention import SageAttention
+from actorium.gpu.attention.capabilities import DECODE, EXTEND, HALVES, AttentionNeeds, needs_of
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.cpu.native_library import library
@@ -70,15 +64,15 @@ def select_attention(shape: ModelShape, config: Config, device: torch.device, dr
     """
     needs = needs_of(shape, device.type, config.memory.kv_cache_dtype, config.memory.page_size,
                      drafts)
-    made: dict[str, AttentionBackend] = {}
+    backends: dict[str, AttentionBackend] = {}
     for part in (EXTEND, DECODE):
         name, why = choose(part, needs, config.device, device)
         LOG.info("attention of %s: %s (%s)", WORDS[part], name, why)
-        made[part] = next((own for own in made.values() if own.name == name),
+        backends[part] = next((own for own in backends.values() if own.name == name),
                           None) or make_backend(
                               name, needs, config.device.exact != "off",
                               shape.max_model_len if config.device.exact == "on" else 0)
-    return StepAttention(made[EXTEND], made[DECODE],
+    return StepAttention(backends[EXTEND], backends[DECODE],
                          TORCH_DTYPES.get(config.memory.kv_cache_dtype),
                          config.device.exact == "on")
 

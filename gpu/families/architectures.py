@@ -16,13 +16,23 @@ from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
 from actorium.gpu.families.fp8_config import served_fp8
-from actorium.gpu.families.gemma3_config import gemma3
-from actorium.gpu.families.gguf_types import gguf_grouped
 from actorium.gpu.families.granite_config import granite, granite_layer
-from actorium.gpu.families.grouped_config import made_grouped
-from actorium.gpu.families.llama_config import causal_layer, llama, ministral, mistral, qwen2, qwen3
+from actorium.gpu.families.llama_config import (
+    causal_layer,
+    gemma3,
+    llama,
+    ministral,
+    mistral,
+    qwen2,
+    qwen3,
+)
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.quant_config import stored_in, stored_weights
+from actorium.gpu.families.quant_config import (
+    gguf_grouped,
+    online_grouped,
+    stored_in,
+    stored_weights,
+)
 from actorium.gpu.families.qwen_hybrid_config import (
     HYBRIDS,
     qwen_hybrid,
@@ -34,11 +44,11 @@ from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
     TensorSpec,
+    embedding_and_head_tensors,
     layer_prefix,
     mtp_tensors,
-    outer_tensors,
+    vision_tensors,
 )
-from actorium.gpu.families.vision_tensors import vision_tensors
 
 
 class Architecture(NamedTuple):
@@ -105,8 +115,9 @@ def shape_from_config(
                         f"{kept.source} already: take auto (as they are) or none",
                         "model.quantization")
     if quantization in MADE_BITS:
-        made = made_grouped(MADE_BITS[quantization], group, head, shape.tied, model_tensors(shape))
-        return replace(shape, fp8=None, grouped=made)
+        grouped = online_grouped(MADE_BITS[quantization], group, head, shape.tied,
+                                 model_tensors(shape))
+        return replace(shape, fp8=None, grouped=grouped)
     return shape
 
 
@@ -129,7 +140,7 @@ def _architecture(raw: dict[str, Any], where: Path) -> str:
 
 
 def _what_is_near(name: str) -> str:
-    """Which architectures are like one that is not supported, or else which families are, and what
+    """Names the supported architectures most like one that is not, or else the families, and what
     would help."""
     stems: dict[str, str] = {}
     for own in ARCHITECTURES:
@@ -143,7 +154,7 @@ def _what_is_near(name: str) -> str:
 
 
 def _stem(name: str) -> str:
-    """What a class name tells of the family."""
+    """The part of a class name that names the family."""
     return name.partition("For")[0].removesuffix("LMHeadModel").removesuffix("Model")
 
 
@@ -157,7 +168,7 @@ def model_tensors(s: ModelShape) -> list[TensorSpec]:
     experts, projections to latents) every GPU has whole.
     """
     kind, names = ARCHITECTURES[s.architecture], mtp_names(s)
-    specs = outer_tensors(s)
+    specs = embedding_and_head_tensors(s)
     for i in range(s.layers):
         specs += kind.layer(s, i, layer_prefix(i))
     if names is not None:

@@ -1,4 +1,5 @@
-"""What the configs of all families share: sizes, dtype, rotary embeddings, layers that draft."""
+"""What the configs of all families share: typed access to fields, sizes, dtype, rotary embeddings,
+layers that draft."""
 
 from __future__ import annotations
 
@@ -6,10 +7,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from actorium.actors.errors import shown
+from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_classes import default_positions
 from actorium.actors.models.model_dir import max_model_len, trained_length
-from actorium.gpu.families.config_fields import MAX_INT, Fields
 from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape, RopeShape
 
 ConfigReader = Callable[[dict[str, Any], Path, str], ModelShape]
@@ -24,6 +24,11 @@ SILU = ("silu", "swish")
 MAX_FACTORS = 65_536
 """Numbers that a rope may list."""
 MTP_FIELDS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
+MAX_INT = 2**31 - 1
+"""The largest size, number or id that a field may name."""
+MAX_LAYERS = 4096
+MIN_FLOAT, MAX_FLOAT = 1e-30, 1e30
+"""What float32 can still multiply."""
 
 
 def decoder_shape(
@@ -77,7 +82,7 @@ def _dtype(get: Fields, wanted: str) -> str:
 
 def mtp_layers(get: Fields) -> int:
     """1 where the config promises a layer that drafts (MTP), else 0. Of several the first is used,
-    and chained. Qwen3-Next's checkpoints hold one that their config does not tell of.
+    and chained. Qwen3-Next's checkpoints hold one that their config does not mention.
 
     Raises `BadModel` naming the field that is wrong.
     """
@@ -181,3 +186,51 @@ def _rotary_dim(get: Fields, head_dim: int) -> int:
     if rotary % 2 or rotary < 2:
         raise r.bad(at, f"{share} of {head_dim} dimensions is no even number")
     return rotary if rotary < head_dim else 0
+
+
+class Fields:
+    """Typed access to the fields of a config, with errors that name them."""
+
+    def __init__(self, raw: dict[str, Any], where: Path, prefix: str = "") -> None:
+        self.raw, self.where, self.prefix = raw, where, prefix
+
+    def bad(self, name: str, why: str) -> BadModel:
+        return BadModel(f"{self.where}: {self.prefix}{name}: {why}")
+
+    def layers(self) -> int:
+        """Their number: what is read for each of them is bounded by it."""
+        return self.int("num_hidden_layers", maximum=MAX_LAYERS)
+
+    def kinds(self, name: str, known: tuple[str, ...], layers: int) -> list[str]:
+        """What the field says of each layer, one of the known, of which errors name
+        two. Raises `BadModel`."""
+        found = self.raw.get(name)
+        if (not isinstance(found, list) or len(found) != layers
+                or not all(isinstance(kind, str) and kind in known for kind in found)):
+            raise self.bad(name, f"must be {layers} times {' or '.join(known[:2])}")
+        return found
+
+    def int(self, name: str, default: int | None = None, maximum: int = MAX_INT) -> int:
+        value = self.raw.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+            raise self.bad(name, f"must be a positive integer, got {shown(value)}")
+        if value > maximum:
+            raise self.bad(name, f"must be at most {maximum}, got {shown(value)}")
+        return value
+
+    def float(self, name: str, default: float | None = None) -> float:
+        value = self.raw.get(name)
+        if value is None:
+            value = default
+        if isinstance(value, bool) or not isinstance(value, int | float) or not value > 0:
+            raise self.bad(name, f"must be a positive number, got {shown(value)}")
+        if not MIN_FLOAT <= value <= MAX_FLOAT:
+            raise self.bad(name, f"must be between {MIN_FLOAT:g} and {MAX_FLOAT:g}, "
+                           f"got {shown(value)}")
+        return float(value)
+
+    def flag(self, name: str, default: bool = False) -> bool:
+        value = self.raw.get(name)
+        return default if value is None else bool(value)

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.config_fields import MAX_INT, Fields
-from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers
+from actorium.gpu.families.decoder_config import MAX_INT, Fields, decoder_shape, mtp_layers
 from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,

@@ -13,7 +13,7 @@ from actorium.actors.errors import BadModel, shown
 BLOCK = 128
 """Rows and columns of a block that shares a scale."""
 NAME = "quantization_config"
-MADE_APART = ("in_proj_a", "in_proj_b")
+KEPT_UNQUANTISED = ("in_proj_a", "in_proj_b")
 """Modules that stay as they are where weights are made FP8 at load: what gates a recurrent layer's
 states (GatedDeltaNet), a row for each head."""
 IGNORED = ("modules_to_not_convert", "ignored_layers", "ignore")
@@ -29,7 +29,7 @@ INTEGER_FORMATS = ("pack-quantized", "int-quantized", "naive-quantized", "mixed-
 PATTERN = re.compile(r"re:\.\*([A-Za-z_][\w\\.]{0,100})(\$?)")
 """Of names of modules: those that this one ends, or is a part of. No other is read: patterns of a
 file are not run."""
-OUTER = re.compile(r"^(?:(?:model|language_model)\.)+")
+MODEL_PREFIX = re.compile(r"^(?:(?:model|language_model)\.)+")
 """What the names of modules begin with in checkpoints of text, or of text and images."""
 
 
@@ -40,7 +40,7 @@ class Fp8Shape(NamedTuple):
     """Rows and columns that share one; 0: the whole weight has one."""
     ignored: tuple[str, ...] = ()
     """Modules that are not in FP8, as checkpoints of the language model alone call them."""
-    made: bool = False
+    online: bool = False
     """The checkpoint is not in FP8: its weights are quantised when they are read, each row by its
     own largest number."""
 
@@ -102,7 +102,7 @@ def served_fp8(raw: dict[str, Any], where: Path, quantization: str) -> Fp8Shape 
     found = fp8_shape(raw, where)
     if quantization == "none":
         return None
-    return Fp8Shape(0, MADE_APART, True) if found is None and quantization == "fp8" else found
+    return Fp8Shape(0, KEPT_UNQUANTISED, True) if found is None and quantization == "fp8" else found
 
 
 def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
@@ -120,7 +120,7 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
         return None
     if method == METHOD:
         size, modules = _compressed(found, where)
-        return Fp8Shape(size, tuple(OUTER.sub("model.", name) for name in modules))
+        return Fp8Shape(size, tuple(MODEL_PREFIX.sub("model.", name) for name in modules))
     if method != "fp8":
         raise BadModel(f"{where}: {NAME}.quant_method: must be fp8, {METHOD}, "
                        f"{' or '.join(INTEGER_METHODS)}, got {shown(method)}")
@@ -135,7 +135,8 @@ def fp8_shape(raw: dict[str, Any], where: Path) -> Fp8Shape | None:
     if not all(isinstance(own, list) for own in lists) \
             or not all(isinstance(name, str) for name in names):
         raise BadModel(f"{where}: {NAME}: {' and '.join(IGNORED)} must list names")
-    return Fp8Shape(BLOCK if block else 0, tuple(OUTER.sub("model.", name) for name in names))
+    return Fp8Shape(BLOCK if block else 0,
+                    tuple(MODEL_PREFIX.sub("model.", name) for name in names))
 
 
 # --- compressed-tensors --------------------------------------------------------------------------

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.config_fields import Fields
-from actorium.gpu.families.decoder_config import decoder_shape, shared_rope
+from actorium.gpu.families.decoder_config import Fields, decoder_shape, shared_rope
 from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,

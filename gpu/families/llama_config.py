@@ -1,14 +1,16 @@
-"""Llama, Mistral, Ministral, Qwen2 and Qwen3: decoders with attention in all layers."""
+"""Llama, Mistral, Ministral, Qwen2, Qwen3 and Gemma 3: decoders with attention in all layers. Gemma
+3 has windows in all layers but every sixth, a rope for each kind, and sandwich norms."""
 
 from __future__ import annotations
 
+import struct
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actorium.gpu.families.config_fields import Fields
-from actorium.gpu.families.decoder_config import decoder_shape
-from actorium.gpu.families.model_shape import ModelShape
+from actorium.actors.errors import shown
+from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope
+from actorium.gpu.families.model_shape import ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     NORMS,
@@ -22,6 +24,13 @@ SLIDING, FULL = "sliding_attention", "full_attention"
 SANDWICH_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm",
                   "post_feedforward_layernorm")
 """Norms before attention and before the MLP, and of what these two give."""
+GEMMA3_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
+    "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
+    "max_position_embeddings": 131_072, "tie_word_embeddings": True, "query_pre_attn_scalar": 256,
+    "sliding_window": 4096,
+}
+"""What a config leaves out (transformers' `Gemma3TextConfig`)."""
 
 
 def llama(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -92,3 +101,67 @@ def _windowed(get: Fields, shape: ModelShape) -> ModelShape:
     first = get.raw.get("max_window_layers", 28) and get.int("max_window_layers", 28)
     return replace(shape, windows=layer_windows(get, shape.layers, window) or tuple(
         window if i >= first else 0 for i in range(shape.layers)))
+
+
+# --- Gemma 3 -------------------------------------------------------------------------------------
+
+def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Gemma 3's config, of which the text part is served."""
+    get = _text(raw, where)
+    shape = decoder_shape(get, dtype, ropes=_ropes(get), activation="gelu")
+    bias = get.flag("attention_bias")
+    return replace(
+        shape, windows=_windows(get, shape.layers), qkv_bias=bias, o_bias=bias, qk_norm=True,
+        attention_scale=get.float("query_pre_attn_scalar") ** -0.5,
+        embed_scale=rounded(shape.hidden**0.5, shape.dtype), norm_plus_one=True,
+        sandwich_norms=True)
+
+
+def _text(raw: dict[str, Any], where: Path) -> Fields:
+    """The config of the text part, complete. Raises `BadModel` on what is not served."""
+    nested, prefix = raw.get("text_config"), ""
+    if isinstance(nested, dict):
+        kept = {key: raw[key] for key in ("dtype", "torch_dtype") if raw.get(key)}
+        raw, prefix = {**kept, **nested, "architectures": raw["architectures"]}, "text_config."
+    raw = {**GEMMA3_DEFAULTS, **raw}
+    bad = Fields(raw, where, prefix).bad
+    for name in ("attn_logit_softcapping", "final_logit_softcapping",
+                 "use_bidirectional_attention"):
+        if raw.get(name):
+            raise bad(name, f"is not supported, got {shown(raw[name])}")
+    name = "hidden_activation"
+    if raw.get(name, "gelu_pytorch_tanh") != "gelu_pytorch_tanh":
+        raise bad(name, f"only gelu_pytorch_tanh is supported, got {shown(raw[name])}")
+    return Fields(raw, where)
+
+
+def _windows(get: Fields, layers: int) -> tuple[int, ...]:
+    if get.raw.get("sliding_window") is None:
+        return (0,) * layers
+    window, every = get.int("sliding_window"), get.int("sliding_window_pattern", 6)
+    return layer_windows(get, layers, window) or tuple(
+        window if (i + 1) % every else 0 for i in range(layers))
+
+
+def _ropes(get: Fields) -> tuple[RopeShape, RopeShape]:
+    """Of the full and of the windowed layers: `rope_parameters` by layer type, or, in old configs,
+    rope_theta with rope_scaling, and rope_local_base_freq."""
+    by_type = get.raw.get("rope_parameters") or {}
+    if not isinstance(by_type, dict):
+        raise get.bad("rope_parameters", "must be an object")
+    wide = by_type.get("full_attention") or get.raw.get("rope_scaling") or {}
+    near = by_type.get("sliding_attention") or {}
+    return (read_rope(get, "rope_parameters.full_attention", wide, get.float("rope_theta", 1e6)),
+            read_rope(get, "rope_parameters.sliding_attention", near,
+                      get.float("rope_local_base_freq", 1e4)))
+
+
+def rounded(value: float, dtype: str) -> float:
+    """The nearest number of this dtype to a float32 (ties to even), as torch rounds."""
+    bits, = struct.unpack("<I", struct.pack("<f", value))
+    if dtype == "bfloat16":
+        bits = (bits + 0x7FFF + (bits >> 16 & 1)) & 0xFFFF0000
+    wide, = struct.unpack("<f", struct.pack("<I", bits))
+    if dtype == "float16":
+        wide, = struct.unpack("<e", struct.pack("<e", wide))
+    return float(wide)

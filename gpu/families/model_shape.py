@@ -5,7 +5,6 @@ Nothing here needs torch: dtypes are names.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -315,9 +314,9 @@ class ModelShape:
         others, is one where the model has any."""
         return i in self.sparse or (i >= self.layers and self.experts is not None)
 
-    def place(self, i: int) -> tuple[int, int]:
-        """Of the i-th layer, which has attention: its place in `groups`, and in that group. A layer
-        that drafts, behind all others, has a pool of its own, and so both are 0."""
+    def group_and_index(self, i: int) -> tuple[int, int]:
+        """The group of the i-th layer, which has attention, and its index in it. A layer that
+        drafts, behind all others, has a pool of its own, and so both are 0."""
         for g, group in enumerate(self.groups):
             if i in group.layers:
                 return g, group.layers.index(i)
@@ -335,11 +334,6 @@ class ModelShape:
         if self.latent is not None:
             return 1, self.latent.row
         return 2 * self.kv_heads, self.head_dim
-
-    @property
-    def kv_width(self) -> int:
-        """Numbers that a token leaves in the pages of an attention layer."""
-        return math.prod(self.kv_row)
 
     @property
     def q_size(self) -> int:

@@ -50,7 +50,6 @@ class AnyOf(NamedTuple):
     low: int = 1
 
     def ends(self, name: str, starts: set[int]) -> set[int]:
-        """See `OneOf`."""
         found = set(starts) if not self.low else set()
         for sequence in self.sequences:
             at = starts

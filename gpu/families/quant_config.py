@@ -1,5 +1,6 @@
-"""What `config.json` says of weights that a checkpoint has as whole numbers: AWQ, GPTQ, and the
-integer formats of compressed-tensors."""
+"""Which weights are held in 4 to 8 bits: as `config.json` says of those that a checkpoint has as
+whole numbers (AWQ, GPTQ, the integer formats of compressed-tensors), as a GGUF file has them, and
+as `--quantization int8|int4` makes them at load."""
 
 from __future__ import annotations
 
@@ -8,21 +9,22 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from actorium.actors.errors import shown
+from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.gguf_config import GGUF
-from actorium.gpu.families.config_fields import Fields
+from actorium.gpu.families.decoder_config import Fields
 from actorium.gpu.families.fp8_config import (
     FORMAT,
     INTEGER_FORMATS,
     INTEGER_METHODS,
+    KEPT_UNQUANTISED,
     METHOD,
+    MODEL_PREFIX,
     NAME,
-    OUTER,
     quantization_config,
 )
 from actorium.gpu.families.module_patterns import ModulePattern, parse_pattern
-from actorium.gpu.families.tensor_specs import TensorSpec
-from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
+from actorium.gpu.families.tensor_specs import EMBED, TensorSpec
+from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
 AWQ, GPTQ = INTEGER_METHODS
 PACKED, INTEGERS, NAIVE, MIXED = INTEGER_FORMATS
@@ -37,6 +39,9 @@ LAYOUT, GPTQ_V2 = "checkpoint_format", "gptq_v2"
 MAX_NAMES, MAX_PARTS, MAX_PATTERNS = 100_000, 10_000, 64
 """Of modules in a list; of parts of names and of patterns, each of which is asked for every
 module."""
+GROUP = 32
+"""Columns that share a scale, by default."""
+HEAD_BITS = {"auto": 8, "int8": 8, "int4": 4}
 
 
 class StoredWeight(NamedTuple):
@@ -264,7 +269,7 @@ def _module_names(get: Fields, field: str, found: Iterable[str]) -> ModuleNames:
     names, patterns = [], []
     for name in found:
         if not name.startswith(PATTERN):
-            names.append(OUTER.sub("model.", name))
+            names.append(MODEL_PREFIX.sub("model.", name))
         elif (pattern := parse_pattern(name[len(PATTERN):])) is not None:
             patterns.append(pattern)
         else:
@@ -319,3 +324,59 @@ def _checked(get: Fields, name: str, found: list[Any],
     if len(found) > most:
         raise get.bad(name, f"must list at most {most} names")
     return tuple(found)
+
+
+# --- GGUF ----------------------------------------------------------------------------------------
+
+FORMATS = {
+    "F32": None, "F16": None, "BF16": None,
+    "Q4_0": WeightFormat(4, 32, False), "Q4_1": WeightFormat(4, 32, True),
+    "Q5_0": WeightFormat(5, 32, False), "Q5_1": WeightFormat(5, 32, True),
+    "Q8_0": WeightFormat(8, 32, False), "Q4_K": WeightFormat(4, 32, True),
+    "Q5_K": WeightFormat(5, 32, True), "Q6_K": WeightFormat(6, 16, False),
+}
+"""Of each type of tensor; None: it is plain."""
+
+
+def gguf_grouped(raw: dict[str, Any], where: Path) -> GroupedShape | None:
+    """Which weights are held in which format; None where the config was not made of a GGUF file, or
+    all of its weights are plain. Raises `BadModel` naming the field."""
+    own = raw.get(GGUF)
+    if own is None:
+        return None
+    if not isinstance(own, dict) or not isinstance(own.get("modules"), dict):
+        raise BadModel(f"{where}: {GGUF}: must name the types of modules")
+
+    def form(name: str, kind: Any) -> WeightFormat | None:
+        if not isinstance(kind, str) or kind not in FORMATS:
+            raise BadModel(f"{where}: {GGUF}.{name}: must be one of {', '.join(FORMATS)}, "
+                           f"got {shown(kind)}")
+        return FORMATS[kind]
+
+    modules = tuple((str(name), form("modules", kind)) for name, kind in own["modules"].items())
+    default = form("default", own.get("default"))
+    if default is None and not any(one for _, one in modules):
+        return None
+    return GroupedShape(GGUF, default, modules)
+
+
+# --- Quantised at load ---------------------------------------------------------------------------
+
+def online_format(bits: int, group: int | None) -> WeightFormat:
+    """What weights are made to be."""
+    return WeightFormat(bits, GROUP if group is None else group, bits == 4)
+
+
+def online_grouped(bits: int, group: int | None, head: str, tied: bool,
+                 specs: Iterable[TensorSpec]) -> GroupedShape:
+    """All projections but those that gate a recurrent layer's states, and the head.
+
+    group, head: see `ModelConfig`. tied: the embedding is the head as well. specs: of the model.
+    """
+    apart: list[tuple[str, WeightFormat | None]] = [
+        (spec.module, None) for spec in specs if spec.module.endswith(KEPT_UNQUANTISED)]
+    if head != "none":
+        module = EMBED.removesuffix(".weight") if tied else HEAD
+        group = None if group == 0 and HEAD_BITS[head] == 4 else group
+        apart.append((module, online_format(HEAD_BITS[head], group)))
+    return GroupedShape(ONLINE, online_format(bits, group), tuple(apart))

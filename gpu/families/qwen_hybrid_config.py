@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.config_fields import Fields
-from actorium.gpu.families.decoder_config import decoder_shape, mtp_layers
+from actorium.gpu.families.decoder_config import Fields, decoder_shape, mtp_layers
 from actorium.gpu.families.model_shape import DeltaShape, ExpertShape, ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.config_fields import MAX_LAYERS, Fields
+from actorium.gpu.families.decoder_config import MAX_LAYERS, Fields
 from actorium.gpu.families.llama_config import qwen2, qwen3
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.qwen_hybrid_config import qwen_hybrid

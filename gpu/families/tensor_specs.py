@@ -4,7 +4,7 @@ memory plan counts them. Nothing here needs torch."""
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
 from actorium.gpu.families.fp8_config import BLOCK
@@ -15,13 +15,16 @@ from actorium.gpu.families.model_shape import (
     MambaShape,
     ModelShape,
 )
-from actorium.gpu.families.weight_formats import MADE, GroupedShape, WeightFormat
+from actorium.gpu.families.vision_shape import VisionShape
+from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 
 EMBED, FINAL_NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-OUTER = (EMBED, HEAD)
+EMBED_AND_HEAD = (EMBED, HEAD)
 """The tensors that are not a projection's and can be held in 4 to 8 bits."""
 ATTENTION = "self_attn."
 """What the names of an attention's tensors begin with, in a layer of any family."""
+TOWER = "visual."
+"""Prefix of the names of a vision tower's tensors, in checkpoints of text and images."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 """Of a layer, before its mixer and before its MLP, as most families name them."""
 
@@ -65,12 +68,12 @@ class TensorSpec(NamedTuple):
 
 def stacks(specs: Iterable[TensorSpec]) -> list[list[TensorSpec]]:
     """The weights of projections, those together that are one product where they can be."""
-    found: dict[tuple[str, str], list[TensorSpec]] = {}
+    by_name: dict[tuple[str, str], list[TensorSpec]] = {}
     for spec in specs:
         if spec.projection is not None:
             at = spec.module.rpartition(".")[0]
-            found.setdefault((at, spec.projection.stack), []).append(spec)
-    return list(found.values())
+            by_name.setdefault((at, spec.projection.stack), []).append(spec)
+    return list(by_name.values())
 
 
 def held_format(grouped: GroupedShape | None, spec: TensorSpec) -> WeightFormat | None:
@@ -79,18 +82,18 @@ def held_format(grouped: GroupedShape | None, spec: TensorSpec) -> WeightFormat 
     Those of projections, and of embedding and head where they are named; what is in a file in a
     format that no kernel takes is dequantised, and what is made takes the next smaller group.
     """
-    outer = spec.name in OUTER
+    outer = spec.name in EMBED_AND_HEAD
     if grouped is None or not (grouped.names(spec.module) if outer else spec.projection):
         return None
     form, columns = grouped.format(spec.module), spec.shape[1]
-    if form is None or grouped.source == MADE:
+    if form is None or grouped.source == ONLINE:
         return form and form.fitting(columns)
     return form if form.takes(columns) else None
 
 
 class MtpNames(NamedTuple):
-    """Where checkpoints have the layer that drafts (multi-token prediction); one whose config tells
-    of several has the first there."""
+    """Where checkpoints have the layer that drafts (multi-token prediction), the first of
+    several."""
 
     layer: str
     """What the names of its decoder layer's tensors begin with."""
@@ -107,7 +110,7 @@ def layer_prefix(i: int) -> str:
     return f"model.layers.{i}."
 
 
-def outer_tensors(s: ModelShape) -> list[TensorSpec]:
+def embedding_and_head_tensors(s: ModelShape) -> list[TensorSpec]:
     """Embeddings, final norm and head."""
     specs = [TensorSpec(EMBED, (s.vocab_size, s.hidden)), TensorSpec(FINAL_NORM, (s.hidden,))]
     return specs if s.tied else [*specs, TensorSpec(HEAD, (s.vocab_size, s.hidden))]
@@ -246,3 +249,60 @@ def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[Tensor
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:
     return (spec for e in range(s.number)
             for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size))
+
+
+# --- vision towers -------------------------------------------------------------------------------
+
+def vision_tensors(v: VisionShape) -> list[TensorSpec]:
+    """All tensors of a vision tower. None is quantised at load, and every rank has them whole."""
+    patch = (v.hidden, v.channels, v.frames, v.patch, v.patch)
+    specs = [TensorSpec(f"{TOWER}patch_embed.proj.weight", patch)]
+    if not v.gated:
+        specs.append(TensorSpec(f"{TOWER}patch_embed.proj.bias", (v.hidden,)))
+    if v.positions:
+        specs.append(TensorSpec(f"{TOWER}pos_embed.weight", (v.positions**2, v.hidden)))
+    for i in range(v.depth):
+        specs += _block(f"{TOWER}blocks.{i}.", v)
+    specs += _merger(f"{TOWER}merger.", v, v.hidden)
+    for i in range(len(v.deepstack)):
+        specs += _merger(f"{TOWER}deepstack_merger_list.{i}.", v, v.merged)
+    return specs
+
+
+def mlp_names(v: VisionShape) -> tuple[str, ...]:
+    """The products of a block's MLP; the last leads back."""
+    return ("gate_proj", "up_proj", "down_proj") if v.gated else ("linear_fc1", "linear_fc2")
+
+
+def merger_names(v: VisionShape) -> tuple[str, str, str]:
+    """Norm and products of a merger."""
+    return ("ln_q", "mlp.0", "mlp.2") if v.gated else ("norm", "linear_fc1", "linear_fc2")
+
+
+def _block(at: str, v: VisionShape) -> Iterator[TensorSpec]:
+    yield from _norm(f"{at}norm1", v, v.hidden)
+    yield from _product(f"{at}attn.qkv", 3 * v.hidden, v.hidden)
+    yield from _product(f"{at}attn.proj", v.hidden, v.hidden)
+    yield from _norm(f"{at}norm2", v, v.hidden)
+    *first, last = mlp_names(v)
+    for name in first:
+        yield from _product(f"{at}mlp.{name}", v.intermediate, v.hidden)
+    yield from _product(f"{at}mlp.{last}", v.hidden, v.intermediate)
+
+
+def _merger(at: str, v: VisionShape, normed: int) -> Iterator[TensorSpec]:
+    norm, into, out = merger_names(v)
+    yield from _norm(f"{at}{norm}", v, normed)
+    yield from _product(f"{at}{into}", v.merged, v.merged)
+    yield from _product(f"{at}{out}", v.out_hidden, v.merged)
+
+
+def _norm(name: str, v: VisionShape, size: int) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{name}.weight", (size,))
+    if not v.gated:
+        yield TensorSpec(f"{name}.bias", (size,))
+
+
+def _product(name: str, rows: int, columns: int) -> Iterator[TensorSpec]:
+    yield TensorSpec(f"{name}.weight", (rows, columns))
+    yield TensorSpec(f"{name}.bias", (rows,))

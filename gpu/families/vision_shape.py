@@ -46,8 +46,8 @@ class VisionShape:
     """Blocks behind which a merger of its own makes rows that are added behind the decoder's first
     layers, the first block's behind the first layer."""
     tokens_per_second: int = 0
-    """How far apart, in positions of time, a video's frames of a second are; 0: frames are told
-    apart by timestamps in the text, and each is an image of its own."""
+    """How far apart, in positions of time, a video's frames of a second are; 0: timestamps in the
+    text tell frames apart, and each is an image by itself."""
 
     @property
     def head_dim(self) -> int:

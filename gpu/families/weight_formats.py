@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-MADE = "made"
+ONLINE = "online"
 """The source of weights that are quantised when they are read."""
 
 
@@ -31,10 +31,10 @@ class WeightFormat(NamedTuple):
     def fitting(self, columns: int) -> WeightFormat | None:
         """This format, or with the largest smaller group in which a weight of so many columns can
         be held; None: with none."""
-        own: WeightFormat | None = self
-        while own is not None and not own.takes(columns):
-            own = own._replace(group=own.group // 2) if own.group > 32 else None
-        return own
+        form: WeightFormat | None = self
+        while form is not None and not form.takes(columns):
+            form = form._replace(group=form.group // 2) if form.group > 32 else None
+        return form
 
     def held_bytes(self, rows: int, columns: int) -> int:
         """Bytes of a weight: codes, and scales (and mins) in two bytes a group, or in four where a
@@ -49,7 +49,7 @@ class GroupedShape:
     """Which weights of a model are held in which format."""
 
     source: str
-    """Whose they are: "made" (quantised when they are read), "gguf", "awq", "gptq" or
+    """Where they come from: "online" (quantised when they are read), "gguf", "awq", "gptq" or
     "compressed-tensors"."""
     default: WeightFormat | None = None
     """Of modules that `modules` does not name; None: they stay as they are."""

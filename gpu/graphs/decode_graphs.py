@@ -6,16 +6,14 @@ the sink slot, which has a page, and no recurrent state. The only thing that cha
 replay is `SlotTables.chosen`, the slots of the rows; all else is read from the resident tables by
 slot, on the device.
 
-A step is captured in stages, which are replayed one behind the other: the forward pass up to the
-logits; sampling and commit, once for each set of parameters that many requests have; new drafts. A
-step that needs more (log-probabilities, masks, penalties, ...) is sampled operation by operation
-between the first and the last.
+A step is captured in stages, replayed one behind the other: the forward pass up to the logits;
+sampling and commit, once for each set of parameters that many requests have; new drafts. A step
+that needs more (log-probabilities, masks, penalties, ...) is sampled operation by operation between
+the first and the last.
 
-Nothing in a graph knows how long sequences are, so page tables are gathered at full width: 4 bytes
-a page, 8 MB for 256 sequences of 131,072 tokens, some 4 us of a step of milliseconds on a device
-that copies 4 TB/s. Attention must take lengths from the device, as its kernels do; see `why_eager`
-for what runs without graphs.
-"""
+Nothing in a graph knows how long sequences are, so page tables are gathered at full width: 8 MB for
+256 sequences of 131,072 tokens, some 4 us of a step of milliseconds. Attention must take lengths
+from the device, as its kernels do; see `why_eager` for what runs without graphs."""
 
 from __future__ import annotations
 
@@ -33,9 +31,10 @@ from actorium.actors.messages import StepPlan
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import EagerReasons, GraphShape
-from actorium.gpu.step.forward import ForwardPass, Proposer
+from actorium.gpu.step.forward import ForwardPass
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.sampler import SamplerBuffers, SamplerOutput, sample_and_commit
+from actorium.gpu.step.speculation import MTPProposer
 from actorium.gpu.step.staging import Array, Upload
 from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, SlotTables
 
@@ -204,7 +203,7 @@ class DecodeGraphRunner:
         sample_and_commit(t, own, logits, (), self._force,
                           SamplerBuffers(self._statics.tokens(shape), self._statics.packed(shape)))
 
-    def _draft(self, proposer: Proposer, shape: GraphShape, step: InputBatch,
+    def _draft(self, proposer: MTPProposer, shape: GraphShape, step: InputBatch,
                normed: Tensor) -> None:
         proposer.propose(step, shape.q_len - 1, self._statics.tokens(shape),
                          self._statics.counts(shape), normed)

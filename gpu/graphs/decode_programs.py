@@ -1,7 +1,7 @@
 """Decode steps on a CPU, their layers captured once and replayed in one call each.
 
 A program serves one number of sequences and one window. It is captured when the first step of its
-size comes (or at the start, where sizes were asked for), over the sink page and nobody's states:
+size comes (or at the start, where sizes were asked for), over the sink page and no states:
 that takes about as long as the step. What a step brings lies in memory of its own, which is filled
 before the replay: hidden states, rows of the ropes, page tables at full width. How long sequences
 are the kernels read there, so a program serves any lengths.
@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.gpu.graphs.kernel_capture import Arena, KernelCapturer
+from actorium.gpu.graphs.capture import Arena, KernelCapturer
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.graph_memory import GraphShape, ProgramSizes
 from actorium.gpu.step.batch import ForwardBatch, StateRows
@@ -63,7 +63,7 @@ class StepInputs:
                 for kv, pages in zip(self.kv_index, self.pages, strict=True)]
 
     def clear(self, shape: GraphShape) -> None:
-        """A step over the sink, of nobody's states."""
+        """A step over the sink page that has no states."""
         for each in (self.hidden, *self.ropes, self.kv_index, self.pages, self.accepted):
             each.zero_()
         self.states.fill_(NOBODY)

@@ -22,10 +22,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.gpu.attention.attention_plan import AttentionPlan
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase, WhyNot
 from actorium.gpu.models.decoder import Decoder, Layer, LayerRun
-from actorium.gpu.models.forward_context import ForwardContext, GroupContext
+from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool

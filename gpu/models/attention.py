@@ -12,7 +12,7 @@ from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.rotary import head_order, turned_projections
 from actorium.gpu.passes import canonical_ops as ops
-from actorium.gpu.weights.kv_scales import NAME as KV_SCALES
+from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
@@ -31,22 +31,20 @@ class Attention:
     norm: Tensor | None
     """[heads + kv_heads, head_dim]: of every query and key head."""
     group: int
-    """Its place in `ModelShape.groups`."""
-    place: int
-    """Its place in the group."""
+    """Index in `ModelShape.groups`."""
+    layer_index: int
+    """Index in the group."""
     rope: int
-    """Its place in `ModelShape.ropes`."""
+    """Index in `ModelShape.ropes`."""
     kv_scales: Tensor | None = None
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
 
     @property
     def inner(self) -> int:
-        """See `Mixer`."""
         return self.shape.q_size
 
     @property
     def form(self) -> InputForm:
-        """See `Mixer`."""
         return self.qkv.form if self.gate is None else self.qkv.form.also(self.gate.form)
 
     @property
@@ -60,7 +58,6 @@ class Attention:
         return None if self.norm is None else self.norm[self.shape.heads:]
 
     def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
-        """See `Mixer`."""
         s = self.shape
         q, k, v = ops.split(ops.linear(x, self.qkv), s.heads, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -77,14 +74,14 @@ class Attention:
     def write_kv(self, k: Tensor, v: Tensor, step: ForwardContext) -> None:
         """Keys, rotated, and values go to the pages. k, v: [T, kv_heads, head_dim]."""
         group = step.groups[self.group]
-        pages, scales = group.layer(self.place, self.kv_scales)
+        pages, scales = group.layer(self.layer_index, self.kv_scales)
         write_kv(pages, torch.cat((k, v), 1), group.kv_index, scales)
 
     def rotate_write(self, qkv: Tensor, step: ForwardContext) -> Tensor:
         """All between the projection and attention at once; qkv: [T, (heads + 2 * kv_heads) *
         head_dim]. Returns the heads of it; behind the queries they are of no more use."""
         s, group = self.shape, step.groups[self.group]
-        pages, scales = group.layer(self.place, self.kv_scales)
+        pages, scales = group.layer(self.layer_index, self.kv_scales)
         qkv = qkv.view(-1, s.heads + 2 * s.kv_heads, s.head_dim)
         self.ops.rotate_write(qkv, s.heads, self.norm, s.norm_eps, step.ropes[self.rope],
                               pages, group.kv_index, scales)
@@ -92,9 +89,8 @@ class Attention:
 
     def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
-        """See `Mixer`."""
         s, group = self.shape, step.groups[self.group]
-        q, (pages, scales) = p[:, :s.heads], group.layer(self.place, self.kv_scales)
+        q, (pages, scales) = p[:, :s.heads], group.layer(self.layer_index, self.kv_scales)
         if rows is not None:
             y = group.plan.attend_rows(q, pages, rows, scales)
         else:
@@ -112,7 +108,7 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     if s.qk_norm:
         qn, kn = (own[order.to(own.device)] for own in (w.norm("q_norm"), w.norm("k_norm")))
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
-    group, place = s.place(i)
+    group, index = s.group_and_index(i)
     return Attention(
-        s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, place,
+        s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
         len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0, w.optional(KV_SCALES))

@@ -1,29 +1,33 @@
-"""What the decoders of all families share: embeddings, a stack of layers, final norm and head."""
+"""What the decoders of all families share: embeddings, a stack of layers, final norm and head; and
+drafting by the layer of a checkpoint that predicts the token after the next (multi-token
+prediction, DeepSeek-V3, arXiv 2412.19437, section 2.2), in DeepSeek's and in Qwen's form."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
-from actorium.gpu.attention.attention_plan import plan_attention
 from actorium.gpu.attention.backend_choice import StepAttention
 from actorium.gpu.families.architectures import mtp_names
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.tensor_specs import FINAL_NORM, layer_prefix
-from actorium.gpu.models.drafter import Drafter
-from actorium.gpu.models.forward_context import ForwardContext, GroupContext, StatePlan
+from actorium.gpu.families.tensor_specs import EMBED, FINAL_NORM, HEAD, layer_prefix
+from actorium.gpu.models.forward_context import (
+    ForwardContext,
+    GroupContext,
+    StatePlan,
+    plan_attention,
+)
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.outer_weights import Head, embedding_and_head
 from actorium.gpu.models.rotary import rope_tables
-from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
+from actorium.gpu.parallel.split_layers import SplitEmbedding, SplitHead
 from actorium.gpu.passes.canonical_ops import add, logits, norm, unmade
-from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.image_rows import deepened, placed
+from actorium.gpu.step.batch import ForwardBatch, with_deepstack, with_embeddings
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.states import RecurrentBatch
 from actorium.gpu.vision.tower import VisionTower
@@ -31,7 +35,9 @@ from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.lazy_tensors import WeightTensors
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.backends import select_ops
+from actorium.kernels.grouped_rows import RowLookup
 from actorium.kernels.inputs import HiddenStream, InputForm, settled
+from actorium.kernels.linear import Linear
 from actorium.kernels.reference.rope import axis_rows, rope_rows
 
 
@@ -63,7 +69,7 @@ class Mlp(Protocol):
 
     @property
     def waits(self) -> bool:
-        """Whether the host must be told how experts share out the rows, before it can go on."""
+        """Whether the host must read how the rows are routed to experts before it can go on."""
 
     @property
     def form(self) -> InputForm:
@@ -149,14 +155,14 @@ class Decoder(ABC):
         self.runs: list[LayerRun] = []
         """Of each layer, and then `end`, of norm and head: made by `pass_manager.install`."""
         self.end: Callable[[Tensor], Tensor] = unmade
-        self.drafter: Drafter | None = None
+        self.drafter: MtpDrafter | None = None
         """Of a model with a layer that drafts; who loads the model gives it one."""
         self.vision: VisionTower | None = None
         """Likewise, of a model that takes images."""
 
     @property
     def waits(self) -> bool:
-        """Whether a step waits for the device, to be told how experts share out its rows."""
+        """Whether a step waits for the device, to read how its rows are routed to experts."""
         drafts = self.drafter is not None and self.drafter.waits
         return drafts or any(layer.mlp.waits for layer in self.layers)
 
@@ -170,8 +176,8 @@ class Decoder(ABC):
         `all_rows`, all T of them.
         """
         batch = batches[0]
-        return self.run_layers(placed(batch.images, self.embedded(batch.tokens)), batches, pools,
-                               recurrent, self.ropes_at(batch.turned_to))
+        return self.run_layers(with_embeddings(batch.images, self.embedded(batch.tokens)), batches,
+                               pools, recurrent, self.ropes_at(batch.turned_to))
 
     def run_layers(self, hidden: HiddenStream, batches: Sequence[ForwardBatch],
                    pools: Sequence[KVPagePool], recurrent: RecurrentBatch | None,
@@ -183,7 +189,7 @@ class Decoder(ABC):
         stream = [hidden]
         del hidden  # no other name: what a layer is given goes as soon as it has used it
         for i, run in enumerate(others):
-            stream.append(deepened(batch.images, i, run.whole(stream.pop(), step)))
+            stream.append(with_deepstack(batch.images, i, run.whole(stream.pop(), step)))
         if batch.all_rows:
             return settled(last.whole(stream.pop(), step))
         return settled(last.few(stream.pop(), step, batch.logit_rows))
@@ -233,3 +239,99 @@ class Decoder(ABC):
         """The head alone. normed: [R, hidden] -> [R, vocab], f32 unless the device's sampler takes
         them as the product gives them (`Linear.logits`)."""
         return logits(normed, self.head, self.shape.logit_scale)
+
+
+# --- Embedding and head --------------------------------------------------------------------------
+
+def embedding_and_head(w: LayerWeights, s: ModelShape) -> tuple[Tensor | RowLookup, Linear]:
+    """([V, hidden], or what gives its rows; the head), of one matrix where they are tied. Of
+    several ranks, each has its rows of both."""
+    embed, looked_up = w.embedding(EMBED.removesuffix(".weight"), s.tied)
+    head = (looked_up if s.tied and looked_up
+            else w.linear(False, HEAD.removesuffix(".weight")))
+    if w.group.place.size == 1:
+        return embed, head
+    return (SplitEmbedding(embed, s.vocab_size, w.group),
+            SplitHead(head, s.vocabulary, w.group))
+
+
+@dataclass(slots=True)
+class Head:
+    """The end of a model: the final norm and the head."""
+
+    norm: Tensor
+    eps: float
+    product: Linear
+    scale: float
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """[R, hidden] -> [R, vocab], written plainly."""
+        return logits(norm(rows, self.norm, self.eps), self.product, self.scale)
+
+
+# --- Drafting ------------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class MtpDrafter:
+    """The MTP layer of a model, chained for more than one draft: its own weights, beside the
+    model's embedding, ropes and head."""
+
+    model: Decoder
+    token_norm: Tensor
+    hidden_norm: Tensor
+    join: Linear
+    layer: Layer
+    norm: Tensor
+    run: LayerRun | None = None
+    """Of the layer; see `Decoder.runs`."""
+
+    @property
+    def waits(self) -> bool:
+        return self.layer.mlp.waits
+
+    def forward(
+        self, tokens: Tensor, hidden: Tensor, batch: ForwardBatch, pool: KVPagePool,
+        rows: Tensor | None = None,
+    ) -> Tensor:
+        """[R, hidden], after the layer's norm, of `rows` (i64[R] of the T rows; None = all); keys
+        and values of all T rows are written.
+
+        hidden: [T, hidden], of each row after the model's final norm, or what this gave for it,
+        further on in a chain. tokens: i64[T], the token after each row's. batch: positions,
+        kv_index, extends and decodes as for a layer of full attention whose pages are `pool`'s;
+        its tokens and logit_rows are not read.
+        """
+        m = self.model
+        ops, eps = m.ops, m.shape.norm_eps
+        token = ops.rms_norm(m.embeddings(tokens), self.token_norm, eps)
+        hidden = self.join(torch.cat((token, ops.rms_norm(hidden, self.hidden_norm, eps)), -1))
+        step = self._step(batch, pool, rows)
+        assert self.run is not None
+        last = (self.run.whole(hidden, step) if rows is None
+                else self.run.few(hidden, step, rows))
+        return ops.rms_norm(settled(last), self.norm, eps)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """What `forward` gave, [R, hidden] -> [R, vocab], by the model's head."""
+        return self.model.head_logits(hidden)
+
+    def _step(self, batch: ForwardBatch, pool: KVPagePool, rows: Tensor | None) -> ForwardContext:
+        m = self.model
+        if batch.extends and rows is not None:  # only then does the plan look at them
+            batch = replace(batch, all_rows=False, logit_rows=rows)
+        plan = plan_attention(batch, pool.page_size, 0, m.shape.attention_scale, m.attention)
+        return ForwardContext(m.ropes_at(batch.turned_to)[:1],
+                    [GroupContext(batch.kv_index, pool.layers, plan, pool.scales)], None, [])
+
+
+def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:
+    """The drafter of these tensors, which are taken out of the dict; None where the shape has
+    none."""
+    s = model.shape
+    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group)
+    if names is None:
+        return None
+    return MtpDrafter(
+        model, whole.norm(names.token_norm), whole.norm(names.hidden_norm),
+        whole.joined(names.join), model.load_layer(whole.under(names.layer), s.layers),
+        whole.norm(names.norm))

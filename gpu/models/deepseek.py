@@ -1,28 +1,47 @@
-"""DeepSeek-V3: latent attention, and experts in all layers but the first."""
+"""DeepSeek-V3: multi-head latent attention (DeepSeek-V2, arXiv 2405.04434) over pages of latents,
+and experts in all layers but the first."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ExpertShape, ModelShape, Routing
+from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.decoder import Decoder, Layer, Mlp
-from actorium.gpu.models.latent_attention import latent_attention
-from actorium.gpu.models.layer_weights import LayerWeights
+from actorium.gpu.models.forward_context import ForwardContext
+from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.gpu.models.mlp import Dense, dense, experts, mixture_fused
-from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
-from actorium.gpu.passes.canonical_ops import add, all_reduce, route_in_groups
+from actorium.gpu.passes.canonical_ops import (
+    add,
+    all_reduce,
+    attend,
+    expand_values,
+    linear,
+    norm,
+    route_in_groups,
+    unmade,
+    write_latent,
+)
+from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Linear
 from actorium.kernels.ops import Ops
 from actorium.kernels.reference.experts import Experts, route_groups
+from actorium.kernels.reference.latent import HeadProducts
+from actorium.kernels.reference.latent import write_latent as write_rows
+from actorium.kernels.reference.rope import apply_rope
 
 SMALLEST = 1e-20
 """Added to the sum that weights are divided by."""
+LATENT_EPS = 1e-6
+"""Of the norms of latents, whatever the config says of the others."""
 
 
 class DeepseekLM(Decoder):
@@ -30,13 +49,11 @@ class DeepseekLM(Decoder):
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        """See `Decoder`."""
         if s.has_experts(i) and s.experts:
             return mixture_fused(f"{at}mlp.", s.hidden, s.experts)
         return []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
-        """See `Decoder`."""
         s, inner = self.shape, w.under("mlp.")
         mlp: Mlp
         if s.has_experts(i) and s.experts and s.routing:
@@ -65,7 +82,6 @@ class GroupedMixture:
 
     @property
     def waits(self) -> bool:
-        """See `Mlp`."""
         return self.experts.waits
 
     @property
@@ -74,7 +90,6 @@ class GroupedMixture:
         return InputForm().also(self.experts.form).also(self.shared.form)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Mlp`."""
         routed = route_in_groups(x, self)
         out = add(self.shared.forward(x), routed)
         return out if self.total is None else all_reduce(out, self.total)
@@ -100,3 +115,143 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
         s, routing, w.ops, w.ops.float_linear(w.pop("gate.weight")),
         w.pop("gate.e_score_correction_bias"),
         experts(w, s.number), dense(w.under("shared_experts.").parts()), w.mixture_sum())
+
+
+# --- Latent attention ----------------------------------------------------------------------------
+
+def shape_of(s: ModelShape) -> LatentShape:
+    """The latent attention of a model that has it."""
+    assert s.latent is not None
+    return s.latent
+
+
+@dataclass(slots=True)
+class LatentQueries:
+    """From the queries' latents to the queries."""
+
+    norm: Tensor
+    up: Linear
+    run: Callable[[Tensor], Tensor] = unmade
+    """`forward`, as passes rewrote it."""
+
+    def forward(self, q: Tensor) -> Tensor:
+        """q: [T, query_rank] -> [T, heads * query]."""
+        return linear(norm(q, self.norm, LATENT_EPS), self.up)
+
+
+@dataclass(slots=True)
+class LatentAttention:
+    """Weights of one layer's attention."""
+
+    shape: ModelShape
+    ops: Ops
+    down: Linear
+    """To the latent of the queries (or to them), then to the row of the pages."""
+    queries: LatentQueries | None
+    """None where `down` gives the queries."""
+    kv_norm: Tensor
+    to_keys: HeadProducts
+    """[heads, plain, rank]"""
+    to_values: HeadProducts
+    """[heads, rank, value]"""
+    o: Linear
+    layer_index: int
+    """Index among the layers that share a pool."""
+    kv_scale: Tensor | None = None
+    """Of pages in FP8, f32[1]: of the whole row, latent and key; None: 1."""
+
+    @property
+    def inner(self) -> int:
+        """See `Mixer`: what attention over latents gives, not yet values."""
+        return self.shape.heads * shape_of(self.shape).row
+
+    @property
+    def form(self) -> InputForm:
+        return self.down.form
+
+    def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
+        """See `Mixer`: the queries' latents, or the queries, go to the middle with the row behind
+        them, which is of no more use there."""
+        first = linear(x, self.down)
+        write_latent(first, self, step)
+        return linear(expand_values(attend(first, self, step), self), self.o)
+
+    def write_latent(self, first: Tensor, step: ForwardContext) -> None:
+        """The latent and the rotated key go to the pages. first: what `down` gave."""
+        m, group = shape_of(self.shape), step.groups[0]
+        pages, scales = group.layer(self.layer_index, self.kv_scale)
+        _, latent, key = first.split([first.shape[1] - m.row, m.rank, m.rope], -1)
+        latent = self.ops.rms_norm(latent.contiguous(), self.kv_norm, LATENT_EPS)
+        write_rows(pages, latent, apply_rope(key.unsqueeze(1), step.ropes[0]), group.kv_index,
+                   scales)
+
+    def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
+                out: Tensor | None = None) -> Tensor:
+        m, group, rope = shape_of(self.shape), step.groups[0], step.ropes[0]
+        q, plan, (pages, scales) = (p[:, :-m.row], group.plan,
+                                    group.layer(self.layer_index, self.kv_scale))
+        if rows is not None and (plan.few is not None or not len(rows)):
+            # Only these rows attend: nothing need be made of the other queries.
+            few = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
+            return (plan.few(few, pages, None, scales) if plan.few else few).flatten(1)
+        room = None if out is None else out.view(-1, self.shape.heads, m.row)
+        y = plan.attend(self._queries(q, rope), pages, room, scales).flatten(1)
+        return y if rows is None else y.index_select(0, rows)
+
+    def expand(self, y: Tensor) -> Tensor:
+        """What attention over latents gave -> [T, heads * value]."""
+        m, heads = shape_of(self.shape), self.shape.heads
+        values = self.to_values(y.view(-1, heads, m.row)[..., :m.rank])
+        return values.reshape(-1, heads * m.value)
+
+    def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
+        """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""
+        m = shape_of(self.shape)
+        if self.queries is not None:
+            q = self.queries.run(q.contiguous())
+        plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
+        return torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
+
+
+def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
+    """The attention of these weights, in the i-th layer."""
+    m = shape_of(s)
+    row = w.part(s.qkv_bias, "kv_a_proj_with_mqa")
+    order = rope_order(m).to(row.weight.device)
+    row = _turned(row, 1, m, order)
+    queries = None
+    if m.query_rank:
+        q = w.part(s.qkv_bias, "q_a_proj")
+        queries = LatentQueries(
+            w.norm("q_a_layernorm"),
+            w.product([_turned(w.part(False, "q_b_proj"), s.heads, m, order)]))
+    else:
+        q = _turned(w.part(False, "q_proj"), s.heads, m, order)
+        if row.bias is not None:
+            q = q._replace(bias=row.bias.new_zeros(len(q.weight)))
+    keys, values = w.pop("kv_b_proj.weight").view(s.heads, m.plain + m.value, m.rank).split(
+        [m.plain, m.value], 1)
+    return LatentAttention(
+        s, w.ops, w.product([q, row]), queries,
+        w.norm("kv_a_layernorm"), w.ops.head_products(keys.contiguous()),
+        w.ops.head_products(values.transpose(1, 2).contiguous()),
+        w.summed(s.o_bias, "o_proj"), s.group_and_index(i)[1], w.optional(KV_SCALES))
+
+
+def rope_order(m: LatentShape) -> Tensor:
+    """i64[rope]: where the rotated part's dimensions lie in a checkpoint whose pairs are adjacent;
+    here pairs lie half the part apart."""
+    a = torch.arange(m.rope)
+    return torch.cat((a[::2], a[1::2])) if m.interleaved else a
+
+
+def _turned(part: Part, heads: int, m: LatentShape, order: Tensor) -> Part:
+    """Each head's rows with the last `rope` of them in this order."""
+    each = len(part.weight) // heads
+
+    def turned(rows: Tensor) -> Tensor:
+        still, own = rows.view(heads, each, *rows.shape[1:]).split([each - m.rope, m.rope], 1)
+        return torch.cat((still, own[:, order]), 1).flatten(0, 1)
+
+    return part._replace(weight=turned(part.weight),
+                         bias=None if part.bias is None else turned(part.bias))

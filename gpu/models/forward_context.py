@@ -1,7 +1,9 @@
-"""What the layers need of a step, made once and used by all of them."""
+"""What the layers need of a step, made once and used by all of them: how its rows attend, its
+prompts' chunks by one backend and its decodes by another, and where its states lie."""
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -10,11 +12,13 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from actorium.gpu.attention.attention_plan import AttentionPlan
-from actorium.gpu.step.batch import StateRows
+from actorium.gpu.attention.attention_backend import AttentionBackend
+from actorium.gpu.attention.backend_choice import StepAttention
+from actorium.gpu.step.batch import ForwardBatch, StateRows
 from actorium.gpu.step.states import LayerStates
 from actorium.kernels.cpu.delta_native import Runs, plan_runs
 from actorium.kernels.ragged import Ragged, plan_ragged
+from actorium.kernels.reference.paged_attention import Attend
 
 
 class GroupContext(NamedTuple):
@@ -28,10 +32,10 @@ class GroupContext(NamedTuple):
     scales: Sequence[Tensor] = ()
     """Of each layer's pages, where they have some: see `KVPagePool.scales`."""
 
-    def layer(self, place: int, own: Tensor | None) -> tuple[Tensor, Tensor | None]:
-        """The pages of the group's layer at this place, and their scales, see `kv.write_kv`: those
-        beside the pages, or the layer's own, which its checkpoint has."""
-        return self.pages[place], self.scales[place] if self.scales else own
+    def layer(self, index: int, stored: Tensor | None) -> tuple[Tensor, Tensor | None]:
+        """The pages of the group's layer of this index, and their scales, see `kv.write_kv`: those
+        beside the pages, or those that the checkpoint has of the layer."""
+        return self.pages[index], self.scales[index] if self.scales else stored
 
 
 @dataclass(slots=True)
@@ -66,3 +70,90 @@ class StatePlan:
     def runs(self) -> Runs:
         """The extends for the C kernel."""
         return plan_runs(self.extends)
+
+
+# --- How rows attend -----------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class AttentionPlan:
+    """How the rows of one step attend, for one window."""
+
+    extend_tokens: int
+    extend: Attend | None
+    decode: Attend | None
+    few: Attend | None
+    """For the last layer of a step that wants few rows: attends those alone."""
+
+    def attend_rows(self, q: Tensor, pages: Tensor, rows: Tensor,
+                    scales: Tensor | None = None) -> Tensor:
+        """`attend(...)[rows]`: [R, H, D]."""
+        if not len(rows):
+            return q[:0]
+        if self.few is not None:
+            return self.few(q.index_select(0, rows), pages, None, scales)
+        return self.attend(q, pages, None, scales).index_select(0, rows)
+
+    def attend(self, q: Tensor, pages: Tensor, out: Tensor | None = None,
+               scales: Tensor | None = None) -> Tensor:
+        """q: [T, H, D]; pages: the layer's, with this step's keys and values; scales: theirs, see
+        `kv.write_kv` -> [T, H, D], in `out` if given."""
+        if self.extend is None or self.decode is None:
+            only = self.extend or self.decode
+            assert only is not None
+            return only(q, pages, out, scales)
+        n = self.extend_tokens
+        out = q.new_empty(q.shape) if out is None else out
+        self.extend(q[:n], pages, out[:n], scales)
+        self.decode(q[n:], pages, out[n:], scales)
+        return out
+
+
+def plan_attention(
+    batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention
+) -> AttentionPlan:
+    """The plan of a step for layers with this window (0 = none)."""
+    plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
+    if batch.extends:
+        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale)
+    if batch.decode_rows:
+        pages, lens = batch.decode_pages, batch.decode_kv_lens
+        assert pages is not None and lens is not None
+        plan.decode = decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size, window,
+                             scale)
+    wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
+    if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
+            and not batch.all_rows:
+        # Whatever else is in the step: rounding must not depend on neighbours.
+        plan.few = _few(batch, page_size, window, scale, attention.decode)
+    return plan
+
+
+def _few(
+    batch: ForwardBatch, page_size: int, window: int, scale: float, backend: AttentionBackend
+) -> Attend | None:
+    """The wanted rows as decode rows: each sees its own sequence up to its own position."""
+    ends: list[int] = []
+    tables: list[Tensor] = []
+    for row in batch.extends:
+        ends.append((ends[-1] if ends else 0) + row.count)
+        tables.append(row.pages)
+    wanted: list[Tensor] = []
+    lens: list[int] = []
+    held = [] if batch.decode_kv_lens is None else batch.decode_kv_lens.tolist()
+    for at in batch.logit_rows.tolist():
+        if at < batch.extend_tokens:
+            i = bisect_right(ends, at)
+            wanted.append(tables[i])
+            lens.append(batch.extends[i].start + batch.extends[i].count - ends[i] + at + 1)
+        else:
+            assert batch.decode_pages is not None
+            i, place = divmod(at - batch.extend_tokens, batch.decode_q_len)
+            wanted.append(batch.decode_pages[i])
+            lens.append(held[i] - batch.decode_q_len + place + 1)
+    if not wanted:
+        return None
+    span = max(lens)
+    pages = torch.nn.utils.rnn.pad_sequence(
+        [table[:-(-span // page_size)] for table in wanted], batch_first=True)
+    return backend.decode(pages, torch.tensor(lens, dtype=torch.int32), span, 1, page_size, window,
+                          scale)

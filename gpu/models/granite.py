@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 
@@ -14,8 +13,8 @@ from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mamba2 import mamba2
 from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture
+from actorium.gpu.models.recurrent import mamba2
 from actorium.gpu.passes.canonical_ops import add
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import InputForm
@@ -26,15 +25,13 @@ class GraniteLM(Decoder):
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        """See `Decoder`."""
         return _experts_fused(f"{at}block_sparse_moe.", s.hidden, s.experts) if s.experts else []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
-        """See `Decoder`."""
         s, inner = self.shape, w.under("shared_mlp.")
         mixer: Mixer
-        if i in s.recurrent:
-            mixer = mamba2(w.under("mamba."), _mamba(s), s.recurrent.index(i))
+        if i in s.recurrent and isinstance(s.recurrence, MambaShape):
+            mixer = mamba2(w.under("mamba."), s.recurrence, s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
         shared = Dense(inner.gated(False, "silu", "input_linear"),
@@ -54,35 +51,23 @@ class Beside:
 
     @property
     def waits(self) -> bool:
-        """See `Mlp`."""
         return self.experts.waits
 
     @property
     def form(self) -> InputForm:
-        """See `Mlp`."""
         return self.experts.form.also(self.shared.form)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Mlp`."""
         routed = self.experts.forward(x)
         return add(self.shared.forward(x), routed)
-
-
-def _mamba(s: ModelShape) -> MambaShape:
-    assert isinstance(s.recurrence, MambaShape)
-    return s.recurrence
 
 
 def _experts_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     """How checkpoints stack a layer's experts, and what they call its router."""
     return [
         Fused(f"{at}router.layer.weight", (s.number, hidden),
-              partial(_renamed, f"{at}gate.weight")),
+              lambda tensor: [(f"{at}gate.weight", tensor)]),
         Fused(f"{at}input_linear.weight", (s.number, 2 * s.size, hidden),
               partial(cut_experts, f"{at}experts.", ("gate_proj", "up_proj"))),
         Fused(f"{at}output_linear.weight", (s.number, hidden, s.size),
               partial(cut_experts, f"{at}experts.", ("down_proj",)))]
-
-
-def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    yield name, tensor

@@ -9,7 +9,7 @@ from typing import NamedTuple, cast
 import torch
 from torch import Tensor
 
-from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.parallel.split_layers import JoinedLinear, MixtureSum, SummedLinear
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
@@ -18,17 +18,17 @@ from actorium.gpu.weights.lazy_tensors import (
     drop_pages,
     materialised,
 )
-from actorium.kernels.block_rows import BlockRows, stacked_blocks
-from actorium.kernels.cpu.leaf_linear import LeavesBeside, leaf_columns
-from actorium.kernels.grouped_rows import ROWS, RowFormat, RowLookup, is_grouped, row_format
-from actorium.kernels.linear import (
-    Gated,
-    Linear,
-    Reordered,
-    SideBySide,
-    TileGated,
-    TileLinear,
+from actorium.kernels.cpu.column_parts import LeafProducts, leaf_columns
+from actorium.kernels.grouped_rows import (
+    ROWS,
+    BlockRows,
+    RowFormat,
+    RowLookup,
+    is_grouped,
+    row_format,
+    stacked_blocks,
 )
+from actorium.kernels.linear import ConcatLinear, Gated, Linear, Reordered, TileGated, TileLinear
 from actorium.kernels.ops import Ops
 
 
@@ -110,7 +110,7 @@ class LayerWeights:
             return self.product([self.part(bias, name) for name in names])
         own = [self.ops.linear_of_blocks(weight, self._biases(bias, part))
                for weight, part in blocks]
-        return own[0] if len(own) == 1 else SideBySide(own)
+        return own[0] if len(own) == 1 else ConcatLinear(own)
 
     def summed(self, bias: bool, name: str) -> Linear:
         """A projection whose weight's columns the ranks share: what it gives is the sum of what
@@ -124,7 +124,7 @@ class LayerWeights:
         if self.beside > 1:
             leaves = leaf_columns(part.weight, self.beside)
             biases = [part.bias, *[None] * (self.beside - 1)]
-            return LeavesBeside(list(map(self.ops.linear, leaves, biases)), leaves[0].shape[1])
+            return LeafProducts(list(map(self.ops.linear, leaves, biases)), leaves[0].shape[1])
         own = self._in_leaves(part)
         return own if group.place.size == 1 else SummedLinear(own, group)
 
@@ -144,7 +144,7 @@ class LayerWeights:
         own = [_ordered(self.ops.linear(part.weight, part.bias), part) for part in stacked(parts)]
         if all(isinstance(each, TileLinear) for each in own):
             _let_go(parts)
-        return own[0] if len(own) == 1 else SideBySide(own)
+        return own[0] if len(own) == 1 else ConcatLinear(own)
 
     def gated(self, bias: bool, activation: str, *names: str) -> Gated:
         """Gate and up of an MLP."""
@@ -179,13 +179,13 @@ class LayerWeights:
     def _blocks(self, names: Sequence[str]) -> list[tuple[BlockRows, list[str]]] | None:
         """The weights of these projections where all still lie in files, neighbours in one format
         as one, with their names."""
-        own: list[tuple[BlockRows, str]] = []
+        weights: list[tuple[BlockRows, str]] = []
         for name in names:
             found = self.tensors.get(f"{self.prefix}{name}.weight")
             if not isinstance(found, LazyTensor) or found.blocks is None or self.reordered(name):
                 return None
-            own.append((found.blocks, name))
-        runs = [list(run) for _, run in groupby(own, lambda each: each[0][:2])]
+            weights.append((found.blocks, name))
+        runs = [list(run) for _, run in groupby(weights, lambda each: each[0][:2])]
         return [(stacked_blocks([weight for weight, _ in run]), [name for _, name in run])
                 for run in runs]
 

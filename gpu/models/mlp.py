@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actorium.gpu.families.model_shape import ExpertShape
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.loader import Fused
@@ -62,16 +62,13 @@ class Dense:
 
     @property
     def waits(self) -> bool:
-        """See `Mlp`."""
         return False
 
     @property
     def form(self) -> InputForm:
-        """See `Mlp`."""
         return self.gate_up.form
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Mlp`."""
         act = ops.gelu_mul if self.activation == "gelu" else ops.silu_mul
         return ops.linear(act(ops.linear(x, self.gate_up)), self.down)
 
@@ -100,17 +97,14 @@ class Mixture:
 
     @property
     def waits(self) -> bool:
-        """See `Mlp`."""
         return self.experts.waits
 
     @property
     def form(self) -> InputForm:
-        """See `Mlp`."""
         form = self.router.form.also(self.experts.form)
         return form if self.shared is None else form.also(self.shared.form)
 
     def forward(self, x: Tensor) -> Tensor:
-        """See `Mlp`."""
         logits = ops.linear(x, self.router)
         out = ops.route(x, logits, self)
         if self.shared is not None:

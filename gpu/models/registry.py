@@ -25,30 +25,25 @@ from actorium.gpu.families.fp8_config import fp8_shape
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
 from actorium.gpu.families.qwen_hybrid_config import HYBRIDS
-from actorium.gpu.families.rank_bits import require_rank_bits
-from actorium.gpu.models.decoder import Decoder as Model
+from actorium.gpu.models.decoder import Decoder, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
-from actorium.gpu.models.hybrid import HybridLM
-from actorium.gpu.models.llama import CausalLM
-from actorium.gpu.models.mtp import load_drafter
-from actorium.gpu.parallel.rank_types import LoneRank, RankGroup, RankPlace
+from actorium.gpu.models.llama import CausalLM, HybridLM
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup, RankPlace
+from actorium.gpu.parallel.rank_slices import require_rank_bits
 from actorium.gpu.passes.pass_manager import PassManager, keep_all
 from actorium.gpu.plan.memory_plan import as_served, demand_of
 from actorium.gpu.vision.tower import VisionTower
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
-from actorium.gpu.weights.fp8_weights import how_served, keeps
-from actorium.gpu.weights.kv_scales import CacheScales
+from actorium.gpu.weights.fp8_weights import CacheScales, how_served, keeps
 from actorium.gpu.weights.loader import Fp8, Progress, holds, read_tensors
 from actorium.gpu.weights.random_weights import random_tensors
 from actorium.gpu.weights.sliced_tensors import slices_of
 from actorium.kernels.backends import triton_fault
 
-__all__ = ["MODELS", "Model", "load_model"]
-
 LOG = logging.getLogger("actorium.model")
-ChoosePasses = Callable[[Model, tuple[str, ...]], tuple[str, ...]]
-MODELS: dict[str, type[Model]] = {
+ChoosePasses = Callable[[Decoder, tuple[str, ...]], tuple[str, ...]]
+MODELS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM",
                      "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM",
                      "Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
@@ -61,7 +56,7 @@ MODELS: dict[str, type[Model]] = {
 
 
 def load_model(path: Path, config: Config, device: torch.device, progress: Progress,
-               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> Model:
+               group: RankGroup = LoneRank(), choose: ChoosePasses = keep_all) -> Decoder:
     """The model at `path`, ready on the device; with the layer that drafts where it is asked for,
     or, by `auto`, where the checkpoint has it. Of a group of several ranks, this rank's part.
 
@@ -116,7 +111,7 @@ def _cache_scales(config: Config, shape: ModelShape, place: RankPlace) -> CacheS
 
 
 def _drafts(path: Path, shape: ModelShape, config: Config) -> bool:
-    """Whether to load the layer that drafts, of which the config tells."""
+    """Whether to load the layer that drafts, which the config promises."""
     asked, names = parse_speculative(config.speculation.speculative), mtp_names(shape)
     if not asked.drafts or names is None:
         return False

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from actorium.gpu.parallel.rank_types import GroupTimeout, RankGroup, RankPlace, RanksDiffer
+from actorium.gpu.parallel.rank_group import GroupTimeout, RankGroup, RankPlace, RanksDiffer
 
 FILE = "ranks"
 HEADER, SLOT = 4096, 1 << 20
@@ -38,19 +38,18 @@ class CallState(ctypes.Structure):
 
 
 class SharedMemoryGroup(RankGroup):
-    """See `RankGroup`. The file is gone from its directory as soon as all ranks have mapped it, and
+    """See `RankGroup`. The file is unlinked as soon as all ranks have mapped it, and
     its memory with the last of them."""
 
     wide = replays = True
 
     def __init__(self, place: RankPlace, path: Path, timeout_s: float, join_s: float,
                  lib: ctypes.CDLL) -> None:
-        """See `open_group`."""
         super().__init__(place, timeout_s)
         self.lib, self.failure = lib, ""
         self._missing = -1
         file, size = path / FILE, HEADER + 2 * place.size * SLOT
-        self.fd = _made(file, size) if place.rank == 0 else _found(file, size, join_s)
+        self.fd = _create_file(file, size) if place.rank == 0 else _open_file(file, size, join_s)
         _hold(self.fd, place.rank)
         self.memory = mmap.mmap(self.fd, size, flags=mmap.MAP_SHARED | mmap.MAP_POPULATE)
         whole = torch.frombuffer(self.memory, dtype=torch.uint8)
@@ -70,7 +69,7 @@ class SharedMemoryGroup(RankGroup):
 
     def _join(self, join_s: float) -> None:
         """All ranks meet once. A rank that has not yet opened the file holds no lock in it: here
-        that is no sign that it is gone."""
+        that is no sign that it has ended."""
         deadline, own = time.monotonic() + join_s, self.place.rank
         marks = [HEADER - self.place.size + rank for rank in range(self.place.size)]
         self.memory[marks[own]:marks[own] + 1] = b"\1"
@@ -206,7 +205,7 @@ class SharedMemoryGroup(RankGroup):
         raise GroupTimeout(self.failure, rank)
 
 
-def _made(file: Path, size: int) -> int:
+def _create_file(file: Path, size: int) -> int:
     """A new file of so many bytes, all of them there, under a name that nobody looks for yet."""
     fd = os.open(file.with_suffix(".new"),
                  os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
@@ -219,7 +218,7 @@ def _made(file: Path, size: int) -> int:
     return fd
 
 
-def _found(file: Path, size: int, join_s: float) -> int:
+def _open_file(file: Path, size: int, join_s: float) -> int:
     """Rank 0's file, when it is there."""
     deadline = time.monotonic() + join_s
     while True:

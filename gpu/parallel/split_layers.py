@@ -11,7 +11,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.kernels.grouped_rows import RowLookup
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Linear
@@ -28,14 +28,12 @@ class SummedLinear(Linear):
 
     @property
     def form(self) -> InputForm:  # type: ignore[override]
-        """See `Linear`."""
         return self.linear.form
 
     def __call__(self, x: Input) -> Tensor:
         return self.group.reduce_to(self.part(x), x.dtype)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y."""
         return self.group.reduce_add(self.part(x), residual)
 
     def sums(self, dtype: torch.dtype) -> bool:
@@ -43,7 +41,6 @@ class SummedLinear(Linear):
         return self.group.sums(dtype)
 
     def wide(self, x: Input) -> Tensor:
-        """y as f32."""
         return self.group.all_reduce(self.linear.wide(x))
 
     def part(self, x: Input) -> Tensor:
@@ -63,7 +60,6 @@ class JoinedLinear(SummedLinear):
         self.columns, self.start = columns, group.place.rank * columns
 
     def part(self, x: Input) -> Tensor:
-        """See `SummedLinear`."""
         own = plain(x)[:, self.start:self.start + self.columns]
         return super().part(F.pad(own, (0, self.columns - own.shape[1])).contiguous())
 
@@ -115,22 +111,18 @@ class SplitHead(Linear):
 
     @property
     def form(self) -> InputForm:  # type: ignore[override]
-        """See `Linear`."""
         return self.linear.form
 
     def __call__(self, x: Input) -> Tensor:
         return self._gathered(self.linear(x))
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y."""
         return residual + self(x)
 
     def wide(self, x: Input) -> Tensor:
-        """y as f32."""
         return self._gathered(self.linear.wide(x))
 
     def logits(self, x: Input) -> Tensor:
-        """See `Linear`."""
         return self._gathered(self.linear.logits(x))
 
     def _gathered(self, y: Tensor) -> Tensor:

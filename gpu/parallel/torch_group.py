@@ -1,5 +1,5 @@
 """A group of ranks by torch.distributed: NCCL on GPUs, with a kernel of our own for few rows; gloo
-elsewhere."""
+elsewhere. `open_group` forms it, or one through shared memory."""
 
 from __future__ import annotations
 
@@ -13,9 +13,13 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from actorium.gpu.parallel.one_shot import OneShot, open_one_shot
-from actorium.gpu.parallel.rank_types import GroupTimeout, RankGroup, RankPlace
+from actorium.gpu.parallel.one_shot_all_reduce import OneShotAllReduce, open_all_reduce
+from actorium.gpu.parallel.rank_group import GroupTimeout, LoneRank, RankGroup, RankPlace
+from actorium.gpu.parallel.shared_group import SharedMemoryGroup
+from actorium.kernels.cpu.native_library import library
 
+JOIN_S = 60.0
+"""How long ranks may take to start, by default."""
 STORE = "store"
 SMALL = (torch.bfloat16, torch.float16)
 
@@ -27,11 +31,10 @@ class TorchGroup(RankGroup):
 
     def __init__(self, place: RankPlace, path: Path, timeout_s: float, join_s: float,
                  device: torch.device) -> None:
-        """See `open_group`."""
         super().__init__(place, timeout_s)
         self.device, self.failure = device, ""
         self.name = str(path)
-        self.one_shot: OneShot | None = None
+        self.one_shot: OneShotAllReduce | None = None
         """What sums few rows on GPUs, once it is chosen."""
         self.calls = 0
         """Collectives that this rank has come to, as the others can read."""
@@ -43,19 +46,19 @@ class TorchGroup(RankGroup):
     def _joined(self, join_s: float) -> Any:
         place, wait = self.place, timedelta(seconds=join_s)
         if self.device.type != "cuda":
-            own: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
-            own._timeout = wait
+            gloo: Any = dist.ProcessGroupGloo._Options()  # type: ignore[attr-defined]
+            gloo._timeout = wait
             # What listens here asks nobody who he is.
-            own._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
+            gloo._devices = [dist.ProcessGroupGloo.create_device(hostname="127.0.0.1")]
             return self._guarded("join", lambda: dist.ProcessGroupGloo(
-                self.store, place.rank, place.size, own))
+                self.store, place.rank, place.size, gloo))
         options = dist.ProcessGroupNCCL.Options()
         options._timeout = timedelta(seconds=self.timeout_s)
         return dist.ProcessGroupNCCL(self.store, place.rank, place.size, options)
 
     def prepare(self, width: int, dtype: torch.dtype) -> None:
         if self.device.type == "cuda" and self.place.size > 1:
-            self.one_shot = open_one_shot(self, self.device, self.store, self.name, width, dtype)
+            self.one_shot = open_all_reduce(self, self.device, self.store, self.name, width, dtype)
 
     def sums(self, dtype: torch.dtype) -> bool:
         own = self.one_shot
@@ -163,3 +166,24 @@ class TorchGroup(RankGroup):
     def _calls_of(self, rank: int) -> int:
         key = f"calls/{rank}"
         return int(self.store.get(key)) if self.store.check([key]) else 0
+
+
+def open_group(place: RankPlace, path: Path, timeout_s: float,
+               device: torch.device = torch.device("cpu"), join_s: float = JOIN_S) -> RankGroup:
+    """The group, when all its ranks have come: each calls this with its own place.
+
+    path: a directory of this epoch of the group alone; it is made, for this user only, where it is
+    missing. Nothing is left in it that outlives the ranks' processes. timeout_s: of each
+    collective, see `RankGroup`; join_s: of this call. device: where the tensors lie; on a CPU
+    without a C compiler torch's gloo serves.
+
+    Raises `GroupTimeout` naming a rank that did not come, and `OSError` where the directory cannot
+    be used.
+    """
+    if place.size == 1:
+        return LoneRank()
+    path.mkdir(mode=0o700, parents=True, exist_ok=True)
+    lib = library() if device.type == "cpu" else None
+    if lib is not None:
+        return SharedMemoryGroup(place, path, timeout_s, join_s, lib)
+    return TorchGroup(place, path, timeout_s, join_s, device)

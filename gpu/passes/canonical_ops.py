@@ -298,5 +298,5 @@ METHODS: dict[Callable[..., Any], tuple[str, int]] = {
 
 def meaning(op: Callable[..., Any]) -> Callable[..., Any]:
     """What an operation does by reference."""
-    own: Callable[..., Any] = getattr(op, "__wrapped__", op)
-    return own
+    reference: Callable[..., Any] = getattr(op, "__wrapped__", op)
+    return reference

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import reduce
 from typing import Any
@@ -114,8 +115,8 @@ class FusionPass(ABC):
         return 0
 
     @abstractmethod
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """Rewrite the graph; the nodes that were made. dtype: the model's."""
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
+        """Rewrites the graph and yields the new nodes. dtype: the model's."""
 
 
 def users(node: Node) -> list[Node]:
@@ -157,8 +158,8 @@ def _form(g: PartGraph, user: Node, node: Node) -> InputForm:
     if user.target is c.logits:
         return head_form(g.object(user.args[1]), user.args[2])
     if user.target is c.route:
-        own: InputForm = g.object(user.args[2]).experts.form
-        return own
+        experts_form: InputForm = g.object(user.args[2]).experts.form
+        return experts_form
     if user.target is c.route_in_groups:  # its router takes it as it is
         return InputForm().also(g.object(user.args[1]).experts.form)
     return InputForm()

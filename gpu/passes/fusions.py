@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import torch
 from torch.fx import Node
 
@@ -30,9 +32,7 @@ class ReduceNorm(FusionPass):
         them, and no product behind the norm takes FP8: one that takes INT8 quantises by itself."""
         return (facts.given_as is Pending.REDUCE) + facts.mixer_reduced
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm):
             total, weight, eps = node.args
             if not (isinstance(total, Node) and total.target is c.add and users(total)[0] is node
@@ -45,8 +45,7 @@ class ReduceNorm(FusionPass):
                 own = g.replace(node, c.reduce_add_norm, (part, residual, weight, eps, group))
                 g.share(own, total, normed=1, summed=0)
                 g.erase(total, y)  # type: ignore[arg-type]
-                made.append(own)
-        return made
+                yield own
 
 
 class ProductAdd(FusionPass):
@@ -63,16 +62,13 @@ class ProductAdd(FusionPass):
         mlp = [] if facts.mlp is None or facts.gates_shared or facts.mlp_left else [facts.mlp.down]
         return sum(map(facts.added, mixer + mlp))
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.add):
             y, residual = node.args
             if (isinstance(y, Node) and y.target is c.linear and only_user(y) is node
                     and isinstance(residual, Node) and users(residual)[-1] is node
                     and g.object(y.args[1]).sums(dtype)):
-                made.append(g.replace(node, c.linear_add, (*y.args, residual), y))
-        return made
+                yield g.replace(node, c.linear_add, (*y.args, residual), y)
 
 
 class NormAdd(FusionPass):
@@ -84,14 +80,11 @@ class NormAdd(FusionPass):
         """Where what the mixer and the MLP give is normed."""
         return 2 * facts.shape.sandwich_norms
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.add):
             y, residual = node.args
             if isinstance(y, Node) and y.target is c.norm and only_user(y) is node:
-                made.append(g.replace(node, c.norm_add, (*y.args, residual), y))
-        return made
+                yield g.replace(node, c.norm_add, (*y.args, residual), y)
 
 
 class AddNorm(FusionPass):
@@ -104,9 +97,7 @@ class AddNorm(FusionPass):
         return ((facts.given_as is Pending.SUM)
                 + (not facts.mixer_added and not facts.mixer_reduced))
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm):
             total, weight, eps = node.args
             if (isinstance(total, Node) and total.target is c.add
@@ -114,8 +105,7 @@ class AddNorm(FusionPass):
                 own = g.replace(node, c.add_norm, (*total.args, weight, eps))
                 g.share(own, total, normed=0, summed=1)
                 g.erase(total)
-                made.append(own)
-        return made
+                yield own
 
 
 class QKRopeKV(FusionPass):
@@ -128,9 +118,7 @@ class QKRopeKV(FusionPass):
         """Every layer that attends over keys and values."""
         return int(facts.attends)
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for write in g.nodes(c.write_kv):
             k, v, mixer, step = write.args
             chain = _turned(k)
@@ -150,8 +138,7 @@ class QKRopeKV(FusionPass):
                 own = g.graph.call_function(c.rotate_write, (split.args[0], mixer, step))
             attend.args = (own, mixer, step)
             g.erase(write, *chain[:-1], *queries[:-1], *parts.values(), split)
-            made.append(own)
-        return made
+            yield own
 
 
 def _start(node: Node) -> Node:
@@ -191,15 +178,12 @@ class GatedProduct(FusionPass):
         """The MLP for all tokens, where its backend has a product with a gate."""
         return int(facts.mlp is not None and facts.mlp.gate_up.fuses)
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for act in g.nodes(*ACTS):
             (y,) = act.args
             if (isinstance(y, Node) and y.target is c.linear and only_user(y) is act
                     and g.object(y.args[1]).fuses):
-                made.append(g.replace(act, c.gated, y.args, y))
-        return made
+                yield g.replace(act, c.gated, y.args, y)
 
 
 class GateAdd(FusionPass):
@@ -211,15 +195,12 @@ class GateAdd(FusionPass):
         """Where what the shared expert gives is gated."""
         return int(facts.gates_shared)
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.add):
             y, out = node.args
             if (isinstance(y, Node) and y.target is c.sigmoid_scale and only_user(y) is node
                     and isinstance(out, Node) and out.target is c.route and only_user(out) is node):
-                made.append(g.replace(node, c.gate_add, (out, *y.args), y))
-        return made
+                yield g.replace(node, c.gate_add, (out, *y.args), y)
 
 
 class NormQuant(FusionPass):
@@ -235,20 +216,16 @@ class NormQuant(FusionPass):
         return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced)
 
     def expected_piece(self, form: InputForm) -> int:
-        """See `FusionPass`."""
         return int(form.columns > 0)
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm, c.add_norm):
             adds = node.target is c.add_norm
             normed = next(own for own in users(node) if is_item(own, 0)) if adds else node
             form = wanted_form(g, normed)._replace(norms=None)
             if form.columns:
                 target = c.add_norm_quant if adds else c.norm_quant
-                made.append(g.replace(node, target, (*node.args, form)))
-        return made
+                yield g.replace(node, target, (*node.args, form))
 
 
 class ActQuant(FusionPass):
@@ -263,19 +240,16 @@ class ActQuant(FusionPass):
         return int(mlp is not None and not mlp.down.form.plain
                    and (mlp.gate_up.quantises or not facts.gates(mlp.gate_up)))
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(*ACTS, c.gated):
             form = wanted_form(g, node)._replace(norms=None)
             if form.plain:
                 continue
             if node.target is not c.gated:
                 target = c.silu_mul_quant if node.target is c.silu_mul else c.gelu_mul_quant
-                made.append(g.replace(node, target, (*node.args, form)))
+                yield g.replace(node, target, (*node.args, form))
             elif g.object(node.args[1]).quantises:
-                made.append(g.replace(node, c.gated, (*node.args, form)))
-        return made
+                yield g.replace(node, c.gated, (*node.args, form))
 
 
 class NormProduct(FusionPass):
@@ -293,19 +267,16 @@ class NormProduct(FusionPass):
         return mixer + mlp
 
     def expected_piece(self, form: InputForm) -> int:
-        """See `FusionPass`."""
         return int(form.norms is not None)
 
-    def apply(self, g: PartGraph, dtype: torch.dtype) -> list[Node]:
-        """See `FusionPass`."""
-        made = []
+    def apply(self, g: PartGraph, dtype: torch.dtype) -> Iterator[Node]:
         for node in g.nodes(c.norm):
             if wanted_form(g, node).norms is not None:
                 product = users(node)[0].args[1]
                 assert isinstance(product, Node)
-                made.append(g.replace(node, c.norm_for, (*node.args, product)))
-                made[-1].prepend(product)
-        return made
+                own = g.replace(node, c.norm_for, (*node.args, product))
+                own.prepend(product)
+                yield own
 
 
 ALL: tuple[FusionPass, ...] = (

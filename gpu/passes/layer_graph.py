@@ -80,7 +80,6 @@ class PartTracer(GraphAppendingTracer):
         return self._known[path]
 
     def create_arg(self, a: Any) -> Any:
-        """See `torch.fx.Tracer`."""
         return a.node_ if isinstance(a, TracedPart) else super().create_arg(a)
 
 
@@ -119,13 +118,13 @@ class PartGraph:
         """The last node."""
         return next(iter(reversed(self.graph.nodes)))
 
-    def replace(self, node: Node, target: Target, args: tuple[Any, ...], *gone: Node) -> Node:
-        """Put an operation in a node's place, whose uses become its; the nodes `gone`, of which
-        nothing else is used, go."""
+    def replace(self, node: Node, target: Target, args: tuple[Any, ...], *unused: Node) -> Node:
+        """Replaces a node by an operation, which takes over its uses, and erases the nodes
+        `unused`, which nothing else uses. Returns the new node."""
         with self.graph.inserting_before(node):
             made = self.graph.call_function(target, args)
         node.replace_all_uses_with(made)
-        self.erase(node, *gone)
+        self.erase(node, *unused)
         return made
 
     def share(self, node: Node, total: Node, normed: int, summed: int) -> None:
@@ -363,10 +362,10 @@ def _function(name: str, inputs: Sequence[str], lines: Sequence[Line]) -> str:
     held: set[str] = set()
     text: list[str] = []
     for line in reversed(lines):
-        gone = [own for own in dict.fromkeys((*line.reads, line.name))
-                if own and own not in held and not line.text.startswith("return ")]
+        freed = [own for own in dict.fromkeys((*line.reads, line.name))
+                 if own and own not in held and not line.text.startswith("return ")]
         held.update(line.reads)
-        text.append(f"    {line.text}" + "".join(f";  {own} = None" for own in gone))
+        text.append(f"    {line.text}" + "".join(f";  {own} = None" for own in freed))
     head = f"def {name}({', '.join(('self', *inputs))}):"
     return "\n".join((head, *reversed(text))) + "\n"
 

@@ -8,8 +8,7 @@ been seen. So a step looks nothing up.
 
 Other processes disturb what is measured. A pass is left out only where it was the slower one in
 each of many turns; the first turn that it wins, or does not lose by more than a little, ends the
-question. Hence most passes cost two turns or three.
-"""
+question. Hence most passes cost two turns or three."""
 
 from __future__ import annotations
 
@@ -18,24 +17,26 @@ import logging
 import os
 import platform
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from math import inf
 from pathlib import Path
+from statistics import median
 from time import perf_counter
 from typing import NamedTuple
 
 import msgspec
 import torch
+from torch import Tensor
 
 from actorium import __version__
 from actorium.actors.config.parsed_values import PASSES
-from actorium.gpu.models.decoder import Decoder
-from actorium.gpu.passes.pass_timing import LAYERS, LayerTimer, way
-from actorium.gpu.passes.self_check import page_dtype
+from actorium.gpu.models.decoder import Decoder, LayerRun
+from actorium.gpu.passes.pass_manager import PassManager, bare_step, page_dtype
 from actorium.kernels.cpu.native_library import cache_folder, processor_facts
+from actorium.kernels.inputs import HiddenStream
 
 FORMAT = 1
 """Of the file: what it says means something else with every other number."""
@@ -49,6 +50,9 @@ BUDGET_S = 2.0
 """Of a start, for measuring. Sizes of steps that do not fit are not measured: large ones of large
 layers, where the products take nearly all of the time."""
 LOG = logging.getLogger("actorium.passes")
+LAYERS = 4
+"""The first ones, which are measured."""
+TURNS = 5
 
 
 class Loss(msgspec.Struct, frozen=True):
@@ -81,7 +85,7 @@ class Chosen(NamedTuple):
     choice: PassChoice
     path: Path
     """Where it is remembered."""
-    found: bool
+    remembered: bool
     """It was there; nothing was measured."""
 
 
@@ -93,7 +97,7 @@ def keep_winners(model: Decoder, on: tuple[str, ...], most: int) -> tuple[str, .
     if group.place.rank == 0:
         with group.alone():
             chosen = remembered_choice(model, on, most)
-        LOG.info("passes: %s", told(chosen))
+        LOG.info("passes: %s", choice_text(chosen))
         kept = chosen.choice.kept(on)
         bits = torch.tensor([name in kept for name in PASSES], dtype=torch.int64,
                             device=model.device)
@@ -108,7 +112,7 @@ def remembered_choice(model: Decoder, on: tuple[str, ...], most: int,
     key = choice_key(model, on, most)
     name = hashlib.sha256(msgspec.json.encode(key)).hexdigest()[:20]
     path = (folder or cache_folder()) / f"passes-{name}.json"
-    if (found := recall(path, key)) is not None:
+    if (found := read_choice(path, key)) is not None:
         return Chosen(found, path, True)
     choice = PassChoice(key, *_measured(model, on, most))
     # Where the machine was too busy for a single size, the next start may find time.
@@ -199,7 +203,7 @@ def _lost(fused: Callable[[], float], apart: Callable[[], float],
 
 # --- remembering ----------------------------------------------------------------------------------
 
-def recall(path: Path, key: dict[str, str]) -> PassChoice | None:
+def read_choice(path: Path, key: dict[str, str]) -> PassChoice | None:
     """What this user's file says; None where there is none, or it is not what `_remember` wrote for
     this key."""
     try:
@@ -221,7 +225,7 @@ def _remember(path: Path, choice: PassChoice) -> PassChoice:
             try:
                 os.link(scratch, path)
             except FileExistsError:
-                if (other := recall(path, choice.key)) is not None:
+                if (other := read_choice(path, choice.key)) is not None:
                     return other
                 os.replace(scratch, path)
     except OSError as error:
@@ -231,7 +235,7 @@ def _remember(path: Path, choice: PassChoice) -> PassChoice:
 
 @contextmanager
 def _written(path: Path, text: bytes) -> Iterator[Path]:
-    """A new file beside `path`, gone afterwards if it still has its own name."""
+    """A new file beside `path`, removed afterwards if it still has its first name."""
     path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f"{path.stem}.")
     try:
@@ -243,7 +247,7 @@ def _written(path: Path, text: bytes) -> Iterator[Path]:
             os.unlink(name)
 
 
-def told(chosen: Chosen) -> str:
+def choice_text(chosen: Chosen) -> str:
     """In words."""
     choice, path, found = chosen
     sizes = ", ".join(map(str, choice.measured))
@@ -253,3 +257,64 @@ def told(chosen: Chosen) -> str:
     out = "; ".join(f"{name} left out, at {own.tokens} tokens {own.with_us:.0f} us with it and "
                     f"{own.without_us:.0f} without" for name, own in choice.lost.items())
     return f"{out or 'none is left out'}; {how}"
+
+
+# --- Timing --------------------------------------------------------------------------------------
+
+class Way(NamedTuple):
+    """A model's first layers as some passes made them."""
+
+    runs: list[LayerRun]
+    matches: Mapping[str, int]
+    error: float
+    """See `pass_manager.difference`."""
+
+
+def way(model: Decoder, on: tuple[str, ...]) -> Way:
+    """The layers with these passes; the model goes on as it is."""
+    manager = PassManager(model, on)
+    return Way(manager.runs(LAYERS), manager.report.matches, manager.report.error)
+
+
+class LayerTimer:
+    """Runs a model's first layers over steps of one size, on random numbers."""
+
+    def __init__(self, model: Decoder, tokens: int) -> None:
+        s = model.shape
+        self.model = model
+        self.layers = model.layers[:LAYERS]
+        self.step = bare_step(model, tokens, page_dtype(model))
+        self.hidden = torch.randn((tokens, s.hidden), device=model.device).to(model.dtype)
+        self.middles = [torch.zeros((tokens, layer.mixer.inner), dtype=model.dtype,
+                                    device=model.device) for layer in self.layers]
+
+    @torch.inference_mode()
+    def seconds(self, own: Way) -> float:
+        """Of all measured layers, once; on a CUDA device of what the host does not delay."""
+        if self.model.device.type == "cuda" and not self.model.waits:
+            from actorium.kernels.triton.skinny_linear import replayed_seconds
+
+            return replayed_seconds(lambda: self._run(own.runs, self.hidden.clone()), 1)
+        hidden = self.hidden.clone()
+        began = perf_counter()
+        self._run(own.runs, hidden)
+        if self.model.device.type == "cuda":
+            torch.cuda.synchronize(self.model.device)
+        return perf_counter() - began
+
+    def _run(self, runs: list[LayerRun], hidden: Tensor) -> HiddenStream:
+        stream: HiddenStream = hidden
+        for run, middle in zip(runs, self.middles, strict=True):
+            _, carried = run.enter(stream, self.step)
+            stream = run.leave(middle, carried)
+        return stream
+
+
+def microseconds(model: Decoder, ways: list[Way], tokens: int, turns: int = TURNS) -> list[float]:
+    """Of a layer, in each of these ways, for so many tokens: medians of turns."""
+    timer = LayerTimer(model, tokens)
+    seconds: list[list[float]] = [[] for _ in ways]
+    for _ in range(turns + 1):
+        for times, own in zip(seconds, ways, strict=True):
+            times.append(timer.seconds(own))
+    return [1e6 * median(times[1:]) / len(timer.layers) for times in seconds]

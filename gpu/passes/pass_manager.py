@@ -2,8 +2,9 @@
 
 Every layer is traced by itself; layers whose graphs are equal share what passes make of the first
 of them. A pattern that is found more or less often than the model's shape says ends the start: it
-would be a fusion lost in silence, or one that was not meant.
-"""
+would be a fusion lost in silence, or one that was not meant. What is made of a layer is run beside
+what its graph means, both on random input, each with a cache of its own, up to the middle and on
+from there: results that differ end the start as well."""
 
 from __future__ import annotations
 
@@ -16,26 +17,34 @@ from time import perf_counter
 from types import FunctionType, MethodType
 from typing import Any
 
+import torch
+from torch import Tensor
 from torch.fx import Node
 
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.gpu.families.tensor_specs import layer_prefix
-from actorium.gpu.models.decoder import Decoder, LayerRun
-from actorium.gpu.models.mtp import MtpDrafter
+from actorium.gpu.models.decoder import Decoder, LayerRun, MtpDrafter
+from actorium.gpu.models.forward_context import AttentionPlan, ForwardContext, GroupContext
 from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form, takes_fp8
 from actorium.gpu.passes.fusions import ALL
-from actorium.gpu.passes.layer_graph import (
-    Lines,
-    PartGraph,
-    Pending,
-    lowered,
-    reduces,
-)
-from actorium.gpu.passes.self_check import difference, piece_difference, tolerance
+from actorium.gpu.passes.layer_graph import Lines, PartGraph, Pending, lowered, reduces
+from actorium.gpu.step.pools import KVPagePool
+from actorium.kernels.inputs import HiddenStream, settled
+from actorium.kernels.reference.kv import read_rows
 
 LOG = logging.getLogger("actorium.passes")
 Functions = tuple[FunctionType, ...]
 STREAM, PIECE = ("stream", "step"), ("x",)
+ROWS = 3
+"""Of the random input."""
+TOLERANCE = {torch.float32: 1e-4, torch.bfloat16: 2e-2, torch.float16: 4e-3}
+"""Of a difference, see `_apart`: joined operations leave out roundings, of 2**-9 in bfloat16."""
+FP8_TOLERANCE = 6e-2
+"""The same where products take FP8: an input that is rounded otherwise is off by 2**-4."""
+PAGE_TOLERANCE = {torch.int8: 2e-2, torch.float8_e4m3fn: FP8_TOLERANCE,
+                  torch.float8_e5m2: FP8_TOLERANCE}
+"""Of what is kept in pages of 8 bits: a number next to a tie becomes another code."""
+NOTHING = AttentionPlan(0, None, None, None)
 
 
 def keep_all(model: Decoder, on: tuple[str, ...]) -> tuple[str, ...]:
@@ -52,7 +61,7 @@ class PassReport:
     structures: int = 0
     """Different graphs among the model's layers."""
     error: float = 0.0
-    """The largest difference that the check found; see `self_check.difference`."""
+    """The largest difference that the check found; see `difference`."""
     seconds: float = 0.0
 
 
@@ -126,8 +135,8 @@ class PassManager:
             return difference(self.model, layer, _bound(plain, layer), _bound(fused, layer),
                               bool(given_as))
 
-        return self._made(traced, expected, (given_as, parts, after is None),
-                          self._layer_functions, apart)
+        return self._rewritten(traced, expected, (given_as, parts, after is None),
+                               self._layer_functions, apart)
 
     def piece(self, part: Any, name: str, form: Any) -> Callable[..., Any]:
         """The function of a norm and the product behind it."""
@@ -140,18 +149,19 @@ class PassManager:
             return piece_difference(self.model, len(part.norm), *(
                 MethodType(own[0], part) for own in (plain, fused)))
 
-        made = self._made(traced, expected, (Pending.NOTHING, False, True), self._piece_function,
-                          apart)
-        return MethodType(made.functions[0], part)
+        rewritten = self._rewritten(traced, expected, (Pending.NOTHING, False, True),
+                                    self._piece_function, apart)
+        return MethodType(rewritten.functions[0], part)
 
     def _pieces(self, mixer: Any, at: str) -> None:
         queries = getattr(mixer, "queries", None)
         if queries is not None:
             queries.run = self.piece(queries, f"{at}queries", queries.up.form)
 
-    def _made(self, traced: Callable[[], PartGraph], expected: dict[str, int],
-              ends: tuple[Pending, bool, bool], functions: Callable[[PartGraph], Functions],
-              apart: Callable[[Functions, Functions], float]) -> Rewritten:
+    def _rewritten(self, traced: Callable[[], PartGraph], expected: dict[str, int],
+                   ends: tuple[Pending, bool, bool],
+                   functions: Callable[[PartGraph], Functions],
+                   apart: Callable[[Functions, Functions], float]) -> Rewritten:
         """ends: how it is given its input, whether it may leave a sum over the ranks, and whether
         it must leave no sum."""
         g, dtype = traced(), self.model.dtype
@@ -187,7 +197,7 @@ class PassManager:
         """The first pass behind which the results are not what they were, and what it made."""
         g = traced()
         for own in self.passes:
-            made = own.apply(g, self.model.dtype)
+            made = list(own.apply(g, self.model.dtype))
             g.prune()
             if not made:
                 continue
@@ -202,7 +212,7 @@ class PassManager:
         matches: dict[str, int] = {}
         self._write(g, 0, "traced")
         for number, own in enumerate(self.passes, 1):
-            made = own.apply(g, self.model.dtype)
+            made = list(own.apply(g, self.model.dtype))
             g.prune()
             if made:
                 g.graph.lint()
@@ -245,3 +255,91 @@ def _mismatch(g: PartGraph, own: FusionPass, made: Sequence[Node], expected: int
     return (f"{g.name}: the pass {own.name} ({own.about}) found its pattern {len(made)} times, not "
             f"{expected}: what is left of it: {shown}. --passes auto,-{own.name} "
             "starts without it.")
+
+
+# --- Checks of what passes made ------------------------------------------------------------------
+
+def tolerance(model: Decoder) -> float:
+    """Of a model's differences."""
+    known = TOLERANCE[model.dtype]
+    return known if model.shape.fp8 is None else max(known, FP8_TOLERANCE)
+
+
+@torch.inference_mode()
+def difference(model: Decoder, layer: Any, plain: LayerRun, fused: LayerRun, pair: bool) -> float:
+    """The largest difference between two ways to run a layer: of what goes into its middle, what is
+    in its pages, what it returns. pair: it is given two numbers to add.
+
+    Where the worker's pages are of another dtype, what is in such pages counts as well: as a
+    tolerance of the model, where it is that of the pages."""
+    generator = torch.Generator().manual_seed(1)
+
+    def drawn(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator).to(model.device, model.dtype)
+
+    size = (ROWS, model.shape.hidden)
+    stream: HiddenStream = (drawn(*size), drawn(*size)) if pair else drawn(*size)
+    y = drawn(ROWS, layer.mixer.inner)
+
+    def both(pages: torch.dtype) -> list[float]:
+        one, other = (_run(model, own, _copied(stream), y.clone(), pages) for own in (plain, fused))
+        return [_apart(a, b) for a, b in zip(one, other, strict=True)]
+
+    found, kept = max(both(model.dtype)), page_dtype(model)
+    if kept is model.dtype:
+        return found
+    *_, in_pages = both(kept)
+    return max(found, in_pages * tolerance(model) / (TOLERANCE | PAGE_TOLERANCE)[kept])
+
+
+@torch.inference_mode()
+def piece_difference(model: Decoder, width: int, plain: Callable[[Tensor], Tensor],
+                     fused: Callable[[Tensor], Tensor]) -> float:
+    """The same of a norm and the product behind it, [T, width] -> [T, *]."""
+    x = torch.randn((ROWS, width), generator=torch.Generator().manual_seed(1))
+    x = x.to(model.device, model.dtype)
+    return _apart(plain(x), fused(x))
+
+
+def page_dtype(model: Decoder) -> torch.dtype:
+    """Of the worker's pages."""
+    return model.attention.pages or model.dtype
+
+
+def bare_step(model: Decoder, tokens: int, pages: torch.dtype) -> ForwardContext:
+    """A step of so many tokens, one behind the other, that all layers leave in the same pages of
+    this dtype; what meets over them is left out."""
+    s, at = model.shape, torch.arange(1, tokens + 1, device=model.device)
+    pool = KVPagePool(s, tokens + 1, 1, pages, model.device, 1)
+    count = max(1, s.layers)
+    group = GroupContext(at, pool.layers * count, NOTHING, pool.scales * count)
+    return ForwardContext(model.ropes_at(at.clamp(max=s.max_model_len - 1)),
+                          [group] * max(1, len(s.groups)), None, [])
+
+
+def _run(model: Decoder, run: LayerRun, stream: HiddenStream, y: Tensor,
+         dtype: torch.dtype) -> list[Tensor]:
+    """What goes into the middle, what the layer returns, what is in pages of this dtype."""
+    step = bare_step(model, ROWS, dtype)
+    p, carried = run.enter(stream, step)
+    out = settled(run.leave(y, carried))
+    group = step.groups[0]
+    kept = read_rows(group.pages[0], torch.arange(ROWS + 1, device=model.device), torch.float32,
+                     *group.scales[:1])
+    return [p.flatten(1), out, kept]
+
+
+def _copied(stream: HiddenStream) -> HiddenStream:
+    return stream.clone() if isinstance(stream, Tensor) else (stream[0].clone(), stream[1].clone())
+
+
+def _apart(a: Tensor, b: Tensor) -> float:
+    """The length of the difference, against that of a. 0 where a has numbers that are none: weights
+    like that are found when the numbers are checked, and no pass is at fault."""
+    # Behind the queries, in what goes into the middle, lies what is of no more use.
+    width = min(a.shape[1], b.shape[1])
+    a, b = a[:, :width].float(), b[:, :width].float()
+    if not a.isfinite().all():
+        return 0.0
+    found = float((a - b).norm()) / (float(a.norm()) or 1.0)
+    return found if found == found else float("inf")

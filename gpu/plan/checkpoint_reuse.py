@@ -2,10 +2,9 @@
 
 `benchmarks/run.py checkpoints` runs three workloads through the scheduler (policy auto, pages
 enough for everything): chat, 200 conversations with one system prompt; agents, 20 with long
-instructions of their own; few-shot, 10 tasks with long examples. What they have in common: little
-is saved before there is a checkpoint for each prefix that is shared, and little more beyond one for
-each sequence that will be gone on with.
-"""
+instructions of their own; few-shot, 10 tasks with long examples. In all of them little is saved
+before there is a checkpoint for each shared prefix, and little more beyond one for each sequence
+that is continued later."""
 
 from __future__ import annotations
 
@@ -54,14 +53,10 @@ def reuse(checkpoints: int) -> Reuse:
     return found._replace(checkpoints=checkpoints)
 
 
-def choices(plan: MemoryPlan) -> list[CheckpointChoice]:
+def choices(plan: MemoryPlan) -> Iterator[CheckpointChoice]:
     """The plan's own number of checkpoints and others, as far as they fit; none of a model without
     recurrent layers."""
-    return list(_choices(plan)) if plan.shape.recurrence is not None else []
-
-
-def _choices(plan: MemoryPlan) -> Iterator[CheckpointChoice]:
-    for number in sorted({*SHOWN, plan.checkpoints}):
+    for number in sorted({*SHOWN, plan.checkpoints} if plan.shape.recurrence else ()):
         try:
             other = make_plan(plan.shape, plan.demand._replace(checkpoints=number), plan.budget)
         except BadConfig:

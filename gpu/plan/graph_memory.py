@@ -44,10 +44,9 @@ def batch_sizes(max_num_seqs: int, asked: Sequence[int] = (), most: int | None =
                 ) -> list[int]:
     """Sequences of each graph, rising; asked: others than these; most: sequences of the largest.
 
-    Matrix products take tiles of at least 8 rows on CUDA and cost the same up to 16, so steps are
-    fine where a row is a large part of the batch. From 16 on each is at most half as much more:
-    what is padded reads one token's keys and no weights of its own. Twice as many graphs would
-    take twice the time and hardly save a percent.
+    Matrix products take tiles of at least 8 rows on CUDA and cost the same up to 16. From 16 on
+    each size is at most half as much more: padding reads one token's keys and no weights of its
+    own, and twice as many graphs would take twice the time and hardly save a percent.
     """
     if asked:
         return sorted({size for size in asked if size <= max_num_seqs})
@@ -189,7 +188,6 @@ class ProgramSizes(NamedTuple):
     """Bytes for what the layers of a step write."""
     kept: int
     """Bytes for what a step brings, and for what is captured."""
-
 
     @property
     def bytes(self) -> int:

@@ -189,12 +189,12 @@ class MemoryPlan:
 
     @property
     def token_capacity(self) -> int:
-        """Tokens that `max_num_seqs` sequences can hold at once, however long each of them is.
+        """Tokens that `max_num_seqs` sequences can hold at once, however long each of them is; 0
+        when there is not even a page for each.
 
         n sequences of T tokens in all take at most floor((T + n (p - 1)) / p) pages of p tokens:
-        each may end just behind a page's start. So the largest T that always fits P pages is
-        P p - (n - 1)(p - 1); one page more, spread as badly, does not fit. Never more than n times
-        max_model_len; 0 when there is not even a page for each.
+        each may end just behind a page's start. So the largest T that always fits P pages is P p -
+        (n - 1)(p - 1), and never more than n times max_model_len.
         """
         n, p = self.demand.max_num_seqs, self.demand.page_size
         most = n * self.shape.max_model_len
@@ -297,19 +297,15 @@ def as_served(shape: ModelShape, demand: Demand) -> tuple[ModelShape, Demand]:
 
 
 def default_checkpoints(state: StateBytes, token: int, budget: int) -> int:
-    """Checkpoints when nobody says how many: what 1/64 of the budget holds, or two in 1/16.
+    """Checkpoints when nobody says how many: what 1/64 of the budget holds, or two in 1/16, and at
+    most one for 256 tokens that the pages can hold, since shorter prompts are cheap to compute.
 
     A hybrid model can reuse a prefix only where a checkpoint of its state lies, so none would mean
-    no reuse at all, and cached pages that nobody can use. But each one takes the place of tokens
-    (Qwen3.5-27B, fp32: 2,224 of them), for good, whereas what it saves depends on how many prefixes
-    are shared, and that only the user knows. Measured (`checkpoint_reuse.py`): the first ones,
-    which hold what everybody shares, save most where there is one such prefix; where there are
-    twenty, nothing much is saved before there are about as many checkpoints. So the default buys
-    the first ones only and keeps about 98 % of the tokens that arithmetic allows; the plan tells
-    what more of them would cost and save, and `make_plan` adds those that cost nothing. Where
-    states are small beside pages, even 1/64 would be more checkpoints than there are prefixes
-    to keep; one for 256 tokens of the whole budget is then enough: shorter prompts are cheap to
-    compute.
+    no reuse at all. But each one takes the place of tokens for good (Qwen3.5-27B, fp32: 2,224 of
+    them), and what it saves depends on how many prefixes are shared, which only the user knows.
+    Measured (`checkpoint_reuse.py`): the first ones, which hold what everybody shares, save most.
+    The default buys these and keeps about 98 % of the tokens; the plan reports what more would cost
+    and save, and `make_plan` adds those that cost nothing.
     """
     if not state.checkpoint:
         return 0

@@ -13,7 +13,7 @@ from actorium.actors.models.model_files import INDEX, MAX_INDEX, unindexed_files
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.fp8_config import BLOCK, Fp8Shape
 from actorium.gpu.families.model_shape import DTYPE_BYTES, ModelShape
-from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format, stacks
+from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format, stacks
 from actorium.gpu.families.weight_formats import GroupedShape, WeightFormat
 from actorium.gpu.plan.sizes import page_table_width
 
@@ -43,27 +43,27 @@ def weight_bytes(shape: ModelShape) -> int:
 def bytes_by_format(shape: ModelShape) -> dict[str, int]:
     """The same by how they are held: the name of a dtype, or a `WeightFormat` in words; most
     first."""
-    found: Counter[str] = Counter()
+    held: Counter[str] = Counter()
     specs = model_tensors(shape)
     for spec in specs:
         if held_format(shape.grouped, spec) is None:
             dtype = spec.dtype or shape.dtype
-            found[dtype] += spec.size * DTYPE_BYTES[dtype]
+            held[dtype] += spec.size * DTYPE_BYTES[dtype]
     for form, rows, columns in _grouped_products(shape.grouped, specs):
         ordered = shape.grouped is not None and shape.grouped.ordered
-        found[str(form)] += form.held_bytes(rows, columns) + ORDER_BYTES * columns * ordered
+        held[str(form)] += form.held_bytes(rows, columns) + ORDER_BYTES * columns * ordered
     if shape.fp8 is not None and shape.grouped is None:
         for product in _fp8_products(shape.fp8, specs):
             size = sum(spec.size for spec in product)
-            found[shape.dtype] -= size * shape.itemsize
-            found[FP8] += size + _scales(shape.fp8, product) * SCALE_BYTES
-    return dict(found.most_common())
+            held[shape.dtype] -= size * shape.itemsize
+            held[FP8] += size + _scales(shape.fp8, product) * SCALE_BYTES
+    return dict(held.most_common())
 
 
 def _grouped_products(grouped: GroupedShape | None, specs: Sequence[TensorSpec]
                       ) -> Iterator[tuple[WeightFormat, int, int]]:
     """(format, rows, columns) of each weight in 4 to 8 bits, neighbours in one format together."""
-    outer = [[spec] for spec in specs if spec.name in OUTER]
+    outer = [[spec] for spec in specs if spec.name in EMBED_AND_HEAD]
     for stack in (*stacks(specs), *outer):
         for form, own in groupby(stack, lambda spec: held_format(grouped, spec)):
             run = list(own)

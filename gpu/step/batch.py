@@ -1,8 +1,7 @@
 """The inputs of one forward pass: the rows of a step, on the device.
 
 A step has one `ForwardBatch` for each group of layers (`ModelShape.groups`): the same rows, with
-the pages that they have in the group's pool.
-"""
+the pages that they have in the group's pool."""
 
 from __future__ import annotations
 
@@ -10,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from actorium.gpu.step.image_rows import ImageRows
+from actorium.kernels.inputs import HiddenStream
 from actorium.kernels.ragged import ExtendRun
 
 
@@ -86,3 +85,37 @@ class StateRows:
     accepted: Tensor | None = None
     """i64[decode_rows]: how many drafts of its last window each row's sequence has accepted; what
     is below 0 counts as 0. None where nothing is ever drafted."""
+
+
+# --- Images --------------------------------------------------------------------------------------
+
+@dataclass(slots=True)
+class ImageRows:
+    """What images bring to a step, in the model's dtype, on its device: rows that take the place of
+    placeholders' embeddings, and others that are added behind the first layers (DeepStack, arXiv
+    2406.04334)."""
+
+    places: Tensor
+    """i64[R]: which of the step's T rows."""
+    embeddings: Tensor
+    """[R, hidden]"""
+    deep: tuple[Tensor, ...] = ()
+    """[R, hidden] each, of the first layers; there are fewer than layers."""
+
+
+def with_embeddings(images: ImageRows | None, hidden: Tensor) -> Tensor:
+    """What goes into the first layer: hidden, [T, hidden], with the images' rows written in
+    place of the placeholders'."""
+    return hidden if images is None else hidden.index_copy_(0, images.places, images.embeddings)
+
+
+def with_deepstack(images: ImageRows | None, layer: int, stream: HiddenStream) -> HiddenStream:
+    """What goes into the layer behind this one, which gave `stream` of all T rows."""
+    if images is None or layer >= len(images.deep):
+        return stream
+    if isinstance(stream, Tensor):
+        return stream.index_add(0, images.places, images.deep[layer])
+    # A sum not yet made, which the next layer is ready for. Its first part may be a rank's own, of
+    # a sum over all ranks, which would count the rows once for each; the second is whole on each.
+    part, hidden = stream
+    return part, hidden.index_add(0, images.places, images.deep[layer])

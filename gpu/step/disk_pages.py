@@ -1,4 +1,4 @@
-"""Pages as files: named by what they hold, checked when they are read, oldest gone first.
+"""Pages as files: named by what they hold, checked when they are read, the oldest evicted first.
 
     DIR/pages.lock                held while somebody makes room
     DIR/<namespace>/<xx>/<name>   a page: `HEADER`, then its bytes

@@ -66,7 +66,7 @@ class DraftTables:
 
     def settle(self, high: I32, low: I32) -> None:
         """Make bounds of lengths (host, by slot) exact, as far as steps are known. Sequences that
-        are gone are passed over."""
+        have left are skipped."""
         while self._known:
             slots, serials, surplus, gain = self._known.popleft()
             here = self._serial[slots] == serials

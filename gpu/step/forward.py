@@ -1,20 +1,20 @@
-"""The forward pass of one step: a model over its caches."""
+"""The forward pass of one step, a model over its caches, and counts of how steps were run."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Protocol
 
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
+from actorium.actors.runtime.beat_gauges import STEP_MODES, eager_key, step_key
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
-from actorium.gpu.step.staging import Array
+from actorium.gpu.step.speculation import MTPProposer
 from actorium.gpu.step.states import RecurrentBatch, StatePool
-from actorium.gpu.step.step_counts import StepCounts
 from actorium.gpu.step.tables import SlotTables
 
 
@@ -54,27 +54,11 @@ class StepModel(LayerRunner, Protocol):
         """[R, hidden] after the final norm -> [R, vocab]."""
 
 
-class Proposer(Protocol):
-    """Proposes drafts with a layer of the model's own; see `speculation.MTPProposer`."""
-
-    pool: KVPagePool
-    """Keys and values of the layer."""
-
-    def needs_hidden(self, step: InputBatch, drafts: int) -> bool:
-        """Whether `propose` must see this step."""
-
-    def propose(self, step: InputBatch, drafts: int, sampled: Array, counts: Array,
-                hidden: Tensor) -> None:
-        """Write so many drafts for every sampled sequence to the tables. sampled: i64[rows], None
-        without any; counts: i64[sequences], tokens emitted; hidden: [T, hidden], of every row after
-        the final norm."""
-
-
 class ForwardPass:
     """A model, the caches it writes, and what steps know of sequences."""
 
     def __init__(self, model: StepModel, pools: list[KVPagePool], tables: SlotTables,
-                 states: StatePool | None = None, proposer: Proposer | None = None) -> None:
+                 states: StatePool | None = None, proposer: MTPProposer | None = None) -> None:
         """pools: of each group of the model's layers; states: of its recurrent layers; proposer: of
         its MTP layer, which is not run without."""
         self.model, self.pools, self.tables, self.states = model, pools, tables, states
@@ -132,3 +116,39 @@ class ForwardPass:
     def all_rows_normed(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         """[T, hidden]: every row after the final norm."""
         return self.model.norm_rows(self.all_rows(step, recurrent))
+
+
+# --- Counts --------------------------------------------------------------------------------------
+
+class StepCounts(Mapping[str, int]):
+    """Counters by name: each of `STEP_MODES`, each `step_key` and `eager_key`. One thread counts;
+    another may read meanwhile."""
+
+    def __init__(self) -> None:
+        self._counts = dict.fromkeys(STEP_MODES, 0)
+
+    def add(self, mode: str, size: int) -> None:
+        """One step more. size: sequences that a graph or a program of decodes is for; tokens that
+        segments are for."""
+        self._add(mode, step_key(mode, size))
+
+    def add_eager(self, tokens: int, why: str) -> None:
+        """One eager step more; why: of `EAGER_REASONS`."""
+        self._add("eager", step_key("eager", 1 << (tokens - 1).bit_length()), eager_key(why))
+
+    def _add(self, *names: str) -> None:
+        for name in names:
+            self._counts[name] = self._counts.get(name, 0) + 1
+
+    def clear(self) -> None:
+        """Back to 0."""
+        self._counts = dict.fromkeys(STEP_MODES, 0)
+
+    def __getitem__(self, name: str) -> int:
+        return self._counts[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(tuple(self._counts))
+
+    def __len__(self) -> int:
+        return len(self._counts)

@@ -13,9 +13,8 @@ from numpy.typing import NDArray
 from actorium.actors.messages import StepPlan
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.staging import Array, Upload
-from actorium.gpu.step.step_images import turned
 from actorium.gpu.step.tables import I32, PROMPT_LOGPROBS, SlotTables
-from actorium.kernels.record import LIMIT, WindowRows, WindowSizes
+from actorium.kernels.sampling_tables import LIMIT, WindowRows, WindowSizes
 
 _NONE, _ZERO = np.zeros(0, np.int32), np.zeros(1, np.int32)
 
@@ -174,9 +173,9 @@ def decode_batch(t: SlotTables, decode: I32, q_len: int, bound: int) -> InputBat
 
 def fill_decodes(t: SlotTables, step: InputBatch, decode_d: Array,
                  buffers: tuple[Array, ...] = ()) -> None:
-    """The rows of such a step. decode_d: i32, its slots; kept: where `positions` and `row_slots_d`
-    are to lie, if anywhere. Reads nothing else of the host than the number of slots, `q_len` and
-    `bound`."""
+    """The rows of such a step. decode_d: i32, its slots; buffers: where `positions` and
+    `row_slots_d` are to lie, if anywhere. Reads nothing else of the host than the number of slots,
+    `q_len` and `bound`."""
     q_len, tensor, long = step.q_len, t.arrays.tensor, t.arrays.long
     count = len(decode_d)
     rows = t.row_numbers[:count * q_len]
@@ -235,7 +234,7 @@ def _single_rows(t: SlotTables, decode_d: Array, bound: int) -> _DecodePart:
     for table in t.pages:
         kv.append(where(ended, 0, table[decode_d, index] * size + offset))
         pages.append(table[decode_d, :width])
-    at = turned(t.images, t.record, decode_d, position)
+    at = t.rope_positions(decode_d, position)
     return _DecodePart(t.last_token[decode_d], at, kv, pages, where(ended, 1, length), bound,
                        length, decode_d)
 
@@ -254,7 +253,7 @@ def _window_rows(t: SlotTables, decode_d: Array, drafts: int, bound: int) -> _De
         pages.append(table[decode_d, :width])
     tokens = xp.concatenate((t.last_token[of], t.drafts.tokens[decode_d, :drafts]), 1)
     # Drafts beyond the model's length are never accepted: any position serves them.
-    position = turned(t.images, t.record, decode_d, at)
+    position = t.rope_positions(decode_d, at)
     position = xp.where(position < t.max_len, position, t.max_len - 1)
     return _DecodePart(tokens.reshape(-1), position.reshape(-1), kv, pages,
                        xp.where(ended, q_len, length + drafts), bound, (at + 1).reshape(-1),

@@ -5,15 +5,18 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.actors.messages import RowMask, StepPlan, StepResult
+from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.step.forward import ForwardPass, Proposer, StepModel
-from actorium.gpu.step.host_pages import HostPages
+from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
+from actorium.gpu.step.forward import ForwardPass, StepModel
+from actorium.gpu.step.host_pages import HostPages, PageStaging
 from actorium.gpu.step.input_batch import (
     InputBatch,
     PromptLogprobRows,
@@ -21,15 +24,13 @@ from actorium.gpu.step.input_batch import (
     prepare_batch,
     stage_rows,
 )
-from actorium.gpu.step.logprob_rows import prompt_logprobs, row_logprobs
-from actorium.gpu.step.page_staging import PageStaging
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
+from actorium.gpu.step.speculation import MTPProposer
 from actorium.gpu.step.staging import Download, Upload
 from actorium.gpu.step.states import StatePool
-from actorium.gpu.step.step_images import MediaReport
-from actorium.gpu.step.step_replay import StepGraphs, StepReplay
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
+from actorium.gpu.vision.media_steps import MediaReport
 from actorium.kernels.reference.logprobs import Logprobs, join
 
 LOGITS_BYTES = 256 << 20
@@ -43,10 +44,6 @@ OnQueue = Callable[[], None]
 WaitForMasks = Callable[[StepPlan], Sequence[RowMask]]
 """Waits for the masks that follow a plan. It may abandon the step with an exception, after which
 `ModelRunner.reset` must be called."""
-
-
-def _nothing() -> None:
-    pass
 
 
 def _no_masks(plan: StepPlan) -> Sequence[RowMask]:
@@ -105,14 +102,14 @@ class ModelRunner(ForwardPass):
     """Runs plans, in order, on one device."""
 
     def __init__(self, model: StepModel, pools: list[KVPagePool], tables: SlotTables,
-                 states: StatePool | None = None, proposer: Proposer | None = None,
+                 states: StatePool | None = None, proposer: MTPProposer | None = None,
                  propose: ProposeHook | None = None, force: tuple[float, ...] = ()) -> None:
         """See `ForwardPass`. propose: makes the drafts where there is no proposer; force: accept
         drafts with these probabilities, by place in the window, whatever was sampled."""
         super().__init__(model, pools, tables, states, proposer)
         self.arrays = tables.arrays
         self._hook, self.force = propose, force
-        self.graphs: StepGraphs | None = None
+        self.graphs: DecodeGraphRunner | None = None
         self.host: HostPages | None = None
         self.staging: PageStaging | None = None
         """Of `host`, where pages are not on the host themselves."""
@@ -131,7 +128,7 @@ class ModelRunner(ForwardPass):
             self.staging.drop()
 
     @torch.inference_mode()
-    def launch(self, plan: StepPlan, on_queue: OnQueue = _nothing) -> LaunchedStep:
+    def launch(self, plan: StepPlan, on_queue: OnQueue = lambda: None) -> LaunchedStep:
         """Queue one step on the device without waiting for it (on a CPU: run it). on_queue:
         called when the host has prepared it, before the device's part is queued. Masks that
         follow the plan are waited for (`wait`) when the forward pass is queued.
@@ -160,7 +157,7 @@ class ModelRunner(ForwardPass):
         if captured is None:
             fill_batch(self.tables, step, up)
             if images is not None:
-                images.place(step.batches)
+                images.apply(step.batches)
             self._run(plan, step, up, out)
         else:
             self._replay(captured, step, up, out)
@@ -204,7 +201,7 @@ class ModelRunner(ForwardPass):
         (given,) = self.arrays.stage(hook(step.slots, length, drafts))
         t.drafts.tokens[step.slots_d, :drafts] = self.arrays.long(given)
 
-    def _replay(self, captured: StepReplay, step: InputBatch, up: Upload,
+    def _replay(self, captured: GraphReplay, step: InputBatch, up: Upload,
                 out: LaunchedStep) -> None:
         """Replay the step from graphs; rare parameters are sampled outside them."""
         captured.lend(step)
@@ -298,3 +295,47 @@ def _named_tokens(tables: SlotTables, slots: I32) -> I32 | None:
     for row, own in zip(named, params, strict=True):
         row[:len(own.logprob_ids)] = own.logprob_ids
     return named
+
+
+# --- Log-probabilities in results ----------------------------------------------------------------
+
+def row_logprobs(ranked: list[tuple[int, int, int]], values: Download | None,
+                 counts: NDArray[np.uint8]) -> list[RowLogprobs]:
+    """Of a step's sampled sequences. ranked: (sequence, its rows, alternatives) of those that want
+    them; values: chosen, ranks, ids and others of all their rows; counts: u1[sequences], emitted.
+    """
+    if values is None:
+        return []
+    arrays, out, at = values.wait(), [], 0
+    chosen, ranks, ids, top = (a.tobytes() for a in arrays)
+    most = arrays[2].shape[1]
+    for row, rows, k in ranked:
+        count = int(counts[row])
+        end = at + count
+        if count > 1 and k < most:
+            out.append(_pack(row, 0, arrays, at, end, k))
+        elif count:
+            first, last = 4 * most * at, 4 * (most * (end - 1) + k)
+            out.append(RowLogprobs(row, 0, chosen[4 * at:4 * end], ranks[4 * at:4 * end],
+                                   ids[first:last], top[first:last]))
+        at += rows
+    return out
+
+
+def prompt_logprobs(prompts: Sequence[PromptLogprobRows],
+                    values: Download | None) -> list[RowLogprobs]:
+    """Of positions of prompts, in the order of `prompts`."""
+    if values is None:
+        return []
+    arrays, out, at = values.wait(), [], 0
+    for p in prompts:
+        out.append(_pack(p.slot, p.start, arrays, at, at + len(p.tokens), p.k))
+        at += len(p.tokens)
+    return out
+
+
+def _pack(row: int, start: int, arrays: list[NDArray[Any]], first: int, last: int,
+          k: int) -> RowLogprobs:
+    chosen, ranks, top_ids, top = (a[first:last] for a in arrays)
+    return RowLogprobs(row, start, chosen.tobytes(), ranks.tobytes(), top_ids[:, :k].tobytes(),
+                       top[:, :k].tobytes())

@@ -1,4 +1,11 @@
-"""The sampler: from logits to tokens, and the update of the tables."""
+"""The sampler: from logits, and the masks of grammars, to tokens, and the update of the tables.
+
+On a device masks travel by a copy of their own, not in the step's one upload. A mask depends on the
+token before it, which, with two steps under way, the scheduler learns when the upload has long been
+sent: to wait with it would hold up the forward pass by as long as grammars take. Only a sequence's
+first mask comes with its plan, and for that alone a second way would not be worth it. The copy
+waits for nothing either: two in each step leave every staging buffer (`staging.RING`) alone until
+the second step after, and by then that step's result has been read."""
 
 from __future__ import annotations
 
@@ -12,10 +19,11 @@ from torch import Tensor
 from actorium.actors.messages import RowMask
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.tables import BIASES, HOLDS, PENALISES, SAMPLES, TRUNCATES, SlotTables
-from actorium.gpu.step.token_masks import apply_masks
+from actorium.gpu.step.tables import BIASES, HOLDS, I32, PENALISES, SAMPLES, TRUNCATES, SlotTables
 from actorium.kernels.cpu import sampling_cpu
-from actorium.kernels.record import (
+from actorium.kernels.reference import sampling
+from actorium.kernels.reference.philox import FORCED, uniform
+from actorium.kernels.sampling_tables import (
     COUNT_ROW,
     FREQUENCY,
     LIMIT,
@@ -31,8 +39,11 @@ from actorium.kernels.record import (
     RowLayout,
     SamplingTables,
 )
-from actorium.kernels.reference import sampling
-from actorium.kernels.reference.philox import FORCED, uniform
+
+MASK_BIAS = np.where(np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1,
+                                   bitorder="little"), np.float32(0), np.float32(-np.inf))
+"""f32[256, 8]: what is added to 8 logits for each byte of a mask. (Where tokens are allowed as good
+as at random, choosing between values takes ten times as long.)"""
 
 
 def sample(t: SlotTables, step: InputBatch, logits: Tensor, masks: Sequence[RowMask] = (),
@@ -177,7 +188,7 @@ def sample_and_commit(t: SlotTables, step: InputBatch, logits: Tensor,
                       force: tuple[float, ...] = (),
                       buffers: SamplerBuffers | None = None) -> SamplerOutput:
     """`sample`, then `commit` what was sampled; for a step without parameters in two launches.
-    kept: where the results go, on a device."""
+    buffers: where the results go, on a device."""
     rows, packed = buffers or (None, None)
     if step.needs & SAMPLES or isinstance(t.arrays, HostArrays) or not t.sampling.commits:
         emitted = commit(t, step, sample(t, step, logits, masks, rows), force, packed)
@@ -196,8 +207,8 @@ def commit(t: SlotTables, step: InputBatch, tokens: Array, force: tuple[float, .
     accepted; decide which sequences end.
 
     A draft is accepted where it equals what was sampled for its place, or, if `force` is given,
-    with those probabilities by place, the last one for all further places. told: where a kernel is
-    to put what was emitted.
+    with those probabilities by place, the last one for all further places. packed: where a kernel
+    is to put what was emitted.
     """
     if not isinstance(t.arrays, HostArrays) and t.sampling.commits:
         return _commit_by_kernel(t, step, tokens, force, packed)
@@ -280,3 +291,53 @@ def _accepted_drafts(t: SlotTables, step: InputBatch, grid: Array, positions: Ar
     u = uniform(long(record[:, SEED_LOW])[:, None], long(record[:, SEED_HIGH])[:, None],
                 long(positions[:, :-1]) + FORCED)
     return t.arrays.xp.stack([u[:, i] < force[min(i, len(force) - 1)] for i in range(drafts)], 1)
+
+
+# --- Masks ---------------------------------------------------------------------------------------
+
+def apply_masks(t: SlotTables, step: InputBatch, masks: Sequence[RowMask], logits: Tensor) -> None:
+    """Make all tokens impossible that a row's mask does not allow. logits: f32[rows, V], in place.
+    numpy does it on the host.
+
+    Raises `ValueError` naming the slot: a mask for a row that is not sampled, of the wrong length,
+    or that allows nothing.
+    """
+    words, rows = _words(masks, t.vocab), _rows(step, masks)
+    if isinstance(t.arrays, HostArrays):
+        bars = MASK_BIAS[words.view(np.uint8)].reshape(len(words), -1)[:, :t.vocab]
+        block = logits.numpy()
+        for row, bar in zip(rows.tolist(), bars, strict=True):
+            block[row] += bar
+        return
+    rows_d, words_d = t.arrays.stage(rows, words)
+    t.sampling.mask(logits, rows_d, words_d)
+
+
+def _words(masks: Sequence[RowMask], vocab: int) -> I32:
+    """i32[masks, ceil(vocab / 32)]"""
+    count = -(-vocab // 32)
+    for mask in masks:
+        if len(mask.bits) != 4 * count:
+            raise ValueError(f"masks: slot {mask.slot}: {len(mask.bits)} bytes are no mask of "
+                             f"{vocab} tokens")
+    words = np.frombuffer(b"".join(mask.bits for mask in masks), np.int32).reshape(-1, count)
+    last = vocab % 32
+    rest = words[:, -1].view(np.uint32) & np.uint32((1 << last) - 1 if last else 0xFFFFFFFF)
+    allowed = words[:, :-1].any(1) | (rest > 0)
+    if not allowed.all():
+        empty = masks[int(allowed.argmin())]
+        raise ValueError(f"masks: slot {empty.slot}: no token is allowed in row {empty.row}")
+    return words
+
+
+def _rows(step: InputBatch, masks: Sequence[RowMask]) -> I32:
+    """The sampled row of each mask."""
+    place = {slot: i for i, slot in enumerate(step.slots.tolist())}
+    rows = np.empty(len(masks), np.int32)
+    for i, mask in enumerate(masks):
+        at = place.get(mask.slot, -1)
+        if at < 0 or mask.row >= (step.q_len if at >= step.ending else 1):
+            raise ValueError(f"masks: slot {mask.slot}: row {mask.row} is not sampled")
+        before = at - step.ending
+        rows[i] = at if before < 0 else step.ending + before * step.q_len + mask.row
+    return rows

@@ -13,20 +13,20 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.decoder import Drafter
+from actorium.gpu.models.decoder import MtpDrafter
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.pools import KVPagePool
 from actorium.gpu.step.staging import Array, HostArrays
-from actorium.gpu.step.step_images import turned
 from actorium.gpu.step.tables import SlotTables
-from actorium.kernels.record import LIMIT
+from actorium.kernels.sampling_tables import LIMIT
 
 
 class MTPProposer:
     """Makes drafts with a model's MTP layer."""
 
-    def __init__(self, drafter: Drafter, pool: KVPagePool, tables: SlotTables, group: int) -> None:
+    def __init__(self, drafter: MtpDrafter, pool: KVPagePool, tables: SlotTables,
+                 group: int) -> None:
         """pool: of the layer; group: of the model's layers with full attention."""
         self.pool, self._drafter, self._tables, self._group = pool, drafter, tables, group
 
@@ -94,7 +94,7 @@ class MTPProposer:
         for i in range(1, drafts):
             at = length - 2 + i
             index = table[slots, at // t.page_size] * t.page_size + at % t.page_size
-            where, place = arrays.xp.where, turned(t.images, t.record, slots, at)
+            where, place = arrays.xp.where, t.rope_positions(slots, at)
             batch = ForwardBatch(
                 arrays.tensor(token),
                 arrays.tensor(long(where(place < t.max_len, place, t.max_len - 1))),
@@ -112,7 +112,7 @@ class MTPProposer:
         return logits.argmax(1)
 
 
-def make_proposer(drafter: Drafter | None, shape: ModelShape, pool: KVPagePool | None,
+def make_proposer(drafter: MtpDrafter | None, shape: ModelShape, pool: KVPagePool | None,
                   tables: SlotTables) -> MTPProposer | None:
     """A model's proposer, whose keys and values are in this pool; None without one."""
     if pool is None:

@@ -47,11 +47,6 @@ def row_bytes(shape: StateShape, layers: int, state_dtype: torch.dtype,
                      + math.prod(shape.columns) * dtype.itemsize)
 
 
-def window_bytes(shape: StateShape, layers: int, drafts: int, dtype: torch.dtype) -> int:
-    """Bytes a slot's row takes on top, over so many layers, for so many drafts."""
-    return layers * drafts * shape.inputs * dtype.itemsize
-
-
 class StatePool:
     """Rows for the live states, one for each slot but slot 0 (row = slot - 1; what fills up a batch
     has no state, and no row), then one for each checkpoint, numbered from 1."""
@@ -83,8 +78,8 @@ class StatePool:
                 part.zero_()
 
     def admit(self, admits: Sequence[Admit]) -> None:
-        """Live states begin at zero, or as copies of their checkpoints; whoever counts accepted
-        drafts must begin at none. Raises `ValueError`."""
+        """Live states begin at zero, or as copies of their checkpoints; counts of accepted drafts
+        must begin at 0. Raises `ValueError`."""
         fresh, copies = [], []
         for a in admits:
             if (a.checkpoint > 0) != (a.cached_len > 0):

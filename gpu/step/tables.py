@@ -17,9 +17,12 @@ from actorium.actors.messages import Admit
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.step.drafts import DraftTables
 from actorium.gpu.step.staging import Array, DeviceArrays, HostArrays, Upload
-from actorium.gpu.step.step_images import SlotImages, StepImages
+from actorium.gpu.vision.media_steps import MediaSteps, SlotMedia
 from actorium.kernels.backends import select_sampling
-from actorium.kernels.record import (
+from actorium.kernels.reference.philox import uniform
+from actorium.kernels.reference.sampling import PROMPT_BIT
+from actorium.kernels.sampling_ops import SamplingOps
+from actorium.kernels.sampling_tables import (
     COUNT_ROW,
     LIMIT,
     MIN_LEN,
@@ -31,9 +34,6 @@ from actorium.kernels.record import (
     WIDTH,
     DecodeState,
 )
-from actorium.kernels.reference.philox import uniform
-from actorium.kernels.reference.sampling import PROMPT_BIT
-from actorium.kernels.sampling_ops import SamplingOps
 
 I32 = NDArray[np.int32]
 
@@ -58,7 +58,7 @@ class SlotRequest:
     """Tokens whose K and V are in the pages, or will be when the launched steps have run."""
     prompt_len: int
     params: ResolvedParams
-    images: SlotImages | None = None
+    images: SlotMedia | None = None
     """None where its prompt has none."""
 
 
@@ -76,7 +76,7 @@ class SlotTables:
         self.pages_per_seq = pages_per_seq = pages_per_seq + -(-drafts // page_size)
         """Drafts may lie behind the end of the longest sequence."""
         self.drafts = DraftTables(arrays, slots, drafts)
-        self.images: StepImages | None = None
+        self.images: MediaSteps | None = None
         """Of all slots; None where the model takes none."""
         self.last_token = arrays.full((slots,), 0, "int64")
         self.seq_len = arrays.full((slots,), 1, "int32")
@@ -120,6 +120,13 @@ class SlotTables:
     def progress(self) -> DecodeState:
         """What each step changes of the tables."""
         return DecodeState(self.last_token, self.seq_len, self.ended, self.drafts.accepted)
+
+    def rope_positions(self, slots: Array, at: Array) -> Array:
+        """Where rope turns tokens of n slots that are at these places, i32[n] or [n, more]."""
+        if self.images is None:
+            return at
+        delta = self.record[slots, ROPE_DELTA]
+        return at + (delta if at.ndim == 1 else delta[:, None])
 
     def reset(self) -> None:
         """Forget every slot."""

@@ -4,17 +4,17 @@ that steps take.
 An item's frames do not see one another in the tower, so it is run over a part of an item at a time:
 as many frames as have `PART_PATCHES` patches together, at least one. What it takes beside its
 weights depends on the largest frame alone, however long a video is. Rows are kept part by part
-(`EncoderPool`); a part that is gone is made again by the step that needs it.
-"""
+(`EncoderPool`); a part that was evicted is computed again by the step that needs it."""
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from time import perf_counter
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import numpy as np
 import torch
@@ -24,14 +24,11 @@ from torch import Tensor
 from actorium.actors.media.patch_store import patch_folder, read_patches
 from actorium.actors.messages import Admit, MediaItem, StepPlan
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
-from actorium.gpu.plan.encoder_memory import encoder_rows, encoder_width
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.plan.memory_plan import Demand
+from actorium.gpu.plan.non_cache_memory import encoder_rows, encoder_width
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.step_images import ImageSlot, MediaReport, StepImages
-from actorium.gpu.vision.encoder_pool import EncoderPool, PartName
-from actorium.gpu.vision.grids import I64, Grid, output_rows
-from actorium.gpu.vision.mrope_positions import Medium, RopePositions, rope_positions
+from actorium.gpu.vision.grids import I64, Grid, Medium, RopePositions, output_rows, rope_positions
 from actorium.gpu.vision.prompt_images import ChunkImages, add_images, chunk_images
 from actorium.gpu.vision.tower import TowerRun, VisionRows, VisionTower
 
@@ -39,6 +36,14 @@ PART_PATCHES = 4096
 """Of a video's frames that the tower is run over together, unless one alone has more."""
 ReadPatches = Callable[[bytes], NDArray[np.float32]]
 """key -> [patches, pixels]. Raises `OSError` and `ValueError`."""
+
+
+class MediaReport(NamedTuple):
+    """What a step did for images and videos: the last fields of a `StepResult`."""
+
+    encoded: list[bytes] = []
+    encode_us: int = 0
+    failed: list[tuple[int, str, str]] = []
 
 
 class MediaFault(NamedTuple):
@@ -78,8 +83,15 @@ class SlotMedia:
 
     @property
     def delta(self) -> int:
-        """See `RopePositions.delta`."""
         return self.positions.delta
+
+
+class ImageSlot(Protocol):
+    """A sequence in a slot."""
+
+    @property
+    def images(self) -> SlotMedia | None:
+        """None where its prompt has none."""
 
 
 @dataclass(slots=True)
@@ -106,8 +118,8 @@ class SliceClock:
         return self._slices == 1 or spent + slice_s <= self.us / 1e6
 
 
-class MediaSteps(StepImages):
-    """See `StepImages`."""
+class MediaSteps:
+    """What steps ask of images and videos, where the model takes any."""
 
     def __init__(self, tower: VisionTower, pool: EncoderPool, max_len: int, frame_tokens: int,
                  group: RankGroup = LoneRank(), read: ReadPatches | None = None) -> None:
@@ -133,7 +145,8 @@ class MediaSteps(StepImages):
     # --- admission -------------------------------------------------------------------------------
 
     def admit(self, admit: Admit) -> SlotMedia:
-        """Those of a sequence that enters a slot."""
+        """Those of a sequence that enters a slot. Raises nothing: what is wrong with them is
+        reported when they are needed."""
         prompt, shape = np.frombuffer(admit.tokens, np.int32)[:admit.prompt_len], self.tower.shape
         media = [Medium(_grid(item), item.video, item.seconds) for item in admit.media]
         rows = [output_rows(own.grid, shape) for own in media]
@@ -158,7 +171,7 @@ class MediaSteps(StepImages):
 
     def prepare(self, plan: StepPlan, extends: Sequence[tuple[int, int, int]],
                 slots: Mapping[int, ImageSlot]) -> MediaReport:
-        """Make what the plan wants ahead, and what its extends need."""
+        """Makes what the plan wants ahead, and what its extends need: (slot, start, count) each."""
         self._chunks = {}
         wanted = [(slot, start, count, images) for slot, start, count in extends
                   if isinstance(images := slots[slot].images, SlotMedia)]
@@ -181,14 +194,14 @@ class MediaSteps(StepImages):
         return MediaReport(encoded, spent if timed else 0,
                            self._failed([slot for slot, *_ in wanted], faults))
 
-    def place(self, batches: Sequence[ForwardBatch]) -> None:
-        """Give the step that was prepared last its rows and positions."""
+    def apply(self, batches: Sequence[ForwardBatch]) -> None:
+        """Gives the step that was prepared last its rows and positions."""
         if self._chunks:
             add_images(batches, self._chunks)
 
     def _failed(self, slots: Sequence[int],
                 faults: Mapping[int, MediaFault]) -> list[tuple[int, str, str]]:
-        """What to tell of the sequences that failed on any rank: none may go on with them."""
+        """The sequences that failed on any rank, and why: no rank may go on with them."""
         failed, at = [], 0
         while at < len(slots):
             own = next((i for i, slot in enumerate(slots) if i >= at and slot in faults),
@@ -217,7 +230,7 @@ class MediaSteps(StepImages):
         for item, start in zip(images.media, images.starts.tolist(), strict=False):
             for part in self._parts(item):
                 if start < high and start + part.rows > low:
-                    found.append(self._made(part, max(low - start, 0), min(high - start,
+                    found.append(self._part_rows(part, max(low - start, 0), min(high - start,
                                                                            part.rows)))
                 start += part.rows
         rows, width = torch.cat(found), self.tower.shape.out_hidden
@@ -235,7 +248,7 @@ class MediaSteps(StepImages):
 
     def _ahead(self, items: Sequence[MediaItem], us: int) -> list[bytes]:
         """Keys of the items that are made, as far as they can be kept. What cannot be read is among
-        them: the extend that needs it tells."""
+        them: the extend that needs it reports that."""
         clock, rows = SliceClock(us, self._wait), 0
         done: list[bytes] = []
         for item in items:
@@ -259,7 +272,7 @@ class MediaSteps(StepImages):
             done.append(item.key)
         return done
 
-    def _made(self, part: FramePart, low: int, high: int) -> Tensor:
+    def _part_rows(self, part: FramePart, low: int, high: int) -> Tensor:
         """[high - low, width]: rows of a part. Raises `OSError` and `ValueError`."""
         if self.pool.holds(part.name):
             return self.pool.rows_of(part.name, low, high)
@@ -316,3 +329,54 @@ def _faulty(admit: Admit, fault: MediaFault) -> SlotMedia:
     """A sequence whose images cannot be had: it is computed as text until it is ended."""
     none = np.zeros(0, np.int64)
     return SlotMedia(admit.media, RopePositions(np.zeros((3, 0), np.int64), none, 0), none, fault)
+
+
+# --- What is kept --------------------------------------------------------------------------------
+
+PartName = tuple[bytes, int]
+"""Key of an item, and the first of its frames that are in the part."""
+
+
+class EncoderPool:
+    """Rows of a table, shared out to parts; the one that was asked for longest ago goes first."""
+
+    def __init__(self, rows: int, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        """rows: 0 = nothing is kept; width: of each, embedding and deep rows side by side."""
+        self.table = torch.empty((rows, width), dtype=dtype, device=device)
+        self._free = list(range(rows - 1, -1, -1))
+        self._held: OrderedDict[PartName, tuple[list[int], Tensor]] = OrderedDict()
+
+    @property
+    def rows(self) -> int:
+        """The most that it keeps."""
+        return len(self.table)
+
+    @property
+    def used(self) -> int:
+        """Rows that parts have."""
+        return self.rows - len(self._free)
+
+    def holds(self, name: PartName) -> bool:
+        """Whether a part is there; it counts as asked for."""
+        if name not in self._held:
+            return False
+        self._held.move_to_end(name)
+        return True
+
+    def rows_of(self, name: PartName, low: int, high: int) -> Tensor:
+        """[high - low, width]: a copy of these rows of a part that is there."""
+        self._held.move_to_end(name)
+        return self.table.index_select(0, self._held[name][1][low:high])
+
+    def keep(self, name: PartName, rows: Tensor) -> None:
+        """Keep a part, in the place of others. rows: [n, width]; more than all rows are not kept.
+        """
+        if len(rows) > self.rows or name in self._held:
+            return
+        while len(self._free) < len(rows):
+            _, (numbers, _) = self._held.popitem(last=False)
+            self._free += reversed(numbers)
+        numbers = [self._free.pop() for _ in range(len(rows))]
+        at = torch.tensor(numbers, device=self.table.device)
+        self.table.index_copy_(0, at, rows)
+        self._held[name] = numbers, at

@@ -9,10 +9,8 @@ from typing import NamedTuple
 import numpy as np
 import torch
 
-from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.step.image_rows import ImageRows
-from actorium.gpu.vision.grids import I64
-from actorium.gpu.vision.mrope_positions import RopePositions
+from actorium.gpu.step.batch import ForwardBatch, ImageRows
+from actorium.gpu.vision.grids import I64, RopePositions
 from actorium.gpu.vision.tower import VisionRows
 
 
@@ -45,13 +43,13 @@ def add_images(batches: Sequence[ForwardBatch], chunks: Mapping[int, ChunkImages
     first = batches[0]
     axes, start = np.empty((3, first.extend_tokens), np.int64), 0
     places: list[I64] = []
-    found: list[VisionRows] = []
+    image_rows: list[VisionRows] = []
     for row in first.extends:
         part, own = axes[:, start:start + row.count], chunks.get(row.slot)
         part[:] = np.arange(row.start, row.start + row.count) if own is None else own.axes
         if own is not None and own.rows is not None:
             places.append(own.places + start)
-            found.append(own.rows)
+            image_rows.append(own.rows)
         start += row.count
     plain = bool((axes == axes[0]).all())  # as text: every path of a step can serve it
     decodes = first.positions[first.extend_tokens:]
@@ -60,7 +58,7 @@ def add_images(batches: Sequence[ForwardBatch], chunks: Mapping[int, ChunkImages
         decodes if plain else decodes.expand(3, -1)), -1)
     for batch in batches:
         batch.rope_positions = turned
-    first.images = _joined(places, found, decodes.device)
+    first.images = _joined(places, image_rows, decodes.device)
 
 
 def _joined(places: Sequence[I64], found: Sequence[VisionRows],

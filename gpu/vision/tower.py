@@ -18,8 +18,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from actorium.gpu.families.tensor_specs import TOWER, merger_names, mlp_names
 from actorium.gpu.families.vision_shape import VisionShape
-from actorium.gpu.families.vision_tensors import TOWER, merger_names, mlp_names
 from actorium.gpu.vision.grids import (
     Grid,
     angles,
@@ -152,7 +152,6 @@ class TowerRun:
     """Images and videos on their way through a tower, a block at a time."""
 
     def __init__(self, tower: VisionTower, pixels: Tensor, grids: Sequence[Grid]) -> None:
-        """See `VisionTower.forward`."""
         s = tower.shape
         for grid in grids:
             check_grid(grid, s)

@@ -24,15 +24,17 @@ from actorium.actors.errors import BadModel
 from actorium.actors.models.gguf_config import GgufPart, checkpoint_tensors
 from actorium.actors.models.gguf_file import TYPES, GgufTensor, read_gguf
 from actorium.actors.models.model_files import open_file
+from actorium.gpu.families.quant_config import FORMATS as GGUF_FORMATS
 from actorium.gpu.parallel.rank_slices import TensorSlice
 from actorium.gpu.weights.lazy_tensors import LazyTensor
+from actorium.gpu.weights.online_quantisation import row_format_of
 from actorium.gpu.weights.safetensors_reader import Wanted, fill
-from actorium.kernels.block_rows import BlockPart, BlockRows
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.grouped_rows import (
     ROWS,
+    BlockPart,
+    BlockRows,
     Grouped,
-    RowFormat,
     dequantise_grouped,
     pack_rows,
     row_bytes,
@@ -42,12 +44,7 @@ from actorium.kernels.grouped_rows import (
 PIECE = 8 << 20
 """Bytes of a file that are read at once, or one row."""
 PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
-FORMATS = {
-    "Q4_0": RowFormat(4, 32, False, 8), "Q4_1": RowFormat(4, 32, True),
-    "Q5_0": RowFormat(5, 32, False, 16), "Q5_1": RowFormat(5, 32, True),
-    "Q8_0": RowFormat(8, 32, False, 128), "Q4_K": RowFormat(4, 32, True),
-    "Q5_K": RowFormat(5, 32, True), "Q6_K": RowFormat(6, 16, False, 32),
-}
+FORMATS = {name: row_format_of(form) for name, form in GGUF_FORMATS.items() if form is not None}
 """Of each type that is not plain."""
 NUMBERS = {own.name: number for number, own in TYPES.items()}
 

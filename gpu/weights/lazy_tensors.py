@@ -1,15 +1,12 @@
 """Tensors that are read, or made of what was read, only when a model takes them.
 
 Weights in 4 to 8 bits come as rows with a byte for each code (`kernels/grouped_rows.py`), more than
-a backend holds of them. So what reads them gives a `LazyTensor` for each weight, whose `read` makes
-its rows; `LayerWeights` calls it when a layer is built, and the rows are gone when the backend has
-laid them out. At no time there are rows of more than one layer.
+a backend holds of them. So readers give a `LazyTensor` for each weight; `LayerWeights` reads it
+when a layer is built, and the rows are freed when the backend has laid them out. At no time there
+are rows of more than one layer.
 
-Whoever reads a format gives, by the names of `model_tensors`, LazyTensors of dtype ROWS
-(`held_rows` makes those that are not held so a plain one), and, where the columns of a module's
-codes are in another order than its input's, `<module>.input_order`: i64[K], which column of the
-input meets each column of the codes.
-"""
+Where the columns of a module's codes are in another order than its input's, a reader gives
+`<module>.input_order` as well: i64[K], which column of the input meets each column of the codes."""
 
 from __future__ import annotations
 
@@ -25,8 +22,7 @@ from torch import Tensor
 from actorium.gpu.families.tensor_specs import TensorSpec, held_format
 from actorium.gpu.families.weight_formats import GroupedShape
 from actorium.gpu.parallel.rank_slices import TensorSlice
-from actorium.kernels.block_rows import BlockRows
-from actorium.kernels.grouped_rows import dequantise_grouped, unpack_rows
+from actorium.kernels.grouped_rows import BlockRows, dequantise_grouped, unpack_rows
 
 INPUT_ORDER = ".input_order"
 """Behind a module's name: that of the order of its columns."""

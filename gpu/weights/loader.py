@@ -23,12 +23,11 @@ from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.quant_config import StoredWeights
-from actorium.gpu.families.tensor_specs import OUTER, TensorSpec, held_format
-from actorium.gpu.families.weight_formats import MADE, GroupedShape
+from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format
+from actorium.gpu.families.weight_formats import ONLINE, GroupedShape
 from actorium.gpu.weights.dtypes import tensor_dtype
-from actorium.gpu.weights.fp8_weights import INPUT_SCALES, ScalePairs, level, quantised
+from actorium.gpu.weights.fp8_weights import INPUT_SCALES, CacheScales, ScalePairs, level, quantised
 from actorium.gpu.weights.gguf_reader import gguf_tensors
-from actorium.gpu.weights.kv_scales import CacheScales
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
     LazyTensor,
@@ -37,7 +36,7 @@ from actorium.gpu.weights.lazy_tensors import (
     drop_pages,
     held_rows,
 )
-from actorium.gpu.weights.made_rows import made_rows
+from actorium.gpu.weights.online_quantisation import quantised_lazily
 from actorium.gpu.weights.safetensors_reader import DeviceReader, Wanted, mapped, unreadable
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.gpu.weights.stored_codes import StoredModule, StoredParts, orders_beyond_plan
@@ -70,9 +69,9 @@ class Fp8(NamedTuple):
     keep: bool
     """Those of projections stay in FP8."""
 
-    def makes(self, spec: TensorSpec) -> bool:
+    def quantises(self, spec: TensorSpec) -> bool:
         """Whether this tensor is quantised when it is read."""
-        return (self.shape.made and spec.projection is not None
+        return (self.shape.online and spec.projection is not None
                 and self.shape.covers(spec.module))
 
 
@@ -131,7 +130,7 @@ def holds(path: Path, name: str) -> bool:
 def tensor_names(path: Path) -> set[str]:
     """Of all tensors of the checkpoint at `path`, as one of the language model alone calls them.
     Raises `BadModel`."""
-    found: set[str] = set()
+    tensors: set[str] = set()
     for file, placed in checkpoint_files(path).items():
         names = placed
         if names is None:
@@ -140,8 +139,8 @@ def tensor_names(path: Path) -> set[str]:
                     names = list(shard.keys())
             except (SafetensorError, OSError) as e:
                 raise unreadable(path / file, e) from None
-        found.update(map(_plain, names))
-    return found
+        tensors.update(map(_plain, names))
+    return tensors
 
 
 def read_tensors(
@@ -160,17 +159,17 @@ def read_tensors(
     if stored is not None:
         intake.parts = StoredParts(intake.shapes, stored, tensor_names(path), device)
     source = gguf_source(path)
-    found: Iterable[tuple[Path, Iterable[tuple[str, Tensor | LazyTensor]]]]
+    shards: Iterable[tuple[Path, Iterable[tuple[str, Tensor | LazyTensor]]]]
     if source is None:
         files = [path / file for file in checkpoint_files(path)]
         # What is made of a weight when a layer takes it stays in the file until then.
         where = device if grouped is None else torch.device("cpu")
-        found = _read(files, where, intake.wanted)
+        shards = _read(files, where, intake.wanted)
     else:
         files = gguf_files(source)
         kept = grouped is not None and grouped.source == GGUF
-        found = gguf_tensors(source, intake.wanted, dtype, device, kept)
-    for done, (file, tensors) in enumerate(found, 1):
+        shards = gguf_tensors(source, intake.wanted, dtype, device, kept)
+    for done, (file, tensors) in enumerate(shards, 1):
         for name, tensor in tensors:
             try:
                 intake.add(_plain(name), tensor)
@@ -219,7 +218,7 @@ class TensorIntake:
         self.dtype, self.device, self.fp8, self.cache = dtype, device, fp8, cache
         self.grouped, self.slices = grouped, slices
         self.pairs: ScalePairs | None = None
-        if fp8 and not fp8.shape.made:
+        if fp8 and not fp8.shape.online:
             self.pairs = ScalePairs(list(self.shapes), fp8.shape)
         self.parts: StoredParts | None = None
         """Of weights that the files have as whole numbers."""
@@ -233,7 +232,6 @@ class TensorIntake:
         and by the config are not."""
 
     def wanted(self, file: Path, stored: str, dtype: torch.dtype, shape: Sequence[int]) -> bool:
-        """See `reading.Wanted`."""
         name = _plain(stored)
         if self.pairs is not None and name in self.pairs.of_scales:
             return True
@@ -247,7 +245,7 @@ class TensorIntake:
         if name not in self.shapes:
             return False
         other = self.cuts[name].other if name in self.cuts else ()
-        if name in OUTER and len(shape) and shape[0] > (rows := self.shapes[name][0]):
+        if name in EMBED_AND_HEAD and len(shape) and shape[0] > (rows := self.shapes[name][0]):
             self.longer[name], shape = shape[0], (rows, *shape[1:])
         if tuple(shape) not in (self.shapes[name], other):
             raise BadModel(f"{file}: tensor {name} has shape {shown(list(shape))}, "
@@ -266,14 +264,14 @@ class TensorIntake:
             # What is made of a weight when a layer takes it is in the file until then.
             module = self.parts.offer(name, tensor, self.grouped is not None)
             if module is not None:
-                self._place_module(module)
+                self._add_module(module)
         elif self.pairs is None:
-            self._place(name, tensor, None)
+            self._add_tensor(name, tensor, None)
         else:
             for whole in self.pairs.offer(name, tensor):
-                self._place(*whole)
+                self._add_tensor(*whole)
 
-    def _place(self, name: str, whole: Tensor, scales: Tensor | None) -> None:
+    def _add_tensor(self, name: str, whole: Tensor, scales: Tensor | None) -> None:
         keep = scales is not None and self.fp8 is not None and self.fp8.keep
         packed = scales is not None and (keep or self.grouped is not None)
         if scales is not None:
@@ -287,16 +285,16 @@ class TensorIntake:
             tensor = self.slices.taken(part, tensor, file and _same_memory(tensor, whole))
             dtype = tensor_dtype(spec, self.dtype)
             form = held_format(self.grouped, spec)
-            if self.grouped is not None and self.grouped.source != MADE:
+            if self.grouped is not None and self.grouped.source != ONLINE:
                 self.plain += form is not None
                 form = None
             if form is not None:
-                self.found[part] = made_rows(
+                self.found[part] = quantised_lazily(
                     partial(dequantise_rows, tensor, dtype) if packed else partial(_itself, tensor),
                     form, self.device, mapped=not packed)
             elif keep and spec.projection:
                 self.found[part] = tensor.contiguous()
-            elif self.fp8 and self.fp8.makes(spec):
+            elif self.fp8 and self.fp8.quantises(spec):
                 self.found[part] = quantised(tensor.to(self.device), self.fp8.shape)
             else:
                 tensor = dequantise_rows(tensor, dtype) if packed else tensor
@@ -311,11 +309,11 @@ class TensorIntake:
                 if apart:
                     drop_pages(tensor)
 
-    def _place_module(self, module: StoredModule) -> None:
+    def _add_module(self, module: StoredModule) -> None:
         name = f"{module.module}.weight"
         if self.grouped is None:
             spec = self.specs.get(name)
-            self._place(name, module.dense(tensor_dtype(spec, self.dtype)), None)
+            self._add_tensor(name, module.dense(tensor_dtype(spec, self.dtype)), None)
             return
         rows = self._cut(name, LazyTensor(ROWS, module.rows))
         dtype = tensor_dtype(self.specs.get(name), self.dtype)
@@ -340,8 +338,8 @@ class TensorIntake:
         spec, tensor = self.specs[name], self.slices.lazily(name, tensor)
         form = held_format(self.grouped, spec)
         if form is not None:
-            self.found[name] = made_rows(tensor.read, form, self.device)
-        elif self.fp8 and self.fp8.makes(spec):
+            self.found[name] = quantised_lazily(tensor.read, form, self.device)
+        elif self.fp8 and self.fp8.quantises(spec):
             self.found[name] = quantised(tensor.read(), self.fp8.shape)
         else:
             own = tensor_dtype(spec, self.dtype)

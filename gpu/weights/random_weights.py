@@ -14,7 +14,7 @@ from actorium.gpu.weights.dtypes import tensor_dtype
 from actorium.gpu.weights.fp8_weights import level, quantised
 from actorium.gpu.weights.lazy_tensors import LazyTensor, WeightTensors
 from actorium.gpu.weights.loader import Fp8, Progress
-from actorium.gpu.weights.made_rows import made_rows
+from actorium.gpu.weights.online_quantisation import quantised_lazily
 from actorium.gpu.weights.sliced_tensors import RankSlices
 from actorium.kernels.scaled_linear import dequantise_rows
 
@@ -28,23 +28,23 @@ def random_tensors(
     one kind of device: where they are to lie they are drawn. Those in 4 to 8 bits are made of what
     the others would be. slices: see `read_tensors`; ranks draw alike, and each takes its part."""
     gen = torch.Generator(device).manual_seed(seed)
-    found: WeightTensors = {}
+    tensors: WeightTensors = {}
     for spec in specs:
         whole = spec._replace(shape=slices.shapes.get(spec.name, spec.shape))
         block, form = _block(whole, tensor_dtype(spec, dtype), gen), held_format(grouped, spec)
         drawn = slices.lazily(spec.name, LazyTensor(block.dtype, partial(_random, whole, block)))
         if form is not None:
-            found[spec.name] = made_rows(drawn.read, form, device)
+            tensors[spec.name] = quantised_lazily(drawn.read, form, device)
             continue
         tensor = drawn.read()
         if grouped is None and fp8 and spec.projection and fp8.shape.covers(spec.module):
             tensor = quantised(tensor, fp8.shape)
             tensor = tensor if fp8.keep else dequantise_rows(tensor, dtype)
-        found[spec.name] = tensor
+        tensors[spec.name] = tensor
     if grouped is None:
-        level(found, specs, dtype)
+        level(tensors, specs, dtype)
     progress("dummy", 1, 1)
-    return found
+    return tensors
 
 
 def _block(spec: TensorSpec, dtype: torch.dtype, gen: torch.Generator) -> Tensor:

@@ -19,8 +19,8 @@ from actorium.actors.errors import BadConfig
 from actorium.gpu.families.architectures import model_tensors
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.tensor_specs import held_format
+from actorium.gpu.parallel.rank_group import RankPlace
 from actorium.gpu.parallel.rank_slices import Span, TensorSlice, part_of, rank_slices
-from actorium.gpu.parallel.rank_types import ALONE, RankPlace
 from actorium.gpu.weights.lazy_tensors import LazyTensor
 from actorium.kernels.grouped_rows import (
     Grouped,
@@ -39,7 +39,6 @@ LOG = logging.getLogger("actorium.model")
 class RankSlices:
     """What a rank has of each tensor; of a rank that is alone, all."""
 
-    place: RankPlace = ALONE
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
     """Of those in the files of which it has a part."""
     slices: Mapping[str, TensorSlice] = field(default_factory=dict)
@@ -81,7 +80,7 @@ def slices_of(whole: ModelShape, place: RankPlace) -> RankSlices:
         LOG.warning("--tp %d: of %d weights (%s, ...) a rank has no whole groups of columns that "
                     "share a scale: they are held in %s", place.size, len(wide), wide[0],
                     whole.dtype)
-    return RankSlices(place, {spec.name: spec.shape for spec in specs if spec.name in slices},
+    return RankSlices({spec.name: spec.shape for spec in specs if spec.name in slices},
                       slices)
 
 

@@ -1,14 +1,15 @@
 """The thread that owns the device and runs the steps; on CUDA a second one waits for results.
 
-torch is imported by the compute thread, while the other actors start: nothing heavy is imported
-here.
-"""
+torch is imported by the compute thread while the other actors start: nothing heavy is imported
+here."""
 
 from __future__ import annotations
 
 import contextlib
 import gc
+import logging
 import os
+import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -28,18 +29,16 @@ from actorium.actors.messages import (
     StepPlan,
     StepResult,
 )
-from actorium.gpu.worker.compilations import Compilations
 
 if TYPE_CHECKING:
     import torch
 
-    from actorium.gpu.parallel.step_gate import StepGate
+    from actorium.gpu.parallel.rank_group import StepGate
+    from actorium.gpu.step.pools import PagePrefault
     from actorium.gpu.step.runner import ModelRunner
     from actorium.gpu.worker.disk_threads import DiskThreads
     from actorium.gpu.worker.measure import WorkspaceMeter
-    from actorium.gpu.worker.prefault import PagePrefault
-    from actorium.gpu.worker.timing import TimedStep
-    from actorium.gpu.worker.tracing import StepTrace
+    from actorium.gpu.worker.timing import StepTrace, TimedStep
 
 STEPS_AHEAD = 4
 """Steps of the largest size for whose pages memory is populated in advance."""
@@ -47,6 +46,7 @@ STEP_TIMEOUT = 45.0
 """Seconds that a rank waits for another one in a step: less than the step's budget, so that it can
 say for whom before the watchdog ends it."""
 WakeUp = Callable[[], None]
+LOG = logging.getLogger(__name__)
 
 
 class StepAbandoned(Exception):
@@ -62,8 +62,8 @@ class ComputeThread:
         self._harvest: SimpleQueue[TimedStep] = SimpleQueue()
         self._ready: Ready
         self._gate: StepGate
-        self._post: WakeUp = _nothing
-        self._forget: WakeUp = _nothing
+        self._post: WakeUp = lambda: None
+        self._forget: WakeUp = lambda: None
         """Frees every slot."""
         self._epoch = 0
         """Epoch of the scheduler that is served."""
@@ -172,7 +172,7 @@ class ComputeThread:
         if self._ctx.config.runtime.trace_dir is None:
             return None
         from actorium.actors.runtime.step_events import open_events
-        from actorium.gpu.worker.tracing import StepTrace
+        from actorium.gpu.worker.timing import StepTrace
 
         events = open_events(self._ctx, "compute")
         return None if events is None else StepTrace(events)
@@ -211,13 +211,12 @@ class ComputeThread:
 
     def _load(self) -> tuple[ModelRunner, WorkspaceMeter | None, PagePrefault]:
         start = perf_counter()
-        from actorium.gpu.worker.thread_spin import spin_rounds
+        from actorium.gpu.worker.preload import spin_rounds
 
         os.environ.setdefault("GOMP_SPINCOUNT", str(spin_rounds(self._ctx.config)))
         from actorium.actors.runtime.worker_info import write_info
-        from actorium.gpu.worker.device import open_device
-        from actorium.gpu.worker.prefault import PagePrefault
-        from actorium.gpu.worker.rank_setup import join_ranks
+        from actorium.gpu.step.pools import PagePrefault
+        from actorium.gpu.worker.device import join_ranks, open_device
 
         group, self._gate = join_ranks(self._ctx)
         opened = open_device(self._ctx.config, self._ctx.epoch, self._report,
@@ -270,5 +269,52 @@ class ComputeThread:
         self._post()
 
 
-def _nothing() -> None:
-    pass
+# --- Kernels compiled while requests wait --------------------------------------------------------
+
+Hook = Callable[..., Any] | None
+
+
+class Compilations:
+    """Counts them, and names each in the log."""
+
+    def __init__(self) -> None:
+        self.count = 0
+        self._begun = 0.0
+
+    def watch(self) -> None:
+        """Count from now on, in this process. Nothing where Triton is not in use."""
+        if "triton" not in sys.modules:
+            return
+        from triton import knobs
+
+        runtime: Any = knobs.runtime
+        before, after = runtime.jit_cache_hook, runtime.jit_post_compile_hook
+        runtime.jit_cache_hook = _both(self._begins, before)
+        runtime.jit_post_compile_hook = _both(self._ends, after)
+
+    def _begins(self, **_: Any) -> None:
+        self._begun = perf_counter()
+
+    def _ends(self, *, fn: Any, compile: Mapping[str, Any], **_: Any) -> None:
+        self.count += 1
+        spent = 1e3 * (perf_counter() - self._begun)
+        LOG.warning("a kernel was compiled, or loaded from the cache, while requests waited: "
+                    "%s.%s(%s), %.0f ms; this is a gap in the warm-up, please report it",
+                    fn.module, fn.name, _constants(fn, compile), spent)
+
+
+def _constants(fn: Any, compile: Mapping[str, Any]) -> str:
+    """What the form has fixed, by argument."""
+    names = getattr(getattr(fn, "jit_function", None), "arg_names", [])
+    return ", ".join(
+        f"{names[path[0]] if path[0] < len(names) else path[0]}={value}"
+        for path, value in compile.get("constants", {}).items())
+
+
+def _both(own: Callable[..., None], other: Hook) -> Callable[..., Any]:
+    """A hook that calls ours, then one that was there, whose answer counts: true skips."""
+    def hook(**given: Any) -> Any:
+        own(**given)
+        return None if other is None else other(**given)
+
+    return hook

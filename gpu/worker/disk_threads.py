@@ -4,7 +4,8 @@ that, the other writes. Steps go on meanwhile.
 A disk may hang. So each order has a time by which it is answered, and a third thread that sees to
 it: what has not come by then is missing, and the disk is left alone for a while. A thread that
 hangs touches no slot: pages go through a buffer of its own, and one that comes late is dropped.
-"""
+The disk is opened by a thread too, since that looks at every file: the start waits for it no longer
+than for any other order, and the worker serves without the disk until it answers."""
 
 from __future__ import annotations
 
@@ -13,15 +14,15 @@ import math
 import threading
 from collections import deque
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 from time import monotonic
 
 import numpy as np
 
 from actorium.actors.messages import PageAnswer, PageOrder, Reset
-from actorium.gpu.step.disk_pages import DONE, MISSING
+from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
 from actorium.gpu.step.host_pages import HostPages
-from actorium.gpu.worker.disk_opening import OpeningDisk
 
 LOG = logging.getLogger("actorium.worker")
 NAME_BYTES = 16
@@ -33,7 +34,7 @@ REST_S = 30.0
 """Seconds for which a disk that was too slow is left alone."""
 Answer = Callable[[PageAnswer], None]
 Guard = Callable[[Callable[[], None]], None]
-"""Runs a thread's body and tells the worker of what it raises."""
+"""Runs a thread's body and hands what it raises to the worker."""
 
 
 class DiskTask:
@@ -102,7 +103,7 @@ class DiskThreads:
     def submit(self, message: PageOrder | Reset) -> None:
         """In the order in which they come. An order before its scheduler has greeted this worker is
         dropped: it was for the worker before, whose slots were others, or is of a scheduler that
-        is gone."""
+        was replaced."""
         if isinstance(message, PageOrder):
             self._order(message)
         elif message.worker == self._worker:
@@ -232,3 +233,72 @@ class DiskThreads:
         LOG.warning("disk_cache: %s: the disk is too slow (%g s; disk_timeout): %d pages are "
                     "computed again, and it is left alone for %g s", self._disk.directory,
                     self._reads.patience, count, REST_S)
+
+
+# --- Opening the disk ----------------------------------------------------------------------------
+
+class OpeningDisk:
+    """`DiskPages` while they are opened, and from then on. Methods wait for it, on the threads that
+    touch the disk."""
+
+    def __init__(self, directory: Path, make: Callable[[], DiskPages], patience: float) -> None:
+        """patience: seconds. Raises what `make` raises within that time; what it raises later is
+        logged, and no page is there."""
+        self.directory, self._patience = directory, patience
+        self._disk: DiskPages | None = None
+        self._error: Exception | None = None
+        self._began = monotonic()
+        self._done = threading.Event()
+        threading.Thread(target=self._open, args=(make,), name="disk opening", daemon=True).start()
+        if not self._done.wait(patience):
+            LOG.warning("disk_cache: %s: the disk does not answer (%g s; disk_timeout): the worker "
+                        "starts without it", directory, patience)
+        elif self._error is not None:
+            raise self._error
+
+    def _open(self, make: Callable[[], DiskPages]) -> None:
+        try:
+            self._disk = make()
+        except Exception as error:  # the thread that waits raises it
+            self._error = error
+        late = monotonic() - self._began
+        if late > self._patience and self._error is not None:
+            LOG.error("disk_cache: %s: cannot be used: %s", self.directory, self._error)
+        elif late > self._patience:
+            LOG.warning("disk_cache: %s: the disk answers, after %.1f s", self.directory, late)
+        self._done.set()
+
+    @property
+    def opened(self) -> bool:
+        """Whether methods do not wait."""
+        return self._done.is_set()
+
+    @property
+    def pages(self) -> int:
+        """As far as is known."""
+        return 0 if self._disk is None else self._disk.pages
+
+    @property
+    def disk_bytes(self) -> int:
+        """As far as is known."""
+        return 0 if self._disk is None else self._disk.bytes
+
+    def _waited(self) -> DiskPages | None:
+        self._done.wait()
+        return self._disk
+
+    def holds(self, name: bytes) -> bool:
+        disk = self._waited()
+        return disk is not None and disk.holds(name)
+
+    def read(self, name: bytes, into: memoryview) -> tuple[int, int]:
+        disk = self._waited()
+        return (MISSING, 0) if disk is None else disk.read(name, into)
+
+    def write(self, name: bytes, page: memoryview, crc: int) -> bool:
+        disk = self._waited()
+        return disk is not None and disk.write(name, page, crc)
+
+    def wipe(self) -> None:
+        if (disk := self._waited()) is not None:
+            disk.wipe()

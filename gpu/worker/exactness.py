@@ -3,22 +3,23 @@
 Exact: a token's numbers have the same bits alone and in any batch, at any place of it, in chunks
 of any size, behind a prefix that was cached or computed, decoded, verified as a draft, or computed
 again as part of a prompt after its pages were taken or a worker died. docs/exactness.md says what
-makes them so.
-"""
+makes them so."""
 
 from __future__ import annotations
 
 from actorium.actors.errors import BadConfig
-from actorium.gpu.attention.attention_backend import NativeAttention
+from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.models.decoder import Decoder
-from actorium.gpu.models.gated_delta import GatedDelta
-from actorium.gpu.models.mamba2 import Mamba2
-from actorium.gpu.models.recurrent import RecurrentLayer
-from actorium.gpu.worker.device_exactness import device_departures
+from actorium.gpu.models.deepseek import GroupedMixture
+from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.kernels.cpu.native_ops import NativeOps
+from actorium.kernels.ops import Ops
 
 NAMED = 3
 """Shapes of weights that are named, at most."""
+ALIGNED = 16
+"""Numbers of a row, of which norms are to have multiples: their loads, and with them the order of
+their sums, follow from how rows are aligned."""
 
 
 def departures(model: Decoder, asked: str) -> list[str]:
@@ -67,3 +68,34 @@ def require_exact(model: Decoder, asked: str) -> None:
     if asked == "on" and (found := departures(model, asked)):
         raise BadConfig(f"exact: on was asked for, but not exact here: {'; '.join(found)} "
                         "(--exact auto serves, and says so)", "device.exact")
+
+
+# --- Devices, and Triton -------------------------------------------------------------------------
+
+def device_departures(model: Decoder) -> list[str]:
+    """What is not exact, in words; empty: everything is, as far as is known."""
+    found = _products(model.ops)
+    for part in {own.name: own for own in model.attention[:2]}.values():
+        if not isinstance(part, TritonAttention) or not part.exact:
+            found.append(f"attention by {part.name}, whose tiles and splits follow the step")
+    kinds = {type(layer.mixer).__name__ for layer in model.layers
+             if isinstance(layer.mixer, RecurrentLayer)}
+    found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
+    if any(isinstance(layer.mlp, GroupedMixture) for layer in model.layers):
+        found.append("the choice of experts, by torch in float32")
+    shape = model.shape
+    found += [f"norms of {width} numbers (exact are multiples of {ALIGNED})"
+              for width in sorted({shape.hidden, shape.head_dim}) if width % ALIGNED]
+    if model.group.place.size > 1:
+        found.append("sums over ranks, of which nothing has been shown")
+    if model.vision is not None:
+        found.append("images")
+    return found
+
+
+def _products(ops: Ops) -> list[str]:
+    inexact: set[str] | None = getattr(ops, "inexact", None)
+    if inexact is not None:
+        return sorted(inexact)
+    return ["products, whose kernels follow the number of rows" if ops.name == "triton"
+            else "products by torch"]

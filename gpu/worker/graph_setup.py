@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
 from itertools import pairwise
 from time import perf_counter
 from typing import NamedTuple
@@ -11,11 +10,11 @@ from typing import NamedTuple
 import torch
 
 from actorium.actors.config.tree import Config
-from actorium.gpu.graphs.capture import Capturer, CudaCapturer, WhyNot
+from actorium.gpu.graphs.capture import Capturer, CudaCapturer, ReportPhase, WhyNot
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, why_eager
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.graph_memory import (
     GRAPH_BYTES,
     Graphs,
@@ -38,8 +37,6 @@ DRIVER_BYTES = 8 * GRAPH_BYTES
 """Most that the driver is believed to keep of one graph."""
 CAPTURE_SECONDS = 60.0
 """Most that segments may take: the smallest are left out, whose steps the next ones serve."""
-ReportPhase = Callable[[str, str], None]
-"""Reports a phase: (phase, detail)."""
 
 
 def wanted_graphs(config: Config, runner: ModelRunner) -> Graphs:
@@ -56,7 +53,7 @@ def graph_runners(runner: ModelRunner, graphs: Graphs, capturer: Capturer
                   ) -> tuple[DecodeGraphRunner | None, PiecewiseGraphRunner | None]:
     """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
     model = runner.model
-    assert isinstance(model, Model)
+    assert isinstance(model, Decoder)
     return (DecodeGraphRunner(runner, capturer, graphs.decodes, runner.force)
             if graphs.decodes else None,
             PiecewiseGraphRunner(model, runner.pools, capturer, graphs.tokens)
@@ -76,15 +73,11 @@ def trial_graph_bytes(runner: ModelRunner, graphs: Graphs) -> int:
             continue
         kinds.append(kind)  # those before keep their memory
         for most in (1, 2):
-            kind.capture(_no_report, most)
+            kind.capture(lambda *_: None, most)
             seen.append(read_memory(device))
         first, next_one = (graph_bytes_between(*pair, 1) for pair in pairwise(seen[-3:]))
         total += first + (len(kind.shapes) - 1) * next_one
     return total
-
-
-def _no_report(phase: str, detail: str) -> None:
-    pass
 
 
 def capture_graphs(config: Config, runner: ModelRunner, footprint: Footprint, report: ReportPhase,
@@ -126,7 +119,7 @@ def segment_bounds(runner: ModelRunner, workspace: int) -> WhyNot:
     beside the temporaries of the largest step, which are so many bytes, there is no memory left
     for what the first takes and others add, or `CAPTURE_SECONDS` are over."""
     model, device, start = runner.model, runner.arrays.device, perf_counter()
-    assert isinstance(model, Model)
+    assert isinstance(model, Decoder)
 
     def why_not(size: int, first: bool) -> str:
         need = GRAPH_BYTES + (workspace_bytes(model.shape, size, 0) if first else 0)
@@ -149,7 +142,7 @@ def capture_programs(config: Config, runner: ModelRunner, footprint: Footprint,
     """On a CPU: captures the sizes that were asked for, the largest first; else a step of one row,
     and lets the others be captured when they come. Logs why there are none."""
     model = runner.model
-    assert isinstance(model, Model)
+    assert isinstance(model, Decoder)
     demand = as_served(model.shape, demand_of(config))[1]
     rows = program_rows(config, demand.drafts)
     if not rows:
@@ -201,7 +194,7 @@ def read_memory(device: torch.device) -> DeviceMemory:
 
 def graph_bytes_between(before: DeviceMemory, after: DeviceMemory, captured: int) -> int:
     """Bytes that so many graphs took between two readings: torch's share, which is this process's
-    own, and the driver's. The driver tells what is free on the whole device alone, and other
+    own, and the driver's. The driver reports what is free on the whole device alone, and other
     processes allocate as well; so of that no more is believed than graphs can take."""
     pools = max(0, after.reserved - before.reserved)
     driver = before.free - after.free - pools

@@ -1,14 +1,15 @@
-"""Measures the bytes that the worker holds, to compare with the memory plan.
+"""Measures at the start: the bytes that the worker holds, to compare with the memory plan, and the
+means of keys that `SageAttention` takes off.
 
 On CUDA torch counts what it allocates. A CPU has no such books, so there the process is asked for
 its resident pages; those of the caches, which take their memory when they are first written, are
-asked for apart and taken off.
-"""
+asked for apart and taken off."""
 
 from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import mmap
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
@@ -18,8 +19,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorium.actors.messages import StepPlan
+from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.attention.attention_backend import SageAttention, TorchAttention
+from actorium.gpu.attention.backend_choice import StepAttention
+from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
@@ -32,6 +36,10 @@ LONGEST_TOKENS = 1 << 22
 """Of prefixes of decodes at start, together: admitting takes the host's memory and time."""
 GROWTH = 1.5
 """A step is measured when it is so many times larger than all before it."""
+LOG = logging.getLogger("actorium.attention")
+TOKENS = 256
+GOLDEN = 0x9E3779B1
+"""2**32 / the golden ratio: its multiples spread evenly."""
 
 
 class Footprint:
@@ -50,13 +58,13 @@ class Footprint:
         """For the heartbeat: `<name>_bytes`, `<name>_bytes_planned`, the tokens and rows of the
         step that the workspace was measured at, `weight_format_<words>`, in bytes, and
         `graph_capture_seconds`."""
-        told = {f"{name}_bytes": count for name, count in self.measured.items()}
-        told |= {f"{name}_bytes_planned": count for name, count in self.planned.items()}
-        told |= {"workspace_tokens": self.step.tokens, "workspace_rows": self.step.rows}
-        told |= {f"weight_format_{name}": count for name, count in self.formats.items()}
-        captured = self.capture_seconds
-        return {**{name: float(count) for name, count in told.items()},
-                **({} if captured is None else {"graph_capture_seconds": captured})}
+        gauges: dict[str, float] = {f"{name}_bytes": n for name, n in self.measured.items()}
+        gauges |= {f"{name}_bytes_planned": n for name, n in self.planned.items()}
+        gauges |= {"workspace_tokens": self.step.tokens, "workspace_rows": self.step.rows}
+        gauges |= {f"weight_format_{name}": n for name, n in self.formats.items()}
+        if self.capture_seconds is not None:
+            gauges["graph_capture_seconds"] = self.capture_seconds
+        return {name: float(value) for name, value in gauges.items()}
 
 
 class WorkspaceMeter:
@@ -89,9 +97,9 @@ class WorkspaceMeter:
     def measure(self, step: StepSize) -> None:
         """Measure after a step of this size."""
         held = _status(self._peak) - resident_bytes(self._caches) - self._base
-        told, seen = self.footprint, self.footprint.step
-        told.measured["workspace"] = max(told.measured.get("workspace", 0), held)
-        told.step = StepSize(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
+        footprint, seen = self.footprint, self.footprint.step
+        footprint.measured["workspace"] = max(footprint.measured.get("workspace", 0), held)
+        footprint.step = StepSize(max(seen.tokens, step.tokens), max(seen.rows, step.rows))
 
 
 def size_of(plan: StepPlan, window: int = 1) -> StepSize:
@@ -105,7 +113,7 @@ def profile(meter: WorkspaceMeter, largest: int, run: Callable[[int], StepSize],
             agreed: Callable[[float], float] = float) -> None:
     """Run ever larger steps up to `largest` tokens, as long as the next one is quick.
 
-    run(tokens): runs a step of so many tokens and tells its size. agreed: of a number that each
+    run(tokens): runs a step of so many tokens and returns its size. agreed: of a number that each
     rank has of its own, the one that all go by.
     """
     tokens = min(8, largest)
@@ -136,11 +144,11 @@ def longest_cases(t: SlotTables, budget: int) -> list[WarmupCase]:
 def held_bytes(runner: ModelRunner) -> dict[str, int]:
     """Bytes that the runner's tables, states and pages were allocated with, and what is kept of
     images."""
-    told = {"tables": tables_bytes(runner.tables),
+    held = {"tables": tables_bytes(runner.tables),
             "states": runner.states.bytes if runner.states else 0,
             "pages": sum(pool.bytes for pool in runner.all_pools)}
     images = runner.tables.images
-    return told if images is None else {**told, "encoder_cache": images.kept.nbytes}
+    return held if images is None else {**held, "encoder_cache": images.kept.nbytes}
 
 
 def tables_bytes(tables: SlotTables) -> int:
@@ -203,3 +211,48 @@ def _reset_peak() -> bool:
     except OSError:
         return False
     return True
+
+
+# --- Means of keys -------------------------------------------------------------------------------
+
+def measured_tokens(vocab: int, count: int) -> np.ndarray:
+    """i32[count]: tokens spread evenly over a vocabulary, in no order."""
+    spread = (np.arange(1, count + 1, dtype=np.uint64) * GOLDEN) & 0xFFFFFFFF
+    return (spread * vocab >> 32).astype(np.int32)
+
+
+@torch.inference_mode()
+def measure_key_means(runner: ModelRunner, most: int) -> None:
+    """Gives `SageAttention` the means of keys that it takes off, unless its pages hold codes.
+    Leaves nothing else behind. No page may be in use, and the tables must be empty. most: tokens of
+    a step.
+
+    Keys of many models carry a bias, of their projection or of what the layer before always gives,
+    that is larger than what tells them apart. It is measured as the mean of the keys of one prompt,
+    of tokens from all over the vocabulary, by the reference's attention. So it follows from the
+    model alone: the same for every rank, request, restart and order of requests. Pages hold keys as
+    they are and outlive it; any other mean would do as well, only coarser.
+    """
+    model, t = runner.model, runner.tables
+    assert isinstance(model, Decoder)
+    backends = {id(own): own for own in model.attention if isinstance(own, SageAttention)}
+    room = min(pool.pages for pool in runner.pools) - 1
+    count = min(TOKENS, most, t.max_len - 1, room * t.page_size)
+    if not backends or count < 1 or runner.pools[0].layers[0].dtype is torch.int8:
+        return
+    table = np.arange(1, 1 + -(-count // t.page_size), dtype=np.int32)
+    ids, asked = measured_tokens(t.vocab, count), model.attention
+    model.attention = StepAttention(TorchAttention(), TorchAttention(), model.attention.pages)
+    try:
+        runner.run(StepPlan(0, 0, admit=[Admit(
+            1, ids.tobytes(), count, 0, np.tile(table, t.groups).tobytes(),
+            ResolvedParams(max_tokens=1), 1)], extend=np.array([[1, count]], np.int32).tobytes()))
+    finally:
+        model.attention = asked
+    runner.run(StepPlan(0, 0, release=np.array([1], np.int32).tobytes()))
+    for pool in runner.pools:
+        for layer in pool.layers:
+            rows = layer[t.page_size:t.page_size + count, :layer.shape[1] // 2]
+            for own in backends.values():
+                own.means.store(layer, rows.double().mean(0))
+    LOG.info("means of keys: of %d tokens", count)

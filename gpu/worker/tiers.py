@@ -1,11 +1,17 @@
-"""The tiers below the page pool, as a worker opens them: the host's memory and a disk."""
+"""Opens the tiers below the page pool, the host's memory and a disk, and names the pages on the
+disk."""
 
 from __future__ import annotations
 
+from hashlib import blake2b
+from pathlib import Path
 from typing import Any
 
+import msgspec
+import torch
 from torch import Tensor
 
+from actorium import __version__
 from actorium.actors.config.parsed_values import parse_disk_cache
 from actorium.actors.config.tree import Config
 from actorium.actors.errors import BadConfig
@@ -14,21 +20,26 @@ from actorium.actors.runtime.memory_limits import available_memory
 from actorium.actors.runtime.security.private_paths import UnsafePath
 from actorium.actors.runtime.worker_info import WorkerInfo
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.parallel.rank_types import RankPlace
-from actorium.gpu.plan.tier_memory import staging_bytes
+from actorium.gpu.parallel.rank_group import RankPlace
+from actorium.gpu.plan.non_cache_memory import staging_bytes
 from actorium.gpu.step.disk_pages import DiskPages
-from actorium.gpu.step.host_pages import HostPages
-from actorium.gpu.step.page_staging import PageStaging
+from actorium.gpu.step.host_pages import HostPages, PageStaging
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.worker.disk_opening import OpeningDisk
-from actorium.gpu.worker.disk_threads import DiskThreads
-from actorium.gpu.worker.page_identity import page_namespace
+from actorium.gpu.worker.disk_threads import NAME_BYTES, DiskThreads, OpeningDisk
 
 BUFFER_STEPS = 2
 """Steps of the largest size whose pages the host has room for on their way to a disk, where it
 keeps none of its own accord."""
 BUFFER_STATES = 4
 """And so many checkpoints."""
+HEAD = 1 << 16
+"""Bytes of each of a model's files that are read, from its begin and from its end."""
+BESIDE = ("model", "revision", "download_dir", "served_model_name", "skip_tokenizer",
+          "chat_template", "default_chat_template_kwargs", "generation_config",
+          "override_generation_config")
+"""Of the model's settings, those that no page depends on; its files stand for its name."""
+PAGES = ("page_size", "kv_cache_dtype", "state_dtype")
+"""Of the memory's, those that one does."""
 
 
 def check_tiers(config: Config, shape: ModelShape) -> None:
@@ -92,7 +103,7 @@ def tier_capacity(runner: ModelRunner, config: Config) -> dict[str, Any]:
 
 def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
     """What is kept: the pages of each group, those of the layer that drafts with the first, and
-    checkpoints, whose first row is nobody's."""
+    checkpoints, whose first row is unused."""
     size = runner.tables.page_size
     kinds = [[own.unflatten(1, (-1, size)) for own in pool.stacks] for pool in runner.pools]
     if runner.draft_pool:
@@ -101,3 +112,38 @@ def _kinds(runner: ModelRunner) -> list[list[Tensor]]:
     if states is not None and states.checkpoints:
         kinds.append([part[:, states.live - 1:] for part in states.committed])
     return kinds
+
+
+# --- Names of pages on the disk ------------------------------------------------------------------
+
+def page_namespace(config: Config, path: Path, shape: object, info: WorkerInfo, place: RankPlace,
+                   parts: list[int], width: int) -> bytes:
+    """16 bytes. path: the model's directory; shape: of the model; parts and width: as `HostPages`
+    lays pages out. Raises `OSError`."""
+    model = msgspec.structs.asdict(config.model)
+    if config.model.load_format != "dummy":
+        model.pop("seed")
+    memory, device = msgspec.structs.asdict(config.memory), msgspec.structs.asdict(config.device)
+    facts = ("pages 2", __version__, str(torch.__version__), str(shape),
+             sorted((name, str(own)) for name, own in model.items() if name not in BESIDE),
+             [(name, memory[name]) for name in PAGES],
+             sorted((name, str(own)) for name, own in device.items()),
+             config.speculation.speculative, info.device, info.kernels, info.attention,
+             info.inexact, torch.backends.cpu.get_cpu_capability(), place.rank, place.size,
+             parts, width)
+    made = blake2b(msgspec.msgpack.encode(facts), digest_size=NAME_BYTES)
+    for file in sorted(path.iterdir()):
+        if file.is_file():
+            made.update(_of_file(file))
+    return made.digest()
+
+
+def _of_file(file: Path) -> bytes:
+    """Of its name, size, time of change, begin and end."""
+    found = file.stat()
+    made = blake2b(f"{file.name} {found.st_size} {found.st_mtime_ns}".encode())
+    with file.open("rb") as own:
+        made.update(own.read(HEAD))
+        own.seek(max(0, found.st_size - HEAD))
+        made.update(own.read(HEAD))
+    return made.digest()

@@ -1,4 +1,4 @@
-"""Busy and idle time of the device, step by step.
+"""Busy and idle time of the device, step by step, and records of it for `actorium trace`.
 
 Two events of a step, before and after what it queues, measure its span and the gap before it, but
 not the gaps within it. So a step's result has three figures:
@@ -18,24 +18,32 @@ but for the microseconds from a launch to its begin on an idle device. What no f
 gaps of a microsecond or so between kernels that were all queued, and waits for another stream.
 
 Not yet compared on a device: `make gpu-check PART=contact` holds these figures against the kernels'
-intervals that torch.profiler (CUPTI) reports for the same steps.
-"""
+intervals that torch.profiler (CUPTI) reports for the same steps."""
 
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Callable
 from functools import partial
 from time import monotonic_ns, perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
 
 from actorium.actors.messages import StepPlan, StepResult
+from actorium.actors.runtime.step_events import (
+    DEVICE,
+    HARVEST,
+    LATE,
+    LAUNCH,
+    StepEventFile,
+    decodes,
+)
 from actorium.gpu.step.runner import LaunchedStep, ModelRunner
 
-if TYPE_CHECKING:
-    from actorium.gpu.worker.tracing import StepTrace
+MAX_IN_FLIGHT = 16
+"""More steps than are ever in flight."""
 
 
 class LiveSlots:
@@ -96,7 +104,7 @@ class StepTimer:
 
     def reset(self) -> None:
         """The slots are forgotten; the next step follows no other. For the thread that launches:
-        the one that harvests hears of it with that step, when those before are over."""
+        the one that harvests learns it with that step, when those before are over."""
         self._first = True
 
     def forget(self) -> None:
@@ -197,3 +205,76 @@ class CudaStepTimer(StepTimer):
 def make_timer(device: torch.device, trace: StepTrace | None = None) -> StepTimer:
     """The clock of a device."""
     return CudaStepTimer(trace) if device.type == "cuda" else StepTimer(trace)
+
+
+# --- Records for a trace -------------------------------------------------------------------------
+
+class DeviceTimeline:
+    """Places a device's steps on the host's clock; the device's events measure spans alone.
+
+    Each step follows the one before. No step begins before it was queued, nor ends after its end
+    was observed: within these bounds steps are shifted where the two clocks drift apart, and where
+    the step before is not known.
+    """
+
+    def __init__(self) -> None:
+        self._end: int | None = None
+
+    def reset(self) -> None:
+        """The next step follows no other."""
+        self._end = None
+
+    def locate(self, gap: int, busy: int, queued: int, seen: int) -> tuple[int, int]:
+        """When a step began and ended; nanoseconds. gap: since the one before."""
+        begin = queued if self._end is None else max(queued, self._end + gap)
+        begin = max(queued, min(begin, seen - busy))
+        self._end = begin + busy
+        return begin, self._end
+
+
+class StepTrace:
+    """Records the times that a `StepTimer` measures. One thread launches; another may harvest."""
+
+    def __init__(self, events: StepEventFile) -> None:
+        self._events, self._line = events, DeviceTimeline()
+        self._begun = 0
+        self._queued: dict[tuple[int, int], int] = {}
+
+    def reset(self) -> None:
+        """Starts anew: the next step follows no other. For the thread that harvests."""
+        self._line.reset()
+
+    def begin(self) -> None:
+        """A launch begins."""
+        self._begun = monotonic_ns()
+
+    def queue(self, plan: StepPlan, record: Callable[[], None]) -> None:
+        """The device's part begins, of which `record` marks the start."""
+        self._queued[plan.epoch, plan.step] = monotonic_ns()
+        for key in tuple(self._queued)[:-MAX_IN_FLIGHT]:  # a step that was abandoned is never seen
+            self._queued.pop(key, None)  # the other thread may just have seen it
+        record()
+
+    def launched(self, plan: StepPlan) -> None:
+        """A launch is over."""
+        self._events.add(LAUNCH, plan.epoch, plan.step, self._begun, monotonic_ns(), decodes(plan))
+
+    def ran(self, plan: StepPlan, begin: float, end: float) -> None:
+        """The host itself has run a step between these seconds."""
+        span, rows = (round(begin * 1e9), round(end * 1e9)), decodes(plan)
+        self._events.add(LAUNCH, plan.epoch, plan.step, *span, rows)
+        self._events.add(DEVICE, plan.epoch, plan.step, *span, rows)
+
+    def seen(self, plan: StepPlan, gap_us: int, busy_us: int, now: int, late_us: int = 0) -> None:
+        """The end of a step on the device was seen. gap_us: since the step before it; late_us: see
+        `timing`."""
+        queued = self._queued.pop((plan.epoch, plan.step), now - busy_us * 1000)
+        span = self._line.locate(gap_us * 1000, busy_us * 1000, queued, now)
+        self._events.add(DEVICE, plan.epoch, plan.step, *span, decodes(plan))
+        if late_us:
+            self._events.add(LATE, plan.epoch, plan.step, span[0], span[0] + late_us * 1000,
+                             decodes(plan))
+
+    def harvested(self, plan: StepPlan, begin: int) -> None:
+        """Its result is there."""
+        self._events.add(HARVEST, plan.epoch, plan.step, begin, monotonic_ns())

@@ -1,8 +1,7 @@
 """Attention over paged keys and values, in C: the `Attend`s of steps on the CPU.
 
 Pages are bf16, or codes in int8 with a scale for each head of a token. Those in FP8 are made bf16
-when they are read, some megabytes at a time; their scales go into the queries and the results.
-"""
+when they are read, some megabytes at a time; their scales go into the queries and the results."""
 
 from __future__ import annotations
 
@@ -15,6 +14,7 @@ from torch import Tensor
 
 from actorium.kernels.reference.kv import key_and_value_scales, scaled_heads
 from actorium.kernels.reference.paged_attention import ExtendChunk, seen_pages
+from actorium.kernels.reference.sage import KeyMeans
 
 READ = (torch.bfloat16, torch.int8)
 """Pages that the kernels read as they are."""
@@ -40,7 +40,6 @@ class NativeDecode:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         out = q.new_empty(q.shape) if out is None else out
         if layer.dtype in READ:
             self._run(q, layer, self.pages, self.lens, out, scales)
@@ -94,7 +93,6 @@ class NativeExtend:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         out = q.new_empty(q.shape) if out is None else out
         if layer.dtype in READ:
             self._run(q, layer, self.chunks, out, scales)
@@ -161,10 +159,34 @@ def widen(lib: ctypes.CDLL, threads: int, layer: Tensor, pages: Tensor, page_siz
 
 def chunk_rows(rows: Sequence[ExtendChunk]) -> Tensor:
     """`NativeExtend`'s chunks, the most work first."""
-    found: list[tuple[int, int, int, int]] = []
+    chunks: list[tuple[int, int, int, int]] = []
     first = 0
     for row in rows:
-        found.append((row.pages.data_ptr(), first, row.start, row.count))
+        chunks.append((row.pages.data_ptr(), first, row.start, row.count))
         first += row.count
-    found.sort(key=lambda c: -c[3] * (2 * c[2] + c[3]))
-    return torch.tensor(found)
+    chunks.sort(key=lambda c: -c[3] * (2 * c[2] + c[3]))
+    return torch.tensor(chunks)
+
+
+# --- Queries and keys in 8 bits ------------------------------------------------------------------
+
+class NativeSage:
+    """The C kernel `sage_extend`: chunks of sequences, of heads of multiples of 32 numbers up to
+    256, over pages in bf16, or of codes in int8."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, rows: Sequence[ExtendChunk],
+                 page_size: int, window: int, scale: float, means: KeyMeans) -> None:
+        """rows: their page tables are kept alive."""
+        self.lib, self.threads, self.rows, self.chunks = lib, threads, rows, chunk_rows(rows)
+        self.page_bits, self.window, self.scale = page_size.bit_length() - 1, window, scale
+        self.means = means
+
+    def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
+                 scales: Tensor | None = None) -> Tensor:
+        _, heads, dim = q.shape
+        out = q.new_empty(q.shape) if out is None else out
+        self.lib.sage_extend(
+            q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
+            self.means(layer).data_ptr(), self.chunks.data_ptr(), len(self.chunks), out.data_ptr(),
+            heads, layer.shape[1] // 2, dim, self.page_bits, self.window, self.scale, self.threads)
+        return out

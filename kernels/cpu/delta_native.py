@@ -96,6 +96,6 @@ class NativeDelta:
         return out
 
 
-def can_run(heads: Heads, width: int) -> bool:
+def can_run_delta(heads: Heads, width: int) -> bool:
     """Whether the C kernels take these sizes."""
     return max(heads.key_dim, heads.value_dim) <= MAX_DIM and width <= MAX_WIDTH

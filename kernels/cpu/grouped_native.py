@@ -14,8 +14,8 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.block_rows import BlockRows
 from actorium.kernels.grouped_rows import (
+    BlockRows,
     RowFormat,
     columns_of,
     input_group,
@@ -26,8 +26,8 @@ from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import (
     HUGE_PAGE,
     OUT_SILU,
+    FusedEpilogueLinear,
     Gated,
-    OnePassLinear,
     alternate,
     huge,
     known_rows,
@@ -102,7 +102,7 @@ class GroupedMemory:
             size, dtype=torch.uint8)
 
 
-class NativeGrouped(OnePassLinear):
+class NativeGrouped(FusedEpilogueLinear):
     """`Linear` of a weight in 4 to 8 bits, for inputs in bf16."""
 
     def __init__(self, rows: Tensor | BlockRows, bias: Tensor | None, lib: ctypes.CDLL,
@@ -116,7 +116,6 @@ class NativeGrouped(OnePassLinear):
         else:
             rows = rows.contiguous()
             form, self.outs, self.ins = row_format(rows), len(rows), columns_of(rows)
-        self.form_of_rows = form
         self.bias = None if bias is None else alternate(bias) if half else bias.contiguous()
         self.bias_at = 0 if self.bias is None else self.bias.data_ptr()
         codes, scales = layout_bytes(form, self.outs, self.ins)
@@ -193,11 +192,9 @@ class NativeGroupedGated(Gated):
 
     @property
     def form(self) -> InputForm:
-        """See `Linear`."""
         return self.product.form
 
     def halves(self, x: Input) -> Tensor:
-        """See `Gated`."""
         return one_behind_the_other(self.product(x))
 
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Tensor:
@@ -229,7 +226,6 @@ class NativeGroupedExperts(Experts):
         self._numbers = torch.arange(len(down) + 1)
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        """See `Experts`."""
         x, one = plain(x).contiguous(), self.down[0]
         sorted_experts, order = chosen.flatten().sort(stable=True)
         starts = torch.searchsorted(sorted_experts, self._numbers)

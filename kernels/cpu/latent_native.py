@@ -29,7 +29,6 @@ class NativeLatents(NativeExtend):
     @classmethod
     def of_decodes(cls, lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
                    page_size: int, window: int, scale: float) -> NativeLatents:
-        """See `paged_attention.torch_decode`."""
         tables, rows = [own.contiguous() for own in pages], len(lens) * q_len
         starts = lens.long()[:, None] + torch.arange(-q_len, 0)
         chunks = torch.ones((rows, 4), dtype=torch.int64)
@@ -41,7 +40,6 @@ class NativeLatents(NativeExtend):
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         row = q.shape[2]
         if not (more := -row % WHOLE):
             return super().__call__(q, layer, out, scales)
@@ -68,7 +66,6 @@ class NativeHeads(HeadProducts):
         self.tiles = TileLinear(turned.flatten(0, 1), None, lib, threads, scratch)
 
     def __call__(self, x: Tensor) -> Tensor:
-        """See `HeadProducts`."""
         own = (F.pad(x, (0, self.more)) if self.more else x).transpose(0, 1).contiguous()
         y = x.new_empty((len(x), self.heads, self.room))
         self.lib.linear_heads(self.tiles.packed_at, own.data_ptr(), y.data_ptr(), len(x),

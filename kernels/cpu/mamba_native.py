@@ -65,6 +65,6 @@ class NativeMamba:
         return out
 
 
-def can_run(width: int) -> bool:
+def can_run_mamba(width: int) -> bool:
     """Whether the C kernels take convolutions of this width."""
     return width <= MAX_WIDTH

@@ -9,8 +9,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from actorium.kernels.block_rows import BlockRows
 from actorium.kernels.cpu.attention_native import address_of
+from actorium.kernels.cpu.column_parts import LongLinear, can_split, leaf_linear
 from actorium.kernels.cpu.grouped_native import (
     GroupedMemory,
     NativeGrouped,
@@ -20,9 +20,8 @@ from actorium.kernels.cpu.grouped_native import (
     one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
-from actorium.kernels.cpu.leaf_linear import leaf_linear
-from actorium.kernels.cpu.long_linear import LongLinear, can_split
 from actorium.kernels.cpu.tower_native import NativeTowerOps
+from actorium.kernels.grouped_rows import BlockRows
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
     MAX_TILE_INS,

@@ -121,7 +121,7 @@ void linear_heads(const struct packed *w, const bf16 *x, bf16 *y, int64_t rows, 
 /* --- a tree of sums ---------------------------------------------------------------------------- */
 
 /* A product whose columns are summed in parts, its leaves, which are added in a binary tree, all in
- * f32: so ranks sum that have a leaf each, or some neighbours. Filled by kernels/cpu/leaf_linear.py.
+ * f32: so ranks sum that have a leaf each, or some neighbours. Filled by kernels/cpu/column_parts.py.
  *
  * A leaf adds to its sums those before it that are whole: the third of (0 + 1) + (2 + 3) first 2, then
  * 0 + 1, which wait in parts 0 and 1. So nothing is passed over once more. */

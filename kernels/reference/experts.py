@@ -53,7 +53,6 @@ class Experts(ABC):
     """The form in which x is best given; see `Linear`."""
 
     def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
-        """See `route`."""
         return route(logits, chosen, normalised)
 
     @abstractmethod
@@ -98,7 +97,6 @@ class EachExpert(Experts):
         self._run, self._combined = run, combined
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        """See `Experts`."""
         return mix_experts(plain(x), weights, chosen, self._run, self._combined)
 
 
@@ -113,7 +111,6 @@ class StackedExperts(Experts):
         self.gate_up, self.down = gate_up, down
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        """See `Experts`."""
         x = plain(x)
         experts, rows = chosen.flatten(), x.repeat_interleave(chosen.shape[1], 0).unsqueeze(2)
         gate, up = torch.bmm(self.gate_up.index_select(0, experts), rows).float().chunk(2, 1)

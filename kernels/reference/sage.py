@@ -29,7 +29,7 @@ LEAST = 1e-30
 
 
 class KeyMeans:
-    """What is taken off the keys of each layer: a mean for each key head, zero where none was told.
+    """What is taken off the keys of each layer: a mean for each key head, 0 where none was stored.
 
     Layers are known by where their pages lie, which stays the same for as long as an engine runs.
     """
@@ -37,7 +37,7 @@ class KeyMeans:
     def __init__(self) -> None:
         self._of: dict[int, Tensor] = {}
 
-    def tell(self, layer: Tensor, mean: Tensor) -> None:
+    def store(self, layer: Tensor, mean: Tensor) -> None:
         """mean: [kv_heads, D], of the layer with these pages."""
         self._of[layer.data_ptr()] = mean.float().contiguous()
 

@@ -10,7 +10,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actorium.kernels.record import (
+from actorium.kernels.reference.philox import uniform
+from actorium.kernels.sampling_tables import (
     COUNT_ROW,
     FREQUENCY,
     MIN_LEN,
@@ -25,7 +26,6 @@ from actorium.kernels.record import (
     RowLayout,
     SamplingTables,
 )
-from actorium.kernels.reference.philox import uniform
 
 PROMPT_BIT = 1 << 30
 """In a count table: the token occurs in the prompt. The lower bits count it in the output."""

@@ -112,7 +112,7 @@ def ssd_extend(xbc: Tensor, dt: Tensor, states: Tensor, plan: Ragged, sizes: SSD
 class _SSDChunks(NamedTuple):
     """What can be computed of each chunk without the state before it. B = chunks * G."""
 
-    own: Tensor
+    within: Tensor
     """[B, L, R, P]: the result of the chunk's own tokens."""
     read: Tensor
     """[B, L, N]: c, which reads the old state."""
@@ -138,10 +138,10 @@ def _inside(inputs: SSDInputs, a: Tensor, size: int, sizes: SSDSizes) -> _SSDChu
     total = total.cumsum(-1)
     later = torch.ones(size, size, dtype=torch.bool, device=x.device).triu_(1)
     between = (total.unsqueeze(-1) - total.unsqueeze(-2)).masked_fill_(later, -torch.inf).exp_()
-    own = (between.mul_((c @ b.transpose(1, 2)).unsqueeze(1)) @ x).transpose(1, 2)
+    within = (between.mul_((c @ b.transpose(1, 2)).unsqueeze(1)) @ x).transpose(1, 2)
     old = total.exp()
     write = (x * (total[..., -1:] - total).exp_().unsqueeze(-1)).transpose(2, 3)
-    return _SSDChunks(own, c, old.transpose(1, 2).unsqueeze(-1), write.flatten(1, 2), b,
+    return _SSDChunks(within, c, old.transpose(1, 2).unsqueeze(-1), write.flatten(1, 2), b,
                       old[..., -1:].unsqueeze(-1))
 
 
@@ -149,13 +149,13 @@ def _through(parts: _SSDChunks, state: Tensor, states: Tensor, plan: Ragged,
              sizes: SSDSizes) -> Tensor:
     """Carries the state through the waves. state: f32[S, H, P, N], in place -> f32[chunks, L, G, R,
     P]."""
-    n, out = sizes.groups, torch.empty_like(parts.own, memory_format=torch.contiguous_format)
+    n, out = sizes.groups, torch.empty_like(parts.within, memory_format=torch.contiguous_format)
     for wave in plan.waves:
         at = slice(wave.start * n, wave.end * n)
         now = state[:wave.end - wave.start]
         by_group = now.view(-1, sizes.inner // n, sizes.state_dim)
         read = (parts.read[at] @ by_group.transpose(1, 2)).view_as(out[at])
-        torch.addcmul(parts.own[at], read, parts.old[at], out=out[at])
+        torch.addcmul(parts.within[at], read, parts.old[at], out=out[at])
         by_group.unflatten(1, (-1, sizes.head_dim)).mul_(parts.decay[at])
         by_group.baddbmm_(parts.write[at], parts.keys[at])
         for i, row in wave.saves:

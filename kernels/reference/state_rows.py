@@ -1,6 +1,5 @@
-"""Rows of state pools, read and written by number. A row below 0 is nobody's: rows that fill up a
-batch have no state, so none is kept for them. Zeros are read there, and nothing is written.
-"""
+"""Rows of state pools, read and written by number. A row below 0 is no sequence's: rows that fill
+up a batch have no state, so none is kept for them. Zeros are read there, and nothing is written."""
 
 from __future__ import annotations
 

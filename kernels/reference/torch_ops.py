@@ -8,7 +8,6 @@ from actorium.kernels.grouped_rows import GroupedLinear, is_grouped
 from actorium.kernels.linear import Linear, PackedLinear, can_pack
 from actorium.kernels.ops import Ops
 from actorium.kernels.ragged import Ragged
-from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
@@ -22,6 +21,7 @@ from actorium.kernels.reference.norm import rms_norm
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.ssd import ssd_step
 from actorium.kernels.sampling_ops import SamplingOps
+from actorium.kernels.sampling_tables import RowLayout, SamplingTables
 from actorium.kernels.scaled_linear import ScaledLinear, is_packed
 
 

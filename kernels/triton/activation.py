@@ -44,7 +44,6 @@ def silu_mul(gate_up: Tensor) -> Tensor:
 
 
 def gelu_mul(gate_up: Tensor) -> Tensor:
-    """See `kernels.reference.activation.gelu_mul`."""
     return _launch(gate_up, True)
 
 

@@ -78,7 +78,6 @@ def silu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
 
 
 def gelu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """See `kernels.ops.Ops.gelu_mul_quant`."""
     return _launch(gate_up, columns, True)
 
 

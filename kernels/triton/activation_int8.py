@@ -54,7 +54,6 @@ def silu_mul_int8(gate_up: Tensor) -> Quantised:
 
 
 def gelu_mul_int8(gate_up: Tensor) -> Quantised:
-    """See `kernels.ops.Ops.gelu_mul_quant`."""
     return _launch(gate_up, True)
 
 

@@ -55,10 +55,10 @@ def room_of(width: int, itemsize: int) -> int:
 
 def memory_bytes(ranks: int, rows: int, room: int) -> int:
     """Of one rank: what it is told, then two places for each part."""
-    return _told_bytes(ranks, rows) + 2 * rows * room
+    return _mailbox_bytes(ranks, rows) + 2 * rows * room
 
 
-def _told_bytes(ranks: int, rows: int) -> int:
+def _mailbox_bytes(ranks: int, rows: int) -> int:
     return -(-4 * ranks * rows // ALIGNED) * ALIGNED
 
 
@@ -143,7 +143,7 @@ def _launch(x: Tensor, peers: PeerRows, residual: Tensor | None, weight: Tensor 
             x, x.stride(0), peers.addresses, peers.turns, peers.rank, added, added.stride(0),
             x if weight is None else weight, total, out, eps, WIDTH=width, RANKS=ranks,
             RANKS_BLOCK=triton.next_power_of_2(ranks), ROWS=peers.rows,
-            TOLD=_told_bytes(ranks, peers.rows), ROOM=peers.room, BLOCK=config.block,
+            TOLD=_mailbox_bytes(ranks, peers.rows), ROOM=peers.room, BLOCK=config.block,
             ADDS=residual is not None, NORMS=weight is not None, GIVES=gives, TAKES=takes,
             num_warps=config.warps)
     return total

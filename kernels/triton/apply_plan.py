@@ -25,7 +25,6 @@ def _apply(addresses: tl.tensor, entries: tl.tensor, stride: tl.tensor, count: t
 
 
 def apply_plan(tables: Sequence[Tensor], addresses: Tensor, entries: Tensor) -> None:
-    """See `kernels.reference.apply_plan.apply_plan`."""
     count = entries.shape[1]
     if count:
         _apply[(triton.cdiv(count, BLOCK),)](addresses, entries, entries.stride(0), count,

@@ -75,9 +75,9 @@ def _keep(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
 
 
 @triton.jit(do_not_specialize_on_alignment=["rows"])
-def _one(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor, weight: tl.tensor,
-         bias: tl.tensor, out: tl.tensor, TAPS: tl.constexpr, C: tl.constexpr,
-         BIASED: tl.constexpr, BLOCK: tl.constexpr) -> None:
+def _conv_step(x: tl.tensor, stride: tl.tensor, columns: tl.tensor, rows: tl.tensor,
+               weight: tl.tensor, bias: tl.tensor, out: tl.tensor, TAPS: tl.constexpr,
+               C: tl.constexpr, BIASED: tl.constexpr, BLOCK: tl.constexpr) -> None:
     at = tl.program_id(0).to(tl.int64)
     channel = tl.program_id(1) * BLOCK + tl.arange(0, BLOCK)
     live = channel < C
@@ -115,7 +115,7 @@ def conv_step(x: Tensor, columns: Tensor, rows: Tensor, weight: Tensor,
     taps, channels = weight.shape
     out = torch.empty((len(x), channels), device=x.device)
     if len(x):
-        _one[(len(x), triton.cdiv(channels, KEPT))](
+        _conv_step[(len(x), triton.cdiv(channels, KEPT))](
             x, x.stride(0), columns, rows, weight, weight if bias is None else bias, out, TAPS=taps,
             C=channels, BIASED=bias is not None, BLOCK=KEPT, num_warps=4)
     return out

@@ -1,6 +1,6 @@
-"""Writes what a step sampled to the tables, in one launch: see `kernels.record.DecodeState`. Where
-all rows are greedy, that launch finds the likeliest tokens as well, among those of each row's
-parts."""
+"""Writes what a step sampled to the tables, in one launch: see
+`kernels.sampling_tables.DecodeState`. Where all rows are greedy, that launch finds the likeliest
+tokens as well, among those of each row's parts."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import (
+from actorium.kernels.reference.philox import FORCED
+from actorium.kernels.sampling_tables import (
     COUNT_ROW,
     LIMIT,
     MIN_LEN,
@@ -22,7 +23,6 @@ from actorium.kernels.record import (
     RowLayout,
     SamplingTables,
 )
-from actorium.kernels.reference.philox import FORCED
 from actorium.kernels.triton.philox import uniform_of
 from actorium.kernels.triton.sampling_keys import field, tiles
 

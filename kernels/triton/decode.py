@@ -1,11 +1,10 @@
-"""Attention of a step's decode rows; see `kernels.reference.attention.torch_decode`.
+"""Attention of a step's decode rows; see `kernels.reference.paged_attention.torch_decode`.
 
 The keys of a sequence are shared out over several programs, so that few sequences fill the device
 (split-KV, as in Flash-Decoding): a launch has as many programs as the device holds, and each takes
 its chunks from the step's work list (`work`). The program that is the last to be done with a
 sequence merges what all found. The query heads of a key head, times the tokens of a window of
-drafts, are the rows of one product: keys are read once for all of them.
-"""
+drafts, are the rows of one product: keys are read once for all of them."""
 
 from __future__ import annotations
 
@@ -201,7 +200,6 @@ class Decode:
         self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int,
         scale: float, soft_cap: float, splits: int,
     ) -> None:
-        """See `decode`."""
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
         self.page_size, self.window, self.scale = page_size, window, scale
         self.soft_cap, self.splits = soft_cap, splits
@@ -226,7 +224,7 @@ class Decode:
         own, joined = self.work, joins(each, width, shape.warps)
         # Key heads are next to each other in memory, and so are the programs that read them.
         _decode[(tiles, own.workers)](
-            q, layer, self.pages, own.items, own.done, out, own.parts, own.found, q.stride(0),
+            q, layer, self.pages, own.items, own.done, out, own.parts, own.lse, q.stride(0),
             q.stride(1), out.stride(0), self.pages.stride(0), layer.stride(0), kv_heads,
             self.scale, self.soft_cap or 1.0, q if scales is None else scales, Q_LEN=self.q_len,
             GROUP=heads // kv_heads, WINDOW=self.window, CAPPED=self.soft_cap > 0,

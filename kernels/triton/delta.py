@@ -164,13 +164,11 @@ def _rule(qkv: tl.tensor, gates: tl.tensor, states: tl.tensor, rows: tl.tensor, 
 
 def delta_step(p: Tensor, states: Tensor, columns: Tensor, rows: Tensor,
                layer: DeltaLayer) -> Tensor:
-    """See `TorchOps.delta_step`."""
     return _launch(p, states, columns, columns, 0, rows, rows, layer)
 
 
 def delta_window(p: Tensor, states: Tensor, columns: Tensor, pending: Tensor, rows: Tensor,
                  accepted: Tensor, layer: DeltaLayer) -> Tensor:
-    """See `TorchOps.delta_window`."""
     return _launch(p, states, columns, pending, pending.shape[1], rows, accepted, layer)
 
 

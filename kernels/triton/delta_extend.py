@@ -1,4 +1,4 @@
-"""See `kernels.reference.gated_delta`: the tokens of an extend step, in chunks, on tensor cores.
+"""See `kernels.reference.delta_rule`: the tokens of an extend step, in chunks, on tensor cores.
 
 Two launches behind the convolution. `_prepare` makes of each chunk what needs no state: gates, the
 inverse of its triangular system (the UT transform of section 3.3 of the paper) and what queries

@@ -17,7 +17,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import (
+from actorium.kernels.sampling_tables import (
     MIN_P,
     SEED_HIGH,
     SEED_LOW,

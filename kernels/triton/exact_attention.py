@@ -266,7 +266,6 @@ class ExactAttend(ABC):
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         _, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
@@ -279,12 +278,12 @@ class ExactAttend(ABC):
             split = self.plan(self.shape, q.device, kv_heads, group, dim)
             items = len(self.work) - 1
             self.workers = max(1, min(programs_of(q.device, 2) // kv_heads, items))
-            self.parts, self.found = (torch.empty(
+            self.parts, self.lse = (torch.empty(
                 (items if split else 0, kv_heads, self.each, count), device=q.device)
                 for count in (dim, 2))
         shape = self.shape
         _exact[(kv_heads, self.workers)](
-            q, layer, self.work, out, self.parts, self.found, q.stride(0), q.stride(1),
+            q, layer, self.work, out, self.parts, self.lse, q.stride(0), q.stride(1),
             out.stride(0), layer.stride(0), kv_heads, self.each, self.scale, self.soft_cap or 1.0,
             q if scales is None else scales, GROUP=group, WINDOW=self.window,
             CAPPED=self.soft_cap > 0, CODES=layer.dtype is torch.int8,
@@ -295,7 +294,7 @@ class ExactAttend(ABC):
             enable_fp_fusion=False)
         if len(self.parts):
             _fold_parts[(len(self.tiles), kv_heads, self.each)](
-                self.tiles, self.parts, self.found, out, out.stride(0), self.each, GROUP=group,
+                self.tiles, self.parts, self.lse, out, out.stride(0), self.each, GROUP=group,
                 D=dim, BLOCK_D=width, num_warps=1, enable_fp_fusion=False)
         return out
 
@@ -314,7 +313,6 @@ class ExactDecode(ExactAttend):
 
     def __init__(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                  window: int, scale: float, soft_cap: float, chunk: int) -> None:
-        """See `exact_decode`."""
         super().__init__(page_size, window, scale, soft_cap, chunk)
         self.pages, self.lens, self.span, self.q_len = pages, lens.contiguous(), span, q_len
 
@@ -342,13 +340,11 @@ class ExactExtend(ExactAttend):
 
     def __init__(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                  soft_cap: float, chunk: int) -> None:
-        """See `exact_extend`."""
         super().__init__(page_size, window, scale, soft_cap, chunk)
         self.rows = rows
 
     def plan(self, shape: ExtendLaunch, device: torch.device, kv_heads: int, group: int, dim: int
              ) -> bool:
-        """See `ExactAttend`."""
         tokens = shape.rows // group
         self.each = tokens * group
         blocks = plan_blocks(self.rows, tokens, self.window)

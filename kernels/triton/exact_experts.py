@@ -92,14 +92,11 @@ class ExactExperts(GroupedExperts):
     """Experts of 16 bits."""
 
     def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
-        """See `Experts`."""
         return choose_experts(logits, chosen, normalised)
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        """See `Experts`."""
         order, ends = grouped(chosen, self.numbers)
         return combine_exactly(weights.contiguous(), self.results(x, order, ends, chosen.shape[1]))
 
     def tile_for(self, rows: int, experts: int, gated: bool, x: Tensor) -> ExpertTile:
-        """See `GroupedExperts`."""
         return tile(EACH * experts, experts, gated, False, device_limits(x.device).shared)

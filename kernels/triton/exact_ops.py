@@ -29,11 +29,9 @@ class ExactScaled(scaled_mm.TritonScaledLinear):
     """A weight in FP8, by this backend's kernel alone: 128 columns after the other."""
 
     def sums(self, dtype: torch.dtype) -> bool:
-        """See `Linear`."""
         return True
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """See `kernels.scaled_linear.scaled_mm`."""
         own = scaled_mm.tile(ROWS, len(self.weight), device_limits(x.device).capability)
         return scaled_mm.scaled_mm(*self.quantised(x), self.scaled, dtype, self.bias, residual, own)
 
@@ -55,7 +53,6 @@ class ExactGrouped(grouped_mm.TritonGrouped):
         return self._run(plain(x), residual=residual.contiguous())
 
     def run(self, x: Tensor, gate: str = "", dtype: torch.dtype | None = None) -> Tensor:
-        """See `grouped_linear`."""
         return self._run(x, gate, dtype)
 
     def _run(self, x: Tensor, gate: str = "", dtype: torch.dtype | None = None,

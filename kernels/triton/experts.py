@@ -138,7 +138,6 @@ class SortedExperts(Experts, Generic[Weight]):
         self.gate_up, self.down, self.numbers, self.inner = gate_up, down, numbers, inner
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        """See `Experts`."""
         order, ends = grouped(chosen, self.numbers)
         return combine(weights, self.results(x, order, ends, chosen.shape[1]))
 
@@ -168,7 +167,6 @@ class GroupedExperts(SortedExperts[Tensor]):
 
     def launch(self, x: Input, order: Tensor, ends: Tensor, w: Tensor, out: Tensor,
                chosen: int) -> None:
-        """See `SortedExperts`."""
         x = plain(x)
         x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]

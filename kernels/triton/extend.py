@@ -1,10 +1,10 @@
-"""Attention of chunks of several sequences in one launch; see `reference.attention.torch_extend`.
+"""Attention of chunks of several sequences in one launch; see
+`kernels.reference.paged_attention.torch_extend`.
 
 A program takes a block of consecutive tokens of one chunk with all query heads of one key head: the
 heads of a group are rows of one product. Per head there would be as many programs, of as much work;
 but packed, a chunk of few tokens still fills a tile, less of a tile lies beyond the diagonal, and
-neighbouring programs read different keys of the same tokens, which lie side by side.
-"""
+neighbouring programs read different keys of the same tokens, which lie side by side."""
 
 from __future__ import annotations
 
@@ -186,7 +186,6 @@ class Extend:
         self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
         soft_cap: float, splits: int,
     ) -> None:
-        """See `extend`."""
         self.rows, self.page_size, self.window = rows, page_size, window
         self.scale, self.soft_cap, self.splits = scale, soft_cap, splits
         self.longest = max((row.count for row in rows), default=0)
@@ -194,7 +193,6 @@ class Extend:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         _, heads, dim = q.shape
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not self.longest:

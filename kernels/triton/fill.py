@@ -1,5 +1,5 @@
 """The rows of a step's decodes, read from the resident tables in one launch: see
-`kernels.record.WindowRows`."""
+`kernels.sampling_tables.WindowRows`."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import LIMIT, ROPE_DELTA, DecodeState, WindowRows, WindowSizes
+from actorium.kernels.sampling_tables import LIMIT, ROPE_DELTA, DecodeState, WindowRows, WindowSizes
 from actorium.kernels.triton.sampling_keys import field
 
 _LIMIT, _ROPE_DELTA = tl.constexpr(LIMIT), tl.constexpr(ROPE_DELTA)
@@ -58,7 +58,7 @@ def _fill(slots: tensor, last_token: tensor, seq_len: tensor, ended: tensor, dra
 
 def fill(slots: Tensor, progress: DecodeState, drafts: Tensor, record: Tensor, tables: Tensor,
          lengths: WindowSizes, out: WindowRows) -> None:
-    """The rows of these slots, to `out`: see `kernels.record.WindowRows`.
+    """The rows of these slots, to `out`: see `kernels.sampling_tables.WindowRows`.
 
     slots: i32[B]; drafts: i64[slots, most]; record: i32[slots, WIDTH]; tables: i32[groups, slots,
     P], rows contiguous.

@@ -38,7 +38,6 @@ def gated_norm(x: Tensor, weight: Tensor, gate: Tensor, eps: float) -> Tensor:
 
 
 def norm_gated(x: Tensor, weight: Tensor, gate: Tensor, eps: float, groups: int) -> Tensor:
-    """See `kernels.reference.gated_norm.norm_gated`."""
     gate = gate.unflatten(-1, (groups, -1))
     return _launch(x.reshape(gate.shape), weight, gate.shape[-1], gate, eps, True).flatten(-2)
 

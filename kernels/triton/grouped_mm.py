@@ -435,7 +435,6 @@ class TritonGrouped(Linear):
         return self.run(plain(x), dtype=torch.float32)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """See `RowLookup`."""
         return widened(self.own, dtype, ids)
 
     def run(self, x: Tensor, gate: str = "", dtype: torch.dtype | None = None) -> Tensor:
@@ -467,7 +466,6 @@ class TritonGroupedGated(Gated):
         self.activation = activation
 
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
-        """See `Gated`."""
         if not form.plain or len(x) > MANY:
             return super().__call__(x, form)
         return self.linear.run(plain(x), self.activation)

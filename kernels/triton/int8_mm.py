@@ -240,5 +240,4 @@ class TritonInt8(Linear):
         return quantise_int8(x)
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
-        """See `RowLookup`."""
         return self.own.rows(ids, dtype)

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from actorium.kernels.record import MIN_P
+from actorium.kernels.sampling_tables import MIN_P
 from actorium.kernels.triton.sampling_keys import key_of, real, weight_of
 from actorium.kernels.triton.search import scaled_tile
 

@@ -1,4 +1,4 @@
-"""Attention of decode rows over latents in pages; see `kernels.reference.mla`.
+"""Attention of decode rows over latents in pages; see `kernels.reference.latent`.
 
 As `decode`, but for one head of keys whose first part is the values as well: a block of latents is
 read once, and is an operand of both products. Keys have a second part, the rotated one, which is a
@@ -239,7 +239,7 @@ class LatentDecode:
             self.chunks = torch.empty((sequences, 2), dtype=torch.int32, device=q.device)
         own = self.work
         _latent[(tiles, len(own.items) - 1)](
-            q, layer, self.pages, own.items, self.chunks, out, own.parts, own.found, q.stride(0),
+            q, layer, self.pages, own.items, self.chunks, out, own.parts, own.lse, q.stride(0),
             q.stride(1), out.stride(0), out.stride(1), self.pages.stride(0), layer.stride(0),
             self.scale, q if scales is None else scales, Q_LEN=self.q_len, HEADS=heads,
             SCALED=scales is not None and layer.dtype is not torch.int8,
@@ -249,7 +249,7 @@ class LatentDecode:
             num_warps=shape.warps, num_stages=shape.stages)
         if len(own.parts) > 1:
             _merge_latent[(packed, sequences)](
-                self.chunks, own.parts, own.found, out, out.stride(0), out.stride(1),
+                self.chunks, own.parts, own.lse, out, out.stride(0), out.stride(1),
                 Q_LEN=self.q_len, HEADS=heads, RANK=self.rank, R_BLOCK=padded(self.rank),
                 ROWS=shape.rows, EACH=each, MOST=MOST, PARTS=AT_ONCE, num_warps=4)
         return out

@@ -62,7 +62,6 @@ def _join(logits: tensor, tokens: tensor, tops: tensor, masses: tensor, ahead: t
 
 
 def logprobs(logits: Tensor, tokens: Tensor, k: int, named: Tensor | None = None) -> Logprobs:
-    """See `kernels.reference.logprobs.logprobs`."""
     assert logits.is_contiguous(), "rows are reckoned by the vocabulary"
     rows, vocab = logits.shape
     cut, device = tiles(PROGRAMS // SHARES, vocab), logits.device

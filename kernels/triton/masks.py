@@ -24,7 +24,6 @@ def _mask(logits: tensor, rows: tensor, words: tensor, width: tensor, vocab: ten
 
 
 def mask(logits: Tensor, rows: Tensor, words: Tensor) -> None:
-    """See `kernels.reference.sampling.mask`."""
     assert logits.is_contiguous(), "rows are reckoned by the vocabulary"
     vocab = logits.shape[1]
     if len(rows):

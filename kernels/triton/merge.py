@@ -41,7 +41,6 @@ def _merge(
 
 
 def merge(parts: Tensor, lse: Tensor, out: Tensor) -> Tensor:
-    """See `kernels.reference.merge.merge`."""
     count, rows, heads, dim = parts.shape
     if rows * heads:
         _merge[(rows * heads,)](

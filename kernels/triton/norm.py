@@ -70,13 +70,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
 
 
 def add_rms_norm(x: Tensor, residual: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """See `kernels.reference.norm.add_rms_norm`."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return _launch(x, residual, weight, eps, total, before=True), total
 
 
 def rms_norm_add(x: Tensor, weight: Tensor, eps: float, residual: Tensor) -> Tensor:
-    """See `kernels.reference.norm.rms_norm_add`."""
     return _launch(x, residual, weight, eps, x, after=True)
 
 

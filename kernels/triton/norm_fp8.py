@@ -51,7 +51,6 @@ def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quan
 
 def add_rms_norm_fp8(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
                      form: InputForm) -> tuple[Quantised, Tensor]:
-    """See `kernels.ops.Ops.rms_norm_quant`."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return _launch(x, residual, weight, eps, form, total, before=True), total
 

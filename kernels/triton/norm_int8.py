@@ -48,7 +48,6 @@ def rms_norm_int8(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Qua
 
 def add_rms_norm_int8(x: Tensor, residual: Tensor, weight: Tensor, eps: float,
                       form: InputForm) -> tuple[Quantised, Tensor]:
-    """See `kernels.ops.Ops.add_rms_norm_quant`."""
     total = torch.empty(x.shape, dtype=x.dtype, device=x.device)
     return _launch(x, residual, weight, eps, form, total, before=True), total
 

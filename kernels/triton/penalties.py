@@ -8,7 +8,8 @@ import triton.language as tl
 from torch import Tensor
 from triton.language import tensor
 
-from actorium.kernels.record import (
+from actorium.kernels.reference.sampling import PROMPT_BIT
+from actorium.kernels.sampling_tables import (
     COUNT_ROW,
     FREQUENCY,
     MIN_LEN,
@@ -17,7 +18,6 @@ from actorium.kernels.record import (
     RowLayout,
     SamplingTables,
 )
-from actorium.kernels.reference.sampling import PROMPT_BIT
 from actorium.kernels.triton.sampling_keys import field, real, tiles
 
 _COUNT_ROW, _MIN_LEN = tl.constexpr(COUNT_ROW), tl.constexpr(MIN_LEN)

@@ -227,7 +227,6 @@ class SageExtend:
 
     def __init__(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                  means: KeyMeans, splits: int) -> None:
-        """See `sage_extend`."""
         self.rows, self.page_size, self.window = rows, page_size, window
         self.scale, self.means, self.splits = scale, means, splits
         self.blocks: dict[int, SageBlocks] = {}
@@ -236,7 +235,6 @@ class SageExtend:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
             return out
@@ -292,7 +290,6 @@ class SageDecode:
 
     def __init__(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                  window: int, scale: float, means: KeyMeans, splits: int) -> None:
-        """See `sage_decode`."""
         self.pages, self.page_size, self.window = pages, page_size, window
         self.scale, self.means, self.splits = scale, means, splits
         rows = len(lens) * q_len
@@ -307,7 +304,6 @@ class SageDecode:
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
-        """See `Attend`."""
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device) if out is None else out
         if not len(q):
             return out

@@ -13,7 +13,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from actorium.kernels.record import WIDTH
+from actorium.kernels.sampling_tables import WIDTH
 
 RECORD = tl.constexpr(WIDTH)
 LOWEST = tl.constexpr(-(1 << 31))

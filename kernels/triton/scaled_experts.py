@@ -68,7 +68,7 @@ class ScaledExperts(SortedExperts[Scaled]):
     """Experts whose weights are in FP8."""
 
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
-        """u8[E, 2 * I, ...] and u8[E, H, ...]: rows as `scaled_mm.pack` gives them; not kept."""
+        """u8[E, 2 * I, ...] and u8[E, H, ...]: rows as `scaled_linear.pack` gives; not kept."""
         first, second = (open_rows(own.flatten(0, 1)) for own in (gate_up, down))
         super().__init__(first, second, torch.arange(len(down), device=down.device),
                          second.weight.shape[1])
@@ -76,7 +76,6 @@ class ScaledExperts(SortedExperts[Scaled]):
 
     def launch(self, x: Input, order: Tensor, ends: Tensor, w: Scaled, out: Tensor,
                chosen: int) -> None:
-        """See `SortedExperts`."""
         (rows, outs), experts, (_, width) = out.shape, len(self.numbers), x.shape
         groups = w.scales.shape[1]
         if isinstance(x, Quantised) and x.scales.shape[1] == groups:

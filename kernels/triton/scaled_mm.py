@@ -155,7 +155,6 @@ def scaled_mm(
     x: Tensor, x_scales: Tensor, w: Scaled, dtype: torch.dtype, bias: Tensor | None = None,
     residual: Tensor | None = None, own: ScaledTile | None = None,
 ) -> Tensor:
-    """See `kernels.scaled_linear.scaled_mm`."""
     (rows, width), outs = x.shape, len(w.weight)
     out = torch.empty((rows, outs), dtype=dtype, device=x.device)
     if not rows:
@@ -178,7 +177,6 @@ class TritonScaledLinear(ScaledLinear):
         return not (self.by_row and self._plain(dtype))
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        """See `kernels.scaled_linear.scaled_mm`."""
         q, scales = self.quantised(x)
         if x.device.type == "cuda" and self._plain(dtype) and len(x):
             y = by_row(q, scales, self.scaled, self.bias)
@@ -186,7 +184,6 @@ class TritonScaledLinear(ScaledLinear):
         return scaled_mm(q, scales, self.scaled, dtype, self.bias, residual)
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """See `kernels.scaled_linear.quantise`."""
         return quantise(x, self.columns)
 
     def _plain(self, dtype: torch.dtype) -> bool:

@@ -3,7 +3,7 @@ order.
 
 top_k keeps the highest threshold that has k tokens at or above it; top_p, of what top_k keeps, the
 highest that has p of the mass. Both sums fall as the threshold rises, so that it is found by
-narrowing a bracket of keys (`keys.key_of`) until one distinct value is left in it.
+narrowing a bracket of keys (`sampling_keys.key_of`) until one distinct value is left in it.
 """
 
 from __future__ import annotations

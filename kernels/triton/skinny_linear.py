@@ -100,7 +100,6 @@ class SkinnyLinear(Linear):
         self.form = InputForm(norms=self._norms)
 
     def _norms(self, rows: int) -> bool:
-        """See `InputForm.norms`."""
         return self.products.config(self.normed_kind, rows, self) is not None
 
     def __call__(self, x: Input) -> Tensor:
@@ -155,7 +154,6 @@ class SkinnyGated(Gated):
     fuses = True
 
     def __call__(self, x: Input, form: InputForm = InputForm()) -> Input:
-        """See `Gated`."""
         if not isinstance(x, Unnormed):
             return super().__call__(x, form)
         if form.plain:

@@ -1,4 +1,5 @@
-"""See `reference.mamba2`: one more token for each row, its state read once and written once."""
+"""See `kernels.reference.ssd`: one more token for each row, its state read once and written
+once."""
 
 from __future__ import annotations
 
@@ -44,7 +45,7 @@ def _step(x: tl.tensor, b: tl.tensor, c: tl.tensor, dt: tl.tensor, x_stride: tl.
 
 
 def ssd_step(inputs: SSDInputs, states: Tensor, rows: Tensor, a: Tensor, skip: Tensor) -> Tensor:
-    """See `mamba2.ssd_step`. The numbers of a token lie side by side in each of the inputs."""
+    """See `ssd.ssd_step`. The numbers of a token lie side by side in each of the inputs."""
     x, b, c, dt = inputs
     batch, heads, dims = x.shape
     out = torch.empty((batch, heads, dims), device=x.device)

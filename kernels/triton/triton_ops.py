@@ -10,10 +10,10 @@ from torch import Tensor
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
-from actorium.kernels.record import SamplingTables
 from actorium.kernels.reference.experts import Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
+from actorium.kernels.sampling_tables import SamplingTables
 from actorium.kernels.scaled_linear import DequantisedLinear, ScaledLinear, has_products, is_packed
 from actorium.kernels.triton.activation import gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8

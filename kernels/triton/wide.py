@@ -14,7 +14,7 @@ import triton
 import triton.language as tl
 from triton.language import tensor
 
-from actorium.kernels.record import SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P
+from actorium.kernels.sampling_tables import SEED_HIGH, SEED_LOW, TEMPERATURE, TOP_K, TOP_P
 from actorium.kernels.triton.invert import draw_tiles, kept, least_of, top_of
 from actorium.kernels.triton.philox import uniform_of
 from actorium.kernels.triton.sampling_keys import field, key_of, real, weight_of

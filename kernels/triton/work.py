@@ -178,7 +178,7 @@ class WorkList(NamedTuple):
     """i32[B, tiles]: chunks of each sequence that are done; 0 between launches."""
     parts: Tensor
     """f32[items, tiles, rows, D]"""
-    found: Tensor
+    lse: Tensor
     """f32[items, tiles, rows]: logarithms, of base 2, of the sums of exponentiated scores."""
     workers: int
 

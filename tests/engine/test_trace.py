@@ -40,8 +40,7 @@ from actorium.actors.runtime.step_events import (
     traced,
 )
 from actorium.actors.scheduler.core import SchedulerCore
-from actorium.gpu.worker.timing import CudaStepTimer
-from actorium.gpu.worker.tracing import DeviceTimeline, StepTrace
+from actorium.gpu.worker.timing import CudaStepTimer, DeviceTimeline, StepTrace
 from actorium.tools.bench import timeline as trace
 from actorium.tools.cli import main
 from actorium.tools.null.null_worker import NullWorker
@@ -142,12 +141,12 @@ def test_a_core_by_itself_writes_nothing(tmp_path: Path) -> None:
 
 def test_a_line_stays_between_queueing_and_being_seen() -> None:
     line = DeviceTimeline()
-    assert line.place(0, 100, queued=1000, seen=5000) == (1000, 1100)
-    assert line.place(50, 100, queued=1020, seen=5000) == (1150, 1250), "behind the one before"
-    assert line.place(50, 100, queued=2000, seen=5000) == (2000, 2100), "not before it was queued"
-    assert line.place(900, 100, queued=2000, seen=2500) == (2400, 2500), "not after it was seen"
+    assert line.locate(0, 100, queued=1000, seen=5000) == (1000, 1100)
+    assert line.locate(50, 100, queued=1020, seen=5000) == (1150, 1250), "behind the one before"
+    assert line.locate(50, 100, queued=2000, seen=5000) == (2000, 2100), "not before it was queued"
+    assert line.locate(900, 100, queued=2000, seen=2500) == (2400, 2500), "not after it was seen"
     line.reset()
-    assert line.place(10**9, 100, queued=9000, seen=9900) == (9000, 9100)
+    assert line.locate(10**9, 100, queued=9000, seen=9900) == (9000, 9100)
 
 
 class FakeDevice(CudaStepTimer):
@@ -177,8 +176,7 @@ def test_a_clock_with_events_measures_launch_device_and_harvest(tmp_path: Path,
         now += 10_000
         return now
 
-    for module in ("timing", "tracing"):
-        monkeypatch.setattr(f"actorium.gpu.worker.{module}.monotonic_ns", tick)
+    monkeypatch.setattr("actorium.gpu.worker.timing.monotonic_ns", tick)
     clock = FakeDevice(StepTrace(StepEventFile(tmp_path / "a.events", LABEL, 64)))
 
     def launch(plan: StepPlan, begin: Any) -> Any:

@@ -15,9 +15,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import DeltaShape, StateShape
-from actorium.gpu.models.gated_delta import GatedDelta
-from actorium.gpu.models.mamba2 import Mamba2
-from actorium.gpu.models.recurrent import RecurrentLayer
+from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.gpu.parallel.rank_group import LoneRank
 from actorium.gpu.step.states import LayerStates, StatePool
 from actorium.kernels.cpu.delta_native import NativeDelta

@@ -10,7 +10,8 @@ from helpers_models import Seq, Stepper, write_checkpoint
 from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 
 SIZES: dict[str, Any] = {"num_hidden_layers": 1, "hidden_size": 64, "intermediate_size": 96,
                          "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
@@ -19,7 +20,7 @@ Way = tuple[tuple[int, ...], int, int]
 
 
 def tiny(path: Path, exact: str, device: str = "cpu", dtype: str = "bfloat16",
-         architecture: str = "Qwen3ForCausalLM", **sizes: Any) -> Model:
+         architecture: str = "Qwen3ForCausalLM", **sizes: Any) -> Decoder:
     """A tiny one on Triton's kernels."""
     write_checkpoint(path, architecture, seed=2, dtype=torch.bfloat16, **SIZES | sizes)
     config = Config(model=ModelConfig(dtype=dtype),
@@ -27,7 +28,7 @@ def tiny(path: Path, exact: str, device: str = "cpu", dtype: str = "bfloat16",
     return load_model(path, config, torch.device(device), lambda *_: None)
 
 
-def said(model: Model, prompt: list[int], last: int, way: Way) -> Tensor:
+def said(model: Decoder, prompt: list[int], last: int, way: Way) -> Tensor:
     """Logits of the last tokens of the prompt, when it is asked in this way."""
     counts, beside, q_len = way
     stepper, own = Stepper(model, 64), Seq(prompt)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import AttentionBackend, TorchAttention
 from actorium.gpu.attention.backend_choice import StepAttention
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 from actorium.tools.compare.comparison import Bars, ModelAnswer, Reading, compared
 from actorium.tools.compare.listener import TOP
 
@@ -23,7 +23,7 @@ def top(logprobs: Tensor, count: int = TOP) -> dict[str, float]:
     return {str(i): float(v) for i, v in zip(ids.tolist(), values.tolist(), strict=True)}
 
 
-def heard(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None,
+def heard(model: Decoder, backend: AttentionBackend, kv_dtype: torch.dtype | None,
           texts: Sequence[list[int]] | None = None, prompts: Sequence[list[int]] = PROMPTS,
           new: int = 12) -> list[ModelAnswer]:
     """What a model says with this backend, as a server would: an answer of `new` tokens, token by
@@ -51,8 +51,9 @@ def heard(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None,
     return found
 
 
-def beside_torch(model: Model, backend: AttentionBackend, kv_dtype: torch.dtype | None, bars: Bars,
-                 prompts: Sequence[list[int]] = PROMPTS, new: int = 12) -> dict[str, Any]:
+def beside_torch(model: Decoder, backend: AttentionBackend, kv_dtype: torch.dtype | None,
+                 bars: Bars, prompts: Sequence[list[int]] = PROMPTS,
+                 new: int = 12) -> dict[str, Any]:
     """The comparison of torch's reference and this backend, over pages of one dtype."""
     one = heard(model, TorchAttention(), kv_dtype, None, prompts, new)
     texts = [[int(token) for token in own.decode.tokens] for own in one]

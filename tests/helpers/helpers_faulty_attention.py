@@ -16,9 +16,9 @@ from torch import Tensor
 from actorium.gpu.attention.attention_backend import (
     AttentionBackend,
     NativeAttention,
+    SageAttention,
     TorchAttention,
 )
-from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.kernels.reference.kv import quantise_rows, raw
 from actorium.kernels.reference.paged_attention import Attend, ExtendChunk
 from actorium.kernels.reference.sage import sage_extend

@@ -11,7 +11,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from actorium.gpu.families.weight_formats import WeightFormat
-from actorium.gpu.weights.made_rows import quantise, row_format_of
+from actorium.gpu.weights.online_quantisation import quantise, row_format_of
 from actorium.kernels.grouped_rows import dequantise_grouped
 
 SINGLE = "model.safetensors"

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.pools import make_pools
 from actorium.gpu.step.runner import ModelRunner
@@ -90,7 +90,7 @@ def write_hybrid(path: Path, architecture: str, seed: int = 0,
     return model
 
 
-def hybrid_runner(model: Model, slots: int = 9, checkpoints: int = 4, pages: int = 400,
+def hybrid_runner(model: Decoder, slots: int = 9, checkpoints: int = 4, pages: int = 400,
                   page_size: int = 16, state_dtype: torch.dtype = torch.float32) -> ModelRunner:
     """A runner over a loaded model; pages and states are full of NaN."""
     shape = model.shape

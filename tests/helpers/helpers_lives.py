@@ -145,7 +145,7 @@ class Lives:
         self.wake()
 
     def wake(self) -> None:
-        """As `runtime/commit.py` does it."""
+        """As `actors/ledger/committer.py` does it."""
         if self.held is not None:
             self._retry()
         sends = list(self.scheduler.on_wake(self.now))

@@ -17,13 +17,11 @@ from numpy.typing import NDArray
 
 from actorium.actors.messages import Admit, MediaItem, PageGroup, Ready, StepPlan, Submit
 from actorium.actors.params import ResolvedParams, TextParams
-from actorium.gpu.models.registry import Model
-from actorium.gpu.parallel.rank_types import LoneRank, RankGroup
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.step.runner import ModelRunner
-from actorium.gpu.vision.encoder_pool import EncoderPool
-from actorium.gpu.vision.grids import Grid, output_rows
-from actorium.gpu.vision.media_steps import MediaSteps
-from actorium.gpu.vision.mrope_positions import Medium
+from actorium.gpu.vision.grids import Grid, Medium, output_rows
+from actorium.gpu.vision.media_steps import EncoderPool, MediaSteps
 
 GREEDY = ResolvedParams(max_tokens=6, temperature=0.0)
 
@@ -59,7 +57,7 @@ class Question(NamedTuple):
     pictures: list[Picture]
 
 
-def question(model: Model, *parts: Sequence[int] | Picture) -> Question:
+def question(model: Decoder, *parts: Sequence[int] | Picture) -> Question:
     """Frames of a video apart where the tower wants them so."""
     own = model.shape.vision
     assert own is not None
@@ -159,7 +157,7 @@ class MediaRing(Ring):
             media=asked.media, tenant=tenant), 0.0)
 
 
-def media_ring(model: Model, rows: int = 4096, frame_tokens: int = 4096, drafts: int = 0,
+def media_ring(model: Decoder, rows: int = 4096, frame_tokens: int = 4096, drafts: int = 0,
                runner: dict[str, Any] | None = None, **ring: Any) -> MediaRing:
     """A ring over a model; runner: of `make_runner`; ring: of `Ring`."""
     patches = Patches()

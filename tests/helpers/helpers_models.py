@@ -15,7 +15,8 @@ from torch import Tensor
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.gpu.families.architectures import read_shape
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.step.pools import make_pools
 
@@ -66,7 +67,7 @@ def write_checkpoint(
     return model
 
 
-def load(path: Path, native: bool = True, **model: Any) -> Model:
+def load(path: Path, native: bool = True, **model: Any) -> Decoder:
     """Our model of the checkpoint at `path`, on the CPU."""
     config = Config(model=ModelConfig(**model), device=DeviceConfig(native_kernels=native))
     return load_model(path, config, CPU, lambda *_: None)
@@ -116,7 +117,7 @@ class Seq:
 class Stepper:
     """Runs steps of a model over sequences, with a shuffled page allocator."""
 
-    def __init__(self, model: Model, pages: int = 256, page_size: int = 16, seed: int = 0,
+    def __init__(self, model: Decoder, pages: int = 256, page_size: int = 16, seed: int = 0,
                  kv_dtype: torch.dtype | None = None) -> None:
         self.model, self.page_size = model, page_size
         dtype = kv_dtype or model.dtype

@@ -18,8 +18,7 @@ from actorium.actors.media.media_jobs import patchify
 from actorium.actors.media.patch_store import MediaFacts
 from actorium.actors.media.prompt_media import IMAGE, PADS, expand_ids, expand_text
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.vision.grids import Grid
-from actorium.gpu.vision.mrope_positions import Medium, RopePositions, rope_positions
+from actorium.gpu.vision.grids import Grid, Medium, RopePositions, rope_positions
 from actorium.gpu.vision.prompt_images import add_images, chunk_images
 from actorium.gpu.vision.tower import VisionRows
 from actorium.tools.evaluation.picture_scores import is_answer

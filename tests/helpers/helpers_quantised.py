@@ -16,7 +16,7 @@ from helpers_speculation import Work
 from torch import Tensor
 
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 
 PROMPT = [5, 9, 30, 2, 77, 140, 8, 8, 61, 17, 120, 4]
 WRITERS: dict[str, Callable[..., Any]] = {
@@ -31,7 +31,7 @@ WRITERS: dict[str, Callable[..., Any]] = {
 }
 
 
-def told_of(model: Model) -> Tensor:
+def told_of(model: Decoder) -> Tensor:
     """Log-probabilities of the tokens of a prompt."""
     params = ResolvedParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
     (out,) = Work([list(range(40, 75))], [params]).plain(model)
@@ -39,7 +39,7 @@ def told_of(model: Model) -> Tensor:
         b"".join(part.chosen for part in out.prompt_logprobs), np.float32)])
 
 
-def logits(model: Model) -> Tensor:
+def logits(model: Decoder) -> Tensor:
     """Of every token of PROMPT."""
     return Stepper(model, pages=8).step([(Seq(list(PROMPT)), len(PROMPT))], every_row=True)
 

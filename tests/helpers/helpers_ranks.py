@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from actorium.gpu.parallel.rank_group import RankGroup, RankPlace, open_group
-from actorium.gpu.parallel.torch_group import TorchGroup
+from actorium.gpu.parallel.rank_group import RankGroup, RankPlace
+from actorium.gpu.parallel.torch_group import TorchGroup, open_group
 
 Body = Callable[[RankGroup], Any]
 

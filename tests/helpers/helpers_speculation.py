@@ -20,7 +20,7 @@ from actorium.gpu.step.speculation import make_proposer
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.step.tables import SlotTables
-from actorium.kernels.record import SEED_LOW
+from actorium.kernels.sampling_tables import SEED_LOW
 
 I32 = NDArray[np.int32]
 RUBBISH = 50.0

@@ -8,10 +8,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorium.kernels import record as columns
-from actorium.kernels.record import SamplingTables
+from actorium.kernels import sampling_tables as columns
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.philox import uniform
+from actorium.kernels.sampling_tables import SamplingTables
 
 MIXTURES: list[dict[str, Any]] = [
     {}, {"temperature": 0.0}, {"temperature": 0.3}, {"top_k": 1}, {"top_k": 7}, {"top_k": 300},

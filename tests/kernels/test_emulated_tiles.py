@@ -65,15 +65,15 @@ def random_pairs(rows: int, seed: int) -> tuple[Bits, Bits, Floats]:
 
     def bf16(*shape: int) -> Bits:
         x = draw.normal(size=shape).astype(numpy.float32) + numpy.float32(0.01)
-        found: Bits = (x.view(numpy.uint32) >> 16).astype(numpy.uint16)
-        return found
+        high: Bits = (x.view(numpy.uint32) >> 16).astype(numpy.uint16)
+        return high
 
     return bf16(rows, 32), bf16(16, 32), draw.normal(size=(rows, 16)).astype(numpy.float32)
 
 
 def wide(x: Bits) -> Floats:
-    found: Floats = (x.astype(numpy.uint32) << 16).view(numpy.float32)
-    return found
+    wide: Floats = (x.astype(numpy.uint32) << 16).view(numpy.float32)
+    return wide
 
 
 def nearest(x: Fraction) -> Fraction:

@@ -21,7 +21,7 @@ from actorium.kernels.grouped_rows import (
     to_int8,
 )
 from actorium.kernels.inputs import InputForm, Quantised, plain
-from actorium.kernels.linear import SideBySide
+from actorium.kernels.linear import ConcatLinear
 from actorium.kernels.ops import Ops
 from actorium.kernels.reference.torch_ops import TorchOps
 
@@ -132,9 +132,9 @@ def test_products_side_by_side_share_an_input(native: NativeOps) -> None:
     four, six, rows = (native.linear(rows_of(form, 48, 128)) for form in (
         RowFormat(4, 32, True), RowFormat(6, 16, False, 32), RowFormat(8, 0, False, 128)))
     x, weight = numbers(9, 128), numbers(3, 128)[2]
-    shared, apart = SideBySide([four, six]), SideBySide([four, rows])
+    shared, apart = ConcatLinear([four, six]), ConcatLinear([four, rows])
     assert shared.form == four.form and apart.form == InputForm()
-    beside = SideBySide([four, native.linear(torch.randn(32, 128).to(BF16))])
+    beside = ConcatLinear([four, native.linear(torch.randn(32, 128).to(BF16))])
     assert beside.form == four.form._replace(plain=True)
     normed = native.rms_norm(x, weight, EPS)
     for each in (shared, beside):

@@ -20,7 +20,6 @@ from torch import Tensor
 from actorium.gpu.families.weight_formats import WeightFormat
 from actorium.gpu.weights.gguf_reader import FORMATS as BLOCKS
 from actorium.gpu.weights.gguf_reader import NUMBERS, grouped
-from actorium.kernels.block_rows import BlockPart, BlockRows
 from actorium.kernels.cpu import native_library
 from actorium.kernels.cpu.grouped_native import (
     GroupedMemory,
@@ -35,6 +34,8 @@ from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.grouped_rows import (
     BITS,
     GROUPS,
+    BlockPart,
+    BlockRows,
     Grouped,
     RowFormat,
     dequantise_grouped,
@@ -100,7 +101,7 @@ def rand(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
-def made(outs: int, ins: int, form: RowFormat) -> Grouped:
+def drawn(outs: int, ins: int, form: RowFormat) -> Grouped:
     """A weight whose scales are exact in f16."""
     own = quantise_grouped(rand(outs, ins) * 0.02, form)
     if not form.group:
@@ -122,7 +123,7 @@ def terms(x: Tensor, own: Grouped) -> Tensor:
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_every_format_by_reference(lib: ctypes.CDLL, memory: GroupedMemory,
                                    form: RowFormat) -> None:
-    own = made(40, 256, form)
+    own = drawn(40, 256, form)
     linear = NativeGrouped(pack_rows(own), None, lib, 2, memory)
     for rows in (1, 6, 13):
         x = rand(rows, 256, seed=rows).to(BF16)
@@ -135,7 +136,7 @@ def test_every_format_by_reference(lib: ctypes.CDLL, memory: GroupedMemory,
 @pytest.mark.parametrize("form", [RowFormat(4, 32, True), RowFormat(8, 0, False, 128)], ids=str)
 def test_shapes_and_what_is_added(lib: ctypes.CDLL, memory: GroupedMemory, form: RowFormat,
                                   outs: int, ins: int, rows: int) -> None:
-    own, bias = made(outs, ins, form), rand(outs, seed=1).to(BF16)
+    own, bias = drawn(outs, ins, form), rand(outs, seed=1).to(BF16)
     x, more = rand(rows, ins, seed=2).to(BF16), rand(rows, outs, seed=3).to(BF16)
     linear = NativeGrouped(pack_rows(own), bias, lib, 2, memory)
     want = grouped_mm(x.float(), own) + bias
@@ -149,7 +150,7 @@ def test_shapes_and_what_is_added(lib: ctypes.CDLL, memory: GroupedMemory, form:
 @pytest.mark.parametrize("rows", [1, 7, 40])
 @pytest.mark.parametrize("bias", [False, True])
 def test_gated_by_silu(lib: ctypes.CDLL, memory: GroupedMemory, rows: int, bias: bool) -> None:
-    own, x = made(96, 128, RowFormat(4, 32, False, 8)), rand(rows, 128, seed=2).to(BF16)
+    own, x = drawn(96, 128, RowFormat(4, 32, False, 8)), rand(rows, 128, seed=2).to(BF16)
     own = own._replace(scales=own.scales * 32)
     more = rand(96, seed=3).to(BF16) if bias else None
     gated = NativeGroupedGated(pack_rows(own), more, lib, 2, memory)
@@ -159,9 +160,9 @@ def test_gated_by_silu(lib: ctypes.CDLL, memory: GroupedMemory, rows: int, bias:
 
 
 @pytest.mark.parametrize("form", FORMATS, ids=str)
-def test_a_row_gives_the_same_bits_in_any_company(lib: ctypes.CDLL, memory: GroupedMemory,
+def test_a_row_gives_the_same_bits_in_any_batch(lib: ctypes.CDLL, memory: GroupedMemory,
                                                   form: RowFormat) -> None:
-    linear = NativeGrouped(pack_rows(made(100, 256, form)), None, lib, 2, memory)
+    linear = NativeGrouped(pack_rows(drawn(100, 256, form)), None, lib, 2, memory)
     x = rand(200, 256, seed=4).to(BF16)
     whole = linear.wide(x)
     for count in (1, 2, 3, 4, 5, 6, 7, 13):
@@ -171,7 +172,7 @@ def test_a_row_gives_the_same_bits_in_any_company(lib: ctypes.CDLL, memory: Grou
 
 def test_inputs_longer_than_scratch_take_several_passes(lib: ctypes.CDLL,
                                                         memory: GroupedMemory) -> None:
-    rows = pack_rows(made(48, 512, RowFormat(4, 128, True)))
+    rows = pack_rows(drawn(48, 512, RowFormat(4, 128, True)))
     whole, small = (NativeGrouped(rows, None, lib, 2, some)
                     for some in (memory, GroupedMemory(20000)))
     x = rand(200, 512, seed=5).to(BF16)
@@ -179,7 +180,7 @@ def test_inputs_longer_than_scratch_take_several_passes(lib: ctypes.CDLL,
 
 
 def test_what_is_not_finite_stays_in_its_row(lib: ctypes.CDLL, memory: GroupedMemory) -> None:
-    linear = NativeGrouped(pack_rows(made(48, 256, RowFormat(4, 32, False, 8))), None, lib, 2,
+    linear = NativeGrouped(pack_rows(drawn(48, 256, RowFormat(4, 32, False, 8))), None, lib, 2,
                            memory)
     x = rand(5, 256, seed=6).to(BF16)
     want = linear.wide(x)
@@ -207,7 +208,7 @@ def test_the_largest_products_fit_their_sums(lib: ctypes.CDLL, memory: GroupedMe
 
 @pytest.mark.parametrize("mins", [False, True])
 def test_small_and_large_inputs(lib: ctypes.CDLL, memory: GroupedMemory, mins: bool) -> None:
-    own = made(48, 256, RowFormat(4, 32, mins, 0 if mins else 8))
+    own = drawn(48, 256, RowFormat(4, 32, mins, 0 if mins else 8))
     linear = NativeGrouped(pack_rows(own), None, lib, 2, memory)
     assert not linear.wide(torch.zeros(3, 256, dtype=BF16)).any()
     assert linear.wide(torch.full((1, 256), 1e-39, dtype=BF16)).abs().max() < 1e-36
@@ -219,7 +220,7 @@ def test_small_and_large_inputs(lib: ctypes.CDLL, memory: GroupedMemory, mins: b
 
 @pytest.mark.parametrize("scale", [1e-12, 1e12])
 def test_scales_beyond_f16(lib: ctypes.CDLL, memory: GroupedMemory, scale: float) -> None:
-    own = made(40, 64, RowFormat(4, 32, True))
+    own = drawn(40, 64, RowFormat(4, 32, True))
     own = own._replace(scales=own.scales * scale, mins=own.mins * scale)
     rows = NativeGrouped(pack_rows(own), None, lib, 2, memory).rows(torch.arange(40),
                                                                      torch.float32)
@@ -230,7 +231,7 @@ def test_scales_beyond_f16(lib: ctypes.CDLL, memory: GroupedMemory, scale: float
 @pytest.mark.parametrize("form", FORMATS, ids=str)
 def test_rows_are_those_of_the_weight(lib: ctypes.CDLL, memory: GroupedMemory,
                                       form: RowFormat) -> None:
-    own, ids = made(40, 256, form), torch.tensor([3, 39, 3, 0, 16])
+    own, ids = drawn(40, 256, form), torch.tensor([3, 39, 3, 0, 16])
     linear = NativeGrouped(pack_rows(own), None, lib, 2, memory)
     want = dequantise_grouped(own, torch.float32)[ids]
     assert torch.allclose(linear.rows(ids, torch.float32), want, rtol=0, atol=2e-8)
@@ -326,9 +327,9 @@ def test_ops_choose_these_kernels() -> None:
     if whole is None:
         pytest.skip("no C compiler, or torch with another OpenMP")
     ops = NativeOps(whole, 2)
-    rows = pack_rows(made(64, 64, RowFormat(4, 32, True)))
+    rows = pack_rows(drawn(64, 64, RowFormat(4, 32, True)))
     assert isinstance(ops.linear(rows), NativeGrouped)
     assert isinstance(ops.gated(rows, None, "silu"), NativeGroupedGated)
     assert not isinstance(ops.gated(rows, None, "gelu"), NativeGroupedGated)
-    narrow = pack_rows(made(64, 48, RowFormat(4, 16, True)))
+    narrow = pack_rows(drawn(64, 48, RowFormat(4, 16, True)))
     assert not can_group(narrow) and not isinstance(ops.linear(narrow), NativeGrouped)

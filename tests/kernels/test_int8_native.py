@@ -86,7 +86,7 @@ def test_decodes(attention: NativeAttention, heads: int, kv_heads: int, dim: int
     assert found[0] < 2 * found[1] < 6e-3
 
 
-def test_codes_are_the_same_in_every_build_here(attention: NativeAttention) -> None:
+def test_codes_are_the_same_in_every_build(attention: NativeAttention) -> None:
     """Sums of integers do not depend on the instructions."""
     case = Paged([(200, 1), (33, 1)], 6, 2, 64, 16, 0, BF16, torch.int8)
     want = decoded(NativeAttention(built("this"), 1), case, 1)

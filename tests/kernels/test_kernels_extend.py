@@ -158,7 +158,7 @@ def test_masked_keys_do_not_matter(ops: NativeAttention) -> None:
     assert after[70:].isnan().all()
 
 
-def test_a_row_is_the_same_alone_and_in_company(ops: NativeAttention) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(ops: NativeAttention) -> None:
     case = Case(MIXED, 4, 2, 64, 16)
     together = ops.extend(case.rows, 16, 0, case.scale)(case.q, case.layer)
     first = 0

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import SummedLinear
-from actorium.kernels.cpu.leaf_linear import LeafLinear, LeavesBeside, leaf_columns
+from actorium.kernels.cpu.column_parts import LeafLinear, LeafProducts, leaf_columns
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.linear import Linear, Reordered
 
@@ -132,7 +132,7 @@ def test_sums_of_ranks_do_not_know_of_other_rows(tmp_path: Path, size: int,
 def test_leaves_of_experts_lie_side_by_side(ops: NativeOps) -> None:
     weight, x = drawn(64, 99).bfloat16(), drawn(5, 99).bfloat16()
     cut = leaf_columns(weight, 2)
-    own: list[Linear] = [ops.linear(part) for part in cut]
-    found = LeavesBeside(own, 50)(x)
-    assert torch.equal(found[:, :64], own[0](x[:, :50].contiguous()))
-    assert torch.equal(found[:, 64:], own[1](torch.nn.functional.pad(x[:, 50:], (0, 1))))
+    products: list[Linear] = [ops.linear(part) for part in cut]
+    found = LeafProducts(products, 50)(x)
+    assert torch.equal(found[:, :64], products[0](x[:, :50].contiguous()))
+    assert torch.equal(found[:, 64:], products[1](torch.nn.functional.pad(x[:, 50:], (0, 1))))

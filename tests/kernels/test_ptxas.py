@@ -30,7 +30,7 @@ def checked(tmp_path: Path, *arguments: str, seconds: float) -> list[dict[str, A
 
 
 @pytest.mark.slow
-def test_decisive_kernels_meet_their_rules(tmp_path: Path) -> None:
+def test_decisive_kernels_keep_their_rules(tmp_path: Path) -> None:
     found = checked(tmp_path, "--quick", "--jobs", "1", seconds=230)
     assert {row["sm"] for row in found} == {90} and not any(sum(row["spills"]) for row in found)
     assert {"_decode", "_extend", "_rule", "_product"} <= {row["kernel"] for row in found}
@@ -79,7 +79,7 @@ def test_spills_are_counted_in_bytes() -> None:
     assert device.spilled(sass) == (8, 20)
 
 
-def test_fp64_is_found() -> None:
+def test_fp64_is_detected() -> None:
     ptx = """
 	cvt.f64.s64 %fd1, %rd1;
 	@%p1 mul.f64 	%fd2, %fd1, 0d3CA0000000000000;

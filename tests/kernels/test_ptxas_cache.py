@@ -37,7 +37,7 @@ def test_keys_are_those_of_the_devices_wheel(tmp_path: Path,
 
 
 @pytest.mark.slow
-def test_what_is_carried_is_found_wherever_it_lies(tmp_path: Path) -> None:
+def test_a_carried_cache_serves_wherever_it_lies(tmp_path: Path) -> None:
     archive, there = tmp_path / "kernels.tar.gz", tmp_path / "there"
     said = filled(tmp_path / "here", tmp_path, "--archive", str(archive), "--threads", "1")
     assert said[-2:] == ["2 kernels were missing", f"2 kernels packed, 0.0 MiB: {archive.name}"]

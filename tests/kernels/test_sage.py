@@ -12,16 +12,10 @@ from helpers_attention import Paged, Row, error
 from helpers_builds import EACH_BUILD, built
 from torch import Tensor
 
-from actorium.kernels.cpu.sage_native import NativeSage
+from actorium.kernels.cpu.attention_native import NativeSage
 from actorium.kernels.reference.kv import read_rows
 from actorium.kernels.reference.paged_attention import Attend
-from actorium.kernels.reference.sage import (
-    KeyMeans,
-    code_rows,
-    sage_chunk,
-    sage_extend,
-    sage_rows,
-)
+from actorium.kernels.reference.sage import KeyMeans, code_rows, sage_chunk, sage_extend, sage_rows
 
 pytestmark = pytest.mark.usefixtures("all_threads")
 BF16 = torch.bfloat16
@@ -62,7 +56,7 @@ def biased(case: Paged, loud: float = 8.0) -> KeyMeans:
     bias = loud * torch.randn(case.layer.shape[1:],
                               generator=torch.Generator().manual_seed(5))[:kv_heads]
     case.layer[:, :kv_heads] += bias.to(case.layer.dtype)
-    means.tell(case.layer, bias)
+    means.store(case.layer, bias)
     return means
 
 
@@ -183,7 +177,7 @@ def test_a_token_does_not_depend_on_where_its_chunk_begins(kernel: NativeRun, cu
     assert torch.equal(rest(case.q[cut:], case.layer), want[cut:])
 
 
-def test_a_row_is_the_same_alone_and_in_company(kernel: NativeRun) -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch(kernel: NativeRun) -> None:
     case, first = Paged(MIXED, 4, 2, 64, 16, dtype=BF16), 0
     means = biased(case)
     together = kernel(case, means)(case.q, case.layer)

@@ -109,7 +109,7 @@ def test_a_rank_may_be_a_turn_ahead_and_turns_go_round() -> None:
 
 
 @interpreted
-def test_nobody_is_waited_for_once_a_rank_is_gone() -> None:
+def test_nobody_is_waited_for_once_a_rank_has_ended() -> None:
     """It would never end."""
     ranks = Ranks(2, 40, FLOAT)
     peers = ranks.peers[0]

@@ -188,7 +188,7 @@ def test_attention_by_codes(device: torch.device, name: str, kv_dtype: torch.dty
     case = Paged(spans, 16 if device.type == "cuda" else 4, 2, dim, 16, window, BF16, kv_dtype,
                  device.type)
     means = KeyMeans()
-    means.tell(case.layer, torch.linspace(-2, 2, 2 * dim, device=device).view(2, dim))
+    means.store(case.layer, torch.linspace(-2, 2, 2 * dim, device=device).view(2, dim))
     want = sage_extend(case.rows, 16, window, case.scale, means)(
         case.q, case.layer, None, case.scales).double().cpu()
     assert error(want, case.wanted()) < 0.03, "the reference is not far from fp64"

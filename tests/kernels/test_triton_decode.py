@@ -269,12 +269,12 @@ def test_the_same_bits_alone_and_in_a_batch(q_len: int, window: int) -> None:
 def test_every_layer_has_the_list_of_the_first_and_makes_none() -> None:
     case = Paged([(300, 1), (64, 1)], 4, 2, 32, 16)
     tables, lens = case.tables()
-    made: list[int] = []
+    launches: list[int] = []
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "make", lambda *given: made.append(1) or make(*given))
+        patch.setattr(module, "make", lambda *given: launches.append(1) or make(*given))
         attend = decode(tables, lens, 301, 1, 16, 0, case.scale, splits=7)
         outs = [attend(case.q, case.layer, case.poisoned()) for _ in range(3)]
-    assert made == [1]
+    assert launches == [1]
     assert all(torch.equal(out, outs[0]) for out in outs) and error(outs[0], case.wanted()) < 1e-6
 
 

@@ -68,15 +68,15 @@ class Window:
     def run(self, ops: TorchOps, wide: bool = False) -> list[Tensor]:
         """What a window gives, and what it leaves in the pools, which begin in the middle of their
         memory; wide: all in fp64."""
-        def own(x: Tensor) -> Tensor:
+        def contiguous_part(x: Tensor) -> Tensor:
             return x.double() if wide else x.clone()
 
-        layer = self.layer._replace(**{name: own(getattr(self.layer, name))
+        layer = self.layer._replace(**{name: contiguous_part(getattr(self.layer, name))
                                        for name in ("conv", "decay", "bias")})
-        whole = [torch.cat((torch.full_like(pool, torch.nan), own(pool)))
+        whole = [torch.cat((torch.full_like(pool, torch.nan), contiguous_part(pool)))
                  for pool in (self.states, self.columns, self.pending)]
         pools = [pool[len(pool) // 2:] for pool in whole]
-        p = own(self.p)
+        p = contiguous_part(self.p)
         if self.pending.shape[1]:
             out = ops.delta_window(p, *pools, self.rows, self.accepted, layer)
         else:

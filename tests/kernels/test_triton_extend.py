@@ -102,7 +102,7 @@ def test_masked_keys_do_not_matter() -> None:
     assert after[70:].isnan().all()
 
 
-def test_a_row_is_the_same_alone_and_in_company() -> None:
+def test_a_row_is_the_same_alone_and_in_a_batch() -> None:
     """To the bit: else a prompt's tokens would depend on what else was in the step."""
     case = Paged([(0, 70), (33, 40), (129, 33)], 4, 2, 32, 16)
     together, first = run(case), 0

@@ -13,12 +13,11 @@ from helpers_worker import CPU
 
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.step.step_images import StepImages
 from actorium.gpu.step.tables import SlotTables
 from actorium.kernels.backends import select_sampling, triton_fault
-from actorium.kernels.record import LIMIT, ROPE_DELTA
 from actorium.kernels.reference.torch_ops import TorchSampling
 from actorium.kernels.sampling_ops import SamplingOps
+from actorium.kernels.sampling_tables import LIMIT, ROPE_DELTA
 
 pytest.importorskip("triton")
 DEVICES = [
@@ -28,7 +27,7 @@ DEVICES = [
         not torch.cuda.is_available(), reason="no CUDA device")])]
 COMPILED = """
 import torch
-from actorium.kernels.record import WindowSizes, DecodeState, WindowRows
+from actorium.kernels.sampling_tables import WindowSizes, DecodeState, WindowRows
 from actorium.kernels.triton.fill import fill
 
 i32, i64 = (lambda *s: torch.zeros(s, dtype=torch.int32)), (lambda *s: torch.zeros(
@@ -42,13 +41,6 @@ for most, q_len in ((0, 1), (2, 3)):
 """
 
 
-class TakesImages(StepImages):
-    """Of tables of which some slots have images."""
-
-    kept = torch.zeros(0)
-    open = admit = prepare = place = None  # type: ignore[assignment]
-
-
 def tables(device: torch.device, ops: SamplingOps, seed: int, groups: int, most: int, pages: int,
            size: int, images: bool) -> SlotTables:
     """Of 11 slots, some of whose sequences have ended, or are at their limit or the model's, or
@@ -59,7 +51,7 @@ def tables(device: torch.device, ops: SamplingOps, seed: int, groups: int, most:
     length[3:5] = t.max_len
     limit = np.minimum(length + rng.integers(0, 4, 11), t.max_len)
     delta = np.maximum(rng.integers(-9, 2, 11), 1 - length) * (rng.random(11) < 0.6) * images
-    t.images = TakesImages() if images else None
+    t.images = object() if images else None  # type: ignore[assignment]
     for array, values in ((t.last_token, rng.integers(0, 100, 11)), (t.seq_len, length),
                           (t.ended, rng.random(11) < 0.3), (t.record[:, LIMIT], limit),
                           (t.record[:, ROPE_DELTA], delta),

@@ -107,7 +107,7 @@ def test_rows_of_every_tile(count: int) -> None:
         close(got, x.float() @ reference(rows, BF16).float().t())
 
 
-def test_many_rows_meet_the_weight_widened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_rows_take_the_weight_widened_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     from actorium.kernels.triton import grouped_mm
 
     monkeypatch.setattr(grouped_mm, "MANY", 8)

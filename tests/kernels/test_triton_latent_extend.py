@@ -26,9 +26,9 @@ from actorium.gpu.attention.attention_backend import (
     TritonAttention,
 )
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.plan import attention_memory
-from actorium.gpu.plan.attention_memory import attention_bytes
+from actorium.gpu.plan import non_cache_memory
 from actorium.gpu.plan.memory_plan import Demand
+from actorium.gpu.plan.non_cache_memory import attention_bytes
 from actorium.kernels.reference import attention_blocks, paged_attention
 from actorium.kernels.reference.kv import quantise_rows
 from actorium.kernels.triton.latent_extend import LatentExtend
@@ -175,7 +175,7 @@ class TestLongPrefix:
     def test_in_small(self, part: tuple[int, int], monkeypatch: pytest.MonkeyPatch) -> None:
         """What the next one does, without a device."""
         monkeypatch.setattr(paged_attention, "keeps_scores", lambda _: False)
-        for module, name in ((attention_blocks, "BYTES"), (attention_memory, "BLOCKS")):
+        for module, name in ((attention_blocks, "BYTES"), (non_cache_memory, "BLOCKS")):
             monkeypatch.setattr(module, name, 40_000)
         check_long_prefix(Prompts([part], 4, 32, 8, 16), 1e-5)
 

@@ -20,7 +20,8 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.errors import BadConfig
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.device import open_device
 from actorium.kernels.backends import select_ops, triton_fault
@@ -31,7 +32,7 @@ pytest.importorskip("triton")
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
 
 
-def load(path: Path, kernels: str) -> Model:
+def load(path: Path, kernels: str) -> Decoder:
     config = Config(device=DeviceConfig(kernels=kernels))
     return load_model(path, config, CPU, lambda *_: None)
 

@@ -17,10 +17,11 @@ pytestmark = [*INTERPRETED, *(pytest.mark.filterwarnings(f"ignore:{what}:Runtime
                               for what in ("divide by zero", "All-NaN slice"))]
 
 
-def told(case: Paged) -> KeyMeans:
+def means_of(case: Paged) -> KeyMeans:
     """Some means."""
     means, kv_heads = KeyMeans(), case.layer.shape[1] // 2
-    means.tell(case.layer, torch.linspace(-2, 2, kv_heads * case.layer.shape[2]).view(kv_heads, -1))
+    spread = torch.linspace(-2, 2, kv_heads * case.layer.shape[2])
+    means.store(case.layer, spread.view(kv_heads, -1))
     return means
 
 
@@ -35,7 +36,7 @@ def test_equals_the_reference(spans: list[tuple[int, int]], window: int, dim: in
                               ) -> None:
     """With keys that are coded first, and by each program for itself."""
     case = Paged(spans, 4, 2, dim, 16, window)
-    means = told(case)
+    means = means_of(case)
     for splits in (1, 2):
         out = case.poisoned()
         attend = SageExtend(case.rows, 16, window, case.scale, means, splits)
@@ -47,7 +48,7 @@ def test_equals_the_reference(spans: list[tuple[int, int]], window: int, dim: in
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 def test_pages_that_hold_codes(dtype: torch.dtype) -> None:
     case = Paged([(0, 20), (40, 17)], 4, 2, 32, 16, dtype=dtype, kv_dtype=torch.int8)
-    means, bound = told(case), 1e-5 if dtype is torch.float32 else 6e-3
+    means, bound = means_of(case), 1e-5 if dtype is torch.float32 else 6e-3
     want = reference(case.rows, 16, 0, case.scale, means)(case.q, case.layer, None, case.scales)
     for splits in (1, 2):
         attend = SageExtend(case.rows, 16, 0, case.scale, means, splits)
@@ -59,7 +60,7 @@ def test_pages_that_hold_codes(dtype: torch.dtype) -> None:
 def test_codes_are_the_same_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """To the bit: a token must not depend on how long the prefix is beside the step's prompts."""
     case = Paged([(20, 20)], 4, 2, 32, 16, dtype=torch.bfloat16)
-    means = told(case)
+    means = means_of(case)
     found = []
     for most in (0, 9):
         monkeypatch.setattr(kernels, "MOST_KEYS", most)
@@ -73,7 +74,7 @@ def test_codes_are_the_same_whoever_makes_them(monkeypatch: pytest.MonkeyPatch) 
 def test_decodes_read_nothing_behind_themselves(dtype: torch.dtype) -> None:
     """Windows of two tokens; of the first of each, the last may be anybody's."""
     case = Paged([(40, 2), (0, 2)], 6, 2, 32, 16, dtype=dtype)
-    means, (tables, lens) = told(case), case.tables()
+    means, (tables, lens) = means_of(case), case.tables()
     want = wanted(case, means)
     got = sage_decode(tables, lens, 42, 2, 16, 0, case.scale, means)(case.q, case.layer)
     assert error(got, want.double()) < 6e-3

@@ -14,14 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from test_sampling_philox import KNOWN
 
-from actorium.kernels import record as columns
+from actorium.kernels import sampling_tables as columns
 from actorium.kernels.backends import select_sampling
-from actorium.kernels.record import DecodeState, RowLayout
 from actorium.kernels.reference import philox as philox_reference
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.logprobs import logprobs as torch_logprobs
 from actorium.kernels.reference.sampling import PROMPT_BIT
 from actorium.kernels.reference.torch_ops import TorchSampling
+from actorium.kernels.sampling_tables import DecodeState, RowLayout
 
 pytest.importorskip("triton")
 pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="for the interpreter; a CUDA "
@@ -434,7 +434,7 @@ def test_selection() -> None:
 
 STEP = """
 import torch
-from actorium.kernels.record import RowLayout, DecodeState, SamplingTables
+from actorium.kernels.sampling_tables import RowLayout, DecodeState, SamplingTables
 from actorium.kernels.backends import select_sampling
 ops, i32 = select_sampling(torch.device("cuda")), torch.int32
 slot = torch.zeros(2, dtype=i32)

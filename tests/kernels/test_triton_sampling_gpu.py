@@ -12,11 +12,11 @@ import torch
 from helpers_sampling import MIXTURES, drawn_as_reference, resident, slots_of
 
 from actorium.kernels.backends import select_sampling
-from actorium.kernels.record import RowLayout, SamplingTables
 from actorium.kernels.reference import philox as philox_reference
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.sampling import PROMPT_BIT
 from actorium.kernels.sampling_ops import SamplingOps
+from actorium.kernels.sampling_tables import RowLayout, SamplingTables
 
 pytestmark = [
     pytest.mark.gpu,

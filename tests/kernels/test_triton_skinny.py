@@ -122,11 +122,11 @@ def counting(names: list[str]) -> object:
 
     run = InterpretedFunction.run
 
-    def told(kernel: InterpretedFunction, *args: object, **options: object) -> object:
+    def launch_seen(kernel: InterpretedFunction, *args: object, **options: object) -> object:
         names.append(kernel.fn.__name__)
         return run(kernel, *args, **options)
 
-    return told
+    return launch_seen
 
 
 @pytest.mark.slow

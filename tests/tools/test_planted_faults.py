@@ -30,12 +30,12 @@ from actorium.actors.runtime.roles import GATEWAY, ROLES, WORKER
 from actorium.gpu.attention.attention_backend import (
     AttentionBackend,
     NativeAttention,
+    SageAttention,
     TorchAttention,
     TritonAttention,
 )
 from actorium.gpu.attention.capabilities import EXTEND
-from actorium.gpu.attention.sage_attention import SageAttention
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 from actorium.kernels.cpu.native_library import library
 from actorium.tools.cli import main
 from actorium.tools.compare.comparison import PARTS, Bars, comparison_page, comparison_table
@@ -54,15 +54,15 @@ FAULTS = [
     pytest.param(MasksByQueries, {"cached"}, id="masks by queries"),
     pytest.param(TakesOtherScales, set(PARTS), id="other scales")]
 """And the parts in which `compare` finds them, and in no other."""
-Make = Callable[[torch.dtype], Model]
+Make = Callable[[torch.dtype], Decoder]
 
 
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     """A model of this dtype."""
-    made: dict[torch.dtype, Model] = {}
+    made: dict[torch.dtype, Decoder] = {}
 
-    def model(dtype: torch.dtype) -> Model:
+    def model(dtype: torch.dtype) -> Decoder:
         if dtype not in made:
             path = tmp_path_factory.mktemp("llama")
             dim = 32 if dtype is torch.bfloat16 else 16

@@ -72,7 +72,7 @@ class TransformersPeer:
         self.process, self._stderr = process, stderr
 
     def run(self, work: Workload, number: int, output: int) -> WorkloadRun:
-        """See `offline.Engine`. Raises `RuntimeError` as `opened` does."""
+        """See `MeasuredEngine`. Raises `RuntimeError` as `opened` does."""
         return msgspec.json.decode(self.ask(PeerRun(work, number, output)), type=WorkloadRun)
 
     def ask(self, message: PeerModel | PeerRun) -> bytes:

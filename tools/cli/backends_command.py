@@ -152,9 +152,8 @@ def _passes(argv: list[str]) -> int:
     import torch
 
     from actorium.gpu.models.registry import load_model
-    from actorium.gpu.passes.pass_choice import remembered_choice, told
+    from actorium.gpu.passes.pass_choice import choice_text, microseconds, remembered_choice, way
     from actorium.gpu.passes.pass_manager import PassManager
-    from actorium.gpu.passes.pass_timing import microseconds, way
 
     cuda = config.device.device == "cuda" or (
         config.device.device == "auto" and torch.cuda.is_available())
@@ -167,7 +166,7 @@ def _passes(argv: list[str]) -> int:
     print(f"{len(model.layers)} layers, {report.structures} different graphs; rewritten in "
           f"{1e3 * report.seconds:.0f} ms; off by {report.error:.1g}")
     chosen = remembered_choice(model, on, config.scheduler.max_num_batched_tokens)
-    print(f"--passes auto: {told(chosen)}")
+    print(f"--passes auto: {choice_text(chosen)}")
     print(columns("pass", "matches", "expected", *(f"us at {tokens}" for tokens in TOKENS)))
     for name in PASSES:
         cells = [str(report.matches[name]), str(report.expected[name])] if name in on else ["off"]

@@ -24,12 +24,6 @@ from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import otherwise_quantized, unquantized
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.plan import weight_bytes as weights
-from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
-from actorium.gpu.plan.encoder_memory import (
-    encoder_cache_bytes,
-    encoder_rows,
-    encoder_work_bytes,
-)
 from actorium.gpu.plan.graph_memory import (
     graphs_estimate,
     planned_graphs,
@@ -37,17 +31,20 @@ from actorium.gpu.plan.graph_memory import (
     program_sizes,
     why_eager,
 )
-from actorium.gpu.plan.host_budget import host_budget
-from actorium.gpu.plan.memory_plan import (
-    Demand,
-    MemoryPlan,
-    as_served,
-    demand_of,
-    make_plan,
+from actorium.gpu.plan.memory_plan import Demand, MemoryPlan, as_served, demand_of, make_plan
+from actorium.gpu.plan.non_cache_memory import (
+    attention_bytes,
+    encoder_cache_bytes,
+    encoder_rows,
+    encoder_work_bytes,
+    host_budget,
+    largest_step,
+    staging_bytes,
+    tables_estimate,
+    torch_attends,
+    workspace_estimate,
 )
-from actorium.gpu.plan.non_cache_memory import largest_step, tables_estimate, workspace_estimate
 from actorium.gpu.plan.sizes import device_budget
-from actorium.gpu.plan.tier_memory import staging_bytes
 from actorium.tools.cli.command_line import parse
 from actorium.tools.cli.plan_report import (
     BytesBeside,

@@ -30,8 +30,7 @@ from transformers import Qwen3VLConfig, Qwen3VLForConditionalGeneration
 from actorium.actors.config.tree import Config
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.vision_shape import VisionShape
-from actorium.gpu.vision.grids import Grid
-from actorium.gpu.vision.mrope_positions import Medium, rope_positions
+from actorium.gpu.vision.grids import Grid, Medium, rope_positions
 from actorium.tools.training.picture_batches import (
     ASIDE,
     CHAT_TEMPLATE,

@@ -16,7 +16,7 @@ from msgspec import Struct
 
 from actorium.actors.config.tree import Config, RuntimeConfig
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.families.rank_bits import rank_faults
+from actorium.gpu.parallel.rank_slices import rank_faults
 
 
 class Condition(Struct, frozen=True, kw_only=True):

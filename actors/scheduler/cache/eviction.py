@@ -48,7 +48,7 @@ EvictedPages = list[list[Ints]]
 
 
 class EvictableTree:
-    """Counters, locks and eviction of a prefix tree; `radix.PrefixTree` matches and inserts."""
+    """Counters, locks and eviction of a prefix tree; `RadixCache` matches and inserts."""
 
     def __init__(self, page_size: int, windows: Sequence[int], policy: str = "lru") -> None:
         """windows[g] in tokens, 0 = full attention. Raises `ValueError` for an unknown policy."""

@@ -12,10 +12,9 @@ from helpers_models import CPU, write_checkpoint
 from actorium.actors.config.attention_names import NAMES, NOT_BUILT, backend_named
 from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
 from actorium.actors.errors import BadConfig
-from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
+from actorium.gpu.attention.attention_backend import NativeAttention, SageAttention, TritonAttention
 from actorium.gpu.attention.backend_choice import BACKENDS, choose
 from actorium.gpu.attention.capabilities import CARDS, DECODE, EXTEND, AttentionNeeds, unmet
-from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.models.registry import load_model
 
 NEEDS = AttentionNeeds("cpu", "bfloat16", "bfloat16", 64, 16)
@@ -114,7 +113,7 @@ def test_cuda_does_not_fall_back_to_torch_unless_asked(monkeypatch: pytest.Monke
     assert choose(DECODE, needs, DeviceConfig(), cuda) == ("torch", "auto; no triton")
 
 
-def test_limits_of_backends_that_are_not_here_yet() -> None:
+def test_limits_of_backends_that_are_not_built_in_yet() -> None:
     """A cache in four bits, a backend for prompts alone, one of few drafts."""
     can = CARDS["torch"].decode
     assert can is not None

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import AttentionBackend
-from actorium.gpu.attention.attention_plan import plan_attention
 from actorium.gpu.attention.backend_choice import BACKENDS, StepAttention, make_backend
 from actorium.gpu.attention.capabilities import CARDS, DECODE, EXTEND, AttentionNeeds
+from actorium.gpu.models.forward_context import plan_attention
 from actorium.gpu.step.batch import ExtendRow, ForwardBatch
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 

@@ -35,7 +35,7 @@ from actorium.gpu.plan.graph_memory import (
 )
 from actorium.gpu.plan.memory_plan import demand_of
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.worker import device, graph_setup
+from actorium.gpu.worker import allocation, device, graph_setup
 from actorium.gpu.worker.device import OpenedDevice
 from actorium.gpu.worker.warmup import dummy_run
 
@@ -149,7 +149,7 @@ NEED = GRAPH_BYTES + 100_000
     (GRAPH_BYTES, 0, [], f"12, 8, 4 tokens: only {GRAPH_BYTES:,} bytes are left"),
     (NEED, 1, [12], "8, 4 tokens: 60 seconds are over"),
     (0, 0, [], "12, 8, 4 tokens: only 0 bytes are left")])
-def test_what_does_not_fit_is_left_out_and_told(
+def test_what_does_not_fit_is_left_out_and_logged(
         tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
         free: int, late: int, captured: list[int], why: str) -> None:
     """Memory beside the temporaries of the largest step; seconds. A step of a size that is left
@@ -175,7 +175,7 @@ def _opened(path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptu
     """A worker of steps of up to 12 tokens, and its warnings. free: bytes beside the temporaries
     of a step; now: what the clock says while graphs are captured."""
     write_checkpoint(path, seed=5)
-    monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
+    monkeypatch.setattr(allocation, "device_arrays", lambda own, *_: DeviceArrays(own))
     monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons())
     monkeypatch.setattr(graph_setup, "CudaCapturer", lambda _: RecordingCapturer())
     monkeypatch.setattr(graph_setup, "free_bytes", lambda _: free)
@@ -217,7 +217,7 @@ def test_a_worker_captures_in_one_pool_and_tells_of_it(
         capturers.append(OrderedCapturer())
         return capturers[-1]
 
-    monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
+    monkeypatch.setattr(allocation, "device_arrays", lambda own, *_: DeviceArrays(own))
     monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons())
     monkeypatch.setattr(graph_setup, "CudaCapturer", capturer)
     monkeypatch.setattr(graph_setup, "free_bytes", lambda _: next(free))

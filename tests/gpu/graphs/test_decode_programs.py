@@ -26,8 +26,8 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.graphs.capture import Arena, KernelCapturer
 from actorium.gpu.graphs.decode_programs import DecodePrograms
-from actorium.gpu.graphs.kernel_capture import Arena, KernelCapturer
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import program_sizes
 from actorium.gpu.plan.memory_plan import Demand

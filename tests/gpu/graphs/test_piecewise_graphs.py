@@ -26,12 +26,7 @@ from helpers_models import write_checkpoint
 from helpers_speculation import make_runner
 from helpers_worker import Output
 
-from actorium.actors.config.tree import (
-    Config,
-    DeviceConfig,
-    ModelConfig,
-    SchedulerConfig,
-)
+from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig, SchedulerConfig
 from actorium.actors.config.validation import validate
 from actorium.actors.errors import BadConfig
 from actorium.actors.messages import StepPlan
@@ -46,7 +41,7 @@ from actorium.gpu.plan.graph_memory import (
 )
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.worker import device, graph_setup
+from actorium.gpu.worker import allocation, device, graph_setup
 from actorium.gpu.worker.graph_setup import trial_graph_bytes
 
 pytestmark = pytest.mark.usefixtures("as_on_a_device")
@@ -219,7 +214,7 @@ def test_a_worker_opens_with_graphs_and_segments(tmp_path: Path,
     """As on CUDA: what they take is measured before pages are shared out, and again at the end."""
     write_checkpoint(tmp_path, seed=5)
     free = iter(range(1 << 30, 0, -100))
-    monkeypatch.setattr(device, "device_arrays", lambda own, *_: DeviceArrays(own))
+    monkeypatch.setattr(allocation, "device_arrays", lambda own, *_: DeviceArrays(own))
     monkeypatch.setattr(graph_setup, "why_eager", lambda *_: EagerReasons())
     monkeypatch.setattr(graph_setup, "CudaCapturer", lambda _: RecordingCapturer())
     monkeypatch.setattr(graph_setup, "free_bytes", lambda _: next(free))

@@ -27,8 +27,9 @@ from actorium.gpu.families.architectures import model_tensors, read_shape, shape
 from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
 from actorium.gpu.families.model_shape import ExpertShape
 from actorium.gpu.families.tensor_specs import mixture_tensors
+from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.mlp import mixture_fused
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.weights.loader import INDEX, Fp8, read_tensors
 from actorium.kernels.backends import triton_fault
@@ -56,13 +57,13 @@ def twins(request: pytest.FixtureRequest, tmp_path: Path) -> tuple[Path, Path]:
     return tmp_path / "fp8", tmp_path / "twin"
 
 
-def kept(path: Path, kernels: str = "torch") -> Model:
+def kept(path: Path, kernels: str = "torch") -> Decoder:
     """The model with its weights in FP8."""
     config = Config(model=ModelConfig(quantization="fp8"), device=DeviceConfig(kernels=kernels))
     return load_model(path, config, CPU, lambda *_: None)
 
 
-def logits(model: Model) -> torch.Tensor:
+def logits(model: Decoder) -> torch.Tensor:
     return Stepper(model, pages=8).step([(Seq(list(PROMPT)), len(PROMPT))])
 
 
@@ -330,10 +331,10 @@ def test_the_plan_counts_what_is_held(tmp_path: Path, at: int, form: str,
              **({"weight_block_size": [128, 128]} if form == "blocks" else {})}
     raw = {**SHAPES[at], **({} if form == "made" else {"quantization_config": found})}
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    made: list[ScaledLinear] = []
+    linears: list[ScaledLinear] = []
     plain = ScaledLinear.__init__
     monkeypatch.setattr(ScaledLinear, "__init__", lambda own, *args: (
-        plain(own, *args), made.append(own))[0])
+        plain(own, *args), linears.append(own))[0])
     config = Config(model=ModelConfig(load_format="dummy", quantization="fp8"),
                     speculation=SpeculationConfig(speculative="mtp:1"))
     if not read_shape(tmp_path, config).mtp_layers:
@@ -341,8 +342,8 @@ def test_the_plan_counts_what_is_held(tmp_path: Path, at: int, form: str,
     model = load_model(tmp_path, config, CPU, lambda *_: None)
     plan = model.shape
     assert plan.fp8 == shape_from_config(raw, tmp_path, quantization="fp8").fp8
-    covered = sum(linear.weight.numel() for linear in made)
-    scales = sum(linear.scaled.scales.nbytes for linear in made)
+    covered = sum(linear.weight.numel() for linear in linears)
+    scales = sum(linear.scaled.scales.nbytes for linear in linears)
     dense = weight_bytes(replace(plan, fp8=None))
     assert covered and weight_bytes(plan) == (
         dense - covered * (plan.itemsize - 1) + scales)

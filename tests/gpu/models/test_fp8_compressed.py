@@ -17,7 +17,7 @@ from torch import Tensor
 
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.fp8_config import Fp8Shape, fp8_shape
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.kernels.scaled_linear import FP8, quantise_rows
 from actorium.tools.cli import main
@@ -54,7 +54,7 @@ def compress(path: Path, found: dict[str, Any]) -> None:
     (path / "config.json").write_text(json.dumps({**config, "quantization_config": found}))
 
 
-def logits(model: Model) -> Tensor:
+def logits(model: Decoder) -> Tensor:
     return Stepper(model, pages=8).step([(Seq(list(PROMPT)), len(PROMPT))], every_row=True)
 
 

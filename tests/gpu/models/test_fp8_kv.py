@@ -73,12 +73,12 @@ def at(i: int, name: str) -> str:
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     @functools.cache
-    def made(name: str) -> Path:
+    def checkpoint_of(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
         write_kind(path, name)
         return path
 
-    return made
+    return checkpoint_of
 
 
 FAMILIES = ["llama", "windows", "hybrid", "deepseek"]

@@ -55,13 +55,13 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
     @functools.cache
-    def made(name: str) -> Case:
+    def case_of(name: str) -> Case:
         architecture, options = CASES[name]
         path = tmp_path_factory.mktemp("model")
         oracle = write_hybrid(path, architecture, seed=3, **options)
         return Case(load(path), oracle, path)
 
-    return made
+    return case_of
 
 
 @pytest.fixture(scope="module", params=CASES)

@@ -31,7 +31,7 @@ IDS = [(7 * n) % 190 + 3 for n in range(64)]
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
     @functools.cache
-    def made(name: str) -> Path:
+    def checkpoint_of(name: str) -> Path:
         path = tmp_path_factory.mktemp(name)
         if name == "in c":
             write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32)
@@ -39,7 +39,7 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Make:
             write_kind(path, name)
         return path
 
-    return made
+    return checkpoint_of
 
 
 def logits(path: Path, pages: torch.dtype, dtype: str = "auto", chunk: int = 60) -> Tensor:

@@ -22,7 +22,8 @@ from actorium.actors.config.tree import Config, ModelConfig, SpeculationConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.sizes import page_table_width
 from actorium.gpu.step.batch import ForwardBatch
 from actorium.gpu.step.pools import KVPagePool, make_pools
@@ -42,7 +43,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def load(path: Path, speculative: str = "auto", **model: Any) -> Model:
+def load(path: Path, speculative: str = "auto", **model: Any) -> Decoder:
     config = Config(model=ModelConfig(**model), speculation=SpeculationConfig(
         speculative=speculative))
     return load_model(path, config, CPU, lambda *_: None)

@@ -26,7 +26,8 @@ from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.weights.loader import INDEX
 from actorium.kernels.cpu.grouped_native import NativeGrouped, NativeGroupedGated
 from actorium.kernels.grouped_rows import GroupedLinear
@@ -52,14 +53,14 @@ KINDS = {
 }
 
 
-def served(path: Path, quantization: str = "auto", kernels: str = "torch", **model: Any) -> Model:
+def served(path: Path, quantization: str = "auto", kernels: str = "torch", **model: Any) -> Decoder:
     """The model whose products leave their inputs as they are."""
     config = Config(model=ModelConfig(quantization=quantization, **model),
                     device=DeviceConfig(kernels=kernels, native_kernels=False))
     return load_model(path, config, CPU, lambda *_: None)
 
 
-def greedy(model: Model, count: int) -> list[int]:
+def greedy(model: Decoder, count: int) -> list[int]:
     (out,) = Work([list(PROMPT)], [ResolvedParams(max_tokens=count, temperature=0.0)]).plain(model)
     return [int(token) for token in out.tokens]
 
@@ -200,7 +201,7 @@ def test_weights_that_are_not_quantised_stay(tmp_path: Path,
     assert "3 weights are not quantised" in line
 
 
-def test_static_scales_of_inputs_are_told_of(tmp_path: Path,
+def test_static_scales_of_inputs_are_reported(tmp_path: Path,
                                              caplog: pytest.LogCaptureFixture) -> None:
     write_checkpoint(tmp_path / "plain")
     held = write_stored(tmp_path / "plain", tmp_path / "own", tmp_path / "twin", KINDS["w8a8"])
@@ -238,7 +239,7 @@ def test_the_plan_counts_them(tmp_path: Path, kind: str,
 
 
 @pytest.mark.parametrize(("kind", "orders"), [("gptq, act-order", 0), ("w4a16, act-order", 6)])
-def test_orders_that_the_plan_does_not_count_are_told(
+def test_orders_that_the_plan_does_not_count_are_reported(
         tmp_path: Path, kind: str, orders: int, caplog: pytest.LogCaptureFixture) -> None:
     """Queries, keys and values in three orders, gate and up in two, of two layers: right to compute
     (`test_as_transformers_with_dequantised_weights`), and more to hold."""

@@ -15,7 +15,8 @@ from helpers_worker import CPU, Ring, make_runner
 
 from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.reference.torch_ops import TorchOps
 
@@ -34,18 +35,18 @@ GREEDY = ResolvedParams(max_tokens=4, temperature=0.0)
     pytest.param(name, marks=pytest.mark.slow) if name.startswith("Qwen3") else name
     for name in MODELS])
 def models(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
-           ) -> tuple[Model, Model]:
+           ) -> tuple[Decoder, Decoder]:
     """The same on torch's kernels and on Triton's."""
     path: Path = tmp_path_factory.mktemp("model")
     write_checkpoint(path, request.param, seed=2, num_hidden_layers=2, **MODELS[request.param])
     return load(path, "torch"), load(path, "triton")
 
 
-def load(path: Path, kernels: str) -> Model:
+def load(path: Path, kernels: str) -> Decoder:
     return load_model(path, Config(device=DeviceConfig(kernels=kernels)), CPU, lambda *_: None)
 
 
-def serve(model: Model, budget: int = 24, **ring: Any) -> list[list[int]]:
+def serve(model: Decoder, budget: int = 24, **ring: Any) -> list[list[int]]:
     runner = make_runner(model, 64, 16, slots=5)
     for layer in [layer for pool in runner.pools for layer in pool.layers]:
         layer.fill_(math.nan)
@@ -55,7 +56,7 @@ def serve(model: Model, budget: int = 24, **ring: Any) -> list[list[int]]:
     return [out.tokens for out in play.run()]
 
 
-def test_tokens(models: tuple[Model, Model]) -> None:
+def test_tokens(models: tuple[Decoder, Decoder]) -> None:
     torch_model, triton_model = models
     assert triton_model.ops.name == "triton" and type(torch_model.ops) is TorchOps
     want = serve(torch_model)
@@ -63,7 +64,7 @@ def test_tokens(models: tuple[Model, Model]) -> None:
     assert serve(triton_model) == want
 
 
-def test_tokens_of_drafts_right_and_wrong(models: tuple[Model, Model]) -> None:
+def test_tokens_of_drafts_right_and_wrong(models: tuple[Decoder, Decoder]) -> None:
     torch_model, triton_model = models
     work = Work(PROMPTS[1:], [GREEDY] * 2)
     want = work.plain(torch_model)
@@ -71,7 +72,7 @@ def test_tokens_of_drafts_right_and_wrong(models: tuple[Model, Model]) -> None:
     assert tokens_of(got) == tokens_of(want)
 
 
-def test_logits(models: tuple[Model, Model]) -> None:
+def test_logits(models: tuple[Decoder, Decoder]) -> None:
     """Of steps that extend and decode at once, several tokens a row."""
     said = []
     for model in models:

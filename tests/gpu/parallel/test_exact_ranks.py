@@ -92,7 +92,7 @@ FAST = ("llama",)
 
 @pytest.mark.parametrize("kind", [
     pytest.param(kind, marks=[pytest.mark.slow] * (kind not in FAST)) for kind in KINDS])
-def test_company_changes_nothing_on_two_ranks(tmp_path: Path, kind: str) -> None:
+def test_other_sequences_change_nothing_on_two_ranks(tmp_path: Path, kind: str) -> None:
     """Alone, and together in small chunks with other steps, and preempted."""
     path = written(tmp_path, kind)
     alone = on_ranks(tmp_path, 2, opened_config(path, 2, 1, 256), together=False)

@@ -46,8 +46,8 @@ def planned(path: Path, capsys: pytest.CaptureFixture[str], pages: str = "auto"
     assert main(["plan", str(path), "--memory", str(BUDGET), "--tp", "2", "--max-num-seqs",
                  str(REQUESTS), "--max-num-batched-tokens", str(STEP), "--speculative", "mtp:2",
                  "--kv-cache-dtype", pages, "--json"]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def lengths(capacity: int) -> list[int]:

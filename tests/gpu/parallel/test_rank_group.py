@@ -23,9 +23,9 @@ from actorium.gpu.parallel.rank_group import (
     RankGroup,
     RankPlace,
     RanksDiffer,
-    open_group,
 )
 from actorium.gpu.parallel.shared_group import SharedMemoryGroup
+from actorium.gpu.parallel.torch_group import open_group
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CPU = torch.device("cpu")
@@ -181,7 +181,7 @@ def test_a_rank_that_ends_is_noticed_at_once(tmp_path: Path) -> None:
     assert max(whole(run_ranks(tmp_path, 3, body))) < 5.0
 
 
-def test_others_are_told_that_a_rank_is_gone(tmp_path: Path) -> None:
+def test_others_learn_that_a_rank_has_ended(tmp_path: Path) -> None:
     def body(group: RankGroup) -> str:
         group.barrier()
         if group.place.rank == 0:
@@ -198,7 +198,7 @@ def test_others_are_told_that_a_rank_is_gone(tmp_path: Path) -> None:
     assert "rank 1 of 3 is missing" in whole(run_ranks(tmp_path, 3, body))[2]
 
 
-def test_different_collectives_are_a_bug_that_is_told(tmp_path: Path) -> None:
+def test_different_collectives_raise(tmp_path: Path) -> None:
     found = run_ranks(tmp_path, 2, lambda group: group.all_reduce(
         torch.ones(3 + group.place.rank)))
     assert any(isinstance(own, RanksDiffer) for own in found)
@@ -246,7 +246,8 @@ KILLED = """
 import sys, time
 from pathlib import Path
 import torch
-from actorium.gpu.parallel.rank_group import RankPlace, open_group
+from actorium.gpu.parallel.rank_group import RankPlace
+from actorium.gpu.parallel.torch_group import open_group
 group = open_group(RankPlace(1, 2), Path(sys.argv[1]), 20.0)
 group.all_reduce(torch.ones(3))
 print("there", flush=True)
@@ -280,18 +281,18 @@ def test_alone_a_rank_waits_for_nobody(tmp_path: Path, form: Callable) -> None:
     """What it calls meanwhile the others never come to, and the group is as it was."""
     def body(group: RankGroup) -> tuple[list[Tensor], Tensor]:
         rank = group.place.rank
-        own: list[Tensor] = []
+        sums: list[Tensor] = []
         if rank == 1:
             with group.alone():
                 with group.alone():  # as one that compares within one that measures
                     group.all_reduce(drawn(1, 3))
                 assert group.place.size == 1
-                own = [group.all_reduce(drawn(1, n)) for n in (31, 300_001)]
-                own += [group.reduce_add(drawn(1, 3, 64), drawn(2, 3, 64)),
+                sums = [group.all_reduce(drawn(1, n)) for n in (31, 300_001)]
+                sums += [group.reduce_add(drawn(1, 3, 64), drawn(2, 3, 64)),
                         group.reduce_add(drawn(1, 3, 64), drawn(2, 3, 64).bfloat16()),
                         group.all_gather(drawn(1, 5, 7)), group.broadcast(drawn(1, 6))]
                 group.barrier()
-        return own, group.all_reduce(drawn(rank, 10))
+        return sums, group.all_reduce(drawn(rank, 10))
 
     (nothing, one), (own, other) = whole(run_ranks(tmp_path, 2, body, form=form))
     assert not nothing and torch.equal(one, other)

@@ -28,8 +28,8 @@ from actorium.actors.config.tree import (
     SpeculationConfig,
 )
 from actorium.actors.params import ResolvedParams
+from actorium.gpu.graphs.capture import Arena, KernelCapturer
 from actorium.gpu.graphs.decode_programs import DecodePrograms
-from actorium.gpu.graphs.kernel_capture import Arena, KernelCapturer
 from actorium.gpu.parallel.rank_group import GroupTimeout, RankGroup
 from actorium.gpu.parallel.shared_group import SharedMemoryGroup
 from actorium.gpu.worker.device import open_device
@@ -176,7 +176,7 @@ def fenced(group: RankGroup) -> None:
 @pytest.mark.parametrize(("missing", "timeout_s", "words"), [
     (late, 1.0, "did not come within 1 s"), (lambda group: group.close(), 20.0, "has ended"),
     (fenced, 20.0, "is missing, by another's word")])
-def test_a_replay_ends_with_a_rank_that_is_gone(tmp_path: Path, missing: Callable[..., Any],
+def test_a_replay_ends_with_a_rank_that_has_ended(tmp_path: Path, missing: Callable[..., Any],
                                                 timeout_s: float, words: str) -> None:
     """Once, whatever many sums are behind the one that fails: none of them waits again. Nobody
     waits out the time for one who is known to be gone."""

@@ -11,12 +11,13 @@ import torch
 from helpers_ranks import gloo, run_ranks, whole
 from torch import Tensor
 
-from actorium.gpu.parallel.rank_group import RankGroup, open_group
+from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import SplitHead
-from actorium.kernels import record as columns
+from actorium.gpu.parallel.torch_group import open_group
+from actorium.kernels import sampling_tables as columns
 from actorium.kernels.backends import select_sampling, triton_fault
 from actorium.kernels.linear import Linear
-from actorium.kernels.record import RowLayout, SamplingTables
+from actorium.kernels.sampling_tables import RowLayout, SamplingTables
 
 CPU = torch.device("cpu")
 ROWS, HIDDEN = 3, 8

@@ -53,7 +53,7 @@ def fp8(block: bool) -> Callable[[Path], dict[str, Any]]:
     return write
 
 
-def made(quantization: str) -> Callable[[Path], dict[str, Any]]:
+def online(quantization: str) -> Callable[[Path], dict[str, Any]]:
     def write(path: Path) -> dict[str, Any]:
         write_checkpoint(path / "m", "Qwen3ForCausalLM", tie_word_embeddings=True, **WIDE)
         return {"model": str(path / "m"), "quantization": quantization, "quantization_group": 32,
@@ -85,7 +85,7 @@ FORMATS = {
     "gptq, a scale a row": stored(Kind("gptq", 4, -1, True)),
     "w4a16": stored(Kind("pack-quantized", 4, 32, True)),
     "w8a8": stored(Kind("int-quantized", 8, -1)),
-    "fp8": fp8(False), "fp8, in blocks": fp8(True), "int8": made("int8"), "int4": made("int4"),
+    "fp8": fp8(False), "fp8, in blocks": fp8(True), "int8": online("int8"), "int4": online("int4"),
     "Q4_0": gguf("Q4_0"), "Q8_0": gguf("Q8_0"), "Q5_1": gguf("Q5_1"),
     "Q4_0, dense": gguf("Q4_0", "none"), "rows beyond the vocabulary": padded,
 }

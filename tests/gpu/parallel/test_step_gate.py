@@ -11,8 +11,14 @@ from time import sleep
 import pytest
 
 from actorium.actors.launcher.preflight import MOST_RANKS
-from actorium.gpu.parallel.rank_types import ALONE, MAX_RANKS, GroupTimeout, RankPlace
-from actorium.gpu.parallel.step_gate import STEPS, StepGate
+from actorium.gpu.parallel.rank_group import (
+    ALONE,
+    MAX_RANKS,
+    STEPS,
+    GroupTimeout,
+    RankPlace,
+    StepGate,
+)
 
 
 def gates(path: Path, size: int = 2, timeout_s: float = 10.0) -> list[StepGate]:

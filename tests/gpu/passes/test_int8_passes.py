@@ -20,8 +20,7 @@ from actorium.actors.errors import BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.parallel.rank_group import RankGroup
-from actorium.gpu.parallel.rank_types import LoneRank
+from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
 from actorium.gpu.passes.pass_manager import PassManager
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.cpu.native_ops import NativeOps
@@ -36,7 +35,7 @@ QWEN3, GEMMA, HYBRID = (next(raw for raw in CONFIGS if raw["architectures"] == [
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
 
 
-def made(path: Path, raw: dict[str, Any], passes: str = "all", group: int = 32,
+def loaded(path: Path, raw: dict[str, Any], passes: str = "all", group: int = 32,
          ranks: RankGroup | LoneRank = LoneRank(), **device: Any) -> Decoder:
     """Random weights in INT8; group 0: a scale a row."""
     (path / "config.json").write_text(json.dumps({**SMALL, **raw, "dtype": "bfloat16"}))
@@ -55,7 +54,7 @@ def counts(model: Decoder, on: str = "all") -> dict[str, int]:
 @pytest.fixture
 def native(tmp_path: Path) -> None:
     """A machine whose C library can be built."""
-    if not isinstance(made(tmp_path, QWEN3, "none").ops, NativeOps):
+    if not isinstance(loaded(tmp_path, QWEN3, "none").ops, NativeOps):
         pytest.skip("the C library cannot be built here")
 
 
@@ -67,14 +66,14 @@ def native(tmp_path: Path) -> None:
 def test_the_same_bits_on_a_cpu(raw: dict[str, Any], gates: int, alone: int, group: int,
                                 tmp_path: Path) -> None:
     """gates: that quantise; alone: where products do not have theirs."""
-    fused = made(tmp_path, raw, group=group)
+    fused = loaded(tmp_path, raw, group=group)
     assert counts(fused) == {"norm_quant": 8, "act_quant": gates}
-    apart = made(tmp_path, raw, "all,-norm_quant,-act_quant", group)
+    apart = loaded(tmp_path, raw, "all,-norm_quant,-act_quant", group)
     assert counts(apart, "all,-norm_quant,-act_quant") == dict.fromkeys(QUANT, 0)
     runner = hybrid_runner if fused.shape.recurrent else make_runner
     want = complete(runner(apart), PROMPTS, GREEDY, budget=16)
     assert complete(runner(fused), PROMPTS, GREEDY, budget=16) == want
-    left = PassManager(made(tmp_path, raw, "none", group), QUANT).install()
+    left = PassManager(loaded(tmp_path, raw, "none", group), QUANT).install()
     assert left.error == 0, "both round alike"
     assert left.matches["act_quant"] == alone
 
@@ -90,8 +89,8 @@ def test_a_wrong_code_ends_the_start(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     monkeypatch.setattr(NativeOps, "rms_norm_quant", wrong)
     with pytest.raises(BadModel, match=r"the pass norm_quant .* made %norm_quant.*differ by"):
-        made(tmp_path, QWEN3)
-    made(tmp_path, QWEN3, "all,-norm_quant")
+        loaded(tmp_path, QWEN3)
+    loaded(tmp_path, QWEN3, "all,-norm_quant")
 
 
 @pytest.mark.usefixtures("native")
@@ -100,7 +99,7 @@ def test_sums_over_ranks_keep_the_norm_behind_them(tmp_path: Path) -> None:
     def body(group: RankGroup) -> dict[str, int]:
         own = tmp_path / f"rank-{group.place.rank}"
         own.mkdir()
-        model = made(own, QWEN3, ranks=group)
+        model = loaded(own, QWEN3, ranks=group)
         report = PassManager(model, PASSES).install()
         assert counts(model, "all,-reduce_norm") == {"norm_quant": 8, "act_quant": 0}
         return {name: report.matches[name] for name in ("reduce_norm", *QUANT)}
@@ -113,16 +112,16 @@ def test_sums_over_ranks_keep_the_norm_behind_them(tmp_path: Path) -> None:
 @interpreted
 def test_in_triton(tmp_path: Path) -> None:
     """A scale a row: norms and gates quantise; of weights in groups inputs stay as they are."""
-    fused = made(tmp_path, QWEN3, group=0, kernels="triton")
+    fused = loaded(tmp_path, QWEN3, group=0, kernels="triton")
     assert counts(fused) == {"norm_quant": 8, "act_quant": 4}
-    plain = made(tmp_path, QWEN3, "all,-norm_quant,-act_quant", 0, kernels="triton")
+    plain = loaded(tmp_path, QWEN3, "all,-norm_quant,-act_quant", 0, kernels="triton")
     want = complete(make_runner(plain), PROMPTS[:1], GREEDY, budget=16)
     assert complete(make_runner(fused), PROMPTS[:1], GREEDY, budget=16) == want
     assert PassManager(plain, QUANT).install().error == 0, "both round alike"
-    assert counts(made(tmp_path, QWEN3, group=32, kernels="triton")) == dict.fromkeys(QUANT, 0)
+    assert counts(loaded(tmp_path, QWEN3, group=32, kernels="triton")) == dict.fromkeys(QUANT, 0)
 
 
 def test_products_that_dequantise_take_their_input_as_it_is(tmp_path: Path) -> None:
-    model = made(tmp_path, QWEN3, kernels="torch")
+    model = loaded(tmp_path, QWEN3, kernels="torch")
     assert counts(model) == dict.fromkeys(QUANT, 0)
     assert model.dtype is torch.bfloat16

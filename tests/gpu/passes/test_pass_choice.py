@@ -29,15 +29,15 @@ from actorium.gpu.passes import pass_choice
 from actorium.gpu.passes.pass_choice import (
     BUDGET_S,
     LOSSES,
+    LayerTimer,
     Loss,
     PassChoice,
     choice_key,
     keep_winners,
     losses,
-    recall,
+    read_choice,
     remembered_choice,
 )
-from actorium.gpu.passes.pass_timing import LayerTimer
 from actorium.gpu.worker.device import open_device
 from actorium.kernels.cpu.native_library import library
 
@@ -45,7 +45,7 @@ QWEN3 = next(raw for raw in CONFIGS if raw["architectures"] == ["Qwen3ForCausalL
 MOST = 16
 
 
-def made(path: Path, **config: Any) -> Decoder:
+def loaded(path: Path, **config: Any) -> Decoder:
     (path / "config.json").write_text(json.dumps({**SMALL, **QWEN3, **config}))
     return load_model(path, Config(model=ModelConfig(load_format="dummy")), CPU, lambda *_: None)
 
@@ -136,7 +136,7 @@ def test_a_second_start_measures_nothing(
         model=ModelConfig(model=str(tmp_path), load_format="dummy"),
         memory=MemoryConfig(max_total_tokens=256), device=DeviceConfig(device="cpu", threads=1),
         scheduler=SchedulerConfig(max_num_seqs=2, max_num_batched_tokens=MOST))
-    made(tmp_path)
+    loaded(tmp_path)
     open_device(config, 1, lambda *_: None, {})
     (file,) = cache.glob("passes-*.json")
     found = msgspec.json.decode(file.read_bytes(), type=PassChoice)
@@ -160,10 +160,10 @@ def test_a_second_start_measures_nothing(
 def test_another_machine_or_model_is_measured_by_itself(
     tmp_path: Path, cache: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = made(tmp_path)
+    model = loaded(tmp_path)
     key = choice_key(model, PASSES, MOST)
-    assert key == choice_key(made(tmp_path, max_position_embeddings=256), PASSES, MOST)
-    others = [choice_key(made(tmp_path, intermediate_size=128), PASSES, MOST),
+    assert key == choice_key(loaded(tmp_path, max_position_embeddings=256), PASSES, MOST)
+    others = [choice_key(loaded(tmp_path, intermediate_size=128), PASSES, MOST),
               choice_key(model, PASSES[1:], MOST), choice_key(model, PASSES, 4)]
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
     others.append(choice_key(model, PASSES, MOST))
@@ -174,20 +174,21 @@ def test_another_machine_or_model_is_measured_by_itself(
 @pytest.mark.parametrize("text", [b"", b"{", b"[]", b"\xff\xfe", b'{"key": {}, "lost": {}}',
                                   b'{"key": {}, "lost": {}, "measured": []}'])
 def test_a_file_that_is_none_is_measured_again(text: bytes, tmp_path: Path) -> None:
-    model = made(tmp_path)
+    model = loaded(tmp_path)
     first = remembered_choice(model, PASSES, 1, tmp_path / "c")
-    assert not first.found and first.choice.measured == [1]
-    assert remembered_choice(model, PASSES, 1, tmp_path / "c").found
+    assert not first.remembered and first.choice.measured == [1]
+    assert remembered_choice(model, PASSES, 1, tmp_path / "c").remembered
     first.path.write_bytes(text)
     again = remembered_choice(model, PASSES, 1, tmp_path / "c")
-    assert not again.found and recall(first.path, again.choice.key) == again.choice
+    assert not again.remembered and read_choice(first.path, again.choice.key) == again.choice
     assert [path.name for path in (tmp_path / "c").iterdir()] == [first.path.name]
 
 
 @pytest.mark.usefixtures("patient")
-def test_the_first_of_two_engines_is_heard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_first_of_two_engines_decides(tmp_path: Path,
+                                          monkeypatch: pytest.MonkeyPatch) -> None:
     """Both start at once, both measure: they must not go by different passes."""
-    model, measured = made(tmp_path), pass_choice._measured
+    model, measured = loaded(tmp_path), pass_choice._measured
     theirs = {"gated_product": Loss(1, 1.0, 2.0)}
 
     def meanwhile(model: Decoder, on: tuple[str, ...], most: int) -> Any:
@@ -203,7 +204,7 @@ def test_a_folder_that_cannot_be_written_ends_no_start(
     tmp_path: Path, caplog: pytest.LogCaptureFixture,
 ) -> None:
     (tmp_path / "c").write_text("a file")
-    assert not remembered_choice(made(tmp_path), PASSES, 1, tmp_path / "c").found
+    assert not remembered_choice(loaded(tmp_path), PASSES, 1, tmp_path / "c").remembered
     assert "could not be remembered" in caplog.text
 
 

@@ -24,9 +24,9 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.attention import Attention
 from actorium.gpu.models.decoder import Decoder, Layer
+from actorium.gpu.models.llama import SandwichLayer
 from actorium.gpu.models.mlp import Mixture
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.models.sandwich_layer import SandwichLayer
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.passes.fusions import ALL
@@ -50,7 +50,7 @@ EACH = [pytest.param(raw, id=f"{raw['architectures'][0]}-{place}",
         for place, raw in enumerate(CONFIGS)]
 
 
-def made(path: Path, raw: dict[str, Any], dtype: str = "float32",
+def loaded(path: Path, raw: dict[str, Any], dtype: str = "float32",
          memory: MemoryConfig = MemoryConfig(), **device: Any) -> Decoder:
     """A model of random weights."""
     whole = raw if "text_config" in raw else {**SMALL, **raw}
@@ -88,7 +88,7 @@ def test_unknown_names_are_refused_with_the_list(text: str) -> None:
 
 @pytest.mark.parametrize("raw", EACH)
 def test_the_same_tokens_without_passes(raw: dict[str, Any], tmp_path: Path) -> None:
-    fused, plain = made(tmp_path, raw), made(tmp_path, raw, passes="none")
+    fused, plain = loaded(tmp_path, raw), loaded(tmp_path, raw, passes="none")
     runner = hybrid_runner if plain.shape.recurrent else make_runner
     want = complete(runner(plain), PROMPTS, GREEDY, budget=16)
     assert complete(runner(fused), PROMPTS, GREEDY, budget=16) == want
@@ -96,7 +96,7 @@ def test_the_same_tokens_without_passes(raw: dict[str, Any], tmp_path: Path) -> 
 
 @pytest.mark.parametrize("raw", [LLAMA, QWEN3, GEMMA, MOE])
 def test_each_pass_can_be_left_out(raw: dict[str, Any], tmp_path: Path) -> None:
-    model = made(tmp_path, raw, "bfloat16")
+    model = loaded(tmp_path, raw, "bfloat16")
     everything = counts(model)
     for name in everything:
         left = counts(model, f"all,-{name}")
@@ -105,14 +105,14 @@ def test_each_pass_can_be_left_out(raw: dict[str, Any], tmp_path: Path) -> None:
 
 
 def test_how_often_they_match(tmp_path: Path) -> None:
-    assert counts(made(tmp_path, LLAMA)) == {"product_add": 8, "qk_rope_kv": 4}
-    native = made(tmp_path, QWEN3, "bfloat16")
+    assert counts(loaded(tmp_path, LLAMA)) == {"product_add": 8, "qk_rope_kv": 4}
+    native = loaded(tmp_path, QWEN3, "bfloat16")
     fuses = native.layers[0].mlp.gate_up.fuses  # type: ignore[attr-defined]
     gated = {"gated_product": 4} if fuses else {}
     assert counts(native) == {"product_add": 8, "qk_rope_kv": 4, **gated}
-    assert counts(made(tmp_path, GEMMA)) == {"norm_add": 8, "qk_rope_kv": 4}
+    assert counts(loaded(tmp_path, GEMMA)) == {"norm_add": 8, "qk_rope_kv": 4}
     # Three layers with experts leave a sum to the norm behind them.
-    found = counts(made(tmp_path, MOE))
+    found = counts(loaded(tmp_path, MOE))
     assert found["product_add"] == 5 and found["gate_add"] == 3 and found["add_norm"] == 2
     assert counts(native, "all,-product_add") == {"add_norm": 7, "qk_rope_kv": 4, **gated}, \
         "the last sum is before the final norm, which is not the layer's"
@@ -167,12 +167,12 @@ def test_a_broken_pattern_ends_the_start(
     monkeypatch.setattr(kind, "forward", forward)
     with pytest.raises(BadModel, match=rf"^{at}: the pass {name} .*found its pattern [01] times, "
                                        rf"not [12]: what is left of it: .*{node}"):
-        made(tmp_path, raw)
+        loaded(tmp_path, raw)
 
 
 def test_one_odd_layer_is_named(tmp_path: Path) -> None:
     """Every layer is looked at, not only the first of its class."""
-    model = made(tmp_path, LLAMA)
+    model = loaded(tmp_path, LLAMA)
     odd = model.layers[2]
 
     class OddLayer(Layer):
@@ -186,7 +186,7 @@ def test_one_odd_layer_is_named(tmp_path: Path) -> None:
 def test_a_wrong_fusion_is_caught_by_the_check(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    model = made(tmp_path, QWEN3)
+    model = loaded(tmp_path, QWEN3)
     monkeypatch.setattr(type(model.ops), "rotate_write", lambda *_: None)
     with pytest.raises(BadModel, match=r"^model\.layers\.0: the pass qk_rope_kv .* made "
                                        r"%rotate_write.*results differ by"):
@@ -201,7 +201,7 @@ def test_pages_of_8_bits_are_checked_as_they_are_kept(
 ) -> None:
     """A fault in the write of such pages alone ends the start: values that lie where keys do."""
     memory = MemoryConfig(kv_cache_dtype=kept)
-    model = made(tmp_path, QWEN3, dtype, memory)
+    model = loaded(tmp_path, QWEN3, dtype, memory)
     report = PassManager(model, PASSES).install()
     assert report.matches["qk_rope_kv"] == 4 and report.error < 0.02
     whole, bad = type(model.ops).rotate_write, TORCH_DTYPES[kept]
@@ -215,8 +215,8 @@ def test_pages_of_8_bits_are_checked_as_they_are_kept(
     monkeypatch.setattr(type(model.ops), "rotate_write", swapped)
     with pytest.raises(BadModel, match=r"^model\.layers\.0: the pass qk_rope_kv .* made "
                                        r"%rotate_write.*results differ by"):
-        made(tmp_path, QWEN3, dtype, memory)
-    made(tmp_path, QWEN3, dtype)
+        loaded(tmp_path, QWEN3, dtype, memory)
+    loaded(tmp_path, QWEN3, dtype)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
@@ -237,7 +237,7 @@ def test_ranks_check_what_each_does_itself(
 
     errors = whole(run_ranks(tmp_path / "a", 2, body))
     assert all(error < 0.02 for error in errors) and any(errors) == (dtype == "bfloat16")
-    monkeypatch.setattr(type(made(tmp_path, QWEN3, dtype).ops), "rotate_write", lambda *_: None)
+    monkeypatch.setattr(type(loaded(tmp_path, QWEN3, dtype).ops), "rotate_write", lambda *_: None)
     for error in run_ranks(tmp_path / "b", 2, lambda group: load_model(
             tmp_path, config, CPU, lambda *_: None, group)):
         assert "model.layers.0: the pass qk_rope_kv" in str(error)
@@ -250,7 +250,7 @@ def test_ranks_check_what_each_does_itself(
     (MOE, {"reduce_norm": 7, "gate_add": 3}, {"product_add": 5, "gate_add": 3, "add_norm": 2}),
     (DEEPSEEK, {"reduce_norm": 7, "product_add": 3}, {"product_add": 8, "add_norm": 2})],
     ids=["llama", "gemma", "moe", "deepseek"])
-def test_sums_over_ranks_meet_the_norm_behind_them(
+def test_sums_over_ranks_are_joined_with_the_norm_behind_them(
     raw: dict[str, Any], matches: dict[str, int], without: dict[str, int], tmp_path: Path,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps({**SMALL, **raw}))
@@ -282,14 +282,14 @@ def test_a_broken_sum_over_ranks_ends_the_start(
 
 
 def test_layers_share_what_is_made(tmp_path: Path) -> None:
-    model = made(tmp_path, LLAMA)
+    model = loaded(tmp_path, LLAMA)
     code = {run.whole.__func__ for run in model.runs}  # type: ignore[attr-defined]
     assert len(code) == 1
-    assert PassManager(made(tmp_path, GEMMA), PASSES).install().structures == 2, "by their ropes"
+    assert PassManager(loaded(tmp_path, GEMMA), PASSES).install().structures == 2, "by their ropes"
 
 
 def test_graphs_are_written_before_and_after_each(tmp_path: Path) -> None:
-    made(tmp_path, QWEN3, dump_passes=str(tmp_path / "graphs"))
+    loaded(tmp_path, QWEN3, dump_passes=str(tmp_path / "graphs"))
     at = tmp_path / "graphs" / "model.layers.0"
     assert [path.name for path in sorted(at.iterdir())] == [
         "0_traced.py", "2_product_add.py", "5_qk_rope_kv.py"]
@@ -297,7 +297,7 @@ def test_graphs_are_written_before_and_after_each(tmp_path: Path) -> None:
     assert "ops.write_kv(rope_1" in before and "ops.rotate_write(linear, mixer, step)" in after
     (tmp_path / "file").write_text("")
     with pytest.raises(BadConfig, match="dump_passes: .*file"):
-        made(tmp_path, QWEN3, dump_passes=str(tmp_path / "file"))
+        loaded(tmp_path, QWEN3, dump_passes=str(tmp_path / "file"))
 
 
 def test_operations_mean_what_they_say_without_a_graph() -> None:
@@ -322,7 +322,7 @@ def test_the_command_tells_what_each_gains(
     monkeypatch.setattr("actorium.tools.cli.backends_command.TOKENS", (2,))
     monkeypatch.setattr("actorium.gpu.passes.pass_choice.TOKENS", (1,))
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    made(tmp_path, MOE)
+    loaded(tmp_path, MOE)
     assert main(["passes", str(tmp_path), "--load-format", "dummy", "--dtype", "float32",
                  "--skip-tokenizer", "--passes", "all,-norm_quant"]) == 0
     assert len(list((tmp_path / "actorium").glob("passes-*.json"))) <= 1
@@ -335,7 +335,7 @@ def test_the_command_tells_what_each_gains(
 
 def test_functions_hold_named_tuples_and_let_go_of_what_is_read_for_the_last_time() -> None:
     """Where a graph has one as an argument, the function is given one of the same kind."""
-    class Own:
+    class Part:
         scale = 3.0
 
     graph = Graph()
@@ -346,6 +346,6 @@ def test_functions_hold_named_tuples_and_let_go_of_what_is_read_for_the_last_tim
     lines = Lines(graph)
     source = lines.whole("run")
     (run,) = lines.compiled({"run": source}, "<test>")
-    product, (found, many) = run(Own(), 2.0)
+    product, (found, many) = run(Part(), 2.0)
     assert product == 6.0 and type(found) is InputForm and found == form and many == [1, (2, None)]
     assert "mul = mul__0(x, scale);  x = None;  scale = None" in source

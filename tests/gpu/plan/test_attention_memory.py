@@ -16,9 +16,9 @@ from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, Mode
 from actorium.gpu.attention.attention_backend import NativeAttention, TorchAttention
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.plan import attention_memory
-from actorium.gpu.plan.attention_memory import attention_bytes, torch_attends
+from actorium.gpu.plan import non_cache_memory
 from actorium.gpu.plan.memory_plan import Demand
+from actorium.gpu.plan.non_cache_memory import attention_bytes, torch_attends
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference import attention_blocks, paged_attention
 from actorium.tools.cli.plan_command import PlanOptions, make_report, plan_text
@@ -70,7 +70,7 @@ def took(shape: ModelShape, demand: Demand, dtype: str, kept: str, backend: Any)
 def test_torch_on_a_cpu_takes_no_more_than_the_plan_says(
     dtype: str, kept: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for module, name in ((attention_memory, "BLOCKS"), (paged_attention, "BYTES")):
+    for module, name in ((non_cache_memory, "BLOCKS"), (paged_attention, "BYTES")):
         monkeypatch.setattr(module, name, 8 << 20)
     shape = replace(shape_of(), dtype=dtype)
     for demand in (Demand(2, chunk=256, kv_dtype=kept), Demand(40, chunk=16, kv_dtype=kept)):
@@ -98,8 +98,8 @@ def test_on_cuda_nothing_grows_with_the_prefix() -> None:
                  for n in (4096, 1 << 20)}
         assert len(found) == 1
     assert attention_bytes(shape, Demand(8), "cuda", True) == attention_blocks.BYTES
-    assert attention_memory.BLOCKS == attention_blocks.BYTES
-    assert attention_memory.COPIES == attention_blocks.COPIES
+    assert non_cache_memory.BLOCKS == attention_blocks.BYTES
+    assert non_cache_memory.COPIES == attention_blocks.COPIES
 
 
 def test_the_plan_has_room_for_parts_of_prompts() -> None:
@@ -107,7 +107,7 @@ def test_the_plan_has_room_for_parts_of_prompts() -> None:
     pytest.importorskip("triton")
     from actorium.kernels.triton.extend import MOST_SPLITS, ExtendLaunch, splits_of
 
-    assert attention_memory.SPLITS == MOST_SPLITS
+    assert non_cache_memory.SPLITS == MOST_SPLITS
     shape = shape_of()
     for rows in (16, 64, 128):
         for chunk in (1, 5, 40, 300, 2048):

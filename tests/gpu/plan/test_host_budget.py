@@ -22,10 +22,9 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import BadConfig
 from actorium.actors.runtime.memory_limits import MemoryLimit
 from actorium.gpu.families.architectures import shape_from_config
-from actorium.gpu.plan.host_budget import ACTOR_BYTES, WORKER_BYTES, host_budget
 from actorium.gpu.plan.memory_plan import as_served, demand_of, make_plan
-from actorium.gpu.plan.non_cache_memory import planned_bytes
-from actorium.gpu.worker import device as worker_device
+from actorium.gpu.plan.non_cache_memory import ACTOR_BYTES, WORKER_BYTES, host_budget, planned_bytes
+from actorium.gpu.worker import allocation
 from actorium.gpu.worker.device import open_device
 from actorium.tools.cli import main, plan_command
 
@@ -73,8 +72,8 @@ def test_the_command_names_the_limit(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
     def planned(*words: str) -> dict[str, object]:
         assert main(["plan", str(tmp_path), "--json", *words]) == 0
-        found: dict[str, object] = json.loads(capsys.readouterr().out)
-        return found
+        report: dict[str, object] = json.loads(capsys.readouterr().out)
+        return report
 
     assert planned()["budget"] == budget_of(Config(), 900)
     assert str(FILE) in str(planned()["budget_source"])
@@ -93,12 +92,12 @@ def test_the_worker_keeps_to_it_or_says_why_it_cannot(
                     memory=MemoryConfig(page_size=4), scheduler=SchedulerConfig(
                         max_num_seqs=3, max_num_batched_tokens=256),
                     device=DeviceConfig(device="cpu", threads=1))
-    monkeypatch.setattr(worker_device, "memory_limit", lambda: limited(600))
+    monkeypatch.setattr(allocation, "memory_limit", lambda: limited(600))
     budget = budget_of(config, 600)
     with caplog.at_level(logging.WARNING):
         opened = open_device(config, 1, lambda phase, detail: None, {})
     assert 0 < sum(pool.bytes for pool in opened.runner.pools) <= budget
     assert f"the caches get {budget:,} bytes" in caplog.text and str(FILE) in caplog.text
-    monkeypatch.setattr(worker_device, "memory_limit", lambda: limited(200))
+    monkeypatch.setattr(allocation, "memory_limit", lambda: limited(200))
     with pytest.raises(BadConfig, match=f"^kv_cache_bytes: 0 bytes are .*{FILE}"):
         open_device(config, 1, lambda phase, detail: None, {})

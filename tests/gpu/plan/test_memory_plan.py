@@ -109,8 +109,8 @@ def test_few_states_leave_checkpoints_to_the_number_of_prefixes() -> None:
 
 def as_json(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert main([*COMMAND, "--json", *more]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 def test_json_has_the_capacity_and_every_byte(capsys: pytest.CaptureFixture[str]) -> None:

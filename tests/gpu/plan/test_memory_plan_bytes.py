@@ -78,7 +78,7 @@ def test_tensors_of_a_layer_that_drafts(config: dict[str, Any]) -> None:
 def test_a_latent_is_all_that_a_token_leaves() -> None:
     raw = {"architectures": ["DeepseekV3ForCausalLM"], "dtype": "bfloat16"}
     ours = replace(shape_from_config(raw, HERE), mtp_layers=0)
-    assert ours.kv_width == 512 + 64 and ours.split(8).kv_row == (1, 512 + 64)
+    assert ours.kv_row == ours.split(8).kv_row == (1, 512 + 64)
     plan = make_plan(ours, Demand(4, checkpoints=0), 1 << 33)
     assert plan.token_bytes == 61 * 576 * 2
     billions = parameters(ours) / 1e9

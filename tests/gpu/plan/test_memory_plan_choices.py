@@ -35,8 +35,8 @@ def shape(tp: int = 2) -> ModelShape:
 
 def shown(capsys: pytest.CaptureFixture[str], *more: str) -> dict[str, Any]:
     assert main([*COMMAND, "--json", *more]) == 0
-    found: dict[str, Any] = json.loads(capsys.readouterr().out)
-    return found
+    report: dict[str, Any] = json.loads(capsys.readouterr().out)
+    return report
 
 
 @pytest.mark.parametrize(("dtype", "least", "limit", "kept"), [
@@ -113,12 +113,12 @@ def test_each_of_two_gpus_holds_half_of_everything(capsys: pytest.CaptureFixture
 
 def test_displayed_figures_were_measured() -> None:
     rows = json.loads((ROOT / "benchmarks" / "results" / "checkpoints.json").read_text())["rows"]
-    found: dict[int, dict[str, float]] = {0: {}}
+    measured: dict[int, dict[str, float]] = {0: {}}
     for row in rows:
         if row["policy"] in ("auto", "none"):
-            own = found.setdefault(row["checkpoints"], {})
+            own = measured.setdefault(row["checkpoints"], {})
             own[row["workload"]] = round(row["computed_share"], 2)
-    assert found == {row.checkpoints: {"chat": row.chat, "agents": row.agents,
+    assert measured == {row.checkpoints: {"chat": row.chat, "agents": row.agents,
                                        "few-shot": row.few_shot} for row in MEASURED}
     for row in rows:
         assert row["computed"] == pytest.approx(row["prompt_tokens"] * row["computed_share"],
@@ -145,7 +145,7 @@ def test_a_number_that_was_not_measured_counts_as_the_one_below() -> None:
 
 def test_the_plan_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     plan = make_plan(shape(), Demand(32, drafts=2), GPU)
-    found = choices(plan)
+    found = list(choices(plan))
     assert [choice.reuse.checkpoints for choice in found] == [0, 2, 8, 16, 32, 64]
     assert all(choice.token_capacity == make_plan(shape(), Demand(
         32, drafts=2, checkpoints=choice.reuse.checkpoints), GPU).token_capacity
@@ -156,6 +156,6 @@ def test_the_plan_shows_both(capsys: pytest.CaptureFixture[str]) -> None:
     (line,) = (line for line in capsys.readouterr().out.splitlines() if "as planned" in line)
     assert line.split()[:5] == [f"{plan.token_capacity:,}", "2", "71%", "99%", "91%"]
     plain = replace(shape(), recurrent=(), recurrence=None)
-    assert choices(make_plan(plain, Demand(32), GPU)) == []
+    assert not list(choices(make_plan(plain, Demand(32), GPU)))
     tight = make_plan(shape(), Demand(32, checkpoints=4), 3 << 30)
     assert [choice.reuse.checkpoints for choice in choices(tight)] == [0, 4, 8], "16 do not fit"

@@ -8,7 +8,6 @@ from __future__ import annotations
 import contextlib
 import io
 import json
-import math
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -34,13 +33,14 @@ from actorium.actors.config.tree import (
 from actorium.actors.errors import ActoriumError
 from actorium.gpu.families.architectures import ARCHITECTURES, read_shape
 from actorium.gpu.models import registry
-from actorium.gpu.parallel.rank_types import ALONE, LoneRank, RankPlace
+from actorium.gpu.parallel.rank_group import ALONE, LoneRank, RankPlace
 from actorium.gpu.plan.weight_bytes import weight_bytes
 from actorium.gpu.step.pools import make_draft_pool, make_pools
 from actorium.gpu.step.states import StatePool
 from actorium.gpu.weights.dtypes import TORCH_DTYPES, kv_dtype
 from actorium.gpu.weights.lazy_tensors import WeightTensors, materialised
-from actorium.gpu.worker.device import max_drafts, open_device
+from actorium.gpu.worker.allocation import max_drafts
+from actorium.gpu.worker.device import open_device
 from actorium.kernels.cpu.grouped_native import NativeGrouped, layout_bytes
 from actorium.kernels.grouped_rows import GroupedLinear, is_grouped
 from actorium.kernels.scaled_linear import ScaledLinear, is_packed
@@ -57,8 +57,8 @@ def planned(path: Path, *flags: str) -> dict[str, Any] | str:
         code = main(["plan", str(path), *FLAGS, "--json", *flags])
     if code:
         return err.getvalue().removeprefix("actorium: error: ").strip()
-    found: dict[str, Any] = json.loads(out.getvalue())
-    return found
+    report: dict[str, Any] = json.loads(out.getvalue())
+    return report
 
 
 def served(path: Path) -> dict[str, Any] | str:
@@ -190,7 +190,7 @@ def fp8s() -> st.SearchStrategy[Any]:
 @st.composite
 def fields(draw: st.DrawFn) -> dict[str, Any]:
     """What an unusual config says otherwise than a usual one."""
-    found: dict[str, Any] = draw(st.fixed_dictionaries({}, optional={
+    fields: dict[str, Any] = draw(st.fixed_dictionaries({}, optional={
         "num_attention_heads": st.sampled_from([1, 3, 4, 6]),
         "num_key_value_heads": st.sampled_from([1, 2, 3, None]),
         "head_dim": st.sampled_from([2, 10, 15, 16, 80, None]),
@@ -221,8 +221,8 @@ def fields(draw: st.DrawFn) -> dict[str, Any]:
         "max_position_embeddings": st.sampled_from([64, None]),
         "quantization_config": fp8s()}))
     # Few of them at once: most configs would else be refused.
-    keep = draw(st.sets(st.sampled_from(sorted(found)), max_size=3)) if found else set()
-    return {name: found[name] for name in keep}
+    keep = draw(st.sets(st.sampled_from(sorted(fields)), max_size=3)) if fields else set()
+    return {name: fields[name] for name in keep}
 
 
 @st.composite
@@ -251,15 +251,15 @@ class Asked(NamedTuple):
     head: str
     kv_dtype: str
     speculative: str
-    place: RankPlace = ALONE
-    """Of the rank that loads its part."""
+    rank: RankPlace = ALONE
+    """That loads its part."""
 
     @property
     def flags(self) -> list[str]:
         made = ["--quantization-group", str(self.group), "--quantization-head", self.head]
         return ["--quantization", self.quantization, "--kv-cache-dtype", self.kv_dtype,
                 "--speculative", self.speculative, "--checkpoints", "0",
-                "--tp", str(self.place.size),
+                "--tp", str(self.rank.size),
                 *(made if self.quantization in MADE_BITS else [])]
 
     def config(self, path: Path) -> Config:
@@ -294,7 +294,7 @@ def recorded() -> Iterator[tuple[list[WeightTensors], list[Any]]]:
     """The tensors that the loader gives to models, and the products of those in 4 to 8 bits; FP8
     stays so as on a device that multiplies in FP8."""
     drawn: list[WeightTensors] = []
-    made: list[Any] = []
+    built: list[Any] = []
     load = registry.random_tensors
 
     def kept(*args: Any) -> WeightTensors:
@@ -306,14 +306,14 @@ def recorded() -> Iterator[tuple[list[WeightTensors], list[Any]]]:
 
         def begun(own: Any, *args: Any) -> None:
             begin(own, *args)
-            made.append(own)
+            built.append(own)
 
         return patch.object(kind, "__init__", begun)
 
     with patch.object(registry, "random_tensors", lambda *args: copied(kept(*args), drawn)), \
             patch.object(registry, "keeps", lambda _device, _kernels, asked: asked != "none"), \
             noted(ScaledLinear), noted(GroupedLinear), noted(NativeGrouped):
-        yield drawn, made
+        yield drawn, built
 
 
 def copied(tensors: WeightTensors, drawn: list[WeightTensors]) -> WeightTensors:
@@ -335,11 +335,11 @@ def loaded(path: Path, own: Asked) -> dict[str, Any] | str:
     """What a worker holds that loads this model; or its words."""
     config = own.config(path)
     try:
-        shape = read_shape(path, config).split(own.place.size)
+        shape = read_shape(path, config).split(own.rank.size)
         max_drafts(config, shape)
         assume(weight_bytes(replace(shape, fp8=None)) < LOADED)
         with recorded() as (drawn, made):
-            model = registry.load_model(path, config, CPU, lambda *_: None, Unheard(own.place))
+            model = registry.load_model(path, config, CPU, lambda *_: None, Unheard(own.rank))
     except ActoriumError as e:
         return str(e)
     tensors, left = drawn
@@ -397,4 +397,3 @@ def test_both_hold_the_same_or_refuse_with_the_same_words(raw: dict[str, Any], o
             if shape.heads % 2 == 0 and not shape.recurrent else []
         for part, whole in zip(half, map(weight_bytes, (dense, shape)), strict=False):
             assert whole <= 2 * part and part <= whole
-        assert math.prod(shape.kv_row) == shape.kv_width

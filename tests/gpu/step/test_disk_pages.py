@@ -81,7 +81,7 @@ def test_nobody_else_may_look_into_it(tmp_path: Path) -> None:
     assert disk.pages == 1
 
 
-def test_a_thousand_flips_are_found_and_none_is_served(tmp_path: Path) -> None:
+def test_a_thousand_flips_are_detected_and_none_is_served(tmp_path: Path) -> None:
     """In headers as well: a flip may sit anywhere in the file."""
     disk, dice = opened(tmp_path / "pages"), random.Random(3)
     for round_ in range(20):
@@ -211,7 +211,7 @@ def test_who_is_killed_while_it_writes_leaves_no_page(tmp_path: Path) -> None:
     assert got(disk, 2) == page_of(2) and got(opened(tmp_path / "pages"), 1) == page_of(1)
 
 
-def test_a_disk_that_is_full_or_gone_is_a_miss(tmp_path: Path,
+def test_a_disk_that_is_full_or_removed_is_a_miss(tmp_path: Path,
                                                monkeypatch: pytest.MonkeyPatch,
                                                caplog: pytest.LogCaptureFixture) -> None:
     disk = opened(tmp_path / "pages")

@@ -21,7 +21,7 @@ def column(rows: list[tuple[int, int]]) -> bytes:
 
 
 @pytest.mark.parametrize("native", [False, True])
-def test_a_thousand_flips_are_found_and_no_page_with_one_is_copied(native: bool) -> None:
+def test_a_thousand_flips_are_detected_and_no_page_with_one_is_copied(native: bool) -> None:
     torch.manual_seed(3)
     tensors = [torch.randn(PAGES * SIZE, 2, 8, dtype=torch.bfloat16) for _ in range(3)]
     tensors.append(torch.randint(-9, 9, (PAGES * SIZE, 6), dtype=torch.int8))

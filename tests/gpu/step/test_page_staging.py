@@ -17,8 +17,7 @@ import torch
 from helpers_streams import ToyStreams
 from torch import Tensor
 
-from actorium.gpu.step.host_pages import COPY_KIND, HostPages
-from actorium.gpu.step.page_staging import LANDINGS, PageStaging
+from actorium.gpu.step.host_pages import COPY_KIND, LANDINGS, HostPages, PageStaging
 from actorium.gpu.step.pools import stacked
 from actorium.kernels.cpu.native_library import library
 
@@ -285,7 +284,7 @@ def test_more_than_has_room_goes_in_rounds_and_no_round_is_forgotten() -> None:
     assert torch.equal(stack[:, 9:59], before[:, 9:59]) and not stack[:, :9].any()
 
 
-def test_copies_of_a_scheduler_that_is_gone_touch_nothing() -> None:
+def test_copies_of_a_replaced_scheduler_touch_nothing() -> None:
     own = Play(3, ToyStreams(None), torch.device("cpu"))
     for number in range(4):
         own.write(0, number)

@@ -17,8 +17,8 @@ from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.worker.timing import make_timer
 from actorium.gpu.worker.warmup import dummy_run
-from actorium.kernels.record import COUNT_ROW
 from actorium.kernels.reference.sampling import PROMPT_BIT
+from actorium.kernels.sampling_tables import COUNT_ROW
 
 GREEDY = ResolvedParams(max_tokens=8, temperature=0.0)
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 17, [100, 1, 50]]

@@ -68,12 +68,12 @@ def load(path: Path, speculative: str = "off") -> Any:
 @pytest.fixture(scope="module")
 def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     @functools.cache
-    def made(name: str) -> Any:
+    def model_of(name: str) -> Any:
         path = tmp_path_factory.mktemp(name)
         write_kind(path, name)
         return load(path, "auto" if name in ("hybrid", "deepseek") else "off")
 
-    return made
+    return model_of
 
 
 @pytest.fixture(params=["attention", "windows", "hybrid", "deepseek"])
@@ -86,13 +86,13 @@ def undrafted() -> Undrafted:
     """The output of a model without drafts, which many tests ask for: made once."""
     known: dict[tuple[int, int], tuple[Any, list[Output]]] = {}
 
-    def made(work: Work, model: Any) -> list[Output]:
+    def undrafted_output(work: Work, model: Any) -> list[Output]:
         key = id(work), id(model)
         if key not in known:
             known[key] = model, work.plain(model)
         return known[key][1]
 
-    return made
+    return undrafted_output
 
 
 @pytest.fixture

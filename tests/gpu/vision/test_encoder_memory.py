@@ -13,10 +13,9 @@ from helpers_models import CPU, load
 from helpers_vision import write_vl
 
 from actorium.actors.config.tree import Config, DeviceConfig, MediaConfig, ModelConfig
-from actorium.gpu.plan.encoder_memory import encoder_cache_bytes, encoder_rows, encoder_work_bytes
 from actorium.gpu.plan.memory_plan import Demand
-from actorium.gpu.vision.encoder_pool import EncoderPool
-from actorium.gpu.vision.media_steps import make_images
+from actorium.gpu.plan.non_cache_memory import encoder_cache_bytes, encoder_rows, encoder_work_bytes
+from actorium.gpu.vision.media_steps import EncoderPool, make_images
 from actorium.gpu.worker.device import open_device
 from actorium.tools.cli.plan_command import PlanOptions, make_report
 from actorium.tools.cli.plan_report import plan_text

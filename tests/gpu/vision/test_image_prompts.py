@@ -14,10 +14,9 @@ from helpers_vision import END, IMAGE, START, VIDEO, pixels_of, write_vl
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import ModelShape
-from actorium.gpu.models.registry import Model
+from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.step.batch import ForwardBatch
-from actorium.gpu.vision.grids import Grid, output_rows
-from actorium.gpu.vision.mrope_positions import Medium, RopePositions, rope_positions
+from actorium.gpu.vision.grids import Grid, Medium, RopePositions, output_rows, rope_positions
 from actorium.gpu.vision.prompt_images import add_images, chunk_images
 from actorium.gpu.vision.tower import VisionRows
 
@@ -46,16 +45,16 @@ def prompt_of(media: list[Medium], shape: ModelShape) -> list[int]:
 def inputs(ids: list[int], media: list[Medium], kind: str) -> dict[str, Any]:
     """What transformers takes beside the tokens."""
     tokens = torch.tensor([ids])
-    found: dict[str, Any] = {
+    outputs: dict[str, Any] = {
         "mm_token_type_ids": (tokens == IMAGE).int() + 2 * (tokens == VIDEO).int()}
     for video, pixels, grids in ((False, "pixel_values", "image_grid_thw"),
                                  (True, "pixel_values_videos", "video_grid_thw")):
         own = [m.grid for m in media if m.video == video]
         if own:
-            found |= {pixels: pixels_of(own, seed=4 + video), grids: torch.tensor(own)}
+            outputs |= {pixels: pixels_of(own, seed=4 + video), grids: torch.tensor(own)}
     if kind == "2.5" and any(m.video for m in media):
-        found["second_per_grid_ts"] = torch.tensor([m.seconds for m in media if m.video])
-    return found
+        outputs["second_per_grid_ts"] = torch.tensor([m.seconds for m in media if m.video])
+    return outputs
 
 
 class PromptImages(NamedTuple):
@@ -69,7 +68,7 @@ class PromptImages(NamedTuple):
                           tuple(deep[low:high] for deep in self.rows.deep))
 
 
-def prompt_images(model: Model, ids: list[int], media: list[Medium],
+def prompt_images(model: Decoder, ids: list[int], media: list[Medium],
                   given: dict[str, Any]) -> PromptImages:
     """The tower's rows of the same pixels, in the order of the prompt."""
     tower = model.vision
@@ -90,7 +89,7 @@ def prompt_images(model: Model, ids: list[int], media: list[Medium],
 class ImageStepper(Stepper):
     """Steps whose sequences may have images."""
 
-    def __init__(self, model: Model, images: dict[int, PromptImages]) -> None:
+    def __init__(self, model: Decoder, images: dict[int, PromptImages]) -> None:
         """images: by the identity of the sequence."""
         super().__init__(model)
         self.images = images

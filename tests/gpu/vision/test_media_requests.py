@@ -31,7 +31,8 @@ from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.messages import StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_programs import DecodePrograms
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.plan.graph_memory import program_sizes
 from actorium.gpu.plan.memory_plan import Demand
@@ -51,7 +52,7 @@ class Served(NamedTuple):
 
     kind: str
     oracle: Any
-    model: Model
+    model: Decoder
     path: Path
     asked: list[Question]
     want: list[list[int]]
@@ -72,7 +73,7 @@ def check(found: list[Any], want: list[list[int]]) -> None:
     assert [(out.tokens, out.error) for out in found] == [(own, None) for own in want]
 
 
-def with_text(model: Model, own: Question) -> Question:
+def with_text(model: Decoder, own: Question) -> Question:
     """Another question about the same pictures."""
     return own._replace(tokens=[*own.tokens[:-2], 77, 78])
 
@@ -159,7 +160,7 @@ def test_other_ways_to_run_steps(served: Served, how: str) -> None:
         assert runner.served["piecewise_graph"] > 8
 
 
-def half(served: Served, **model: Any) -> Model:
+def half(served: Served, **model: Any) -> Decoder:
     """In bf16, where C kernels are."""
     return load(served.path, dtype="bfloat16", **model)
 
@@ -247,7 +248,7 @@ def test_what_does_not_fit_its_placeholders_is_refused(served: Served) -> None:
 
 # --- several ranks -------------------------------------------------------------------------------
 
-def tp_model(path: Path, group: RankGroup) -> Model:
+def tp_model(path: Path, group: RankGroup) -> Decoder:
     config = Config(model=ModelConfig(), device=DeviceConfig(tensor_parallel_size=2))
     return load_model(path, config, torch.device("cpu"), lambda *_: None, group)
 

@@ -16,8 +16,7 @@ from hypothesis import strategies as st
 
 from actorium.gpu.families.model_shape import ModelShape, RopeShape
 from actorium.gpu.models.rotary import rope_tables
-from actorium.gpu.vision.grids import Grid, output_rows
-from actorium.gpu.vision.mrope_positions import Medium, rope_positions
+from actorium.gpu.vision.grids import Grid, Medium, output_rows, rope_positions
 from actorium.kernels.reference.rope import axis_rows, rope_rows
 
 

@@ -106,7 +106,7 @@ def test_a_cut_tensor_of_a_short_file_names_it(tmp_path: Path) -> None:
 
 HALF_A_MODEL = """
 from actorium.actors.models.model_dir import resolve
-from actorium.gpu.parallel.rank_types import LoneRank, RankPlace
+from actorium.gpu.parallel.rank_group import LoneRank, RankPlace
 
 class Half(LoneRank):  # nobody sums at load
     def __init__(self):

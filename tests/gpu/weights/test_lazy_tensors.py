@@ -11,7 +11,7 @@ from helpers_grouped import dequantised
 from torch import Tensor
 
 from actorium.gpu.families.tensor_specs import EMBED, HEAD, TensorSpec, held_format, linear_tensors
-from actorium.gpu.families.weight_formats import MADE, GroupedShape, WeightFormat
+from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
@@ -21,9 +21,9 @@ from actorium.gpu.weights.lazy_tensors import (
     held_rows,
     materialised,
 )
-from actorium.gpu.weights.made_rows import made_rows, quantised_rows
+from actorium.gpu.weights.online_quantisation import quantised_lazily, quantised_rows
 from actorium.kernels.grouped_rows import ROWS
-from actorium.kernels.linear import Linear, Reordered, SideBySide
+from actorium.kernels.linear import ConcatLinear, Linear, Reordered
 from actorium.kernels.reference.torch_ops import TorchOps
 
 CPU = torch.device("cpu")
@@ -31,7 +31,7 @@ Q4, Q8 = WeightFormat(4, 32, True), WeightFormat(8, 64, False)
 
 
 def rows_of(weight: Tensor, form: WeightFormat) -> LazyTensor:
-    return made_rows(lambda: weight, form, CPU)
+    return quantised_lazily(lambda: weight, form, CPU)
 
 
 def layer(**own: Tensor | LazyTensor) -> LayerWeights:
@@ -44,12 +44,12 @@ def test_parts_in_different_formats_lie_side_by_side() -> None:
     q, k, v, x = (torch.randn(rows, 128) for rows in (8, 4, 4, 3))
     w = layer(q__weight=rows_of(q, Q4), k__weight=rows_of(k, Q4), v__weight=rows_of(v, Q8))
     got = w.linear(False, "q", "k", "v")
-    assert isinstance(got, SideBySide) and len(got.parts) == 2 and not w.tensors
+    assert isinstance(got, ConcatLinear) and len(got.parts) == 2 and not w.tensors
     want = torch.cat([dequantised(q, Q4), dequantised(k, Q4), dequantised(v, Q8)])
     torch.testing.assert_close(got(x), x @ want.t())
     torch.testing.assert_close(got.add(x, torch.ones(3, 16)), 1 + x @ want.t())
     mixed = layer(q__weight=rows_of(q, Q4), k__weight=k, v__weight=v).linear(False, "q", "k", "v")
-    assert isinstance(mixed, SideBySide) and [type(part) for part in mixed.parts][1] is Linear
+    assert isinstance(mixed, ConcatLinear) and [type(part) for part in mixed.parts][1] is Linear
     torch.testing.assert_close(mixed(x), x @ torch.cat([dequantised(q, Q4), k, v]).t())
 
 
@@ -76,7 +76,7 @@ def test_columns_in_an_order_of_their_own() -> None:
     own = {"q__weight": rows_of(weight[:, order], Q4), "k__weight": rows_of(other, Q4)}
     w = layer(**own, **{f"q__{INPUT_ORDER[1:]}": order})
     got = w.linear(False, "q", "k")
-    assert isinstance(got, SideBySide) and isinstance(got.parts[0], Reordered) and not w.tensors
+    assert isinstance(got, ConcatLinear) and isinstance(got.parts[0], Reordered) and not w.tensors
     back = torch.empty(64, dtype=torch.long)
     back[order] = torch.arange(64)
     want = torch.cat([dequantised(weight[:, order], Q4)[:, back], dequantised(other, Q4)])
@@ -124,9 +124,9 @@ def test_formats_of_tensors() -> None:
     (spec,) = linear_tensors("a.q", 8, 96)
     wide = WeightFormat(4, 128, False)
     assert held_format(GroupedShape("gguf", wide), spec) is None
-    assert held_format(GroupedShape(MADE, wide), spec) == WeightFormat(4, 32, False)
+    assert held_format(GroupedShape(ONLINE, wide), spec) == WeightFormat(4, 32, False)
     (odd,) = linear_tensors("a.q", 8, 24)
-    assert held_format(GroupedShape(MADE, wide), odd) is None is held_format(None, spec)
+    assert held_format(GroupedShape(ONLINE, wide), odd) is None is held_format(None, spec)
     for name in (EMBED, HEAD):
         outer = TensorSpec(name, (8, 128))
         assert held_format(GroupedShape("gguf", wide), outer) is None

@@ -23,7 +23,7 @@ from helpers_graphs import tensors_of
 from torch import Tensor
 
 from actorium.gpu.graphs.capture import Replayable
-from actorium.kernels.record import LIMIT
+from actorium.kernels.sampling_tables import LIMIT
 
 T = TypeVar("T")
 
@@ -65,7 +65,7 @@ class Forms:
                 stack.enter_context(patch.object(torch, "empty", torch.zeros))
                 stack.enter_context(patch.object(Tensor, "new_empty", Tensor.new_zeros))
             # On a CUDA device the last layer has no other way for the few rows that are wanted.
-            stack.enter_context(patch("actorium.gpu.attention.attention_plan._few",
+            stack.enter_context(patch("actorium.gpu.models.forward_context._few",
                                       lambda *_: None))
             yield self
 
@@ -129,18 +129,18 @@ def _unlike(form: str, others: list[str]) -> str:
 
 
 class Rerun:
-    """See `graphs.Capturer`: a replay runs the work again, unseen by the launcher."""
+    """See `graphs.capture.Capturer`: a replay runs the work again, unseen by the launcher."""
 
     def __init__(self, forms: Forms) -> None:
         self._forms = forms
 
     def capture(self, run: Callable[[], T]) -> tuple[Replayable, T]:
-        """See `graphs.Capturer`."""
+        """See `graphs.capture.Capturer`."""
         out = run()
         return _Work(run, tensors_of(out), self._forms), out
 
     def borrow(self, tensor: Tensor) -> Tensor:
-        """See `graphs.Capturer`."""
+        """See `graphs.capture.Capturer`."""
         return tensor
 
 

@@ -12,12 +12,12 @@ from typing import Any
 import pytest
 from helpers_compile import compiled
 
-from actorium.gpu.worker.compilations import Compilations
+from actorium.gpu.worker.compute import Compilations
 
 CODE = """
 import logging
 import torch
-from actorium.gpu.worker.compilations import Compilations
+from actorium.gpu.worker.compute import Compilations
 from actorium.kernels.triton.norm import rms_norm
 
 logging.basicConfig(level=logging.WARNING, format="%(message)s")
@@ -54,7 +54,7 @@ def runtime(monkeypatch: pytest.MonkeyPatch) -> Any:
     return knobs
 
 
-def told(runtime: Any, skip: bool = False) -> Any:
+def compile_once(runtime: Any, skip: bool = False) -> Any:
     """As `JITFunction._do_compile` calls the hooks."""
     kernel = SimpleNamespace(arg_names=["x", "rows", "BLOCK"])
     given = {"key": "k", "repr": "", "fn": SimpleNamespace(module="m", name="_kernel",
@@ -71,23 +71,23 @@ def test_the_log_names_the_kernel_and_its_form(runtime: Any,
     own = Compilations()
     own.watch()
     with caplog.at_level(logging.WARNING):
-        assert told(runtime) is None
+        assert compile_once(runtime) is None
     assert own.count == 1
     assert "m._kernel(BLOCK=64, rows=1), " in caplog.text and "gap in the warm-up" in caplog.text
 
 
 def test_hooks_of_others_stay(runtime: Any) -> None:
-    heard: list[str] = []
-    runtime.jit_cache_hook = lambda **given: heard.append(given["key"]) or given["key"] == "no"
-    runtime.jit_post_compile_hook = lambda **given: heard.append("done")
+    calls: list[str] = []
+    runtime.jit_cache_hook = lambda **given: calls.append(given["key"]) or given["key"] == "no"
+    runtime.jit_post_compile_hook = lambda **given: calls.append("done")
     own = Compilations()
     own.watch()
-    assert told(runtime) is None and heard == ["k", "done"]
+    assert compile_once(runtime) is None and calls == ["k", "done"]
     runtime.jit_cache_hook(key="no")
     assert runtime.jit_cache_hook(key="no") is True and own.count == 1
 
 
 def test_a_cpus_worker_does_not_import_triton_for_it() -> None:
-    code = ("import sys\nfrom actorium.gpu.worker.compilations import Compilations\n"
+    code = ("import sys\nfrom actorium.gpu.worker.compute import Compilations\n"
             "Compilations().watch()\nassert 'triton' not in sys.modules")
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -12,12 +12,12 @@ import torch
 import torch.nn.functional as F
 from helpers_compile import compiled
 
-from actorium.gpu.worker.compile_ahead import Zeros, one_of_each
+from actorium.gpu.worker.warmup import ZeroMode, one_layer_per_kind
 
 
 def test_results_are_zeros_of_the_right_shape() -> None:
     x, w, at = torch.ones(3, 4), torch.ones(5, 4), torch.tensor([2, 9])
-    with torch.inference_mode(), Zeros():
+    with torch.inference_mode(), ZeroMode():
         found = [F.linear(x, w), x.softmax(1), x.sum(0), x[at], torch.cat((x, x)).view(4, 6),
                  x.new_empty(2, 3), torch.empty(7), torch.randn(2, 2), torch.stack((x, x)),
                  F.scaled_dot_product_attention(*[x.view(1, 1, 3, 4)] * 3),
@@ -29,7 +29,7 @@ def test_results_are_zeros_of_the_right_shape() -> None:
 
 def test_nothing_is_changed_in_place() -> None:
     x, y = torch.ones(3, 4), torch.ones(3, 4)
-    with torch.inference_mode(), Zeros():
+    with torch.inference_mode(), ZeroMode():
         assert x.add_(1) is x and x.addmm_(y, y.T @ y) is x
         x[torch.tensor([0])] = 5.0
         x.zero_()
@@ -38,9 +38,9 @@ def test_nothing_is_changed_in_place() -> None:
     assert x.eq(1).all()
 
 
-def test_what_the_host_and_the_device_tell_each_other_is_told() -> None:
+def test_copies_between_host_and_device_run() -> None:
     x, y = torch.tensor([3, 0, 4]), torch.zeros(3, dtype=torch.int64)
-    with torch.inference_mode(), Zeros():
+    with torch.inference_mode(), ZeroMode():
         y.copy_(x)
         assert y.tolist() == [3, 0, 4] and int(y[2]) == 4
         assert x.nonzero().tolist() == [[0], [2]], "its shape follows from the numbers"
@@ -55,7 +55,7 @@ def test_a_layer_of_each_kind_is_left() -> None:
 
     runs = [run(), run(), run(other), run(), run(other), run()]
     model: Any = SimpleNamespace(runs=runs, shape=SimpleNamespace(windows=(0, 0, 0, 8, 0, 0)))
-    with pytest.raises(ValueError, match="on the walk"), one_of_each(model):
+    with pytest.raises(ValueError, match="on the walk"), one_layer_per_kind(model):
         assert model.runs == [runs[0], runs[2], runs[3], runs[5]]
         raise ValueError("on the walk")
     assert model.runs is runs
@@ -64,11 +64,11 @@ def test_a_layer_of_each_kind_is_left() -> None:
 CODE = """
 import threading
 import torch
-from actorium.gpu.worker.compile_ahead import compiling
+from actorium.gpu.worker.warmup import compiling_launches
 from actorium.kernels.triton.norm import rms_norm
 
 def run(*widths):
-    with compiling(2) as missed:
+    with compiling_launches(2) as missed:
         for width in widths:
             rms_norm(torch.zeros(4, width), torch.zeros(width), 1e-5)
     return missed

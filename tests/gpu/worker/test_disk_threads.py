@@ -16,8 +16,7 @@ from actorium.actors.messages import PageAnswer, PageOrder, Reset
 from actorium.gpu.step.disk_pages import DONE, MISSING, DiskPages
 from actorium.gpu.step.host_pages import HostPages
 from actorium.gpu.worker import disk_threads
-from actorium.gpu.worker.disk_opening import OpeningDisk
-from actorium.gpu.worker.disk_threads import LATE, DiskThreads
+from actorium.gpu.worker.disk_threads import LATE, DiskThreads, OpeningDisk
 
 SLOTS, WIDTH, TIMEOUT, WORKER = 8, 4096, 0.3, 3
 
@@ -77,7 +76,7 @@ class Moved:
             epoch, ticket, verb, b"".join(map(name_of, names)),  # type: ignore[arg-type]
             np.array(slots, np.int32).tobytes()))
 
-    def found(self, ticket: int, patience: float = 10.0) -> list[int]:
+    def wait_for_answer(self, ticket: int, patience: float = 10.0) -> list[int]:
         with self._came:
             assert self._came.wait_for(
                 lambda: any(a.ticket == ticket for a in self.answers), patience), "no answer"
@@ -91,7 +90,7 @@ class Moved:
             self.host.rows[slot] = np.frombuffer(page, np.uint8)
             self.host.sums[slot] = zlib.crc32(page)
         self.order(1, "write", range(SLOTS), range(SLOTS))
-        assert self.found(1) == [DONE] * SLOTS
+        assert self.wait_for_answer(1) == [DONE] * SLOTS
         self.host.rows[:] = 0
         return pages
 
@@ -111,15 +110,15 @@ def moved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Moved]:
 def test_pages_go_and_come_back(moved: Moved) -> None:
     pages = moved.fill()
     moved.order(2, "find", range(SLOTS + 1))
-    assert moved.found(2) == [DONE] * SLOTS + [MISSING]
+    assert moved.wait_for_answer(2) == [DONE] * SLOTS + [MISSING]
     moved.order(3, "read", range(SLOTS), range(SLOTS - 1, -1, -1))
-    assert moved.found(3) == [DONE] * SLOTS
+    assert moved.wait_for_answer(3) == [DONE] * SLOTS
     assert [row.tobytes() for row in moved.host.rows] == pages[::-1]
     assert moved.host.sums.tolist() == [zlib.crc32(page) for page in pages[::-1]]
     moved.order(4, "wipe", range(0))
-    assert moved.found(4) == []
+    assert moved.wait_for_answer(4) == []
     moved.order(5, "find", range(2))
-    assert moved.found(5) == [MISSING] * 2
+    assert moved.wait_for_answer(5) == [MISSING] * 2
 
 
 @pytest.mark.parametrize("verb", ["find", "read"])
@@ -130,12 +129,12 @@ def test_who_waits_for_a_disk_that_hangs_is_answered_in_time(moved: Moved, verb:
     began = time.monotonic()
     moved.order(2, verb, range(4), range(4 if verb == "read" else 0))
     moved.order(3, verb, range(4, 6), range(4, 6) if verb == "read" else range(0))
-    assert moved.found(2) == [LATE] * 4 and moved.found(3) == [LATE] * 2
+    assert moved.wait_for_answer(2) == [LATE] * 4 and moved.wait_for_answer(3) == [LATE] * 2
     assert time.monotonic() - began > TIMEOUT
     for ticket in (4, 5):
         moved.order(ticket, verb, range(4), range(4 if verb == "read" else 0))
         assert [a.ticket for a in moved.answers][-1] == ticket, "at once"
-        assert moved.found(ticket) == [MISSING] * 4
+        assert moved.wait_for_answer(ticket) == [MISSING] * 4
         time.sleep(0.6)  # longer than the rest: it hangs all the same
 
 
@@ -143,16 +142,16 @@ def test_a_page_that_comes_late_is_dropped_and_the_disk_is_used_again(moved: Mov
     pages = moved.fill()
     moved.disk.gate.clear()
     moved.order(2, "read", range(4), range(4))
-    assert moved.found(2) == [LATE] * 4
+    assert moved.wait_for_answer(2) == [LATE] * 4
     moved.host.rows[:] = 7  # the slots are another page's by now
     moved.disk.gate.set()
     time.sleep(0.2)
     assert (moved.host.rows == 7).all() and not any(lane.hangs for lane in moved.threads._lanes)
     moved.order(3, "read", range(4), range(4))
-    assert moved.found(3) == [MISSING] * 4, "it is left alone for a while"
+    assert moved.wait_for_answer(3) == [MISSING] * 4, "it is left alone for a while"
     time.sleep(0.5)
     moved.order(4, "read", range(4), range(4))
-    assert moved.found(4) == [DONE] * 4
+    assert moved.wait_for_answer(4) == [DONE] * 4
     assert [row.tobytes() for row in moved.host.rows[:4]] == pages[:4]
     assert len(moved.answers) == 4, "each order once"
 
@@ -169,7 +168,7 @@ def test_what_had_come_before_it_hung_is_kept(moved: Moved) -> None:
 
     moved.disk._hang = third  # type: ignore[method-assign]
     moved.order(2, "read", range(4), range(4))
-    assert moved.found(2) == [DONE, DONE, LATE, LATE]
+    assert moved.wait_for_answer(2) == [DONE, DONE, LATE, LATE]
     assert [row.tobytes() for row in moved.host.rows[:2]] == pages[:2]
 
 
@@ -178,17 +177,17 @@ def test_a_write_that_hangs_gives_its_slots_back(
     monkeypatch.setattr(moved.threads._writes, "patience", 0.3)
     pages = moved.fill()
     moved.order(2, "wipe", range(0))
-    assert moved.found(2) == []
+    assert moved.wait_for_answer(2) == []
     for slot, page in enumerate(pages):
         moved.host.rows[slot] = np.frombuffer(page, np.uint8)
     moved.disk.gate.clear()
     moved.order(3, "write", range(4), range(4))
-    assert moved.found(3) == [MISSING] * 4
+    assert moved.wait_for_answer(3) == [MISSING] * 4
     moved.host.rows[:] = 9
     moved.disk.gate.set()
     time.sleep(0.8)
     moved.order(4, "read", range(4), range(4))
-    assert moved.found(4) == [DONE, MISSING, MISSING, MISSING], "what was under way is whole"
+    assert moved.wait_for_answer(4) == [DONE, *[MISSING] * 3], "what was under way is whole"
     assert moved.host.rows[0].tobytes() == pages[0]
 
 
@@ -205,7 +204,7 @@ def test_another_scheduler_does_not_wait_for_a_disk_that_hangs(moved: Moved) -> 
     moved.disk.gate.set()
     moved.threads.submit(Reset(2, WORKER))
     moved.order(3, "find", range(2), epoch=2)
-    assert moved.found(3) == [DONE] * 2
+    assert moved.wait_for_answer(3) == [DONE] * 2
     assert (moved.host.rows == 7).all() and [a.ticket for a in moved.answers] == [1, 3]
 
 
@@ -220,12 +219,12 @@ def test_orders_come_before_the_reset_is_applied(moved: Moved) -> None:
     assert moved.disk.entered.wait(10)
     moved.threads.reset(2)
     moved.disk.gate.set()
-    assert moved.found(2) == [DONE] * 2
+    assert moved.wait_for_answer(2) == [DONE] * 2
     moved.threads._rests_until = time.monotonic() + 60
     moved.threads.submit(Reset(3, WORKER))
     moved.order(3, "find", range(2), epoch=3)
     moved.threads.reset(3)
-    assert moved.found(3) == [MISSING] * 2
+    assert moved.wait_for_answer(3) == [MISSING] * 2
 
 
 def test_orders_for_another_worker_are_dropped(moved: Moved) -> None:
@@ -238,7 +237,7 @@ def test_orders_for_another_worker_are_dropped(moved: Moved) -> None:
     moved.threads.submit(Reset(2, WORKER))
     moved.order(4, "read", range(1), range(1), epoch=1)  # of a scheduler that is gone
     moved.order(5, "read", range(2), range(2, 4), epoch=2)
-    assert moved.found(5) == [DONE] * 2 and not moved.host.rows[0].any()
+    assert moved.wait_for_answer(5) == [DONE] * 2 and not moved.host.rows[0].any()
     assert [answer.ticket for answer in moved.answers] == [1, 5]
 
 
@@ -251,11 +250,11 @@ def test_a_disk_that_hangs_when_it_is_opened(tmp_path: Path, monkeypatch: pytest
     assert "does not answer" in caplog.text and not moved.opening.opened
     moved.order(11, "read", range(3), range(3))
     moved.order(12, "write", range(3), range(3))
-    assert moved.found(11) == [MISSING] * 3 and moved.found(12) == [MISSING] * 3
+    assert moved.wait_for_answer(11) == [MISSING] * 3 and moved.wait_for_answer(12) == [MISSING] * 3
     assert moved.opening.pages == moved.opening.disk_bytes == 0
     monkeypatch.setattr(moved.threads, "_rests_until", 0.0)
     moved.order(13, "find", range(3))
-    assert moved.found(13) == [LATE] * 3  # it still hangs, and rests again
+    assert moved.wait_for_answer(13) == [LATE] * 3  # it still hangs, and rests again
     gate.set()
     assert moved.opening.holds(name_of(1)) is False  # waits until it is opened
     assert "the disk answers" in caplog.text
@@ -264,7 +263,7 @@ def test_a_disk_that_hangs_when_it_is_opened(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(moved.threads, "_rests_until", 0.0)
     moved.fill()
     moved.order(14, "find", range(SLOTS))
-    assert moved.found(14) == [DONE] * SLOTS and moved.opening.pages == SLOTS
+    assert moved.wait_for_answer(14) == [DONE] * SLOTS and moved.opening.pages == SLOTS
 
 
 def test_a_disk_that_cannot_be_opened(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -12,11 +12,10 @@ from helpers_models import CPU, write_checkpoint
 from safetensors.torch import load_file, save_file
 
 from actorium.actors.config.tree import Config, DeviceConfig, MemoryConfig, ModelConfig
-from actorium.gpu.attention.attention_backend import AttentionBackend
+from actorium.gpu.attention.attention_backend import AttentionBackend, SageAttention
 from actorium.gpu.attention.capabilities import EXTEND
-from actorium.gpu.attention.sage_attention import SageAttention
 from actorium.gpu.worker.device import OpenedDevice, open_device
-from actorium.gpu.worker.key_means import TOKENS, measured_tokens
+from actorium.gpu.worker.measure import TOKENS, measured_tokens
 from actorium.kernels.reference.sage import KeyMeans
 
 LACKS = SageAttention.missing(EXTEND, CPU)

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from actorium.actors.messages import StepPlan
-from actorium.gpu.step.pools import KVPagePool, zeros
-from actorium.gpu.worker.prefault import POPULATE_BYTES, PagePrefault
+from actorium.gpu.step.pools import POPULATE_BYTES, KVPagePool, PagePrefault, zeros
 
 PAGE, WIDTH = 16, 2048
 ROW = WIDTH * 2
@@ -95,7 +94,7 @@ def test_a_pool_ends(lazy: KVPagePool) -> None:
 
 
 def test_a_kernel_without_it(monkeypatch: pytest.MonkeyPatch, lazy: KVPagePool) -> None:
-    monkeypatch.setattr("actorium.gpu.worker.prefault.POPULATE_WRITE", 9999)
+    monkeypatch.setattr("actorium.gpu.step.pools.POPULATE_WRITE", 9999)
     ahead = PagePrefault([lazy], 1024)
     ahead.all()
     assert not ahead.populates

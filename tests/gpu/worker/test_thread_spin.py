@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from actorium.actors.config.tree import Config, ModelConfig
-from actorium.gpu.worker.thread_spin import LEAST, MOST, rounds_of, spin_rounds
+from actorium.gpu.worker.preload import LEAST, MOST, rounds_of, spin_rounds
 
 
 def test_threads_of_tiny_models_hardly_spin() -> None:

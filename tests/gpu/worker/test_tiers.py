@@ -31,9 +31,8 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
-from actorium.gpu.plan.tier_memory import ROOM_BYTES, staging_bytes
-from actorium.gpu.step.host_pages import COPY_KIND, HostPages
-from actorium.gpu.step.page_staging import PageStaging
+from actorium.gpu.plan.non_cache_memory import STAGING_BYTES, staging_bytes
+from actorium.gpu.step.host_pages import COPY_KIND, HostPages, PageStaging
 from actorium.gpu.step.runner import LaunchedStep, ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.worker.device import open_device
@@ -139,7 +138,7 @@ def test_the_plan_has_room_for_what_is_kept(kind: str, tmp_path: Path) -> None:
     totals, groups = HostPages(_kinds(runner), 1).totals, len(model.shape.groups)
     page, largest = sum(totals[:groups]), max(sum(totals[:groups]), *totals[groups:], 0)
     for tokens, room in ((1, largest), (40 * PAGE - 3, max(largest, 40 * page)),
-                         (1 << 30, ROOM_BYTES)):
+                         (1 << 30, STAGING_BYTES)):
         config = Config(
             memory=MemoryConfig(page_size=PAGE, kv_cache_dtype=dtype, host_cache=1),
             speculation=speculation, scheduler=SchedulerConfig(max_num_batched_tokens=tokens))

@@ -21,7 +21,7 @@ from actorium.actors.config.tree import (
     ModelConfig,
     SchedulerConfig,
 )
-from actorium.gpu.worker import device
+from actorium.gpu.worker import allocation, device
 from actorium.kernels.backends import triton_fault
 
 pytest.importorskip("triton")
@@ -39,7 +39,7 @@ def test_products_are_measured_before_pages_are_there(
     write_checkpoint(tmp_path, "LlamaForCausalLM", dtype=torch.bfloat16, head_dim=64,
                      hidden_size=64, intermediate_size=128)
     happened: list[Any] = []
-    make_pools = device.make_pools
+    make_pools = allocation.make_pools
 
     def making(shape: Any, pages: list[int], *rest: Any) -> Any:
         happened.append("the sink page" if pages == [1] else "pages")
@@ -48,7 +48,7 @@ def test_products_are_measured_before_pages_are_there(
     def tuning(self: Any, where: torch.device) -> None:
         happened.append(sorted({kind.what for kind in self.products._met}))
 
-    monkeypatch.setattr(device, "make_pools", making)
+    monkeypatch.setattr(allocation, "make_pools", making)
     monkeypatch.setattr(TritonOps, "tune", tuning)
     # as no CUDA weight can be packed
     monkeypatch.setattr("actorium.kernels.triton.triton_ops.can_pack", lambda weight: False)

@@ -20,7 +20,7 @@ from actorium.gpu.plan.graph_memory import EagerReasons, Graphs, GraphShape
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays, HostArrays
 from actorium.gpu.step.tables import SAMPLES, TRUNCATES, SlotTables
-from actorium.gpu.worker import device, graph_setup
+from actorium.gpu.worker import allocation, device, graph_setup
 from actorium.gpu.worker.measure import Footprint
 from actorium.gpu.worker.warmup import WarmupCase, run_case, warm_up_kernels, warmup_cases
 
@@ -143,7 +143,7 @@ def test_the_largest_chunk_is_measured_behind_the_longest_prefix(
                  "reset_peak_memory_stats"):
         monkeypatch.setattr(torch.cuda, name, lambda *_, name=name: (seen.append(name), 7)[1])
     config = Config(scheduler=SchedulerConfig(max_num_batched_tokens=BUDGET))
-    device._cuda_workspace(config, runner, torch.device("cuda"))
+    allocation._cuda_workspace(config, runner, torch.device("cuda"))
     measured = seen[seen.index("reset_peak_memory_stats"):seen.index("max_memory_allocated")]
     longest = runner.tables.max_len - 1
     assert [(0, BUDGET)] in measured and [(longest - BUDGET, BUDGET)] in measured

@@ -34,8 +34,13 @@ from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.staging import DeviceArrays
-from actorium.gpu.worker.compile_ahead import Zeros, one_of_each, walk
-from actorium.gpu.worker.warmup import dummy_run, warm_up_kernels
+from actorium.gpu.worker.warmup import (
+    ZeroMode,
+    dummy_run,
+    one_layer_per_kind,
+    walk_warmup,
+    warm_up_kernels,
+)
 from actorium.kernels.backends import triton_fault
 
 pytest.importorskip("triton")
@@ -192,14 +197,14 @@ class Requests:
 
 
 @pytest.mark.parametrize(("kind", "captured"), CASES)
-def test_requests_meet_no_form_that_the_warm_up_has_not_met(kind: str, captured: bool,
+def test_requests_need_no_form_that_the_warm_up_has_not_compiled(kind: str, captured: bool,
                                                             tmp_path: Path) -> None:
     model = model_of(tmp_path, kind)
     drafts = DRAFTS.get(kind, 0)
     runner = runner_of(model, drafts, pages_of(kind))
     ahead, warm, met = Forms(), Forms(), Forms()
-    with ahead.recording(doubles=False), one_of_each(model), Zeros():
-        walk(runner, model.ops, BUDGET)
+    with ahead.recording(doubles=False), one_layer_per_kind(model), ZeroMode():
+        walk_warmup(runner, model.ops, BUDGET)
     with warm.recording():
         warm_up_kernels(runner, BUDGET, lambda *_: None)
     assert warm.beyond(ahead) == []

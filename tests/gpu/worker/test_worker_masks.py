@@ -9,8 +9,7 @@ import pytest
 from actorium.actors.config.tree import Config
 from actorium.actors.core import Context
 from actorium.actors.messages import Masks, PageGroup, Ready, Reset, RowMask, StepPlan
-from actorium.gpu.parallel.rank_types import ALONE
-from actorium.gpu.parallel.step_gate import StepGate
+from actorium.gpu.parallel.rank_group import ALONE, StepGate
 from actorium.gpu.worker.compute import ComputeThread, StepAbandoned
 from actorium.gpu.worker.core import WorkerCore
 

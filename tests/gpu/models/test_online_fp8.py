@@ -15,15 +15,7 @@ import torch
 from helpers_fp8 import PROJECTION, SINGLE, exact_fp8, write_twins
 from helpers_graphs import played, tensors_of, told, with_graphs, with_segments
 from helpers_hybrid import DENSE, MOE, SPARSE, write_hybrid
-from helpers_models import (
-    CPU,
-    Stepper,
-    generate,
-    generated,
-    load,
-    oracle_logits,
-    write_checkpoint,
-)
+from helpers_models import CPU, Stepper, generate, generated, load, oracle_logits, write_checkpoint
 from helpers_peak import peak_of
 from helpers_quantised import PROMPT, WRITERS, logits, off, told_of
 from helpers_speculation import Work, make_runner, tokens_of
@@ -34,7 +26,8 @@ from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.errors import BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.staging import DeviceArrays
 from actorium.gpu.weights.fp8_weights import how_served, keeps
 from actorium.gpu.weights.loader import INDEX
@@ -59,7 +52,7 @@ PROMPTS = [PROMPT, [7, 3, 3], list(range(40, 75))]
 interpreted = pytest.mark.skipif(bool(triton_fault(CPU)), reason="Triton compiles for CUDA here")
 
 
-def made(path: Path, kernels: str = "auto", **model: Any) -> Model:
+def load_quantised(path: Path, kernels: str = "auto", **model: Any) -> Decoder:
     """The model with its weights in FP8."""
     config = Config(model=ModelConfig(quantization="fp8", **model),
                     device=DeviceConfig(kernels=kernels))
@@ -80,7 +73,7 @@ def calm(path: Path) -> Path:
 def test_near_the_model_as_it_was(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path)
     calm(tmp_path)
-    got, want = told_of(made(tmp_path)), told_of(load(tmp_path))
+    got, want = told_of(load_quantised(tmp_path)), told_of(load(tmp_path))
     assert 0 < float((got - want).abs().mean()) < 0.08 * float(want.std())
 
 
@@ -109,21 +102,21 @@ def patched(oracle: Any) -> Any:
 def test_as_plain_torch(tmp_path: Path, name: str) -> None:
     oracle = patched(WRITERS[name](tmp_path))
     want = oracle_logits(oracle, PROMPT)
-    got = logits(made(tmp_path))
+    got = logits(load_quantised(tmp_path))
     assert off(got, want) < 1e-3 < 0.05 < off(got, logits(load(tmp_path)))
 
 
 def test_a_hybrid_as_plain_torch(tmp_path: Path) -> None:
     oracle = patched(write_hybrid(tmp_path, DENSE))
     want = [generated(oracle, prompt, 8) for prompt in PROMPTS]
-    got = tokens_of(Work(PROMPTS, GREEDY).plain(made(tmp_path)))
+    got = tokens_of(Work(PROMPTS, GREEDY).plain(load_quantised(tmp_path)))
     assert [tokens for tokens, _ in got] == want
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_checkpoints_of_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
     write_checkpoint(tmp_path, dtype=dtype)
-    model = made(tmp_path)
+    model = load_quantised(tmp_path)
     weight = load_file(tmp_path / SINGLE)["model.layers.0.self_attn.o_proj.weight"]
     own = model.layers[0].mixer.o
     assert model.dtype is dtype and weight.dtype is dtype and own.weight.dtype is FP8
@@ -136,7 +129,7 @@ def test_checkpoints_of_any_dtype(tmp_path: Path, dtype: torch.dtype) -> None:
 def test_layers_that_are_not_quantised(tmp_path: Path) -> None:
     """Embedding, head, norms, routers and the small gates of recurrent layers."""
     write_hybrid(tmp_path, SPARSE)
-    model = made(tmp_path)
+    model = load_quantised(tmp_path)
     assert model.embed.dtype is model.head.weight.dtype is torch.float32
     gated, mixture = model.layers[0].mixer, model.layers[0].mlp
     assert [part.weight.dtype is FP8 for part in gated.project.parts] == [True, False]
@@ -171,7 +164,7 @@ def test_sums_are_exact() -> None:
 
 def test_chunks_and_batches_give_the_same_tokens(tmp_path: Path) -> None:
     write_checkpoint(tmp_path)
-    model = made(tmp_path)
+    model = load_quantised(tmp_path)
     alone = [generate(Stepper(model), [prompt], 10)[0] for prompt in PROMPTS]
     for chunk in (3, 512):
         assert generate(Stepper(model), PROMPTS, 10, chunk) == alone
@@ -184,7 +177,7 @@ def test_chunks_and_batches_give_the_same_tokens(tmp_path: Path) -> None:
 def test_steps_are_captured(tmp_path: Path, name: str) -> None:
     """Nothing of them waits for the device, and no shape depends on what is computed."""
     WRITERS[name](tmp_path)
-    model = made(tmp_path, max_model_len=96)
+    model = load_quantised(tmp_path, max_model_len=96)
     _, want = played(make_runner(model, 0, slots=9, arrays=DeviceArrays), PROMPTS, GREEDY, 9)
     runner = make_runner(model, 0, slots=9, arrays=DeviceArrays)
     graphs, segments = with_graphs(runner, [2, 8]), with_segments(runner, [8, 41])
@@ -205,7 +198,7 @@ def test_in_triton(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -
     exact_fp8(monkeypatch)
     WRITERS[name](tmp_path, num_hidden_layers=1)
     calm(tmp_path)
-    got, want = logits(made(tmp_path, "triton")), logits(made(tmp_path))
+    got, want = logits(load_quantised(tmp_path, "triton")), logits(load_quantised(tmp_path))
     assert off(got, want) < 0.02 < off(got, logits(load(tmp_path)))
 
 
@@ -231,7 +224,7 @@ def test_norms_and_gates_quantise_on_their_way(tmp_path: Path, block: bool,
             return plain(*args)
 
         monkeypatch.setattr(owner, name, staticmethod(counted) if fixed else counted)
-    model = made(tmp_path / ("fp8" if block else "made"), "triton")
+    model = load_quantised(tmp_path / ("fp8" if block else "made"), "triton")
     calls.clear()  # those of the layers' check at the start
     got = logits(model)
     normed = {"rms_norm_quant": 4} if block else {"rms_norm_quant": 1, "add_rms_norm_quant": 3}
@@ -249,7 +242,7 @@ def test_weights_alone_are_in_fp8(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     write_hybrid(tmp_path / "made", MOE, num_hidden_layers=1)
     tensors = {name: dequantise(*quantise_rows(t), torch.float32) if PROJECTION.search(name) else t
                for name, t in load_file(tmp_path / "made" / SINGLE).items()}
-    model = made(tmp_path / "made", "triton")
+    model = load_quantised(tmp_path / "made", "triton")
     assert isinstance(model.layers[0].mixer.qkv, DequantisedLinear) and model.waits
     (tmp_path / "twin").mkdir()
     (tmp_path / "twin" / "config.json").write_bytes(
@@ -280,7 +273,7 @@ def test_on_a_device(tmp_path: Path) -> None:
     cuda = load_model(tmp_path, Config(model=ModelConfig(quantization="fp8")),
                       torch.device("cuda"), lambda *_: None)
     assert cuda.layers[0].mixer.qkv.weight.dtype is FP8
-    assert off(logits(cuda).float().cpu(), logits(made(tmp_path, dtype="float32"))) < 0.1
+    assert off(logits(cuda).float().cpu(), logits(load_quantised(tmp_path, dtype="float32"))) < 0.1
 
 
 # --- what is asked for ---------------------------------------------------------------------------
@@ -293,7 +286,8 @@ def test_none_dequantises_a_checkpoint_in_fp8(tmp_path: Path,
         got = load(tmp_path / "fp8", quantization=quantization)
         assert got.layers[0].mixer.qkv.weight.dtype is torch.float32
     assert off(logits(got), logits(load(tmp_path / "twin"))) < 1e-5
-    assert made(tmp_path / "fp8").layers[0].mixer.qkv.scaled.scales.shape[1] == 2, "its own blocks"
+    scales = load_quantised(tmp_path / "fp8").layers[0].mixer.qkv.scaled.scales
+    assert scales.shape[1] == 2, "its own blocks"
     counted = {}
     for argv in (["fp8", "--quantization", "none"], ["fp8"], ["twin"],
                  ["twin", "--quantization", "fp8"]):
@@ -310,7 +304,7 @@ def test_weights_that_are_quantised_otherwise_are_refused(
     config["quantization_config"] = {"quant_method": "hqq", "bits": 4}
     (tmp_path / "config.json").write_text(json.dumps(config))
     with pytest.raises(BadModel, match="quant_method: must be fp8, .*'hqq'"):
-        made(tmp_path)
+        load_quantised(tmp_path)
     assert main(["plan", str(tmp_path), "--quantization", "fp8"]) != 0
     assert "quant_method" in capsys.readouterr().err
     assert main(["plan", str(tmp_path), "--weights", "1m"]) == 0, "as it is it can be planned"
@@ -320,7 +314,7 @@ def test_weights_that_are_quantised_otherwise_are_refused(
 def test_dummy_weights(tmp_path: Path, name: str) -> None:
     WRITERS[name](tmp_path)
     (tmp_path / SINGLE).unlink()
-    got = made(tmp_path, load_format="dummy")
+    got = load_quantised(tmp_path, load_format="dummy")
     assert got.layers[0].mixer.qkv.weight.dtype is FP8
     assert 0 < off(logits(got), logits(load(tmp_path, load_format="dummy"))) < 0.2
 

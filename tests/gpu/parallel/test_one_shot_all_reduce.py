@@ -11,8 +11,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from actorium.gpu.parallel.one_shot import ROWS, OneShot, open_one_shot, reach
-from actorium.gpu.parallel.rank_types import GroupTimeout, RankPlace
+from actorium.gpu.parallel.one_shot_all_reduce import ROWS, OneShotAllReduce, open_all_reduce, reach
+from actorium.gpu.parallel.rank_group import GroupTimeout, RankPlace
 from actorium.gpu.parallel.torch_group import TorchGroup
 from actorium.kernels.triton.all_reduce import PeerRows, room_of
 
@@ -22,7 +22,7 @@ HALF, CPU = torch.bfloat16, torch.device("cpu")
 class Joined(TorchGroup):
     """A rank of two, whose NCCL doubles what it is given."""
 
-    def __init__(self, one_shot: OneShot | None) -> None:
+    def __init__(self, one_shot: OneShotAllReduce | None) -> None:
         self.place, self.device, self.timeout_s = RankPlace(0, 2), CPU, 1.0
         self.one_shot, self.failure, self.gathered = one_shot, "", list[torch.device]()
 
@@ -31,10 +31,10 @@ class Joined(TorchGroup):
         return [x, x]
 
 
-def kernels(rows: int, width: int) -> OneShot:
+def kernels(rows: int, width: int) -> OneShotAllReduce:
     peers = PeerRows(torch.zeros(2, dtype=torch.int64), torch.zeros(257, dtype=torch.int32), 0,
                      room_of(width, 2))
-    return OneShot(peers, HALF, rows, 4 * rows)
+    return OneShotAllReduce(peers, HALF, rows, 4 * rows)
 
 
 def test_as_many_rows_as_gain_without_a_gap() -> None:
@@ -104,5 +104,5 @@ def test_without_symmetric_memory_nccl_remains(tmp_path: Path,
                                                caplog: pytest.LogCaptureFixture) -> None:
     store = torch.distributed.FileStore(str(tmp_path / "store"), 2)
     with caplog.at_level(logging.INFO, "actorium.ranks"):
-        assert open_one_shot(Joined(None), CPU, store, "group", 64, HALF) is None
+        assert open_all_reduce(Joined(None), CPU, store, "group", 64, HALF) is None
     assert "sums over 2 ranks: NCCL's alone: symmetric memory: " in caplog.text

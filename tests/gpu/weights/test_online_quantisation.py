@@ -20,8 +20,8 @@ from torch import Tensor
 from actorium.gpu.families.architectures import model_tensors, shape_from_config
 from actorium.gpu.families.weight_formats import WeightFormat
 from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights import made_rows
-from actorium.gpu.weights.made_rows import quantise, quantised_rows, row_format_of
+from actorium.gpu.weights import online_quantisation
+from actorium.gpu.weights.online_quantisation import quantise, quantised_rows, row_format_of
 from actorium.kernels.grouped_rows import dequantise_grouped, quantise_grouped
 
 CPU = torch.device("cpu")
@@ -71,7 +71,7 @@ def test_rows_do_not_depend_on_how_many_are_made_at_once(form: WeightFormat,
     torch.manual_seed(2)
     weight = torch.randn(37, 64).bfloat16()
     whole = quantised_rows(weight, form, CPU)
-    monkeypatch.setattr(made_rows, "AT_ONCE", 5 * 64)
+    monkeypatch.setattr(online_quantisation, "AT_ONCE", 5 * 64)
     assert torch.equal(quantised_rows(weight, form, CPU), whole)
 
 

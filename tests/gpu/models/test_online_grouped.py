@@ -22,18 +22,19 @@ from transformers import AutoModelForCausalLM
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.families.architectures import shape_from_config
-from actorium.gpu.families.grouped_config import made_format
-from actorium.gpu.models.registry import Model, load_model
+from actorium.gpu.families.quant_config import online_format
+from actorium.gpu.models.decoder import Decoder
+from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.weight_bytes import bytes_by_format
 from actorium.kernels.grouped_rows import GroupedLinear
-from actorium.kernels.linear import SideBySide
+from actorium.kernels.linear import ConcatLinear
 from actorium.tools.cli import main
 
 FAMILIES = {**WRITERS, "tied": partial(write_checkpoint, tie_word_embeddings=True)}
 BITS = {"int8": 8, "int4": 4}
 
 
-def made(path: Path, quantization: str, kernels: str = "torch", **model: Any) -> Model:
+def load_quantised(path: Path, quantization: str, kernels: str = "torch", **model: Any) -> Decoder:
     """The model with its weights in so many bits."""
     config = Config(model=ModelConfig(quantization=quantization, **model),
                     device=DeviceConfig(kernels=kernels))
@@ -44,9 +45,9 @@ def made(path: Path, quantization: str, kernels: str = "torch", **model: Any) ->
 def test_as_a_checkpoint_of_what_the_codes_stand_for(tmp_path: Path, name: str,
                                                      quantization: str) -> None:
     FAMILIES[name](tmp_path / "plain")
-    write_twin(tmp_path / "plain", tmp_path / "twin", made_format(BITS[quantization], None),
-               made_format(8, None))
-    got = told_of(made(tmp_path / "plain", quantization))
+    write_twin(tmp_path / "plain", tmp_path / "twin", online_format(BITS[quantization], None),
+               online_format(8, None))
+    got = told_of(load_quantised(tmp_path / "plain", quantization))
     want, plain = (told_of(load(tmp_path / own)) for own in ("twin", "plain"))
     off = float((plain - want).abs().mean())
     assert float((got - want).abs().max()) < 1e-4 < off
@@ -57,29 +58,29 @@ def test_as_a_checkpoint_of_what_the_codes_stand_for(tmp_path: Path, name: str,
 def test_as_transformers_with_dequantised_weights(tmp_path: Path, name: str,
                                                   quantization: str) -> None:
     FAMILIES[name](tmp_path / "plain")
-    write_twin(tmp_path / "plain", tmp_path / "twin", made_format(BITS[quantization], None),
-               made_format(8, None))
+    write_twin(tmp_path / "plain", tmp_path / "twin", online_format(BITS[quantization], None),
+               online_format(8, None))
     oracle = AutoModelForCausalLM.from_pretrained(tmp_path / "twin", dtype=torch.float32)
     want = oracle_logits(oracle, PROMPT)
-    got = logits(made(tmp_path / "plain", quantization))
+    got = logits(load_quantised(tmp_path / "plain", quantization))
     assert float((got - want).norm() / want.norm()) < 1e-4
 
 
 def test_layers_that_are_not_quantised(tmp_path: Path) -> None:
     """Embedding, norms, routers and the small gates of recurrent layers."""
     write_hybrid(tmp_path, SPARSE)
-    model = made(tmp_path, "int4")
+    model = load_quantised(tmp_path, "int4")
     assert isinstance(model.embed, Tensor) and model.embed.dtype is torch.float32
     assert isinstance(model.head, GroupedLinear) and model.head.own.format.bits == 8
     gated, mixture = model.layers[0].mixer, model.layers[0].mlp
-    assert isinstance(gated.project, SideBySide)
+    assert isinstance(gated.project, ConcatLinear)
     assert [isinstance(part, GroupedLinear) for part in gated.project.parts] == [True, False]
     assert len(gated.project.parts[1].weight) == 2 * 4, "b and a of four heads"
     assert mixture.router.weight.dtype is gated.rule.conv.dtype is torch.float32
     assert gated.o.own.format.bits == mixture.shared.gate_up.linear.own.format.bits == 4
-    plain = made(tmp_path, "int4", quantization_head="none")
+    plain = load_quantised(tmp_path, "int4", quantization_head="none")
     assert plain.head.weight.dtype is torch.float32
-    assert made(tmp_path, "int8", quantization_head="int4").head.own.format.bits == 4
+    assert load_quantised(tmp_path, "int8", quantization_head="int4").head.own.format.bits == 4
 
 
 @pytest.mark.parametrize("name", ["qwen3", "moe", "tied"])
@@ -87,7 +88,7 @@ def test_layers_that_are_not_quantised(tmp_path: Path) -> None:
 def test_dummy_weights_are_those_of_the_seed_quantised(tmp_path: Path, name: str,
                                                        quantization: str) -> None:
     FAMILIES[name](tmp_path, dtype=torch.bfloat16) if name != "moe" else FAMILIES[name](tmp_path)
-    got = made(tmp_path, quantization, load_format="dummy")
+    got = load_quantised(tmp_path, quantization, load_format="dummy")
     plain = load(tmp_path, load_format="dummy")
     o, want = got.layers[0].mixer.o, plain.layers[0].mixer.o
     wide = torch.eye(o.ins, dtype=plain.dtype)
@@ -100,7 +101,7 @@ def test_dummy_weights_are_those_of_the_seed_quantised(tmp_path: Path, name: str
 def test_in_c_near_the_reference(tmp_path: Path, name: str, quantization: str) -> None:
     """In bfloat16 on a CPU products are of integers, and inputs in 8 bits, too."""
     FAMILIES[name](tmp_path)
-    got, want = (told_of(made(tmp_path, quantization, kernels, dtype="bfloat16"))
+    got, want = (told_of(load_quantised(tmp_path, quantization, kernels, dtype="bfloat16"))
                  for kernels in ("auto", "torch"))
     assert float((got - want).abs().mean()) < 0.1 * float(want.std())
 
@@ -132,7 +133,7 @@ def test_a_checkpoint_that_is_in_codes_is_not_rounded_twice(
 def test_mtp_windows(tmp_path: Path) -> None:
     """Drafts are verified against the same weights: tokens are those without drafts."""
     write_hybrid(tmp_path, DENSE)
-    model = made(tmp_path, "int4")
+    model = load_quantised(tmp_path, "int4")
     prompts = [PROMPT, [7, 3, 3], list(range(40, 75))]
     work = Work(prompts, [ResolvedParams(max_tokens=8, temperature=0.0)] * 3)
     want = work.plain(model)

@@ -1,4 +1,4 @@
-"""What sampling reads of the worker's resident tables, by slot, on the device."""
+"""The worker's resident tables as sampling and decoding see them: by slot, on the device."""
 
 from __future__ import annotations
 

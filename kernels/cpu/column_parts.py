@@ -1,8 +1,10 @@
-"""Products whose sums go in a tree over parts of the columns, as those of so many ranks do."""
+"""Products whose columns are summed in parts: leaf by leaf, in a tree, as so many ranks sum them;
+or because the rows are longer than the C kernels' scratch."""
 
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -10,8 +12,9 @@ from torch import Tensor
 
 from actorium.kernels.inputs import Input, plain
 from actorium.kernels.linear import (
+    MAX_TILE_INS,
+    FusedEpilogueLinear,
     Linear,
-    OnePassLinear,
     Reordered,
     TileLinear,
     can_pad,
@@ -27,7 +30,7 @@ SLACK = 32
 """Numbers behind the last, which vectors read beyond it."""
 
 
-class LeafLinear(OnePassLinear):
+class LeafLinear(FusedEpilogueLinear):
     """A `Linear` whose columns are summed leaf by leaf in f32, the leaves added in a binary tree,
     and that rounded once: the bits that ranks give which have a leaf each, or some neighbours."""
 
@@ -59,7 +62,7 @@ class LeafLinear(OnePassLinear):
         return y
 
 
-class LeavesBeside(Linear):
+class LeafProducts(Linear):
     """The leaves' products side by side, each rounded: [T, K] -> [T, leaves * N]. What experts
     give, whose weighted sums are made leaf by leaf, and then added."""
 
@@ -103,3 +106,39 @@ def leaf_linear(weight: Tensor, bias: Tensor | None, leaves: int, lib: ctypes.CD
     orders = [(order + i * each).clamp_(max=columns - 1)
               for i, (_, order) in enumerate(padded) if order is not None]
     return Reordered(own, torch.cat(orders)) if orders else own
+
+
+class LongLinear(Linear):
+    """A weight whose rows are too long for one product: products of runs of its columns, whose sums
+    in f32 are added in their order and rounded once."""
+
+    widens = True
+
+    def __init__(self, weight: Tensor, bias: Tensor | None,
+                 linear: Callable[[Tensor, Tensor | None], Linear]) -> None:
+        """weight: bf16[N, K], not kept; linear: makes the products, each of up to MAX_TILE_INS
+        columns."""
+        columns = weight.split(MAX_TILE_INS, 1)
+        self.sizes = [part.shape[1] for part in columns]
+        self.parts = [linear(part.contiguous(), bias if i == 0 else None)
+                      for i, part in enumerate(columns)]
+
+    def __call__(self, x: Input) -> Tensor:
+        return self.wide(x).to(x.dtype)
+
+    def add(self, x: Input, residual: Tensor) -> Tensor:
+        return self.wide(x).add_(residual).to(x.dtype)
+
+    def wide(self, x: Input) -> Tensor:
+        """y as f32, not rounded to bf16 in between."""
+        first, *others = plain(x).split(self.sizes, 1)
+        y = self.parts[0].wide(first)
+        for part, own in zip(self.parts[1:], others, strict=True):
+            y += part.wide(own)
+        return y
+
+
+def can_split(weight: Tensor) -> bool:
+    """Whether `LongLinear` of products in tiles takes this weight."""
+    return (weight.device.type == "cpu" and weight.dtype is torch.bfloat16
+            and weight.shape[1] > MAX_TILE_INS)

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from actorium.gpu.graphs.capture import CudaCapturer
-from actorium.gpu.parallel.rank_types import RankGroup
+from actorium.gpu.parallel.rank_group import RankGroup
 
 LOG = logging.getLogger("actorium.ranks")
 T = TypeVar("T")
@@ -33,7 +33,7 @@ TOLERANCE = {torch.float32: 1e-5, torch.bfloat16: 2e-2, torch.float16: 4e-3}
 """Of the largest number, to what NCCL and a norm of its own give: it rounds more often."""
 
 
-class OneShot(NamedTuple):
+class OneShotAllReduce(NamedTuple):
     """The kernels, and up to how many rows they are used."""
 
     peers: Any
@@ -75,8 +75,8 @@ def reach(gains: Sequence[float], rows: Sequence[int] = ROWS) -> int:
     return most
 
 
-def open_one_shot(group: RankGroup, device: torch.device, store: Any, name: str, width: int,
-                  dtype: torch.dtype) -> OneShot | None:
+def open_all_reduce(group: RankGroup, device: torch.device, store: Any, name: str, width: int,
+                    dtype: torch.dtype) -> OneShotAllReduce | None:
     """The kernels for rows of `width` numbers, where they can be used and gain something; all ranks
     call this. store: that they meet through; name: of the group, on this machine. Logs what was
     chosen, and why."""
@@ -99,22 +99,22 @@ class _Failed(Exception):
 
 def _agreed(group: RankGroup, what: str, run: Callable[[], T]) -> T:
     """What `run` returned, where it did on every rank."""
-    made: T | None = None
+    result: T | None = None
     why = "another rank could not"
     try:
-        made = run()
+        result = run()
     except Exception as error:  # whatever it is, NCCL remains
         why = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
         LOG.debug("%s", what, exc_info=True)
-    done = made is not None
+    done = result is not None
     if not group.agreed(float(done)):
         raise _Failed(f"{what}: {why}")
-    assert made is not None
-    return made
+    assert result is not None
+    return result
 
 
 def _stages(group: RankGroup, device: torch.device, store: Any, name: str, width: int,
-            dtype: torch.dtype) -> OneShot:
+            dtype: torch.dtype) -> OneShotAllReduce:
     from actorium.kernels.triton import all_reduce as kernels
 
     place, room = group.place, kernels.room_of(width, dtype.itemsize)
@@ -124,7 +124,7 @@ def _stages(group: RankGroup, device: torch.device, store: Any, name: str, width
     handle, addresses = _agreed(group, "its rendezvous", partial(_met, memory, place.size, size))
     turns = torch.zeros(ROWS[-1] + 1, dtype=torch.int32, device=device)
     peers = kernels.PeerRows(torch.tensor(addresses, device=device), turns, place.rank, room)
-    one_shot = OneShot(peers, dtype, ROWS[-1], ROWS[-1], (memory, handle))
+    one_shot = OneShotAllReduce(peers, dtype, ROWS[-1], ROWS[-1], (memory, handle))
     x = torch.randn((ROWS[-1], width), generator=torch.Generator().manual_seed(place.rank))
     trial = _Trial(group, one_shot, x.to(device, dtype))
     turns[-1:].fill_(1)
@@ -164,7 +164,7 @@ def _met(memory: Tensor, ranks: int, size: int) -> tuple[Any, list[int]]:
 class _Trial:
     """The kernels beside NCCL."""
 
-    def __init__(self, group: RankGroup, one_shot: OneShot, x: Tensor) -> None:
+    def __init__(self, group: RankGroup, one_shot: OneShotAllReduce, x: Tensor) -> None:
         """x: this rank's part, of as many rows as there can be."""
         self.group, self.peers, self.x = group, one_shot.peers, x
         generator = torch.Generator().manual_seed(99)

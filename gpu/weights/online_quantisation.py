@@ -1,10 +1,10 @@
-"""Weights in 4 or 8 bits, made of those that a checkpoint has in a float type.
+"""Online quantisation: weights in 4 or 8 bits, made at load of those that a checkpoint has in a
+float type.
 
 Symmetric codes are rounded to nearest. Where groups have mins, the codes that just span a group say
 which scale and min fit it best, by least squares in which large numbers weigh more (as in
 llama.cpp's quantisers), and are made anew: on SmolLM2-135M with noise a tenth less divergence than
-rounding gives, and no worse than a search among several scales, which takes three times as long.
-"""
+rounding gives, and no worse than a search among several scales, which takes three times as long."""
 
 from __future__ import annotations
 
@@ -15,13 +15,7 @@ from torch import Tensor
 
 from actorium.gpu.families.weight_formats import WeightFormat
 from actorium.gpu.weights.lazy_tensors import LazyTensor, drop_pages
-from actorium.kernels.grouped_rows import (
-    ROWS,
-    Grouped,
-    RowFormat,
-    pack_rows,
-    quantise_grouped,
-)
+from actorium.kernels.grouped_rows import ROWS, Grouped, RowFormat, pack_rows, quantise_grouped
 
 AT_ONCE = 1 << 17
 """Numbers of a weight that are quantised at once on a CPU: what is made of them stays in its cache;
@@ -29,11 +23,11 @@ a device takes 32 times as many."""
 
 
 def row_format_of(form: WeightFormat) -> RowFormat:
-    """How rows are made of a weight in another dtype: symmetric codes, or with mins."""
+    """The format of rows that hold a weight so: codes about the middle one, or with mins."""
     return RowFormat(form.bits, form.group, form.mins, 0 if form.mins else 1 << (form.bits - 1))
 
 
-def made_rows(weight: Callable[[], Tensor], form: WeightFormat, device: torch.device,
+def quantised_lazily(weight: Callable[[], Tensor], form: WeightFormat, device: torch.device,
               mapped: bool = False) -> LazyTensor:
     """Rows in this format, quantised on the device when they are wanted. weight: gives it, [N, K]
     of any float dtype; mapped: it is pages of a file, which are let go afterwards."""
