@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 import pytest
-from actorium.tools.cli.start_up import report_lines
 
 from actorium.actors.config.tree import Config, GatewayConfig, ModelConfig
 from actorium.actors.runtime.worker_info import WorkerInfo, read_info, write_info
 from actorium.gpu.plan.graph_memory import Graphs, GraphShape
 from actorium.gpu.worker.device import describe_graphs
+from actorium.tools.cli.engines import report_lines
 
 WORKER = WorkerInfo(device="cuda H200", dtype="bfloat16", weights_bytes=60 << 30,
                     kv_dtype="bfloat16", kv_bytes=20 << 30, kv_tokens=340_000, max_model_len=32_768,
