@@ -32,7 +32,7 @@ _WHERE = {
 }
 _ERRORS = ("ActoriumError", "InvalidRequest", "ContextOverflow", "QueueFull", "DeadlineExceeded",
            "Aborted", "Quarantined", "UnknownRequest", "EngineUnavailable", "EngineFailed",
-           "BadModel", "BadConfig", "MediaGone")
+           "BadModel", "BadConfig", "MediaExpired")
 _WHERE |= dict.fromkeys(_ERRORS, "actorium.actors.errors")
 
 __all__ = ["__version__", *sorted(_WHERE)]

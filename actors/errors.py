@@ -86,7 +86,7 @@ class UnknownRequest(ActoriumError):
     code = "unknown_request"
 
 
-class MediaGone(InvalidRequest):
+class MediaExpired(InvalidRequest):
     """An image or a video of the request is not held any more: it has to be loaded again."""
 
     code = "media_gone"
@@ -119,7 +119,7 @@ class BadConfig(ActoriumError):
 CODES: dict[str, type[ActoriumError]] = {
     cls.code: cls
     for cls in (ActoriumError, InvalidRequest, ContextOverflow, QueueFull, DeadlineExceeded,
-                Aborted, Quarantined, UnknownRequest, MediaGone, EngineUnavailable, EngineFailed,
+                Aborted, Quarantined, UnknownRequest, MediaExpired, EngineUnavailable, EngineFailed,
                 BadModel, BadConfig)
 }
 

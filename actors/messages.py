@@ -56,7 +56,7 @@ Tenant = Annotated[str, Meta(max_length=64, pattern=r"^[\x21-\x7e]*(?!\n)$")]
 tenants. Empty = the common tenant."""
 Priority = Annotated[int, Meta(ge=-(2**31), le=2**31 - 1)]
 """Higher goes first."""
-Linger = Annotated[float, Meta(ge=0, le=3600)]
+ResumeSeconds = Annotated[float, Meta(ge=0, le=3600)]
 """Seconds for which a request continues after its client has left, so that another one can take it
 over (`Resume.adopt`). Its rid must then be hard to guess."""
 
@@ -140,7 +140,7 @@ class Generate(Message):
     priority: Priority = 0
     tools: Raw = NO_TOOLS
     """Tools for the chat template, as OpenAI describes them: an array of maps."""
-    linger: Linger = 0.0
+    resume_seconds: ResumeSeconds = 0.0
     chat_template: Template | None = None
     """Replaces the model's."""
     add_generation_prompt: bool = True
@@ -166,11 +166,11 @@ class Resume(Message):
     it. The SDK also sends it when an actor of the ring was replaced. Unknown rids are answered on
     the stream by the error `unknown_request`.
 
-    With `adopt` the request may be another client's: if it lingers, has the same tenant, and did
-    not finish longer ago than the engine remembers, it belongs to this client from then on, and the
-    other client's stream ends with `aborted`. Knowing the rid is enough. The part of the rid before
-    its first "." names the request, the rest stands for its parameters: if only the rest differs,
-    the answer is `invalid_request`.
+    With `adopt` the request may be another client's: if it can be resumed, has the same tenant,
+    and did not finish longer ago than the engine remembers, it belongs to this client from
+    then on, and the other client's stream ends with `aborted`. Knowing the rid is enough. The part
+    of the rid before its first "." names the request, the rest stands for its parameters: if only
+    the rest differs, the answer is `invalid_request`.
     """
 
     rid: Rid
@@ -378,7 +378,7 @@ class Submit(Message):
     priority: Priority = 0
     grammar: str = ""
     """Grammar of the completion in llguidance's syntax; with `params.masked`."""
-    linger: Linger = 0.0
+    resume_seconds: ResumeSeconds = 0.0
     rules: TokenRules | None = None
     """With `params.masked`."""
     cache_salt: Salt = ""
@@ -393,14 +393,14 @@ class Flush(Message):
     client: ClientId
 
 
-class Cancel(Message):
+class AbortRequest(Message):
     """The client (or the engine) cancels the request."""
 
     rid: Rid
     client: ClientId
 
 
-class Recall(Message):
+class ResumeRequest(Message):
     """See `Resume`."""
 
     rid: Rid
@@ -528,7 +528,7 @@ class PageAnswer(Message):
     rank: Count
     ticket: StepNo
     step: StepNo = 0
-    found: bytes = b""
+    outcomes: bytes = b""
     """u1[n], of the order's names: 0 = not there or not written, 1 = done, 2 corrupt, 3 late."""
     lost: Column = b""
     pages: Count = 0
@@ -536,7 +536,8 @@ class PageAnswer(Message):
     """What the directory holds, as far as this worker knows."""
 
 
-ToScheduler = Submit | Cancel | Recall | Hello | Stop | Flush | Ready | StepResult | PageAnswer
+ToScheduler = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | Ready | StepResult
+               | PageAnswer)
 
 
 # --- scheduler -> worker -------------------------------------------------------------------------
@@ -677,7 +678,7 @@ class SequenceEvent(Struct, frozen=True, array_like=True, gc=False):
 class Open(Message):
     """A sequence exists. Sent again to a new detokenizer, by a new scheduler, and when its client
     asks: `emitted` then holds its tokens so far. A detokenizer that knows the sequence adds what is
-    missing, and tells the scheduler again if it has ended it (`Stop`, `Cancel`)."""
+    missing, and tells the scheduler again if it has ended it (`Stop`, `AbortRequest`)."""
 
     sid: Sid
     rid: Rid
@@ -701,7 +702,7 @@ class Open(Message):
     draft_tokens: Count = 0
     """Drafts verified for `emitted`, and those accepted."""
     accepted_tokens: Count = 0
-    linger: Linger = 0.0
+    resume_seconds: ResumeSeconds = 0.0
     prompt_before: Count = 0
     """Number of prompt tokens before those in `prompt`: of a long prompt, a request with many
     choices sends only the end for each."""
@@ -729,7 +730,7 @@ class TokenBatch(Message):
 
 
 class Unknown(Message):
-    """Answers a `Recall` of a request that the scheduler does not know (any more)."""
+    """Answers a `ResumeRequest` of a request that the scheduler does not know (any more)."""
 
     rid: Rid
     client: ClientId

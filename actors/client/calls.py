@@ -30,7 +30,7 @@ from actorium.actors.errors import (
     EngineFailed,
     EngineUnavailable,
     InvalidRequest,
-    MediaGone,
+    MediaExpired,
 )
 from actorium.actors.health import memory_of, speculation_of
 from actorium.actors.messages import (
@@ -79,8 +79,8 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
 
     @property
     def created(self) -> int:
-        """When the request was first made (`Linger.created`), known with its first delta; else 0.
-        """
+        """When the request was first made (`Resumable.created`), known with its first delta; else
+        0."""
         return 0 if self._pending is None else self._pending.created
 
     async def accepted(self) -> int:
@@ -120,7 +120,7 @@ class AsyncDeltaStream(AsyncIterator[StreamDelta]):
 
     async def _reloaded(self, pending: PendingRequest) -> bool:
         """Returns whether the request was sent again, once, since its images were evicted."""
-        if not isinstance(pending.error, MediaGone) or self._again or is_loaded(self._request):
+        if not isinstance(pending.error, MediaExpired) or self._again or is_loaded(self._request):
             return False
         self._again = True
         self._submit(await load_media(self._session, self._request))
@@ -327,8 +327,8 @@ class ClientCalls:
     async def server_info(self, timeout: float | None = None) -> dict[str, Any]:
         """Model, limits, defaults and configuration of the engine; `memory`: its pages, prefix
         cache and preemptions as of its last heartbeat, and as `bytes` what the worker holds,
-        measured beside planned (`gauges.memory_of`); `speculation`: drafts and how many were
-        accepted (`gauges.speculation_of`)."""
+        measured beside planned (`health.memory_of`); `speculation`: drafts and how many were
+        accepted (`health.speculation_of`)."""
         answer = await self._session.call(TOKENIZER, ServerInfo, timeout)
         info = msgspec.json.decode(answer.json, type=dict[str, Any])
         status = await self.status(timeout or STATUS_TIMEOUT)

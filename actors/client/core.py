@@ -74,17 +74,17 @@ class ClientCore:
                ) -> tuple[PendingRequest, bytes]:
         """Registers a request; returns what to watch, and the frame to send. Raises
         `InvalidRequest`."""
-        linger = request.linger
-        rid = self.new_rid() if linger is None else linger.rid
+        resumable = request.resumable
+        rid = self.new_rid() if resumable is None else resumable.rid
         frame, n = encode_request(rid, request, self._tenant)
         deadline = math.inf if request.timeout is None else now + request.timeout + GRACE
         pending = PendingRequest(rid, n, deadline, streaming, TOKENIZER, frame, now)
-        if linger is not None:
+        if resumable is not None:
             self._supersede(rid)
-            if linger.adopt:
+            if resumable.adopt:
                 tenant = self._tenant if request.tenant is None else request.tenant
                 frame = encode(Resume(rid, True, tenant), "rid")
-                pending.adopt(frame, linger.must_exist)
+                pending.adopt(frame, resumable.must_exist)
         self._add(pending)
         return pending, frame
 

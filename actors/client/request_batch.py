@@ -9,7 +9,7 @@ from actorium.actors.client.core import ClientCore
 from actorium.actors.client.media import is_loaded
 from actorium.actors.client.pending import PendingRequest
 from actorium.actors.client.requests import Completion, Request
-from actorium.actors.errors import ActoriumError, MediaGone, QueueFull
+from actorium.actors.errors import ActoriumError, MediaExpired, QueueFull
 from actorium.actors.messages import Abort
 
 WINDOW = 1024
@@ -90,7 +90,7 @@ class RequestBatch:
     def _on_done(self, pending: PendingRequest) -> None:
         number, request = self.live.pop(pending.rid)
         original = self._originals.pop(number, None)
-        if isinstance(pending.error, MediaGone) and original is not None:
+        if isinstance(pending.error, MediaExpired) and original is not None:
             self._prepared_twice.add(number)
             self.unloaded.append((number, original))
         elif isinstance(pending.error, QueueFull) and self.live:

@@ -32,7 +32,7 @@ _parse = msgspec.msgpack.Decoder(Generate).decode
 _parse_params = msgspec.msgpack.Decoder(SamplingParams).decode
 
 
-class Linger(Struct, frozen=True, kw_only=True):
+class Resumable(Struct, frozen=True, kw_only=True):
     """How a request outlives its client (see `messages.Resume`)."""
 
     rid: str
@@ -47,7 +47,7 @@ class Linger(Struct, frozen=True, kw_only=True):
     """Unix time, seconds, which the engine records with it (`AsyncDeltaStream.created`)."""
 
 
-NO_LINGER = Linger(rid="", seconds=0.0)
+NOT_RESUMABLE = Resumable(rid="", seconds=0.0)
 
 
 class Request(Struct, frozen=True, kw_only=True):
@@ -81,7 +81,7 @@ class Request(Struct, frozen=True, kw_only=True):
     most 64 printable ASCII characters; None = the client's tenant."""
     priority: int = 0
     """Higher goes first where the engine schedules by priority."""
-    linger: Linger | None = None
+    resumable: Resumable | None = None
     """Lets the request outlive its client."""
 
 
@@ -146,7 +146,7 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
     naming the field."""
     params = check_params(request.params or DEFAULT_PARAMS)
     check_timeout(request.timeout)
-    prompt, linger = request.prompt, request.linger or NO_LINGER
+    prompt, resumable = request.prompt, request.resumable or NOT_RESUMABLE
     if (prompt is None) == (request.messages is None):
         raise InvalidRequest("prompt: exactly one of prompt and messages is needed", "prompt")
     text = prompt if isinstance(prompt, str) else None
@@ -165,7 +165,8 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        continue_final_message=request.continue_final_message,
                        truncate_prompt_tokens=check_truncation(request.truncate_prompt_tokens),
                        cache_salt=check_salt(request.cache_salt),
-                       linger=linger.seconds, media=request.media, created=linger.created)
+                       resume_seconds=resumable.seconds, media=request.media,
+                       created=resumable.created)
     return encode(message, "prompt" if messages is None else "messages"), params.n
 
 

@@ -23,15 +23,15 @@ from msgspec import Meta
 from actorium.actors.cluster.cluster_control import Index
 from actorium.actors.ledger.records import LedgerEntry, RequestRecord, request_record
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Count,
     Epoch,
     Flush,
     Hello,
     Message,
     Open,
-    Recall,
     Reply,
+    ResumeRequest,
     Short,
     Sid,
     StepNo,
@@ -91,7 +91,8 @@ class Resync(Message, frozen=True):
     """A delta of the cache was missed: report all of it."""
 
 
-ToReplica = RouterHello | Resync | Assign | Adopt | Evict | Cancel | Stop | Recall | Hello | Flush
+ToReplica = (RouterHello | Resync | Assign | Adopt | Evict | AbortRequest | Stop | ResumeRequest
+             | Hello | Flush)
 
 
 # --- scheduler of a replica -> router ------------------------------------------------------------

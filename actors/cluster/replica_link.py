@@ -31,7 +31,7 @@ from actorium.actors.config.cluster_settings import ROUTER_ROLE, ReplicaOf
 from actorium.actors.core import LEDGER, Context, Health, Send
 from actorium.actors.health import READY_PHASES
 from actorium.actors.ledger.records import LedgerHistory, entry_records
-from actorium.actors.messages import Cancel, Hello, Submit, ToScheduler
+from actorium.actors.messages import AbortRequest, Hello, Submit, ToScheduler
 from actorium.actors.scheduler.cache.radix_cache import RadixCache
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, TreeObserver
 from actorium.actors.scheduler.core import SchedulerCore
@@ -143,7 +143,7 @@ class ReplicaLink:
 
     # --- orders ---
 
-    def on_order(self, order: Any, now: float) -> Hello | Submit | Cancel | None:
+    def on_order(self, order: Any, now: float) -> Hello | Submit | AbortRequest | None:
         """Follows an order of the router. Returns the message that the scheduler gets of it."""
         if isinstance(order, RouterHello):
             self._seen, self.report_at = order.number, now
@@ -161,7 +161,7 @@ class ReplicaLink:
             if isinstance(order, Adopt):
                 self._adopt(order, now)
             else:
-                return Cancel(order.rid, order.client)
+                return AbortRequest(order.rid, order.client)
         return None
 
     def number(self, message: Any) -> None:
@@ -170,7 +170,7 @@ class ReplicaLink:
         if isinstance(message, Submit):
             self._scheduler.next_sid = self._sids.pop((message.client, message.rid),
                                                       self._scheduler.next_sid)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, AbortRequest):
             self._sids.pop((message.client, message.rid), None)
 
     def _adopt(self, order: Adopt, now: float) -> None:

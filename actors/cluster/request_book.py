@@ -30,9 +30,9 @@ from actorium.actors.ledger.records import (
 )
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Open,
-    Recall,
+    ResumeRequest,
     SequenceEvent,
     Stop,
     Submit,
@@ -49,7 +49,7 @@ NOWHERE = -1
 class RoutedRequest:
     """A request, and where it is."""
 
-    __slots__ = ("cancelled", "entry", "number", "opened", "orders", "over", "replica",
+    __slots__ = ("aborted", "entry", "number", "opened", "orders", "over", "replica",
                  "reported_tokens", "sid", "uncached")
 
     def __init__(self, entry: LedgerEntry) -> None:
@@ -60,14 +60,14 @@ class RoutedRequest:
         """Of the order that has placed it: reports from before are about an earlier stay."""
         self.opened = False
         """A replica has accepted it, and the detokenizer knows."""
-        self.cancelled = False
+        self.aborted = False
         self.uncached = 0
         """Prompt tokens that its replica has to compute before its first token."""
         self.reported_tokens = 0
         """Prompt tokens of which its replica has said that they are cached there."""
         self.over = False
         """All of its sequences have ended."""
-        self.orders: list[Stop | Cancel | Recall] = []
+        self.orders: list[Stop | AbortRequest | ResumeRequest] = []
         """Orders about it that its next replica must get as well."""
 
     @property
@@ -102,7 +102,7 @@ class RequestBook:
         self.by_sid: dict[int, RoutedRequest] = {}
         self.live: dict[Key, RoutedRequest] = {}
         """Those that are not over."""
-        self._lingering: dict[tuple[str, str], RoutedRequest] = {}
+        self._resumable: dict[tuple[str, str], RoutedRequest] = {}
         self._over: OrderedDict[Key, tuple[float, int]] = OrderedDict()
         """When they ended, and their bytes."""
         self._over_bytes = 0
@@ -124,8 +124,8 @@ class RequestBook:
         submit, request = entry.submit, RoutedRequest(entry)
         self.requests[request.key] = self.live[request.key] = request
         self.by_sid.update((request.sid + i, request) for i in range(submit.n))
-        if submit.linger:
-            self._lingering[submit.tenant, name_of(submit.rid)] = request
+        if submit.resume_seconds:
+            self._resumable[submit.tenant, name_of(submit.rid)] = request
         if self.media is not None:
             self.media.queued(request.submit)
         return request
@@ -152,9 +152,9 @@ class RequestBook:
         """All records of the book, a request at a time."""
         return (list(entry_records(request.entry)) for request in [*self.requests.values()])
 
-    def lingering(self, rid: str, tenant: str) -> RoutedRequest | None:
+    def resumable(self, rid: str, tenant: str) -> RoutedRequest | None:
         """The tenant's request of the rid's name that another client may take up."""
-        return self._lingering.get((tenant, name_of(rid)))
+        return self._resumable.get((tenant, name_of(rid)))
 
     def placed_at(self, replica: int) -> Iterator[RoutedRequest]:
         """All requests of a replica, those that are over among them."""
@@ -237,8 +237,8 @@ class RequestBook:
         for i in range(submit.n):
             del self.by_sid[request.sid + i]
         name = submit.tenant, name_of(submit.rid)
-        if self._lingering.get(name) is request:
-            del self._lingering[name]
+        if self._resumable.get(name) is request:
+            del self._resumable[name]
 
 
 def without_sids(batch: TokenBatch, ended: set[int]) -> TokenBatch | None:

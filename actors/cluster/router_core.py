@@ -49,12 +49,12 @@ from actorium.actors.cluster.routing.routing_policy import ReplicaView
 from actorium.actors.cluster.scaling.fleet import Fleet
 from actorium.actors.core import CLIENT, LEDGER, Core, Health, Send
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Flush,
     Hello,
     Open,
-    Recall,
     Reply,
+    ResumeRequest,
     SequenceEvent,
     Stop,
     Submit,
@@ -81,8 +81,8 @@ SPARE_SIDS = 4096
 class RouterCore(Core):
     """See the module."""
 
-    inbox: Any = (Submit | Cancel | Recall | Hello | Stop | Flush | FromReplica | ReplicaEvent
-                  | ReplicasKept | SetRequest | PlacementReport)
+    inbox: Any = (Submit | AbortRequest | ResumeRequest | Hello | Stop | Flush | FromReplica
+                  | ReplicaEvent | ReplicasKept | SetRequest | PlacementReport)
     client_inbox: Any = ToRouterFront
 
     def __init__(self, book: RequestBook, assignments: Assignments, fleet: Fleet, epoch: int,
@@ -263,15 +263,15 @@ class RouterCore(Core):
     def _on_order(self, message: Any, now: float) -> None:
         if isinstance(message, Submit):
             self._on_submit(message, now)
-        elif isinstance(message, Cancel):
+        elif isinstance(message, AbortRequest):
             request = self.book.requests.get((message.client, message.rid))
             if request is not None and not request.over:
-                self._cancel(request, message, now)
+                self._abort(request, message, now)
         elif isinstance(message, Stop):
             request = self.book.by_sid.get(message.sid)
             if request is not None and not request.over:
                 self.assignments.tell(request, message)
-        elif isinstance(message, Recall):
+        elif isinstance(message, ResumeRequest):
             self._on_resume(message, now)
         elif isinstance(message, Hello):
             if message.role != MEDIA:
@@ -292,7 +292,7 @@ class RouterCore(Core):
             if request.sid not in waiting:
                 self.assignments.repeat(request, submit, now)
             return
-        before = self.book.lingering(submit.rid, submit.tenant) if submit.linger else None
+        before = self.book.resumable(submit.rid, submit.tenant) if submit.resume_seconds else None
         home = None if before is None else self.assignments.home(before, now)
         if home is None and self._draining:
             self._refuse(submit, "unavailable", "the engine is stopping")
@@ -315,8 +315,8 @@ class RouterCore(Core):
         self._out.append(Send(DETOKENIZER, Open(sid, submit.rid, 0, submit.client, b"", submit.text,
                                                 end=end, epoch=self._epoch)))
 
-    def _cancel(self, request: RoutedRequest, message: Cancel, now: float) -> None:
-        request.cancelled = True
+    def _abort(self, request: RoutedRequest, message: AbortRequest, now: float) -> None:
+        request.aborted = True
         if request.replica == NOWHERE:
             self._end(request, SequenceEvent(request.sid, "abort"), now)
             return
@@ -325,17 +325,17 @@ class RouterCore(Core):
             self.book.end_all(request, SequenceEvent(request.sid, "abort"))
             self.assignments.check_end(request, now)
 
-    def _on_resume(self, recall: Recall, now: float) -> None:
-        request = self.book.requests.get((recall.client, recall.rid))
-        if request is None and recall.adopt:
-            request = self.book.lingering(recall.rid, recall.tenant)
+    def _on_resume(self, resume: ResumeRequest, now: float) -> None:
+        request = self.book.requests.get((resume.client, resume.rid))
+        if request is None and resume.adopt:
+            request = self.book.resumable(resume.rid, resume.tenant)
         if request is None:
-            self._out.append(Send(DETOKENIZER, Unknown(recall.rid, recall.client)))
+            self._out.append(Send(DETOKENIZER, Unknown(resume.rid, resume.client)))
         elif (home := self.assignments.home(request, now)) is None:
-            if recall not in request.orders:
-                request.orders.append(recall)
+            if resume not in request.orders:
+                request.orders.append(resume)
         else:
-            self.assignments.send(home, recall)
+            self.assignments.send(home, resume)
 
     def _end(self, request: RoutedRequest, event: SequenceEvent, now: float) -> None:
         """Ends a request that is nowhere."""

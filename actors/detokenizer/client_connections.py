@@ -115,11 +115,11 @@ class ClientConnections:
         self._connected.pop(client, None)
         self.slow.discard(client)
 
-    def left(self, client: bytes, linger: float) -> None:
-        """Gives up waiting for a client. What is left for it lingers for so many seconds, if any,
+    def left(self, client: bytes, resume_seconds: float) -> None:
+        """Gives up waiting for a client. What is left for it is kept for so many seconds, if any,
         from its disconnect."""
-        if linger and client in self.away:
-            self.away[client].until = self.away[client].since + linger
+        if resume_seconds and client in self.away:
+            self.away[client].until = self.away[client].since + resume_seconds
         else:
             self.forget(client)
 

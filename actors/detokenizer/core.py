@@ -28,10 +28,10 @@ from actorium.actors.detokenizer.incremental import TokenDecoder, load
 from actorium.actors.detokenizer.output_sequence import OutputSequence, count_drafts, request_name
 from actorium.actors.errors import Aborted, ActoriumError
 from actorium.actors.messages import (
+    AbortRequest,
     Answer,
     Attach,
     Attached,
-    Cancel,
     Delta,
     Hello,
     Open,
@@ -188,7 +188,7 @@ class DetokenizerCore(Core):
 
     def drain(self, now: float) -> None:
         """Goes on until the live sequences have ended; those of clients that have left end soon,
-        also those that linger: nobody may come for them any more."""
+        also those that can be resumed: nobody may come for them any more."""
         if not self._draining:
             self._connections.shorten_patience(now)
         self._draining = True
@@ -248,7 +248,7 @@ class DetokenizerCore(Core):
         """Ends all sequences of a request, here and in the scheduler. Its client gets the error
         now, or when it asks."""
         self._drop(client, rid)
-        self._out.append(Send("scheduler", Cancel(rid, client)))
+        self._out.append(Send("scheduler", AbortRequest(rid, client)))
         self._send_error(client, error_delta(rid, error.code, error.message))
 
     def _send_error(self, client: bytes, delta: Delta) -> None:
@@ -399,15 +399,15 @@ class DetokenizerCore(Core):
             self.journal.finished(seq.name)
 
     def _give_up_client(self, client: bytes, away: float = math.inf) -> None:
-        """Cancels the requests of a client, but those that linger, if it is only away; it gets the
-        errors when it comes back. away: seconds."""
+        """Aborts the requests of a client, but those that can be resumed, if it is only away; it
+        gets the errors when it comes back. away: seconds."""
         mine = [self._sequences[sid] for sid in sorted(self._clients.get(client, ()))]
         mine += [s for s in self._unsent.values() if s.client == client
                  and s.sid not in self._sequences]
-        over = [seq for seq in mine if seq.linger <= away]
+        over = [seq for seq in mine if seq.resume_seconds <= away]
         live = [seq for seq in over if seq.sid in self._sequences]
         for rid in dict.fromkeys(seq.rid for seq in live):
-            self._out.append(Send("scheduler", Cancel(rid, client)))
+            self._out.append(Send("scheduler", AbortRequest(rid, client)))
         if over:
             self._ended_sequences.give_up_requests(client,
                                                    list(dict.fromkeys(seq.rid for seq in over)))
@@ -415,8 +415,8 @@ class DetokenizerCore(Core):
             self._close(seq)
         for seq in over:
             self._unsent.pop(seq.sid, None)
-        self._connections.left(client, min((s.linger for s in mine if s.linger > away),
-                                           default=0.0))
+        self._connections.left(client, min(
+            (s.resume_seconds for s in mine if s.resume_seconds > away), default=0.0))
 
     def _report_lost(self, client: bytes) -> None:
         if lost := self._ended_sequences.pop_lost(client):

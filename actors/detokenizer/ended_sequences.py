@@ -13,7 +13,7 @@ from actorium.actors.config.retention import (
 )
 from actorium.actors.detokenizer.output_sequence import Key, OutputSequence, request_name
 from actorium.actors.errors import ActoriumError, InvalidRequest, UnknownRequest
-from actorium.actors.messages import Cancel, Delta, Open, Rejected, Stop, Unknown
+from actorium.actors.messages import AbortRequest, Delta, Open, Rejected, Stop, Unknown
 from actorium.actors.runtime.inflight_journal import InflightJournal
 
 
@@ -59,12 +59,12 @@ class EndedSequences:
         self._lost_requests -= len(rids)
         return rids
 
-    def reply_if_over(self, message: Open) -> list[Stop | Cancel] | None:
+    def reply_if_over(self, message: Open) -> list[Stop | AbortRequest] | None:
         """Returns the messages to the scheduler about a sequence that is over, whose end it does
         not seem to know; None if it is not over."""
         has_ended = message.end is not None
         if message.rid in self._lost.get(message.client, ()):
-            return [] if has_ended else [Cancel(message.rid, message.client)]
+            return [] if has_ended else [AbortRequest(message.rid, message.client)]
         ended = self._ended.get(message.sid)
         if ended is None or ended.key != (message.client, message.rid, message.index):
             return None

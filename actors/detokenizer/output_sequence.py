@@ -29,18 +29,18 @@ Key = tuple[bytes, str, int]
 class OutputSequence:
     """A live sequence. Tokens go in by `append_tokens`, deltas come out of `delta`."""
 
-    __slots__ = ("sid", "rid", "index", "client", "linger", "name", "prompt_tokens", "created",
-                 "cached", "seen", "gap_end", "asked_at", "drafted", "accepted", "finish_reason",
-                 "stop_reason", "error", "_prompt", "_stream", "_stops", "_min_tokens",
-                 "_include_stop", "_text", "_tokens", "_start", "_logprobs", "_prompt_logprobs",
-                 "_prompt_told")
+    __slots__ = ("sid", "rid", "index", "client", "resume_seconds", "name", "prompt_tokens",
+                 "created", "cached", "seen", "gap_end", "asked_at", "drafted", "accepted",
+                 "finish_reason", "stop_reason", "error", "_prompt", "_stream", "_stops",
+                 "_min_tokens", "_include_stop", "_text", "_tokens", "_start", "_logprobs",
+                 "_prompt_logprobs", "_prompt_told")
 
     def __init__(self, message: Open, stream: IncrementalDetokenizer) -> None:
         self.sid = message.sid
         self.rid = message.rid
         self.index = message.index
         self.client = message.client
-        self.linger = message.linger
+        self.resume_seconds = message.resume_seconds
         """Seconds for which it outlives its client."""
         self.name = request_name(message)
         """Of its request, in the journal."""

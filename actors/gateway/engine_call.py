@@ -36,7 +36,7 @@ import msgspec
 from starlette.requests import Request as HttpRequest
 
 from actorium.actors.client.calls import AsyncDeltaStream
-from actorium.actors.client.requests import Completion, Linger, Request
+from actorium.actors.client.requests import Completion, Request, Resumable
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable
 from actorium.actors.gateway.http.access_log import CallUsage
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field, http_error
@@ -208,12 +208,12 @@ class EngineCall:
         resume_id, rid = self._ids(number)
         grace, engine = self.engine.settings.resume_grace, self.engine
         again = bool(self.key) or self.position is not None
-        lingering = msgspec.structs.replace(request, linger=Linger(
+        resumable = msgspec.structs.replace(request, resumable=Resumable(
             rid=rid, seconds=grace, adopt=again, must_exist=self.position is not None,
             created=self.created))
         if not self.key:
-            return self._open(lingering)
-        return engine.shared_streams.join(resume_id, rid, lambda: self._open(lingering), grace)
+            return self._open(resumable)
+        return engine.shared_streams.join(resume_id, rid, lambda: self._open(resumable), grace)
 
     def _open(self, request: Request) -> AsyncDeltaStream:
         stream = AsyncDeltaStream(self.engine.client, request)
@@ -226,8 +226,8 @@ class EngineCall:
         connection."""
         if not self._from_http:
             return request
-        linger = Linger(rid=self._ids(number)[1], seconds=0.0, adopt=False)
-        return msgspec.structs.replace(request, linger=linger)
+        resumable = Resumable(rid=self._ids(number)[1], seconds=0.0, adopt=False)
+        return msgspec.structs.replace(request, resumable=resumable)
 
     def _ids(self, number: int) -> tuple[str, str]:
         """Returns (resume id, rid) of one of the requests. Raises `Aborted`."""

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from actorium.actors.config.media_settings import MOST_ITEMS, MediaConfig, item_limit
 from actorium.actors.config.tree import Config
-from actorium.actors.errors import InvalidRequest, MediaGone
+from actorium.actors.errors import InvalidRequest, MediaExpired
 from actorium.actors.media.image_processor import QWEN3, read_processing
 from actorium.actors.media.patch_store import MediaFacts, patch_folder, read_facts
 from actorium.actors.messages import MediaItem
@@ -157,8 +157,8 @@ class PromptMedia:
     def expand(self, text: str, keys: Sequence[bytes], encode: Encode, param: str
                ) -> tuple[array[int], list[MediaItem]]:
         """(ids of a prompt with the placeholders of its items, where these are). text: with one pad
-        for each item; encode: of the tokenizer. Raises `InvalidRequest`, and `MediaGone` where the
-        media actor does not hold an item any more."""
+        for each item; encode: of the tokenizer. Raises `InvalidRequest`, and `MediaExpired` where
+        the media actor does not hold an item any more."""
         if len(self._pads) != len(PADS):
             raise InvalidRequest(f"media: the tokenizer has no {' and '.join(PADS.values())}",
                                  "media")
@@ -176,7 +176,7 @@ class PromptMedia:
         try:
             return read_facts(self._folder, key)
         except (OSError, ValueError):
-            raise MediaGone(f"media[{at}]: is not held any more", "media") from None
+            raise MediaExpired(f"media[{at}]: is not held any more", "media") from None
 
 
 def open_prompt_media(config: Config, model_path: Path, tokenizer: Tokenizer | None,

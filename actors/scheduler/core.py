@@ -22,14 +22,14 @@ import msgspec
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.errors import Quarantined
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Flush,
     Hello,
     PageAnswer,
     Ready,
-    Recall,
     Reply,
     Reset,
+    ResumeRequest,
     StepResult,
     Stop,
     Submit,
@@ -118,8 +118,8 @@ class SchedulerCore(Core):
             self.requests.on_submit(message, now)
         elif isinstance(message, Stop):
             self.requests.on_stop(message)
-        elif isinstance(message, Cancel):
-            self.requests.on_cancel(message)
+        elif isinstance(message, AbortRequest):
+            self.requests.on_abort(message)
         elif isinstance(message, Ready):
             if (worker := self._group.join(message)) is not None:
                 self._on_ready(worker)
@@ -128,7 +128,7 @@ class SchedulerCore(Core):
         elif isinstance(message, PageAnswer):
             if self.state.tier is not None:
                 self.state.tier.answered(message)
-        elif isinstance(message, Recall):
+        elif isinstance(message, ResumeRequest):
             with self._guard.of_key(message.client, message.rid):
                 self.outgoing.answer_resume(self.state, message, now)
         elif isinstance(message, Hello):

@@ -10,7 +10,7 @@ import msgspec
 from actorium.actors.core import Send
 from actorium.actors.messages import (
     Open,
-    Recall,
+    ResumeRequest,
     RowLogprobs,
     SequenceEvent,
     Submit,
@@ -96,11 +96,11 @@ class OutgoingMessages:
             with state.guard.of(request):
                 self.to_detokenizer([*self._replay(request, state.table, again)])
 
-    def answer_resume(self, state: SchedulerState, recall: Recall, now: float) -> None:
+    def answer_resume(self, state: SchedulerState, resume: ResumeRequest, now: float) -> None:
         """Reports the request that a client asks for, or that there is none."""
-        request, name_taken = self._history.find_resumed(state, recall, now)
+        request, name_taken = self._history.find_resumed(state, resume, now)
         if request is None:
-            self.to_detokenizer([Unknown(recall.rid, recall.client, name_taken)])
+            self.to_detokenizer([Unknown(resume.rid, resume.client, name_taken)])
         else:
             self.resend(request)
 

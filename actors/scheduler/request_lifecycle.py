@@ -10,7 +10,15 @@ import msgspec
 
 from actorium.actors.core import Context
 from actorium.actors.errors import ActoriumError
-from actorium.actors.messages import Cancel, Open, Ready, SequenceEvent, Stop, Submit, TokenBatch
+from actorium.actors.messages import (
+    AbortRequest,
+    Open,
+    Ready,
+    SequenceEvent,
+    Stop,
+    Submit,
+    TokenBatch,
+)
 from actorium.actors.params import TextParams
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.media_holds import new_media_holds
@@ -167,9 +175,9 @@ class RequestLifecycle:
 
     # --- requests end ----------------------------------------------------------------------------
 
-    def on_cancel(self, cancel: Cancel) -> None:
+    def on_abort(self, abort: AbortRequest) -> None:
         """Ends a request that its client has given up; unknown ones are ignored."""
-        request = self.state.requests.get((cancel.client, cancel.rid))
+        request = self.state.requests.get((abort.client, abort.rid))
         if request is not None:
             self._finish_request(request, "abort")
 

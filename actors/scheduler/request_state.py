@@ -181,7 +181,7 @@ def open_message(sequence: SequenceState, epoch: int) -> Open:
         prompt = prompt[-4 * REPORTED_PROMPT_TOKENS:]
     return Open(sid=sequence.sid, rid=submit.rid, index=sequence.index, client=submit.client,
                 prompt=prompt, text=submit.text, logprobs=submit.params.logprobs,
-                epoch=epoch, linger=submit.linger, created=submit.created,
+                epoch=epoch, resume_seconds=submit.resume_seconds, created=submit.created,
                 prompt_before=(len(submit.prompt) - len(prompt)) // 4)
 
 

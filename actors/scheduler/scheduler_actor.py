@@ -16,7 +16,7 @@ from actorium.actors.cluster.replica_link import ORDERS, ReplicaLink
 from actorium.actors.config.cluster_settings import replica_of
 from actorium.actors.core import Context, CoreObserver, Health, Send
 from actorium.actors.ledger.committer import open_ledger
-from actorium.actors.messages import Cancel, Ready, Submit
+from actorium.actors.messages import AbortRequest, Ready, Submit
 from actorium.actors.recorder.recorder import open_recorder
 from actorium.actors.runtime.inflight_journal import open_journal
 from actorium.actors.scheduler.core import SchedulerCore
@@ -66,7 +66,7 @@ class SchedulerActor(CoreObserver):
                 return
         if isinstance(message, Submit) and self.compiler.takes(message):
             return
-        if isinstance(message, Cancel):
+        if isinstance(message, AbortRequest):
             self.compiler.cancel(message)
         self._deliver(message, now)
         if self.link is not None and isinstance(message, Ready):

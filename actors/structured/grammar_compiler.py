@@ -14,7 +14,7 @@ from typing import Any
 
 from actorium.actors.core import Health
 from actorium.actors.errors import ActoriumError
-from actorium.actors.messages import Cancel, Submit
+from actorium.actors.messages import AbortRequest, Submit
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.runtime.offload import Offload, OffloadJob
 from actorium.actors.scheduler.recovery.request_faults import grammar_name
@@ -42,11 +42,11 @@ class GrammarCompiler:
         """post: wakes the core, from any thread."""
         self._post = post
 
-    def cancel(self, cancel: Cancel) -> None:
+    def cancel(self, abort: AbortRequest) -> None:
         """Drops a request that waits. Grammars that no other request waits for, and that no thread
         has begun to compile, are not compiled."""
         wait = [submit for submit in self.waiting
-                if (submit.client, submit.rid) != (cancel.client, cancel.rid)]
+                if (submit.client, submit.rid) != (abort.client, abort.rid)]
         if len(wait) == len(self.waiting):
             return
         self.waiting = wait

@@ -20,8 +20,8 @@ from actorium.actors.core import CLIENT, Context, Core, Health, Send
 from actorium.actors.errors import Aborted, ActoriumError, EngineUnavailable, InvalidRequest
 from actorium.actors.messages import (
     Abort,
+    AbortRequest,
     Accepted,
-    Cancel,
     Detokenize,
     Detokenized,
     Flush,
@@ -29,9 +29,9 @@ from actorium.actors.messages import (
     Generate,
     Info,
     Message,
-    Recall,
     Rejected,
     Resume,
+    ResumeRequest,
     ServerInfo,
     Submit,
     Tokenize,
@@ -174,10 +174,10 @@ class TokenizerCore(Core):
                 wanted = _structured(dropped.message)
                 if wanted is not None and self._model is not None:
                     self._model.grammars.forget(wanted)
-            self._out.append(Send("scheduler", Cancel(message.rid, client)))
+            self._out.append(Send("scheduler", AbortRequest(message.rid, client)))
             return
         if isinstance(message, Resume):
-            self._out.append(Send("scheduler", Recall(
+            self._out.append(Send("scheduler", ResumeRequest(
                 message.rid, client, message.adopt, message.tenant)))
             return
         journal, name = self.journal, entry.name
@@ -332,7 +332,7 @@ class TokenizerCore(Core):
             params=resolved, text=defaults.text_params(message.params),
             seed=self._seeds.next() if seed is None else seed,
             deadline=now + timeout, arrival=now, tenant=message.tenant,
-            priority=message.priority, grammar=grammar, linger=message.linger,
+            priority=message.priority, grammar=grammar, resume_seconds=message.resume_seconds,
             rules=defaults.token_rules(message.params, model), cache_salt=message.cache_salt,
             media=prompt.media, created=message.created)))
         self._remember(key, len(ids), now)

@@ -133,7 +133,7 @@ class PromptEncoder:
     def _encoded(self, message: PromptRequest, text: str, special: bool, field: str,
                  limit: int | None = None) -> EncodedPrompt:
         """Returns the ids of a text, with the placeholders of the message's media. special, limit:
-        as of `TextModel.encode`. Raises `InvalidRequest`, `ContextOverflow`, `MediaGone`."""
+        as of `TextModel.encode`. Raises `InvalidRequest`, `ContextOverflow`, `MediaExpired`."""
         model, media = self._model, self._model.media
         if message.media:
             if media is None:

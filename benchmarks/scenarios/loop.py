@@ -18,7 +18,7 @@ import numpy as np
 from actorium.actors.config.tree import Config, RecoveryConfig
 from actorium.actors.core import Context
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Flush,
     Message,
     Open,
@@ -84,7 +84,7 @@ class Loop:
             seed=seed, deadline=deadline, tenant=tenant, priority=priority), self.now)
 
     def cancel(self, rid: str) -> None:
-        self.scheduler.on_message(Cancel(rid=rid, client=CLIENT), self.now)
+        self.scheduler.on_message(AbortRequest(rid=rid, client=CLIENT), self.now)
 
     def stop(self, heard: ReceivedTokens) -> None:
         self.scheduler.on_message(Stop(sid=heard.sid, tokens=len(heard.tokens)), self.now)

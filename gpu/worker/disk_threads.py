@@ -27,7 +27,7 @@ from actorium.gpu.step.host_pages import HostPages
 LOG = logging.getLogger("actorium.worker")
 NAME_BYTES = 16
 LATE = 3
-"""Of `PageAnswer.found`, beside those of `disk_pages`."""
+"""Of `PageAnswer.outcomes`, beside those of `disk_pages`."""
 WRITES_LATER = 10
 """Nobody waits for writes: they have so many times as long, since some of them make room."""
 REST_S = 30.0
@@ -40,14 +40,14 @@ Guard = Callable[[Callable[[], None]], None]
 class DiskTask:
     """An order until it is answered."""
 
-    __slots__ = ("done", "due", "found", "late", "order", "over")
+    __slots__ = ("done", "due", "late", "order", "outcomes", "over")
 
     def __init__(self, order: PageOrder, due: float) -> None:
         """due: on the monotonic clock."""
         self.order, self.due = order, due
-        self.found = bytearray(len(order.names) // NAME_BYTES)
+        self.outcomes = bytearray(len(order.names) // NAME_BYTES)
         self.done = 0
-        """Names of which `found` says something."""
+        """Names of which `outcomes` says something."""
         self.over = self.late = False
         """It was answered, or nobody waits for it any more; its time had run out."""
 
@@ -147,7 +147,7 @@ class DiskThreads:
         lane.open.remove(task)
         if task.order.epoch == self._epoch:
             self._answer(PageAnswer(self._epoch, self._worker, self._rank, task.order.ticket,
-                                    found=bytes(task.found), pages=self._disk.pages,
+                                    outcomes=bytes(task.outcomes), pages=self._disk.pages,
                                     disk_bytes=self._disk.disk_bytes))
 
     # --- the threads that touch the disk ---------------------------------------------------------
@@ -172,7 +172,7 @@ class DiskThreads:
             self._disk.wipe()
             return
         slots = np.frombuffer(task.order.slots, np.int32).tolist()
-        for i in range(len(task.found)):
+        for i in range(len(task.outcomes)):
             name, found = names[i * NAME_BYTES:(i + 1) * NAME_BYTES], MISSING
             if task.over:
                 return
@@ -184,7 +184,7 @@ class DiskThreads:
                 found = self._read(lane, task, name, slots[i])
             with self._changed:
                 if not task.over:
-                    task.found[i], task.done = found, i + 1
+                    task.outcomes[i], task.done = found, i + 1
 
     def _read(self, lane: DiskLane, task: DiskTask, name: bytes, slot: int) -> int:
         found, crc = self._disk.read(name, lane.page.data)
@@ -225,8 +225,8 @@ class DiskThreads:
             for task in [task for task in lane.open if task.due < math.inf]:
                 task.late = True
                 if task.order.verb != "write":
-                    left = len(task.found) - task.done
-                    task.found[task.done:] = bytes([LATE]) * left
+                    left = len(task.outcomes) - task.done
+                    task.outcomes[task.done:] = bytes([LATE]) * left
                     count += left
                 self._end(lane, task)
         self._rests_until = now + REST_S

@@ -91,7 +91,7 @@ def test_a_draining_detokenizer_waits_no_longer_than_it_must() -> None:
     readers = ClientConnections()
     readers.add(b"new", 100.0)
     readers.disconnected(b"gone", 100.0)
-    readers.left(b"gone", 30.0)  # requests of its linger
+    readers.left(b"gone", 30.0)  # that can be resumed
     readers.shorten_patience(101.0)
     readers.disconnected(b"later", 101.0)
     assert readers.overdue(101.0 + 0.9 * RETURN_HURRIED) == []

@@ -27,7 +27,7 @@ from actorium import Image, InvalidRequest, SamplingParams, Video
 from actorium.actors.client import calls
 from actorium.actors.client.client import Client
 from actorium.actors.client.media import load_media
-from actorium.actors.errors import MediaGone
+from actorium.actors.errors import MediaExpired
 from actorium.actors.gateway import actor as gateway
 from actorium.actors.launcher.engine import Engine
 from actorium.actors.media.patch_store import patch_folder
@@ -213,7 +213,7 @@ def test_items_that_go_before_their_request_comes_are_loaded_again_once(
     assert len(loads) == 2
     loads.clear()
     losses = 2
-    with pytest.raises(MediaGone):
+    with pytest.raises(MediaExpired):
         chat_once()
     assert len(loads) == 2
 

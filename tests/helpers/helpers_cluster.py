@@ -160,14 +160,14 @@ class ClusterBox:
             self.to_router.append(ReplicaEvent(index, "died", old.launch))
 
     def submit(self, prompt: list[int], max_tokens: int = 16, n: int = 1, rid: str = "",
-               client: bytes = b"client", linger: float = 0.0,
+               client: bytes = b"client", resume_seconds: float = 0.0,
                media: Sequence[MediaItem] = (), **params: Any) -> str:
         """A request comes from the tokenizer."""
         rid = rid or f"r{len(self.submits)}"
         self.submits[rid] = Submit(
             rid, client, b"".join(t.to_bytes(4, "little") for t in prompt), n,
             ResolvedParams(max_tokens=max_tokens, **params), TextParams(), 11 + len(self.submits),
-            linger=linger, media=[*media])
+            resume_seconds=resume_seconds, media=[*media])
         self.to_router.append(self.submits[rid])
         return rid
 

@@ -24,8 +24,8 @@ from actorium.actors.core import LEDGER, Context, Send
 from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
 from actorium.actors.ledger.segments import LedgerRecord
 from actorium.actors.messages import (
-    Cancel,
-    Recall,
+    AbortRequest,
+    ResumeRequest,
     StepPlan,
     Submit,
     ToDetokenizer,
@@ -252,7 +252,7 @@ class Lives:
         """A resent request, or a recall."""
         if self.submits:
             rid = self.chance.choice(list(self.submits))
-            asks = [Recall(rid, CLIENT)]
+            asks = [ResumeRequest(rid, CLIENT)]
             if not self.over(rid):  # a client does not ask anew for what it has whole
                 asks.append(self.submits[rid])
             self.to_scheduler.append(self.chance.choice(asks))
@@ -261,7 +261,7 @@ class Lives:
         if self.submits:
             rid = self.chance.choice(list(self.submits))
             self.given_up.add(rid)
-            self.to_scheduler.append(Cancel(rid, CLIENT))
+            self.to_scheduler.append(AbortRequest(rid, CLIENT))
 
     def over(self, rid: str) -> bool:
         """Whether the client knows all about a request; one that is refused has one end."""
@@ -296,8 +296,8 @@ class Lives:
             if not open_ones:
                 break
             for rid in open_ones:
-                self.to_scheduler.append(self.submits[rid] if rid in self.reader.unknown
-                                         or self.chance.random() < 0.5 else Recall(rid, CLIENT))
+                again = rid in self.reader.unknown or self.chance.random() < 0.5
+                self.to_scheduler.append(self.submits[rid] if again else ResumeRequest(rid, CLIENT))
         else:
             raise AssertionError(f"never told: {open_ones}")
         assert not self.scheduler.state.requests

@@ -22,7 +22,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.core import LEDGER, Context, CoreObserver
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Flush,
     Open,
     PageAnswer,
@@ -226,7 +226,7 @@ class Ring:
         return rid
 
     def cancel(self, rid: str) -> None:
-        self.tell(Cancel(rid=rid, client=CLIENT))
+        self.tell(AbortRequest(rid=rid, client=CLIENT))
 
     def stop(self, sid: int, tokens: int) -> None:
         self.tell(Stop(sid=sid, tokens=tokens))

@@ -26,15 +26,15 @@ from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.incremental import byte_of_char
 from actorium.actors.detokenizer.stop_strings import StopMatch, StopRegexChecker, StopStringChecker
 from actorium.actors.messages import (
+    AbortRequest,
     ActorStatus,
     Attach,
-    Cancel,
     Flush,
     GetStatus,
     Hello,
     Open,
-    Recall,
     Reply,
+    ResumeRequest,
     SequenceEvent,
     Status,
     Stop,
@@ -179,7 +179,7 @@ class FakeScheduler:
 
     def __init__(self) -> None:
         self.submits: list[Submit] = []
-        self.cancels: list[Cancel] = []
+        self.cancels: list[AbortRequest] = []
         self.stops: list[Stop] = []
         self.live: dict[int, tuple[Submit, list[int], int]] = {}
         self.full_at: int | None = None
@@ -193,7 +193,7 @@ class FakeScheduler:
             return self._submit(message)
         if isinstance(message, Hello):
             return []
-        if isinstance(message, Recall):
+        if isinstance(message, ResumeRequest):
             key = message.client, message.rid
             return [] if key in self._known else [Unknown(message.rid, message.client)]
         if isinstance(message, Flush):

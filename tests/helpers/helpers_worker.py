@@ -19,7 +19,7 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.core import Context
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Open,
     PageGroup,
     Ready,
@@ -104,7 +104,7 @@ class Ring:
 
     def cancel(self, request: int) -> None:
         """The client gives up a request; they are numbered from 1 as they are submitted."""
-        self.core.on_message(Cancel(f"r{request}", b"test"), 0.0)
+        self.core.on_message(AbortRequest(f"r{request}", b"test"), 0.0)
 
     def step(self) -> bool:
         """Runs one plan and its result; False when there is nothing to do."""

@@ -170,7 +170,7 @@ TOKENS = (1).to_bytes(4, "little") * 8
 SAMPLES: tuple[m.Message, ...] = (
     m.Generate("r", SamplingParams(max_tokens=3, seed=1), tokens=TOKENS), m.Abort("r"),
     m.Tokenize("r", "text"), m.ServerInfo("r"), m.Attach(), m.GetStatus("r", True),
-    m.Submit("r", b"c", TOKENS, 1, ResolvedParams(3), TextParams(), 1), m.Cancel("r", b"c"),
+    m.Submit("r", b"c", TOKENS, 1, ResolvedParams(3), TextParams(), 1), m.AbortRequest("r", b"c"),
     m.StepResult(1, 1, b"\1", TOKENS[:4], b"\0"), m.Stop(1, 1), m.Hello("detokenizer", 2),
     m.StepPlan(1, 1, extend=TOKENS[:8], decode=TOKENS[:4],
                admit=[m.Admit(1, TOKENS, 8, 0, TOKENS, ResolvedParams(3), 1)]), m.Reset(1, 1),

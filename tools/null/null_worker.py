@@ -156,9 +156,10 @@ class NullWorker(Core):
         elif not self._acknowledged or message.epoch != self._epoch:
             return
         elif isinstance(message, PageOrder):
-            found = b"" if self.memory is None else self.memory.obey(message)
+            outcomes = b"" if self.memory is None else self.memory.obey(message)
             self._out.append(Send("scheduler", PageAnswer(
-                message.epoch, self.ready.epoch, self.ready.rank, message.ticket, found=found)))
+                message.epoch, self.ready.epoch, self.ready.rank, message.ticket,
+                outcomes=outcomes)))
         elif isinstance(message, Masks):
             plan, self._held = self._held, None
             if plan is None or plan.step != message.step:

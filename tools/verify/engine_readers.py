@@ -19,7 +19,7 @@ import msgspec
 
 from actorium.actors.client.async_client import AsyncClient
 from actorium.actors.client.calls import AsyncDeltaStream
-from actorium.actors.client.requests import Linger, Request, StreamDelta
+from actorium.actors.client.requests import Request, Resumable, StreamDelta
 from actorium.actors.errors import Aborted, ActoriumError, DeadlineExceeded
 from actorium.actors.params import SamplingParams, Structured
 from actorium.actors.runtime.roles import WORKER
@@ -71,7 +71,7 @@ FILLERS, FILLER_TOKENS = 6, 300
 """Prompts that are sent so that pages of others go."""
 TAKEN_BACK = 2
 """Times that a stream may be lost to who had it before."""
-LINGER = 30.0
+RESUME_SECONDS = 30.0
 """Seconds for which a request whose stream is cut goes on."""
 
 
@@ -184,7 +184,7 @@ class EngineReader:
         first: list[StreamDelta] = []
         # A name of its own for each reading: one that was aborted is not answered at once.
         request = msgspec.structs.replace(
-            self._request, linger=Linger(rid=secrets.token_hex(12), seconds=LINGER))
+            self._request, resumable=Resumable(rid=secrets.token_hex(12), seconds=RESUME_SECONDS))
         stream = AsyncDeltaStream(self._client, request)
         try:
             await stream.accepted()

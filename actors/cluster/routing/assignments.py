@@ -28,7 +28,7 @@ from actorium.actors.cluster.routing.prefix_index import PrefixIndex
 from actorium.actors.cluster.routing.routing_policy import ReplicaView, RoutingPolicy
 from actorium.actors.core import Send
 from actorium.actors.ledger.records import RequestRecord, request_record
-from actorium.actors.messages import Cancel, Recall, Stop, Submit
+from actorium.actors.messages import AbortRequest, ResumeRequest, Stop, Submit
 
 LOG = logging.getLogger("actorium.router")
 NUMBERS = 42
@@ -107,7 +107,7 @@ class Assignments:
         view.asked = self._next_number()
         self.send(view, RouterHello(view.asked, self._epoch))
 
-    def tell(self, request: RoutedRequest, message: Stop | Cancel) -> None:
+    def tell(self, request: RoutedRequest, message: Stop | AbortRequest) -> None:
         """Tells a request's replica, and the next one should this one die."""
         if message not in request.orders:  # however often a client says it
             request.orders.append(message)
@@ -152,7 +152,7 @@ class Assignments:
             self.send(view, Assign(view.life, number, request.sid, request.submit))
         for order in request.orders:
             self.send(view, order)
-        request.orders = [order for order in request.orders if not isinstance(order, Recall)]
+        request.orders = [order for order in request.orders if not isinstance(order, ResumeRequest)]
 
     def repeat(self, request: RoutedRequest, submit: Submit, now: float) -> None:
         """A client has sent its request again: its replica knows what to say."""
@@ -333,7 +333,7 @@ class Assignments:
                 if not each.outputs or not all(record.finish for record in each.outputs):
                     self.evict(view, each.submit)
                 continue
-            elif aborted and not request.over and not request.cancelled:
+            elif aborted and not request.over and not request.aborted:
                 continue
             present.add(request.sid)
             self._book.add_outputs(request, each.outputs)

@@ -15,7 +15,7 @@ from actorium.actors.errors import (
     DeadlineExceeded,
     EngineUnavailable,
     InvalidRequest,
-    MediaGone,
+    MediaExpired,
     Quarantined,
     QueueFull,
     UnknownRequest,
@@ -37,7 +37,7 @@ the server `api_error`."""
 
 _KINDS: tuple[tuple[type[ActoriumError], int, str, str], ...] = (
     (ContextOverflow, 400, INVALID, CONTEXT_LENGTH),
-    (MediaGone, 503, SERVER, "media_gone"),
+    (MediaExpired, 503, SERVER, "media_gone"),
     (InvalidRequest, 400, INVALID, "invalid_request"),
     (QueueFull, 429, LIMIT, "queue_full"),
     (UnknownRequest, 404, INVALID, "unknown_request"),

@@ -278,7 +278,7 @@ class DiskBooks:
         order.waiting.discard(answer.rank)
         if not answer.rank:
             self._held = answer.pages, answer.disk_bytes
-        for i, found in enumerate(answer.found.ljust(len(order.present), b"\0")):
+        for i, found in enumerate(answer.outcomes.ljust(len(order.present), b"\0")):
             self.corrupt += found == 2
             self.late += found == 3
             order.present[i] &= found == 1

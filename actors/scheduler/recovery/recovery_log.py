@@ -31,7 +31,7 @@ from actorium.actors.ledger.records import (
     make_record,
 )
 from actorium.actors.ledger.segments import LedgerRecord
-from actorium.actors.messages import Recall, RowLogprobs, Submit, TokenBatch
+from actorium.actors.messages import ResumeRequest, RowLogprobs, Submit, TokenBatch
 from actorium.actors.runtime.inflight_journal import InflightJournal
 from actorium.actors.scheduler.request_state import (
     RequestState,
@@ -47,20 +47,20 @@ def name_of(rid: str) -> str:
     return rid.partition(".")[0]
 
 
-class LingeringRequests:
-    """The requests of a group that linger."""
+class ResumableRequests:
+    """The requests of a group that can be resumed."""
 
     def __init__(self) -> None:
         self._named: dict[tuple[str, str], RequestState] = {}
 
     def add(self, request: RequestState) -> None:
         """Adds a request in place of an older one of its name."""
-        if request.submit.linger:
+        if request.submit.resume_seconds:
             self._named[_name_key(request)] = request
 
     def drop(self, request: RequestState) -> None:
         """Drops a request, unless a later one has its name."""
-        if request.submit.linger and self._named.get(_name_key(request)) is request:
+        if request.submit.resume_seconds and self._named.get(_name_key(request)) is request:
             del self._named[_name_key(request)]
 
     def get(self, rid: str, tenant: str) -> RequestState | None:
@@ -101,7 +101,7 @@ class RetainedRequests:
         self._kept: OrderedDict[Key, tuple[float, RequestState, int]] = OrderedDict()
         self.bytes = 0
         """Of all of them, as `retained_bytes` counts."""
-        self.lingering = LingeringRequests()
+        self.resumable = ResumableRequests()
 
     def __len__(self) -> int:
         return len(self._kept)
@@ -113,14 +113,14 @@ class RetainedRequests:
         """Keeps a request in place of an older one of the same key. A request that lingered and was
         aborted may be sent again under its name."""
         self.drop(request.key)
-        if request.submit.linger and any(
+        if request.submit.resume_seconds and any(
                 choice.finish is not None and choice.finish.finish_reason == "abort"
                 for choice in request.choices):
             return
         size = retained_bytes(request)
         self._kept[request.key] = now + self._seconds, request, size
         self.bytes += size
-        self.lingering.add(request)
+        self.resumable.add(request)
         while len(self._kept) > RETAINED_REQUESTS or self.bytes > RETAINED_BYTES:
             self.drop(next(iter(self._kept)))
 
@@ -133,7 +133,7 @@ class RetainedRequests:
         kept = self._kept.pop(key, None)
         if kept is not None:
             self.bytes -= kept[2]
-            self.lingering.drop(kept[1])
+            self.resumable.drop(kept[1])
 
     def expire(self, now: float) -> None:
         """Drops those whose time is over."""
@@ -151,7 +151,7 @@ class RecoveryLog:
         self.keep_history = keeps_history(recovery)
         """Whether requests keep the logprobs that were reported of them."""
         self._writes = self.keep_history and recovery.ledger
-        self._lingering = LingeringRequests()
+        self._resumable = ResumableRequests()
         """Of those that have not ended."""
         self._records: list[Send] = []
         self._to_resend: deque[RequestState] = deque()
@@ -160,14 +160,14 @@ class RecoveryLog:
 
     def admitted(self, request: RequestState) -> None:
         """Records a request that was accepted."""
-        self._lingering.add(request)
+        self._resumable.add(request)
         if self._writes:
             first = request.choices[0].sid
             self._write(make_record(ADMISSION, AdmissionRecord(request.submit, first)))
 
     def restored(self, request: RequestState) -> None:
         """Takes note of an unfinished request of an earlier life, which goes on."""
-        self._lingering.add(request)
+        self._resumable.add(request)
 
     def reported(self, batch: TokenBatch) -> None:
         """Records a batch that is about to be sent to the detokenizer."""
@@ -199,7 +199,7 @@ class RecoveryLog:
     def finished(self, requests: list[RequestState], now: float) -> None:
         """Retains requests that have ended, and empties the list."""
         for request in requests:
-            self._lingering.drop(request)
+            self._resumable.drop(request)
             if self.keep_history:
                 self._retain(request, now)
         requests.clear()
@@ -235,20 +235,20 @@ class RecoveryLog:
         """There are more requests to report again."""
         return bool(self._to_resend)
 
-    def find_resumed(self, state: SchedulerState, recall: Recall,
+    def find_resumed(self, state: SchedulerState, resume: ResumeRequest,
                now: float) -> tuple[RequestState | None, bool]:
         """Returns the request that a client asks for; and, where there is none, whether its name
         belongs to a request that asked for something else."""
         self.finished(state.finished_requests, now)
-        key = recall.client, recall.rid
+        key = resume.client, resume.rid
         request = state.requests.get(key) or self.retained.get(key)
-        if not recall.adopt:
+        if not resume.adopt:
             return request, False
         if request is not None:
-            return (request if request.submit.tenant == recall.tenant else None), False
-        found = self._find_lingering(recall)
-        if found is not None and found.submit.rid == recall.rid:
-            return self._adopt(state, found, recall.client, now), False
+            return (request if request.submit.tenant == resume.tenant else None), False
+        found = self._find_resumable(resume)
+        if found is not None and found.submit.rid == resume.rid:
+            return self._adopt(state, found, resume.client, now), False
         return None, found is not None
 
     def find_repeated(self, state: SchedulerState, submit: Submit,
@@ -257,16 +257,16 @@ class RecoveryLog:
         """
         self.finished(state.finished_requests, now)
         known = self.retained.get((submit.client, submit.rid))
-        if known is None and submit.linger:
-            known = self._find_lingering(submit)
+        if known is None and submit.resume_seconds:
+            known = self._find_resumable(submit)
             if known is not None:
                 same = known.submit.rid == submit.rid
                 known = self._adopt(state, known, submit.client, now) if same else None
         return known
 
-    def _find_lingering(self, asked: Recall | Submit) -> RequestState | None:
-        """Returns the tenant's lingering request of that name, whichever client it belongs to."""
-        for group in (self._lingering, self.retained.lingering):
+    def _find_resumable(self, asked: ResumeRequest | Submit) -> RequestState | None:
+        """Returns the tenant's resumable request of that name, whichever client it belongs to."""
+        for group in (self._resumable, self.retained.resumable):
             request = group.get(asked.rid, asked.tenant)
             if request is not None:
                 return request

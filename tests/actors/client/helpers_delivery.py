@@ -22,10 +22,10 @@ from actorium.actors.client.requests import Request
 from actorium.actors.core import CLIENT
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import (
-    Cancel,
+    AbortRequest,
     Hello,
     Open,
-    Recall,
+    ResumeRequest,
     RowLogprobs,
     SequenceEvent,
     Stop,
@@ -96,7 +96,7 @@ class Keeper:
         elif isinstance(message, Hello):
             for choice in self.choices.values():
                 self.open(choice)
-        elif isinstance(message, Recall):
+        elif isinstance(message, ResumeRequest):
             mine = self.known.get((message.client, message.rid))
             if mine is None:
                 self.out.append(Unknown(message.rid, message.client))
@@ -105,7 +105,7 @@ class Keeper:
         elif isinstance(message, Stop):
             self._end(self.choices[message.sid], "stop")
         else:
-            assert isinstance(message, Cancel)
+            assert isinstance(message, AbortRequest)
             for choice in self.known.get((message.client, message.rid), ()):
                 self._end(choice, "abort")
 

@@ -15,7 +15,7 @@ from helpers_text import FakeEngine, byte_level, write_model
 from actorium.actors.client.async_client import AsyncClient, AsyncioSession
 from actorium.actors.client.calls import AsyncDeltaStream, ClientCalls
 from actorium.actors.client.client import Request
-from actorium.actors.client.requests import Linger
+from actorium.actors.client.requests import Resumable
 from actorium.actors.client.target import LocalTarget
 from actorium.actors.errors import EngineUnavailable, InvalidRequest, UnknownRequest
 from actorium.actors.params import SamplingParams
@@ -178,9 +178,9 @@ def test_two_readers_of_a_stream_send_one_request() -> None:
             sent.append(frame)
 
     async def run() -> None:
-        linger = Linger(rid="k.1", seconds=1.0)
+        resumable = Resumable(rid="k.1", seconds=1.0)
         client = ClientCalls(Slow(LocalTarget(Path("nowhere"))))
-        stream = AsyncDeltaStream(client, Request(prompt=[1], linger=linger))
+        stream = AsyncDeltaStream(client, Request(prompt=[1], resumable=resumable))
         waiting = [asyncio.ensure_future(stream.accepted()), asyncio.ensure_future(anext(stream))]
         await asyncio.sleep(0.01)
         assert len(sent) == 1 and not any(one.done() for one in waiting)

@@ -17,7 +17,7 @@ from actorium.actors.client.core import (
     ClientCore,
 )
 from actorium.actors.client.pending import PendingRequest
-from actorium.actors.client.requests import Linger, Request, encode
+from actorium.actors.client.requests import Request, Resumable, encode
 from actorium.actors.errors import (
     Aborted,
     ActoriumError,
@@ -227,7 +227,7 @@ def test_a_request_that_was_taken_up_is_not_taken_back_by_asking_again() -> None
     """Who lost it to another client, and asks since it hears nothing, would get it back."""
     core = ClientCore("c")
     pending, first = core.submit(
-        Request(prompt="x", linger=Linger(rid="k.1", seconds=9.0)), 100.0, True)
+        Request(prompt="x", resumable=Resumable(rid="k.1", seconds=9.0)), 100.0, True)
 
     def asked(now: float) -> list[bool]:
         return [msgspec.msgpack.decode(frame, type=Resume).adopt for _, frame in core.resend(now)]
@@ -241,7 +241,7 @@ def test_a_request_that_was_taken_up_is_not_taken_back_by_asking_again() -> None
 def test_the_first_delta_of_a_request_that_was_taken_up_brings_its_records() -> None:
     """Nobody accepts it once more: what is recorded comes with the stream."""
     core = ClientCore("c")
-    pending, _ = core.submit(Request(prompt=[1, 2], linger=Linger(
+    pending, _ = core.submit(Request(prompt=[1, 2], resumable=Resumable(
         rid="k.1", seconds=1.0, created=20)), 0.0, True)
     assert pending.prompt_tokens is None and not pending.created
     core.on_message(TextBatch([Delta("k.1", 0, 0, "", b"", prompt_tokens=7, created=10)]))

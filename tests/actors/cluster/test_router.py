@@ -11,7 +11,7 @@ from helpers_cluster import ClusterBox, settings
 from actorium.actors.cluster.cluster_control import AskCluster, ScaleCluster
 from actorium.actors.cluster.cluster_messages import launch_of
 from actorium.actors.cluster.router_core import GATHERING, UNWRITTEN
-from actorium.actors.messages import Cancel, Flush, Hello, Recall, Reply, Stop, Unknown
+from actorium.actors.messages import AbortRequest, Flush, Hello, Reply, ResumeRequest, Stop, Unknown
 
 
 def gauges(box: ClusterBox) -> dict[str, float]:
@@ -178,7 +178,7 @@ def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
     given_up = box.submit([4, 5], max_tokens=500)
     for _ in range(10):
         box.turn()
-    box.to_router.append(Cancel(given_up, b"client"))
+    box.to_router.append(AbortRequest(given_up, b"client"))
     box.run()
     box.router.drain(box.now)
     refused = box.submit([6, 7])
@@ -193,7 +193,7 @@ def test_what_has_ended_is_over_for_the_next_router_as_well() -> None:
         box.turn()
     assert not box.router.book.live and not gauges(box)["router_waiting"]
     box.heard.clear()
-    box.to_router += [Recall(rid, b"client") for rid in (done, given_up, refused)]
+    box.to_router += [ResumeRequest(rid, b"client") for rid in (done, given_up, refused)]
     for _ in range(20):
         box.turn()
     ends = [box.of(rid)[0].end for rid in (done, given_up)]
@@ -226,20 +226,20 @@ def test_a_request_that_is_over_is_reported_again_after_its_replica_died() -> No
     for _ in range(10):
         box.turn()
     box.heard.clear()
-    box.to_router.append(Recall(rid, b"client"))
+    box.to_router.append(ResumeRequest(rid, b"client"))
     box.run()
     assert box.of(rid)[0].tokens == tokens
-    box.to_router.append(Recall("unheard-of", b"client"))
+    box.to_router.append(ResumeRequest("unheard-of", b"client"))
     box.turn()
     assert box.replies == [Unknown("unheard-of", b"client")]
 
 
 def test_another_client_takes_a_request_up() -> None:
     box = ClusterBox(settings())
-    box.submit([1, 2, 3], rid="named.x", max_tokens=60, linger=10.0)
+    box.submit([1, 2, 3], rid="named.x", max_tokens=60, resume_seconds=10.0)
     for _ in range(12):
         box.turn()
-    box.to_router.append(Recall("named.x", b"other", adopt=True))
+    box.to_router.append(ResumeRequest("named.x", b"other", adopt=True))
     for _ in range(4):
         box.turn()
     assert {request.key for request in box.router.book.live.values()} == {(b"other", "named.x")}
@@ -256,8 +256,8 @@ def test_ends_are_reported_to_the_next_replica_too() -> None:
     for _ in range(12):
         box.turn()
     stopped = box.of(rids[0])[0]
-    box.to_router += [Stop(stopped.opened.sid, len(stopped.tokens)), Cancel(rids[1], b"client"),
-                      Cancel(rids[2], b"client"), Cancel(rids[3], b"client")]
+    box.to_router += [Stop(stopped.opened.sid, len(stopped.tokens)),
+                      *(AbortRequest(rids[i], b"client") for i in (1, 2, 3))]
     for index in range(2):
         box.kill(index)
     box.run()
@@ -316,7 +316,7 @@ def test_all_orders_wait_for_a_full_ledger_one_behind_the_other() -> None:
     box.router.on_ledger_full("no space", box.now)
     kept, given_up = box.submit([1, 2, 3]), box.submit([4, 5], max_tokens=2000)
     box.turn()
-    box.to_router.append(Cancel(given_up, b"client"))
+    box.to_router.append(AbortRequest(given_up, b"client"))
     for _ in range(80):
         box.turn()
     assert box.ledger == [] and not box.heard and not any(each.admitted for each in box.replicas)
@@ -375,16 +375,16 @@ def test_orders_that_a_client_repeats_are_kept_once() -> None:
     box = ClusterBox(settings())
     rid = box.submit([4, 5], max_tokens=500)
     for _ in range(50):  # no replica is ready: it is nowhere
-        box.to_router.append(Recall(rid, b"client"))
+        box.to_router.append(ResumeRequest(rid, b"client"))
     while box.to_router:
         box.router.on_message(box.to_router.popleft(), box.now)
     box.router.on_wake(box.now)
     (request,) = box.router.book.requests.values()
-    assert request.orders == [Recall(rid, b"client")]
+    assert request.orders == [ResumeRequest(rid, b"client")]
     for _ in range(10):
         box.turn()
     for _ in range(50):
-        box.router.on_message(Cancel(rid, b"client"), box.now)
-    assert request.orders == [Cancel(rid, b"client")]
+        box.router.on_message(AbortRequest(rid, b"client"), box.now)
+    assert request.orders == [AbortRequest(rid, b"client")]
     box.run()
     assert box.of(rid)[0].end is not None

@@ -18,7 +18,7 @@ from actorium.actors.config.cluster_settings import ClusterConfig, client_run_di
 from actorium.actors.config.tree import Config, ModelConfig
 from actorium.actors.errors import BadConfig
 from actorium.actors.launcher.preflight import check_replicas
-from actorium.actors.messages import Cancel, Hello, MediaItem, Recall, Submit
+from actorium.actors.messages import AbortRequest, Hello, MediaItem, ResumeRequest, Submit
 from actorium.actors.params import ResolvedParams, TextParams
 
 PAD = 7
@@ -132,19 +132,19 @@ def test_whatever_ends_a_request_frees_its_images(config: Config) -> None:
     and gives it up."""
     box = ClusterBox(config)
     nowhere = box.submit(prompt(1), 500, media=items(1))  # no replica is ready yet
-    box.to_router.append(Cancel(nowhere, b"client"))
+    box.to_router.append(AbortRequest(nowhere, b"client"))
     late = box.submit(prompt(2), 500, media=items(2))
     box.to_router[-1] = msgspec.structs.replace(box.submits[late], deadline=box.now + 0.02)
-    lingers = box.submit(prompt(3), 500, rid="named.x", linger=10.0, media=items(3))
+    resumable = box.submit(prompt(3), 500, rid="named.x", resume_seconds=10.0, media=items(3))
     placed = box.submit(prompt(4), 500, media=items(4))
     for _ in range(10):
         box.turn()
     assert held(box)[key(3)] == held(box)[key(4)] == "held"
-    box.to_router += [Recall(lingers, b"other", adopt=True)]
+    box.to_router += [ResumeRequest(resumable, b"other", adopt=True)]
     for _ in range(4):
         box.turn()
     assert held(box)[key(3)] == "held"
-    box.to_router += [Cancel(placed, b"client"), Cancel(lingers, b"other")]
+    box.to_router += [AbortRequest(placed, b"client"), AbortRequest(resumable, b"other")]
     box.run()
     assert {name: how for name, how in held(box).items() if how != "free"} == {}
     assert not box.router.book.live

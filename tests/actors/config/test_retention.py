@@ -19,7 +19,7 @@ from actorium.actors.detokenizer.ended_sequences import EndedSequences, Quaranti
 from actorium.actors.errors import InvalidRequest, Quarantined
 from actorium.actors.gateway.api.response_store import ResponseStore, StoredResponse
 from actorium.actors.gateway.served_model import TokenTexts
-from actorium.actors.messages import Cancel, Open
+from actorium.actors.messages import AbortRequest, Open
 from actorium.actors.params import Structured, TextParams
 from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
@@ -188,7 +188,7 @@ def test_events_of_a_vanished_client_are_bounded() -> None:
     departed.give_up_requests(b"c", [rid(1), rid(2)])
     departed.give_up_requests(b"c", [rid(2), rid(3)])
     open_ = Open(sid=1, client=b"c", rid=rid(3), index=0, prompt=b"", text=TextParams())
-    assert departed.reply_if_over(open_) == [Cancel(rid(3), b"c")]
+    assert departed.reply_if_over(open_) == [AbortRequest(rid(3), b"c")]
     assert departed.pop_lost(b"c") == [rid(1), rid(2), rid(3)] and departed.pop_lost(b"c") == []
     departed.give_up_requests(b"c", [rid(number) for number in range(2 * retention.LOST_REQUESTS)])
     departed.give_up_requests(b"d", [rid(7)])

@@ -1,4 +1,4 @@
-"""Requests that linger: a client goes, another one takes them up. The cores, without processes."""
+"""Requests that can be resumed: a client goes, another one takes them up. The cores alone."""
 
 from __future__ import annotations
 
@@ -22,11 +22,11 @@ from actorium.actors.ledger.records import (
     make_record,
 )
 from actorium.actors.messages import (
+    AbortRequest,
     Attach,
-    Cancel,
     Delta,
     Open,
-    Recall,
+    ResumeRequest,
     Submit,
     TextBatch,
     Unknown,
@@ -42,45 +42,46 @@ def ring() -> Ring:
     return Ring(settings)
 
 
-def submit(client: bytes = A, linger: float = 9.0, tenant: str = "t", rid: str = RID,
+def submit(client: bytes = A, resume_seconds: float = 9.0, tenant: str = "t", rid: str = RID,
            tokens: int = 30) -> Submit:
     return Submit(rid, client, column([1, 2, 3]), 1, ResolvedParams(max_tokens=tokens, eos_ids=[]),
-                  TextParams(), seed=7, linger=linger, tenant=tenant)
+                  TextParams(), seed=7, resume_seconds=resume_seconds, tenant=tenant)
 
 
-def asked(one: Ring, recall: Recall) -> list[Any]:
+def asked(one: Ring, resume: ResumeRequest) -> list[Any]:
     """What the detokenizer is told of it."""
-    one.scheduler.on_message(recall, one.now)
+    one.scheduler.on_message(resume, one.now)
     return [send.message for send in one.scheduler.on_wake(one.now)
             if send.to == "detokenizer" and isinstance(send.message, Open | Unknown)]
 
 
-@pytest.mark.parametrize(("recall", "known"), [
-    (Recall(RID, B, True, "t"), True), (Recall(RID, B, False, "t"), False),
-    (Recall(RID, B, True, "u"), False), (Recall(RID, A, True, "u"), False),
-    (Recall("name.other", B, True, "t"), False), (Recall("other.asked", B, True, "t"), False)])
-def test_requests_are_adopted_within_their_tenant(recall: Recall, known: bool) -> None:
+@pytest.mark.parametrize(("resume", "known"), [
+    (ResumeRequest(RID, B, True, "t"), True), (ResumeRequest(RID, B, False, "t"), False),
+    (ResumeRequest(RID, B, True, "u"), False), (ResumeRequest(RID, A, True, "u"), False),
+    (ResumeRequest("name.other", B, True, "t"), False),
+    (ResumeRequest("other.asked", B, True, "t"), False)])
+def test_requests_are_adopted_within_their_tenant(resume: ResumeRequest, known: bool) -> None:
     one = ring()
     one.scheduler.on_message(submit(), one.now)
     one.scheduler.on_wake(one.now)
-    (told,) = asked(one, recall)
+    (told,) = asked(one, resume)
     assert isinstance(told, Open if known else Unknown)
     if isinstance(told, Open):
-        assert told.client == B and told.again and told.linger == 9.0
-        assert isinstance(asked(one, Recall(RID, A))[0], Unknown)
-        one.scheduler.on_message(Cancel(RID, A), one.now)
+        assert told.client == B and told.again and told.resume_seconds == 9.0
+        assert isinstance(asked(one, ResumeRequest(RID, A))[0], Unknown)
+        one.scheduler.on_message(AbortRequest(RID, A), one.now)
         assert one.scheduler.state.requests
-        one.scheduler.on_message(Cancel(RID, B), one.now)
+        one.scheduler.on_message(AbortRequest(RID, B), one.now)
         assert not one.scheduler.state.requests
     else:
-        assert told.other == (recall.rid == "name.other")
+        assert told.other == (resume.rid == "name.other")
 
 
-def test_without_linger_a_request_belongs_to_its_client() -> None:
+def test_without_resumption_a_request_belongs_to_its_client() -> None:
     one = ring()
-    one.scheduler.on_message(submit(linger=0.0), one.now)
+    one.scheduler.on_message(submit(resume_seconds=0.0), one.now)
     one.scheduler.on_wake(one.now)
-    assert isinstance(asked(one, Recall(RID, B, True, "t"))[0], Unknown)
+    assert isinstance(asked(one, ResumeRequest(RID, B, True, "t"))[0], Unknown)
 
 
 def test_equal_requests_share_one_run() -> None:
@@ -95,9 +96,9 @@ def test_an_aborted_request_may_be_sent_again() -> None:
     for client in (A, B):
         one.scheduler.on_message(submit(client), one.now)
         one.scheduler.on_wake(one.now)
-        one.scheduler.on_message(Cancel(RID, client), one.now)
+        one.scheduler.on_message(AbortRequest(RID, client), one.now)
         one.scheduler.on_wake(one.now)
-        assert isinstance(asked(one, Recall(RID, B, True, "t"))[0], Unknown)
+        assert isinstance(asked(one, ResumeRequest(RID, B, True, "t"))[0], Unknown)
 
 
 def test_the_ledger_knows_the_new_client() -> None:
@@ -123,10 +124,10 @@ def core(tmp_path: Path) -> DetokenizerCore:
     return core
 
 
-def open_(core: DetokenizerCore, sid: int, client: bytes, linger: float, now: float = 0.0,
+def open_(core: DetokenizerCore, sid: int, client: bytes, resume_seconds: float, now: float = 0.0,
           **more: Any) -> None:
     core.on_message(Open(sid, f"r{sid}", 0, client, i4(list(b"hi")), TextParams(),
-                         linger=linger, **more), now)
+                         resume_seconds=resume_seconds, **more), now)
 
 
 def deltas(core: DetokenizerCore, now: float) -> list[tuple[bytes, Delta]]:
@@ -135,10 +136,11 @@ def deltas(core: DetokenizerCore, now: float) -> list[tuple[bytes, Delta]]:
 
 
 def cancels(core: DetokenizerCore, now: float) -> list[str]:
-    return [send.message.rid for send in core.on_wake(now) if isinstance(send.message, Cancel)]
+    return [send.message.rid for send in core.on_wake(now)
+            if isinstance(send.message, AbortRequest)]
 
 
-def test_lingering_requests_are_aborted_later(core: DetokenizerCore) -> None:
+def test_resumable_requests_are_aborted_later(core: DetokenizerCore) -> None:
     open_(core, 1, A, 0.0)
     open_(core, 2, A, 5.0)
     open_(core, 3, A, 9.0)

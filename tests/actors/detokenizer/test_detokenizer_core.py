@@ -19,10 +19,10 @@ from actorium.actors.core import Send
 from actorium.actors.detokenizer.client_connections import PROBE_INTERVAL, RETURN
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.messages import (
+    AbortRequest,
     Answer,
     Attach,
     Attached,
-    Cancel,
     Delta,
     Hello,
     Open,
@@ -315,7 +315,7 @@ def test_a_disconnected_client_aborts_its_requests(core: DetokenizerCore) -> Non
     core.on_client_lost(A, PROBE_INTERVAL)
     assert core.next_timer() == 2 * PROBE_INTERVAL
     assert [s.message for s in core.on_wake(RETURN) if s.client != B] == [
-        Cancel("r", A), Cancel("s", A)]
+        AbortRequest("r", A), AbortRequest("s", A)]
     batch(core, (1, 1, [65]), events=[SequenceEvent(1, "abort")])
     assert wake(core) == ({}, [])
     core.on_client(A, Attach(), 0.0)
@@ -349,7 +349,7 @@ def test_an_answer_to_a_client_that_is_gone(core: DetokenizerCore) -> None:
     core.on_message(Reply("f", A, b"{}"), 0.0)
     core.on_wake(0.0)
     core.on_client_lost(A, 0.0)
-    assert [send.message for send in core.on_wake(RETURN)] == [Cancel("r", A)]
+    assert [send.message for send in core.on_wake(RETURN)] == [AbortRequest("r", A)]
     assert core.done
 
 

@@ -13,8 +13,8 @@ from actorium.actors.core import Send
 from actorium.actors.detokenizer.core import DetokenizerCore
 from actorium.actors.detokenizer.output_sequence import OutputSequence
 from actorium.actors.messages import (
+    AbortRequest,
     Attach,
-    Cancel,
     Open,
     RowLogprobs,
     SequenceEvent,
@@ -80,7 +80,7 @@ def test_an_exception_ends_its_request(model: Path, monkeypatch: pytest.MonkeyPa
               if d.error is not None]
     assert {d.rid for d in errors} == {"p"} and errors[0].error is not None
     assert errors[0].error.code == "quarantined" and "detokenizer" in errors[0].error.message
-    assert Cancel("p", A) in [send.message for send in sends]
+    assert AbortRequest("p", A) in [send.message for send in sends]
     assert "xyzzy" not in errors[0].error.message + caplog.text
     batch(core, (1, 1, [66]), (2, 1, [66]), (3, 1, [66]), (4, 1, [66]),
           events=[SequenceEvent(sid, "abort") for sid in (2, 3)])
@@ -100,7 +100,7 @@ def test_a_resent_request_gets_its_answer_again(model: Path,
     core.on_client_lost(A, 0.0)
     batch(core, (2, 0, [65]))
     deltas, others = wake_joined(core)
-    assert deltas == {} and others == [Cancel("p", A)]
+    assert deltas == {} and others == [AbortRequest("p", A)]
     core.on_client(A, Attach(), 0.1)
     opened(core, 2, "p", emitted=b"A", end=SequenceEvent(2, "abort"), again=True)
     deltas, _ = wake_joined(core)
@@ -138,7 +138,7 @@ class Lives:
         try:
             work()
             for send in self.core.on_wake(0.0):
-                if isinstance(send.message, Cancel):
+                if isinstance(send.message, AbortRequest):
                     self.cancelled.append(send.message.rid)
                     self.emitted.pop(send.message.rid, None)
                 if isinstance(send.message, TextBatch):

@@ -19,9 +19,9 @@ from actorium.actors.detokenizer.client_connections import (
 )
 from actorium.actors.detokenizer.core import ASK_AGAIN, DetokenizerCore
 from actorium.actors.messages import (
+    AbortRequest,
     Attach,
     Attached,
-    Cancel,
     Delta,
     Hello,
     Open,
@@ -109,13 +109,14 @@ def test_a_scheduler_that_did_not_read_gets_what_it_missed(core: DetokenizerCore
     core.on_client_lost(B, 0.0)
     wake(core, 0.0)
     core.on_client_lost(B, 0.1)
-    assert [m for m in wake(core, 1.0)[1] if isinstance(m, Cancel)] == [Cancel("lost", B)]
+    aborts = [m for m in wake(core, 1.0)[1] if isinstance(m, AbortRequest)]
+    assert aborts == [AbortRequest("lost", B)]
     assert core.on_peer_stuck("scheduler", 1.0) and not core.on_peer_stuck("watchdog", 1.0)
     core.on_peer_back("scheduler", 1.0)
     assert wake(core, 1.0)[1] == [HELLO]
     open_(core, said=b"abcdef", stop=("cd",))
     open_(core, 2, "lost", said=b"xyz", client=B)
-    assert wake(core, 1.0)[1] == [Stop(1, 4), Cancel("lost", B)]
+    assert wake(core, 1.0)[1] == [Stop(1, 4), AbortRequest("lost", B)]
 
 
 def test_what_was_missed_is_asked_for_once(core: DetokenizerCore) -> None:
@@ -189,9 +190,9 @@ def test_a_client_that_does_not_reconnect_is_dropped(core: DetokenizerCore) -> N
         due = core.next_timer()
         assert due is not None and due > now
         now = due
-    assert wake(core, now)[1] == [Cancel("r", B)] and core.done
+    assert wake(core, now)[1] == [AbortRequest("r", B)] and core.done
     open_(core, said=b"abcd", client=B, epoch=2)
-    assert wake(core, now)[1] == [Cancel("r", B)], "the new scheduler has not heard of it"
+    assert wake(core, now)[1] == [AbortRequest("r", B)], "the new scheduler has not heard of it"
     core.on_client(B, Attach(), now)
     deltas, others = wake(core, now)
     assert others == [Attached(3)] and deltas[0].error is not None
@@ -217,7 +218,7 @@ def test_a_client_that_vanishes_while_waiting_is_noticed_within_a_second(
                 assert send.message == TextBatch([])
             else:
                 cancels.append(send.message)
-    assert cancels == [Cancel("r", A)] and now < 11.0
+    assert cancels == [AbortRequest("r", A)] and now < 11.0
     assert knocks > 1, "who is there has found empty messages"
     say(core, 0, b"x", sid=2, now=now)
     assert shown(core, now) == [(0, "x")]
@@ -268,7 +269,7 @@ def test_log_probabilities_count_for_what_a_slow_client_may_have_waiting(
         core.on_message(TokenBatch(1, i8([1]), i4([n]), b"\x01", i4([97]),
                                    [SequenceEvent(1, logprobs=row)]), 0.0)
         others = wake(core)[1]
-    assert Cancel("r", A) in others and not core._sequences
+    assert AbortRequest("r", A) in others and not core._sequences
 
 
 def test_log_probabilities_are_told_once(core: DetokenizerCore) -> None:
@@ -342,7 +343,7 @@ def test_a_client_far_behind_is_disconnected(core: DetokenizerCore,
         deltas, others = wake(core)
         sent += others
         assert [d.rid for d in deltas] == ["q"], "the others read on"
-    assert sent == [Cancel("r", A)]
+    assert sent == [AbortRequest("r", A)]
     core.on_client_slow(A, False, 1.0)
     ((delta,), _) = wake(core)
     assert delta.error is not None and "did not read" in delta.error.message

@@ -140,7 +140,8 @@ def test_what_the_disk_does_not_give_in_time_is_computed() -> None:
         reads, moved = bool(ring.orders) and ring.orders[0].verb == "read", in_time()
         if reads:
             answer = ring.answers.pop()
-            ring.answers.append(msgspec.structs.replace(answer, found=answer.found[:2] + b"\3\3"))
+            ring.answers.append(msgspec.structs.replace(
+                answer, outcomes=answer.outcomes[:2] + b"\3\3"))
         return moved
 
     ring.move_pages = late  # type: ignore[method-assign]

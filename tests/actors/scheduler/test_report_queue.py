@@ -10,7 +10,7 @@ import pytest
 from helpers_scheduler import CLIENT, Ring, assert_whole, config
 
 from actorium.actors.config.tree import RecoveryConfig
-from actorium.actors.messages import Hello, Open, Recall
+from actorium.actors.messages import Hello, Open, ResumeRequest
 from actorium.actors.scheduler.outgoing import AT_ONCE
 
 REQUESTS = 5 * AT_ONCE
@@ -121,7 +121,7 @@ def test_bytes_are_bounded_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_recalls_are_answered_a_part_at_a_time() -> None:
     ring = waiting_ring()
     for number in range(REQUESTS):
-        ring.tell(Recall(f"r{number}", CLIENT))
+        ring.tell(ResumeRequest(f"r{number}", CLIENT))
     opens, _ = step(ring)
     assert len(opens) == AT_ONCE and all(each.again for each in opens)
     while ring.scheduler.next_timer() == 0.0:

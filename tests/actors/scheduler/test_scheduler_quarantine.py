@@ -15,7 +15,7 @@ from helpers_scheduler import CLIENT, Ring, column, config, expected
 from actorium.actors.config.tree import RecoveryConfig
 from actorium.actors.core import LEDGER, Context
 from actorium.actors.ledger.records import META, LedgerHistory, LedgerMeta, make_record
-from actorium.actors.messages import Cancel, Hello, Recall, Submit
+from actorium.actors.messages import AbortRequest, Hello, ResumeRequest, Submit
 from actorium.actors.params import ResolvedParams, TextParams
 from actorium.actors.runtime.inflight_journal import SIZE, InflightJournal
 from actorium.actors.scheduler import request_lifecycle
@@ -148,7 +148,7 @@ def test_a_request_that_cannot_be_released_ends_the_scheduler(
         ring.work()
         ring.deliver()
     plant(monkeypatch, SchedulerState, "finish", ValueError())
-    ring.tell(Cancel(bad, CLIENT))
+    ring.tell(AbortRequest(bad, CLIENT))
     with pytest.raises(ValueError):
         ring.wake()
     assert ring.scheduler.journal.convicted(request_name(CLIENT, bad))
@@ -190,7 +190,7 @@ def test_a_resend_of_an_unknown_request_is_answered(monkeypatch: pytest.MonkeyPa
         raise ValueError
 
     monkeypatch.setattr(ring.scheduler.outgoing, "answer_resume", planted)
-    ring.tell(Recall("r9", CLIENT))
+    ring.tell(ResumeRequest("r9", CLIENT))
     ring.run()
     assert ring.of("r9")[0].error_code == "quarantined"
 

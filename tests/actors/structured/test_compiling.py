@@ -13,7 +13,7 @@ from helpers_scheduler import CLIENT, column, config
 
 from actorium.actors.core import Context
 from actorium.actors.errors import InvalidRequest
-from actorium.actors.messages import Cancel, Submit, TextParams
+from actorium.actors.messages import AbortRequest, Submit, TextParams
 from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.offload import THREADS
 from actorium.actors.scheduler.core import SchedulerCore
@@ -93,11 +93,12 @@ def test_others_do_not_wait() -> None:
 
 def test_a_cancelled_request_never_reaches_the_core() -> None:
     stage, grammar = Stage(), regex_grammar("[ab]{4}")
-    cancels = [Cancel("a", b"other"), Cancel("a", CLIENT)]
+    cancels = [AbortRequest("a", b"other"), AbortRequest("a", CLIENT)]
     assert stage.tell(submit("a", grammar), *cancels) == ["a", "a"]
     stage.words.may.set()
     stage.tell()
-    assert [type(one) for one in stage.core.heard] == [Cancel, Cancel] and stage.wrapped.done
+    assert [type(one) for one in stage.core.heard] == [AbortRequest, AbortRequest]
+    assert stage.wrapped.done
 
 
 def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
@@ -106,7 +107,7 @@ def test_a_grammar_that_nobody_waits_for_any_more_is_not_compiled() -> None:
         stage.tell(submit(rid, grammars[number]))
         while number < THREADS and len(stage.words.threads) <= number:
             threading.Event().wait(0.001)
-    stage.tell(*(Cancel(rid, CLIENT) for rid in "bcd"))
+    stage.tell(*(AbortRequest(rid, CLIENT) for rid in "bcd"))
     stage.words.may.set()
     while not stage.wrapped.done:
         stage.later()

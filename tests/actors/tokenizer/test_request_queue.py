@@ -16,14 +16,14 @@ from actorium.actors.core import Context
 from actorium.actors.errors import QueueFull
 from actorium.actors.messages import (
     Abort,
+    AbortRequest,
     Accepted,
-    Cancel,
     ChatMessage,
     Generate,
     Info,
-    Recall,
     Rejected,
     Resume,
+    ResumeRequest,
     ServerInfo,
     Submit,
     Tokenize,
@@ -90,7 +90,7 @@ def test_what_concerns_earlier_requests_does_not_wait_behind_others(asked: Asked
     core.on_client(CLIENT, Abort("mine"), NOW)
     core.on_client(CLIENT, Resume("mine"), NOW)
     core.on_client(CLIENT, ServerInfo("i"), NOW)
-    assert [type(send.message) for send in core._out] == [Cancel, Recall, Info]
+    assert [type(send.message) for send in core._out] == [AbortRequest, ResumeRequest, Info]
 
 
 def test_a_request_that_was_submitted_is_never_refused(asked: Asked) -> None:
@@ -160,7 +160,8 @@ def test_the_prompt_of_an_aborted_request_is_not_encoded(asked: Asked,
         assert asked.tell(Tokenize(str(number), LONG)) == []
     for number in range(2, 5):
         ended, order = asked.tell(Abort(str(number)))
-        assert isinstance(order, Cancel) and isinstance(ended, Rejected) and ended.code == "aborted"
+        assert isinstance(order, AbortRequest)
+        assert isinstance(ended, Rejected) and ended.code == "aborted"
     assert len(asked.core._queue) == 3
     go.set()
     told: list[Any] = []

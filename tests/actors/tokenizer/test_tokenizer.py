@@ -17,8 +17,8 @@ from actorium.actors.client.requests import encode_raw
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.messages import (
     Abort,
+    AbortRequest,
     Accepted,
-    Cancel,
     ChatMessage,
     Detokenize,
     Detokenized,
@@ -26,9 +26,9 @@ from actorium.actors.messages import (
     FlushCache,
     Generate,
     Info,
-    Recall,
     Rejected,
     Resume,
+    ResumeRequest,
     ServerInfo,
     Submit,
     Tokenize,
@@ -285,7 +285,7 @@ def test_a_resent_request_is_accepted_while_draining(core: TokenizerCore) -> Non
 
 
 def test_resume_goes_to_the_scheduler(core: TokenizerCore) -> None:
-    assert ask(core, Resume("r"), b"me") == [Recall("r", b"me")]
+    assert ask(core, Resume("r"), b"me") == [ResumeRequest("r", b"me")]
 
 
 def test_seeds(model: Path, core: TokenizerCore) -> None:
@@ -304,7 +304,7 @@ def test_the_other_questions(core: TokenizerCore) -> None:
     assert ask(core, Detokenize("d", i4(ids))) == [Detokenized("d", "día €<eos>")]
     assert ask(core, Detokenize("d", i4(ids), True)) == [Detokenized("d", "día €")]
     assert rejected(ask(core, Detokenize("d", i4([999])))).param == "tokens"
-    assert ask(core, Abort("zzz")) == [Cancel("zzz", CLIENT)]
+    assert ask(core, Abort("zzz")) == [AbortRequest("zzz", CLIENT)]
     info = ask(core, ServerInfo("i"))[0]
     assert isinstance(info, Info)
     facts = msgspec.json.decode(info.json)

@@ -17,8 +17,8 @@ from actorium.actors.messages import (
     NO_ARGS,
     NO_TOOLS,
     Abort,
+    AbortRequest,
     Accepted,
-    Cancel,
     ChatMessage,
     Detokenize,
     Detokenized,
@@ -124,7 +124,7 @@ def test_a_grammar_and_a_long_prompt(asked: Asked) -> None:
 
 def test_an_aborted_long_prompt_is_never_submitted(asked: Asked) -> None:
     assert asked.tell(generate("r", messages=MANY)) == []
-    assert [type(message) for message in asked.tell(Abort("r"))] == [Rejected, Cancel]
+    assert [type(message) for message in asked.tell(Abort("r"))] == [Rejected, AbortRequest]
     assert asked.core.done and asked.wake() == []
 
 

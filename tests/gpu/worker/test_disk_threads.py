@@ -81,7 +81,7 @@ class Moved:
             assert self._came.wait_for(
                 lambda: any(a.ticket == ticket for a in self.answers), patience), "no answer"
             (answer,) = [a for a in self.answers if a.ticket == ticket]
-            return list(answer.found)
+            return list(answer.outcomes)
 
     def fill(self) -> list[bytes]:
         """Writes a page of each slot; returns them."""
