@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -132,9 +133,9 @@ def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]
     assert {"date", "torch", "triton", "python", "cache"} <= set(found["facts"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", [
-    "kernels", pytest.param("tests", marks=pytest.mark.slow)])  # these are collected elsewhere
+@pytest.mark.parametrize("part", ["kernels", "tests"])
 def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
     found = walked(tmp_path, part)
     assert skipped(found) == {} and found["code"] == 0
@@ -151,6 +152,34 @@ def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
         drafted = [row for row in groups["speculation"]["rows"] if row["drafts"]]
         assert len(drafted) == 3
         assert all(1 <= row["tokens_a_step"] <= 3 and row["ratio"] > 0 for row in drafted)
+
+
+WALKED = {"speculation": "2 drafts, batch 1", "longer and mixed": "mixed 16, segments"}
+"""Rows that show more than the first of their group."""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for CUDA here")
+def test_a_row_of_each_group_of_the_kernels_call(tmp_path: Path,
+                                                 monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the code of a group's process, in this one."""
+    monkeypatch.setattr(child, "faulthandler", Mock())  # pytest has its own
+    options = argparse.Namespace(memory=0.0, row_limit=0.0, fault=[])
+    for group in plan.kernels():
+        own = record.Record(tmp_path / "gpu-kernels.json", group.name)
+        wanted = WALKED.get(group.name, group.rows[0].name)
+        for row in group.rows:
+            if row.name != wanted:
+                own.skip(row.name, "not walked here", "left out")
+        assert child.run(own, group, 900.0, True, options) == 0
+        row, = own.group()["rows"]
+        assert row["name"] == wanted and row["verdict"] in ("right", "slow"), row
+        assert len(own.group()["skipped"]) == len(group.rows) - 1
+        if group.module == "table":
+            assert row["error"] <= row["tolerance"] and row["us"] > 0
+        if group.name == "products":
+            assert row["peer_us"] > 0
+        if group.name == "speculation":
+            assert 1 <= row["tokens_a_step"] <= 3 and row["drafts"] == 2
 
 
 # --- what fails ----------------------------------------------------------------------------------
