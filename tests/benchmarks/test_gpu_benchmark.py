@@ -52,25 +52,43 @@ def skipped(found: dict[str, Any]) -> dict[str, str]:
 
 # --- whole calls ---------------------------------------------------------------------------------
 
+MEASURED = [group.name for group in plan.contact() if not group.suites]
+"""Groups that are no tests: those are collected by `test_gpu_suites`."""
+
+
 @pytest.fixture(scope="module")
 def contact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("contact")
-    return walked(out, "contact"), out
+    return walked(out, "contact", *(word for name in MEASURED for word in ("--group", name))), out
 
 
 @pytest.mark.timeout(900)
 def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) -> None:
-    found, _ = contact
+    check_contact(contact[0], MEASURED)
+
+
+def check_contact(found: dict[str, Any], groups: list[str]) -> None:
+    """Of these groups every row is there, and right."""
     assert skipped(found) == {}
     assert found["code"] == 0, found["said"][-3000:]
+    every = planned("contact")
     assert {name: sorted(rows) for name, rows in rows_of(found).items()} == {
-        name: sorted(rows) for name, rows in planned("contact").items()}
-    for row in found["groups"]["tests"]["rows"]:
-        assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is no more"
+        name: sorted(every[name]) for name in groups}
     for name, own in found["groups"].items():
         for row in own["rows"]:
+            if name == "tests":
+                assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is gone"
             assert row["verdict"] in (("left out", "right") if name == "tests" else
                                       ("right", "slow")), row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_first_contact_with_its_tests(tmp_path: Path) -> None:
+    """A process of pytest for each suite."""
+    found = walked(tmp_path, "contact")
+    check_contact(found, [*planned("contact")])
+    assert "test_worker_gpu.py" in (tmp_path / "gpu-contact.log").read_text()
 
 
 def test_a_first_contact_asks_what_matters_most_first() -> None:
@@ -127,7 +145,7 @@ def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]
     for text in (page, json.dumps(found["groups"])):
         assert str(ROOT) not in text and sys.prefix not in text, "a folder of this machine"
     log = (out / "gpu-contact.log").read_text()
-    assert "test_worker_gpu.py" in log and log.endswith("exit code 0\n")
+    assert log.endswith("exit code 0\n")
     assert json.loads((out / "gpu-timeline.json").read_text())["traceEvents"]
     assert found["facts"]["device"].startswith("none")
     assert {"date", "torch", "triton", "python", "cache"} <= set(found["facts"])
