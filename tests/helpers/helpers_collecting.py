@@ -22,7 +22,8 @@ from typing import Any
 
 import pytest
 
-HEAVY = ("torch", "hypothesis", "triton", "actorium.actors.launcher.engine")
+HEAVY = ("torch", "hypothesis", "triton", "actorium.actors.launcher.engine",
+         "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto")
 TAIL = 3000
 """Characters of what is said."""
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers_mamba import BASE, GRANITE, write_granite
 from helpers_models import CPU, load, oracle_logits, why_refused
+from helpers_pairs import pairs
 from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config.tree import Config, ModelConfig
@@ -40,7 +41,8 @@ def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
     return Case(load(path), oracle, path)
 
 
-@pytest.mark.parametrize(("chunk", "prompt"), [(1, 9), (7, 100), (64, 130), (513, 600)])
+@pytest.mark.parametrize(("case", "chunk", "prompt"), pairs(
+    CASES, [(1, 9), (7, 100), (64, 130), (513, 600)]), indirect=["case"])
 def test_greedy_with_chunks(case: Case, chunk: int, prompt: int) -> None:
     case.check(alone(case.model, chunk, prompt))
 
@@ -56,7 +58,7 @@ def test_greedy_equals_generate(case: Case) -> None:
     case.check_against_generate()
 
 
-@pytest.mark.parametrize("chunk", [7, 513])
+@pytest.mark.parametrize(("case", "chunk"), pairs(CASES, [7, 513]), indirect=["case"])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
     case.check_admissions_in_the_middle(chunk, (17, 64, 2))
 
@@ -65,7 +67,7 @@ def test_preemption(case: Case) -> None:
     case.check_preemption()
 
 
-@pytest.mark.parametrize("chunk", [40, 513])
+@pytest.mark.parametrize(("case", "chunk"), pairs(CASES, [40, 513]), indirect=["case"])
 def test_a_prefix_through_a_checkpoint(case: Case, chunk: int) -> None:
     case.check_a_prefix(chunk, ((193, 192), (49, 48)))
 

@@ -15,6 +15,7 @@ import torch
 from helpers_deepseek import DEEPSEEK, YARN, add_mtp, write_deepseek
 from helpers_hybrid import DENSE, NEXT, SPARSE, HybridDriver, hybrid_runner, write_hybrid
 from helpers_models import CPU, Seq, Stepper, generated
+from helpers_pairs import pairs
 from helpers_parity import ATOL, tokens
 from torch import Tensor
 
@@ -124,7 +125,8 @@ class Driver(Stepper):
             None if rows is None else torch.tensor(rows, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(("chunk", "page_size"), [(1, 16), (7, 1), (64, 64), (513, 16)])
+@pytest.mark.parametrize(("case", "chunk", "page_size"), pairs(
+    CASES, [(1, 16), (7, 1), (64, 64), (513, 16)]), indirect=["case"])
 def test_logits_of_a_prompt_in_chunks(case: Case, chunk: int, page_size: int) -> None:
     ids = tokens(131 if chunk > 1 else 20)
     hidden = case.hidden(ids[:-1])

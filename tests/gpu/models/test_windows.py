@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_models import generated, load, write_checkpoint
+from helpers_pairs import pairs
 from helpers_windows import Driver
 from helpers_worker import CPU, Ring, make_runner
 
@@ -90,7 +91,8 @@ def test_greedy_equals_generate_with_pages_given_back(
     assert driver.given_back == windowed * sum(behind)
 
 
-@pytest.mark.parametrize(("page_size", "budget"), [(16, 50), (1, 512)])
+@pytest.mark.parametrize(("case", "page_size", "budget"), pairs(MODELS, [(16, 50), (1, 512)]),
+                         indirect=["case"])
 def test_greedy_equals_generate_under_the_scheduler(case: Case, page_size: int,
                                                     budget: int) -> None:
     """With pools that hold four sequences' windows, full of NaN at first."""
@@ -103,7 +105,7 @@ def test_greedy_equals_generate_under_the_scheduler(case: Case, page_size: int,
     assert [out.tokens for out in ring.run()] == case.tokens
 
 
-@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize(("case", "chunk"), pairs(MODELS, [7, 512]), indirect=["case"])
 def test_prompt_logprobs(case: Case, chunk: int) -> None:
     driver = _driver(case.model, 16, chunk)
     params = Resolved(max_tokens=1, temperature=0.0, prompt_logprobs=0)
@@ -118,7 +120,7 @@ def test_prompt_logprobs(case: Case, chunk: int) -> None:
         np.testing.assert_allclose(got, chosen.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("case", "together"), pairs(MODELS, [True, False]), indirect=["case"])
 def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> None:
     """Others go on from a prompt's pages, in the very step that fills them or later."""
     driver = _driver(case.model, 16, 1024)
@@ -133,8 +135,7 @@ def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> No
     assert [s.output for s in seqs] == alone
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize(("native", "head_dim"), pairs([True, False], [16, 64]))
 def test_bf16_reads_nothing_behind_the_window(case: Case, head_dim: int, native: bool,
                                               tmp_path: Path) -> None:
     """The C kernels (on tiles where the head allows) and torch's: what else is in the pool, NaN or

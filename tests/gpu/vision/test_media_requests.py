@@ -23,6 +23,7 @@ from helpers_media import (
     with_images,
 )
 from helpers_models import load
+from helpers_pairs import pairs
 from helpers_ranks import run_ranks, whole
 from helpers_speculation import Guess, make_runner
 from helpers_vision import write_vl
@@ -57,7 +58,10 @@ class Served(NamedTuple):
     want: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=["2.5", "3"])
+VERSIONS = ("2.5", "3")
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
 def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
     path = tmp_path_factory.mktemp("vl")
     oracle, model = write_vl(path, request.param), None
@@ -77,7 +81,8 @@ def with_text(model: Model, own: Question) -> Question:
     return own._replace(tokens=[*own.tokens[:-2], 77, 78])
 
 
-@pytest.mark.parametrize(("budget", "page_size"), [(7, 1), (512, 16), (7, 16), (512, 1)])
+@pytest.mark.parametrize(("served", "budget", "page_size"), pairs(
+    VERSIONS, [(7, 1), (512, 16), (512, 1), (7, 16)]), indirect=["served"])
 def test_tokens_are_those_of_transformers(served: Served, budget: int, page_size: int) -> None:
     """And a second question about the same pictures finds them in the prefix cache, or half of one:
     nothing is encoded again."""
@@ -103,7 +108,7 @@ def test_it_is_the_image_that_a_prefix_is_shared_by(served: Served) -> None:
     assert ring.images.encodings == 2
 
 
-@pytest.mark.parametrize("rows", [0, 10, 16])
+@pytest.mark.parametrize(("served", "rows"), pairs(VERSIONS, [0, 10, 16]), indirect=["served"])
 def test_what_cannot_be_kept_is_made_again(served: Served, rows: int) -> None:
     """The most that a picture has are 12 rows."""
     ring = media_ring(served.model, rows=rows, budget=7)
@@ -139,7 +144,8 @@ def test_a_new_worker_begins_anew(served: Served) -> None:
     check(ring.run(), served.want)
 
 
-@pytest.mark.parametrize("how", ["segments", "drafts", "wrong drafts"])
+@pytest.mark.parametrize(("served", "how"), pairs(
+    VERSIONS, ["segments", "wrong drafts", "drafts"]), indirect=["served"])
 def test_other_ways_to_run_steps(served: Served, how: str) -> None:
     drafts = 2 * how.endswith("drafts")
     guess = Guess(lambda seed, at: how == "drafts" or at % 3 > 0)
