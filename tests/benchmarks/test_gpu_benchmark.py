@@ -58,7 +58,7 @@ BY_COMMAND = ("tokens", "decode", "ring", "profile")
 """One for each module of groups, and what is written beside the rows."""
 
 
-def measured_here(group: Any, file: Path) -> None:
+def measure_in_process(group: Any, file: Path) -> None:
     """A group's rows, by the code of its process, in this one."""
     options = argparse.Namespace(memory=0.0, row_limit=0.0, fault=[])
     with pytest.MonkeyPatch.context() as patch:
@@ -73,7 +73,7 @@ def contact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], P
     file = out / "gpu-contact.json"
     for group in plan.contact():
         if group.name in MEASURED and group.name not in BY_COMMAND:
-            measured_here(group, file)
+            measure_in_process(group, file)
     return found | json.loads(file.read_text()), out
 
 
@@ -199,7 +199,7 @@ def test_a_row_of_each_group_of_the_kernels_call(tmp_path: Path) -> None:
         for row in group.rows:
             if row.name != wanted:
                 own.skip(row.name, "not walked here", "left out")
-        measured_here(group, own.path)
+        measure_in_process(group, own.path)
         row, = own.group()["rows"]
         assert row["name"] == wanted and row["verdict"] in ("right", "slow"), row
         assert len(own.group()["skipped"]) == len(group.rows) - 1

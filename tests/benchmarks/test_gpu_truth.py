@@ -176,12 +176,12 @@ def test_tokens_that_differ_fail_the_call(tmp_path: Path, monkeypatch: pytest.Mo
     faults = {"tokens": f"{plan.TINY.name}=wrong", "decode": f"{beside}=wrong"}
     planned = {group.name: group for group in plan.contact()}
 
-    def here(own: Any, name: str, seconds: float, options: Any) -> tuple[int, str]:
-        one = argparse.Namespace(memory=0.0, row_limit=0.0, fault=[faults[name]])
-        return child.run(own, planned[name], seconds, True, one), ""
+    def measure(rows: Any, name: str, seconds: float, _: Any) -> tuple[int, str]:
+        options = argparse.Namespace(memory=0.0, row_limit=0.0, fault=[faults[name]])
+        return child.run(rows, planned[name], seconds, True, options), ""
 
     monkeypatch.setattr(child, "faulthandler", Mock())  # pytest has its own
-    monkeypatch.setattr(battery, "in_a_process", here)
+    monkeypatch.setattr(battery, "in_a_process", measure)
     code = battery.run(argparse.Namespace(part="contact", group=[*faults], toy=True, seconds=900.0,
                                           out=tmp_path, carried=False, scratch=tmp_path))
     groups = json.loads((tmp_path / "gpu-contact.json").read_text())["groups"]
