@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +36,21 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_deepseek(path, seed=3, **CASES[kind])
+        return Case(load(path), oracle, path)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_deepseek(path, seed=3, **CASES[request.param])
-    return Case(load(path), oracle, path)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 @pytest.mark.parametrize(("case", "chunk", "prompt", "page_size"), pairs(

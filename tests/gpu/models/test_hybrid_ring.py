@@ -6,6 +6,8 @@ full of NaN until they are written. Transformers says which tokens and log-proba
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,13 +53,23 @@ class Case(NamedTuple):
         torch.testing.assert_close(chosen(out), want.amax(-1), atol=ATOL, rtol=0)
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        architecture, options = CASES[kind]
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_hybrid(path, architecture, seed=5, **options)
+        return Case(load(path), oracle)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=[
     pytest.param(name, marks=[pytest.mark.slow] * (name == "dense-other")) for name in CASES])
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    architecture, options = CASES[request.param]
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_hybrid(path, architecture, seed=5, **options)
-    return Case(load(path), oracle)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 def turned(values: list[int]) -> list[Any]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,12 +89,22 @@ class Case:
             return out, self.mtp._project_to_logits(out)
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        architecture, options = CASES[kind]
+        path = tmp_path_factory.mktemp("model")
+        oracle, mtp = write(path, architecture, **options)
+        return Case(load(path), oracle, mtp, path)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    architecture, options = CASES[request.param]
-    path = tmp_path_factory.mktemp("model")
-    oracle, mtp = write(path, architecture, **options)
-    return Case(load(path), oracle, mtp, path)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 class Driver(Stepper):

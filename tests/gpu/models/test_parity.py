@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,22 +40,31 @@ def _prompts(vocab: int) -> list[list[int]]:
 FAMILIES = [name for name in ARCHITECTURES if name != "MistralForCausalLM"]
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        options: dict[str, dict[str, Any]] = {
+            "LlamaForCausalLM": {"num_key_value_heads": 1, "attention_bias": True},
+            "MistralForCausalLM": {"num_key_value_heads": 4, "sliding_window": 24},
+            "Qwen2ForCausalLM": {"tie_word_embeddings": True},
+            "Qwen3ForCausalLM": {"head_dim": 32},
+            "Gemma3ForCausalLM": {"sliding_window": 24, "sliding_window_pattern": 2},
+        }
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_checkpoint(path, kind, seed=3, **options[kind])
+        prompts = _prompts(oracle.config.vocab_size)
+        return Case(load(path), oracle, prompts, [generated(oracle, p, NEW) for p in prompts])
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=[
     pytest.param(name, marks=[pytest.mark.slow] * (name == "MistralForCausalLM"))
     for name in ARCHITECTURES])
-def case(request: pytest.FixtureRequest,
-         tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    options: dict[str, dict[str, Any]] = {
-        "LlamaForCausalLM": {"num_key_value_heads": 1, "attention_bias": True},
-        "MistralForCausalLM": {"num_key_value_heads": 4, "sliding_window": 24},
-        "Qwen2ForCausalLM": {"tie_word_embeddings": True},
-        "Qwen3ForCausalLM": {"head_dim": 32},
-        "Gemma3ForCausalLM": {"sliding_window": 24, "sliding_window_pattern": 2},
-    }
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_checkpoint(path, request.param, seed=3, **options[request.param])
-    prompts = _prompts(oracle.config.vocab_size)
-    yield Case(load(path), oracle, prompts, [generated(oracle, p, NEW) for p in prompts])
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 def test_batched_greedy_equals_generate(case: Case) -> None:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -53,15 +54,24 @@ class Case:
     tokens: list[list[int]]
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_checkpoint(path, kind, seed=3, **MODELS[kind])
+        rng = random.Random(7)
+        prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
+        tokens = [generated(oracle, prompt, NEW) for prompt in prompts]
+        return Case(kind, load(path), oracle, prompts, tokens)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest,
-         tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_checkpoint(path, request.param, seed=3, **MODELS[request.param])
-    rng = random.Random(7)
-    prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
-    tokens = [generated(oracle, prompt, NEW) for prompt in prompts]
-    yield Case(request.param, load(path), oracle, prompts, tokens)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 def _pages(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS)) -> list[int]:

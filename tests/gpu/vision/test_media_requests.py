@@ -3,6 +3,8 @@ prompts are cut, cached, preempted and verified."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -61,15 +63,25 @@ class Served(NamedTuple):
 VERSIONS = ("2.5", "3")
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Served]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Served:
+        path = tmp_path_factory.mktemp("vl")
+        oracle, model = write_vl(path, kind), None
+        model = load(path)
+        asked = [question(model, *parts) for parts in PARTS]
+        want = [oracle_answer(oracle, own, kind) for own in asked]
+        assert len({tuple(own) for own in want}) == len(want)
+        return Served(kind, oracle, model, path, asked, want)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=VERSIONS)
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    path = tmp_path_factory.mktemp("vl")
-    oracle, model = write_vl(path, request.param), None
-    model = load(path)
-    asked = [question(model, *parts) for parts in PARTS]
-    want = [oracle_answer(oracle, own, request.param) for own in asked]
-    assert len({tuple(own) for own in want}) == len(want)
-    return Served(request.param, oracle, model, path, asked, want)
+def served(request: pytest.FixtureRequest, make: Callable[[str], Served]) -> Served:
+    return make(request.param)
 
 
 def check(found: list[Any], want: list[list[int]]) -> None:
