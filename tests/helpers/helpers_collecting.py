@@ -22,8 +22,7 @@ from typing import Any
 
 import pytest
 
-HEAVY = ("torch", "hypothesis", "triton", "actorium.actors.launcher.engine",
-         "transformers.models.llama.modeling_llama", "transformers.models.auto.modeling_auto")
+HEAVY = ("torch", "hypothesis", "triton", "actorium.actors.launcher.engine")
 TAIL = 3000
 """Characters of what is said."""
 
