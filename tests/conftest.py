@@ -67,14 +67,21 @@ def pytest_configure(config: pytest.Config) -> None:
 
 WAITING = ("engine", "adversary")
 """Folders whose tests mostly wait for processes of their own."""
+LONG = frozenset(f"test_{name}.py" for name in (
+    "gpu_benchmark", "gpu_suites", "launcher", "thinking_walk", "engine_cli", "restarts",
+    "speculation", "warmup_forms", "decode_graphs", "piecewise_graphs", "media_requests", "hybrid",
+    "parity", "gguf_reader", "stored_checkpoints", "attention_blocks", "triton_delta_extend",
+    "triton_sampling", "triton_grouped", "verify_core", "bench_peer", "model_files"))
+"""Files that take longest: one that is begun last would keep its worker alone at the end."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Spread the files whose tests wait among those that compute: xdist hands files out in this
-    order, and a processor that one worker leaves alone is another's."""
+    """Spread the files whose tests wait among those that compute, the longest of both first: xdist
+    hands files out in this order, and a processor that one worker leaves alone is another's."""
     files, places = list(dict.fromkeys(item.path for item in items)), {}
     waiting = [file for file in files if not {*WAITING}.isdisjoint(file.parts)]
     for part in (waiting, [file for file in files if file not in set(waiting)]):
+        part.sort(key=lambda file: file.name not in LONG)
         places.update({file: (at + 0.5) / len(part) for at, file in enumerate(part)})
     items.sort(key=lambda item: places[item.path])
 

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -51,25 +52,58 @@ def skipped(found: dict[str, Any]) -> dict[str, str]:
 
 # --- whole calls ---------------------------------------------------------------------------------
 
+MEASURED = [group.name for group in plan.contact() if not group.suites]
+"""Groups that are no tests: those are collected by `test_gpu_suites`."""
+BY_COMMAND = ("tokens", "decode", "ring", "profile")
+"""One for each module of groups, and what is written beside the rows."""
+
+
+def measure_in_process(group: Any, file: Path) -> None:
+    """A group's rows, by the code of its process, in this one."""
+    options = argparse.Namespace(memory=0.0, row_limit=0.0, fault=[])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(child, "faulthandler", Mock())  # pytest has its own
+        assert child.run(record.Record(file, group.name), group, 900.0, True, options) == 0
+
+
 @pytest.fixture(scope="module")
 def contact(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], Path]:
     out = tmp_path_factory.mktemp("contact")
-    return walked(out, "contact"), out
+    found = walked(out, "contact", *(word for name in BY_COMMAND for word in ("--group", name)))
+    file = out / "gpu-contact.json"
+    for group in plan.contact():
+        if group.name in MEASURED and group.name not in BY_COMMAND:
+            measure_in_process(group, file)
+    return found | json.loads(file.read_text()), out
 
 
 @pytest.mark.timeout(900)
 def test_a_first_contact_writes_every_row(contact: tuple[dict[str, Any], Path]) -> None:
-    found, _ = contact
+    check_contact(contact[0], MEASURED)
+
+
+def check_contact(found: dict[str, Any], groups: list[str]) -> None:
+    """Of these groups every row is there, and right."""
     assert skipped(found) == {}
     assert found["code"] == 0, found["said"][-3000:]
+    every = planned("contact")
     assert {name: sorted(rows) for name, rows in rows_of(found).items()} == {
-        name: sorted(rows) for name, rows in planned("contact").items()}
-    for row in found["groups"]["tests"]["rows"]:
-        assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is no more"
+        name: sorted(every[name]) for name in groups}
     for name, own in found["groups"].items():
         for row in own["rows"]:
+            if name == "tests":
+                assert row["selected"] == row["skipped"] + row["passed"] > 0, "a name that is gone"
             assert row["verdict"] in (("left out", "right") if name == "tests" else
                                       ("right", "slow")), row
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_a_first_contact_with_its_tests(tmp_path: Path) -> None:
+    """A process of pytest for each suite."""
+    found = walked(tmp_path, "contact")
+    check_contact(found, [*planned("contact")])
+    assert "test_worker_gpu.py" in (tmp_path / "gpu-contact.log").read_text()
 
 
 def test_a_first_contact_asks_what_matters_most_first() -> None:
@@ -126,15 +160,15 @@ def test_what_comes_back_of_a_first_contact(contact: tuple[dict[str, Any], Path]
     for text in (page, json.dumps(found["groups"])):
         assert str(ROOT) not in text and sys.prefix not in text, "a folder of this machine"
     log = (out / "gpu-contact.log").read_text()
-    assert "test_worker_gpu.py" in log and log.endswith("exit code 0\n")
+    assert log.endswith("exit code 0\n")
     assert json.loads((out / "gpu-timeline.json").read_text())["traceEvents"]
     assert found["facts"]["device"].startswith("none")
     assert {"date", "torch", "triton", "python", "cache"} <= set(found["facts"])
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("part", [
-    "kernels", pytest.param("tests", marks=pytest.mark.slow)])  # these are collected elsewhere
+@pytest.mark.parametrize("part", ["kernels", "tests"])
 def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
     found = walked(tmp_path, part)
     assert skipped(found) == {} and found["code"] == 0
@@ -151,6 +185,30 @@ def test_the_other_calls_write_every_row(part: str, tmp_path: Path) -> None:
         drafted = [row for row in groups["speculation"]["rows"] if row["drafts"]]
         assert len(drafted) == 3
         assert all(1 <= row["tokens_a_step"] <= 3 and row["ratio"] > 0 for row in drafted)
+
+
+WALKED = {"speculation": "2 drafts, batch 1", "longer and mixed": "mixed 16, segments"}
+"""Rows that show more than the first of their group."""
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="Triton compiles for CUDA here")
+def test_a_row_of_each_group_of_the_kernels_call(tmp_path: Path) -> None:
+    for group in plan.kernels():
+        own = record.Record(tmp_path / "gpu-kernels.json", group.name)
+        wanted = WALKED.get(group.name, group.rows[0].name)
+        for row in group.rows:
+            if row.name != wanted:
+                own.skip(row.name, "not walked here", "left out")
+        measure_in_process(group, own.path)
+        row, = own.group()["rows"]
+        assert row["name"] == wanted and row["verdict"] in ("right", "slow"), row
+        assert len(own.group()["skipped"]) == len(group.rows) - 1
+        if group.module == "table":
+            assert row["error"] <= row["tolerance"] and row["us"] > 0
+        if group.name == "products":
+            assert row["peer_us"] > 0
+        if group.name == "speculation":
+            assert 1 <= row["tokens_a_step"] <= 3 and row["drafts"] == 2
 
 
 # --- what fails ----------------------------------------------------------------------------------

@@ -3,6 +3,7 @@ wrong."""
 
 from __future__ import annotations
 
+import argparse
 import faulthandler
 import json
 import subprocess
@@ -11,15 +12,16 @@ from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
 from helpers_benchmarks import BENCHMARKS, benchmark
 from torch import Tensor
 
-case, ceilings, child, machine, plan, record, report = (
+battery, case, ceilings, child, machine, plan, record, report = (
     benchmark(f"gpucheck.{name}") for name in (
-        "case", "ceilings", "child", "machine", "plan", "record", "report"))
+        "battery", "case", "ceilings", "child", "machine", "plan", "record", "report"))
 
 
 class Device(machine.Double):
@@ -166,16 +168,23 @@ def test_a_planted_fault_fails_the_call(tmp_path: Path) -> None:
     assert [(each["name"], each["kind"]) for each in own["skipped"]] == [("silu_mul", "wrong")]
 
 
-def test_tokens_that_differ_fail_the_call(tmp_path: Path) -> None:
-    """And what decodes them is not timed."""
+def test_tokens_that_differ_fail_the_call(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+                                          ) -> None:
+    """And what decodes them is not timed. Groups are measured in this process."""
     beside = "graphs beside eager, 256 x 1024"
-    done = subprocess.run(
-        [sys.executable, str(BENCHMARKS / "gpu.py"), "contact", "--toy", "--group", "tokens",
-         "--group", "decode", "--fault", f"tokens/{plan.TINY.name}=wrong",
-         "--fault", f"decode/{beside}=wrong", "--out", str(tmp_path)],
-        capture_output=True, text=True)
+    faults = {"tokens": f"{plan.TINY.name}=wrong", "decode": f"{beside}=wrong"}
+    planned = {group.name: group for group in plan.contact()}
+
+    def measure(rows: Any, name: str, seconds: float, _: Any) -> tuple[int, str]:
+        options = argparse.Namespace(memory=0.0, row_limit=0.0, fault=[faults[name]])
+        return child.run(rows, planned[name], seconds, True, options), ""
+
+    monkeypatch.setattr(child, "faulthandler", Mock())  # pytest has its own
+    monkeypatch.setattr(battery, "in_a_process", measure)
+    code = battery.run(argparse.Namespace(part="contact", group=[*faults], toy=True, seconds=900.0,
+                                          out=tmp_path, carried=False, scratch=tmp_path))
     groups = json.loads((tmp_path / "gpu-contact.json").read_text())["groups"]
-    assert done.returncode == 1, done.stdout + done.stderr
+    assert code == 1
     assert [(row["verdict"], row["error"]) for row in groups["tokens"]["rows"]] == [("wrong", 1)]
     decode = {row["name"]: row["verdict"] for row in groups["decode"]["rows"]}
     assert decode.pop(beside) == "wrong" and "256 x 1024" not in decode and len(decode) == 3

@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers_attention import FEW, Paged, error
 from helpers_memory import most_held
+from helpers_pairs import pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -42,10 +43,10 @@ def drawn(data: st.DataObject, spans: list[tuple[int, int]]) -> tuple[Paged, flo
 
 
 def test_prompts(blocks: pytest.MonkeyPatch) -> None:
-    @settings(FEW, max_examples=60)
+    @settings(FEW, max_examples=30)
     @given(st.data())
     def check(data: st.DataObject) -> None:
-        spans = data.draw(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 40)), min_size=1,
+        spans = data.draw(st.lists(st.tuples(st.integers(0, 90), st.integers(1, 24)), min_size=1,
                                    max_size=3))
         if data.draw(st.booleans()):
             spans = [(0, spans[0][1])] * len(spans)
@@ -115,9 +116,9 @@ def math_path() -> Any:
         yield
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("latents", [True, False])
-@pytest.mark.parametrize("part", [(4000, 96), (0, 512)])
+@pytest.mark.parametrize(("latents", "part", "dtype"), pairs(
+    [(latents, part) for latents in (True, False) for part in ((4000, 96), (0, 512))],
+    [torch.bfloat16, torch.float32]))
 def test_a_prompt_takes_no_more_than_its_bound(
     latents: bool, part: tuple[int, int], dtype: torch.dtype, math_path: None,
     monkeypatch: pytest.MonkeyPatch,

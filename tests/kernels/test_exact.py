@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers_builds import EACH_BUILD, built
 from helpers_exact import by_rows
+from helpers_pairs import pairs
 from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import NativeAttention
@@ -95,8 +96,8 @@ def test_products_of_codes(ops: NativeOps, bits: int) -> None:
     by_rows(ops.gated(rows, None, "silu"), x)
 
 
-@pytest.mark.parametrize("scales", ["tensor", "row", "block", "columns"])
-@pytest.mark.parametrize(("columns", "outs"), [(256, 128), (200, 96)])
+@pytest.mark.parametrize(("scales", "columns", "outs"), pairs(
+    ["tensor", "row", "block", "columns"], [(256, 128), (200, 96)]))
 def test_products_in_fp8(columns: int, outs: int, scales: str) -> None:
     """Of every layout of scales, tokens scaled one by one; by torch in every build."""
     ops = NativeOps(built("this"), torch.get_num_threads())

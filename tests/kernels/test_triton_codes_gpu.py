@@ -8,6 +8,7 @@ import pytest
 import torch
 from helpers_attention import Paged, error
 from helpers_fp8 import exact_fp8
+from helpers_pairs import pairs
 from torch import Tensor
 
 from actorium.kernels.backends import triton_fault
@@ -158,8 +159,7 @@ def test_norms_that_quantise(device: torch.device, int8: bool) -> None:
                 same(got, normed, form)
 
 
-@pytest.mark.parametrize("int8", [False, True])
-@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+@pytest.mark.parametrize(("name", "int8"), pairs(["silu_mul", "gelu_mul"], [False, True]))
 def test_gates_that_quantise(device: torch.device, name: str, int8: bool) -> None:
     for width in (256, 1000) if device.type == "cpu" else (1000, 3072, 14336):
         own, both = ops(), spread(device, 7, 2 * width + 8)[:, :2 * width]
@@ -173,8 +173,7 @@ SPANS = {"prompts": ([(0, 700), (300, 257)], 0, 128), "a window": ([(0, 1000)], 
          "decodes": ([(4096, 1), (100, 1)], 0, 128), "drafts": ([(500, 3), (7, 3)], 0, 128)}
 
 
-@pytest.mark.parametrize("kv_dtype", [BF16, torch.int8])
-@pytest.mark.parametrize("name", SPANS)
+@pytest.mark.parametrize(("name", "kv_dtype"), pairs(SPANS, [BF16, torch.int8]))
 def test_attention_by_codes(device: torch.device, name: str, kv_dtype: torch.dtype) -> None:
     """Prompts, behind prefixes, and decodes, with drafts, too: by as many splits as it chooses, and
     by a given number."""

@@ -66,7 +66,7 @@ def steps(draw: st.DrawFn) -> list[ExtendRun]:
 
 
 @interpreted
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(runs=steps(), channels=st.sampled_from([1, 40, 130, 300]), taps=st.integers(2, 5),
        biased=st.booleans(), wide=st.booleans())
 def test_as_the_reference(runs: list[ExtendRun], channels: int, taps: int, biased: bool,

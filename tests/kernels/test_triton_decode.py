@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 import torch
 from helpers_attention import BF16, DTYPES, FEW, INTERPRETED, Paged, check_soft_cap, error
+from helpers_pairs import pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -56,9 +57,8 @@ def test_equals_torch(
     assert error(got, case.wanted()) < 1e-6
 
 
-@pytest.mark.parametrize(("dtype", "kv_dtype", "bound"),
-                         [*DTYPES, (BF16, torch.float32, 1e-2)])
-@pytest.mark.parametrize("splits", [1, 3])
+@pytest.mark.parametrize(("dtype", "kv_dtype", "bound", "splits"),
+                         pairs([*DTYPES, (BF16, torch.float32, 1e-2)], [1, 3]))
 def test_dtypes(dtype: torch.dtype, kv_dtype: torch.dtype, bound: float, splits: int) -> None:
     case = Paged([(90, 2), (0, 2)], 6, 2, 64, 16, dtype=dtype, kv_dtype=kv_dtype)
     got = run(case, 2, splits=splits)
@@ -79,8 +79,7 @@ def test_more_rows_than_a_program_takes() -> None:
         assert error(run(case, 7, splits=splits), case.wanted()) < 1e-6
 
 
-@pytest.mark.parametrize("splits", [1, 4])
-@pytest.mark.parametrize("bad", [math.nan, math.inf])
+@pytest.mark.parametrize(("bad", "splits"), pairs([math.nan, math.inf], [1, 4]))
 def test_a_row_beside_drafts_without_a_page(bad: float, splits: int) -> None:
     """The tokens a row does not see may lie where another sequence, or none, has its own."""
     case = Paged([(20, 5), (31, 5)], 4, 2, 32, 16)

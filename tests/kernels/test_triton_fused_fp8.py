@@ -9,6 +9,7 @@ import pytest
 import torch
 from helpers_compile import compiled
 from helpers_fp8 import exact_fp8
+from helpers_pairs import pairs
 
 from actorium.kernels.backends import triton_fault
 from actorium.kernels.inputs import InputForm, Quantised, plain
@@ -45,9 +46,9 @@ def same(got: Quantised, want: Quantised) -> None:
     assert got.plain is None or torch.equal(got.plain, plain(want))
 
 
-@pytest.mark.parametrize(("width", "columns"), [
-    (64, 64), (200, 200), (1000, 1000), (1000, 128), (384, 128), (4096, 4096), (4096, 128)])
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize(("width", "columns", "dtype"), pairs(
+    [(64, 64), (200, 200), (1000, 1000), (1000, 128), (384, 128), (4096, 4096), (4096, 128)],
+    [torch.bfloat16, torch.float32]))
 def test_norms_as_their_parts(width: int, columns: int, dtype: torch.dtype) -> None:
     """The bits of Triton's norm, quantised by the reference; kept as it is where that is asked."""
     ops, x = TritonOps(), numbers(5, width, dtype)
@@ -77,9 +78,9 @@ def test_norms_as_the_reference(columns: int) -> None:
         assert float((apart > 0).float().mean()) < 0.01, "ties alone round the other way"
 
 
-@pytest.mark.parametrize(("width", "columns"), [
-    (48, 48), (96, 96), (1000, 1000), (1000, 128), (2500, 128), (9000, 9000)])
-@pytest.mark.parametrize("name", ["silu_mul", "gelu_mul"])
+@pytest.mark.parametrize(("width", "columns", "name"), pairs(
+    [(48, 48), (96, 96), (1000, 1000), (1000, 128), (2500, 128), (9000, 9000)],
+    ["silu_mul", "gelu_mul"]))
 def test_activations_as_their_parts(width: int, columns: int, name: str) -> None:
     ops, form = TritonOps(), InputForm(columns, plain=False)
     for dtype in (torch.bfloat16, torch.float32):

@@ -47,8 +47,7 @@ def close(got: Tensor, want: Tensor, within: float = 0.015) -> None:
     assert float(error) <= within * float(want.float().abs().max()), float(error)
 
 
-@pytest.mark.parametrize("form", FORMS, ids=str)
-@pytest.mark.parametrize("width", [128, 384])
+@pytest.mark.parametrize(("form", "width"), pairs([(form,) for form in FORMS], [128, 384]))
 def test_held_to_the_byte_and_widened_again(form: RowFormat, width: int) -> None:
     from actorium.kernels.triton.grouped_mm import GroupedWeight, can_serve, reference, widened
 

@@ -24,7 +24,7 @@ from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.latent import LatentDecode, config, room_for
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda")
-FEW = settings(FEW, max_examples=20)
+FEW = settings(FEW, max_examples=10)
 
 
 class Case:

@@ -66,7 +66,7 @@ def test_philox_known_answers_and_uniform_numbers() -> None:
 
 # --- the choice -----------------------------------------------------------------------------------
 
-@settings(max_examples=24, deadline=None)
+@settings(max_examples=16, deadline=None)
 @given(st.data())
 def test_choice_is_that_of_the_reference(data: st.DataObject) -> None:
     from actorium.kernels.triton.draw import choose
@@ -84,7 +84,7 @@ def test_choice_is_that_of_the_reference(data: st.DataObject) -> None:
     drawn_as_reference(got, logits, tables)
 
 
-@pytest.mark.parametrize("room", [16, 2048])
+@pytest.mark.parametrize("room", [16, pytest.param(2048, marks=pytest.mark.slow)])
 def test_every_mixture_in_one_batch(room: int) -> None:
     from actorium.kernels.triton.draw import choose
 

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers_compile import compiled
 from helpers_models import write_checkpoint
+from helpers_pairs import pairs
 from helpers_worker import CPU
 from torch import Tensor
 
@@ -46,9 +47,9 @@ def drawn(*shape: int, seed: int = 0, dtype: torch.dtype = BF16) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
-@pytest.mark.parametrize("dtype", [BF16, torch.float16])
-@pytest.mark.parametrize(("rows", "outs", "width"), [
-    (1, 96, 128), (3, 100, 192), (16, 64, 256), (33, 72, 128), (150, 64, 64)])
+@pytest.mark.parametrize(("rows", "outs", "width", "dtype"), pairs(
+    [(1, 96, 128), (3, 100, 192), (16, 64, 256), (33, 72, 128), (150, 64, 64)],
+    [BF16, torch.float16]))
 def test_products_are_those_of_the_reference(rows: int, outs: int, width: int,
                                              dtype: torch.dtype) -> None:
     """Against sums in fp32 of what was rounded as a normed row is. More rows than a program takes

@@ -11,6 +11,7 @@ import pytest
 import torch
 from helpers_hybrid import DENSE, MOE, NEXT, SPARSE, HybridDriver, hybrid_config, hybrid_runner
 from helpers_models import load, tiny_config
+from helpers_pairs import pairs
 from torch import Tensor
 
 from actorium.actors.config.tree import Config, DeviceConfig, ModelConfig
@@ -43,10 +44,10 @@ def test_fusing_is_the_inverse_of_cutting() -> None:
     assert set(lonely) == {"a"}, "half of it is not enough"
 
 
-@pytest.mark.parametrize(("architecture", "config"), [
+@pytest.mark.parametrize(("architecture", "config", "tied"), pairs([
     ("Qwen3ForCausalLM", tiny_config), ("Gemma3ForCausalLM", tiny_config),
-    (NEXT, hybrid_config), (DENSE, hybrid_config), (SPARSE, hybrid_config), (MOE, hybrid_config)])
-@pytest.mark.parametrize("tied", [False, True])
+    (NEXT, hybrid_config), (DENSE, hybrid_config), (SPARSE, hybrid_config), (MOE, hybrid_config)],
+    [False, True]))
 def test_the_peer_has_our_random_weights(architecture: str, config: Callable[..., Any],
                                          tied: bool, tmp_path: Path) -> None:
     config(architecture, tie_word_embeddings=tied, initializer_range=0.5).save_pretrained(tmp_path)

@@ -117,8 +117,7 @@ def test_pages_in_int8(make: Callable[..., Any], kind: str) -> None:
     assert runner.segments is not None and runner.segments.replays > 20
 
 
-@pytest.mark.parametrize("pages", ["auto", "int8"])
-@pytest.mark.parametrize("drafts", [0, 2])
+@pytest.mark.parametrize(("drafts", "pages"), pairs([2, 0], ["auto", "int8"]))
 def test_recurrent_layers_and_windows(make: Callable[..., Any], drafts: int, pages: str) -> None:
     speculative = f"mtp:{drafts},fixed" if drafts else "auto"
     sizes = {"kv_dtype": torch.int8} if pages == "int8" else {}

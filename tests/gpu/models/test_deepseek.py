@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import torch
 from helpers_deepseek import BASE, DEEPSEEK, YARN, deepseek_model, write_deepseek
 from helpers_hybrid import hybrid_runner
 from helpers_models import Seq, Stepper, generated, load, oracle_logits, why_refused
+from helpers_pairs import pairs
 from helpers_parity import ATOL, NEW, Case, alone, tokens
 from helpers_worker import Ring, make_runner
 
@@ -33,15 +36,25 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_deepseek(path, seed=3, **CASES[kind])
+        return Case(load(path), oracle, path)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_deepseek(path, seed=3, **CASES[request.param])
-    return Case(load(path), oracle, path)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
-@pytest.mark.parametrize(("chunk", "prompt", "page_size"), [
-    (1, 9, 16), (7, 100, 1), (64, 130, 64), (513, 600, 16)])
+@pytest.mark.parametrize(("case", "chunk", "prompt", "page_size"), pairs(
+    CASES, [(1, 9, 16), (7, 100, 1), (64, 130, 64), (513, 600, 16)]), indirect=["case"])
 def test_greedy_with_chunks(case: Case, chunk: int, prompt: int, page_size: int) -> None:
     case.check(alone(case.model, chunk, prompt, page_size=page_size, pages=6400 // page_size))
 
@@ -57,7 +70,7 @@ def test_batched_greedy_equals_generate(case: Case) -> None:
     assert ring.most_in_flight == 2
 
 
-@pytest.mark.parametrize("chunk", [7, 513])
+@pytest.mark.parametrize(("case", "chunk"), pairs(CASES, [7, 513]), indirect=["case"])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
     case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
@@ -94,7 +107,7 @@ def test_prompt_logprobs(case: Case) -> None:
         np.testing.assert_allclose(got, chosen.numpy(), atol=ATOL)
 
 
-@pytest.mark.parametrize("q_len", [2, 3, 5, 11])
+@pytest.mark.parametrize(("case", "q_len"), pairs(CASES, [2, 3, 5, 11]), indirect=["case"])
 def test_windows_of_several_rows(case: Case, q_len: int) -> None:
     """What verifies drafts: the last q_len tokens of several sequences, beside an extend."""
     stepper = Stepper(case.model)

@@ -19,6 +19,7 @@ from helpers_delayed import (
     delta,
     mamba,
 )
+from helpers_pairs import pairs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
@@ -72,9 +73,9 @@ def test_torch_windows_of_a_bf16_model() -> None:
     check(Speculation(case), [(2, [3, 1, 2]), (4, [5, 5, 1]), (0, [1, 1, 1]), (1, [2, 1, 2])])
 
 
-@pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("heads", "width"), [
-    (GROUPED, 4), (Heads(2, 4, 128, 128), 4), (Heads(1, 2, 256, 20), 2), (Heads(3, 3, 12, 9), 3)])
+@pytest.mark.parametrize(("heads", "width", "state_dtype"), pairs(
+    [(GROUPED, 4), (Heads(2, 4, 128, 128), 4), (Heads(1, 2, 256, 20), 2), (Heads(3, 3, 12, 9), 3)],
+    [FLOAT, HALF]))
 def test_c_windows_equal_steps(heads: Heads, width: int, state_dtype: torch.dtype) -> None:
     case = delta(heads, width, HALF, state_dtype, native=True)
 
@@ -86,9 +87,9 @@ def test_c_windows_equal_steps(heads: Heads, width: int, state_dtype: torch.dtyp
     run()
 
 
-@pytest.mark.parametrize("state_dtype", [FLOAT, HALF], ids=["fp32", "bf16"])
-@pytest.mark.parametrize(("sizes", "width"), [
-    (SSDSizes(6, 2, 8, 16), 4), (SSDSizes(4, 1, 12, 12), 2), (SSDSizes(2, 2, 16, 64), 3)])
+@pytest.mark.parametrize(("sizes", "width", "state_dtype"), pairs(
+    [(SSDSizes(6, 2, 8, 16), 4), (SSDSizes(4, 1, 12, 12), 2), (SSDSizes(2, 2, 16, 64), 3)],
+    [FLOAT, HALF]))
 def test_mamba_windows_equal_steps(sizes: SSDSizes, width: int, state_dtype: torch.dtype) -> None:
     case = mamba(sizes, width, FLOAT, state_dtype)
 

@@ -17,6 +17,7 @@ import torch
 from helpers_fp8 import SINGLE, exact_fp8, write_twins
 from helpers_kinds import write_kind
 from helpers_models import CPU, Seq, Stepper, generate, write_checkpoint
+from helpers_pairs import pairs
 from helpers_speculation import RUBBISH, Work, make_runner, tokens_of
 from safetensors.torch import load_file, save_file
 from torch import Tensor
@@ -204,9 +205,8 @@ def off(got: Tensor, want: Tensor) -> float:
     return float((got - want).norm() / want.norm())
 
 
-@pytest.mark.parametrize(("name", "e4m3", "e5m2"), [("llama", 0.12, 0.22),
-                                                     ("windows", 0.06, 0.1)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "e4m3", "e5m2", "dtype"), pairs(
+    [("llama", 0.12, 0.22), ("windows", 0.06, 0.1)], ["float32", "bfloat16"]))
 def test_logits_are_near_those_of_wide_pages(make: Make, name: str, e4m3: float, e5m2: float,
                                              dtype: str) -> None:
     want = _logits(make(name), getattr(torch, dtype), "auto", dtype)
@@ -224,8 +224,7 @@ def test_a_cached_prefix_gives_the_same(make: Make, name: str) -> None:
         assert torch.allclose(_logits(make(name), E4M3, chunk=chunk), want, rtol=0, atol=2e-4)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize(("name", "drafts"), pairs(FAMILIES, [1, 3]))
 def test_speculation_changes_nothing(make: Make, name: str, drafts: int) -> None:
     """Windows of drafts, right ones and wrong ones: the tokens are those of one by one."""
     model, pages = load(make(name)), {"kv_dtype": E4M3}

@@ -24,6 +24,7 @@ from helpers_hybrid import (
     write_hybrid,
 )
 from helpers_models import load, oracle_logits, why_refused
+from helpers_pairs import pairs
 from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config.tree import Config
@@ -69,12 +70,16 @@ def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
     return make(request.param)
 
 
-@pytest.fixture(scope="module", params=[name for name in CASES if CASES[name][0] != MOE])
+RECURRENT = [name for name in CASES if CASES[name][0] != MOE]
+
+
+@pytest.fixture(scope="module", params=RECURRENT)
 def recurrent(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
     return make(request.param)
 
 
-@pytest.mark.parametrize(("chunk", "prompt"), [(1, 9), (7, 100), (64, 130), (513, 600)])
+@pytest.mark.parametrize(("case", "chunk", "prompt"), pairs(
+    CASES, [(1, 9), (7, 100), (64, 130), (513, 600)]), indirect=["case"])
 def test_greedy_with_chunks(case: Case, chunk: int, prompt: int) -> None:
     case.check(alone(case.model, chunk, prompt))
 
@@ -83,7 +88,7 @@ def test_greedy_equals_generate(case: Case) -> None:
     case.check_against_generate()
 
 
-@pytest.mark.parametrize("chunk", [7, pytest.param(64, marks=pytest.mark.slow), 513])
+@pytest.mark.parametrize(("case", "chunk"), pairs(CASES, [7, 64, 513]), indirect=["case"])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
     case.check_admissions_in_the_middle(chunk, (17, 64, 40, 2))
 
@@ -92,7 +97,8 @@ def test_preemption(case: Case) -> None:
     case.check_preemption()
 
 
-@pytest.mark.parametrize("chunk", [40, pytest.param(64, marks=pytest.mark.slow), 513])
+@pytest.mark.parametrize(("recurrent", "chunk"), pairs(RECURRENT, [40, 64, 513]),
+                         indirect=["recurrent"])
 def test_a_prefix_through_a_checkpoint(recurrent: Case, chunk: int) -> None:
     """One of the checkpoints is used twice."""
     others = recurrent.check_a_prefix(chunk, ((193, 192), (190, 160), (49, 48)))
@@ -130,8 +136,8 @@ def test_states_in_bf16_stay_near(recurrent: Case) -> None:
     recurrent.check_states_in_bf16()
 
 
-@pytest.mark.parametrize("state_dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.parametrize(("architecture", "factor"), [(NEXT, 2.0), (DENSE, 1.3)])
+@pytest.mark.parametrize(("architecture", "factor", "state_dtype"), pairs(
+    [(NEXT, 2.0), (DENSE, 1.3)], [torch.float32, torch.bfloat16]))
 def test_bf16_in_c_and_in_torch(architecture: str, factor: float, state_dtype: torch.dtype,
                                 tmp_path: Path) -> None:
     """Chunks, decodes and a prefix through a checkpoint: C stays as near to fp32 as torch does.

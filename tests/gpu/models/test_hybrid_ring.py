@@ -6,6 +6,8 @@ full of NaN until they are written. Transformers says which tokens and log-proba
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -51,13 +53,30 @@ class Case(NamedTuple):
         torch.testing.assert_close(chosen(out), want.amax(-1), atol=ATOL, rtol=0)
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        architecture, options = CASES[kind]
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_hybrid(path, architecture, seed=5, **options)
+        return Case(load(path), oracle)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=[
     pytest.param(name, marks=[pytest.mark.slow] * (name == "dense-other")) for name in CASES])
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    architecture, options = CASES[request.param]
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_hybrid(path, architecture, seed=5, **options)
-    return Case(load(path), oracle)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
+
+
+def turned(values: list[int]) -> list[Any]:
+    """Every case with every value: in `make test` each case with one of them, by turns."""
+    return [pytest.param(name, value, marks=[pytest.mark.slow] * (
+        name == "dense-other" or i % len(values) != j))
+        for i, name in enumerate(CASES) for j, value in enumerate(values)]
 
 
 def greedy(count: int = NEW, **more: Any) -> ResolvedParams:
@@ -77,8 +96,7 @@ def cold(case: Case, prompt: list[int]) -> Output:
     return ring.run()[0]
 
 
-@pytest.mark.parametrize("chunk", [7, *(pytest.param(rarer, marks=pytest.mark.slow)
-                                         for rarer in (1, 64, 513))])
+@pytest.mark.parametrize(("case", "chunk"), turned([7, 1, 513, 64]), indirect=["case"])
 def test_turns_through_checkpoints(case: Case, chunk: int) -> None:
     """The next turns of a conversation start from the checkpoint of the last, whatever the chunks
     were: the same tokens as from nothing, and log-probabilities within 1e-4."""
@@ -145,7 +163,7 @@ def test_pages_run_out(case: Case) -> None:
         case.check(prompt, out)
 
 
-@pytest.mark.parametrize("chunk", [7, pytest.param(513, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(("case", "chunk"), turned([513, 7]), indirect=["case"])
 def test_aborts_and_slots_used_again(case: Case, chunk: int) -> None:
     """Requests are given up while they wait, extend and decode, with two plans in flight; their
     slots, states and pages go to others at once."""

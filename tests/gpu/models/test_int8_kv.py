@@ -13,6 +13,7 @@ import pytest
 import torch
 from helpers_kinds import write_kind
 from helpers_models import CPU, Seq, Stepper, write_checkpoint
+from helpers_pairs import pairs
 from helpers_speculation import RUBBISH, Work, make_runner, tokens_of
 from helpers_worker import Ring
 from test_fp8_kv import FAMILIES, GREEDY, Make, load, off
@@ -50,9 +51,8 @@ def logits(path: Path, pages: torch.dtype, dtype: str = "auto", chunk: int = 60)
     return torch.cat([*found, *(stepper.step([], [seq]) for _ in range(4))])
 
 
-@pytest.mark.parametrize(("name", "bound"), [("llama", 0.03), ("windows", 0.015),
-                                             ("deepseek", 0.03)])
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(("name", "bound", "dtype"), pairs(
+    [("llama", 0.03), ("windows", 0.015), ("deepseek", 0.03)], ["float32", "bfloat16"]))
 def test_logits_are_near_those_of_wide_pages(make: Make, name: str, bound: float,
                                              dtype: str) -> None:
     """Nearer than those of FP8."""
@@ -121,8 +121,7 @@ def test_cached_prefixes_and_preemptions_change_no_token(make: Make, name: str) 
     assert [own.tokens for own in done] == want and done[1].cached + done[2].cached > 32
 
 
-@pytest.mark.parametrize("name", [*FAMILIES, "in c"])
-@pytest.mark.parametrize("drafts", [1, 3])
+@pytest.mark.parametrize(("name", "drafts"), pairs([*FAMILIES, "in c"], [1, 3]))
 def test_speculation_changes_nothing(make: Make, name: str, drafts: int) -> None:
     """Windows of drafts, right ones and wrong ones: the tokens are those of one by one."""
     model, pages = load(make(name), "int8"), {"kv_dtype": INT8}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 import torch
 from helpers_mamba import BASE, GRANITE, write_granite
 from helpers_models import CPU, load, oracle_logits, why_refused
+from helpers_pairs import pairs
 from helpers_parity import ATOL, Case, alone, tokens
 
 from actorium.actors.config.tree import Config, ModelConfig
@@ -33,14 +36,25 @@ CASES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_granite(path, seed=3, **CASES[kind])
+        return Case(load(path), oracle, path)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_granite(path, seed=3, **CASES[request.param])
-    return Case(load(path), oracle, path)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
-@pytest.mark.parametrize(("chunk", "prompt"), [(1, 9), (7, 100), (64, 130), (513, 600)])
+@pytest.mark.parametrize(("case", "chunk", "prompt"), pairs(
+    CASES, [(1, 9), (7, 100), (64, 130), (513, 600)]), indirect=["case"])
 def test_greedy_with_chunks(case: Case, chunk: int, prompt: int) -> None:
     case.check(alone(case.model, chunk, prompt))
 
@@ -56,7 +70,7 @@ def test_greedy_equals_generate(case: Case) -> None:
     case.check_against_generate()
 
 
-@pytest.mark.parametrize("chunk", [7, 513])
+@pytest.mark.parametrize(("case", "chunk"), pairs(CASES, [7, 513]), indirect=["case"])
 def test_batched_with_admissions_in_the_middle(case: Case, chunk: int) -> None:
     case.check_admissions_in_the_middle(chunk, (17, 64, 2))
 
@@ -65,7 +79,7 @@ def test_preemption(case: Case) -> None:
     case.check_preemption()
 
 
-@pytest.mark.parametrize("chunk", [40, 513])
+@pytest.mark.parametrize(("case", "chunk"), pairs(CASES, [40, 513]), indirect=["case"])
 def test_a_prefix_through_a_checkpoint(case: Case, chunk: int) -> None:
     case.check_a_prefix(chunk, ((193, 192), (49, 48)))
 

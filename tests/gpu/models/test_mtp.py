@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -15,6 +17,7 @@ import torch
 from helpers_deepseek import DEEPSEEK, YARN, add_mtp, write_deepseek
 from helpers_hybrid import DENSE, NEXT, SPARSE, HybridDriver, hybrid_runner, write_hybrid
 from helpers_models import CPU, Seq, Stepper, generated
+from helpers_pairs import pairs
 from helpers_parity import ATOL, tokens
 from torch import Tensor
 
@@ -87,12 +90,22 @@ class Case:
             return out, self.mtp._project_to_logits(out)
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        architecture, options = CASES[kind]
+        path = tmp_path_factory.mktemp("model")
+        oracle, mtp = write(path, architecture, **options)
+        return Case(load(path), oracle, mtp, path)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=CASES)
-def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    architecture, options = CASES[request.param]
-    path = tmp_path_factory.mktemp("model")
-    oracle, mtp = write(path, architecture, **options)
-    return Case(load(path), oracle, mtp, path)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 class Driver(Stepper):
@@ -125,7 +138,8 @@ class Driver(Stepper):
             None if rows is None else torch.tensor(rows, dtype=torch.int64))
 
 
-@pytest.mark.parametrize(("chunk", "page_size"), [(1, 16), (7, 1), (64, 64), (513, 16)])
+@pytest.mark.parametrize(("case", "chunk", "page_size"), pairs(
+    CASES, [(1, 16), (7, 1), (64, 64), (513, 16)]), indirect=["case"])
 def test_logits_of_a_prompt_in_chunks(case: Case, chunk: int, page_size: int) -> None:
     ids = tokens(131 if chunk > 1 else 20)
     hidden = case.hidden(ids[:-1])

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_models import ARCHITECTURES, generated, load, write_checkpoint
+from helpers_pairs import pairs
 from helpers_worker import Ring, complete, make_runner
 
 from actorium.actors.params import ResolvedParams
@@ -35,22 +37,34 @@ def _prompts(vocab: int) -> list[list[int]]:
     return [[rng.randrange(vocab) for _ in range(n)] for n in LENGTHS]
 
 
+FAMILIES = [name for name in ARCHITECTURES if name != "MistralForCausalLM"]
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        options: dict[str, dict[str, Any]] = {
+            "LlamaForCausalLM": {"num_key_value_heads": 1, "attention_bias": True},
+            "MistralForCausalLM": {"num_key_value_heads": 4, "sliding_window": 24},
+            "Qwen2ForCausalLM": {"tie_word_embeddings": True},
+            "Qwen3ForCausalLM": {"head_dim": 32},
+            "Gemma3ForCausalLM": {"sliding_window": 24, "sliding_window_pattern": 2},
+        }
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_checkpoint(path, kind, seed=3, **options[kind])
+        prompts = _prompts(oracle.config.vocab_size)
+        return Case(load(path), oracle, prompts, [generated(oracle, p, NEW) for p in prompts])
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=[
     pytest.param(name, marks=[pytest.mark.slow] * (name == "MistralForCausalLM"))
     for name in ARCHITECTURES])
-def case(request: pytest.FixtureRequest,
-         tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    options: dict[str, dict[str, Any]] = {
-        "LlamaForCausalLM": {"num_key_value_heads": 1, "attention_bias": True},
-        "MistralForCausalLM": {"num_key_value_heads": 4, "sliding_window": 24},
-        "Qwen2ForCausalLM": {"tie_word_embeddings": True},
-        "Qwen3ForCausalLM": {"head_dim": 32},
-        "Gemma3ForCausalLM": {"sliding_window": 24, "sliding_window_pattern": 2},
-    }
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_checkpoint(path, request.param, seed=3, **options[request.param])
-    prompts = _prompts(oracle.config.vocab_size)
-    yield Case(load(path), oracle, prompts, [generated(oracle, p, NEW) for p in prompts])
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 def test_batched_greedy_equals_generate(case: Case) -> None:
@@ -63,13 +77,13 @@ def test_batched_greedy_equals_generate(case: Case) -> None:
     assert ring.most_in_flight == 2
 
 
-@pytest.mark.parametrize("budget", [7, 512])
+@pytest.mark.parametrize(("case", "budget"), pairs(FAMILIES, [7, 512]), indirect=["case"])
 def test_extend_chunks_change_nothing(case: Case, budget: int) -> None:
     runner = make_runner(case.model, slots=8 if budget == 7 else 33)
     assert complete(runner, case.prompts, GREEDY, budget=budget) == case.tokens
 
 
-@pytest.mark.parametrize("page_size", [1, 64])
+@pytest.mark.parametrize(("case", "page_size"), pairs(FAMILIES, [1, 64]), indirect=["case"])
 def test_page_size_changes_nothing(case: Case, page_size: int) -> None:
     runner = make_runner(case.model, pages=4096 // page_size, page_size=page_size)
     assert complete(runner, case.prompts, GREEDY) == case.tokens
@@ -92,7 +106,7 @@ def test_preemption_changes_nothing(case: Case) -> None:
     assert ring.preemptions >= 2
 
 
-@pytest.mark.parametrize("budget", [13, 2048])
+@pytest.mark.parametrize(("case", "budget"), pairs(FAMILIES, [13, 2048]), indirect=["case"])
 def test_prompt_logprobs(case: Case, budget: int) -> None:
     ring = Ring(make_runner(case.model), budget=budget)
     prompts = case.prompts[1:]

@@ -80,8 +80,8 @@ def test_as_transformers_with_dequantised_weights(tmp_path: Path, family: str, k
     assert off(logits(dense), want) < 1e-4 and dense.shape.grouped is None
 
 
-@pytest.mark.parametrize("kind", ["awq", "gptq, act-order", "w8a8", "w4a16, zeros"])
-@pytest.mark.parametrize("family", ["next", "deepseek"])
+@pytest.mark.parametrize(("kind", "family"), pairs(
+    ["awq", "gptq, act-order", "w8a8", "w4a16, zeros"], ["next", "deepseek"]))
 def test_mixtures_whose_experts_lie_apart(tmp_path: Path, family: str, kind: str) -> None:
     """Weights that are cut out of others, and those that no product takes (`kv_b_proj`), too."""
     if family == "next":

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import random
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from helpers_models import generated, load, write_checkpoint
+from helpers_pairs import pairs
 from helpers_windows import Driver
 from helpers_worker import CPU, Ring, make_runner
 
@@ -52,15 +54,24 @@ class Case:
     tokens: list[list[int]]
 
 
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Case]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Case:
+        path = tmp_path_factory.mktemp("model")
+        oracle = write_checkpoint(path, kind, seed=3, **MODELS[kind])
+        rng = random.Random(7)
+        prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
+        tokens = [generated(oracle, prompt, NEW) for prompt in prompts]
+        return Case(kind, load(path), oracle, prompts, tokens)
+
+    return cached
+
+
 @pytest.fixture(scope="module", params=MODELS)
-def case(request: pytest.FixtureRequest,
-         tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
-    path = tmp_path_factory.mktemp("model")
-    oracle = write_checkpoint(path, request.param, seed=3, **MODELS[request.param])
-    rng = random.Random(7)
-    prompts = [[rng.randrange(199) for _ in range(n)] for n in LENGTHS]
-    tokens = [generated(oracle, prompt, NEW) for prompt in prompts]
-    yield Case(request.param, load(path), oracle, prompts, tokens)
+def case(request: pytest.FixtureRequest, make: Callable[[str], Case]) -> Case:
+    return make(request.param)
 
 
 def _pages(model: Any, page_size: int, chunk: int, sequences: int = len(LENGTHS)) -> list[int]:
@@ -90,7 +101,8 @@ def test_greedy_equals_generate_with_pages_given_back(
     assert driver.given_back == windowed * sum(behind)
 
 
-@pytest.mark.parametrize(("page_size", "budget"), [(16, 50), (1, 512)])
+@pytest.mark.parametrize(("case", "page_size", "budget"), pairs(MODELS, [(16, 50), (1, 512)]),
+                         indirect=["case"])
 def test_greedy_equals_generate_under_the_scheduler(case: Case, page_size: int,
                                                     budget: int) -> None:
     """With pools that hold four sequences' windows, full of NaN at first."""
@@ -103,7 +115,7 @@ def test_greedy_equals_generate_under_the_scheduler(case: Case, page_size: int,
     assert [out.tokens for out in ring.run()] == case.tokens
 
 
-@pytest.mark.parametrize("chunk", [7, 512])
+@pytest.mark.parametrize(("case", "chunk"), pairs(MODELS, [7, 512]), indirect=["case"])
 def test_prompt_logprobs(case: Case, chunk: int) -> None:
     driver = _driver(case.model, 16, chunk)
     params = ResolvedParams(max_tokens=1, temperature=0.0, prompt_logprobs=0)
@@ -118,7 +130,7 @@ def test_prompt_logprobs(case: Case, chunk: int) -> None:
         np.testing.assert_allclose(got, chosen.numpy(), atol=1e-4)
 
 
-@pytest.mark.parametrize("together", [True, False])
+@pytest.mark.parametrize(("case", "together"), pairs(MODELS, [True, False]), indirect=["case"])
 def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> None:
     """Others go on from a prompt's pages, in the very step that fills them or later."""
     driver = _driver(case.model, 16, 1024)
@@ -133,8 +145,7 @@ def test_a_prefix_with_holes_behind_the_window(case: Case, together: bool) -> No
     assert [s.output for s in seqs] == alone
 
 
-@pytest.mark.parametrize("native", [True, False])
-@pytest.mark.parametrize("head_dim", [16, 64])
+@pytest.mark.parametrize(("native", "head_dim"), pairs([True, False], [16, 64]))
 def test_bf16_reads_nothing_behind_the_window(case: Case, head_dim: int, native: bool,
                                               tmp_path: Path) -> None:
     """The C kernels (on tiles where the head allows) and torch's: what else is in the pool, NaN or

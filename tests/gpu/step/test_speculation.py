@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers_kinds import write_kind
+from helpers_pairs import pairs
 from helpers_speculation import Guess, Hand, Work, i4, make_runner, mask, tokens_of
 from helpers_worker import CPU, Output
 
@@ -25,29 +26,30 @@ PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [8, 97, 9, 3, 2], [7] * 1
            [9, 8, 7, 6, 5, 4, 3], [150, 20] * 5, [33] * 2, [44, 45, 46, 47]]
 WHOLE = Work(PROMPTS, [GREEDY] * len(PROMPTS))
 MIXED = [
-    ResolvedParams(max_tokens=24, temperature=0.9),
-    ResolvedParams(max_tokens=24, temperature=0.0),
-    ResolvedParams(max_tokens=24, temperature=1.3, top_k=20),
-    ResolvedParams(max_tokens=24, temperature=1.3, top_p=0.8),
-    ResolvedParams(max_tokens=24, temperature=1.2, min_p=0.05),
-    ResolvedParams(max_tokens=24, temperature=0.8, repetition_penalty=1.6),
-    ResolvedParams(max_tokens=24, temperature=0.8, presence_penalty=1.5),
-    ResolvedParams(max_tokens=24, temperature=0.0, frequency_penalty=1.8),
-    ResolvedParams(max_tokens=24, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}),
-    ResolvedParams(max_tokens=24, temperature=1.0, eos_ids=tuple(range(40)), min_tokens=7),
-    ResolvedParams(max_tokens=24, temperature=1.0, logprobs=3),
-    ResolvedParams(max_tokens=24, temperature=1.4, top_k=60, top_p=0.95, min_p=0.001, logprobs=0,
-                   repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7,
-                   logit_bias={5: 4.0, 6: 3.5}, eos_ids=tuple(range(60, 75)), min_tokens=9),
+    ResolvedParams(max_tokens=16, temperature=0.9),
+    ResolvedParams(max_tokens=16, temperature=0.0),
+    ResolvedParams(max_tokens=16, temperature=1.3, top_k=20),
+    ResolvedParams(max_tokens=16, temperature=1.3, top_p=0.8),
+    ResolvedParams(max_tokens=16, temperature=1.2, min_p=0.05),
+    ResolvedParams(max_tokens=16, temperature=0.8, repetition_penalty=1.6),
+    ResolvedParams(max_tokens=16, temperature=0.8, presence_penalty=1.5),
+    ResolvedParams(max_tokens=16, temperature=0.0, frequency_penalty=1.8),
+    ResolvedParams(max_tokens=16, temperature=1.0, logit_bias={5: 6.0, 77: -100.0}),
+    ResolvedParams(max_tokens=16, temperature=1.0, eos_ids=tuple(range(40)), min_tokens=7),
+    ResolvedParams(max_tokens=16, temperature=1.0, logprobs=3),
+    ResolvedParams(max_tokens=16, temperature=1.4, top_k=60, top_p=0.95, min_p=0.001, logprobs=0,
+             repetition_penalty=1.3, presence_penalty=0.4, frequency_penalty=0.7,
+             logit_bias={5: 4.0, 6: 3.5}, eos_ids=tuple(range(60, 75)), min_tokens=9),
     ResolvedParams(max_tokens=20, temperature=1.0, logprobs=0, logprob_ids=(9, 120, 5, 64)),
     ResolvedParams(max_tokens=1, temperature=1.0), ResolvedParams(max_tokens=2, temperature=1.0),
     ResolvedParams(max_tokens=3, temperature=0.0, logprobs=1),
     ResolvedParams(max_tokens=5000, temperature=0.5),
 ]
-SAMPLED = Work([PROMPTS[i % 5] for i in range(len(MIXED))], MIXED)
+SAMPLED = Work([*(PROMPTS[i % 5] for i in range(len(MIXED) - 1)), [65] * 75], MIXED)
+"""The last one ends where the model does."""
 
-FEW = (("attention", 1, HostArrays), ("hybrid", 2, HostArrays), ("attention", 2, DeviceArrays),
-       ("hybrid", 4, DeviceArrays), ("attention", 16, HostArrays), ("hybrid", 16, HostArrays))
+FEW = (("attention", 1, HostArrays), ("attention", 2, DeviceArrays), ("hybrid", 4, DeviceArrays),
+       ("hybrid", 16, HostArrays))
 """Both models with both kinds of tables, with few drafts and with many."""
 
 Right = Callable[[int, int], bool]
@@ -76,7 +78,10 @@ def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Any]:
     return model_of
 
 
-@pytest.fixture(params=["attention", "windows", "hybrid", "deepseek"])
+NAMES = ("attention", "windows", "hybrid", "deepseek")
+
+
+@pytest.fixture(params=NAMES)
 def model(request: pytest.FixtureRequest, make: Callable[[str], Any]) -> Any:
     return make(request.param)
 
@@ -103,8 +108,9 @@ def plain(make: Callable[[str], Any]) -> Any:
 
 # --- the same tokens -----------------------------------------------------------------------------
 
-@pytest.mark.parametrize("drafts", [1, 4, *(pytest.param(rarer, marks=pytest.mark.slow)
-                                            for rarer in (2, 3))])
+@pytest.mark.parametrize(("model", "drafts"), [
+    *pairs(NAMES, [1, 4]), *(pytest.param(name, rarer, marks=pytest.mark.slow)
+                             for name in NAMES for rarer in (2, 3))], indirect=["model"])
 def test_greedy_whatever_is_accepted(model: Any, drafts: int, undrafted: Undrafted) -> None:
     """Chunks of prompts run beside windows, and requests come while others run."""
     want = undrafted(WHOLE, model)
@@ -131,8 +137,8 @@ def test_more_is_accepted_in_fewer_steps(plain: Any, undrafted: Undrafted) -> No
         pytest.param(*rarer, marks=pytest.mark.slow)
         for rarer in (("hybrid", 1), ("attention", 2), ("hybrid", 3)))])
 def test_every_mixture(make: Callable[[str], Any], name: str, drafts: int) -> None:
-    """Each of 128 sequences has another set of right drafts."""
-    model, bits = make(name), 7
+    """Each of 64 sequences has another set of right drafts: of two windows of three and less."""
+    model, bits = make(name), 6
     work = Work([PROMPTS[0]] * (1 << bits), [ResolvedParams(max_tokens=bits + 1, temperature=0.0)]
                 * (1 << bits))
     want = Work(work.prompts[:1], work.params[:1]).plain(model) * (1 << bits)
@@ -183,16 +189,18 @@ def same_logprobs(one: Output, other: Output) -> None:
         len(part.chosen) // 4 for part in one.logprobs) == len(one.tokens)
 
 
-def test_preemptions_and_prefixes(model: Any, undrafted: Undrafted) -> None:
-    for every, drafts in ((3, 2), (5, 4)):
-        twice = Work(PROMPTS * 2, [GREEDY] * 2 * len(PROMPTS))
-        want = undrafted(WHOLE, model) * 2
-        ring, got = twice.guessed(model, want, drafts, PATTERNS["some"], budget=24,
-                                  force_preempt_every=every,
-                                  runner={"slots": 5, "pages": 60, "checkpoints": 4})
-        assert tokens_of(got) == tokens_of(want)
-        assert ring.preemptions >= 4
-        assert any(out.cached for out in got[len(PROMPTS):])
+@pytest.mark.parametrize(("model", "every", "drafts"), pairs(NAMES, [(3, 2), (5, 4)]),
+                         indirect=["model"])
+def test_preemptions_and_prefixes(model: Any, every: int, drafts: int, undrafted: Undrafted
+                                  ) -> None:
+    twice = Work(PROMPTS * 2, [GREEDY] * 2 * len(PROMPTS))
+    want = undrafted(WHOLE, model) * 2
+    ring, got = twice.guessed(model, want, drafts, PATTERNS["some"], budget=24,
+                              force_preempt_every=every,
+                              runner={"slots": 5, "pages": 60, "checkpoints": 4})
+    assert tokens_of(got) == tokens_of(want)
+    assert ring.preemptions >= 4
+    assert any(out.cached for out in got[len(PROMPTS):])
 
 
 def test_aborts(model: Any, undrafted: Undrafted) -> None:
@@ -215,16 +223,16 @@ def test_aborts(model: Any, undrafted: Undrafted) -> None:
         assert one.tokens == other.tokens[:len(one.tokens)]
 
 
-def test_the_models_length_ends_a_window(model: Any) -> None:
+@pytest.mark.parametrize(("model", "page_size"), pairs(NAMES, [1, 8]), indirect=["model"])
+def test_the_models_length_ends_a_window(model: Any, page_size: int) -> None:
     """96 tokens, with windows that reach beyond them."""
-    prompts = [[4] * n for n in (5, 90, 93, 94, 95)]
+    prompts = [[4] * n for n in (70, 90, 93, 94, 95)]
     work = Work(prompts, [ResolvedParams(max_tokens=5000, temperature=0.0)] * 5)
     want = work.plain(model)
-    for page_size in (1, 8):
-        _, got = work.guessed(model, want, 4, PATTERNS["all"],
-                              runner={"page_size": page_size, "pages": 600})
-        assert tokens_of(got) == tokens_of(want)
-        assert [len(out.tokens) for out in got] == [91, 6, 3, 2, 1]
+    _, got = work.guessed(model, want, 4, PATTERNS["all"],
+                          runner={"page_size": page_size, "pages": 600})
+    assert tokens_of(got) == tokens_of(want)
+    assert [len(out.tokens) for out in got] == [26, 6, 3, 2, 1]
 
 
 # --- the model's own drafts ----------------------------------------------------------------------

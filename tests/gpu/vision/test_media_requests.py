@@ -3,6 +3,8 @@ prompts are cut, cached, preempted and verified."""
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +25,7 @@ from helpers_media import (
     with_images,
 )
 from helpers_models import load
+from helpers_pairs import pairs
 from helpers_ranks import run_ranks, whole
 from helpers_speculation import Guess, make_runner
 from helpers_vision import write_vl
@@ -58,15 +61,28 @@ class Served(NamedTuple):
     want: list[list[int]]
 
 
-@pytest.fixture(scope="module", params=["2.5", "3"])
-def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Served:
-    path = tmp_path_factory.mktemp("vl")
-    oracle, model = write_vl(path, request.param), None
-    model = load(path)
-    asked = [question(model, *parts) for parts in PARTS]
-    want = [oracle_answer(oracle, own, request.param) for own in asked]
-    assert len({tuple(own) for own in want}) == len(want)
-    return Served(request.param, oracle, model, path, asked, want)
+VERSIONS = ("2.5", "3")
+
+
+@pytest.fixture(scope="module")
+def make(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Served]:
+    """Each kind once, in whatever order tests ask for them."""
+    @functools.cache
+    def cached(kind: str) -> Served:
+        path = tmp_path_factory.mktemp("vl")
+        oracle, model = write_vl(path, kind), None
+        model = load(path)
+        asked = [question(model, *parts) for parts in PARTS]
+        want = [oracle_answer(oracle, own, kind) for own in asked]
+        assert len({tuple(own) for own in want}) == len(want)
+        return Served(kind, oracle, model, path, asked, want)
+
+    return cached
+
+
+@pytest.fixture(scope="module", params=VERSIONS)
+def served(request: pytest.FixtureRequest, make: Callable[[str], Served]) -> Served:
+    return make(request.param)
 
 
 def check(found: list[Any], want: list[list[int]]) -> None:
@@ -78,7 +94,8 @@ def with_text(model: Decoder, own: Question) -> Question:
     return own._replace(tokens=[*own.tokens[:-2], 77, 78])
 
 
-@pytest.mark.parametrize(("budget", "page_size"), [(7, 1), (512, 16), (7, 16), (512, 1)])
+@pytest.mark.parametrize(("served", "budget", "page_size"), pairs(
+    VERSIONS, [(7, 1), (512, 16), (512, 1), (7, 16)]), indirect=["served"])
 def test_tokens_are_those_of_transformers(served: Served, budget: int, page_size: int) -> None:
     """And a second question about the same pictures finds them in the prefix cache, or half of one:
     nothing is encoded again."""
@@ -104,7 +121,7 @@ def test_it_is_the_image_that_a_prefix_is_shared_by(served: Served) -> None:
     assert ring.images.encodings == 2
 
 
-@pytest.mark.parametrize("rows", [0, 10, 16])
+@pytest.mark.parametrize(("served", "rows"), pairs(VERSIONS, [0, 10, 16]), indirect=["served"])
 def test_what_cannot_be_kept_is_made_again(served: Served, rows: int) -> None:
     """The most that a picture has are 12 rows."""
     ring = media_ring(served.model, rows=rows, budget=7)
@@ -140,7 +157,8 @@ def test_a_new_worker_begins_anew(served: Served) -> None:
     check(ring.run(), served.want)
 
 
-@pytest.mark.parametrize("how", ["segments", "drafts", "wrong drafts"])
+@pytest.mark.parametrize(("served", "how"), pairs(
+    VERSIONS, ["segments", "wrong drafts", "drafts"]), indirect=["served"])
 def test_other_ways_to_run_steps(served: Served, how: str) -> None:
     drafts = 2 * how.endswith("drafts")
     guess = Guess(lambda seed, at: how == "drafts" or at % 3 > 0)

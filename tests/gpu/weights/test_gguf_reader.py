@@ -15,6 +15,7 @@ import torch
 from gguf import GGMLQuantizationType as Type
 from helpers_gguf import ARCHITECTURES, KINDS, own_cache, stored, write_model
 from helpers_models import Seq, Stepper, generated, load, oracle_logits
+from helpers_pairs import pairs
 from helpers_worker import Ring, make_runner
 
 from actorium.actors.errors import BadConfig, BadModel
@@ -79,8 +80,7 @@ def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
         assert a is None and b is None or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize(("kind", "dtype"), pairs(FORMATS, [torch.bfloat16, torch.float32]))
 def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> None:
     """Every code and scale, infinite and undefined ones too; rows longer than a strip."""
     blocks = torch.from_numpy(np.random.default_rng(3).integers(

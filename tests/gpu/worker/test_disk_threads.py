@@ -174,18 +174,29 @@ def test_what_had_come_before_it_hung_is_kept(moved: Moved) -> None:
 
 def test_a_write_that_hangs_gives_its_slots_back(
         moved: Moved, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(moved.threads._writes, "patience", 0.3)
+    """Its time is over when it is seen to hang: no other wait may end before."""
+    threads = moved.threads
+    for lane in threads._lanes:
+        monkeypatch.setattr(lane, "patience", 60.0)
     pages = moved.fill()
     moved.order(2, "wipe", range(0))
     assert moved.wait_for_answer(2) == []
     for slot, page in enumerate(pages):
         moved.host.rows[slot] = np.frombuffer(page, np.uint8)
     moved.disk.gate.clear()
+    moved.disk.entered.clear()
     moved.order(3, "write", range(4), range(4))
+    assert moved.disk.entered.wait(60)
+    with threads._changed:
+        threads._writes.open[0].due = 0.0
+        threads._changed.notify()
     assert moved.wait_for_answer(3) == [MISSING] * 4
     moved.host.rows[:] = 9
     moved.disk.gate.set()
-    time.sleep(0.8)
+    while threads._writes.doing is not None:
+        time.sleep(0.01)
+    with threads._changed:
+        threads._rests_until = 0.0
     moved.order(4, "read", range(4), range(4))
     assert moved.wait_for_answer(4) == [DONE, *[MISSING] * 3], "what was under way is whole"
     assert moved.host.rows[0].tobytes() == pages[0]

@@ -42,8 +42,9 @@ from actorium.tools.cli.plan_command import PlanOptions, make_report
 PAGE = 8
 DICE = random.Random(3)
 SHARED = [DICE.randrange(199) for _ in range(60)]
-PROMPTS = ([[DICE.randrange(199) for _ in range(70)] for _ in range(10)]
-           + [SHARED + [DICE.randrange(199) for _ in range(20)] for _ in range(6)])
+PROMPTS = ([[DICE.randrange(199) for _ in range(70)] for _ in range(6)]
+           + [SHARED + [DICE.randrange(199) for _ in range(20)] for _ in range(4)])
+"""Two fill the pool."""
 PARAMS = ResolvedParams(max_tokens=10, temperature=0.0)
 
 
@@ -106,25 +107,24 @@ def test_tokens_are_as_without_tiers(kind: str, tmp_path: Path) -> None:
     host, dice = ring.runner.host, random.Random(1)
     assert host is not None
     while ring.step():
-        if not dice.randrange(4):
+        if dice.randrange(2):
             host.rows[dice.randrange(host.slots), dice.randrange(host.width)] ^= 4
     assert [ring.outputs[sid].tokens for sid in sorted(ring.outputs)] == wanted
     found = ring.core.health().gauges
-    assert found["host_pages_stored"] > 100 and found["host_pages_hit"] > 30
+    assert found["host_pages_stored"] > 60 and found["host_pages_hit"] > 20
     assert found["host_pages_corrupt"] > 0 and ring.preemptions > 0
 
 
-@pytest.mark.parametrize("deaf", ["host of 1", "host of 2"])
-def test_a_wait_that_is_missing_changes_tokens(deaf: str, tmp_path: Path) -> None:
+def test_a_wait_that_is_missing_changes_tokens(tmp_path: Path) -> None:
     """Of the test above: it can fail."""
     model = model_of("int8", tmp_path)
     runs = []
-    for own in ("", deaf):
-        ring = LateRing(staged(model, 120, ToyStreams(None, own)), budget=32)
+    for deaf in ("", "host of 1", "host of 2"):
+        ring = LateRing(staged(model, 120, ToyStreams(None, deaf)), budget=32)
         for prompt in PROMPTS * 2:
             ring.submit(prompt, PARAMS)
         runs.append([out.tokens for out in ring.run()])
-    assert runs[0] != runs[1]
+    assert runs[0] != runs[1] and runs[0] != runs[2]
 
 
 @pytest.mark.parametrize("kind", WRITERS)
