@@ -39,7 +39,7 @@ def test_a_pool_keeps_what_was_asked_for_last() -> None:
         assert pool.used == sum(len(want[own]) for own in held) <= 20
     empty = EncoderPool(0, 3, torch.float32, CPU)
     empty.keep((b"", 0), torch.zeros(1, 3))
-    assert not empty.holds((b"", 0)) and empty.bytes == 0
+    assert not empty.holds((b"", 0)) and empty.table.nbytes == 0
 
 
 @pytest.mark.parametrize("kind", ["2.5", "3"])
