@@ -12,6 +12,7 @@ counts what is missing.
 from __future__ import annotations
 
 import argparse
+import gc
 import hashlib
 import importlib
 import json
@@ -217,6 +218,7 @@ def main() -> None:
             except Exception as error:
                 print(f"{name}: {type(error).__name__}: {error}", file=sys.stderr)
                 bad += 1
+            gc.collect()  # the models that were walked refer to themselves
             total += len(missed)
             print(f"{name}: " + (f"{len(forms)} kernels so far" if arguments.count else
                                  f"{len(missed)} kernels were missing"), flush=True)
