@@ -114,7 +114,9 @@ PROFILE: Sequence[Column] = (
     ("clock_most", "clock: most", "{:.2%}"),
     ("launches", "kernels a step", "{:,.0f}"), ("counted", "counted without a device", "{:,.0f}"))
 CEILINGS: Sequence[Column] = (
-    ("gbs", "GB/s", "{:,.0f}"), ("tflops", "TFLOP/s", "{:,.0f}"),
+    ("gbs", "GB/s", "{:,.0f}"), ("gbs_graph", "copied in a graph", "{:,.0f}"),
+    ("gbs_host", "by the host", "{:,.0f}"), ("gbs_kernel", "by a kernel", "{:,.0f}"),
+    ("gbs_read", "read alone", "{:,.0f}"), ("tflops", "TFLOP/s", "{:,.0f}"),
     ("us_in_a_graph", "us in a graph", "{:.2f}"), ("us_by_the_host", "us by the host", "{:.2f}"),
     ("us_of_a_second_graph", "us of a second graph", "{:.2f}"),
     ("sm_mhz", "SM MHz then", "{:.0f}"), ("watts", "W", "{:.0f}"))

@@ -105,9 +105,11 @@ class DeviceReader:
         self.device, self.piece = device, piece
         cuda = device.type == "cuda"
         self._stream = torch.cuda.Stream(device) if cuda else None
-        # A thread begins on device 0, and would make a context there.
+        # A thread begins on device 0, and would make a context there. The stream's device has a
+        # number, without which torch refuses to set it.
         self._pool = ThreadPoolExecutor(
-            threads, "read", partial(torch.cuda.set_device, device) if cuda else None)
+            threads, "read",
+            partial(torch.cuda.set_device, self._stream.device) if self._stream else None)
         self._free: SimpleQueue[Tensor] = SimpleQueue()
         for _ in range(threads):
             self._free.put(torch.empty(piece, dtype=torch.uint8, pin_memory=cuda))

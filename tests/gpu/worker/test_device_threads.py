@@ -32,7 +32,13 @@ class Devices(threading.local):
 @pytest.fixture
 def devices(monkeypatch: pytest.MonkeyPatch) -> Devices:
     own = Devices()
-    monkeypatch.setattr(torch.cuda, "set_device", lambda device: setattr(own, "current", device))
+
+    def set_device(device: torch.device) -> None:
+        if device.index is None:
+            raise ValueError(f"Expected a torch.device with a specified index, but got:{device}")
+        own.current = device
+
+    monkeypatch.setattr(torch.cuda, "set_device", set_device)
     return own
 
 
@@ -68,10 +74,13 @@ def test_results_are_waited_for_on_the_ranks_device(
     assert asked == [("harvest", SECOND)]
 
 
-def test_weights_are_read_on_the_ranks_device(devices: Devices,
+@pytest.mark.parametrize("device", [SECOND, torch.device("cuda")], ids=str)
+def test_weights_are_read_on_the_ranks_device(device: torch.device, devices: Devices,
                                               monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a number it is the thread's that opens the reader."""
     empty = torch.empty
-    monkeypatch.setattr(torch.cuda, "Stream", lambda device: None)
+    number = device if device.index is not None else devices.current
+    monkeypatch.setattr(torch.cuda, "Stream", lambda _: SimpleNamespace(device=number))
     monkeypatch.setattr(safetensors_reader.torch, "empty",
                         lambda *size, pin_memory=False, **more: empty(*size, **more))
     met = threading.Barrier(3)  # each of the threads
@@ -80,7 +89,7 @@ def test_weights_are_read_on_the_ranks_device(devices: Devices,
         met.wait(30)
         return devices.current
 
-    with DeviceReader(SECOND, 3, 1024) as reader:
+    with DeviceReader(device, 3, 1024) as reader:
         found = [reader._pool.submit(current) for _ in range(3)]
-        assert [each.result() for each in found] == [SECOND] * 3
+        assert [each.result() for each in found] == [number] * 3
     assert devices.current == torch.device("cuda", 0), "that of no other thread"
