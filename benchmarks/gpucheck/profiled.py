@@ -9,7 +9,7 @@ as well, which are no longer than SHORT_US. So where the clock is right,
 
     least <= the profiler's share of longer gaps <= most
 
-but for NEAR of the time. Not yet compared on a device.
+but for NEAR of the time.
 """
 
 from __future__ import annotations

@@ -22,6 +22,7 @@ from actorium.kernels.triton.product import LANES, wide
 from actorium.kernels.triton.softmax import nothing
 from actorium.kernels.triton.work import (
     ITEM,
+    LEAST,
     MOST,
     WorkList,
     again,
@@ -42,6 +43,10 @@ MOST_ROWS = 128
 MOST_REGISTERS = 255
 """Said to the compiler, which else spills some to make room for programs."""
 
+LONG_LEAST = 1024
+"""Tokens of a chunk where there is enough work without short ones: what a chunk leaves for the
+merge, and a program's loads that begin anew, took a third of the time (H200, 32 x 4,096 tokens)."""
+
 
 class DecodeLaunch(NamedTuple):
     """How a decode is launched."""
@@ -58,11 +63,29 @@ class DecodeLaunch(NamedTuple):
     """A thread has at most."""
 
 
+def few(pairs: int, processors: int) -> bool:
+    """Whether a program's own speed counts, not how many there are. pairs: of a sequence and a key
+    head."""
+    return 8 * pairs <= processors
+
+
+def least_of(pairs: int, processors: int) -> int:
+    """Tokens of a chunk, where a sequence has as many. pairs: of a sequence and a tile."""
+    return LONG_LEAST if 2 * pairs >= 3 * processors else LEAST
+
+
 def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = False,
-           capability: int = HOPPER.capability, window: int = 0) -> DecodeLaunch:
+           capability: int = HOPPER.capability, window: int = 0, alone: bool = False
+           ) -> DecodeLaunch:
     """packed: rows that share keys; dim: of a head, padded; itemsize: of the pages' dtype; q_len:
     tokens of a window of drafts; fp32: whether products are of fp32; capability: of the device;
-    window: tokens that a row sees, 0 = all.
+    window: tokens that a row sees, 0 = all; alone: see `few`.
+
+    On sm_90 heads of 128 whose rows fill one tile take a program of one warp, eight of them an SM:
+    no warp waits for others (with four there are nine barriers a block), and a page is one block,
+    so that its number is loaded once. Measured on an H200 beside four warps: 0.72 of the time of
+    256 x 1,024 tokens, 0.57 of 32 x 4,096, 0.41 with pages in e4m3; of one sequence 1.19
+    (`benchmarks/results/gpu-sweep.json`). All others are as follows, by reckoning:
 
     16 KiB of keys and as much of values a block. A page's number is loaded before the keys that it
     names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory.
@@ -86,15 +109,17 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
         return DecodeLaunch(min(rows, max(LANES, 2048 // dim)), min(64, max(LANES, 1024 // dim)),
                             4 if dim <= 128 else 8, 5 if dim <= 128 else 3, 2 if dim <= 128 else 1,
                             MOST_REGISTERS)
-    few = (capability >= 90 and q_len == 1 and itemsize == 2 and not window
-           and rows * dim <= LANES * 128)
-    half = capability != 90 or rows * dim >= 32 * 128 or few
+    small = q_len == 1 and not window and rows * dim <= LANES * 128
+    if capability == 90 and small and dim == 128 and not alone:
+        return DecodeLaunch(rows, 16, 1, 5, 8, MOST_REGISTERS)
+    three = capability >= 90 and small and itemsize == 2
+    half = capability != 90 or rows * dim >= 32 * 128 or three
     size = 4096 if itemsize == 1 else 8192 if half else 16384
     full = (64 if capability < 90 else 128) * 128
     warps = 8 if rows * dim >= full else 4
     return DecodeLaunch(rows, max(LANES, min(64, size // (dim * itemsize))), warps,
-                        7 if itemsize == 1 or few and capability == 90 else 5,
-                        3 if few else 2 if warps == 4 else 1, 168 if few else MOST_REGISTERS)
+                        7 if itemsize == 1 or three and capability == 90 else 5,
+                        3 if three else 2 if warps == 4 else 1, 168 if three else MOST_REGISTERS)
 
 
 def joins(rows: int, dim: int, warps: int) -> tuple[int, int]:
@@ -215,8 +240,9 @@ class Decode:
             return out
         packed = self.q_len * heads // kv_heads
         width = padded(dim)
+        device = device_limits(q.device)
         shape = config(packed, width, layer.element_size(), self.q_len, q.dtype is torch.float32,
-                       device_limits(q.device).capability, self.window)
+                       device.capability, self.window, few(sequences * kv_heads, device.processors))
         tiles = kv_heads * triton.cdiv(packed, shape.rows)
         each = min(packed, shape.rows)
         if self.work is None:
@@ -240,7 +266,9 @@ class Decode:
               shape: DecodeLaunch) -> WorkList:
         seen = min(self.span, self.window + self.q_len - 1) if self.window else self.span
         device = self.lens.device
-        rule = rule_of(tiles, packed, shape.block, device_limits(device).processors, self.splits)
+        processors = device_limits(device).processors
+        rule = rule_of(tiles, packed, shape.block, processors, self.splits,
+                       least_of(sequences * tiles, processors))
         # A window begins anywhere in a block.
         blocks = triton.cdiv(max(seen, 1), shape.block) + (self.window > 0)
         room = room_of(rule, sequences, blocks, tiles, 4 * each * (dim + 1),
@@ -262,7 +290,7 @@ def decode(
     soft_cap * tanh(score / soft_cap), 0 = they stay; splits: chunks of a sequence at most, of a
     block at least, 0 = as `work.rule_of` has it.
 
-    What comes out of a sequence depends on it alone, to the bit, whatever others are in the step:
-    see `work`.
+    What comes out of a sequence depends, to the bit, on it and on how many there are in the step
+    (`few`, `least_of`), not on what the others are: see `work`.
     """
     return Decode(pages, lens, span, q_len, page_size, window, scale, soft_cap, splits)

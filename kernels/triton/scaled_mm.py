@@ -22,6 +22,8 @@ GROUPS = 8
 """Of COLUMNS columns that a program quantises: a thread of 4 warps has 8 numbers, 16 bytes."""
 CHUNK = 4096
 """Columns of a row that a program looks at together where the row has one scale."""
+FEW = 16
+"""Rows up to which these kernels take less time than torch's (0.86 to 0.94 on an H200)."""
 MOST = tl.constexpr(448.0)
 """The largest number of e4m3."""
 
@@ -39,11 +41,14 @@ class ScaledTile(NamedTuple):
 
 def tile(rows: int, outs: int, capability: int = HOPPER.capability) -> ScaledTile:
     """Few rows: the weight's bytes are what counts, so narrow tiles, as many programs as keep 132
-    processors reading, with seven loads of each under way. Many: two warp groups share a tile of
+    processors reading, with seven loads of each under way; measured on an H200
+    (`benchmarks/results/gpu-sweep.json`). Many: two warp groups share a tile of
     128 x 128, the largest whose sum and partial sum both stay in registers; after sm_90 a thread
     has a row of the partial sum, with all scales of its columns, and there is room for half."""
     if rows <= 16:
-        return ScaledTile(16, 32 if outs <= 64 * 132 else 64, 4, 8)
+        if outs > 64 * 132:
+            return ScaledTile(16, 128, 4, 5)
+        return ScaledTile(16, 32 if outs <= 32 * 132 else 64, 4, 8)
     if rows <= 64:
         return ScaledTile(64, 64, 4, 5)
     return ScaledTile(128, 128, 8, 4) if capability <= 90 else ScaledTile(128, 64, 8, 4, 255)
@@ -170,7 +175,8 @@ def scaled_mm(
 
 
 class TritonScaledLinear(ScaledLinear):
-    """The same in these kernels; with a scale a row in torch's (CUTLASS's), where they take it."""
+    """The same in these kernels; with a scale a row, more than FEW rows in torch's (CUTLASS's),
+    where they take it."""
 
     def sums(self, dtype: torch.dtype) -> bool:
         """See `Linear`; these kernels sum on their way, torch's do not."""
@@ -178,7 +184,7 @@ class TritonScaledLinear(ScaledLinear):
 
     def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
         q, scales = self.quantised(x)
-        if x.device.type == "cuda" and self._plain(dtype) and len(x):
+        if x.device.type == "cuda" and self._plain(dtype) and len(x) > FEW:
             y = by_row(q, scales, self.scaled, self.bias)
             return y if residual is None else y.add_(residual)
         return scaled_mm(q, scales, self.scaled, dtype, self.bias, residual)

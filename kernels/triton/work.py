@@ -1,7 +1,7 @@
 """The work list of a step's decode attention: which tokens of which sequence each program takes.
 
-A sequence's keys are cut into chunks by a rule that knows nothing but its own length, so that what
-comes out does not depend, to the bit, on which other sequences are in the step (but see
+A sequence's keys are cut into chunks by a rule that knows its own length and how many sequences
+there are, so that what comes out does not depend, to the bit, on what the others are (but see
 `Room.items`). The list names the chunks of all sequences, those of most work first; the programs
 of a launch, as many as the device holds at once, take them in turns, there and back. So no program
 has more work than another by more than one chunk. The list is made by one small launch, from
@@ -56,9 +56,11 @@ class Room(NamedTuple):
     """Programs for each tile."""
 
 
-def rule_of(tiles: int, packed: int, block: int, processors: int, splits: int = 0) -> Rule:
+def rule_of(tiles: int, packed: int, block: int, processors: int, splits: int = 0,
+            least: int = LEAST) -> Rule:
     """tiles: programs of a chunk that read different keys, or other rows; packed: rows that share
-    keys; block: tokens of a block; splits: chunks of the longest sequence, 0 = as follows.
+    keys; block: tokens of a block; splits: chunks of the longest sequence, 0 = as follows; least:
+    tokens of a chunk, where a sequence has as many.
 
     One sequence alone, if it is long, gets two programs an SM, which is enough to fill the device.
     A chunk has so many tokens that what is written for the merge, and read by it, is the lesser
@@ -67,7 +69,7 @@ def rule_of(tiles: int, packed: int, block: int, processors: int, splits: int = 
     if splits:
         return Rule(1, min(splits, MOST))
     most = min(MOST, max(1, triton.cdiv(2 * max(processors, 8), tiles)))
-    return Rule(max(1, LEAST // block, triton.cdiv(4 * packed, block)), most)
+    return Rule(max(1, least // block, triton.cdiv(4 * packed, block)), most)
 
 
 def room_of(rule: Rule, sequences: int, blocks: int, tiles: int, part: int, programs: int) -> Room:

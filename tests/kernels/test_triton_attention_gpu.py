@@ -162,8 +162,11 @@ def test_decode_in_a_graph_reads_lengths_and_pages_anew(splits: int) -> None:
     assert error(out, case.wanted()) < NEAR[BF16]
 
 
-def test_the_same_bits_alone_and_in_a_batch() -> None:
-    """Also where all programs are at work at once, and other ones finish last."""
+def test_the_same_bits_beside_any_others() -> None:
+    """Of as many sequences: also where all programs are at work at once, and other ones finish
+    last."""
+    from actorium.kernels.triton.decode import decode
+
     before = [0, 17, 300, 1023, 5000, 20_000] * 12
     for q_len, heads, kv_heads, dim in ((1, 32, 8, 128), (3, 32, 8, 128), (1, 16, 1, 256)):
         case = Paged([(n, q_len) for n in before], heads, kv_heads, dim, 16, 0, BF16,
@@ -171,13 +174,13 @@ def test_the_same_bits_alone_and_in_a_batch() -> None:
         whole = decoded(case, q_len)
         for _ in range(5):
             assert torch.equal(decoded(case, q_len), whole)
-        from actorium.kernels.triton.decode import decode
-
         tables, lens = case.tables()
-        for i in range(6):
-            rows = slice(i * q_len, (i + 1) * q_len)
-            alone = decode(tables[i:i + 1], lens[i:i + 1], int(lens[i]), q_len, 16, 0, case.scale)
-            assert torch.equal(alone(case.q[rows], case.layer), whole[rows])
+        q, span = case.q.view(len(before), q_len, heads, dim), int(lens.max())
+        for i in range(6):  # beside copies of itself
+            same = torch.full((len(before),), i, device="cuda")
+            out = decode(tables[same], lens[same], span, q_len, 16, 0, case.scale)(
+                q[same].flatten(0, 1), case.layer).view_as(q)
+            assert torch.equal(out, whole.view_as(q)[same])
 
 
 def test_nothing_waits_for_the_device() -> None:

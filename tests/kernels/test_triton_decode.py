@@ -18,7 +18,7 @@ from actorium.gpu.plan.graph_memory import parts_estimate
 from actorium.kernels.reference.merge import merge as torch_merge
 from actorium.kernels.reference.paged_attention import torch_decode
 from actorium.kernels.triton import decode as module
-from actorium.kernels.triton.decode import config, decode
+from actorium.kernels.triton.decode import config, decode, few, least_of
 from actorium.kernels.triton.merge import merge
 from actorium.kernels.triton.work import PARTS, Room, Rule, make, room_of, rule_of
 
@@ -242,6 +242,19 @@ def test_the_rule_fills_the_device_with_one_sequence() -> None:
         Rule(4, 33), PARTS // (8 * 2064), 49)
     assert room_of(Rule(4, 33), 256, 3, 8, 2064, 396) == Room(Rule(4, 33), 256, 49)
     assert room_of(Rule(4, 33), 1, 2048, 8, 2064, 396) == Room(Rule(4, 33), 33, 33)
+
+
+def test_one_sequence_is_shared_out_further_than_many() -> None:
+    """One of 8 key heads on 132 processors is what eight processors a program would not fill."""
+    assert [few(8 * n, 132) for n in (1, 2, 3, 256)] == [True, True, False, False]
+    assert [least_of(8 * n, 132) for n in (1, 24, 25, 256)] == [256, 256, 1024, 1024]
+    assert rule_of(8, 4, 16, 132, 0, 1024) == Rule(64, 33)
+    for itemsize in (1, 2):
+        many, one = (config(4, 128, itemsize, alone=alone) for alone in (False, True))
+        assert (many.block, many.warps, many.programs) == (16, 1, 8) and one.warps == 4
+    for other in (config(4, 128, 2, 3), config(4, 64, 2), config(4, 128, 2, window=512),
+                  config(4, 128, 2, capability=89), config(4, 128, 4, fp32=True)):
+        assert other.warps == 4, "what was not measured is as it was"
 
 
 @pytest.mark.parametrize(("q_len", "window"), [(1, 0), (3, 0), (2, 400)])
