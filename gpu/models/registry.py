@@ -47,7 +47,7 @@ MODELS: dict[str, type[Decoder]] = {
     **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM",
                      "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM",
                      "Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
-                     "Qwen3VLForConditionalGeneration"), CausalLM),
+                     "Qwen3VLForConditionalGeneration", "GraniteForCausalLM"), CausalLM),
     "DeepseekV3ForCausalLM": DeepseekLM,
     **dict.fromkeys(HYBRIDS, HybridLM),
     "GraniteMoeHybridForCausalLM": GraniteLM,
