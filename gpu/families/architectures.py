@@ -54,13 +54,15 @@ from actorium.gpu.families.tensor_specs import (
     vision_tensors,
 )
 
+LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
+"""(shape, i, what their names begin with) -> the tensors of the i-th layer."""
+
 
 class Architecture(NamedTuple):
     """A model class that configs name."""
 
     read: ConfigReader
-    layer: Callable[[ModelShape, int, str], list[TensorSpec]]
-    """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
+    layer: LayerTensors
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
