@@ -74,7 +74,8 @@ def main() -> None:
     """Compile, print what breaks a rule, and end with 1 if anything does."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--sm", type=int, nargs="+", default=[90], help="compute capabilities")
-    parser.add_argument("--cases", default="", help="those whose name this expression finds")
+    parser.add_argument("--cases", default="",
+                        help="those whose name this expression finds; their figures are printed")
     parser.add_argument("--quick", action="store_true", help="the decisive ones")
     parser.add_argument("--jobs", type=int, default=2, help="processes")
     parser.add_argument("--json", type=Path)
@@ -93,6 +94,8 @@ def main() -> None:
     bad = [row for row in rows if row["faults"]]
     for row in bad:
         print(f"sm_{row['sm']} {row['case']} {row['kernel']}: {'; '.join(row['faults'])}")
+    if arguments.cases and not arguments.quick:
+        print(table(rows))
     print(f"{len(rows)} kernels, {len(bad)} not as they are meant, "
           f"{time.monotonic() - began:.0f} s")
     if arguments.json:

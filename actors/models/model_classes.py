@@ -40,6 +40,7 @@ MODEL_TYPES = {
     "qwen3_5": ModelClass("Qwen3_5ForConditionalGeneration", 32_768),
     "qwen3_5_moe_text": ModelClass("Qwen3_5MoeForCausalLM", 32_768),
     "qwen3_5_moe": ModelClass("Qwen3_5MoeForConditionalGeneration", 32_768),
+    "granite": ModelClass("GraniteForCausalLM", 2048),
     "granitemoehybrid": ModelClass("GraniteMoeHybridForCausalLM", 2048),
     "qwen2_5_vl": ModelClass("Qwen2_5_VLForConditionalGeneration", 32_768),
     "qwen3_vl": ModelClass("Qwen3VLForConditionalGeneration", 128_000),

@@ -16,7 +16,11 @@ from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
 from actorium.gpu.families.fp8_config import served_fp8
-from actorium.gpu.families.granite_config import granite, granite_layer
+from actorium.gpu.families.granite_config import (
+    granite,
+    granite_hybrid,
+    granite_hybrid_layer,
+)
 from actorium.gpu.families.llama_config import (
     causal_layer,
     gemma3,
@@ -50,13 +54,15 @@ from actorium.gpu.families.tensor_specs import (
     vision_tensors,
 )
 
+LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
+"""(shape, i, what their names begin with) -> the tensors of the i-th layer."""
+
 
 class Architecture(NamedTuple):
     """A model class that configs name."""
 
     read: ConfigReader
-    layer: Callable[[ModelShape, int, str], list[TensorSpec]]
-    """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
+    layer: LayerTensors
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
@@ -72,7 +78,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
     "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
     **{name: Architecture(qwen_hybrid, qwen_hybrid_layer, qwen_mtp) for name in HYBRIDS},
-    "GraniteMoeHybridForCausalLM": Architecture(granite, granite_layer),
+    "GraniteForCausalLM": Architecture(granite, causal_layer),
+    "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
     "Qwen3VLForConditionalGeneration": Architecture(qwen3_vl, causal_layer),
     "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, qwen_hybrid_layer),

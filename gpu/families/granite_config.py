@@ -1,4 +1,5 @@
-"""Granite-4 hybrid: Mamba-2 and attention layers, an MLP for all tokens, and experts beside it."""
+"""Granite 3, Llama with multipliers; and Granite-4 hybrid: Mamba-2 and attention layers, an MLP for
+all tokens, and experts beside it."""
 
 from __future__ import annotations
 
@@ -24,38 +25,53 @@ GRANITE: dict[str, Any] = {
     "vocab_size": 32_000, "hidden_size": 4096, "intermediate_size": 11_008,
     "num_hidden_layers": 32, "num_attention_heads": 32, "max_position_embeddings": 2048,
     "embedding_multiplier": 1.0, "logits_scaling": 1.0, "residual_multiplier": 1.0,
-    "attention_multiplier": 1.0, "num_local_experts": 8, "num_experts_per_tok": 2,
+    "attention_multiplier": 1.0,
+}
+"""What a config of Granite 3 leaves out, as in transformers."""
+HYBRID: dict[str, Any] = {
+    **GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2,
     "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
     "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_conv_bias": True, "mamba_proj_bias": False,
 }
-"""What a config leaves out (transformers' `GraniteMoeHybridConfig`)."""
+"""What one of Granite-4 hybrid leaves out (transformers' `GraniteMoeHybridConfig`)."""
 RECURRENT, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of the two kinds of layers: the checkpoints' own, and transformers'."""
 
 
 def granite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of these configs.
+    """Reader of Granite 3's config; its layers are Llama's."""
+    get = Fields(_complete(raw, GRANITE), where)
+    return replace(_multiplied(get, decoder_shape(get, dtype)), mlp_bias=get.flag("mlp_bias"))
+
+
+def granite_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Granite-4 hybrid's config."""
+    get = Fields(_complete(raw, HYBRID), where)
+    shape = _multiplied(get, decoder_shape(get, dtype, ropes=_ropes(get)))
+    experts, recurrent, mamba = _experts(get), _mamba_layers(get, shape.layers), _mamba(get)
+    return replace(
+        shape, intermediate=get.int("shared_intermediate_size"),
+        recurrent=recurrent, recurrence=mamba if recurrent else None,
+        experts=experts, sparse=tuple(range(shape.layers)) if experts else ())
+
+
+def _multiplied(get: Fields, shape: ModelShape) -> ModelShape:
+    """The shape with the biases and multipliers of all Granites.
 
     What each layer gives is multiplied by `residual_multiplier`, r, before it is added. The same
     without a product at every layer: hidden states are kept divided by r, so are the embeddings,
     and a norm takes no notice but for its epsilon, which is then that over r * r.
     """
-    get = Fields(_complete(raw), where)
-    shape = decoder_shape(get, dtype, ropes=_ropes(get))
     residual, bias = get.float("residual_multiplier"), get.flag("attention_bias")
-    experts, recurrent, mamba = _experts(get), _mamba_layers(get, shape.layers), _mamba(get)
     return replace(
-        shape, intermediate=get.int("shared_intermediate_size"), qkv_bias=bias, o_bias=bias,
-        norm_eps=shape.norm_eps / residual**2,
+        shape, qkv_bias=bias, o_bias=bias, norm_eps=shape.norm_eps / residual**2,
         attention_scale=get.float("attention_multiplier"),
         embed_scale=get.float("embedding_multiplier") / residual,
-        logit_scale=1 / get.float("logits_scaling"),
-        recurrent=recurrent, recurrence=mamba if recurrent else None,
-        experts=experts, sparse=tuple(range(shape.layers)) if experts else ())
+        logit_scale=1 / get.float("logits_scaling"))
 
 
-def granite_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
+def granite_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer: attention or Mamba-2, and an MLP with or without experts."""
     specs = norm_tensors(at, s)
     if i in s.recurrent and isinstance(s.recurrence, MambaShape):
@@ -84,9 +100,9 @@ def _ropes(get: Fields) -> tuple[RopeShape, ...]:
     return ()
 
 
-def _complete(raw: dict[str, Any]) -> dict[str, Any]:
+def _complete(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The config with all it leaves out."""
-    return {**GRANITE, **{key: value for key, value in raw.items() if value is not None}}
+    return {**defaults, **{key: value for key, value in raw.items() if value is not None}}
 
 
 def _mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:

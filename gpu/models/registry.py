@@ -16,15 +16,20 @@ from actorium.actors.models.model_dir import read_json
 from actorium.gpu.attention.backend_choice import select_attention
 from actorium.gpu.attention.capabilities import FP8_PAGES
 from actorium.gpu.families.architectures import (
+    ARCHITECTURES,
+    LayerTensors,
     attention_modules,
     model_tensors,
     mtp_names,
     read_shape,
 )
+from actorium.gpu.families.deepseek_config import deepseek_layer
 from actorium.gpu.families.fp8_config import fp8_shape
+from actorium.gpu.families.granite_config import granite_hybrid_layer
+from actorium.gpu.families.llama_config import causal_layer
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
-from actorium.gpu.families.qwen_hybrid_config import HYBRIDS
+from actorium.gpu.families.qwen_hybrid_config import qwen_hybrid_layer
 from actorium.gpu.models.decoder import Decoder, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
@@ -43,15 +48,11 @@ from actorium.kernels.backends import triton_fault
 
 LOG = logging.getLogger("actorium.model")
 ChoosePasses = Callable[[Decoder, tuple[str, ...]], tuple[str, ...]]
-MODELS: dict[str, type[Decoder]] = {
-    **dict.fromkeys(("LlamaForCausalLM", "MistralForCausalLM", "MinistralForCausalLM",
-                     "Qwen2ForCausalLM", "Qwen3ForCausalLM", "Gemma3ForCausalLM",
-                     "Gemma3ForConditionalGeneration", "Qwen2_5_VLForConditionalGeneration",
-                     "Qwen3VLForConditionalGeneration"), CausalLM),
-    "DeepseekV3ForCausalLM": DeepseekLM,
-    **dict.fromkeys(HYBRIDS, HybridLM),
-    "GraniteMoeHybridForCausalLM": GraniteLM,
-}
+OF_LAYERS: dict[LayerTensors, type[Decoder]] = {
+    causal_layer: CausalLM, qwen_hybrid_layer: HybridLM, deepseek_layer: DeepseekLM,
+    granite_hybrid_layer: GraniteLM}
+"""What runs layers of these tensors."""
+MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}
 """What runs each of `ARCHITECTURES`."""
 
 

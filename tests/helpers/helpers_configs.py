@@ -53,6 +53,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Qwen3_5MoeForConditionalGeneration"],
      "text_config": {**SMALL, **DELTA, **EXPERTS, "attention_bias": True}},
     {"architectures": ["Qwen3MoeForCausalLM"], **EXPERTS, "decoder_sparse_step": 2},
+    {"architectures": ["GraniteForCausalLM"], "attention_multiplier": 0.1,
+     "residual_multiplier": 0.25, "embedding_multiplier": 8.0, "logits_scaling": 4.0},
     {"architectures": ["GraniteMoeHybridForCausalLM"], **MAMBA, "num_local_experts": 0,
      "position_embedding_type": "rope", "dtype": "float32", "tie_word_embeddings": True},
     {"architectures": ["GraniteMoeHybridForCausalLM"], **MAMBA, "num_local_experts": 6,

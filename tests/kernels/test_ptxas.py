@@ -58,6 +58,28 @@ def test_every_kernel_that_is_launched_has_a_rule() -> None:
     assert launched - NOT_SERVED == {rule.kernel for rule in rules.RULES}
 
 
+LAUNCHED = """
+from ptxas_device import Standin
+from triton.runtime.jit import JITFunction
+
+Standin().install()
+launched = set()
+JITFunction.run = lambda this, *_, **__: launched.add(this.__name__)
+
+from ptxas_cases import cases
+
+for case in cases():
+    case.launch()
+print(*launched)
+"""
+
+
+def test_every_kernel_with_a_rule_is_launched_by_a_case(tmp_path: Path) -> None:
+    """Nothing is compiled."""
+    launched = alone(["-c", LAUNCHED], tmp_path, 200).split()
+    assert set(launched) == {rule.kernel for rule in rules.RULES}, "benchmarks/ptxas_cases.py"
+
+
 @pytest.mark.parametrize(("capability", "warps", "registers", "shared", "programs"), [
     (90, 4, 128, 72192, 3), (90, 4, 168, 0, 3), (90, 4, 169, 0, 2), (90, 8, 255, 0, 1),
     (90, 1, 255, 128, 8), (90, 4, 32, 0, 16), (90, 2, 24, 0, 32), (89, 4, 32, 0, 12),

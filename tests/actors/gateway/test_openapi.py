@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,20 @@ def test_every_name_of_a_route_has_a_handler_and_an_operation() -> None:
     names = {route.name for route in ROUTES}
     assert names == set(handlers_of(ServedEngine(Config(), Path("none"))))
     assert names - PAGES == set(OPERATIONS)
+
+
+def paths_missing_in(text: str) -> list[str]:
+    """Returns the first path of each route for programs that a text does not name."""
+    return [path for route in ROUTES if route.name not in PAGES
+            for path in [route.paths[0].replace("{name:path}", "{id}")]
+            if not re.search(rf"(?<![\w/}}]){re.escape(path)}(?![\w/])", text)]
+
+
+def test_the_guide_names_every_route() -> None:
+    guide = (Path(__file__).parents[3] / "docs" / "http-routes.md").read_text()
+    assert paths_missing_in(guide) == []
+    assert paths_missing_in(guide.replace("`/livez`", "").replace("`GET /health`", "")) == [
+        "/health", "/livez"]
 
 
 def test_a_key_is_asked_for_where_there_are_keys() -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from helpers_cluster import ClusterBox, settings
+from helpers_code_facts import files
 from prometheus_client.openmetrics.parser import (
     text_string_to_metric_families as openmetrics_families,
 )
@@ -29,6 +30,7 @@ from actorium.actors.watchdog.metric_tables import (
     NODES,
     RAY,
     ROUTER,
+    VLLM,
 )
 from actorium.actors.watchdog.metrics import MetricsInput, families
 from actorium.actors.watchdog.probe_routes import metrics_text
@@ -362,6 +364,16 @@ def test_names_are_given_once_and_each_has_a_text() -> None:
     assert len(set(gauges)) == len(gauges)
     assert {source for _, source, _ in HISTOGRAMS} | {beat_gauges.HTTP_REQUESTS} \
         == set(beat_gauges.BOUNDS)
+
+
+def test_every_row_is_of_a_gauge_that_is_reported() -> None:
+    """A gauge that no code names, as a misspelt one, would be 0 for ever."""
+    code = "".join(path.read_text() for package in ("actors", "gpu") for path in files(package)
+                   if path.parent.name != "watchdog")
+    named = set(re.findall(r'"(\w+)"', code))
+    rows = [*VLLM, *ACTORIUM]
+    assert [row for row in rows
+            if (row.gauge or row.name).removeprefix("spec_decode_") not in named] == []
 
 
 def test_the_dashboard_names_only_metrics_that_are_exported() -> None:

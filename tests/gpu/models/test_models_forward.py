@@ -46,6 +46,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
     ("qwen3", "Qwen3ForCausalLM", {}),
     ("qwen3-tied-bias", "Qwen3ForCausalLM", {"tie_word_embeddings": True, "attention_bias": True}),
+    ("granite", "GraniteForCausalLM",
+     {"attention_multiplier": 0.1, "residual_multiplier": 0.22, "embedding_multiplier": 12.0,
+      "logits_scaling": 8.0}),
+    ("granite-bias-tied", "GraniteForCausalLM",
+     {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
+      "attention_multiplier": 0.3, "residual_multiplier": 1.5}),
     ("qwen3-yarn", "Qwen3ForCausalLM", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
@@ -119,7 +125,10 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
 @pytest.mark.parametrize("options", [{}, {"head_dim": 64, "num_key_value_heads": 1},
                                      {"attention_bias": True, "tie_word_embeddings": True},
                                      {"architecture": "Gemma3ForCausalLM", "head_dim": 32,
-                                      "sliding_window": 8, "sliding_window_pattern": 2}])
+                                      "sliding_window": 8, "sliding_window_pattern": 2},
+                                     {"architecture": "GraniteForCausalLM",
+                                      "attention_multiplier": 0.1, "residual_multiplier": 0.22,
+                                      "embedding_multiplier": 12.0, "logits_scaling": 8.0}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -43,6 +43,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "qwen3.5": lambda path: write_kind(path, "hybrid"),
     "qwen3-moe": lambda path: write_kind(path, "experts"),
     "qwen3.5-moe": lambda path: write_kind(path, "sparse"),
+    "granite-3": lambda path: write_checkpoint(
+        path, "GraniteForCausalLM", attention_bias=True, mlp_bias=True, residual_multiplier=0.4,
+        attention_multiplier=0.2, embedding_multiplier=3.0, logits_scaling=2.0),
     "granite": lambda path: write_granite(path, seed=5),
     "granite-experts": lambda path: write_granite(path, seed=5, num_local_experts=6),
     "granite-groups": lambda path: write_granite(path, seed=5, mamba_n_groups=2),
