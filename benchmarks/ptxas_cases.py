@@ -249,7 +249,9 @@ def decodes() -> Iterator[Case]:
             ("Llama-3.2-1B, fp32", wide(LLAMA_1B), (1, 3))):
         for q_len in lengths:
             yield Case(f"decode {name}, q{q_len}", partial(decode, a, q_len))
-    yield Case("decode Llama-3.1-8B, q1, 1024 sequences", partial(decode, LLAMA, 1, 1024))
+    for sequences in (1, 1024):
+        yield Case(f"decode Llama-3.1-8B, q1, {sequences} sequences",
+                   partial(decode, LLAMA, 1, sequences))
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3), ("Qwen3.5-27B", QWEN35)):
         for q_len in (1, 3, 8):
             yield Case(f"decode {name}, FP8 pages, q{q_len}", partial(decode, fp8(a), q_len), 89)
@@ -442,6 +444,8 @@ def products() -> Iterator[Case]:
         yield Case(f"scaled_mm DeepSeek-V3, {count} rows", partial(scaled, count, 7168, 2048), 89)
     yield Case("scaled_mm 4096 x 4096, a scale a row, 1 row", partial(scaled, 1, 4096, 4096, False),
                89)
+    yield Case("scaled_mm 28672 x 4096, a scale a row, 1 row",
+               partial(scaled, 1, 28672, 4096, False), 89)
     yield Case("scaled_mm 4096 x 4096, a scale a row, 512 rows",
                partial(scaled, 512, 4096, 4096, False), 89)
 

@@ -84,8 +84,9 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
     On sm_90 heads of 128 whose rows fill one tile take a program of one warp, eight of them an SM:
     no warp waits for others (with four there are nine barriers a block), and a page is one block,
     so that its number is loaded once. Measured on an H200 beside four warps: 0.72 of the time of
-    256 x 1,024 tokens, 0.57 of 32 x 4,096, 0.41 with pages in e4m3; of one sequence 1.19
-    (`benchmarks/results/gpu-sweep.json`). All others are as follows, by reckoning:
+    256 x 1,024 tokens, 0.54 of 32 x 4,096, 0.41 with pages in e4m3; of one sequence 1.54
+    (`benchmarks/results/gpu-sweep.json`). Three stages, since Triton spills some registers with
+    more. All others are as follows, by reckoning:
 
     16 KiB of keys and as much of values a block. A page's number is loaded before the keys that it
     names, and Triton counts both as stages: five are two blocks under way, 72 KiB of shared memory.
@@ -111,7 +112,7 @@ def config(packed: int, dim: int, itemsize: int, q_len: int = 1, fp32: bool = Fa
                             MOST_REGISTERS)
     small = q_len == 1 and not window and rows * dim <= LANES * 128
     if capability == 90 and small and dim == 128 and not alone:
-        return DecodeLaunch(rows, 16, 1, 5, 8, MOST_REGISTERS)
+        return DecodeLaunch(rows, 16, 1, 3 if itemsize == 2 else 5, 8, MOST_REGISTERS)
     three = capability >= 90 and small and itemsize == 2
     half = capability != 90 or rows * dim >= 32 * 128 or three
     size = 4096 if itemsize == 1 else 8192 if half else 16384

@@ -39,16 +39,18 @@ class ScaledTile(NamedTuple):
     """A thread has at most; None = the compiler may spill some to make room for programs."""
 
 
-def tile(rows: int, outs: int, capability: int = HOPPER.capability) -> ScaledTile:
+def tile(rows: int, outs: int, capability: int = HOPPER.capability, blocked: bool = True
+         ) -> ScaledTile:
     """Few rows: the weight's bytes are what counts, so narrow tiles, as many programs as keep 132
-    processors reading, with seven loads of each under way; measured on an H200
-    (`benchmarks/results/gpu-sweep.json`). Many: two warp groups share a tile of
+    processors reading, with seven loads of each under way; with a scale a row on sm_90 those that
+    were fastest on an H200 (`benchmarks/results/gpu-sweep.json`). Many: two warp groups share a tile of
     128 x 128, the largest whose sum and partial sum both stay in registers; after sm_90 a thread
     has a row of the partial sum, with all scales of its columns, and there is room for half."""
     if rows <= 16:
-        if outs > 64 * 132:
+        if capability == 90 and not blocked and outs > 64 * 132:
             return ScaledTile(16, 128, 4, 5)
-        return ScaledTile(16, 32 if outs <= 32 * 132 else 64, 4, 8)
+        narrow = 64 if blocked or capability != 90 else 32
+        return ScaledTile(16, 32 if outs <= narrow * 132 else 64, 4, 8)
     if rows <= 64:
         return ScaledTile(64, 64, 4, 5)
     return ScaledTile(128, 128, 8, 4) if capability <= 90 else ScaledTile(128, 64, 8, 4, 255)
@@ -164,7 +166,8 @@ def scaled_mm(
     out = torch.empty((rows, outs), dtype=dtype, device=x.device)
     if not rows:
         return out
-    t, groups = own or tile(rows, outs, device_limits(x.device).capability), w.scales.shape[1]
+    groups = w.scales.shape[1]
+    t = own or tile(rows, outs, device_limits(x.device).capability, groups > 1)
     added = x if residual is None else residual
     _product[(triton.cdiv(rows, t.rows), triton.cdiv(outs, t.outs))](
         x, x_scales, w.weight, w.scales, x if bias is None else bias, added, added.stride(0), out,
