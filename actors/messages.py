@@ -362,7 +362,12 @@ Media = Annotated[list[MediaItem], Meta(max_length=1024)]
 
 
 class Submit(Message):
-    """A checked request: token ids and resolved parameters."""
+    """A checked request: token ids and resolved parameters.
+
+    What the worker samples by (`params`, on to `Admit`), what the detokenizer reads (`text`, on to
+    `Open`) and what makes masks (`grammar`, `rules`) are apart, each passed on as it is. One struct
+    would have the worker decode grammars and stop strings, and the detokenizer logit biases.
+    """
 
     rid: Rid
     client: ClientId

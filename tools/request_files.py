@@ -26,6 +26,8 @@ BODY = {"messages": [{"role": "user", "content": "What is 12 + 30?"}], "max_toke
         "stream": True}
 IDLE = 3.0
 """Seconds without a request, for what runs anyway."""
+SETTLE = 25.0
+"""Seconds after the first answer: spare processes still import what they may need."""
 READY = re.compile(r"http://[\d.]+:\d+")
 HOOK = '''
 import mmap, os, sys, threading
@@ -77,6 +79,7 @@ def traced(flags: list[str]) -> list[tuple[int, str, str]]:
             try:
                 url = next(found[0] for line in engine.stdout if (found := READY.search(line)))
                 ask(url)
+                time.sleep(SETTLE)
                 for number, run in ((1, lambda: time.sleep(IDLE)), (2, lambda: ask(url))):
                     phase[0] = number
                     run()

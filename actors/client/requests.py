@@ -28,8 +28,10 @@ from actorium.actors.params import SamplingParams
 
 DEFAULT_PARAMS = SamplingParams()
 _encode = msgspec.msgpack.Encoder().encode
-_parse = msgspec.msgpack.Decoder(Generate).decode
-_parse_params = msgspec.msgpack.Decoder(SamplingParams).decode
+_decode_generate = msgspec.msgpack.Decoder(Generate).decode
+_decode_params = msgspec.msgpack.Decoder(SamplingParams).decode
+"""They check types. `convert` does not: it takes structs that a caller has made, and those within
+them, as they are; and of `Raw` there are no builtins that it could read instead."""
 
 
 class Resumable(Struct, frozen=True, kw_only=True):
@@ -167,7 +169,13 @@ def encode_request(rid: str, request: Request, tenant: str = "") -> tuple[bytes,
                        cache_salt=check_salt(request.cache_salt),
                        resume_seconds=resumable.seconds, media=request.media,
                        created=resumable.created)
-    return encode(message, "prompt" if messages is None else "messages"), params.n
+    field = "prompt" if messages is None else "messages"
+    frame = encode(message, field)
+    try:
+        _decode_generate(frame)  # the engine would drop what it cannot decode
+    except (msgspec.MsgspecError, RecursionError) as error:
+        raise InvalidRequest(f"{field}: {error}", field) from None
+    return frame, params.n
 
 
 def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
@@ -186,16 +194,12 @@ def encode_raw(value: Any, kind: type[Any], field: str) -> msgspec.Raw:
 
 
 def encode(message: Any, field: str, large: bool = False) -> bytes:
-    """Returns the frame of a message to the engine. large: its front has another bound. Raises
+    """Returns the frame of a message to the engine. large: its endpoint has another bound. Raises
     `InvalidRequest` naming `field`."""
     try:
         frame = _encode(message)
-        if isinstance(message, Generate):
-            _parse(frame)
     except (UnicodeEncodeError, TypeError, OverflowError, RecursionError) as error:
         raise InvalidRequest(f"{field}: cannot be sent: {error}", field) from None
-    except msgspec.MsgspecError as error:
-        raise InvalidRequest(f"{field}: {error}", field) from None
     if len(frame) > MAX_CLIENT_MESSAGE_BYTES and not large:
         raise InvalidRequest(f"{field}: {len(frame)} bytes exceed the limit of "
                              f"{MAX_CLIENT_MESSAGE_BYTES} for one message", field)
@@ -208,7 +212,7 @@ def check_params(params: SamplingParams) -> SamplingParams:
         raise InvalidRequest(f"params: must be SamplingParams, got {type(params).__name__}",
                              "params")
     try:
-        _parse_params(_encode_params(params))
+        _decode_params(_encode_params(params))
         params.check()
     except msgspec.ValidationError as error:
         what, _, where = str(error).partition(" - at `$.")

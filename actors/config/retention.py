@@ -43,6 +43,8 @@ GIVEN_UP_CLIENTS = 1024
 """Clients that did not read and are sent nothing until they say something."""
 
 # --- gateway ---
+CHECKED_SCHEMAS = 64
+"""Schemas of tools and of lenient formats, with what of them is not enforced."""
 TOKEN_TEXTS = 1 << 17
 """Texts of tokens, for log-probabilities."""
 DASHBOARD_SAMPLES = 90
@@ -52,6 +54,8 @@ _ENTRY = 768
 255 bytes, those of requests 64."""
 _TEMPLATE = 2 << 20
 _TEXT = 224
+_SCHEMA = 5 << 16
+"""A schema's text of at most 64 Ki characters, and some places in it."""
 _SAMPLE = 16 << 10
 STORE_FACTOR = 2
 """Bytes that SQLite takes at most for each byte stored: pages half full, and indices."""
@@ -90,6 +94,7 @@ def retention_bounds(config: Config) -> tuple[RetentionBound, ...]:
             RetentionBound("gateway", "stored responses",
                  STORE_FACTOR * gateway.responses_max_bytes if in_memory else 0,
                  "responses-max-bytes"),
+            RetentionBound("gateway", "checked schemas", CHECKED_SCHEMAS * _SCHEMA),
             RetentionBound("gateway", "tokens' texts", TOKEN_TEXTS * _TEXT),
             RetentionBound("gateway", "dashboard", DASHBOARD_SAMPLES * _SAMPLE)]
     return tuple(rows)

@@ -157,7 +157,7 @@ class ChoiceReader:
         `ReasoningTokenCounter`; customs: names of the custom tools."""
         self._parser, self._keeps_reasoning, self._max_calls = parser, keeps_reasoning, max_calls
         self._reasoning = ReasoningTokenCounter(mark)
-        self._custom_calls = CustomCallReader(customs)
+        self._custom_calls = CustomCallReader(customs) if customs else None
         self._has_calls = self._has_answer = False
 
     def read(self, delta: StreamDelta | Completion) -> ChoiceEvents:
@@ -168,10 +168,11 @@ class ChoiceReader:
             parts += self._parser.end(cut=reason != STOP)
         self._reasoning.add(parts, delta.text, delta.token_ids)
         kept = [part for part in merge_parts(parts) if self._keeps(part)]
+        shown: list[AnswerPart] = [*kept] if self._custom_calls is None \
+            else self._custom_calls.add(kept, last=reason is not None)
         return ChoiceEvents(
-            delta.index, self._custom_calls.add(kept, last=reason is not None), delta.token_ids,
-            delta.logprobs, delta.prompt_logprobs, self._has_answer, self._reason(reason),
-            delta.stop_reason)
+            delta.index, shown, delta.token_ids, delta.logprobs, delta.prompt_logprobs,
+            self._has_answer, self._reason(reason), delta.stop_reason)
 
     def _keeps(self, part: MessagePart) -> bool:
         if isinstance(part, ReasoningPart):

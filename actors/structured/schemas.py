@@ -17,8 +17,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
 
+from actorium.actors.config.retention import CHECKED_SCHEMAS
 from actorium.actors.structured.schema_alternatives import exclusive
 from actorium.actors.structured.schema_keywords import (
     HELD,
@@ -41,12 +43,13 @@ CONSTRAINTS = HELD - frozenset(NUMERIC)
 SAYS = ("additionalProperties", "unevaluatedProperties")
 BESIDE_NULL = ("enum", "const", *OTHERS)
 """Keywords beside which a null is an alternative."""
-STEPS, CLOSES = 60_000, 5
-"""The most steps: looks at a schema, or this many for closing it, again for each place that refers
-to it. Schemas of the length that a request may have, and no bomb, take a third."""
+STEPS, CLOSES, NAMES, CHARS = 60_000, 5, 8, 8
+"""The most steps: looks at a schema, or `CLOSES` for closing it, again for each place that refers
+to it, and more for names that it takes over (`NAMES` a step) and for text that is copied (`CHARS`
+a step). Schemas of the length that a request may have, and no bomb, take half."""
 NOBODY: Names = frozenset()
-NAMED = 5
-"""The most keywords that an error names."""
+NAMED, PLACE = 5, 1000
+"""The most keywords that an error names, and characters of the place of each."""
 LENIENT = " (passed over with structured_outputs.lenient)"
 MEMBERS = ("properties", "patternProperties", "additionalProperties", "propertyNames", "required",
            "minProperties", "$ref", "$dynamicRef", "$recursiveRef", "allOf", "anyOf", "oneOf",
@@ -66,17 +69,26 @@ def closed(schema: Any, closes: bool = True, lenient: bool = False) -> Any:
     return made
 
 
-def unheld(schema: Any) -> list[tuple[str, str]]:
-    """Returns (place, keyword) of what in a schema is not enforced, such as
-    ("properties.tags.uniqueItems", "uniqueItems"). Raises as `closed` does where it is wrong."""
-    closing = Closing(schema, True)
+class SchemaCheck(NamedTuple):
+    """What a grammar does not enforce of a schema."""
+
+    keywords: list[str]
+    """Sorted, each once."""
+    message: str
+    """Their first places in words; empty where there are none."""
+
+
+@lru_cache(maxsize=CHECKED_SCHEMAS)
+def checked_schema(text: str) -> SchemaCheck:
+    """Returns the check of a schema's JSON text: all that the gateway needs of closing it. Kept,
+    since a conversation brings its tools with each turn. The closed schema itself is not sent: it
+    may be far longer, and requests of the SDK come without. Raises as `closed` does where it is
+    wrong."""
+    closing = Closing(json.loads(text), True)
     closing.result()
-    return [(entry.at, entry.keyword) for entry in closing.unheld]
-
-
-def unenforced(schema: Any) -> list[str]:
-    """Returns the keywords of a schema and of those within it that are not enforced, sorted."""
-    return sorted({keyword for _, keyword in unheld(schema)})
+    unheld = list(closing.unheld)
+    return SchemaCheck(sorted({entry.keyword for entry in unheld}),
+                       _unheld_message(unheld) if unheld else "")
 
 
 def object_schema(parameters: Any) -> Schema:
@@ -92,10 +104,11 @@ def object_schema(parameters: Any) -> Schema:
     return made
 
 
-def _unheld_message(found: list[Unheld]) -> str:
+def _unheld_message(unheld: list[Unheld]) -> str:
     """Returns what cannot be enforced in words."""
-    names = [own.at + (f" ({own.why})" if own.why else "") for own in found[:NAMED]]
-    more = f" and {len(found) - NAMED} more" if len(found) > NAMED else ""
+    names = [entry.at[:PLACE] + (f" ({entry.why})" if entry.why else "")
+             for entry in unheld[:NAMED]]
+    more = f" and {len(unheld) - NAMED} more" if len(unheld) > NAMED else ""
     return f"{', '.join(names)}{more} cannot be enforced{LENIENT}"
 
 
@@ -137,7 +150,7 @@ class Closing:
 
     def _close(self, schema: Any, others: Names, at: str) -> Any:
         """others: properties that schemas beside this one name of the same value; at: its place."""
-        self._step(CLOSES)
+        self._step(CLOSES + len(others) // NAMES)
         if isinstance(schema, bool):
             return schema
         if not isinstance(schema, dict):
@@ -281,6 +294,7 @@ class Closing:
             return {"$ref": "#"}
         key = pointer, beside, json.dumps(more)
         if key not in self._copies:
+            self._step(len(json.dumps(target)) // CHARS)
             safe = _SAFE.fullmatch(pointer)
             self._copies[key] = name = self._define(
                 safe[1] if safe and not more and not beside else "")

@@ -10,8 +10,9 @@ from __future__ import annotations
 
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import msgspec
 from jinja2 import TemplateError
 from msgspec import Struct
 
@@ -53,6 +54,7 @@ _MARK = "\ue0a7\ue0d3\ue0a7 "
 """Put behind a last turn that is to be continued, to find its end in what the template makes of it.
 Of private characters, and a space at the end, which shows whether the template strips turns."""
 _RESERVED = RESERVED_TEMPLATE_ARGS | {TICK, CONCAT}
+T = TypeVar("T")
 
 
 class PromptEnding(Struct, frozen=True, array_like=True):
@@ -273,3 +275,20 @@ def special_tokens(path: Path, config: dict[str, Any]) -> dict[str, str]:
                                    "model")
                 tokens[name] = value
     return tokens
+
+
+def unpacked_args(raw: msgspec.Raw) -> dict[str, Any]:
+    """Decodes a template's variables. Raises `InvalidRequest`."""
+    return _unpacked(raw, dict[str, Any], "template_args")
+
+
+def unpacked_tools(raw: msgspec.Raw) -> list[dict[str, Any]]:
+    """Decodes tools for a template. Raises `InvalidRequest`."""
+    return _unpacked(raw, list[dict[str, Any]], "tools")
+
+
+def _unpacked(raw: msgspec.Raw, kind: type[T], field: str) -> T:
+    try:
+        return msgspec.msgpack.decode(raw, type=kind)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
+        raise InvalidRequest(f"{field}: {error}", field) from None

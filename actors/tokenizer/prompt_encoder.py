@@ -16,16 +16,13 @@ from actorium.actors.media.prompt_media import cut
 from actorium.actors.messages import Detokenize, Generate, MediaItem, Tokenize, TurnPart
 from actorium.actors.tokenizer import defaults
 from actorium.actors.tokenizer.chat_template import (
-    ChatTemplate,
     PromptEnding,
     RenderBudgetExceeded,
-)
-from actorium.actors.tokenizer.generic_tools import unreadable
-from actorium.actors.tokenizer.template_renderer import (
-    TemplateRenderer,
     unpacked_args,
     unpacked_tools,
 )
+from actorium.actors.tokenizer.generic_tools import unreadable
+from actorium.actors.tokenizer.template_renderer import TemplateRenderer
 from actorium.actors.tokenizer.text_model import TextModel, TokenIds
 
 LOG = logging.getLogger("actorium.tokenizer")
@@ -166,21 +163,17 @@ class PromptEncoder:
             raise context_overflow(most, 1, room, "max_tokens")
         return most - room if wanted < 0 else wanted
 
-    def _template(self, message: PromptRequest) -> ChatTemplate | None:
-        """Returns the model's template for a conversation; None where it brings its own."""
-        tools = bool(unpacked_tools(message.tools))
-        return self._model.templates.pick(message.chat_template, tools)
-
     def _render_bounded(self, message: PromptRequest) -> str:
-        template = self._template(message)
-        if template is None:
+        tools = unpacked_tools(message.tools)
+        template = self._model.templates.pick(message.chat_template, bool(tools))
+        if template is None:  # the conversation brings its own
             raise RenderBudgetExceeded
         args = self._model.default_args | unpacked_args(message.template_args)
-        return template.render(message.messages or [], args, unpacked_tools(message.tools),
-                               SHORT_TICKS, _ending(message))
+        return template.render(message.messages or [], args, tools, SHORT_TICKS, _ending(message))
 
     def _rendered(self, message: PromptRequest) -> str:
-        template = self._template(message)
+        tools = bool(unpacked_tools(message.tools))
+        template = self._model.templates.pick(message.chat_template, tools)
         text = "" if template is None else template.source
         with self._rendering.setdefault(text, threading.Lock()):
             if text not in self._renderers:

@@ -8,7 +8,7 @@ compiled there, too, since compiling evaluates constant expressions.
 
 from __future__ import annotations
 
-from typing import Any, TypeVar
+from typing import Any
 
 import msgspec
 from msgspec import Struct
@@ -17,11 +17,15 @@ from actorium.actors.config.retention import TEMPLATES
 from actorium.actors.errors import BadModel, InvalidRequest
 from actorium.actors.messages import ChatMessage
 from actorium.actors.tokenizer.bounded_process import MEMORY, BoundedProcess, hello, serve
-from actorium.actors.tokenizer.chat_template import MODELS_TURN, ChatTemplate, PromptEnding
+from actorium.actors.tokenizer.chat_template import (
+    MODELS_TURN,
+    ChatTemplate,
+    PromptEnding,
+    unpacked_args,
+    unpacked_tools,
+)
 
 CPU_SECONDS = 2.0
-
-T = TypeVar("T")
 
 
 class TemplateSource(Struct, array_like=True):
@@ -86,23 +90,6 @@ class TemplateRenderer:
     def close(self) -> None:
         """Ends the process."""
         self.child.close()
-
-
-def unpacked_args(raw: msgspec.Raw) -> dict[str, Any]:
-    """Decodes a template's variables. Raises `InvalidRequest`."""
-    return _unpacked(raw, dict[str, Any], "template_args")
-
-
-def unpacked_tools(raw: msgspec.Raw) -> list[dict[str, Any]]:
-    """Decodes tools for a template. Raises `InvalidRequest`."""
-    return _unpacked(raw, list[dict[str, Any]], "tools")
-
-
-def _unpacked(raw: msgspec.Raw, kind: type[T], field: str) -> T:
-    try:
-        return msgspec.msgpack.decode(raw, type=kind)
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, OverflowError) as error:
-        raise InvalidRequest(f"{field}: {error}", field) from None
 
 
 # --- the process ----------------------------------------------------------------------------------

@@ -8,9 +8,18 @@ from typing import Any
 
 from jsonschema import Draft202012Validator
 
+from actorium.actors.structured.schemas import Closing
+
 WORDS = ["id", "name", "größe", "a b", "tags", "x", "the \"quoted\"", "kind", "0", "note\n"]
 PATTERNS = ["[a-z]{1,6}", "[0-9]{4}-[0-9]{2}", "(ab|cd)+", "[A-Z][a-z]{0,4}( [A-Z][a-z]{0,4}){0,2}"]
 """Anchored when used; finite or soon over."""
+
+
+def unheld(schema: Any) -> list[tuple[str, str]]:
+    """Returns (place, keyword) of what a grammar of the schema does not enforce."""
+    closing = Closing(schema, True)
+    closing.result()
+    return [(entry.at, entry.keyword) for entry in closing.unheld]
 
 
 def schema(seed: int) -> dict[str, Any]:

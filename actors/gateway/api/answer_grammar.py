@@ -18,7 +18,7 @@ from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.gateway.parsers.thoughts import Thought
 from actorium.actors.params import MAX_GRAMMAR, Structured
 from actorium.actors.structured.schema_references import under
-from actorium.actors.structured.schemas import LENIENT, closed, object_schema
+from actorium.actors.structured.schemas import LENIENT, checked_schema, object_schema
 from actorium.actors.structured.structural_tags import Node, format_of
 
 ANY_OBJECT = {"type": "object"}
@@ -110,12 +110,13 @@ def _arguments(function: Function) -> Node:
     function whose schema cannot be held."""
     schema, lenient = object_schema(function.parameters), function.strict is False
     try:
-        closed(schema, lenient=lenient)
+        check = checked_schema(json_text(schema))
+        why = "" if lenient else check.message
     except (ValueError, RecursionError) as error:
-        why = "it is too deep" if isinstance(error, RecursionError) else \
-            str(error).replace(LENIENT, " (passed over with its strict: false)")
-        raise bad_field("tools", f"the parameters of {function.name!r}: {why}") \
-            from None
+        why = "it is too deep" if isinstance(error, RecursionError) else str(error)
+    if why:
+        why = why.replace(LENIENT, " (passed over with its strict: false)")
+        raise bad_field("tools", f"the parameters of {function.name!r}: {why}")
     return {"type": "json_schema", "json_schema": schema, "lenient": lenient}
 
 

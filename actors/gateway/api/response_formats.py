@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.params import MAX_GRAMMAR, Structured
-from actorium.actors.structured.schemas import unenforced
+from actorium.actors.structured.schemas import checked_schema
 
 Schema = dict[str, Any] | bool
 
@@ -104,9 +104,9 @@ def passed_over(wanted: Structured | None) -> list[str]:
     if wanted is None or len(text) > MAX_GRAMMAR:
         return []
     try:
-        whole = json.loads(text or "null")
-        lenient = [whole] if wanted.lenient else _lenient_schemas(whole)
-        return [name for schema in lenient for name in unenforced(schema)]
+        lenient = [text] if wanted.lenient else \
+            [json.dumps(schema) for schema in _lenient_schemas(json.loads(text or "null"))]
+        return [name for schema in lenient for name in checked_schema(schema).keywords]
     except (ValueError, RecursionError):  # the engine says so
         return []
 
@@ -114,12 +114,12 @@ def passed_over(wanted: Structured | None) -> list[str]:
 def _lenient_schemas(part: Any) -> list[Any]:
     """Returns the schemas of a structural tag's part that are lenient."""
     if isinstance(part, list):
-        return [one for inner in part for one in _lenient_schemas(inner)]
+        return [schema for inner in part for schema in _lenient_schemas(inner)]
     if not isinstance(part, dict):
         return []
     if part.get("type") == "json_schema":
         return [part.get("json_schema")] if part.get("lenient") else []
-    return [one for inner in part.values() for one in _lenient_schemas(inner)]
+    return [schema for inner in part.values() for schema in _lenient_schemas(inner)]
 
 
 def _constraint(name: str, value: Any) -> Structured | None:

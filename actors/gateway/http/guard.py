@@ -1,5 +1,6 @@
-"""The application before all routes, as pure ASGI: it checks callers, bounds requests and writes
-errors.
+"""The application before all routes, as pure ASGI: it checks callers, bounds requests, writes
+errors, cancels the work for clients that disconnect, and has each step of a request in the journal
+of in-flight requests.
 
 Every path needs a key (where there are any) but the probes and the page.
 """
@@ -9,30 +10,66 @@ from __future__ import annotations
 import asyncio
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from time import monotonic
 from typing import Any
 
 import msgspec
 from starlette.exceptions import HTTPException
-from starlette.types import ASGIApp, Receive, Scope, Send
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from actorium.actors.errors import ActoriumError
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.access_log import GONE, AccessRecord
 from actorium.actors.gateway.http.api_keys import Keys, shown
 from actorium.actors.gateway.http.http_errors import SERVER, HttpError, http_error
-from actorium.actors.gateway.http.request_task import AnswerSender, in_journal, until_disconnected
 from actorium.actors.gateway.http.routes import Access, ErrorStyle, allowed_methods, canonical, find
 from actorium.actors.gateway.served_engine import ServedEngine
 from actorium.actors.runtime.http.allowed_hosts import AllowedHosts, check_head
 from actorium.actors.runtime.http.http_server import OVER_LIMIT
 
+WATCH_AFTER = 0.05
+"""Seconds after which a connection is watched: for most faster requests watching would cost more
+than the answer."""
 CLOSING = frozenset({"too_many_connections", "unsupported_framing"})
 """Codes of refusals after which a connection is of no use."""
 _NOSNIFF = (b"x-content-type-options", b"nosniff")
 Headers = list[tuple[bytes, bytes]]
 _REQUEST_ID = re.compile(r"[\x21-\x7e]{1,128}")
+
+
+class AnswerSender:
+    """Wraps one request's `send`: knows how much of the answer was sent, and adds headers to it."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self.status = 0
+        """The answer's status; 0 = not begun."""
+        self.ended = False
+        """The last part has been passed on."""
+        self.headers: list[tuple[bytes, bytes]] = []
+        """Added to the answer's own."""
+
+    async def __call__(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            message["headers"] = [*message.get("headers", ()), *self.headers]
+        elif not message.get("more_body", False):
+            # Before it is sent: after it uvicorn says "http.disconnect" even of a connected client.
+            self.ended = True
+        await self._send(message)
+
+    async def json(self, status: int, body: bytes, headers: list[tuple[bytes, bytes]]) -> None:
+        """Answers with this JSON."""
+        await self({"type": "http.response.start", "status": status, "headers": [
+            (b"content-type", b"application/json"),
+            (b"content-length", str(len(body)).encode()), *headers]})
+        await self({"type": "http.response.body", "body": body})
+
+    async def no_content(self) -> None:
+        """Answers with headers alone."""
+        await self({"type": "http.response.start", "status": 204, "headers": []})
+        await self({"type": "http.response.body", "body": b""})
 
 
 class HttpExchange:
@@ -146,6 +183,106 @@ class Guard:
             raise HttpError(wrong.status, wrong.message, wrong.param, code=wrong.code)
 
 
+# --- one request ----------------------------------------------------------------------------------
+
+async def until_disconnected(app: ASGIApp, scope: Scope, receive: Receive,
+                             answer: AnswerSender) -> bool:
+    """Runs `app` for one request, in this task, and cancels it when the client disconnects: whether
+    it waits for the engine's first token, for the whole answer, or for the client to read. When
+    cancelled, the SDK's calls abort their requests, unless those may outlive their connection.
+
+    Returns False if the client has disconnected; raises what `app` raises. The connection is
+    watched once the body has been read, since both use `receive`.
+    """
+    body_read, disconnected = asyncio.Event(), False
+    task, loop = asyncio.current_task(), asyncio.get_running_loop()
+    watcher: asyncio.Task[None] | None = None
+    assert task is not None
+
+    async def reading() -> Message:
+        message = await receive()
+        if not message.get("more_body", False):
+            body_read.set()
+        return message
+
+    async def watch() -> None:
+        nonlocal disconnected
+        if scope["method"] not in ("GET", "HEAD"):
+            await body_read.wait()
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        if not answer.ended:
+            disconnected = True
+            task.cancel()
+
+    def begin() -> None:
+        nonlocal watcher
+        watcher = asyncio.ensure_future(watch())
+
+    timer = loop.call_later(WATCH_AFTER, begin)
+    try:
+        await app(scope, reading, answer)
+    except asyncio.CancelledError:
+        if not disconnected or task.uncancel():  # another task cancels as well
+            raise
+        return False
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+    return True
+
+
+def in_journal(app: ASGIApp, call: EngineCall) -> ASGIApp:
+    """Wraps the application so that each of its steps for this request is in the journal."""
+    async def run(scope: Scope, receive: Receive, send: Send) -> None:
+        await JournaledSteps(app(scope, receive, send), call)  # type: ignore[arg-type]
+    return run
+
+
+class JournaledSteps:
+    """An awaitable that runs a coroutine; while it has the processor, from one of its waits to the
+    next, its request is in the journal (for decoding, conversion, parsing, writing). If the process
+    dies or hangs meanwhile, the next incarnation knows which request it worked on."""
+
+    __slots__ = ("_call", "_coroutine", "_journal")
+
+    def __init__(self, coroutine: Coroutine[Any, Any, None], call: EngineCall) -> None:
+        self._coroutine, self._call, self._journal = coroutine, call, call.engine.journal
+
+    def __await__(self) -> JournaledSteps:
+        return self
+
+    def __iter__(self) -> JournaledSteps:
+        return self
+
+    def __next__(self) -> Any:
+        return self._run(self._coroutine.send, None)
+
+    def send(self, value: Any) -> Any:
+        """As a generator's."""
+        return self._run(self._coroutine.send, value)
+
+    def throw(self, *error: Any) -> Any:
+        """As a generator's."""
+        return self._run(self._coroutine.throw, *error)
+
+    def close(self) -> None:
+        """As a generator's."""
+        self._coroutine.close()
+
+    def _run(self, step: Callable[..., Any], *args: Any) -> Any:
+        journal_id = self._call.journal_id
+        if journal_id:
+            self._journal.put(journal_id)
+        try:
+            return step(*args)
+        finally:
+            self._journal.clear()
+
+
+# --- refusals -------------------------------------------------------------------------------------
+
 def _headers_of(error: HttpError) -> Headers:
     headers: Headers = []
     if error.retry_after:
@@ -190,6 +327,8 @@ def _request_id(given: bytes) -> str:
     text = given.decode("latin-1")
     return text if _REQUEST_ID.fullmatch(text) else ""
 
+
+# --- other origins --------------------------------------------------------------------------------
 
 _GRANTED: Headers = [
     (b"access-control-allow-methods", b"GET, POST, DELETE, OPTIONS"),

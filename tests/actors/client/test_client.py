@@ -17,6 +17,7 @@ import pytest
 from helpers_text import FakeEngine, byte_level, write_model
 
 from actorium.actors.client.client import Client, Completion, Request
+from actorium.actors.client.requests import Resumable, encode_request
 from actorium.actors.errors import (
     ActoriumError,
     ContextOverflow,
@@ -25,6 +26,7 @@ from actorium.actors.errors import (
     InvalidRequest,
     QueueFull,
 )
+from actorium.actors.messages import ChatMessage, ToolCall, TurnPart
 from actorium.actors.params import SamplingParams
 
 TEXT = "the € day, \U0001f600 é!"
@@ -263,6 +265,23 @@ def test_bad_timeouts_and_messages(client: Client) -> None:
     for messages in ([], "hi", [{"role": "user"}], [{"role": "user", "content": 5}]):
         with pytest.raises(InvalidRequest, match="messages"):
             client.chat(messages)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(("more", "why"), [
+    ({"messages": [ChatMessage(role=5, content="x")]},  # type: ignore[arg-type]
+     "messages: Expected `str`, got `int` - at `$[5][0].role`"),
+    ({"messages": [ChatMessage("user", [TurnPart("text", 3)])]},  # type: ignore[arg-type]
+     "messages: Expected `str`, got `int` - at `$[5][0].content[0].text`"),
+    ({"messages": [{"role": "user", "content": "x", "tool_calls": [ToolCall("", "{}")]}]},
+     "messages: Expected `str` of length >= 1 - at `$[5][0].tool_calls[0].name`"),
+    ({"prompt": "x", "add_generation_prompt": "no"},
+     "prompt: Expected `bool`, got `str` - at `$[13]`"),
+    ({"prompt": "x", "resumable": Resumable(rid="a", seconds=5000)},
+     "prompt: Expected `float` <= 3600.0 - at `$[11]`")])
+def test_what_the_engine_could_not_decode_is_refused(more: dict[str, Any], why: str) -> None:
+    with pytest.raises(InvalidRequest) as caught:
+        encode_request("r", Request(**more))
+    assert caught.value.message == why and caught.value.param == why.partition(":")[0]
 
 
 def test_a_huge_prompt_is_refused_before_the_socket(client: Client) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import gc
+import json
 import tracemalloc
 from collections.abc import Callable, Iterator
+from functools import lru_cache
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -25,6 +27,7 @@ from actorium.actors.runtime.client_endpoint import ClientEndpoint
 from actorium.actors.runtime.inflight_journal import InflightJournal, name_of
 from actorium.actors.scheduler.queue_policies import VirtualTokenCounter
 from actorium.actors.structured.grammar_validator import GrammarValidator
+from actorium.actors.structured.schemas import checked_schema
 from actorium.actors.tokenizer.core import TokenizerCore
 
 SMALLER = 16
@@ -134,12 +137,21 @@ def tokens_texts(monkeypatch: pytest.MonkeyPatch) -> Any:
     return pieces
 
 
+def checked_schemas(monkeypatch: pytest.MonkeyPatch) -> Any:
+    check = lru_cache(retention.CHECKED_SCHEMAS // SMALLER)(checked_schema.__wrapped__)
+    for number in range(2 * retention.CHECKED_SCHEMAS // SMALLER):
+        check(json.dumps({"properties": {
+            f"{number}{place}" + 10_000 * "ü": {"uniqueItems": True} for place in "uvwxyz"}},
+            ensure_ascii=False))
+    return check
+
+
 ROWS: dict[str, list[Fill]] = {
     "names of requests": [names_of_requests], "checked grammars": [checked_grammars],
     "ended sequences": [ended_sequences], "lost clients": [lost_clients, one_lost_client],
     "clients reached": [clients_reached], "refused sequences": [refused_sequences],
     "tenants' shares": [tenants_shares], "clients given up": [clients_given_up],
-    "tokens' texts": [tokens_texts]}
+    "tokens' texts": [tokens_texts], "checked schemas": [checked_schemas]}
 ELSEWHERE = {"finished requests": "test_retained", "compiled grammars": "test_grammar",
              "requests' templates": "test_prompt_options", "dashboard": "test_gateway_page",
              "stored responses": "here, by SQLite's own count"}

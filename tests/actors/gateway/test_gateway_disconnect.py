@@ -12,7 +12,7 @@ import pytest
 from helpers_gateway import Served
 
 from actorium import Client
-from actorium.actors.gateway.http.request_task import AnswerSender, until_disconnected
+from actorium.actors.gateway.http.guard import AnswerSender, until_disconnected
 
 PROMPT = "Tell me a story about a fox."
 LONG = {"max_tokens": 3000, "ignore_eos": True}

@@ -25,10 +25,9 @@ from actorium.actors.scheduler.recovery import recovery_log as recovery
 from actorium.actors.scheduler.recovery.recovery_log import PriorRun
 from actorium.actors.scheduler.recovery.request_faults import RequestFaults, grammar_name
 from actorium.actors.scheduler.request_state import new_request_state, request_name
-from actorium.actors.scheduler.scheduler_actor import SchedulerActor
+from actorium.actors.scheduler.scheduler_actor import GrammarCompiler, SchedulerActor
 from actorium.actors.scheduler.scheduler_state import SchedulerState
 from actorium.actors.scheduler.slot_table import SlotTable
-from actorium.actors.structured.grammar_compiler import GrammarCompiler
 from actorium.actors.structured.guides import SequenceGuide
 from actorium.actors.structured.structured_output import StructuredOutputManager
 

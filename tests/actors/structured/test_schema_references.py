@@ -9,13 +9,14 @@ from typing import Any
 
 import pytest
 from helpers_masking import says, vocabulary
+from helpers_schemas import unheld
 from helpers_speed import slowness
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import grammar_of
 from actorium.actors.structured.schema_references import under
-from actorium.actors.structured.schemas import closed, object_schema, unheld
+from actorium.actors.structured.schemas import closed, object_schema
 
 INT, NULL = {"type": "integer"}, {"type": "null"}
 
@@ -153,7 +154,18 @@ def test_alternatives_are_held_where_they_exclude_each_other(parts: list[Any],
     vocabulary().matcher(grammar(schema, lenient=True))
 
 
+def doubled(root: Any, leaf: Any, depth: int = 10) -> Any:
+    """A schema that leads to a leaf in 2**depth ways, each beside other names."""
+    return {"type": "object", "$ref": "#/$defs/x0", **root, "$defs": {f"x{i}": {"anyOf": [
+        {"properties": {f"{side}{i}": {}}, "$ref": f"#/$defs/x{i + 1}"} for side in "qr"]}
+        for i in range(depth)} | {f"x{depth}": leaf}}
+
+
 BOMBS = {
+    "names in many copies": doubled({"properties": {f"n{i}": True for i in range(3000)}},
+                                    {"properties": {"z": {}}}),
+    "a pattern in many copies": doubled({}, {"pattern": "(a|b){2}[x-z]" * 4000}),
+    "a text in many copies": doubled({}, {"const": "y" * 60_000}),
     "many ways": {"$ref": "#/$defs/a0", "$defs": {f"a{i}": {"anyOf": [
         {"$ref": f"#/$defs/a{i + 1}", "properties": {f"{side}{i}": {}}} for side in "xy"]}
         for i in range(60)} | {"a60": {"properties": {"z": {}}}}},

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 from helpers_masking import MODEL, says, vocabulary
+from helpers_schemas import unheld
 from jsonschema import Draft7Validator, Draft202012Validator
 from jsonschema.validators import validator_for
 from test_grammar import walk
@@ -19,7 +20,7 @@ from tokenizers import Tokenizer
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import grammar_of
 from actorium.actors.structured.schema_references import under
-from actorium.actors.structured.schemas import object_schema, unheld
+from actorium.actors.structured.schemas import object_schema
 
 SCHEMAS: dict[str, dict[str, Any]] = json.loads(
     (Path(__file__).parents[2] / "data" / "schemas_of_generators.json").read_text())

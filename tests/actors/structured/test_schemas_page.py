@@ -8,12 +8,12 @@ from pathlib import Path
 
 import pytest
 from helpers_masking import says, vocabulary
+from helpers_schemas import unheld
 
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.params import Structured
 from actorium.actors.structured.grammar import grammar_of
 from actorium.actors.structured.schema_patterns import GRAMMARS, PATTERNS
-from actorium.actors.structured.schemas import unheld
 
 PAGE = (Path(__file__).parents[3] / "docs" / "schemas.md").read_text()
 
