@@ -197,8 +197,8 @@ def test_an_engine_shows_them(cli: Cli, path: Path) -> None:
         assert "MiB (planned): weights " in cli.run("ps").stdout.decode()
         (worker,) = (row for row in cli.actors() if row["role"] == "worker-0")
         assert worker["gauges"]["pages_bytes"] == first["pages"]["measured"]
-        plan = json.loads(cli.run("plan", str(path), "--memory", "8MiB", "--max-num-seqs", "4",
-                                  "--json").stdout)
+        plan = json.loads(cli.run("plan", str(path), "--device", "cpu", "--memory", "8MiB",
+                                  "--max-num-seqs", "4", "--json").stdout)
         held = client.server_info()["memory"]["bytes"]
         assert held["pages"]["measured"] + held["states"]["measured"] == plan["used"]
         assert {line["name"]: line["bytes"] for line in plan["outside"]}["workspace"] \
