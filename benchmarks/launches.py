@@ -48,7 +48,6 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.plan.graph_memory import GraphShape
 from actorium.gpu.step.runner import ModelRunner
@@ -249,8 +248,8 @@ def count(case: Case, fused: bool = True, passes: str = "all") -> Tally:
                                  {}).runner
             runner.model.ops.products.assume(  # type: ignore[attr-defined]
                 CONFIGS if fused else ())
-            graphs = DecodeGraphRunner(runner, CountingCapturer(counting),
-                                       [GraphShape(case.batch, case.drafts + 1)])
+            graphs = runner.decode_graphs(CountingCapturer(counting),
+                                          [GraphShape(case.batch, case.drafts + 1)])
             graphs.capture(lambda *_: None)
             runner.graphs = graphs
             return _step(runner, case, counting)

@@ -9,13 +9,12 @@ import torch
 
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.cpu.native_ops import NativeOps
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.torch_ops import TorchOps, TorchSampling
 from actorium.kernels.sampling_ops import SamplingOps
 
 
 def select_ops(dtype: torch.dtype, device: torch.device, head_dim: int, native: bool,
-               kernels: str = "auto", exact: bool = False) -> Ops:
+               kernels: str = "auto", exact: bool = False) -> TorchOps:
     """The kernels for a model. native=False: none in C. exact: whatever it costs: recurrent layers
     take prompts token by token, in C, and Triton's products have one configuration for any rows.
 

@@ -209,7 +209,7 @@ def grouped_mm(x: Tensor, own: Grouped) -> Tensor:
 
 
 class RowLookup(Protocol):
-    """What `Ops.linear` gives of such rows can be an embedding."""
+    """What `TorchOps.linear` gives of such rows can be an embedding."""
 
     def rows(self, ids: Tensor, dtype: torch.dtype) -> Tensor:
         """Rows of the weight, [T, K] for i64[T]."""

@@ -88,33 +88,33 @@ class PackedLinear(Linear):
         return out
 
 
-class NativeLinear(PackedLinear):
+class NativeLinear(Linear):
     """Both layouts of a small weight: C for up to FEW_ROWS rows, packed above."""
 
     def __init__(
         self, weight: Tensor, bias: Tensor | None, lib: ctypes.CDLL, threads: int
     ) -> None:
-        self.rows = weight.contiguous()
+        super().__init__(weight.contiguous(), bias)
+        self.packed = PackedLinear(weight, bias)
         self.call, self.threads = lib.linear, threads
-        self.rows_at = self.rows.data_ptr()
+        self.weight_at = self.weight.data_ptr()
         self.bias_at = 0 if bias is None else bias.data_ptr()
-        super().__init__(weight, bias)
 
     def __call__(self, x: Input) -> Tensor:
         x = plain(x)
-        return self._few(x, 0) if x.shape[0] <= FEW_ROWS else super().__call__(x)
+        return self._few(x, 0) if x.shape[0] <= FEW_ROWS else self.packed(x)
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y."""
         x = plain(x)
         if x.shape[0] <= FEW_ROWS:
             return self._few(x, residual.data_ptr())
-        return super().add(x, residual)
+        return self.packed.add(x, residual)
 
     def _few(self, x: Tensor, residual: int) -> Tensor:
-        outs, ins = self.rows.shape
+        outs, ins = self.weight.shape
         y = x.new_empty((x.shape[0], outs))
-        self.call(x.data_ptr(), self.rows_at, self.bias_at, residual, y.data_ptr(), x.shape[0],
+        self.call(x.data_ptr(), self.weight_at, self.bias_at, residual, y.data_ptr(), x.shape[0],
                   outs, ins, self.threads)
         return y
 

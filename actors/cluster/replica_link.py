@@ -60,8 +60,8 @@ class PrefixReport(TreeObserver):
         self._tree, self._whole = tree, True
         self._hashes.clear()
         if tree is not None:
-            if self not in tree.observers:
-                tree.observers.append(self)
+            if self not in tree.pages.observers:
+                tree.pages.observers.append(self)
             for node in tree.nodes():
                 self.grown(node)
 

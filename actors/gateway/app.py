@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 from starlette.routing import Route, Router
@@ -40,18 +40,16 @@ def build_app(engine: ServedEngine, hosts: AllowedHosts | None = None) -> ASGIAp
     router: the guard answers errors."""
     handlers = handlers_of(engine)
     return Guard(Router(redirect_slashes=False, routes=[
-        Exact(path, handlers[route.name], route.methods)
+        whole_path(Route(path, handlers[route.name], methods=list(route.methods)))
         for route in ROUTES for path in route.paths]), engine, hosts)
 
 
-class Exact(Route):
-    """A route that matches whole paths. Starlette's patterns end in `$`, which also matches before
-    a final newline: to them `/flush_cache%0A` is `/flush_cache`, to the guard, which looks up who
-    may call, it is not."""
-
-    def __init__(self, path: str, handler: Handler, methods: Sequence[str]) -> None:
-        super().__init__(path, handler, methods=list(methods))
-        self.path_regex = re.compile(self.path_regex.pattern.removesuffix("$") + r"\Z")
+def whole_path(route: Route) -> Route:
+    """Lets a route match whole paths alone. Starlette's patterns end in `$`, which also matches
+    before a final newline: to them `/flush_cache%0A` is `/flush_cache`, to the guard, which looks
+    up who may call, it is not."""
+    route.path_regex = re.compile(route.path_regex.pattern.removesuffix("$") + r"\Z")
+    return route
 
 
 def handlers_of(engine: ServedEngine) -> dict[str, Handler]:

@@ -13,7 +13,6 @@ from torch import Tensor
 from actorium.kernels import sampling_tables as columns
 from actorium.kernels.backends import select_sampling
 from actorium.kernels.grouped_rows import RowFormat, grouped_mm, pack_rows, quantise_grouped
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.all_reduce import sum_parts_norm
 from actorium.kernels.reference.experts import EachExpert, route
 from actorium.kernels.reference.rope import rope_rows, rope_table
@@ -171,7 +170,7 @@ def _rotation(s: Setting) -> Case:
     index = s.arange(rows, torch.int64) + 16
     rope = rope_rows(rope_table(inv, 1.0, rows, BF16), s.arange(rows, torch.int64))
 
-    def run(ops: Ops, qkv: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
+    def run(ops: TorchOps, qkv: Tensor, pages: Tensor) -> tuple[Tensor, Tensor]:
         ops.rotate_write(qkv, heads, None, 1e-6, rope, pages, index)
         return qkv[:, :heads], pages
 

@@ -11,7 +11,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from actorium.kernels.ops import Ops
 from actorium.kernels.ragged import ExtendRun as RaggedRun
 from actorium.kernels.ragged import plan_ragged
 from actorium.kernels.reference.delta_rule import Heads
@@ -57,7 +56,7 @@ def _step(s: Setting, heads: Heads, batch: int) -> Case:
     states, kept = _states(s, heads, batch + 1), s.randn(batch + 1, 3, heads.channels)
     rows, p = s.arange(batch, torch.int64) + 1, s.randn(batch, width)
 
-    def run(ops: Ops, states: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+    def run(ops: TorchOps, states: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
         return ops.delta_step(p, states, kept, rows, layer), states, kept
 
     return Case(lambda: run(s.ops, states, kept), _changing("fp32", run, states, kept),
@@ -71,7 +70,7 @@ def _window(s: Setting, heads: Heads, batch: int) -> Case:
     window = s.randn(3 * batch, width)
     accepted = torch.ones(batch, dtype=torch.int64, device=s.device)
 
-    def run(ops: Ops, states: Tensor, kept: Tensor, pending: Tensor) -> tuple[Tensor, ...]:
+    def run(ops: TorchOps, states: Tensor, kept: Tensor, pending: Tensor) -> tuple[Tensor, ...]:
         out = ops.delta_window(window, states, kept, pending, rows, accepted, layer)
         return out, states, kept, pending
 
@@ -88,7 +87,7 @@ def _conv(s: Setting, heads: Heads, tokens: int) -> Case:
     x, layer = s.randn(tokens, heads.channels), _layer(s, heads)
     kept, peer = s.randn(2, 3, heads.channels) * 0, TorchOps()
 
-    def run(ops: Ops, kept: Tensor) -> tuple[Tensor, Tensor]:
+    def run(ops: TorchOps, kept: Tensor) -> tuple[Tensor, Tensor]:
         return ops.conv_extend(x, kept, layer.conv, plan), kept
 
     return Case(lambda: run(s.ops, kept),
@@ -106,7 +105,7 @@ def _extend(s: Setting, heads: Heads, tokens: int, dtype: torch.dtype) -> Case:
     flops = tokens * heads.values * 2 * (64 * 2 * heads.key_dim + 64 * 2 * heads.value_dim
                                          + 3 * heads.key_dim * heads.value_dim)
 
-    def run(ops: Ops, states: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
+    def run(ops: TorchOps, states: Tensor, kept: Tensor) -> tuple[Tensor, ...]:
         return ops.delta_extend(p, states, kept, plan, layer), states, kept
 
     return Case(lambda: run(s.ops, states, kept),
@@ -149,7 +148,7 @@ def _mamba(s: Setting, batch: int) -> Case:
     inputs = split_inputs(s.randn(batch, sizes.channels, dtype=FP32), dt, sizes)
     decay, skip = -torch.ones_like(dt[0]), torch.ones_like(dt[0])
 
-    def run(ops: Ops, states: Tensor) -> tuple[Tensor, ...]:
+    def run(ops: TorchOps, states: Tensor) -> tuple[Tensor, ...]:
         return ops.ssd_step(inputs, states, rows, decay, skip), states
 
     return Case(lambda: run(s.ops, states), _changing("fp32", run, states),

@@ -238,9 +238,10 @@ def operations(rng: np.random.Generator) -> dict[str, float]:
         new = np.fromiter(pages, np.int32, count - len(known))
         insert.append(micros(tree.insert, key, [np.concatenate([known, new])])[0])
     shared = SYSTEM // PAGE
-    assert tree.cached[0] == CONVERSATIONS * ((SYSTEM + TURNS * TURN) // PAGE - shared) + shared
-    while tree.cached[0] >= EVICT // PAGE:
-        spent, gone = micros(tree.evict, 0, EVICT // PAGE)
+    each = (SYSTEM + TURNS * TURN) // PAGE - shared
+    assert tree.pages.cached[0] == CONVERSATIONS * each + shared
+    while tree.pages.cached[0] >= EVICT // PAGE:
+        spent, gone = micros(tree.pages.evict, 0, EVICT // PAGE)
         assert len(gone[0]) == EVICT // PAGE
         evict.append(spent)
     return {"match": statistics.median(match), "insert": statistics.median(insert),

@@ -20,8 +20,13 @@ from torch import Tensor
 
 from actorium.gpu.attention.capabilities import CARDS, EXTEND, AttentionNeeds, BackendCard, unmet
 from actorium.kernels.backends import triton_fault
-from actorium.kernels.cpu.attention_native import NativeDecode, NativeExtend, NativeSage, chunk_rows
-from actorium.kernels.cpu.latent_native import NativeLatents
+from actorium.kernels.cpu.attention_native import (
+    NativeDecode,
+    NativeExtend,
+    NativeSage,
+    chunk_rows,
+    latent_decodes,
+)
 from actorium.kernels.cpu.native_library import library
 from actorium.kernels.reference.latent import latent_causal, latent_masked
 from actorium.kernels.reference.paged_attention import (
@@ -138,14 +143,13 @@ class NativeAttention(AttentionBackend):
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                soft_cap: float = 0.0) -> Attend:
-        kernel = NativeLatents if self._latents else NativeExtend
-        return kernel(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
-                      page_size, window, scale)
+        return NativeExtend(self.lib, self.threads, chunk_rows(rows), [r.pages for r in rows],
+                            page_size, window, scale, self._latents)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0) -> Attend:
         own = (self.lib, self.threads, pages, lens, q_len, page_size, window, scale)
-        return NativeLatents.of_decodes(*own) if self._latents else NativeDecode(*own, self.exact)
+        return latent_decodes(*own) if self._latents else NativeDecode(*own, self.exact)
 
 
 class TritonAttention(AttentionBackend):

@@ -18,7 +18,7 @@ from the device, as its kernels do; see `why_eager` for what runs without graphs
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
@@ -27,11 +27,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from actorium.actors.messages import StepPlan
 from actorium.gpu.graphs.capture import Capturer, Replayable, ReportPhase
 from actorium.gpu.plan import graph_memory as plan
 from actorium.gpu.plan.graph_memory import EagerReasons, GraphShape
-from actorium.gpu.step.forward import ForwardPass
 from actorium.gpu.step.input_batch import InputBatch, decode_batch, fill_decodes
 from actorium.gpu.step.sampler import SamplerBuffers, SamplerOutput, sample_and_commit
 from actorium.gpu.step.speculation import MTPProposer
@@ -40,6 +38,8 @@ from actorium.gpu.step.tables import HOLDS, SAMPLES, TRUNCATES, SlotTables
 
 CLASSES = (0, SAMPLES, SAMPLES | TRUNCATES)
 """What steps need whose sampling is captured: greedy ones, those that draw, those that truncate."""
+DecodeForward = Callable[[InputBatch], tuple[Tensor | None, Tensor]]
+"""From a step to its rows after the final norm, where drafts are made of them, and logits."""
 
 
 @dataclass(slots=True)
@@ -100,6 +100,11 @@ class GraphReplay:
         self._needs, self._drafts = needs, drafts
 
     @property
+    def rows(self) -> int:
+        """Of the graph, those of the sink as well."""
+        return self._tier.shape.rows
+
+    @property
     def logits(self) -> Tensor:
         """[rows * q_len, V], of those of the sink as well."""
         return self._tier.logits
@@ -146,16 +151,16 @@ class GraphReplay:
 class DecodeGraphRunner:
     """Graphs of whole decode steps."""
 
-    def __init__(self, forward_pass: ForwardPass, capturer: Capturer, shapes: Sequence[GraphShape],
-                 force: tuple[float, ...] = ()) -> None:
+    def __init__(self, tables: SlotTables, proposer: MTPProposer | None, forward: DecodeForward,
+                 capturer: Capturer, shapes: Sequence[GraphShape], force: tuple[float, ...] = ()
+                 ) -> None:
         """shapes: in the order of capture; force: see `sampler.commit`."""
-        self._pass, self._capturer, self.shapes = forward_pass, capturer, list(shapes)
-        self._force = force
+        self._tables, self._proposer, self._run = tables, proposer, forward
+        self._capturer, self.shapes, self._force = capturer, list(shapes), force
         self._sizes = sorted({shape.rows for shape in shapes})
-        self._statics = StaticBuffers(forward_pass.tables, self._sizes[-1],
-                                      max(own.q_len for own in shapes))
+        self._statics = StaticBuffers(tables, self._sizes[-1], max(own.q_len for own in shapes))
         self._tiers: dict[tuple[int, int], CapturedDecode] = {}
-        self._chosen = np.zeros(forward_pass.tables.slots, np.int32)
+        self._chosen = np.zeros(tables.slots, np.int32)
         """Host: what `SlotTables.chosen` holds."""
         self.replays = 0
         """Steps served so far."""
@@ -178,27 +183,22 @@ class DecodeGraphRunner:
         tier = CapturedDecode(shape, forward, self._capturer.borrow(logits))
         for needs in CLASSES:
             tier.draws[needs], _ = take(partial(self._draw, shape, step, logits, needs))
-        proposer = self._pass.proposer
+        proposer = self._proposer
         if proposer is not None and shape.q_len > 1 and normed is not None:
             tier.drafts, _ = take(partial(self._draft, proposer, shape, step, normed))
         return tier
 
     def _forward(self, shape: GraphShape) -> tuple[InputBatch, Tensor | None, Tensor]:
         """The step, its rows after the final norm where drafts are made of them, and logits."""
-        t = self._pass.tables
+        t = self._tables
         step = decode_batch(t, np.zeros(shape.rows, np.int32), shape.q_len, t.max_len)
         step.bounded = False
         fill_decodes(t, step, t.chosen[:shape.rows],
                      (self._statics.positions(shape), self._statics.row_slots(shape)))
-        recurrent = self._pass.recurrent(StepPlan(0, 0), step)
-        model = self._pass.model
-        if self._pass.proposer is None:
-            return step, None, model.logits(self._pass.all_rows(step, recurrent))
-        normed = self._pass.all_rows_normed(step, recurrent)
-        return step, normed, model.head_logits(normed)
+        return step, *self._run(step)
 
     def _draw(self, shape: GraphShape, step: InputBatch, logits: Tensor, needs: int) -> None:
-        t = self._pass.tables
+        t = self._tables
         own = replace(step, flags=np.full(len(step.row_slots), needs, np.uint8), needs=needs)
         sample_and_commit(t, own, logits, (), self._force,
                           SamplerBuffers(self._statics.tokens(shape), self._statics.packed(shape)))
@@ -220,18 +220,17 @@ class DecodeGraphRunner:
         tier = self._tiers.get((rows, step.q_len))
         if tier is None:
             return None
-        drafting = drafts > 0 and self._pass.proposer is not None
+        drafting = drafts > 0 and self._proposer is not None
         needs = self._class(step)
         if drafting and (drafts != step.q_len - 1 or tier.drafts is None):
             return None
         self._choose(step, rows, up)
         self.replays += 1
-        self._pass.served.add("full_graph", rows)
-        return GraphReplay(self._pass.tables, self._statics, tier, needs, drafting)
+        return GraphReplay(self._tables, self._statics, tier, needs, drafting)
 
     def _class(self, step: InputBatch) -> int | None:
         """What the step needs, if that is captured."""
-        needs, t = step.needs, self._pass.tables
+        needs, t = step.needs, self._tables
         if needs & HOLDS and not (t.host_low[step.slots] <= t.host_min[step.slots]).any():
             needs &= ~HOLDS  # nobody's end is held back any longer
         return needs if needs in CLASSES else None
@@ -241,7 +240,7 @@ class DecodeGraphRunner:
         wanted[:len(step.decode)] = step.decode
         if not np.array_equal(wanted, self._chosen[:rows]):
             self._chosen[:rows] = wanted
-            up.cells(self._pass.tables.chosen, np.arange(rows, dtype=np.int32), wanted)
+            up.cells(self._tables.chosen, np.arange(rows, dtype=np.int32), wanted)
 
 
 def why_eager(model: Any, device: torch.device) -> EagerReasons:

@@ -15,8 +15,8 @@ from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.kv import write_kv
+from actorium.kernels.reference.torch_ops import TorchOps
 
 
 @dataclass(slots=True)
@@ -24,7 +24,7 @@ class Attention:
     """Weights of one layer's attention; q, k and v are one matrix."""
 
     shape: ModelShape
-    ops: Ops
+    ops: TorchOps
     qkv: Linear
     gate: Linear | None
     o: Linear

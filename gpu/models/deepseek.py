@@ -32,11 +32,10 @@ from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import Input, InputForm, plain
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.experts import Experts, route_groups
-from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.latent import write_latent as write_rows
 from actorium.kernels.reference.rope import apply_rope
+from actorium.kernels.reference.torch_ops import TorchOps
 
 SMALLEST = 1e-20
 """Added to the sum that weights are divided by."""
@@ -70,7 +69,7 @@ class GroupedMixture:
 
     shape: ExpertShape
     routing: Routing
-    ops: Ops
+    ops: TorchOps
     router: Linear
     """To the experts, in f32."""
     bias: Tensor
@@ -144,15 +143,15 @@ class LatentAttention:
     """Weights of one layer's attention."""
 
     shape: ModelShape
-    ops: Ops
+    ops: TorchOps
     down: Linear
     """To the latent of the queries (or to them), then to the row of the pages."""
     queries: LatentQueries | None
     """None where `down` gives the queries."""
     kv_norm: Tensor
-    to_keys: HeadProducts
+    to_keys: Callable[[Tensor], Tensor]
     """[heads, plain, rank]"""
-    to_values: HeadProducts
+    to_values: Callable[[Tensor], Tensor]
     """[heads, rank, value]"""
     o: Linear
     layer_index: int

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
-from actorium.gpu.parallel.split_layers import JoinedLinear, MixtureSum, SummedLinear
+from actorium.gpu.parallel.split_layers import MixtureSum, SummedLinear
 from actorium.gpu.weights.lazy_tensors import (
     INPUT_ORDER,
     LazyTensor,
@@ -29,14 +29,14 @@ from actorium.kernels.grouped_rows import (
     stacked_blocks,
 )
 from actorium.kernels.linear import ConcatLinear, Gated, Linear, Reordered, TileGated, TileLinear
-from actorium.kernels.ops import Ops
+from actorium.kernels.reference.torch_ops import TorchOps
 
 
 class Part(NamedTuple):
     """Rows of a product's weight."""
 
     weight: Tensor
-    """[N, K]; or rows in FP8 or in 4 to 8 bits, see `Ops.linear`."""
+    """[N, K]; or rows in FP8 or in 4 to 8 bits, see `TorchOps.linear`."""
     bias: Tensor | None = None
     """[N]"""
     order: Tensor | None = None
@@ -55,7 +55,7 @@ class Part(NamedTuple):
 class LayerWeights:
     """Tensors whose names begin with `prefix`; each is taken once."""
 
-    def __init__(self, tensors: WeightTensors, prefix: str, ops: Ops, plus_one: bool,
+    def __init__(self, tensors: WeightTensors, prefix: str, ops: TorchOps, plus_one: bool,
                  group: RankGroup = LoneRank(), beside: int = 1) -> None:
         """plus_one: norms multiply by 1 + weight; group: of ranks that share the model; beside: see
         `parts`."""
@@ -89,7 +89,7 @@ class LayerWeights:
         return None if found is None else materialised(found)
 
     def dtype(self, name: str) -> torch.dtype:
-        """That of this projection's weight: see `Ops.linear`."""
+        """That of this projection's weight: see `TorchOps.linear`."""
         return self.tensors[f"{self.prefix}{name}.weight"].dtype
 
     def reordered(self, name: str) -> bool:
@@ -132,7 +132,7 @@ class LayerWeights:
         """The same where every rank has the whole of the input, of which it takes its part."""
         part, group = self.part(False, name), self.group
         own = self._in_leaves(part)
-        return own if group.place.size == 1 else JoinedLinear(own, group, part.weight.shape[1])
+        return own if group.place.size == 1 else SummedLinear(own, group, part.weight.shape[1])
 
     def _in_leaves(self, part: Part) -> Linear:
         if self.group.leaves == 1 or part.order is not None:

@@ -24,10 +24,10 @@ from actorium.kernels.cpu.mamba_native import NativeMamba, can_run_mamba
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs, ssd_extend, time_steps
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.reference.window import run_window
 
 
@@ -39,7 +39,7 @@ class RecurrentLayer(ABC):
     """Index among the recurrent layers."""
     project: Linear
     o: Linear
-    ops: Ops
+    ops: TorchOps
 
     @property
     @abstractmethod

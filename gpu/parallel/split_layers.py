@@ -19,12 +19,14 @@ from actorium.kernels.linear import Linear
 
 class SummedLinear(Linear):
     """A product of which each rank has the weight's columns that meet its part of the input. x:
-    that part, [T, K / ranks] -> [T, N], summed over the ranks; where the group takes parts in f32,
-    and the product gives them so, rounded once."""
+    that part, [T, K / ranks], or the whole input -> [T, N], summed over the ranks; where the group
+    takes parts in f32, and the product gives them so, rounded once."""
 
-    def __init__(self, linear: Linear, group: RankGroup) -> None:
-        """linear: the rank's part; its bias is the whole one on one rank, and zeros on others."""
-        self.linear, self.group = linear, group
+    def __init__(self, linear: Linear, group: RankGroup, columns: int = 0) -> None:
+        """linear: the rank's part; its bias is the whole one on one rank, and zeros on others.
+        columns: of a rank's weight, all alike, where every rank has the whole input, of which it
+        takes its columns; the last one's may be more than are left."""
+        self.linear, self.group, self.columns = linear, group, columns
 
     @property
     def form(self) -> InputForm:  # type: ignore[override]
@@ -45,23 +47,14 @@ class SummedLinear(Linear):
 
     def part(self, x: Input) -> Tensor:
         """What this rank adds to the sum, [T, N], of x's dtype or in f32."""
+        if self.columns:
+            start = self.group.place.rank * self.columns
+            own = plain(x)[:, start:start + self.columns]
+            x = F.pad(own, (0, self.columns - own.shape[1])).contiguous()
         form = self.linear.form
         if self.group.wide and self.linear.widens and (form.int8 or not form.columns):
             return self.linear.wide(x)
         return self.linear(x)
-
-
-class JoinedLinear(SummedLinear):
-    """The same where every rank has the whole input, of which it takes its columns."""
-
-    def __init__(self, linear: Linear, group: RankGroup, columns: int) -> None:
-        """columns: of a rank's weight, all alike; the last one's may be more than are left."""
-        super().__init__(linear, group)
-        self.columns, self.start = columns, group.place.rank * columns
-
-    def part(self, x: Input) -> Tensor:
-        own = plain(x)[:, self.start:self.start + self.columns]
-        return super().part(F.pad(own, (0, self.columns - own.shape[1])).contiguous())
 
 
 class MixtureSum:
@@ -132,8 +125,9 @@ class SplitHead(Linear):
 
 def norm_gated_over(group: RankGroup, shared_by: int, x: Tensor, weight: Tensor, gate: Tensor,
                     eps: float) -> Tensor:
-    """`Ops.norm_gated` of one part of the last dimension, of which `shared_by` neighbouring ranks
-    have an equal share each. x: f32[T, D]; weight: f32[D]; gate: [T, D], of any row stride."""
+    """`TorchOps.norm_gated` of one part of the last dimension, of which `shared_by` neighbouring
+    ranks have an equal share each. x: f32[T, D]; weight: f32[D]; gate: [T, D], of any row stride.
+    """
     gated = x * F.silu(gate.float())
     squares = group.all_gather(gated.square().mean(-1, keepdim=True))
     first = group.place.rank // shared_by * shared_by

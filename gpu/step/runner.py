@@ -5,17 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from actorium.actors.messages import RowLogprobs, RowMask, StepPlan, StepResult
-from actorium.actors.params import ResolvedParams
+from actorium.actors.messages import RowMask, StepPlan, StepResult
+from actorium.gpu.graphs.capture import Capturer
 from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner, GraphReplay
-from actorium.gpu.step.forward import ForwardPass, StepModel
+from actorium.gpu.plan.graph_memory import GraphShape
+from actorium.gpu.step.forward import CapturedLayers, StepCounts, StepModel
 from actorium.gpu.step.host_pages import HostPages, PageStaging
 from actorium.gpu.step.input_batch import (
     InputBatch,
@@ -25,10 +24,16 @@ from actorium.gpu.step.input_batch import (
     stage_rows,
 )
 from actorium.gpu.step.pools import KVPagePool
+from actorium.gpu.step.result_logprobs import (
+    logprobs_count,
+    named_tokens,
+    prompt_logprobs,
+    row_logprobs,
+)
 from actorium.gpu.step.sampler import SamplerOutput, sample_and_commit
 from actorium.gpu.step.speculation import MTPProposer
 from actorium.gpu.step.staging import Download, Upload
-from actorium.gpu.step.states import StatePool
+from actorium.gpu.step.states import RecurrentBatch, StatePool
 from actorium.gpu.step.tables import I32, LOGPROBS, MASKED, SlotTables
 from actorium.gpu.vision.media_steps import MediaReport
 from actorium.kernels.reference.logprobs import Logprobs, join
@@ -98,24 +103,47 @@ class LaunchedStep:
             *self.media, self.lost())
 
 
-class ModelRunner(ForwardPass):
-    """Runs plans, in order, on one device."""
+class ModelRunner:
+    """Runs plans, in order, on one device: a model, the caches it writes, and what steps know of
+    sequences."""
 
     def __init__(self, model: StepModel, pools: list[KVPagePool], tables: SlotTables,
                  states: StatePool | None = None, proposer: MTPProposer | None = None,
                  propose: ProposeHook | None = None, force: tuple[float, ...] = ()) -> None:
-        """See `ForwardPass`. propose: makes the drafts where there is no proposer; force: accept
-        drafts with these probabilities, by place in the window, whatever was sampled."""
-        super().__init__(model, pools, tables, states, proposer)
-        self.arrays = tables.arrays
+        """pools: of each group of the model's layers; states: of its recurrent layers; proposer: of
+        its MTP layer, which is not run without; propose: makes the drafts where there is no
+        proposer; force: accept drafts with these probabilities, by place in the window, whatever
+        was sampled."""
+        self.model, self.pools, self.tables, self.states = model, pools, tables, states
+        self.proposer, self.arrays = proposer, tables.arrays
+        self._one = tables.arrays.full((1,), 1, "int64")
         self._hook, self.force = propose, force
+        self.segments: CapturedLayers | None = None
+        """Runs the layers of steps that it serves."""
         self.graphs: DecodeGraphRunner | None = None
+        self.served = StepCounts()
+        """Steps so far, by how they were run."""
         self.host: HostPages | None = None
         self.staging: PageStaging | None = None
         """Of `host`, where pages are not on the host themselves."""
         self.wait: WaitForMasks = _no_masks
         self.window = 1
         """Rows of each decode of the last step."""
+
+    @property
+    def draft_pool(self) -> KVPagePool | None:
+        """Pages of the MTP layer; None where it is not run."""
+        return self.proposer.pool if self.proposer else None
+
+    @property
+    def all_pools(self) -> list[KVPagePool]:
+        """The pools of the model's groups and of its MTP layer."""
+        return [*self.pools, self.draft_pool] if self.draft_pool else self.pools
+
+    def decode_graphs(self, capturer: Capturer, shapes: Sequence[GraphShape]) -> DecodeGraphRunner:
+        """Graphs of its decodes, to be captured in the order of these shapes."""
+        return DecodeGraphRunner(self.tables, self.proposer, self._decode_logits, capturer, shapes,
+                                 self.force)
 
     def run(self, plan: StepPlan) -> StepResult:
         """Run one step to its end."""
@@ -144,6 +172,8 @@ class ModelRunner(ForwardPass):
         captured = None if self.graphs is None else self.graphs.serve(step, plan.drafts, up)
         if captured is None:
             stage_rows(step, up)
+        else:
+            self.served.add("full_graph", captured.rows)
         self._pick(plan, step, up)
         on_queue()
         up.send()
@@ -173,7 +203,7 @@ class ModelRunner(ForwardPass):
         if step.needs & LOGPROBS:
             rows = np.flatnonzero(step.flags & LOGPROBS).astype(np.int32)
             step.staged["ranked"] = up.add(rows)
-            named = _named_tokens(self.tables, step.row_slots[rows])
+            named = named_tokens(self.tables, step.row_slots[rows])
             if named is not None:
                 step.staged["named"] = up.add(named.reshape(-1))
         if plan.drafts and step.needs & MASKED:
@@ -184,15 +214,58 @@ class ModelRunner(ForwardPass):
 
     def _run(self, plan: StepPlan, step: InputBatch, up: Upload, out: LaunchedStep) -> None:
         """Run the step operation by operation, or its layers from piecewise graphs."""
-        recurrent, proposer = self.recurrent(plan, step), self.proposer
+        recurrent, proposer = self._recurrent(plan, step), self.proposer
         if proposer is None or not proposer.needs_hidden(step, plan.drafts):
             self._sample_rows(step, self.wanted_rows(step, recurrent), self.model.logits, up, out)
             return
-        normed = self.all_rows_normed(step, recurrent)
+        normed = self.model.norm_rows(self._all_rows(step, recurrent))
         emitted = self._sample_rows(step, normed.index_select(0, step.batches[0].logit_rows),
                                     self.model.head_logits, up, out)
         rows, counts = (emitted.rows, emitted.counts) if emitted else (None, None)
         proposer.propose(step, plan.drafts, rows, counts, normed)
+
+    def _decode_logits(self, step: InputBatch) -> tuple[Tensor | None, Tensor]:
+        """What graphs of decodes capture: every row after the final norm, where drafts are made of
+        them, and logits."""
+        rows = self._all_rows(step, self._recurrent(StepPlan(0, 0), step))
+        if self.proposer is None:
+            return None, self.model.logits(rows)
+        normed = self.model.norm_rows(rows)
+        return normed, self.model.head_logits(normed)
+
+    def _recurrent(self, plan: StepPlan, step: InputBatch) -> RecurrentBatch | None:
+        """The step's rows of the recurrent states; None where the model has none."""
+        if self.states is None:
+            return None
+        arrays, drafts = self.arrays, self.tables.drafts
+        slots, extends = step.slots_d[step.ending:], step.batches[0].extends
+        decodes = arrays.tensor(slots - self._one)  # i64: slot 0, of padding, has no row
+        if not drafts.max_drafts:
+            return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes))
+        accepted = arrays.tensor(drafts.accepted[slots])
+        return RecurrentBatch(self.states, self.states.rows(plan, extends, decodes, step.q_len,
+                                                            accepted))
+
+    def _all_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
+        """[T, hidden]: every row before the final norm."""
+        for batch in step.batches:
+            batch.all_rows = True
+        return self.wanted_rows(step, recurrent)
+
+    def wanted_rows(self, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
+        """[R, hidden]: the rows `logit_rows` before the final norm; all T where `all_rows`."""
+        as_text = all(batch.images is None and batch.turned_to.dim() == 1 for batch in step.batches)
+        if self.segments is None:
+            why = "off"
+        elif not as_text:
+            why = "images"
+        elif size := self.segments.serves(step):
+            self.served.add(self.segments.serves_as, size)
+            return self.segments.forward(step.batches, self.pools, recurrent)
+        else:
+            why = self.segments.misses(step)
+        self.served.add_eager(step.tokens, why)
+        return self.model.forward(step.batches, self.pools, recurrent)
 
     def _propose_with(self, hook: ProposeHook, step: InputBatch, drafts: int) -> None:
         """Write the hook's drafts to the tables. Waits for the device."""
@@ -259,7 +332,7 @@ class ModelRunner(ForwardPass):
     def _ranked(self, step: InputBatch, vocab: int) -> list[tuple[int, int, int]]:
         t = self.tables
         return [(i, 1 if i < step.ending else step.q_len,
-                 _logprobs_count(t.sequences[int(step.slots[i])].params, vocab))
+                 logprobs_count(t.sequences[int(step.slots[i])].params, vocab))
                 for i in np.flatnonzero(t.flags[step.slots] & LOGPROBS).tolist()]
 
     def _learn(self, step: InputBatch) -> Callable[[I32], None]:
@@ -277,65 +350,3 @@ class ModelRunner(ForwardPass):
             logits = to_logits(hidden[at:at + step])
             parts.append(self.tables.sampling.logprobs(logits, targets[at:at + step], k))
         return self.arrays.fetch(*join(parts))
-
-
-def _logprobs_count(params: ResolvedParams, vocab: int) -> int:
-    """How many other tokens' log-probabilities are reported with a sampled token."""
-    return min(len(params.logprob_ids) or params.logprobs, vocab)
-
-
-def _named_tokens(tables: SlotTables, slots: I32) -> I32 | None:
-    """i32[rows, most]: the tokens whose logprobs the rows' requests name, -1 = the likeliest; most:
-    what any of them shows. None where nobody names any."""
-    params = [tables.sequences[slot].params for slot in slots.tolist()]
-    if not any(own.logprob_ids for own in params):
-        return None
-    named = np.full((len(slots), max(_logprobs_count(own, tables.vocab) for own in params)), -1,
-                    np.int32)
-    for row, own in zip(named, params, strict=True):
-        row[:len(own.logprob_ids)] = own.logprob_ids
-    return named
-
-
-# --- Log-probabilities in results ----------------------------------------------------------------
-
-def row_logprobs(ranked: list[tuple[int, int, int]], values: Download | None,
-                 counts: NDArray[np.uint8]) -> list[RowLogprobs]:
-    """Of a step's sampled sequences. ranked: (sequence, its rows, alternatives) of those that want
-    them; values: chosen, ranks, ids and others of all their rows; counts: u1[sequences], emitted.
-    """
-    if values is None:
-        return []
-    arrays, out, at = values.wait(), [], 0
-    chosen, ranks, ids, top = (a.tobytes() for a in arrays)
-    most = arrays[2].shape[1]
-    for row, rows, k in ranked:
-        count = int(counts[row])
-        end = at + count
-        if count > 1 and k < most:
-            out.append(_pack(row, 0, arrays, at, end, k))
-        elif count:
-            first, last = 4 * most * at, 4 * (most * (end - 1) + k)
-            out.append(RowLogprobs(row, 0, chosen[4 * at:4 * end], ranks[4 * at:4 * end],
-                                   ids[first:last], top[first:last]))
-        at += rows
-    return out
-
-
-def prompt_logprobs(prompts: Sequence[PromptLogprobRows],
-                    values: Download | None) -> list[RowLogprobs]:
-    """Of positions of prompts, in the order of `prompts`."""
-    if values is None:
-        return []
-    arrays, out, at = values.wait(), [], 0
-    for p in prompts:
-        out.append(_pack(p.slot, p.start, arrays, at, at + len(p.tokens), p.k))
-        at += len(p.tokens)
-    return out
-
-
-def _pack(row: int, start: int, arrays: list[NDArray[Any]], first: int, last: int,
-          k: int) -> RowLogprobs:
-    chosen, ranks, top_ids, top = (a[first:last] for a in arrays)
-    return RowLogprobs(row, start, chosen.tobytes(), ranks.tobytes(), top_ids[:, :k].tobytes(),
-                       top[:, :k].tobytes())

@@ -36,12 +36,20 @@ ALIGNED = 64
 
 
 class Upload:
-    """Arrays and table writes that a step sends to the device. On a CPU they apply at once."""
+    """Arrays and table writes that a step sends to the device, in one copy, and one launch that
+    writes to the tables of `DeviceArrays.resident`; other tables are rare, and take a launch each.
+    On a CPU they apply at once."""
 
-    __slots__ = ("_arrays",)
+    __slots__ = ("_arrays", "_cells", "_moves", "_others")
 
-    def __init__(self) -> None:
+    def __init__(self, moves: DeviceArrays | None = None) -> None:
+        """moves: what sends them; None on a CPU."""
+        self._moves = moves
         self._arrays: list[Array] = []
+        self._cells: list[tuple[int, I32, I32]] = []
+        """(table, places, values)"""
+        self._others: list[tuple[Tensor, int, int]] = []
+        """(table, number of the rows, number of the values)"""
 
     def add(self, array: I32) -> int:
         """Adds an int32 array to the upload; returns its number, to fetch it by on the device."""
@@ -51,14 +59,43 @@ class Upload:
     def rows(self, table: Array, rows: I32, values: I32) -> None:
         """table[rows] = values, before all else that the step does. Whoever writes a row twice in
         a step may get either."""
-        table[rows] = values
+        if self._moves is None:
+            table[rows] = values
+        elif self._moves.table_of(table) is None:
+            self._others.append((table, self.add(rows), self.add(values)))
+        else:
+            width = table[0].numel()
+            places = rows[:, None] * width + np.arange(width, dtype=np.int32)
+            self.cells(table, places.reshape(-1), values.reshape(-1))
 
     def cells(self, table: Array, places: I32, values: I32) -> None:
         """Adds single numbers to write to a table; places: in the flat table."""
-        table.reshape(-1)[places] = values
+        if self._moves is None:
+            table.reshape(-1)[places] = values
+        elif (number := self._moves.table_of(table)) is None:
+            self.rows(table.view(-1), places, values)
+        else:
+            self._cells.append((number, places + table.storage_offset(), values))
 
     def send(self) -> None:
-        """Send everything to the device, where table writes are applied."""
+        """Sends everything to the device, if there is anything, where table writes are applied."""
+        if self._moves is None:
+            return
+        parts, cells = self._arrays, self._cells
+        entries = [np.full(len(places), number, np.int32) for number, places, _ in cells]
+        entries += [np.asarray(places, np.int32) for _, places, _ in cells]
+        entries += [values for _, _, values in cells]
+        if not parts and not entries:
+            return
+        flat = self._moves.send([*entries, *parts])
+        size = sum(own.size for own in entries)
+        if entries:
+            self._moves.apply(flat[:size].view(3, -1))
+        own = flat[size:].split([a.size for a in parts])
+        self._arrays = [part.view(a.shape) for part, a in zip(own, parts, strict=True)]
+        for table, rows, values in self._others:
+            table[self._arrays[rows]] = self._arrays[values].to(table.dtype)
+        self._cells, self._others = [], []
 
     def __getitem__(self, number: int) -> Array:
         """The array `add` gave this number, on the device (int32)."""
@@ -215,7 +252,7 @@ class DeviceArrays:
         return tensor
 
     def upload(self) -> Upload:
-        return PackedUpload(self)
+        return Upload(self)
 
     def stage(self, *arrays: I32) -> tuple[Array, ...]:
         up = self.upload()
@@ -283,54 +320,6 @@ class DeviceArrays:
         it writes."""
         if self._side is not None:
             torch.cuda.current_stream(self.device).wait_stream(self._side)
-
-
-class PackedUpload(Upload):
-    """An upload in one copy, and one launch that writes to the tables of `DeviceArrays.resident`.
-    Other tables are rare, and take a launch each."""
-
-    __slots__ = ("_cells", "_moves", "_others")
-
-    def __init__(self, arrays: DeviceArrays) -> None:
-        super().__init__()
-        self._moves = arrays
-        self._cells: list[tuple[int, I32, I32]] = []
-        """(table, places, values)"""
-        self._others: list[tuple[Tensor, int, int]] = []
-        """(table, number of the rows, number of the values)"""
-
-    def rows(self, table: Array, rows: I32, values: I32) -> None:
-        if self._moves.table_of(table) is None:
-            self._others.append((table, self.add(rows), self.add(values)))
-            return
-        width = table[0].numel()
-        places = rows[:, None] * width + np.arange(width, dtype=np.int32)
-        self.cells(table, places.reshape(-1), values.reshape(-1))
-
-    def cells(self, table: Array, places: I32, values: I32) -> None:
-        number = self._moves.table_of(table)
-        if number is None:
-            self.rows(table.view(-1), places, values)
-        else:
-            self._cells.append((number, places + table.storage_offset(), values))
-
-    def send(self) -> None:
-        """One copy, if there is anything."""
-        parts, cells = self._arrays, self._cells
-        entries = [np.full(len(places), number, np.int32) for number, places, _ in cells]
-        entries += [np.asarray(places, np.int32) for _, places, _ in cells]
-        entries += [values for _, _, values in cells]
-        if not parts and not entries:
-            return
-        flat = self._moves.send([*entries, *parts])
-        size = sum(own.size for own in entries)
-        if entries:
-            self._moves.apply(flat[:size].view(3, -1))
-        own = flat[size:].split([a.size for a in parts])
-        self._arrays = [part.view(a.shape) for part, a in zip(own, parts, strict=True)]
-        for table, rows, values in self._others:
-            table[self._arrays[rows]] = self._arrays[values].to(table.dtype)
-        self._cells, self._others = [], []
 
 
 def device_arrays(device: torch.device, apply: ApplyPlan = apply_plan, tensors: bool = False

@@ -13,7 +13,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.deepseek import GroupedMixture
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.kernels.cpu.native_ops import NativeOps
-from actorium.kernels.ops import Ops
+from actorium.kernels.reference.torch_ops import TorchOps
 
 NAMED = 3
 """Shapes of weights that are named, at most."""
@@ -93,7 +93,7 @@ def device_departures(model: Decoder) -> list[str]:
     return found
 
 
-def _products(ops: Ops) -> list[str]:
+def _products(ops: TorchOps) -> list[str]:
     inexact: set[str] | None = getattr(ops, "inexact", None)
     if inexact is not None:
         return sorted(inexact)

@@ -54,8 +54,7 @@ def graph_runners(runner: ModelRunner, graphs: Graphs, capturer: Capturer
     """These graphs, of one memory. Decodes come first: the logits of the largest take most."""
     model = runner.model
     assert isinstance(model, Decoder)
-    return (DecodeGraphRunner(runner, capturer, graphs.decodes, runner.force)
-            if graphs.decodes else None,
+    return (runner.decode_graphs(capturer, graphs.decodes) if graphs.decodes else None,
             PiecewiseGraphRunner(model, runner.pools, capturer, graphs.tokens)
             if graphs.tokens else None)
 

@@ -41,7 +41,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.plan.non_cache_memory import StepSize
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.tables import SlotTables
-from actorium.kernels.ops import Ops
+from actorium.kernels.reference.torch_ops import TorchOps
 
 LONG = 8192
 """Tokens of the longest context that is run. From one or two thousand on keys are split among
@@ -283,7 +283,7 @@ def compile_ahead(runner: ModelRunner, budget: int, report: ReportPhase) -> int:
 
 
 @torch.inference_mode()
-def walk_warmup(runner: ModelRunner, ops: Ops, budget: int) -> None:
+def walk_warmup(runner: ModelRunner, ops: TorchOps, budget: int) -> None:
     """Asks for every kernel that a start launches behind this."""
     warm_up_kernels(runner, budget, lambda *_: None)
     ops.tune(runner.arrays.device, rehearsal=True)

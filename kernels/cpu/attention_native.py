@@ -10,6 +10,7 @@ import functools
 from collections.abc import Callable, Sequence
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.reference.kv import key_and_value_scales, scaled_heads
@@ -18,6 +19,8 @@ from actorium.kernels.reference.sage import KeyMeans
 
 READ = (torch.bfloat16, torch.int8)
 """Pages that the kernels read as they are."""
+WHOLE = 32
+"""Numbers of which the kernel of latents takes as many as hold a row."""
 ROUND = 128
 """Tokens at whose multiples the kernels' rounds begin: so must what is given them of a sequence."""
 WIDENED = 1 << 25
@@ -79,20 +82,25 @@ class NativeDecode:
 
 
 class NativeExtend:
-    """The C kernel `paged_extend`: chunks of sequences, of heads of multiples of 32 numbers."""
+    """The C kernel `paged_extend`: chunks of sequences, of heads of multiples of 32 numbers; or
+    `latent_extend`, over pages of latents, with rows of any width."""
 
     def __init__(
         self, lib: ctypes.CDLL, threads: int, chunks: Tensor, tables: Sequence[Tensor],
-        page_size: int, window: int, scale: float,
+        page_size: int, window: int, scale: float, latents: bool = False,
     ) -> None:
         """chunks: i64[n, 4]: address of the page table, first row in q, tokens before, tokens.
         tables: kept alive."""
-        self.lib, self.threads, self.chunks = lib, threads, chunks
+        self.lib, self.threads, self.chunks, self.latents = lib, threads, chunks, latents
         self.tables = {table.data_ptr(): table for table in tables}
         self.page_size, self.window, self.scale = page_size, window, scale
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
                  scales: Tensor | None = None) -> Tensor:
+        row = q.shape[2]
+        if self.latents and (more := -row % WHOLE):
+            own = self(F.pad(q, (0, more)), layer, None, scales)[..., :row]
+            return own.contiguous() if out is None else out.copy_(own)
         out = q.new_empty(q.shape) if out is None else out
         if layer.dtype in READ:
             self._run(q, layer, self.chunks, out, scales)
@@ -102,10 +110,11 @@ class NativeExtend:
     def _run(self, q: Tensor, layer: Tensor, chunks: Tensor, out: Tensor,
              scales: Tensor | None = None) -> None:
         _, heads, dim = q.shape
-        self.lib.paged_extend(
-            q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
-            chunks.data_ptr(), len(chunks), out.data_ptr(), heads, layer.shape[1] // 2, dim,
-            self.page_size.bit_length() - 1, self.window, self.scale, self.threads)
+        kernel, sizes = ((self.lib.latent_extend, (layer.shape[2],)) if self.latents
+                         else (self.lib.paged_extend, (layer.shape[1] // 2, dim)))
+        kernel(q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
+               chunks.data_ptr(), len(chunks), out.data_ptr(), heads, *sizes,
+               self.page_size.bit_length() - 1, self.window, self.scale, self.threads)
 
     def _widened(self, q: Tensor, layer: Tensor, out: Tensor) -> None:
         """Over pages in FP8, chunk by chunk."""
@@ -155,6 +164,20 @@ def widen(lib: ctypes.CDLL, threads: int, layer: Tensor, pages: Tensor, page_siz
     lib.widen_pages(layer.data_ptr(), page_size * layer[0].numel(), pages.data_ptr(),
                     pages.numel(), numbers(layer.dtype).data_ptr(), wide.data_ptr(), threads)
     return wide
+
+
+def latent_decodes(lib: ctypes.CDLL, threads: int, pages: Tensor, lens: Tensor, q_len: int,
+                   page_size: int, window: int, scale: float) -> NativeExtend:
+    """Decodes over latents: chunks of one token each, those of a window too, so that each reads
+    nothing behind itself."""
+    tables, rows = [own.contiguous() for own in pages], len(lens) * q_len
+    starts = lens.long()[:, None] + torch.arange(-q_len, 0)
+    chunks = torch.ones((rows, 4), dtype=torch.int64)
+    chunks[:, 0] = torch.tensor([own.data_ptr() for own in tables]).repeat_interleave(q_len)
+    chunks[:, 1] = torch.arange(rows)
+    chunks[:, 2] = starts.flatten().clamp_(min=0)  # padding may be shorter than its rows
+    order = chunks[:, 2].argsort(descending=True, stable=True)
+    return NativeExtend(lib, threads, chunks[order], tables, page_size, window, scale, True)
 
 
 def chunk_rows(rows: Sequence[ExtendChunk]) -> Tensor:

@@ -58,7 +58,7 @@ class NativeMamba:
             torch.zeros(count + 1, dtype=torch.int64)))
 
     def gate(self, y: Tensor, z: Tensor) -> Tensor:
-        """See `Ops.norm_gated`. y: f32[T, H, P]; z: bf16[T, H * P], of any row stride."""
+        """See `TorchOps.norm_gated`. y: f32[T, H, P]; z: bf16[T, H * P], of any row stride."""
         out = torch.empty((len(y), self.sizes.inner), dtype=z.dtype)
         self.lib.norm_gated(y.data_ptr(), self._norm, z.data_ptr(), z.stride(0), out.data_ptr(),
                             len(y), self.sizes.inner, self.sizes.groups, self.eps, self.threads)

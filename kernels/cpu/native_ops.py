@@ -39,7 +39,6 @@ from actorium.kernels.linear import (
 )
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts, combine
 from actorium.kernels.reference.kv import write_kv
-from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import EXACT_COLUMNS, is_packed
 from actorium.kernels.tower_ops import TowerOps
@@ -133,7 +132,7 @@ class NativeOps(TorchOps):
         return SplitLinear(tiles) if len(order) == weight.shape[1] else Reordered(
             SplitLinear(tiles), order)
 
-    def head_products(self, weight: Tensor) -> HeadProducts:
+    def head_products(self, weight: Tensor) -> Callable[[Tensor], Tensor]:
         if self.scratch is None or weight.dtype is not torch.bfloat16:
             self._leave(weight)
             return super().head_products(weight)

@@ -20,7 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.linear import Linear
-from actorium.kernels.ops import Ops
+from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.tower_ops import ERF, TANH, PatchAttention, TowerOps, Weight
 
 WHOLE = 32
@@ -46,7 +46,7 @@ class NativeSegments:
 class NativeTowerOps(TowerOps):
     """See the module."""
 
-    def __init__(self, ops: Ops, lib: ctypes.CDLL, threads: int, left: set[str]) -> None:
+    def __init__(self, ops: TorchOps, lib: ctypes.CDLL, threads: int, left: set[str]) -> None:
         """ops: whose products and norms are exact; left: shapes of weights that it has left to
         libraries."""
         self.ops, self.lib, self.threads, self._left = ops, lib, threads, left

@@ -1,4 +1,4 @@
-"""`activation`, and what it gives quantised in the same pass: see `Ops.silu_mul_quant`.
+"""`activation`, and what it gives quantised in the same pass: see `TorchOps.silu_mul_quant`.
 
 What is gated is rounded to its own dtype before it is quantised, so that the bits are those of both
 done one after the other. As in vLLM's `silu_and_mul_quant`.
@@ -72,7 +72,7 @@ def _gate_groups(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: 
 
 
 def silu_mul_fp8(gate_up: Tensor, columns: int) -> Quantised:
-    """See `kernels.ops.Ops.silu_mul_quant`; columns: COLUMNS, or all. Rows may lie apart; their
+    """See `TorchOps.silu_mul_quant`; columns: COLUMNS, or all. Rows may lie apart; their
     numbers may not."""
     return _launch(gate_up, columns, False)
 

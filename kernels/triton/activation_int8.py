@@ -1,5 +1,5 @@
 """`activation`, and what it gives quantised to INT8 in the same pass, a scale a row: see
-`kernels.ops.Ops.silu_mul_quant`.
+`TorchOps.silu_mul_quant`.
 
 What is gated is rounded to its own dtype before it is quantised, so that the bits are those of
 `activation` and `int8_mm.quantise_int8` one after the other.
@@ -49,7 +49,7 @@ def _gate_int8(gate_up: tl.tensor, stride: tl.tensor, out: tl.tensor, scales: tl
 
 
 def silu_mul_int8(gate_up: Tensor) -> Quantised:
-    """See `kernels.ops.Ops.silu_mul_quant`. Rows may lie apart; their numbers may not."""
+    """See `TorchOps.silu_mul_quant`. Rows may lie apart; their numbers may not."""
     return _launch(gate_up, False)
 
 

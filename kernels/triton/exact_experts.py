@@ -1,7 +1,8 @@
 """Experts of `--exact on`: a token's choice, products and sum do not depend on others beside it.
 
-The products have one tile, whatever rows an expert has, and a row's place in it decides nothing; a
-token's experts are chosen, and what they give is summed, in one program each, in a fixed order.
+The products are those of `GroupedExperts`, with one tile, whatever rows an expert has, and a row's
+place in it decides nothing; a token's experts are chosen, and what they give is summed, in one
+program each, in a fixed order.
 """
 
 from __future__ import annotations
@@ -12,9 +13,8 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.inputs import Input
-from actorium.kernels.reference.experts import grouped
-from actorium.kernels.triton.device_limits import device_limits
-from actorium.kernels.triton.experts import ExpertTile, GroupedExperts, tile
+from actorium.kernels.reference.experts import Experts, grouped
+from actorium.kernels.triton.experts import GroupedExperts
 
 EACH = 64
 """Rows of an expert that the tile is chosen for: as many as wgmma has at least."""
@@ -88,15 +88,20 @@ def combine_exactly(weights: Tensor, outs: Tensor) -> Tensor:
     return out
 
 
-class ExactExperts(GroupedExperts):
+class ExactExperts(Experts):
     """Experts of 16 bits."""
+
+    waits = False
+
+    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+        """See `GroupedExperts`."""
+        self._products = GroupedExperts(gate_up, down)
+        self._products.tiled_for = EACH
 
     def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:
         return choose_experts(logits, chosen, normalised)
 
     def __call__(self, x: Input, weights: Tensor, chosen: Tensor) -> Tensor:
-        order, ends = grouped(chosen, self.numbers)
-        return combine_exactly(weights.contiguous(), self.results(x, order, ends, chosen.shape[1]))
-
-    def tile_for(self, rows: int, experts: int, gated: bool, x: Tensor) -> ExpertTile:
-        return tile(EACH * experts, experts, gated, False, device_limits(x.device).shared)
+        order, ends = grouped(chosen, self._products.numbers)
+        outs = self._products.results(x, order, ends, chosen.shape[1])
+        return combine_exactly(weights.contiguous(), outs)

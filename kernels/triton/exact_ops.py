@@ -11,55 +11,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from actorium.kernels.inputs import Input, plain
 from actorium.kernels.linear import Gated, Linear
 from actorium.kernels.reference.experts import ExpertProducts, Experts
 from actorium.kernels.scaled_linear import has_products, is_packed
-from actorium.kernels.triton import grouped_mm, int8_mm, scaled_mm
-from actorium.kernels.triton.device_limits import device_limits
 from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import ExactLinear, fits_exactly
+from actorium.kernels.triton.grouped_mm import TritonGrouped, can_serve
+from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
+from actorium.kernels.triton.scaled_mm import TritonScaledLinear
 from actorium.kernels.triton.triton_ops import TritonOps
 
 ROWS = 64
 """What tiles are chosen for: as many as wgmma has at least."""
-
-
-class ExactScaled(scaled_mm.TritonScaledLinear):
-    """A weight in FP8, by this backend's kernel alone: 128 columns after the other."""
-
-    def sums(self, dtype: torch.dtype) -> bool:
-        return True
-
-    def run(self, x: Input, dtype: torch.dtype, residual: Tensor | None = None) -> Tensor:
-        own = scaled_mm.tile(ROWS, len(self.weight), device_limits(x.device).capability)
-        return scaled_mm.scaled_mm(*self.quantised(x), self.scaled, dtype, self.bias, residual, own)
-
-
-class ExactInt8(int8_mm.TritonInt8):
-    """A weight in 8 bits with a scale a row: sums of integers, which are the same in any order."""
-
-    def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
-        """See `TritonInt8`."""
-        super().__init__(rows, bias)
-        self.launch = int8_mm.tile(ROWS, self.own.outs)
-
-
-class ExactGrouped(grouped_mm.TritonGrouped):
-    """A weight in 4 to 8 bits, widened in registers for prompts as well."""
-
-    def add(self, x: Input, residual: Tensor) -> Tensor:
-        """residual + y, in the residual's memory where that is contiguous."""
-        return self._run(plain(x), residual=residual.contiguous())
-
-    def run(self, x: Tensor, gate: str = "", dtype: torch.dtype | None = None) -> Tensor:
-        return self._run(x, gate, dtype)
-
-    def _run(self, x: Tensor, gate: str = "", dtype: torch.dtype | None = None,
-             residual: Tensor | None = None) -> Tensor:
-        tile = grouped_mm.tile(ROWS, self.own.outs, device_limits(x.device).capability)
-        return grouped_mm.grouped_linear(x.contiguous(), self.own, self.bias, gate, residual, dtype,
-                                         tile)
 
 
 class ExactTritonOps(TritonOps):
@@ -71,12 +34,16 @@ class ExactTritonOps(TritonOps):
         """What of the weights met so far is not exact."""
 
     def linear(self, weight: Tensor, bias: Tensor | None = None) -> Linear:
+        tiled: TritonScaledLinear | TritonInt8 | TritonGrouped | None = None
         if is_packed(weight) and has_products(weight.device):
-            return ExactScaled(weight, bias)
-        if int8_mm.has_row_scales(weight):
-            return ExactInt8(weight, bias)
-        if grouped_mm.can_serve(weight):
-            return ExactGrouped(weight, bias)
+            tiled = TritonScaledLinear(weight, bias)
+        elif has_row_scales(weight):
+            tiled = TritonInt8(weight, bias)
+        elif can_serve(weight):
+            tiled = TritonGrouped(weight, bias)
+        if tiled is not None:
+            tiled.tiled_for = ROWS
+            return tiled
         if fits_exactly(weight):
             return ExactLinear(weight, bias)
         kind = ("FP8, of which this device has no products," if is_packed(weight)

@@ -161,6 +161,10 @@ class SortedExperts(Experts, Generic[Weight]):
 class GroupedExperts(SortedExperts[Tensor]):
     """Experts of any dtype."""
 
+    tiled_for: int | None = None
+    """Rows of an expert that tiles are chosen for, however many there are; None: as many as there
+    are."""
+
     def __init__(self, gate_up: Tensor, down: Tensor) -> None:
         """gate_up: [E, 2 * I, H], gate's rows before those of up; down: [E, H, I]."""
         super().__init__(gate_up, down, torch.arange(len(down), device=down.device), down.shape[2])
@@ -170,13 +174,10 @@ class GroupedExperts(SortedExperts[Tensor]):
         x = plain(x)
         x = x if x.stride(1) == 1 else x.contiguous()
         (rows, outs), experts, width = out.shape, len(w), x.shape[1]
-        t = self.tile_for(rows, experts, chosen > 0, x)
+        t = tile(rows if self.tiled_for is None else self.tiled_for * experts, experts, chosen > 0,
+                 x.dtype is torch.float32, device_limits(x.device).shared)
         _product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
             x, x.stride(0), order, ends, w, out, rows, width, outs, CHOSEN=max(1, chosen),
             GATED=chosen > 0, EVEN=width % t.columns == 0, WIDE=wide(x.dtype), EXPERTS=experts,
             E_BLOCK=triton.next_power_of_2(experts), ROWS=t.rows, OUTS=t.outs, COLUMNS=t.columns,
             num_warps=t.warps, num_stages=t.stages)
-
-    def tile_for(self, rows: int, experts: int, gated: bool, x: Tensor) -> ExpertTile:
-        """For so many rows of x in all."""
-        return tile(rows, experts, gated, x.dtype is torch.float32, device_limits(x.device).shared)

@@ -415,6 +415,9 @@ class TritonGrouped(Linear):
     """`Linear` of a weight in 4 to 8 bits, the input left as it is."""
 
     widens = True
+    tiled_for: int | None = None
+    """Rows that tiles are chosen for, however many there are: the weight is widened in registers
+    for prompts as well; None: as many as there are."""
 
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: [N, ...], see `can_serve`; not kept. bias: [N]."""
@@ -426,9 +429,10 @@ class TritonGrouped(Linear):
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in the residual's memory where that is contiguous."""
         x = plain(x)
-        if len(x) > MANY or not residual.is_contiguous():
+        if self.tiled_for is None and (len(x) > MANY or not residual.is_contiguous()):
             return residual + self.run(x)
-        return grouped_linear(x.contiguous(), self.own, self.bias, residual=residual)
+        return grouped_linear(x.contiguous(), self.own, self.bias, residual=residual.contiguous(),
+                              own=self._tile(x))
 
     def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded in between but where there are many rows."""
@@ -439,8 +443,9 @@ class TritonGrouped(Linear):
 
     def run(self, x: Tensor, gate: str = "", dtype: torch.dtype | None = None) -> Tensor:
         """See `grouped_linear`; many rows are not gated."""
-        if len(x) <= MANY:
-            return grouped_linear(x.contiguous(), self.own, self.bias, gate, dtype=dtype)
+        if self.tiled_for is not None or len(x) <= MANY:
+            return grouped_linear(x.contiguous(), self.own, self.bias, gate, dtype=dtype,
+                                  own=self._tile(x))
         out, weight = x.new_empty((len(x), self.own.outs), dtype=dtype), self.own
         step = max(PANEL, WIDENED_BYTES // (weight.ins * x.element_size()))
         for first in range(0, weight.outs, step):
@@ -451,6 +456,10 @@ class TritonGrouped(Linear):
                 return part
             out[:, first:first + count] = part
         return out
+
+    def _tile(self, x: Tensor) -> GroupedTile | None:
+        return None if self.tiled_for is None else tile(
+            self.tiled_for, self.own.outs, device_limits(x.device).capability)
 
 
 class TritonGroupedGated(Gated):

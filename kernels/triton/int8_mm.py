@@ -208,8 +208,8 @@ class TritonInt8(Linear):
     """`Linear` of a weight in 8 bits with a scale a row; each token is quantised likewise."""
 
     widens = True
-    launch: Int8Tile | None = None
-    """For any rows; None: as so many are best launched."""
+    tiled_for: int | None = None
+    """Rows that tiles are chosen for, however many there are; None: as many as there are."""
 
     def __init__(self, rows: Tensor, bias: Tensor | None = None) -> None:
         """rows: [N, ...], see `has_row_scales`; not kept. bias: [N]."""
@@ -217,17 +217,20 @@ class TritonInt8(Linear):
         self.form = InputForm(self.own.ins, plain=False, int8=True)
 
     def __call__(self, x: Input) -> Tensor:
-        return int8_mm(*self.quantised(x), self.own, x.dtype, self.bias, None, self.launch)
+        return int8_mm(*self.quantised(x), self.own, x.dtype, self.bias, None, self._tile())
 
     def add(self, x: Input, residual: Tensor) -> Tensor:
         """residual + y, in the residual's memory where that is contiguous."""
         residual = residual.contiguous()
         return int8_mm(*self.quantised(x), self.own, residual.dtype, self.bias, residual,
-                       self.launch)
+                       self._tile())
 
     def wide(self, x: Input) -> Tensor:
         """y as f32, not rounded in between."""
-        return int8_mm(*self.quantised(x), self.own, torch.float32, self.bias, None, self.launch)
+        return int8_mm(*self.quantised(x), self.own, torch.float32, self.bias, None, self._tile())
+
+    def _tile(self) -> Int8Tile | None:
+        return None if self.tiled_for is None else tile(self.tiled_for, self.own.outs)
 
     def quantised(self, x: Input) -> tuple[Tensor, Tensor, Tensor]:
         """What `quantise_int8` gives, by it or by what made x."""

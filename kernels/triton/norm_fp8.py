@@ -1,4 +1,4 @@
-"""`norm`, and what it gives quantised in the same pass: see `kernels.ops.Ops.rms_norm_quant`.
+"""`norm`, and what it gives quantised in the same pass: see `TorchOps.rms_norm_quant`.
 
 The normed row is rounded to its own dtype before it is quantised, so that the bits are those of
 both done one after the other. As in vLLM's `rms_norm_dynamic_per_token_quant`.
@@ -45,7 +45,7 @@ def _norm_fp8(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_s
 
 
 def rms_norm_fp8(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
-    """See `kernels.ops.Ops.rms_norm_quant`. Rows may lie apart; their numbers may not."""
+    """See `TorchOps.rms_norm_quant`. Rows may lie apart; their numbers may not."""
     return _launch(x, x, weight, eps, form, x, before=False)
 
 

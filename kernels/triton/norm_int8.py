@@ -1,5 +1,5 @@
 """`norm`, and what it gives quantised to INT8 in the same pass: see
-`kernels.ops.Ops.rms_norm_quant`.
+`TorchOps.rms_norm_quant`.
 
 The normed row is rounded to its own dtype before it is quantised, so that the bits are those of
 `norm` and `int8_mm.quantise_int8` one after the other. A row has one scale, as products of integers
@@ -42,7 +42,7 @@ def _norm_int8(x: tl.tensor, x_stride: tl.tensor, residual: tl.tensor, residual_
 
 
 def rms_norm_int8(x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
-    """See `kernels.ops.Ops.rms_norm_quant`. Rows may lie apart; their numbers may not."""
+    """See `TorchOps.rms_norm_quant`. Rows may lie apart; their numbers may not."""
     return _launch(x, x, weight, eps, form, x, before=False)
 
 

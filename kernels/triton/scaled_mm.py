@@ -179,7 +179,11 @@ def scaled_mm(
 
 class TritonScaledLinear(ScaledLinear):
     """The same in these kernels; with a scale a row, more than FEW rows in torch's (CUTLASS's),
-    where they take it."""
+    where they take it, unless tiles are chosen for some number of rows: 128 columns after the other
+    then."""
+
+    tiled_for: int | None = None
+    """Rows that tiles are chosen for, however many there are; None: as many as there are."""
 
     def sums(self, dtype: torch.dtype) -> bool:
         """See `Linear`; these kernels sum on their way, torch's do not."""
@@ -190,7 +194,9 @@ class TritonScaledLinear(ScaledLinear):
         if x.device.type == "cuda" and self._plain(dtype) and len(x) > FEW:
             y = by_row(q, scales, self.scaled, self.bias)
             return y if residual is None else y.add_(residual)
-        return scaled_mm(q, scales, self.scaled, dtype, self.bias, residual)
+        own = None if self.tiled_for is None else tile(
+            self.tiled_for, len(self.weight), device_limits(x.device).capability)
+        return scaled_mm(q, scales, self.scaled, dtype, self.bias, residual, own)
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         return quantise(x, self.columns)
@@ -198,7 +204,7 @@ class TritonScaledLinear(ScaledLinear):
     def _plain(self, dtype: torch.dtype) -> bool:
         """Whether `by_row` gives it: bf16, and rows of 16 bytes."""
         outs, width = self.weight.shape
-        return (dtype is torch.bfloat16 and self.columns == width
+        return (self.tiled_for is None and dtype is torch.bfloat16 and self.columns == width
                 and outs % 16 == width % 16 == 0
                 and (self.bias is None or self.bias.dtype is dtype))
 

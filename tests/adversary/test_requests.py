@@ -22,8 +22,7 @@ from actorium.actors.detokenizer.stop_strings import StopRegexChecker
 from actorium.actors.errors import InvalidRequest
 from actorium.actors.gateway.api.answer_grammar import constraint
 from actorium.actors.gateway.api.chat_body import ChatBody
-from actorium.actors.gateway.api.response_formats import FormatFields, structured_of
-from actorium.actors.gateway.api.sampling_fields import sampling
+from actorium.actors.gateway.api.sampling_fields import sampling, structured_of
 from actorium.actors.gateway.http import bodies
 from actorium.actors.gateway.http.http_errors import HttpError
 from actorium.actors.gateway.parsers.thoughts import Thought
@@ -283,7 +282,7 @@ def test_a_body_is_converted_in_time(fields: bytes, more: bytes) -> None:
     def convert() -> None:
         try:
             found = bodies.decode(body, ChatBody)
-            wanted = structured_of(found) if isinstance(found, FormatFields) else None
+            wanted = structured_of(found)
             sampling(found, found.alternatives(), structured=constraint(
                 wanted, found.choice(), "hermes", Thought.MAY))
         except HttpError as error:

@@ -200,7 +200,7 @@ def shapes(sizes: list[int], windows: Iterable[int] = (1,)) -> list[GraphShape]:
 def with_graphs(runner: ModelRunner, sizes: list[int],
                 windows: Iterable[int] = (1,)) -> DecodeGraphRunner:
     """Capture a runner's decode steps, by recording."""
-    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(sizes, windows), runner.force)
+    graphs = runner.decode_graphs(RecordingCapturer(), shapes(sizes, windows))
     graphs.capture(lambda phase, detail: None)
     runner.graphs = graphs
     watched(runner, graphs._capturer)

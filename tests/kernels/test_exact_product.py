@@ -21,13 +21,11 @@ from actorium.kernels.linear import Linear
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.scaled_linear import pack, quantise
 from actorium.kernels.triton import exact_product as module
-from actorium.kernels.triton.exact_ops import (
-    ExactGrouped,
-    ExactInt8,
-    ExactScaled,
-    ExactTritonOps,
-)
+from actorium.kernels.triton.exact_ops import ExactTritonOps
 from actorium.kernels.triton.exact_product import ExactLinear, fits_exactly, tile
+from actorium.kernels.triton.grouped_mm import TritonGrouped
+from actorium.kernels.triton.int8_mm import TritonInt8
+from actorium.kernels.triton.scaled_mm import TritonScaledLinear
 
 pytestmark = INTERPRETED
 BF16 = torch.bfloat16
@@ -53,8 +51,8 @@ def weight_of(kind: str, outs: int, ins: int) -> Tensor:
 
 
 FORMATS = {"int8": RowFormat(8, 0, False, 128), "int4": RowFormat(4, 32, True)}
-KINDS = {"bf16": ExactLinear, "fp16": ExactLinear, "fp8": ExactScaled, "int8": ExactInt8,
-         "int4": ExactGrouped}
+KINDS = {"bf16": ExactLinear, "fp16": ExactLinear, "fp8": TritonScaledLinear, "int8": TritonInt8,
+         "int4": TritonGrouped}
 
 
 def linear_of(kind: str, outs: int, ins: int, biased: bool = False) -> tuple[Linear, torch.dtype]:
@@ -62,7 +60,7 @@ def linear_of(kind: str, outs: int, ins: int, biased: bool = False) -> tuple[Lin
     bias = drawn(outs, seed=3, dtype=dtype) if biased else None
     with patch("actorium.kernels.triton.exact_ops.has_products", lambda device: True):
         linear = OPS.linear(weight_of(kind, outs, ins), bias)
-    assert type(linear) is KINDS[kind]
+    assert type(linear) is KINDS[kind] and getattr(linear, "tiled_for", 64) == 64
     return linear, dtype
 
 

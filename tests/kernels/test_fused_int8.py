@@ -22,7 +22,6 @@ from actorium.kernels.grouped_rows import (
 )
 from actorium.kernels.inputs import InputForm, Quantised, plain
 from actorium.kernels.linear import ConcatLinear
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.torch_ops import TorchOps
 
 EPS, BF16 = 1e-5, torch.bfloat16
@@ -146,7 +145,7 @@ def test_products_side_by_side_share_an_input(native: NativeOps) -> None:
 
 # --- in Triton ------------------------------------------------------------------------------------
 
-def same_as_parts(ops: Ops, quantise: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
+def same_as_parts(ops: TorchOps, quantise: Callable[[Tensor], tuple[Tensor, Tensor, Tensor]],
                   got: Quantised, whole: Tensor) -> None:
     """What `quantise` makes of what was rounded."""
     codes, scales, sums = quantise(whole)

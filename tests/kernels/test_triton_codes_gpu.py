@@ -21,7 +21,6 @@ from actorium.kernels.grouped_rows import (
     unpack_rows,
 )
 from actorium.kernels.inputs import InputForm, Quantised, plain
-from actorium.kernels.ops import Ops
 from actorium.kernels.reference.sage import KeyMeans, sage_extend
 from actorium.kernels.reference.torch_ops import TorchOps
 
@@ -48,7 +47,7 @@ def device(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> t
     return torch.device(request.param)
 
 
-def ops() -> Ops:
+def ops() -> TorchOps:
     from actorium.kernels.triton.triton_ops import TritonOps
 
     return TritonOps()

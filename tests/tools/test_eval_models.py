@@ -192,7 +192,7 @@ def test_a_text_that_ends_at_once_is_no_answer(tmp_path: Path) -> None:
 def test_what_is_told_a_token_too_early_is_compared_where_it_belongs() -> None:
     async def read(url: str) -> Reading:
         with contextlib.closing(Http(url)) as http:
-            return (await Listener(http, "org/served")._read("a b", 1, True))[1]
+            return (await Listener(HttpModel(http, "org/served"))._read("a b", 1, True))[1]
 
     with Shifted().running() as url:
         reading = asyncio.run(read(url))

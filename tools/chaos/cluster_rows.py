@@ -20,8 +20,8 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
 from time import monotonic, sleep
@@ -237,8 +237,8 @@ Report = Callable[[list[str]], dict[str, Any]]
 """From errors to the measurements of a row."""
 
 
-def _driven(made: Rig, struck: list[Fault], streams: int, seed: int, player: type[FaultPlayer]
-            ) -> tuple[Report, list[str]]:
+def _driven(made: Rig, struck: list[Fault], streams: int, seed: int,
+            player: Callable[..., FaultPlayer]) -> tuple[Report, list[str]]:
     """Drives streams while these faults happen; returns what makes the report, and what is wrong
     with the router so long after the last stream."""
     counts = RouterCounts()
@@ -322,36 +322,22 @@ class NodeMachine:
         return [f"node {self.name}: process {pid}" for pid in alive]
 
 
-class NodeRig(Rig):
-    def __init__(self, head: Rig, machines: dict[str, NodeMachine]) -> None:
-        super().__init__(head.engine, head.base)
-        self.machines = machines
-
-    def indices(self, node: str) -> list[int]:
-        with ClusterAsker(self.engine.name, str(self.base)) as asker:
-            return [row.replica for row in asker.ask(AskCluster).rows if row.node == node]
-
-    def wait_ready(self) -> None:
-        """Until all replicas are. Raises `TimeoutError`."""
-        until = monotonic() + START
-        with ClusterAsker(self.engine.name, str(self.base)) as asker:
-            while not all(row.phase == "ready" for row in asker.ask(AskCluster).rows):
-                if monotonic() > until:
-                    raise TimeoutError("not all replicas become ready")
-                sleep(0.1)
-
-
 class NodeFaultPlayer(FaultPlayer):
     """Parts networks, and kills what runs on nodes."""
 
     _parted = 0
 
+    def __init__(self, rig: Rig, traffic: Traffic, faults: Sequence[Fault],
+                 machines: dict[str, NodeMachine]) -> None:
+        """machines: those of the rig's nodes."""
+        super().__init__(rig, traffic, faults)
+        self._machines = machines
+
     async def strike(self, fault: Fault) -> None:
         if fault.kind == KILL:
             await super().strike(fault)
             return
-        assert isinstance(self.rig, NodeRig)
-        machine = self.rig.machines[fault.roles[0]]
+        machine = self._machines[fault.roles[0]]
         self.traffic.gaps.fault(fault.name, monotonic())
         self.done[fault.kind] += 1
         if fault.kind == PARTITION:
@@ -372,37 +358,42 @@ class NodeFaultPlayer(FaultPlayer):
             await self._drain(fault.roles[0])
 
     async def _drain(self, node: str) -> None:
-        assert isinstance(self.rig, NodeRig)
-        index = self.rig.indices(node)[0]
         with ClusterAsker(self.rig.engine.name, str(self.rig.base)) as asker:
+            index = next(row.replica for row in asker.ask(AskCluster).rows if row.node == node)
             await asyncio.to_thread(asker.ask, DrainReplica, index)
             await asyncio.sleep(TAKEN_BACK)
             await asyncio.to_thread(asker.ask, UndrainReplica, index)
 
 
 @contextmanager
-def node_rig(**config: Any) -> Iterator[NodeRig]:
+def node_rig(**config: Any) -> Iterator[tuple[Rig, dict[str, NodeMachine]]]:
     """A head with one replica, and nodes with one each; all are ready."""
     far = Path(tempfile.mkdtemp(prefix="an-", dir="/tmp"))
     port = free_port()
     try:
         make_keys(far / "keys", list(NODES))
-        with ExitStack() as stack:
-            head = stack.enter_context(rig(
-                replicas=1, nodes=dict.fromkeys(NODES, 1.0), cluster_keys=str(far / "keys"),
-                cluster_listen=f"tcp://127.0.0.1:{port}", **config))
+        with rig(replicas=1, nodes=dict.fromkeys(NODES, 1.0), cluster_keys=str(far / "keys"),
+                 cluster_listen=f"tcp://127.0.0.1:{port}", **config) as head:
             machines = {name: NodeMachine(name, head.engine.name, port, far / "keys", far / name)
                         for name in NODES}
-            made = NodeRig(head, machines)
             try:
-                made.wait_ready()
-                yield made
+                wait_replicas(head)
+                yield head, machines
             finally:
                 left = [text for machine in machines.values() for text in machine.close()]
-            made.close()
-            made.left += left
+        head.left += left
     finally:
         shutil.rmtree(far, ignore_errors=True)
+
+
+def wait_replicas(head: Rig) -> None:
+    """Waits until all replicas are ready. Raises `TimeoutError`."""
+    until = monotonic() + START
+    with ClusterAsker(head.engine.name, str(head.base)) as asker:
+        while not all(row.phase == "ready" for row in asker.ask(AskCluster).rows):
+            if monotonic() > until:
+                raise TimeoutError("not all replicas become ready")
+            sleep(0.1)
 
 
 def free_port() -> int:
@@ -414,9 +405,10 @@ def free_port() -> int:
 
 def nodes(seed: int, count: int, streams: int) -> dict[str, Any]:
     """Runs the row; "wrong" lists all errors, "router" has the counters of the router's lives."""
-    with node_rig(max_num_seqs=max(64, streams)) as made:
-        found, wrong = _driven(made, node_faults(seed, count), streams, seed, NodeFaultPlayer)
-    return found(wrong + made.left) | {"nodes": len(NODES)}
+    with node_rig(max_num_seqs=max(64, streams)) as (head, machines):
+        found, wrong = _driven(head, node_faults(seed, count), streams, seed,
+                               partial(NodeFaultPlayer, machines=machines))
+    return found(wrong + head.left) | {"nodes": len(NODES)}
 
 
 if __name__ == "__main__":

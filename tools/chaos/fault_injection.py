@@ -28,7 +28,7 @@ from typing import Any
 from actorium.actors.client.pending import ChoiceState, PendingRequest
 from actorium.actors.core import Context, Core, Health, Send
 from actorium.actors.detokenizer.core import DetokenizerCore
-from actorium.actors.messages import Admit, Delta, Reset, StepPlan, ToWorker
+from actorium.actors.messages import Delta, Reset, StepPlan, StepResult, ToWorker
 from actorium.tools.null.null_memory import ints_of
 from actorium.tools.null.null_worker import NullWorker
 
@@ -36,16 +36,18 @@ STEP = 0.05
 SHORT_STEP = 0.01
 POISON = 511
 """A prompt with this token kills the worker in each step that computes it."""
-BUDGET = 60.0
 
 
-class PacedWorker(NullWorker):
-    """A null worker with a pace; see the module."""
+class PacedWorker(Core):
+    """A null worker that holds the result of each step back for as long as the step takes."""
 
-    def __init__(self, context: Context, step: float = STEP) -> None:
-        """step: seconds that each step takes."""
-        super().__init__(context)
-        self._seconds = step
+    inbox = ToWorker
+
+    def __init__(self, worker: NullWorker, seconds: Callable[[StepResult], float],
+                 deadly: bool = True) -> None:
+        """seconds: of the step of a result; deadly: whether a prompt with `POISON` kills it."""
+        self._worker, self._seconds, self._deadly = worker, seconds, deadly
+        self._out: list[Send] = []
         self._due: deque[tuple[float, Send]] = deque()
         self._free_at = 0.0
         """When the last step that was begun is over."""
@@ -54,30 +56,31 @@ class PacedWorker(NullWorker):
 
     def on_message(self, message: ToWorker, now: float) -> None:
         """Computes a plan at once, but holds its result back for the step's time."""
-        if isinstance(message, StepPlan):
-            if self._acknowledged and message.epoch == self._epoch:
-                self._kill_on_poison(message)
-        elif isinstance(message, Reset):
+        worker = self._worker
+        self._out += worker.on_wake(now)
+        if isinstance(message, Reset):
             self._poisoned.clear()
-        before = len(self._out)
-        super().on_message(message, now)
-        for send in self._out[before:] if isinstance(message, StepPlan) else ():
-            self._free_at = max(self._free_at, now) + self._seconds
+        if not isinstance(message, StepPlan):
+            worker.on_message(message, now)
+            return
+        if self._deadly and worker._acknowledged and message.epoch == worker._epoch:
+            self._kill_on_poison(message)
+        worker.on_message(message, now)
+        for send in worker.on_wake(now):
+            self._free_at = max(self._free_at, now) + self._seconds(send.message)
             self._due.append((self._free_at, send))
-        if isinstance(message, StepPlan):
-            del self._out[before:]
 
     def _kill_on_poison(self, plan: StepPlan) -> None:
         self._poisoned.difference_update(ints_of(plan.release).tolist())
         for admit in plan.admit:
-            if _is_poison(admit):
+            if POISON in ints_of(admit.tokens)[:admit.prompt_len]:
                 self._poisoned.add(admit.slot)
         extends = ints_of(plan.extend).reshape(-1, 2)[:, 0].tolist()
         if self._poisoned.intersection(chain(extends, ints_of(plan.decode).tolist())):
             os.kill(os.getpid(), signal.SIGKILL)
 
     def on_wake(self, now: float) -> Sequence[Send]:
-        out = [*super().on_wake(now)]
+        out, self._out = [*self._out, *self._worker.on_wake(now)], []
         while self._due and self._due[0][0] <= now:
             out.append(self._due.popleft()[1])
         return out
@@ -90,22 +93,18 @@ class PacedWorker(NullWorker):
         return not self._due
 
     def health(self) -> Health:
-        return Health("stepping" if self._due else "idle" if self._steps else "ready",
-                      self._steps, BUDGET)
-
-
-def _is_poison(admit: Admit) -> bool:
-    return POISON in ints_of(admit.tokens)[:admit.prompt_len]
+        health = self._worker.health()
+        return health._replace(phase="stepping") if self._due else health
 
 
 def build(context: Context) -> PacedWorker:
     """Steps of `STEP` seconds."""
-    return PacedWorker(context)
+    return PacedWorker(NullWorker(context), lambda result: STEP)
 
 
 def build_short(context: Context) -> PacedWorker:
     """Steps of `SHORT_STEP` seconds."""
-    return PacedWorker(context, SHORT_STEP)
+    return PacedWorker(NullWorker(context), lambda result: SHORT_STEP)
 
 
 def _raise() -> None:
@@ -206,15 +205,15 @@ UNFENCED = {"detokenizer": "actorium.tools.chaos.fault_injection:build_unfenced"
 """Roles for `rig`."""
 
 
-class Unfenced(DetokenizerCore):
-    """Accepts every scheduler's messages, however old."""
+def build_unfenced(context: Context) -> DetokenizerCore:
+    """Builds a detokenizer that accepts every scheduler's messages, however old."""
+    DetokenizerCore._is_stale = _is_never_stale  # type: ignore[method-assign, assignment]
+    return DetokenizerCore(context)
 
-    def _is_stale(self, epoch: int) -> bool:
-        return False
 
-
-def build_unfenced(context: Context) -> Unfenced:
-    return Unfenced(context)
+def _is_never_stale(core: DetokenizerCore, epoch: int) -> bool:
+    """Replaces `DetokenizerCore._is_stale` by one that fences nothing."""
+    return False
 
 
 def _apply_all(pending: PendingRequest, choice: ChoiceState, delta: Delta) -> None:

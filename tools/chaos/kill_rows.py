@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,7 +168,7 @@ class FaultPlayer:
 
 
 async def drive(made: Rig, faults: Sequence[Fault], streams: int, seed: int,
-                player: type[FaultPlayer] | None = None) -> tuple[Traffic, FaultPlayer]:
+                player: Callable[..., FaultPlayer] | None = None) -> tuple[Traffic, FaultPlayer]:
     """Runs streams through faults, each to its end. player: of faults of other kinds, too."""
     traffic = Traffic(RequestMaker(seed, TOKENS), Gaps(), aborts=0.03)
     striker, over = (player or FaultPlayer)(made, traffic, faults), asyncio.Event()

@@ -29,6 +29,7 @@ from actorium.tools.compare.comparison import (
 )
 from actorium.tools.compare.default_prompts import PROMPTS
 from actorium.tools.compare.listener import Listener, names_ids
+from actorium.tools.evaluation.http_model import HttpModel
 
 ABOUT = """Ask two ways to serve a model for greedy answers to the same prompts, and compare tokens
 and log-probabilities, position by position. A and B: flags in quotes, which come on top of those
@@ -150,6 +151,6 @@ async def model_answers(url: str, parsed: Parsed[Any], prompts: Sequence[str],
     key, options = parsed.config.gateway.api_key, parsed.options
     headers = "" if key is None else f"Authorization: Bearer {key}\r\n"
     with contextlib.closing(Http(url)) as http:
-        model = Listener(http, await first_model(http, headers), headers, by_id)
-        return await model.hear(prompts, texts, options.answer_tokens, options.parallel,
-                                progress(len(prompts)))
+        model = HttpModel(http, await first_model(http, headers), headers)
+        return await Listener(model, by_id).hear(prompts, texts, options.answer_tokens,
+                                                 options.parallel, progress(len(prompts)))

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from actorium.actors.errors import BadConfig
-from actorium.tools.bench.http_client import Http
 from actorium.tools.compare.comparison import ModelAnswer, Reading
 from actorium.tools.evaluation.choice_run import side_by_side
 from actorium.tools.evaluation.http_model import COMPLETIONS, HttpModel, is_a_token_behind
@@ -18,13 +17,13 @@ ID = "token_id:"
 """Prefix of tokens named by id."""
 
 
-class Listener(HttpModel):
-    """A model that is asked for its likeliest tokens."""
+class Listener:
+    """Asks a model for its likeliest tokens."""
 
-    def __init__(self, http: Http, name: str, headers: str = "", by_id: bool = True) -> None:
+    def __init__(self, model: HttpModel, by_id: bool = True) -> None:
         """by_id: tokens are named by id if the server can: different ones may have the same text,
-        as pieces of characters do. Other arguments: see `HttpModel`."""
-        super().__init__(http, name, headers)
+        as pieces of characters do."""
+        self._model = model
         self._form = {"return_tokens_as_token_ids": True} if by_id else {}
 
     async def hear(self, prompts: Sequence[str], texts: Sequence[str] | None, max_tokens: int,
@@ -49,11 +48,11 @@ class Listener(HttpModel):
                     ) -> tuple[dict[str, Any], Reading]:
         body: dict[str, Any] = {"prompt": prompt, "max_tokens": max_tokens, "temperature": 0,
                                 "logprobs": TOP, "echo": echo, **self._form}
-        choice, usage = await self._ask(COMPLETIONS, body)
+        choice, usage = await self._model.ask(COMPLETIONS, body)
         columns = choice.get("logprobs") or {}
         tokens, tops = columns.get("tokens"), columns.get("top_logprobs")
         if not tokens or not tops:
-            raise BadConfig(f"the server at {self._http.url} tells no log-probabilities"
+            raise BadConfig(f"the server at {self._model.http.url} tells no log-probabilities"
                             f"{' of a prompt (echo)' if echo else ''}", "base_url")
         if echo and is_a_token_behind(tokens, prompt, usage):
             tokens, tops = [*tokens, str(choice.get("text"))[len(prompt):]], [None, *tops]

@@ -38,7 +38,7 @@ class HttpModel:
         """name: the model's, as the server calls it. headers: lines, each with its end. patience:
         seconds for the answer to a request."""
         self.name = name
-        self._http, self._headers, self._patience = http, headers, patience
+        self.http, self._headers, self._patience = http, headers, patience
         self._counts: tuple[int, ...] = ALTERNATIVES
         """Counts of alternatives that the server has not refused."""
         self._answered = False
@@ -57,20 +57,20 @@ class HttpModel:
     async def _likeliest(self, prompt: AskedPrompt, count: int) -> dict[str, float]:
         more = {"max_tokens": 1, "temperature": 0}
         if isinstance(prompt, str):
-            choice, _ = await self._ask(COMPLETIONS, {"prompt": prompt, "logprobs": count, **more})
+            choice, _ = await self.ask(COMPLETIONS, {"prompt": prompt, "logprobs": count, **more})
             logprobs = choice.get("logprobs") or {}
             told = logprobs.get("top_logprobs")
             if told == []:  # the text ended at once, for which llama.cpp's server returns nothing
                 return {}
             found = (told or [None])[0]
         else:
-            choice, _ = await self._ask(CHAT, {"messages": prompt, "logprobs": True,
+            choice, _ = await self.ask(CHAT, {"messages": prompt, "logprobs": True,
                                                "top_logprobs": count, **more})
             content = (choice.get("logprobs") or {}).get("content") or [{}]
             found = {one["token"]: one["logprob"]
                      for one in reversed(content[0].get("top_logprobs") or [])}
         if not found:
-            raise BadConfig(f"--method: the server at {self._http.url} tells no log-probabilities: "
+            raise BadConfig(f"--method: the server at {self.http.url} tells no log-probabilities: "
                             "use --method generate", "method")
         return dict(found)
 
@@ -85,18 +85,18 @@ class HttpModel:
 
     async def _echoed(self, prompt: str | list[int]) -> tuple[list[str], list[float | None]]:
         """The prompt's tokens as the server writes them, and their log-probabilities."""
-        choice, usage = await self._ask(COMPLETIONS, {
+        choice, usage = await self.ask(COMPLETIONS, {
             "prompt": prompt, "max_tokens": 1, "temperature": 0, "echo": True, "logprobs": 1})
         columns = choice.get("logprobs") or {}
         values, tokens = columns.get("token_logprobs"), columns.get("tokens")
         made = int(usage.get("completion_tokens", 1))
         if is_a_token_behind(tokens or [], prompt, usage):
-            raise BadConfig(f"--method: the server at {self._http.url} tells of each token of a "
+            raise BadConfig(f"--method: the server at {self.http.url} tells of each token of a "
                             "prompt how likely it is once more behind itself, as llama.cpp's does "
                             "of models without a token for the beginning of a text: use --method "
                             "logits or generate", "method")
         if not values or not tokens or len(values) <= made:
-            raise BadConfig(f"--method: the server at {self._http.url} tells no log-probabilities "
+            raise BadConfig(f"--method: the server at {self.http.url} tells no log-probabilities "
                             "of a prompt (echo): use --method logits or generate", "method")
         keep = len(values) - made
         return tokens[:keep], values[:keep]
@@ -104,15 +104,15 @@ class HttpModel:
     async def answer(self, prompt: AskedPrompt, max_tokens: int) -> str:
         more = {"max_tokens": max_tokens, "temperature": 0}
         if isinstance(prompt, str):
-            choice, _ = await self._ask(COMPLETIONS, {"prompt": prompt, **more})
+            choice, _ = await self.ask(COMPLETIONS, {"prompt": prompt, **more})
             return str(choice.get("text") or "")
-        choice, _ = await self._ask(CHAT, {"messages": prompt, **more})
+        choice, _ = await self.ask(CHAT, {"messages": prompt, **more})
         return str((choice.get("message") or {}).get("content") or "")
 
     async def count_tokens(self, prompt: AskedPrompt) -> int:
         more: dict[str, Any] = {"max_tokens": 1, "temperature": 0}
         text = isinstance(prompt, str)
-        _, usage = await self._ask(COMPLETIONS if text else CHAT,
+        _, usage = await self.ask(COMPLETIONS if text else CHAT,
                                    {"prompt" if text else "messages": prompt, **more})
         return int(usage.get("prompt_tokens", 0))
 
@@ -122,14 +122,14 @@ class HttpModel:
                                                  "add_special_tokens": False})
             return msgspec.convert(answer["tokens"], list[int])
         except (RefusedByServer, KeyError, msgspec.ValidationError) as error:
-            raise BadConfig(f"--base-url: the server at {self._http.url} has no /tokenize as vLLM "
+            raise BadConfig(f"--base-url: the server at {self.http.url} has no /tokenize as vLLM "
                             f"and this engine have it: {error}", "base_url") from None
 
     async def token_logprobs(self, ids: Sequence[int]) -> list[float]:
         _, values = await self._echoed(list(ids))
         return [known_sum([value]) for value in values[1:]]
 
-    async def _ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    async def ask(self, path: str, body: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
         """The first choice of an answer, and its usage."""
         answer = await self._post(path, {"model": self.name, **body})
         choices = answer.get("choices")
@@ -143,11 +143,11 @@ class HttpModel:
             try:
                 async with asyncio.timeout(self._patience):
                     data = b"".join([part async for part in
-                                     self._http.events(path, body, self._headers)])
+                                     self.http.events(path, body, self._headers)])
                 self._answered = True
                 break
             except TimeoutError:
-                raise EngineUnavailable(f"{self._http.url}: POST {path}: no answer within "
+                raise EngineUnavailable(f"{self.http.url}: POST {path}: no answer within "
                                         f"{self._patience:g} s (--patience)") from None
             except EngineUnavailable as error:
                 again = (error.status in BUSY if isinstance(error, RefusedByServer)

@@ -4,7 +4,6 @@ simulation is held against."""
 from __future__ import annotations
 
 from actorium.actors.core import Context
-from actorium.actors.messages import StepPlan, StepResult
 from actorium.tools.chaos.fault_injection import PacedWorker
 from actorium.tools.simulate.modelled_worker import ModelledWorker
 from actorium.tools.simulate.step_model import StepSeconds
@@ -14,21 +13,15 @@ SLOW_SECONDS = StepSeconds(0.048, 2e-4, 1.6e-3, 8e-7, about="four times as long"
 """For machines on which processes wait for a processor."""
 
 
-class SteppedWorker(ModelledWorker, PacedWorker):
-    """Results are held back for as long as their step takes."""
-
-    def run(self, plan: StepPlan) -> StepResult:
-        result = super().run(plan)
-        self._seconds = result.busy_us / 1e6
-        return result
-
-    def _kill_on_poison(self, plan: StepPlan) -> None:
-        """No prompt is deadly here."""
+def stepped_worker(context: Context, model: StepSeconds) -> PacedWorker:
+    """Returns a worker whose results are held back for as long as their step takes."""
+    return PacedWorker(ModelledWorker(context, model), lambda result: result.busy_us / 1e6,
+                       deadly=False)
 
 
-def build(context: Context) -> SteppedWorker:
-    return SteppedWorker(context, STEP_SECONDS)
+def build(context: Context) -> PacedWorker:
+    return stepped_worker(context, STEP_SECONDS)
 
 
-def build_slow(context: Context) -> SteppedWorker:
-    return SteppedWorker(context, SLOW_SECONDS)
+def build_slow(context: Context) -> PacedWorker:
+    return stepped_worker(context, SLOW_SECONDS)

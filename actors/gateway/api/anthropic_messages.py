@@ -20,8 +20,12 @@ from actorium.actors.gateway.answer_events import (
     item_parts,
 )
 from actorium.actors.gateway.api.anthropic_body import CountTokensBody, MessagesBody, prefill
-from actorium.actors.gateway.api.response_formats import format_field, structured_of
-from actorium.actors.gateway.api.sampling_fields import request_for, sampling
+from actorium.actors.gateway.api.sampling_fields import (
+    format_field,
+    request_for,
+    sampling,
+    structured_of,
+)
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall, engine_of
 from actorium.actors.gateway.http import bodies

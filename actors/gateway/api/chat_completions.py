@@ -14,8 +14,12 @@ from actorium.actors.gateway.api import answers
 from actorium.actors.gateway.api.answers import ApiObject, ChatLogprobs, CompletionUsage
 from actorium.actors.gateway.api.chat_body import ASSISTANT, ChatBody
 from actorium.actors.gateway.api.offered_tools import CustomInput, FunctionCall, FunctionToolCall
-from actorium.actors.gateway.api.response_formats import format_field, structured_of
-from actorium.actors.gateway.api.sampling_fields import request_for, sampling
+from actorium.actors.gateway.api.sampling_fields import (
+    format_field,
+    request_for,
+    sampling,
+    structured_of,
+)
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall
 from actorium.actors.gateway.http.http_errors import bad_field

@@ -18,12 +18,13 @@ from actorium.actors.gateway.answer_events import (
 )
 from actorium.actors.gateway.api import answers
 from actorium.actors.gateway.api.answers import ApiObject, CompletionUsage, PromptLogprobs
-from actorium.actors.gateway.api.response_formats import format_field, structured_of
 from actorium.actors.gateway.api.sampling_fields import (
     SamplingFields,
     check_ids,
+    format_field,
     request_for,
     sampling,
+    structured_of,
 )
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall

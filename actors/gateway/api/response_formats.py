@@ -57,45 +57,8 @@ class StructuredOutputs(Struct, kw_only=True):
     whitespace_pattern: str | None = None
 
 
-class FormatFields(Struct, kw_only=True):
-    """The fields that a body may have. At most one of them applies."""
-
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    guided_json: Schema | str | None = None
-    guided_regex: str | None = None
-    guided_choice: list[str] | None = None
-    guided_grammar: str | None = None
-    json_schema: Schema | str | None = None
-    regex: str | None = None
-    ebnf: str | None = None
-    grammar: str | None = None
-
-
 SCHEMA_OPTIONS = ("additional_properties", "lenient")
 """Of `structured_outputs`, for a schema anywhere in the body."""
-FORMAT_FIELDS = FormatFields.__struct_fields__
-
-
-def format_field(body: FormatFields, otherwise: str = "structured") -> str:
-    """Returns the name of the field that constrains the completion."""
-    return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), otherwise)
-
-
-def structured_of(body: FormatFields) -> Structured | None:
-    """Returns the constraint on the completion. Raises `HttpError` naming the field."""
-    wanted = {name: constraint for name in FORMAT_FIELDS
-              if (constraint := _constraint(name, getattr(body, name))) is not None}
-    if len(wanted) > 1:
-        first, second = list(wanted)[:2]
-        raise bad_field(second, f"not together with {first}")
-    chosen = next(iter(wanted.values()), None)
-    more = body.structured_outputs
-    options = {name: True for name in SCHEMA_OPTIONS if getattr(more, name, False)}
-    for name in options:
-        if chosen is None or chosen.json_schema is None:
-            raise bad_field(f"structured_outputs.{name}", "only with a JSON schema")
-    return None if chosen is None else msgspec.structs.replace(chosen, **options)
 
 
 def passed_over(wanted: Structured | None) -> list[str]:
@@ -122,7 +85,8 @@ def _lenient_schemas(part: Any) -> list[Any]:
     return [schema for inner in part.values() for schema in _lenient_schemas(inner)]
 
 
-def _constraint(name: str, value: Any) -> Structured | None:
+def constraint_of(name: str, value: Any) -> Structured | None:
+    """Returns what a body's field of this name asks for. Raises `HttpError` naming the field."""
     if value is None or (name == "grammar" and not value):
         return None
     if isinstance(value, ResponseFormat):

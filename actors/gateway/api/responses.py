@@ -19,7 +19,6 @@ from actorium.actors.gateway.answer_events import (
     ChoiceEvents,
 )
 from actorium.actors.gateway.api import answers
-from actorium.actors.gateway.api.response_formats import format_field
 from actorium.actors.gateway.api.response_store import (
     OFF,
     ResponseKeeper,
@@ -37,7 +36,7 @@ from actorium.actors.gateway.api.responses_output import (
     ResponseEvent,
     ResponseStatus,
 )
-from actorium.actors.gateway.api.sampling_fields import request_for, sampling
+from actorium.actors.gateway.api.sampling_fields import format_field, request_for, sampling
 from actorium.actors.gateway.api.stored_responses import resolved
 from actorium.actors.gateway.api.turn import HttpTurn
 from actorium.actors.gateway.engine_call import EngineCall

@@ -18,8 +18,13 @@ from actorium.actors.gateway.api.offered_tools import (
     offered,
     selected,
 )
-from actorium.actors.gateway.api.response_formats import JsonSchema, ResponseFormat, structured_of
-from actorium.actors.gateway.api.sampling_fields import SamplingFields, check_turns, effort_args
+from actorium.actors.gateway.api.response_formats import JsonSchema, ResponseFormat
+from actorium.actors.gateway.api.sampling_fields import (
+    SamplingFields,
+    check_turns,
+    effort_args,
+    structured_of,
+)
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.gateway.parsers.custom_calls import arguments_for
 from actorium.actors.messages import ChatMessage, ToolCall, TurnPart

@@ -8,16 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
+import msgspec
 from msgspec import Meta, Struct
 
 from actorium.actors.client.requests import Request
 from actorium.actors.errors import context_overflow
-from actorium.actors.gateway.api.response_formats import FormatFields
+from actorium.actors.gateway.api.response_formats import (
+    SCHEMA_OPTIONS,
+    ResponseFormat,
+    Schema,
+    StructuredOutputs,
+    constraint_of,
+)
 from actorium.actors.gateway.http.http_errors import bad_field
 from actorium.actors.messages import MAX_TURNS
-from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams
+from actorium.actors.params import MAX_LOGIT_BIAS, MAX_LOGPROBS, SamplingParams, Structured
 
 _TOKEN = re.compile(r"[0-9]{1,10}")
 SEED_MASK = (1 << 63) - 1
@@ -27,51 +34,13 @@ NO_LIMIT = -1
 """Several clients' value for: to the end of the context."""
 
 
-class UnsupportedFields(FormatFields, kw_only=True):
-    """The fields of a format, and these: accepted with a value that changes nothing, else refused.
-    """
-
-    # vLLM's
-    use_beam_search: Any = None
-    length_penalty: Any = None
-    early_stopping: Any = None
-    prompt_embeds: Any = None
-    logits_processors: Any = None
-    repetition_detection: Any = None
-    # SGLang's
-    lora_path: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    return_hidden_states: Any = None
-    # llama-server's
-    typical_p: Any = None
-    tfs_z: Any = None
-    mirostat: Any = None
-    dynatemp_range: Any = None
-    xtc_probability: Any = None
-    dry_multiplier: Any = None
-    top_n_sigma: Any = None
-    # OpenAI's
-    audio: Any = None
-    modalities: Any = None
-    web_search_options: Any = None
+Unsupported: TypeAlias = Any
+"""Of a field that is accepted with a value that changes nothing, else refused."""
 
 
-UNSUPPORTED = tuple(UnsupportedFields.__annotations__)
-_NEUTRAL: dict[str, Any] = {"length_penalty": 1, "typical_p": 1, "tfs_z": 1, "top_n_sigma": -1,
-                            "modalities": ["text"]}
-"""Values that change nothing, beside null, false, 0 and what is empty."""
-
-
-def refuse_unsupported(body: UnsupportedFields) -> None:
-    """Raises `HttpError` 400 naming the first unsupported field whose value would change the
-    answer."""
-    for name in UNSUPPORTED:
-        value = getattr(body, name)
-        # An empty object of options still asks for the feature.
-        nothing = value is None or (not value and not isinstance(value, dict))
-        if not nothing and value != _NEUTRAL.get(name):
-            raise bad_field(name, "not supported")
+def unsupported_in(body: type[Struct]) -> tuple[str, ...]:
+    """Returns the names of a body's fields that are declared `Unsupported`."""
+    return tuple(name for name, kind in body.__annotations__.items() if kind == "Unsupported")
 
 
 class StreamOptions(Struct):
@@ -83,8 +52,44 @@ class StreamOptions(Struct):
     """Each event has an id; a call with that as `Last-Event-ID` goes on behind it."""
 
 
-class SamplingFields(UnsupportedFields, kw_only=True):
+class SamplingFields(Struct, kw_only=True):
     """OpenAI's fields, and those that vLLM and SGLang add. None = the model's own default."""
+
+    # the completion's format, of which at most one applies: see `FORMAT_FIELDS`
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    guided_json: Schema | str | None = None
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
+    json_schema: Schema | str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    grammar: str | None = None
+    # vLLM's
+    use_beam_search: Unsupported = None
+    length_penalty: Unsupported = None
+    early_stopping: Unsupported = None
+    prompt_embeds: Unsupported = None
+    logits_processors: Unsupported = None
+    repetition_detection: Unsupported = None
+    # SGLang's
+    lora_path: Unsupported = None
+    session_params: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    return_hidden_states: Unsupported = None
+    # llama-server's
+    typical_p: Unsupported = None
+    tfs_z: Unsupported = None
+    mirostat: Unsupported = None
+    dynatemp_range: Unsupported = None
+    xtc_probability: Unsupported = None
+    dry_multiplier: Unsupported = None
+    top_n_sigma: Unsupported = None
+    # OpenAI's
+    audio: Unsupported = None
+    modalities: Unsupported = None
+    web_search_options: Unsupported = None
 
     model: str | None = None
     n: int | None = None
@@ -170,7 +175,6 @@ class SamplingFields(UnsupportedFields, kw_only=True):
         """True if events have ids."""
         return self.stream_options is not None and self.stream_options.resumable
 
-
     def truncated(self, ids: list[int], max_model_len: int, max_tokens: int | None) -> list[int]:
         """Returns the part of a prompt that `truncate_prompt_tokens` keeps, as the engine would cut
         it."""
@@ -185,6 +189,46 @@ class SamplingFields(UnsupportedFields, kw_only=True):
     def cuts_right(self) -> bool:
         """True if the prompt's first tokens are kept, which the engine itself does not do."""
         return self.truncation_side == "right" and self.truncate_prompt_tokens is not None
+
+
+UNSUPPORTED = unsupported_in(SamplingFields)
+_NEUTRAL: dict[str, Any] = {"length_penalty": 1, "typical_p": 1, "tfs_z": 1, "top_n_sigma": -1,
+                            "modalities": ["text"]}
+"""Values that change nothing, beside null, false, 0 and what is empty."""
+FORMAT_FIELDS = ("response_format", "structured_outputs", "guided_json", "guided_regex",
+                 "guided_choice", "guided_grammar", "json_schema", "regex", "ebnf", "grammar")
+
+
+def refuse_unsupported(body: SamplingFields) -> None:
+    """Raises `HttpError` 400 naming the first unsupported field whose value would change the
+    answer."""
+    for name in UNSUPPORTED:
+        value = getattr(body, name)
+        # An empty object of options still asks for the feature.
+        nothing = value is None or (not value and not isinstance(value, dict))
+        if not nothing and value != _NEUTRAL.get(name):
+            raise bad_field(name, "not supported")
+
+
+def format_field(body: SamplingFields, otherwise: str = "structured") -> str:
+    """Returns the name of the field that constrains the completion."""
+    return next((name for name in FORMAT_FIELDS if getattr(body, name) is not None), otherwise)
+
+
+def structured_of(body: SamplingFields) -> Structured | None:
+    """Returns the constraint on the completion. Raises `HttpError` naming the field."""
+    wanted = {name: constraint for name in FORMAT_FIELDS
+              if (constraint := constraint_of(name, getattr(body, name))) is not None}
+    if len(wanted) > 1:
+        first, second = list(wanted)[:2]
+        raise bad_field(second, f"not together with {first}")
+    chosen = next(iter(wanted.values()), None)
+    more = body.structured_outputs
+    options = {name: True for name in SCHEMA_OPTIONS if getattr(more, name, False)}
+    for name in options:
+        if chosen is None or chosen.json_schema is None:
+            raise bad_field(f"structured_outputs.{name}", "only with a JSON schema")
+    return None if chosen is None else msgspec.structs.replace(chosen, **options)
 
 
 def sampling(fields: SamplingFields, logprobs: int | None, **more: Any) -> SamplingParams:

@@ -11,7 +11,7 @@ import msgspec
 from msgspec import UNSET, Struct, UnsetType
 
 from actorium.actors.gateway.api.completions import MAX_PROMPTS
-from actorium.actors.gateway.api.sampling_fields import check_ids
+from actorium.actors.gateway.api.sampling_fields import Unsupported, check_ids, unsupported_in
 from actorium.actors.gateway.http.http_errors import HttpError, bad_field
 from actorium.actors.params import MAX_LOGPROBS, SamplingParams, Structured
 
@@ -79,34 +79,29 @@ class SglangSampling(SamplingParams, frozen=True, kw_only=True, omit_defaults=Tr
         return self.structured
 
 
-class Unsupported(Struct, kw_only=True):
-    """SGLang's fields for features that this engine lacks: accepted while they ask for nothing."""
-
-    input_embeds: Any = None
-    image_data: Any = None
-    video_data: Any = None
-    audio_data: Any = None
-    lora_path: Any = None
-    lora_id: Any = None
-    session_params: Any = None
-    custom_logit_processor: Any = None
-    return_hidden_states: Any = None
-    return_routed_experts: Any = None
-    return_sampling_mask: Any = None
-    return_flat_raw_top_logprobs: Any = None
-    return_entropy: Any = None
-    return_bytes: Any = None
-    require_reasoning: Any = None
-    max_thinking_tokens: Any = None
-    bootstrap_host: Any = None
-    bootstrap_port: Any = None
-    bootstrap_room: Any = None
-    background: Any = None
-
-
-class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
+class GenerateBody(Struct, kw_only=True, forbid_unknown_fields=True):
     """SGLang's `/generate`: one prompt or several, as text or as token ids."""
 
+    input_embeds: Unsupported = None
+    image_data: Unsupported = None
+    video_data: Unsupported = None
+    audio_data: Unsupported = None
+    lora_path: Unsupported = None
+    lora_id: Unsupported = None
+    session_params: Unsupported = None
+    custom_logit_processor: Unsupported = None
+    return_hidden_states: Unsupported = None
+    return_routed_experts: Unsupported = None
+    return_sampling_mask: Unsupported = None
+    return_flat_raw_top_logprobs: Unsupported = None
+    return_entropy: Unsupported = None
+    return_bytes: Unsupported = None
+    require_reasoning: Unsupported = None
+    max_thinking_tokens: Unsupported = None
+    bootstrap_host: Unsupported = None
+    bootstrap_port: Unsupported = None
+    bootstrap_room: Unsupported = None
+    background: Unsupported = None
     text: str | list[str] | None = None
     input_ids: list[int | list[int]] | None = None
     sampling_params: SglangSampling | list[SglangSampling] | None = None
@@ -140,7 +135,7 @@ class GenerateBody(Unsupported, kw_only=True, forbid_unknown_fields=True):
 
     def check(self) -> None:
         """Raises `HttpError` for unsupported fields."""
-        for name in Unsupported.__struct_fields__:
+        for name in unsupported_in(GenerateBody):
             value = getattr(self, name)
             if any(value) if isinstance(value, list) else value:
                 raise bad_field(name, "not supported")

@@ -1,6 +1,6 @@
 """Reads a request's JSON: bounded, typed, with errors that name the field.
 
-Unknown fields are ignored, since routers add some (but see `UnsupportedFields`); a wrong type is a
+Unknown fields are ignored, since routers add some (but see `Unsupported`); a wrong type is a
 400; `null` for an optional field means that it is absent, since many clients write every field that
 they know; `4.0` is an integer.
 

@@ -23,10 +23,10 @@ from actorium.actors.gateway.api.inference import (
     InvocationBody,
 )
 from actorium.actors.gateway.api.responses_body import InputBody, ResponsesBody
-from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED
+from actorium.actors.gateway.api.sampling_fields import UNSUPPORTED, unsupported_in
 from actorium.actors.gateway.api.scoring import RerankBody, ScoreBody
 from actorium.actors.gateway.api.sglang import AbortBody
-from actorium.actors.gateway.api.sglang_body import GenerateBody, Unsupported
+from actorium.actors.gateway.api.sglang_body import GenerateBody
 from actorium.actors.gateway.api.tokens import DetokenizeBody, TokenizeBody
 from actorium.actors.gateway.http.api_keys import Keys
 from actorium.actors.gateway.http.replies import JsonReply
@@ -128,7 +128,7 @@ def document(guarded: Callable[[str], bool] = lambda path: False) -> dict[str, A
     schemas, components = msgspec.json.schema_components(
         [*types, ErrorBody, AnthropicErrorBody], ref_template=REF)
     for component in components.values():
-        for name in (*UNSUPPORTED, *Unsupported.__struct_fields__):
+        for name in (*UNSUPPORTED, *unsupported_in(GenerateBody)):
             component.get("properties", {}).pop(name, None)
     refusals = dict(zip(ErrorStyle, schemas[-2:], strict=True))
     found = iter(schemas)

@@ -1,4 +1,4 @@
-"""Locks and eviction of the prefix tree: which pages it must keep, and in which order others go.
+"""The pages of the prefix tree: which of them locks keep, and in which order others are evicted.
 
 A tree holds pages of several groups (one for each attention window). Pages of a **full** group are
 evicted with the leaf that holds them: leaf by leaf in policy order, the last one trimmed from its
@@ -47,8 +47,9 @@ EvictedPages = list[list[Ints]]
 """Per group, arrays of evicted pages; entries 0 do not count."""
 
 
-class EvictableTree:
-    """Counters, locks and eviction of a prefix tree; `RadixCache` matches and inserts."""
+class TreePages:
+    """Counters, locks and eviction of a prefix tree's pages. `RadixCache` matches and inserts, and
+    reports the nodes that it adds, splits and fills."""
 
     def __init__(self, page_size: int, windows: Sequence[int], policy: str = "lru") -> None:
         """windows[g] in tokens, 0 = full attention. Raises `ValueError` for an unknown policy."""
@@ -66,15 +67,16 @@ class EvictableTree:
         self.on_end_removed: Callable[[TreeNode], None] = lambda node: None
         """Called with a node whose end is trimmed or removed."""
         self.observers: list[TreeObserver] = []
-        self._clock = 0
-        self._roots: dict[str, TreeNode] = {}
-        self._full = [g for g, window in enumerate(windows) if not window]
-        self._windowed = [g for g, window in enumerate(windows) if window]
-        self._reach = [max(1, -(-(windows[g] - 1) // page_size)) for g in self._windowed]
-        self._furthest = max(self._reach, default=0)
+        self.roots: dict[str, TreeNode] = {}
+        """By salt."""
+        self.leaves = EvictionQueue(self._leaf_rank)
+        """Nodes to evict; one that no lock covers any more is pushed."""
+        self.full = [g for g, window in enumerate(windows) if not window]
+        self.windowed = [g for g, window in enumerate(windows) if window]
+        self.reach = [max(1, -(-(windows[g] - 1) // page_size)) for g in self.windowed]
+        self.furthest = max(self.reach, default=0)
         self._policy = POLICIES[policy]
-        self._leaves = EvictionQueue(self._leaf_rank)
-        self._windows = [EvictionQueue(self._window_rank(i)) for i in range(len(self._windowed))]
+        self._windows = [EvictionQueue(self._window_rank(i)) for i in range(len(self.windowed))]
 
     def lock(self, node: TreeNode, windows: bool = True) -> None:
         """Locks what a match ending at `node` needs. Locks count; they survive splits.
@@ -89,29 +91,29 @@ class EvictableTree:
         above: TreeNode = node
         while above.parent is not None:
             if not above.locks:
-                for g in self._full:
+                for g in self.full:
                     self.evictable[g] -= above.size
             above.locks += 1
             above = above.parent
-        if windows and self._windowed:
+        if windows and self.windowed:
             self._count_locked_end(node, 1)
 
     def unlock(self, node: TreeNode, windows: bool = True) -> None:
         """Undoes one `lock`. Raises `ValueError` when there is none."""
         if node.parent is not None and not (
-                node.near.get(0) if windows and self._windowed else node.locks):
+                node.near.get(0) if windows and self.windowed else node.locks):
             raise ValueError("this node of the prefix tree is not locked")
-        if windows and self._windowed:
+        if windows and self.windowed:
             self._count_locked_end(node, -1)
         above: TreeNode = node
         while above.parent is not None:
             above.locks -= 1
             if not above.locks:
-                for g in self._full:
+                for g in self.full:
                     self.evictable[g] += above.size
             above = above.parent
         if node.parent is not None and not node.locks:
-            self._leaves.push(node)
+            self.leaves.push(node)
 
     def evict(self, group: int, count: int) -> list[Ints]:
         """Evicts min(count, evictable[group]) pages of that group, or a few more.
@@ -122,8 +124,8 @@ class EvictableTree:
         """
         evicted: EvictedPages = [[] for _ in range(self.groups)]
         goal = self.cached[group] - min(count, self.evictable[group])
-        if group in self._windowed:
-            self._evict_windowed(self._windowed.index(group), goal, evicted)
+        if group in self.windowed:
+            self._evict_windowed(self.windowed.index(group), goal, evicted)
         else:
             self._evict_leaves(group, goal, evicted)
         pages = self._collect(evicted)
@@ -133,18 +135,18 @@ class EvictableTree:
     def flush(self) -> list[Ints]:
         """Evicts everything that no lock covers. Returns the evicted pages per group."""
         evicted: EvictedPages = [[] for _ in range(self.groups)]
-        for root in list(self._roots.values()):
+        for root in list(self.roots.values()):
             for node in reversed(list(below(root))):
                 if not node.locks:
                     self._remove(node, evicted)
                 else:
-                    for i in range(len(self._windowed)):
+                    for i in range(len(self.windowed)):
                         self._make_holes(node, i, node.size, evicted)
         return self._collect(evicted)
 
     def _collect(self, evicted: EvictedPages) -> list[Ints]:
         pages = [np.concatenate(arrays) if arrays else NO_PAGES for arrays in evicted]
-        for g in self._windowed:
+        for g in self.windowed:
             pages[g] = pages[g][pages[g] != 0]
         self.version += any(map(len, pages))
         return pages
@@ -163,13 +165,13 @@ class EvictableTree:
         return rank
 
     def _evict_leaves(self, group: int, goal: int, evicted: EvictedPages) -> None:
-        while self.cached[group] > goal and (node := self._leaves.pop()) is not None:
+        while self.cached[group] > goal and (node := self.leaves.pop()) is not None:
             left = self._cut(node, max(0, node.size - (self.cached[group] - goal)), evicted)
-            if self._windowed:
+            if self.windowed:
                 self._prune(left, evicted)
 
     def _evict_windowed(self, i: int, goal: int, evicted: EvictedPages) -> None:
-        group = self._windowed[i]
+        group = self.windowed[i]
         while self.cached[group] > goal and (node := self._windows[i].pop()) is not None:
             count = self.cached[group] - goal
             slack = node.parts[i].slack
@@ -181,12 +183,12 @@ class EvictableTree:
 
     def _make_holes(self, node: TreeNode, i: int, count: int, evicted: EvictedPages) -> None:
         """Makes holes of up to `count` pages that no lock covers, from the front."""
-        pages = node.pages[self._windowed[i]]
-        free = node.size - max(0, min(node.size, self._reach[i] - node.nearest))
+        pages = node.pages[self.windowed[i]]
+        free = node.size - max(0, min(node.size, self.reach[i] - node.nearest))
         at = np.flatnonzero(pages[:free])[:count]
-        evicted[self._windowed[i]].append(pages[at])
+        evicted[self.windowed[i]].append(pages[at])
         pages[at] = 0
-        self._recount(node)
+        self.recount(node)
 
     def _cut(self, node: TreeNode, keep: int, evicted: EvictedPages) -> TreeNode:
         """Trims an unlocked leaf to its first `keep` pages. Returns what is left: the leaf, or its
@@ -202,14 +204,14 @@ class EvictableTree:
         for g in range(self.groups):
             evicted[g].append(node.pages[g][keep:])
             node.pages[g] = node.pages[g][:keep].copy()
-        for g in self._full:
+        for g in self.full:
             self.cached[g] -= node.size - keep
             self.evictable[g] -= node.size - keep
         node.key = node.key[:keep * self.page_size * 4]
         node.end -= node.size - keep
         node.size = keep
-        self._recount(node)
-        self._leaves.push(node)
+        self.recount(node)
+        self.leaves.push(node)
         return node
 
     def _remove(self, node: TreeNode, evicted: EvictedPages) -> None:
@@ -221,21 +223,21 @@ class EvictableTree:
             observer.cut(node, 0)
         for g in range(self.groups):
             evicted[g].append(node.pages[g])
-        for g in self._full:
+        for g in self.full:
             self.cached[g] -= node.size
             self.evictable[g] -= node.size
-        for g, part in zip(self._windowed, node.parts, strict=True):
+        for g, part in zip(self.windowed, node.parts, strict=True):
             self.cached[g] -= part.held
             self.evictable[g] -= part.held
         del parent.children[node.key[:self.page_size * 4]]
         node.parent = None
-        self._leaves.discard(node)
+        self.leaves.discard(node)
         for queue in self._windows:
             queue.discard(node)
         if parent.parent is not None:
-            self._leaves.push(parent)
+            self.leaves.push(parent)
         elif not parent.children:
-            del self._roots[parent.salt]
+            del self.roots[parent.salt]
 
     def _prune(self, node: TreeNode, evicted: EvictedPages) -> None:
         """Cuts a leaf, and any parent that becomes a leaf, back to the last end that a match can
@@ -246,11 +248,31 @@ class EvictableTree:
                 return
             node = self._cut(node, keep, evicted)
 
+    def add(self, node: TreeNode) -> None:
+        """Counts a new leaf."""
+        for g in self.full:
+            self.cached[g] += node.size
+            self.evictable[g] += node.size
+        self.recount(node)
+        for observer in self.observers:
+            observer.grown(node)
+
+    def split(self, upper: TreeNode, node: TreeNode) -> None:
+        """Counts a node, and its first pages that `upper` has taken over, apart."""
+        if self.windowed:
+            upper.near = {distance + node.size: count for distance, count in node.near.items()
+                          if distance + node.size < self.furthest}
+            upper.nearest = min(upper.near, default=upper.nearest)
+            self.recount(node)
+            self.recount(upper)
+        for observer in self.observers:
+            observer.split(upper, node)
+
     def _count_locked_end(self, node: TreeNode, by: int) -> None:
         """Adds or removes (`by` = 1 or -1) a locked end, which covers the windows before it in
         every group."""
         distance = 0
-        while node.parent is not None and distance < self._furthest:
+        while node.parent is not None and distance < self.furthest:
             count = node.near.get(distance, 0) + by
             if count:
                 node.near[distance] = count
@@ -259,14 +281,14 @@ class EvictableTree:
             nearest = min(node.near, default=FAR)
             if nearest != node.nearest:
                 node.nearest = nearest
-                self._recount(node)
+                self.recount(node)
             distance += node.size
             node = node.parent
 
-    def _recount(self, node: TreeNode) -> None:
+    def recount(self, node: TreeNode) -> None:
         """Updates the counters of windowed groups after any change of a node."""
-        for i, (g, part) in enumerate(zip(self._windowed, node.parts, strict=True)):
-            pages, size, reach = node.pages[g], node.size, self._reach[i]
+        for i, (g, part) in enumerate(zip(self.windowed, node.parts, strict=True)):
+            pages, size, reach = node.pages[g], node.size, self.reach[i]
             held = int(np.count_nonzero(pages))
             free = size - max(0, min(size, reach - node.nearest))
             slack = max(0, size - reach)
@@ -282,11 +304,28 @@ class EvictableTree:
             self.evictable[g] += held - part.guarded
             self._windows[i].push(node)
 
+    def usable_end(self, path: list[TreeNode], last: int) -> int:
+        """Cuts a path, of whose last node `last` pages are in it, back to the last end that a match
+        can use. Returns how many pages of its last node are in it then; 0 = none is usable."""
+        if not self.windowed:
+            return last
+        runs = [[0] * len(self.reach)]
+        for node in path:
+            runs.append([run + node.size if part.tail == node.size else part.tail
+                         for run, part in zip(runs[-1], node.parts, strict=True)])
+        while path:
+            last = self._last_usable(path[-1], runs[len(path) - 1], last)
+            if last:
+                return last
+            path.pop()
+            last = path[-1].size if path else 0
+        return 0
+
     def _runs_before(self, node: TreeNode) -> list[int]:
         """Returns, per windowed group, the pages without a hole right before `node` (up to reach).
         """
         runs = []
-        for i, reach in enumerate(self._reach):
+        for i, reach in enumerate(self.reach):
             run, above = 0, node.parent
             while above is not None and above.parent is not None and run < reach:
                 run += above.parts[i].tail
@@ -307,16 +346,16 @@ class EvictableTree:
         if all(part.tail == node.size for part in node.parts):
             # without holes the run grows as fast as what is needed: if not here, nowhere before
             return upto * all(run + upto >= min(reach, start + upto)
-                              for run, reach in zip(runs, self._reach, strict=True))
+                              for run, reach in zip(runs, self.reach, strict=True))
         if upto == node.size and all(
                 run * (part.tail == upto) + part.tail >= min(reach, start + upto)
-                for run, part, reach in zip(runs, node.parts, self._reach, strict=True)):
+                for run, part, reach in zip(runs, node.parts, self.reach, strict=True)):
             return upto
         places = np.arange(1, upto + 1)
         usable = np.ones(upto, bool)
-        for i, g in enumerate(self._windowed):
+        for i, g in enumerate(self.windowed):
             holes = np.where(node.pages[g][:upto] == 0, places, -runs[i])
-            usable &= places - np.maximum.accumulate(holes) >= np.minimum(self._reach[i],
+            usable &= places - np.maximum.accumulate(holes) >= np.minimum(self.reach[i],
                                                                           start + places)
         found = np.flatnonzero(usable)
         return int(found[-1]) + 1 if len(found) else 0

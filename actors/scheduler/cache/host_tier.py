@@ -98,7 +98,7 @@ class HostTier(TreeObserver):
         self._queries: dict[int, DiskQuery] = {}
         self._names = NodeNames(size)
         if kv_cache.tree is not None:
-            kv_cache.tree.observers.append(self)
+            kv_cache.tree.pages.observers.append(self)
             kv_cache.checkpoints.on_drop = self.dropped
 
     @property
@@ -238,7 +238,7 @@ class HostTier(TreeObserver):
         for slot in slots:
             self.slots.use(slot)
         if match.length:
-            tree.lock(match.node)
+            tree.pages.lock(match.node)
         counts = [sum(entry.kind == g for entry in entries) for g in range(states)]
         pages = kv_cache.allocate(counts, sid)
         checkpoint = 0
@@ -249,7 +249,7 @@ class HostTier(TreeObserver):
                 pages = None
         if pages is None:
             if match.length:
-                tree.unlock(match.node)
+                tree.pages.unlock(match.node)
             for slot in slots:
                 self.slots.done(slot)
             return False
@@ -332,7 +332,7 @@ class HostTier(TreeObserver):
         if fetch.checkpoint and not used:
             kv_cache.checkpoints.give_back(fetch.checkpoint)
         if match.length:
-            tree.unlock(match.node)
+            tree.pages.unlock(match.node)
         kv_cache.release(fetch.pages, sid)
 
     # --- the worker's side -----------------------------------------------------------------------

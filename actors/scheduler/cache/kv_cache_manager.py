@@ -48,13 +48,13 @@ class KVCacheManager:
 
     def _new_tree(self) -> RadixCache:
         tree = RadixCache(self.page_size, self.windows, self._policy)
-        tree.on_end_removed = self.checkpoints.drop
+        tree.pages.on_end_removed = self.checkpoints.drop
         return tree
 
     @property
     def version(self) -> int:
         """A number that changes whenever the result of a match could have changed."""
-        return (0 if self.tree is None else self.tree.version) + self.checkpoints.version
+        return (0 if self.tree is None else self.tree.pages.version) + self.checkpoints.version
 
     def pages_for(self, tokens: int) -> int:
         """Returns how many pages `tokens` tokens need, the last one perhaps partly filled."""
@@ -65,7 +65,7 @@ class KVCacheManager:
         a few too many: the tree cannot know which pages behind its locks a sequence still holds).
         """
         free = self.pools[group].free
-        return free if self.tree is None else free + self.tree.evictable[group]
+        return free if self.tree is None else free + self.tree.pages.evictable[group]
 
     def max_held(self, group: int, tokens: int, chunk: int) -> int:
         """Returns the most pages of a group that the first `tokens` tokens of a sequence hold at a
@@ -101,9 +101,9 @@ class KVCacheManager:
         counts = [count] * len(self.pools) if isinstance(count, int) else count
         for group, pool in enumerate(self.pools):
             while (lacking := counts[group] - pool.free) > 0:
-                if self.tree is None or not self.tree.evictable[group]:
+                if self.tree is None or not self.tree.pages.evictable[group]:
                     return None
-                self._uncache(self.tree.evict(group, lacking))
+                self._uncache(self.tree.pages.evict(group, lacking))
         return [pool.allocate(own, owner) for pool, own in zip(self.pools, counts, strict=True)]
 
     def release(self, pages: Sequence[Ints], owner: int) -> None:
@@ -120,7 +120,7 @@ class KVCacheManager:
     def share_prefix(self, match: PrefixMatch, owner: int) -> PrefixLock:
         """Shares a matched prefix with `owner` and locks it for that sequence."""
         assert self.tree is not None
-        self.tree.lock(match.node)
+        self.tree.pages.lock(match.node)
         for pool, pages, window in zip(self.pools, match.pages, self.windows, strict=True):
             pool.share(pages[pages > 0] if window else pages, owner)
         return PrefixLock(match.node, True)
@@ -160,18 +160,18 @@ class KVCacheManager:
             return held
         lock = None
         if node is not None:
-            self.tree.lock(node)
+            self.tree.pages.lock(node)
             lock = PrefixLock(node, True)
         if held is not None:
-            self.tree.unlock(held.node, held.windows)
+            self.tree.pages.unlock(held.node, held.windows)
         return lock
 
     def unlock_windows(self, held: PrefixLock) -> PrefixLock:
         """Unlocks the windowed groups for a sequence whose windows have moved past the locked end.
         """
         assert self.tree is not None
-        self.tree.lock(held.node, windows=False)
-        self.tree.unlock(held.node)
+        self.tree.pages.lock(held.node, windows=False)
+        self.tree.pages.unlock(held.node)
         return PrefixLock(held.node, False)
 
     def flush(self) -> tuple[int, int]:
@@ -180,7 +180,7 @@ class KVCacheManager:
         if self.tree is None:
             return 0, 0
         before = sum(pool.free for pool in self.pools)
-        self._uncache(self.tree.flush())
+        self._uncache(self.tree.pages.flush())
         return (sum(pool.free for pool in self.pools) - before,
                 sum(pool.cached for pool in self.pools))
 
@@ -219,8 +219,8 @@ class KVCacheManager:
         if self.tree is not None:
             version = self.version + 1
             self.checkpoints = CheckpointPool(self.checkpoints.count)
-            observers, self.tree = self.tree.observers, self._new_tree()
-            self.tree.observers, self.checkpoints.version = observers, version
+            observers, self.tree = self.tree.pages.observers, self._new_tree()
+            self.tree.pages.observers, self.checkpoints.version = observers, version
             for observer in observers:
                 observer.abandoned()
         for pool in self.pools:

@@ -21,7 +21,7 @@ from typing import NamedTuple
 import numpy as np
 
 from actorium.actors.messages import MediaItem
-from actorium.actors.scheduler.cache.eviction import EvictableTree
+from actorium.actors.scheduler.cache.eviction import TreePages
 from actorium.actors.scheduler.cache.page_allocator import NO_PAGES, Ints
 from actorium.actors.scheduler.cache.tree_nodes import TreeNode, below
 
@@ -56,13 +56,20 @@ class CheckpointMatch(NamedTuple):
     """The plan being made saves a longer one: usable from the next plan on."""
 
 
-class RadixCache(EvictableTree):
-    """Prefixes and their pages. See `EvictableTree` for counters, lock, evict and flush.
+class RadixCache:
+    """Prefixes and their pages. See `TreePages` for counters, lock, evict and flush.
 
     `match` and `insert` cost a dict look-up for each node of the path and one comparison of the
     key's memory. Nodes made by a split are not merged again when the branch was removed: the two
     halves were last used at different times, and merging them would lose that.
     """
+
+    def __init__(self, page_size: int, windows: Sequence[int], policy: str = "lru") -> None:
+        """windows[g] in tokens, 0 = full attention. Raises `ValueError` for an unknown policy."""
+        self.page_size = page_size
+        self.pages = TreePages(page_size, windows, policy)
+        self.stats, self._roots = self.pages.stats, self.pages.roots
+        self._clock = 0
 
     def match(self, key: PrefixKey, most: int | None = None) -> PrefixMatch:
         """Returns the longest usable prefix of the key's first `most` tokens (None = all). Splits a
@@ -71,7 +78,7 @@ class RadixCache(EvictableTree):
         self.stats.lookups += size * self.page_size
         path, last = self._find(key, size)
         if not path:
-            return PrefixMatch(0, [NO_PAGES] * self.groups, TreeNode(None, b"", []))
+            return PrefixMatch(0, [NO_PAGES] * self.pages.groups, TreeNode(None, b"", []))
         if last < path[-1].size:
             path[-1] = self._split(path[-1], last)
         for node in path:
@@ -95,13 +102,13 @@ class RadixCache(EvictableTree):
         while path and not (path[-1].checkpoint and path[-1].checkpoint_step < step):
             pending = pending or path[-1].checkpoint > 0
             path.pop()
-        if path and self._windowed:
+        if path and self.pages.windowed:
             end = path[-1].end
             path, last = self._find(key, end)
             if not path or path[-1].end != end or last < path[-1].size:
                 path = []
         if not path:
-            return CheckpointMatch(PrefixMatch(0, [NO_PAGES] * self.groups,
+            return CheckpointMatch(PrefixMatch(0, [NO_PAGES] * self.pages.groups,
                                                TreeNode(None, b"", [])), branch,
                                    pending)
         for node in path:
@@ -134,14 +141,14 @@ class RadixCache(EvictableTree):
         count = self._pages_to_insert(self._pages_in(key, most), pages)
         root = self._roots.get(key.salt)
         if not count:
-            return root or TreeNode(None, b"", []), [NO_PAGES] * self.groups
+            return root or TreeNode(None, b"", []), [NO_PAGES] * self.pages.groups
         if root is None:
             root = self._roots[key.salt] = TreeNode(None, b"", [], salt=key.salt)
         path, last = self._walk(root, key.data, count)
         if path and last < path[-1].size:
             path[-1] = self._split(path[-1], last)
         taken: list[list[Ints]] = [[] for _ in pages]
-        if self._windowed:
+        if self.pages.windowed:
             self._fill(path, pages, taken)
         at = path[-1].end if path else 0
         if at < count:
@@ -152,9 +159,9 @@ class RadixCache(EvictableTree):
             node.priority = max(node.priority, priority)
         self._touch(path)
         node = path[-1]
-        self._leaves.push(node)
+        self.pages.leaves.push(node)
         newly = [np.concatenate(arrays) if arrays else NO_PAGES for arrays in taken]
-        self.version += any(map(len, newly))
+        self.pages.version += any(map(len, newly))
         return node, newly
 
     def pages_held(self) -> Iterator[tuple[str, list[Ints]]]:
@@ -171,14 +178,14 @@ class RadixCache(EvictableTree):
 
     def _pages_to_insert(self, count: int, pages: Sequence[Ints]) -> int:
         """Returns how many of a key's `count` pages to insert, after checking `pages`."""
-        if len(pages) != self.groups or any(len(own) < count for own in pages):
-            raise ValueError(f"pages: {self.groups} arrays of {count} pages needed, "
+        if len(pages) != self.pages.groups or any(len(own) < count for own in pages):
+            raise ValueError(f"pages: {self.pages.groups} arrays of {count} pages needed, "
                              f"got {[len(own) for own in pages]}")
-        for g in self._full:
+        for g in self.pages.full:
             if not pages[g][:count].all():
                 raise ValueError(f"pages: group {g} has full attention, a hole in it at "
                                  f"{int(np.argmin(pages[g][:count]))}")
-        if self._full:
+        if self.pages.full:
             return count
         held = np.flatnonzero(np.any([own[:count] for own in pages], axis=0))
         return int(held[-1]) + 1 if len(held) else 0
@@ -207,19 +214,8 @@ class RadixCache(EvictableTree):
         if root is None:
             return [], 0
         path, last = self._walk(root, key.data, count)
-        if not self._windowed:
-            return path, last
-        runs = [[0] * len(self._reach)]
-        for node in path:
-            runs.append([run + node.size if part.tail == node.size else part.tail
-                         for run, part in zip(runs[-1], node.parts, strict=True)])
-        while path:
-            last = self._last_usable(path[-1], runs[len(path) - 1], last)
-            if last:
-                return path, last
-            path.pop()
-            last = path[-1].size if path else 0
-        return [], 0
+        last = self.pages.usable_end(path, last)
+        return path, last
 
     def _split(self, node: TreeNode, at: int) -> TreeNode:
         """Cuts a node in two. Returns the new upper part; `node` stays the lower one with its end,
@@ -237,38 +233,27 @@ class RadixCache(EvictableTree):
         upper.children[node.key[:page]] = node
         upper.locks, upper.hits, upper.priority = node.locks, node.hits, node.priority
         upper.seen = self._clock + 1  # as `_touch` will say: queued at its final rank at once
-        if self._windowed:
-            upper.near = {distance + below: count for distance, count in node.near.items()
-                          if distance + below < self._furthest}
-            upper.nearest = min(upper.near, default=upper.nearest)
-            self._recount(node)
-            self._recount(upper)
-        for observer in self.observers:
-            observer.split(upper, node)
+        self.pages.split(upper, node)
         return upper
 
     def _grow(self, parent: TreeNode, data: bytes, pages: list[Ints],
               taken: list[list[Ints]]) -> TreeNode:
         """Adds a leaf with these tokens and pages."""
-        node = TreeNode(parent, data, pages, len(self._windowed))
+        node = TreeNode(parent, data, pages, len(self.pages.windowed))
         node.seen = self._clock + 1
         parent.children[node.key[:self.page_size * 4]] = node
-        for g in self._full:
+        for g in self.pages.full:
             taken[g].append(pages[g].copy())
-            self.cached[g] += node.size
-            self.evictable[g] += node.size
-        for g in self._windowed:
+        for g in self.pages.windowed:
             taken[g].append(pages[g][pages[g] != 0])
-        self._recount(node)
-        for observer in self.observers:
-            observer.grown(node)
+        self.pages.add(node)
         return node
 
     def _fill(self, path: list[TreeNode], pages: Sequence[Ints], taken: list[list[Ints]]) -> None:
         """Fills holes on a path with the caller's pages."""
         for node in path:
             filled = False
-            for g, part in zip(self._windowed, node.parts, strict=True):
+            for g, part in zip(self.pages.windowed, node.parts, strict=True):
                 if part.held == node.size:
                     continue
                 own, given = node.pages[g], pages[g][node.end - node.size:node.end]
@@ -278,28 +263,28 @@ class RadixCache(EvictableTree):
                     taken[g].append(own[at])
                     filled = True
             if filled:
-                self._recount(node)
+                self.pages.recount(node)
 
     def _touch(self, path: list[TreeNode]) -> None:
         """Records for the policy that a match or insert walked a path and ended there."""
         self._clock += 1
         for node in path:
             node.used = self._clock
-        if not self._windowed:
+        if not self.pages.windowed:
             return
         end = path[-1].end
         for node in reversed(path):
-            if end - node.end >= self._furthest:
+            if end - node.end >= self.pages.furthest:
                 break
             node.seen = self._clock
 
     def _pages_of(self, path: list[TreeNode]) -> list[Ints]:
         """Returns, per group, the pages that a sequence starting at the end of the path needs."""
         end = path[-1].end
-        result: list[Ints] = [NO_PAGES] * self.groups
-        for g in self._full:
+        result: list[Ints] = [NO_PAGES] * self.pages.groups
+        for g in self.pages.full:
             result[g] = np.concatenate([node.pages[g] for node in path])
-        for g, reach in zip(self._windowed, self._reach, strict=True):
+        for g, reach in zip(self.pages.windowed, self.pages.reach, strict=True):
             first = max(0, end - reach)
             result[g] = np.zeros(end, np.int32)
             for node in reversed(path):

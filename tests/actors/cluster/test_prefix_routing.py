@@ -69,9 +69,9 @@ def test_deltas_add_up_to_the_tree() -> None:
         elif what < 0.8:
             tree.match(PrefixKey(salt, data))
         elif what < 0.98:
-            tree.evict(0, chance.randrange(6))
+            tree.pages.evict(0, chance.randrange(6))
         else:
-            tree.flush()
+            tree.pages.flush()
         report.watch(tree)
         if step % 50 == 7:
             report.start_over()
@@ -224,7 +224,7 @@ def test_who_finds_less_than_its_replica_had_said_is_counted() -> None:
     (home,) = [index for index, routed in held.items() if routed == 2]
     tree = box.replicas[home].bare.state.kv_cache.tree
     assert tree is not None
-    tree.observers = []  # nobody is told any more
+    tree.pages.observers = []  # nobody is told any more
     box.replicas[home].bare.state.kv_cache.flush()
     box.submit(prompt)
     box.run()

@@ -23,7 +23,7 @@ def add(tree: RadixCache, tokens: Sequence[int], first: int, salt: str = "",
     """Insert with pages first, first + 1, ... in all groups."""
     count = len(tokens) // tree.page_size
     given = np.arange(first, first + count, dtype=np.int32)
-    return tree.insert(key(tokens, salt), [given] * tree.groups, priority)[0]
+    return tree.insert(key(tokens, salt), [given] * tree.pages.groups, priority)[0]
 
 
 def lists(arrays: Sequence[np.ndarray]) -> list[list[int]]:

@@ -222,7 +222,7 @@ def test_who_watches_a_tree_is_not_put_out_by_another_nor_by_a_repair() -> None:
     kv_cache, tier = small_tier()
     cuts = Cuts()
     assert kv_cache.tree is not None
-    kv_cache.tree.observers.append(cuts)
+    kv_cache.tree.pages.observers.append(cuts)
     keep(kv_cache, key_of(0, 2))
     kv_cache.flush()
     assert cuts.count == 2 and tier.stored == 2

@@ -27,7 +27,7 @@ def test_match_splits_and_keeps_the_pages_inserted_first() -> None:
     assert lists(tree.match(key([1, 2, 3, 4, 9, 9])).pages) == [[1, 2, 9]]
     assert tree.match(key([1, 9])).length == 0
     assert tree.match(key([1])).length == 0
-    assert (tree.cached, tree.evictable) == ([4], [4])
+    assert (tree.pages.cached, tree.pages.evictable) == ([4], [4])
     assert (tree.stats.lookups, tree.stats.hits) == (8 + 6 + 2, 4 + 6)
 
 
@@ -44,11 +44,11 @@ def test_peek_changes_nothing() -> None:
     tree = RadixCache(1, [0])
     old = add(tree, [1, 2, 3], 1)
     add(tree, [7], 4)
-    before = tree.version
+    before = tree.pages.version
     assert [peek(tree, key(t)) for t in ([1, 2], [1, 2, 3, 4], [5], [])] == [2, 3, 0, 0]
     assert peek(tree, key([1], "nobody")) == 0
-    assert old.size == 3 and tree.stats.lookups == 0 and tree.version == before
-    assert lists(tree.evict(0, 1)) == [[3]]
+    assert old.size == 3 and tree.stats.lookups == 0 and tree.pages.version == before
+    assert lists(tree.pages.evict(0, 1)) == [[3]]
 
 
 def test_salts_share_nothing_and_empty_roots_are_removed() -> None:
@@ -59,23 +59,23 @@ def test_salts_share_nothing_and_empty_roots_are_removed() -> None:
     assert lists(tree.match(key([1, 2], "b")).pages) == [[3, 4]]
     assert sorted(name for name, _ in tree.pages_held()) == [
         "cached pages 0..1 of salt 0", "cached pages 0..1 of salt 1"]
-    tree.evict(0, 2)
+    tree.pages.evict(0, 2)
     assert list(tree._roots) == ["b"]
-    tree.flush()
-    assert not tree._roots and tree.cached == [0]
+    tree.pages.flush()
+    assert not tree._roots and tree.pages.cached == [0]
 
 
 def test_lock_covers_the_path_and_survives_splits() -> None:
     tree = RadixCache(1, [0])
     node = add(tree, [1, 2, 3, 4], 1)
-    tree.lock(node)
+    tree.pages.lock(node)
     add(tree, [1, 2, 8, 9], 11)
-    assert tree.evictable == [2]
-    assert sorted(tree.evict(0, 100)[0]) == [13, 14]
-    tree.lock(tree.match(key([1, 2])).node)
-    tree.unlock(node)
-    assert tree.evictable == [2]
-    assert lists(tree.flush()) == [[3, 4]]
+    assert tree.pages.evictable == [2]
+    assert sorted(tree.pages.evict(0, 100)[0]) == [13, 14]
+    tree.pages.lock(tree.match(key([1, 2])).node)
+    tree.pages.unlock(node)
+    assert tree.pages.evictable == [2]
+    assert lists(tree.pages.flush()) == [[3, 4]]
     assert tree.match(key([1, 2, 3])).length == 2
 
 
@@ -83,11 +83,11 @@ def test_misused_locks_are_named() -> None:
     tree = RadixCache(1, [0])
     node = add(tree, [1, 2], 1)
     with pytest.raises(ValueError, match="not locked"):
-        tree.unlock(node)
-    tree.evict(0, 2)
+        tree.pages.unlock(node)
+    tree.pages.evict(0, 2)
     with pytest.raises(ValueError, match="no longer in the prefix tree"):
-        tree.lock(node)
-    tree.lock(tree.match(key([5])).node)  # nothing found: nothing to lock, and no error
+        tree.pages.lock(node)
+    tree.pages.lock(tree.match(key([5])).node)  # nothing found: nothing to lock, and no error
 
 
 def test_bad_arguments_are_named() -> None:
@@ -100,7 +100,7 @@ def test_bad_arguments_are_named() -> None:
         tree.insert(key([1, 2]), [pages(1, 2), pages(1)])
     with pytest.raises(ValueError, match="group 0 .* hole in it at 1"):
         tree.insert(key([1, 2]), [pages(1, 0), pages(1, 2)])
-    assert tree.cached == [0, 0] and not tree._roots
+    assert tree.pages.cached == [0, 0] and not tree._roots
 
 
 def test_evict_trims_tails_exactly_and_takes_what_is_oldest() -> None:
@@ -109,13 +109,13 @@ def test_evict_trims_tails_exactly_and_takes_what_is_oldest() -> None:
     add(tree, [1, 2, 4, 5], 11)
     add(tree, [6, 7], 21)
     tree.match(key([1, 2, 3]))
-    version = tree.version
-    assert lists(tree.evict(0, 1)) == [[14]]
-    assert tree.version > version
-    assert lists(tree.evict(0, 2)) == [[13, 22]]
-    assert lists(tree.evict(0, 3)) == [[21, 3, 2]]
-    assert lists(tree.evict(0, 9)) == [[1]]
-    assert lists(tree.evict(0, 9)) == [[]] and tree.stats.evictions == 7
+    version = tree.pages.version
+    assert lists(tree.pages.evict(0, 1)) == [[14]]
+    assert tree.pages.version > version
+    assert lists(tree.pages.evict(0, 2)) == [[13, 22]]
+    assert lists(tree.pages.evict(0, 3)) == [[21, 3, 2]]
+    assert lists(tree.pages.evict(0, 9)) == [[1]]
+    assert lists(tree.pages.evict(0, 9)) == [[]] and tree.stats.evictions == 7
 
 
 @pytest.mark.parametrize(("policy", "order"), [("lru", "cab"), ("lfu", "bca"),
@@ -134,7 +134,7 @@ def test_policies(policy: str, order: str) -> None:
     add(tree, tokens["b"], 9)
     if policy == "lfu":  # hits: a 2, b 1, c 1; recency among equals
         add(tree, tokens["c"], 9)
-    went = "".join({1: "c", 2: "a", 3: "b"}[int(tree.evict(0, 1)[0][0])] for _ in range(3))
+    went = "".join({1: "c", 2: "a", 3: "b"}[int(tree.pages.evict(0, 1)[0][0])] for _ in range(3))
     assert went == order
 
 
@@ -145,7 +145,7 @@ def test_window_match_needs_only_the_window() -> None:
     assert (found.length, lists(found.pages)) == (10, [[1, 2, 3, 4, 5], [0, 0, 0, 14, 15]])
     assert tree.match(key(range(8))).length == 8
     assert tree.match(key(range(6))).length == 0, "its window reaches into the holes"
-    assert (tree.cached, tree.evictable) == ([5, 3], [5, 3])
+    assert (tree.pages.cached, tree.pages.evictable) == ([5, 3], [5, 3])
     _, newly = tree.insert(key(range(6)), [pages(6, 7, 8), pages(16, 17, 18)])
     assert lists(newly) == [[], [16, 17]]
     assert lists(tree.match(key(range(6))).pages) == [[1, 2, 3], [0, 17, 13]]
@@ -157,9 +157,10 @@ def test_windowed_group_alone() -> None:
     assert lists(tree.match(key(range(6))).pages) == [[0, 0, 0, 0, 5, 6]]
     assert peek(tree, key(range(5))) == 5
     assert tree.match(key(range(3))).length == 0
-    assert sorted(tree.evict(0, 2)[0]) == [3, 4], "slack, and what only the shorter end needed"
+    evicted = sorted(tree.pages.evict(0, 2)[0])
+    assert evicted == [3, 4], "slack, and what only the shorter end needed"
     assert tree.match(key(range(6))).length == 6
-    assert sorted(tree.evict(0, 1)[0]) == [5, 6], "the rest is of no use"
+    assert sorted(tree.pages.evict(0, 1)[0]) == [5, 6], "the rest is of no use"
     assert not tree._roots
     node, newly = tree.insert(key(range(3)), [pages(0, 0, 0)])
     assert lists(newly) == [[]] and not tree._roots
@@ -169,21 +170,21 @@ def test_slack_goes_before_windows_and_full_pages_stay() -> None:
     tree = RadixCache(1, [0, 3])
     add(tree, range(10), 1)
     add(tree, [50, 51, 52], 21)
-    assert lists(tree.evict(1, 3)) == [[], [1, 2, 3]]
-    assert lists(tree.evict(1, 6)) == [[], [4, 5, 6, 7, 8, 21]]
+    assert lists(tree.pages.evict(1, 3)) == [[], [1, 2, 3]]
+    assert lists(tree.pages.evict(1, 6)) == [[], [4, 5, 6, 7, 8, 21]]
     assert tree.match(key(range(9))).length == 0
     assert tree.match(key(range(10))).length == 10
-    went = lists(tree.evict(1, 1))
+    went = lists(tree.pages.evict(1, 1))
     assert [sorted(own) for own in went] == [[21, 22, 23], [22, 23]], "whole: no end is left"
-    assert tree.cached == [10, 2]
+    assert tree.pages.cached == [10, 2]
 
 
 def test_old_inner_ends_lose_their_windows_first() -> None:
     tree = RadixCache(1, [0, 3])
     add(tree, range(4), 1)
     add(tree, range(8), 1)
-    assert lists(tree.evict(1, 4))[1] == [1, 2, 5, 6]
-    assert lists(tree.evict(1, 2)) == [[], [3, 4]]
+    assert lists(tree.pages.evict(1, 4))[1] == [1, 2, 5, 6]
+    assert lists(tree.pages.evict(1, 2)) == [[], [3, 4]]
     assert tree.match(key(range(4))).length == 0
     assert tree.match(key(range(8))).length == 8
     add(tree, range(4), 31)
@@ -193,39 +194,39 @@ def test_old_inner_ends_lose_their_windows_first() -> None:
 def test_locks_keep_only_the_window_in_windowed_groups() -> None:
     tree = RadixCache(1, [0, 3])
     node = add(tree, range(8), 1)
-    tree.lock(node)
-    assert tree.evictable == [0, 6]
+    tree.pages.lock(node)
+    assert tree.pages.evictable == [0, 6]
     tree.match(key(range(7)))  # a split inside the window
-    assert tree.evictable == [0, 6]
-    assert sorted(tree.evict(1, 9)[1]) == [1, 2, 3, 4, 5, 6]
-    tree.lock(node, windows=False)
-    tree.unlock(node)
-    assert tree.evictable == [0, 2]
-    assert lists(tree.flush()) == [[], [8, 7]] or tree.cached == [8, 0]
-    tree.unlock(node, windows=False)
-    assert (tree.cached, tree.evictable) == ([8, 0], [8, 0])
-    assert sorted(tree.evict(0, 1)[0]) == list(range(1, 9)), "no match could use them"
+    assert tree.pages.evictable == [0, 6]
+    assert sorted(tree.pages.evict(1, 9)[1]) == [1, 2, 3, 4, 5, 6]
+    tree.pages.lock(node, windows=False)
+    tree.pages.unlock(node)
+    assert tree.pages.evictable == [0, 2]
+    assert lists(tree.pages.flush()) == [[], [8, 7]] or tree.pages.cached == [8, 0]
+    tree.pages.unlock(node, windows=False)
+    assert (tree.pages.cached, tree.pages.evictable) == ([8, 0], [8, 0])
+    assert sorted(tree.pages.evict(0, 1)[0]) == list(range(1, 9)), "no match could use them"
 
 
 def test_a_locked_leaf_keeps_its_place_without_its_window() -> None:
     tree = RadixCache(1, [0, 3])
     node = add(tree, range(4), 1)
-    tree.lock(node, windows=False)
-    assert tree.evictable == [0, 4]
-    assert lists(tree.evict(1, 9)) == [[], [1, 2, 3, 4]]
-    assert tree.cached == [4, 0] and tree.match(key(range(4))).length == 0
+    tree.pages.lock(node, windows=False)
+    assert tree.pages.evictable == [0, 4]
+    assert lists(tree.pages.evict(1, 9)) == [[], [1, 2, 3, 4]]
+    assert tree.pages.cached == [4, 0] and tree.match(key(range(4))).length == 0
     add(tree, range(4), 11)
     assert lists(tree.match(key(range(4))).pages) == [[1, 2, 3, 4], [0, 0, 13, 14]]
-    tree.unlock(node, windows=False)
-    assert tree.evictable == [4, 4]
+    tree.pages.unlock(node, windows=False)
+    assert tree.pages.evictable == [4, 4]
 
 
 def test_of_windows_of_one_age_the_deepest_goes_first() -> None:
     tree = RadixCache(1, [0, 4])
     add(tree, range(3), 1)
     add(tree, range(5), 1)
-    assert lists(tree.evict(1, 1)) == [[5], [5]]
-    assert lists(tree.evict(1, 1)) == [[4], [4]]
+    assert lists(tree.pages.evict(1, 1)) == [[5], [5]]
+    assert lists(tree.pages.evict(1, 1)) == [[4], [4]]
     assert peek(tree, key(range(5))) == 3
 
 
@@ -249,7 +250,7 @@ def test_splits_keep_the_policys_counters(policy: str, other: int) -> None:
     add(tree, [1, 2, 5], 11)
     for _ in range(2):
         tree.match(key([1, 2]))
-    tree.evict(0, 4)
+    tree.pages.evict(0, 4)
     assert (peek(tree, key([1, 2])), peek(tree, key([8, 9]))) == (2, other)
 
 
@@ -261,11 +262,11 @@ def test_nothing_grows_while_the_cached_pages_do_not(windows: list[int]) -> None
         tokens = rng.integers(0, 3, 12).tolist()
         end = tree.match(key(tokens)).length
         node = add(tree, tokens, number * 12 + 1)
-        tree.lock(node)
+        tree.pages.lock(node)
         assert peek(tree, key(tokens)) == 12 >= end
-        tree.unlock(node)
-        tree.evict(full, max(0, tree.cached[full] - 100))
+        tree.pages.unlock(node)
+        tree.pages.evict(full, max(0, tree.pages.cached[full] - 100))
     nodes = sum(1 for _ in tree.pages_held())
     assert nodes <= 100
-    for queue in (tree._leaves, *tree._windows):
+    for queue in (tree.pages.leaves, *tree.pages._windows):
         assert len(queue._live) <= nodes and len(queue._heap) <= 2 * nodes + 65

@@ -111,7 +111,7 @@ class TreeMachine(RuleBasedStateMachine):
             self.touch(salt, wanted.data, end, 1, 0)
             assert found.node.end == end
             if lock is not None:
-                self.tree.lock(found.node, lock)
+                self.tree.pages.lock(found.node, lock)
                 self.locks.append(Held(found.node, salt, self.prefix(wanted.data, end), lock))
 
     @rule(salt=salts, known=known, runs=runs, priority=st.integers(0, 2),
@@ -145,7 +145,7 @@ class TreeMachine(RuleBasedStateMachine):
             assert node.end == count
             self.touch(salt, wanted.data, count, 0, priority)
         if lock and node.end:
-            self.tree.lock(node)
+            self.tree.pages.lock(node)
             self.locks.append(Held(node, salt, self.prefix(wanted.data, node.end), True))
 
     @precondition(lambda self: self.locks)
@@ -153,7 +153,7 @@ class TreeMachine(RuleBasedStateMachine):
     def unlock(self, which: int) -> None:
         held = self.locks.pop(which % len(self.locks))
         assert held.node.end * self.ps * 4 == len(held.data)
-        self.tree.unlock(held.node, held.windows)
+        self.tree.pages.unlock(held.node, held.windows)
 
     def let_go(self, gone: list[np.ndarray]) -> None:
         """Strike pages from the model: each exactly once, none that a lock covers."""
@@ -170,15 +170,15 @@ class TreeMachine(RuleBasedStateMachine):
     @rule(group=st.integers(0, 2), count=st.integers(0, 12))
     def evict(self, group: int, count: int) -> None:
         group %= len(self.windows)
-        goal = min(count, self.tree.evictable[group])
+        goal = min(count, self.tree.pages.evictable[group])
         wanted = self.next_to_go(goal) if self.windows == [0] else set()
-        version = self.tree.version
-        gone = self.tree.evict(group, count)
+        version = self.tree.pages.version
+        gone = self.tree.pages.evict(group, count)
         assert len(gone[group]) >= goal
         if self.windows == [0]:
             assert len(gone[0]) == goal and set(gone[0].tolist()) == wanted
         self.let_go(gone)
-        assert (self.tree.version != version) == any(map(len, gone))
+        assert (self.tree.pages.version != version) == any(map(len, gone))
         if not goal:
             assert not any(map(len, gone))
         for name, entry in self.model.items():  # full groups have no holes
@@ -188,8 +188,8 @@ class TreeMachine(RuleBasedStateMachine):
     def flush(self, really: int) -> None:
         if really:
             return
-        self.let_go(self.tree.flush())
-        assert self.tree.evictable == [0] * len(self.windows)
+        self.let_go(self.tree.pages.flush())
+        assert self.tree.pages.evictable == [0] * len(self.windows)
 
     @invariant()
     def counters_equal_a_recount(self) -> None:
@@ -202,18 +202,18 @@ class TreeMachine(RuleBasedStateMachine):
         for g in range(len(self.windows)):
             kept = {name: entry[g] for name, entry in self.model.items() if entry[g]}
             assert sorted(held[g]) == sorted(kept.values())
-            assert self.tree.cached[g] == len(kept)
-            assert self.tree.evictable[g] == len(kept.keys() - self.protected(g))
+            assert self.tree.pages.cached[g] == len(kept)
+            assert self.tree.pages.evictable[g] == len(kept.keys() - self.protected(g))
 
     def teardown(self) -> None:
         if not hasattr(self, "tree"):
             return
         for held in self.locks:
-            self.tree.unlock(held.node, held.windows)
+            self.tree.pages.unlock(held.node, held.windows)
         self.locks = []
-        self.let_go(self.tree.flush())
+        self.let_go(self.tree.pages.flush())
         assert not self.model and not self.tree._roots
-        assert self.tree.cached == self.tree.evictable == [0] * len(self.windows)
+        assert self.tree.pages.cached == self.tree.pages.evictable == [0] * len(self.windows)
 
 
 @pytest.mark.parametrize("number", walks(6))

@@ -40,7 +40,6 @@ from actorium.actors.config.tree import (
 from actorium.actors.config.validation import validate
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
-from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.plan.graph_memory import batch_sizes, graph_shapes
 from actorium.gpu.step.runner import ModelRunner
@@ -252,7 +251,7 @@ def test_a_step_is_one_copy_to_the_device_or_none(make: Callable[[str], Any]) ->
 def test_every_size_is_captured_and_steps_use_them(make: Callable[[str], Any]) -> None:
     runner = make_runner(make("attention"), 0, slots=8, arrays=DeviceArrays)
     said: list[tuple[str, str]] = []
-    graphs = DecodeGraphRunner(runner, RecordingCapturer(), shapes(SIZES), runner.force)
+    graphs = runner.decode_graphs(RecordingCapturer(), shapes(SIZES))
     before = [t.clone() for t in (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)]
     graphs.capture(lambda phase, detail: said.append((phase, detail)))
     after = (runner.tables.seq_len, runner.tables.ended, *runner.tables.pages)

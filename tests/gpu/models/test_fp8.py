@@ -166,7 +166,7 @@ def exactly(own: ScaledLinear, x: torch.Tensor, dtype: torch.dtype,
 def unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
     """From here on no input is rounded to FP8."""
     monkeypatch.setattr(ScaledLinear, "run", exactly)
-    monkeypatch.setattr("actorium.kernels.ops.to_form", lambda x, form: x)
+    monkeypatch.setattr("actorium.kernels.reference.torch_ops.to_form", lambda x, form: x)
 
 
 @interpreted

@@ -20,7 +20,6 @@ from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.decode_programs import DecodePrograms
 from actorium.gpu.plan.graph_memory import program_sizes
 from actorium.gpu.plan.memory_plan import Demand
-from actorium.gpu.step.forward import ForwardPass
 from actorium.gpu.step.input_batch import InputBatch
 from actorium.gpu.step.runner import ModelRunner
 from actorium.gpu.step.states import RecurrentBatch
@@ -28,18 +27,18 @@ from actorium.kernels.cpu.native_library import library
 
 PROMPTS = [[3, 14, 15, 92], [65], list(range(40, 75)), [7] * 17]
 PARAMS = [ResolvedParams(max_tokens=12, temperature=0.0, logprobs=2)]
-RUN = ForwardPass.wanted_rows
+RUN = ModelRunner.wanted_rows
 
 
 def placed_at(turns: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every step from now on has rope positions that are `turns` of its positions."""
 
-    def wanted(own: ForwardPass, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
+    def wanted(own: ModelRunner, step: InputBatch, recurrent: RecurrentBatch | None) -> Tensor:
         for batch in step.batches:
             batch.rope_positions = turns(batch.positions)
         return RUN(own, step, recurrent)
 
-    monkeypatch.setattr(ForwardPass, "wanted_rows", wanted)
+    monkeypatch.setattr(ModelRunner, "wanted_rows", wanted)
 
 
 def play(runner: ModelRunner) -> tuple[Any, Counter[str]]:

@@ -29,7 +29,6 @@ from actorium.actors.config.tree import (
 )
 from actorium.actors.params import ResolvedParams
 from actorium.actors.runtime.beat_gauges import STEP_MODES
-from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.runner import ModelRunner
@@ -234,8 +233,7 @@ def capture(runner: ModelRunner, forms: Forms, drafts: int) -> None:
     """Graphs of a few sizes, which a launcher would not see; as `worker.device` does it.
     """
     capturer = Rerun(forms)
-    runner.graphs = DecodeGraphRunner(runner, capturer, shapes([1, 4], range(1, drafts + 2)),
-                                      runner.force)
+    runner.graphs = runner.decode_graphs(capturer, shapes([1, 4], range(1, drafts + 2)))
     runner.segments = PiecewiseGraphRunner(runner.model, runner.pools, capturer, [32, 8])
     runner.graphs.capture(lambda *_: None)
     runner.segments.capture(lambda *_: None)

@@ -29,7 +29,6 @@ from actorium.actors.config.tree import (
 from actorium.actors.messages import Admit, StepPlan
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.graphs.capture import CudaCapturer
-from actorium.gpu.graphs.decode_graphs import DecodeGraphRunner
 from actorium.gpu.graphs.piecewise_graphs import PiecewiseGraphRunner
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.step.runner import ModelRunner
@@ -76,7 +75,7 @@ def _runner(model: Any, sizes: Sequence[int] = (), windows: Sequence[int] = (1,)
         runner = make_runner(model, device=DEVICE, arrays=arrays, **options)
     graphs, segments, capturer = None, None, CudaCapturer(DEVICE)
     if sizes:
-        graphs = DecodeGraphRunner(runner, capturer, shapes(list(sizes), windows), runner.force)
+        graphs = runner.decode_graphs(capturer, shapes(list(sizes), windows))
         graphs.capture(lambda phase, detail: None)
     if tokens:
         segments = PiecewiseGraphRunner(runner.model, runner.pools, capturer,
@@ -225,7 +224,7 @@ def test_capturing_leaves_live_tables_alone(path: Path) -> None:
         tokens = np.arange(9, dtype=np.int32).tobytes()
         admit = Admit(3, tokens, 9, 0, np.array([5, 6], np.int32).tobytes(), PARAMS[0], 3)
         runner.run(StepPlan(1, 1, admit=[admit], extend=np.array([3, 9], np.int32).tobytes()))
-    graphs = DecodeGraphRunner(other, CudaCapturer(DEVICE), shapes([1, 4]), other.force)
+    graphs = other.decode_graphs(CudaCapturer(DEVICE), shapes([1, 4]))
     graphs.capture(lambda phase, detail: None)
     other.graphs = graphs
     plan = StepPlan(1, 2, decode=np.array([3], np.int32).tobytes())

@@ -22,7 +22,7 @@ from actorium.actors.runtime.splitmix64 import splitmix64
 from actorium.actors.scheduler.core import SchedulerCore
 from actorium.actors.scheduler.scheduler_actor import SchedulerActor
 from actorium.tools.simulate.step_model import StepSeconds
-from actorium.tools.simulate.stepped_worker import SteppedWorker
+from actorium.tools.simulate.stepped_worker import stepped_worker
 from actorium.tools.simulate.virtual_cluster import (
     CLIENT_SIDE,
     START,
@@ -51,7 +51,7 @@ class PlainCluster:
             context = replica_context(config, view.index, 1)
             bare = SchedulerCore(context)
             self._actors[view.role] = SchedulerActor(bare, context)
-            self._actors[f"worker of {view.role}"] = SteppedWorker(
+            self._actors[f"worker of {view.role}"] = stepped_worker(
                 context._replace(role="worker-0"), MODEL)
         self._timers: dict[str, float] = {}
         self._requests: dict[int, int] = {}
