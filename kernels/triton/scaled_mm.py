@@ -43,9 +43,10 @@ def tile(rows: int, outs: int, capability: int = HOPPER.capability, blocked: boo
          ) -> ScaledTile:
     """Few rows: the weight's bytes are what counts, so narrow tiles, as many programs as keep 132
     processors reading, with seven loads of each under way; with a scale a row on sm_90 those that
-    were fastest on an H200 (`benchmarks/results/gpu-sweep.json`). Many: two warp groups share a tile of
-    128 x 128, the largest whose sum and partial sum both stay in registers; after sm_90 a thread
-    has a row of the partial sum, with all scales of its columns, and there is room for half."""
+    were fastest on an H200 (`benchmarks/results/gpu-sweep.json`). Many: two warp groups share a
+    tile of 128 x 128, the largest whose sum and partial sum both stay in registers; after sm_90 a
+    thread has a row of the partial sum, with all scales of its columns, and there is room for
+    half."""
     if rows <= 16:
         if capability == 90 and not blocked and outs > 64 * 132:
             return ScaledTile(16, 128, 4, 5)
