@@ -1,11 +1,13 @@
 """Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 3, Granite
-3), whose models differ in biases, norms, the activation and the window of each layer; and
+3, Phi-3), whose models differ in biases, norms, the activation and the window of each layer; and
 `HybridLM` (Qwen3-Next, Qwen3.5, Qwen3-MoE), which mixes recurrent and attention layers, dense MLPs
 and experts."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 
 from torch import Tensor
 
@@ -25,6 +27,14 @@ from actorium.gpu.weights.loader import Fused
 class CausalLM(Decoder):
     """Attention and a dense MLP in every layer."""
 
+    @staticmethod
+    def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
+        qkv = {f"{at}self_attn.q_proj": s.q_size, f"{at}self_attn.k_proj": s.kv_size,
+               f"{at}self_attn.v_proj": s.kv_size}
+        halves = {f"{at}mlp.{name}_proj": s.intermediate for name in ("gate", "up")}
+        return [Fused(f"{at}{name}.weight", (sum(rows.values()), s.hidden), partial(_cut, rows))
+                for name, rows in (("self_attn.qkv_proj", qkv), ("mlp.gate_up_proj", halves))]
+
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s = self.shape
         mixer = attention(w.under("self_attn."), s, i)
@@ -33,6 +43,12 @@ class CausalLM(Decoder):
             return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
         before, between, attended, done = (w.norm(name) for name in SANDWICH_NORMS)
         return SandwichLayer(mixer, mlp, s.norm_eps, before, between, attended, done)
+
+
+def _cut(rows: dict[str, int], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The weights of projections that lie one behind the other, each with so many rows."""
+    for name, part in zip(rows, stacked.split(tuple(rows.values())), strict=True):
+        yield f"{name}.weight", part
 
 
 @dataclass(slots=True)
