@@ -46,6 +46,8 @@ MODEL_TYPES = {
     "qwen3_vl": ModelClass("Qwen3VLForConditionalGeneration", 128_000),
     "qwen3_vl_moe": ModelClass("Qwen3VLMoeForConditionalGeneration", 128_000),
     "phi3": ModelClass("Phi3ForCausalLM", 4096),
+    "olmo2": ModelClass("Olmo2ForCausalLM", 2048),
+    "olmo3": ModelClass("Olmo3ForCausalLM", 2048),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -1,21 +1,30 @@
 """Readers of decoders that differ from Llama in single points: Phi-3 and Phi-4 (fused projections,
-longrope)."""
+longrope); OLMo 2 and 3 (norms of what attention and MLP give, none before them; of queries and keys
+over all heads; windows in OLMo 3)."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, completed
-from actorium.gpu.families.llama_config import mistral
-from actorium.gpu.families.model_shape import ModelShape
+from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
+from actorium.gpu.families.llama_config import layer_windows, mistral, ropes_by_type
+from actorium.gpu.families.model_shape import LayerNorms, ModelShape
 
 PHI3: dict[str, Any] = {
     "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
     "num_attention_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
 }
 """What a config of Phi-3 leaves out, as in transformers."""
+
+OLMO: dict[str, Any] = {
+    "vocab_size": 50_304, "hidden_size": 4096, "intermediate_size": 11_008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+}
+"""What one of OLMo leaves out."""
+NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
 
 
 def phi3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -27,3 +36,26 @@ def phi3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     if kind not in ("default", "longrope"):
         raise get.bad("rope_scaling", f"must be longrope, got {shown(kind)}")
     return shape
+
+
+def olmo2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of OLMo 2's config."""
+    get = Fields(completed(raw, OLMO), where)
+    return _olmo(get, decoder_shape(get, dtype))
+
+
+def olmo3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of OLMo 3's config: windows in the layers that `layer_types` name, by default in three
+    of four; ropes are scaled in the others alone."""
+    get = Fields(completed(raw, {**OLMO, "sliding_window": 4096}), where)
+    theta = get.float("rope_theta", 5e5)
+    shape = _olmo(get, decoder_shape(get, dtype, ropes=ropes_by_type(get, theta, theta)))
+    window = get.int("sliding_window")
+    return replace(shape, windows=layer_windows(get, shape.layers, window) or tuple(
+        window if (i + 1) % 4 else 0 for i in range(shape.layers)))
+
+
+def _olmo(get: Fields, shape: ModelShape) -> ModelShape:
+    bias = get.flag("attention_bias")
+    return replace(shape, qkv_bias=bias, o_bias=bias, whole_qk_norm=True,
+                   layer_norms=NORMS_AFTER)

@@ -209,6 +209,22 @@ class LatentShape(NamedTuple):
         return self.rank + self.rope
 
 
+class LayerNorms(NamedTuple):
+    """What checkpoints call the norms of a layer with attention; "": there is none."""
+
+    mixer: str = "input_layernorm"
+    """Of what goes into attention."""
+    mlp: str = "post_attention_layernorm"
+    mixer_out: str = ""
+    """Of what attention gives; then of what the MLP gives as well."""
+    mlp_out: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that there are."""
+        return [name for name in self if name]
+
+
 class LayerGroup(NamedTuple):
     """The layers of one attention window: they share a page pool and a page table."""
 
@@ -247,6 +263,8 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normed, head by head."""
+    whole_qk_norm: bool = False
+    """They are normed, the heads of all GPUs together."""
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -254,8 +272,7 @@ class ModelShape:
     """silu or gelu (its tanh form): what gates the MLP."""
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
-    sandwich_norms: bool = False
-    """What attention and the MLP give is normed, too."""
+    layer_norms: LayerNorms = LayerNorms()
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
     output_gate: bool = False
@@ -294,6 +311,11 @@ class ModelShape:
     def itemsize(self) -> int:
         """Bytes of an element in the model's dtype."""
         return DTYPE_BYTES[self.dtype]
+
+    @property
+    def sandwich_norms(self) -> bool:
+        """Whether what attention and the MLP give is normed."""
+        return bool(self.layer_norms.mixer_out)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -151,6 +151,9 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
         *linear_tensors(f"{at}v_proj", s.kv_size, s.hidden, s.qkv_bias, qkv),
         *linear_tensors(f"{at}o_proj", s.hidden, s.q_size, s.o_bias),
     ]
+    if s.whole_qk_norm:
+        specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
+                  TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
     if s.qk_norm:
         specs += [TensorSpec(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
     return specs

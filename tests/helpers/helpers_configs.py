@@ -70,6 +70,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "vision_config": TOWER_3,
      "text_config": {**SMALL, **EXPERTS, "mlp_only_layers": [1], "rope_parameters": SECTIONS}},
     {"architectures": ["Phi3ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["Olmo2ForCausalLM"], "attention_bias": True},
+    {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 32},
 ]
 
 

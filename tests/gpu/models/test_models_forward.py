@@ -59,6 +59,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("phi3", "Phi3ForCausalLM", {"sliding_window": 9}),
     ("phi3-longrope", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "tie_word_embeddings": True,
                                           "original_max_position_embeddings": 256}),
+    ("olmo2", "Olmo2ForCausalLM", {}),
+    ("olmo2-bias-tied-mqa", "Olmo2ForCausalLM",
+     {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1,
+      "head_dim": 10}),
+    ("olmo3", "Olmo3ForCausalLM", {"sliding_window": 9, "num_hidden_layers": 5}),
+    ("olmo3-yarn", "Olmo3ForCausalLM",
+     {"sliding_window": 9, "rope_parameters": {"full_attention": YARN, "sliding_attention": {
+         "rope_type": "default", "rope_theta": 500.0}},
+      "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -135,7 +144,8 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "GraniteForCausalLM",
                                       "attention_multiplier": 0.1, "residual_multiplier": 0.22,
                                       "embedding_multiplier": 12.0, "logits_scaling": 8.0},
-                                     {"architecture": "Phi3ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "Olmo3ForCausalLM", "sliding_window": 9}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
