@@ -48,6 +48,7 @@ MODEL_TYPES = {
     "phi3": ModelClass("Phi3ForCausalLM", 4096),
     "olmo2": ModelClass("Olmo2ForCausalLM", 2048),
     "olmo3": ModelClass("Olmo3ForCausalLM", 2048),
+    "smollm3": ModelClass("SmolLM3ForCausalLM", 32_768),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

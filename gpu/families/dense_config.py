@@ -1,6 +1,6 @@
 """Readers of decoders that differ from Llama in single points: Phi-3 and Phi-4 (fused projections,
 longrope); OLMo 2 and 3 (norms of what attention and MLP give, none before them; of queries and keys
-over all heads; windows in OLMo 3)."""
+over all heads; windows in OLMo 3); SmolLM3 (layers without rope)."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
-from actorium.gpu.families.llama_config import layer_windows, mistral, ropes_by_type
-from actorium.gpu.families.model_shape import LayerNorms, ModelShape
+from actorium.gpu.families.llama_config import layer_windows, llama, mistral, ropes_by_type
+from actorium.gpu.families.model_shape import NOPE, LayerNorms, ModelShape
 
 PHI3: dict[str, Any] = {
     "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
@@ -24,6 +24,12 @@ OLMO: dict[str, Any] = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
 }
 """What one of OLMo leaves out."""
+SMOLLM3: dict[str, Any] = {
+    "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 11_008,
+    "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
+}
+"""What one of SmolLM3 leaves out."""
 NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
 
 
@@ -59,3 +65,24 @@ def _olmo(get: Fields, shape: ModelShape) -> ModelShape:
     bias = get.flag("attention_bias")
     return replace(shape, qkv_bias=bias, o_bias=bias, whole_qk_norm=True,
                    layer_norms=NORMS_AFTER)
+
+
+def smollm3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of SmolLM3's config: layers of which `no_rope_layers` say 0 rotate nothing, by default
+    every `no_rope_layer_interval`-th; those have the windows, where windows are switched on."""
+    get = Fields(completed(raw, SMOLLM3), where)
+    shape = llama(get.raw, where, dtype)
+    rotated, every = get.raw.get("no_rope_layers"), get.int("no_rope_layer_interval")
+    if rotated is None:
+        rotated = [int((i + 1) % every != 0) for i in range(shape.layers)]
+    if (not isinstance(rotated, list) or len(rotated) < shape.layers
+            or not all(own in (0, 1) for own in rotated)):
+        raise get.bad("no_rope_layers", f"must be {shape.layers} times 0 or 1, "
+                      f"got {shown(rotated)}")
+    turns = tuple(map(int, rotated[:shape.layers]))
+    shape = replace(shape, ropes=(*shape.ropes, NOPE), layer_ropes=tuple(1 - own for own in turns))
+    if raw.get("sliding_window") is None or not get.flag("use_sliding_window"):
+        return shape
+    window = get.int("sliding_window")
+    return replace(shape, windows=layer_windows(get, shape.layers, window)
+                   or tuple(0 if own else window for own in turns))

@@ -27,6 +27,7 @@ class RopeShape:
     """Rotary embedding: base frequency and scaling, names as in transformers' `rope_parameters`."""
 
     kind: str = "default"
+    """"none": nothing is rotated (NoPE)."""
     theta: float = 10000.0
     factor: float = 1.0
     original_max: int = 0
@@ -47,6 +48,9 @@ class RopeShape:
     axes: tuple[int, ...] = ()
     """Which of a token's positions turns each pair: 0 that in time, 1 in height, 2 in width. Of
     text all three are one; (): so are they of everything."""
+
+
+NOPE = RopeShape("none")
 
 
 class StateShape(NamedTuple):
@@ -249,7 +253,7 @@ class ModelShape:
     tied: bool
     ropes: tuple[RopeShape, ...]
     """One for all layers; or that of the layers with full attention, and of the windowed ones; none
-    where nothing is rotated."""
+    where nothing is rotated; or those that `layer_ropes` choose from."""
     windows: tuple[int, ...]
     """Per layer: tokens a query sees, itself included; 0 = all."""
     max_model_len: int
@@ -275,6 +279,8 @@ class ModelShape:
     layer_norms: LayerNorms = LayerNorms()
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
+    layer_ropes: tuple[int, ...] = ()
+    """Of each layer, the index of its rope; (): by its window."""
     output_gate: bool = False
     """What attention gives is gated by a sigmoid, projected with the queries."""
     recurrent: tuple[int, ...] = ()
@@ -335,6 +341,12 @@ class ModelShape:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all
         others, is one where the model has any."""
         return i in self.sparse or (i >= self.layers and self.experts is not None)
+
+    def rope_index(self, i: int) -> int:
+        """Which of the ropes is that of the i-th layer; 0 of a layer that drafts."""
+        if self.layer_ropes and i < self.layers:
+            return self.layer_ropes[i]
+        return len(self.ropes) - 1 if i < self.layers and self.windows[i] else 0
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the i-th layer, which has attention, and its index in it. A layer that

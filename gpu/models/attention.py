@@ -137,5 +137,4 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     group, index = s.group_and_index(i)
     return Attention(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
-        len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0, w.group, whole,
-        w.optional(KV_SCALES))
+        s.rope_index(i), w.group, whole, w.optional(KV_SCALES))

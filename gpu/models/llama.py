@@ -1,7 +1,7 @@
 """Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 3, Granite
-3, Phi-3, OLMo), whose models differ in biases, norms, the activation and the window of each layer;
-and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen3-MoE), which mixes recurrent and attention layers, dense
-MLPs and experts."""
+3, and those of `dense_config`), whose models differ in biases, norms, the activation, and the
+window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen3-MoE), which mixes
+recurrent and attention layers, dense MLPs and experts."""
 
 from __future__ import annotations
 

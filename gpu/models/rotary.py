@@ -8,7 +8,7 @@ import math
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ModelShape, RopeShape
+from actorium.gpu.families.model_shape import NOPE, ModelShape, RopeShape
 from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.linear import Linear
@@ -30,11 +30,14 @@ def head_order(head_dim: int, rotary_dim: int) -> Tensor:
 def rope_tables(s: ModelShape) -> list[Tensor]:
     """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
     none. For heads in `head_order`: pairs that stay have angle 0."""
-    if s.ropes:
-        return [_partial_table(s, rope) for rope in s.ropes]
+    return [_still_table(s) if rope.kind == "none" else _partial_table(s, rope)
+            for rope in s.ropes or (NOPE,)]
+
+
+def _still_table(s: ModelShape) -> Tensor:
     row = torch.zeros((1, 2, 1, s.head_dim), dtype=TORCH_DTYPES[s.dtype])
     row[:, 0] = 1
-    return [row.expand(s.max_model_len, -1, -1, -1)]
+    return row.expand(s.max_model_len, -1, -1, -1)
 
 
 def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:

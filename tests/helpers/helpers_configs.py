@@ -72,6 +72,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Phi3ForCausalLM"], "sliding_window": 32},
     {"architectures": ["Olmo2ForCausalLM"], "attention_bias": True},
     {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
 ]
 
 

@@ -68,6 +68,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"sliding_window": 9, "rope_parameters": {"full_attention": YARN, "sliding_attention": {
          "rope_type": "default", "rope_theta": 500.0}},
       "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    ("smollm3", "SmolLM3ForCausalLM", {"num_hidden_layers": 5}),
+    ("smollm3-bias-windows", "SmolLM3ForCausalLM",
+     {"attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0],
+      "use_sliding_window": True, "sliding_window": 9, "tie_word_embeddings": True}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -145,7 +149,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "attention_multiplier": 0.1, "residual_multiplier": 0.22,
                                       "embedding_multiplier": 12.0, "logits_scaling": 8.0},
                                      {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
-                                     {"architecture": "Olmo3ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Olmo3ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "SmolLM3ForCausalLM",
+                                      "no_rope_layer_interval": 2}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
