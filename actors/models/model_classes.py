@@ -49,6 +49,8 @@ MODEL_TYPES = {
     "olmo2": ModelClass("Olmo2ForCausalLM", 2048),
     "olmo3": ModelClass("Olmo3ForCausalLM", 2048),
     "smollm3": ModelClass("SmolLM3ForCausalLM", 32_768),
+    "glm": ModelClass("GlmForCausalLM", 131_072),
+    "glm4": ModelClass("Glm4ForCausalLM", 131_072),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

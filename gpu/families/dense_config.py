@@ -1,6 +1,7 @@
 """Readers of decoders that differ from Llama in single points: Phi-3 and Phi-4 (fused projections,
 longrope); OLMo 2 and 3 (norms of what attention and MLP give, none before them; of queries and keys
-over all heads; windows in OLMo 3); SmolLM3 (layers without rope)."""
+over all heads; windows in OLMo 3); SmolLM3 (layers without rope); GLM-4
+(pairs of a part of a head side by side; `Glm4` norms what attention and MLP give, too)."""
 
 from __future__ import annotations
 
@@ -30,6 +31,12 @@ SMOLLM3: dict[str, Any] = {
     "rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
 }
 """What one of SmolLM3 leaves out."""
+GLM: dict[str, Any] = {
+    "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696,
+    "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5,
+}
+"""What one of GLM leaves out."""
 NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
 
 
@@ -86,3 +93,16 @@ def smollm3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     window = get.int("sliding_window")
     return replace(shape, windows=layer_windows(get, shape.layers, window)
                    or tuple(0 if own else window for own in turns))
+
+
+def glm(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of GLM-4-9B."""
+    get = Fields(completed(raw, GLM), where)
+    return replace(decoder_shape(get, dtype, partial=True), qkv_bias=get.flag("attention_bias"),
+                   interleaved=True)
+
+
+def glm4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of GLM-4-0414."""
+    return replace(glm(raw, where, dtype), layer_norms=LayerNorms(
+        mixer_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"))

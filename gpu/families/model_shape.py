@@ -279,6 +279,8 @@ class ModelShape:
     layer_norms: LayerNorms = LayerNorms()
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
+    interleaved: bool = False
+    """The pairs that are rotated lie side by side in the checkpoint, not half the part apart."""
     layer_ropes: tuple[int, ...] = ()
     """Of each layer, the index of its rope; (): by its window."""
     output_gate: bool = False

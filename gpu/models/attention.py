@@ -123,8 +123,8 @@ class Attention:
 
 def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
-    order, norm = head_order(s.head_dim, s.rotary_dim or s.head_dim), None
-    if s.output_gate or s.rotary_dim not in (0, s.head_dim):
+    order, norm = head_order(s), None
+    if s.output_gate or s.interleaved or s.rotary_dim not in (0, s.head_dim):
         qkv, gate = turned_projections(w, s, order)
     else:
         qkv, gate = w.linear(s.qkv_bias, "q_proj", "k_proj", "v_proj"), None

@@ -15,16 +15,18 @@ from actorium.kernels.linear import Linear
 from actorium.kernels.reference.rope import rope_table
 
 
-def head_order(head_dim: int, rotary_dim: int) -> Tensor:
+def head_order(s: ModelShape) -> Tensor:
     """i64[head_dim]: the order of dimensions in which the rotated pairs lie half a head apart.
 
-    The pairs of a part of a head lie half that part apart. Queries and keys are stored in this
-    order, which changes no product of them, so that one kernel rotates whole heads and parts.
+    The pairs of a part of a head lie half that part apart, or side by side. Queries and keys are
+    stored in this order, which changes no product of them, so that one kernel rotates whole heads
+    and parts.
     """
-    half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
-    a = torch.arange(head_dim)
-    still = a[rotary_dim:]
-    return torch.cat((a[:half], still[:rest], a[half:rotary_dim], still[rest:]))
+    rotary = s.rotary_dim or s.head_dim
+    turned, still = torch.arange(s.head_dim).split((rotary, s.head_dim - rotary))
+    pairs = turned.view(-1, 2).t() if s.interleaved else turned.view(2, -1)
+    still = still.view(2, len(still) // 2)
+    return torch.cat((pairs, still), 1).flatten()
 
 
 def rope_tables(s: ModelShape) -> list[Tensor]:

@@ -73,6 +73,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Olmo2ForCausalLM"], "attention_bias": True},
     {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 32},
     {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
+    {"architectures": ["GlmForCausalLM"], "tie_word_embeddings": True},
+    {"architectures": ["Glm4ForCausalLM"], "attention_bias": False},
 ]
 
 

@@ -72,6 +72,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("smollm3-bias-windows", "SmolLM3ForCausalLM",
      {"attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0],
       "use_sliding_window": True, "sliding_window": 9, "tie_word_embeddings": True}),
+    ("glm", "GlmForCausalLM", {}),
+    ("glm-whole-heads-mqa", "GlmForCausalLM",
+     {"num_key_value_heads": 1, "attention_bias": False, "tie_word_embeddings": True,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                          "partial_rotary_factor": 1.0}}),
+    ("glm4", "Glm4ForCausalLM", {"head_dim": 24}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -151,7 +157,8 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
                                      {"architecture": "Olmo3ForCausalLM", "sliding_window": 9},
                                      {"architecture": "SmolLM3ForCausalLM",
-                                      "no_rope_layer_interval": 2}])
+                                      "no_rope_layer_interval": 2},
+                                     {"architecture": "Glm4ForCausalLM", "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)
