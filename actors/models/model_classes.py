@@ -45,6 +45,12 @@ MODEL_TYPES = {
     "qwen2_5_vl": ModelClass("Qwen2_5_VLForConditionalGeneration", 32_768),
     "qwen3_vl": ModelClass("Qwen3VLForConditionalGeneration", 128_000),
     "qwen3_vl_moe": ModelClass("Qwen3VLMoeForConditionalGeneration", 128_000),
+    "phi3": ModelClass("Phi3ForCausalLM", 4096),
+    "olmo2": ModelClass("Olmo2ForCausalLM", 2048),
+    "olmo3": ModelClass("Olmo3ForCausalLM", 2048),
+    "smollm3": ModelClass("SmolLM3ForCausalLM", 32_768),
+    "glm": ModelClass("GlmForCausalLM", 131_072),
+    "glm4": ModelClass("Glm4ForCausalLM", 131_072),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -15,6 +15,7 @@ from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
+from actorium.gpu.families.dense_config import glm, glm4, olmo2, olmo3, phi3, smollm3
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.granite_config import (
     granite,
@@ -83,6 +84,12 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
     "Qwen3VLForConditionalGeneration": Architecture(qwen3_vl, causal_layer),
     "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, qwen_hybrid_layer),
+    "Phi3ForCausalLM": Architecture(phi3, causal_layer),
+    "Olmo2ForCausalLM": Architecture(olmo2, causal_layer),
+    "Olmo3ForCausalLM": Architecture(olmo3, causal_layer),
+    "SmolLM3ForCausalLM": Architecture(smollm3, causal_layer),
+    "GlmForCausalLM": Architecture(glm, causal_layer),
+    "Glm4ForCausalLM": Architecture(glm4, causal_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

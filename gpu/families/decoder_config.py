@@ -64,6 +64,11 @@ def decoder_shape(
         attention_scale=width**-0.5, activation=activation, rotary_dim=rotary)
 
 
+def completed(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+    """The config with all it leaves out."""
+    return {**defaults, **{key: value for key, value in raw.items() if value is not None}}
+
+
 def _longest(get: Fields) -> int:
     """The model's own limit on a sequence's length, as the tokenizer reads it too."""
     if get.raw.get("max_position_embeddings") is not None:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, decoder_shape, shared_rope
+from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, shared_rope
 from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
@@ -41,13 +41,13 @@ RECURRENT, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
 
 def granite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Granite 3's config; its layers are Llama's."""
-    get = Fields(_complete(raw, GRANITE), where)
+    get = Fields(completed(raw, GRANITE), where)
     return replace(_multiplied(get, decoder_shape(get, dtype)), mlp_bias=get.flag("mlp_bias"))
 
 
 def granite_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Granite-4 hybrid's config."""
-    get = Fields(_complete(raw, HYBRID), where)
+    get = Fields(completed(raw, HYBRID), where)
     shape = _multiplied(get, decoder_shape(get, dtype, ropes=_ropes(get)))
     experts, recurrent, mamba = _experts(get), _mamba_layers(get, shape.layers), _mamba(get)
     return replace(
@@ -98,11 +98,6 @@ def _ropes(get: Fields) -> tuple[RopeShape, ...]:
     if kind not in (None, "nope"):
         raise get.bad("position_embedding_type", f"must be rope or nope, got {shown(kind)}")
     return ()
-
-
-def _complete(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
-    """The config with all it leaves out."""
-    return {**defaults, **{key: value for key, value in raw.items() if value is not None}}
 
 
 def _mamba_layers(get: Fields, layers: int) -> tuple[int, ...]:

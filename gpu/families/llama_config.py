@@ -10,10 +10,9 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope
-from actorium.gpu.families.model_shape import ModelShape, RopeShape
+from actorium.gpu.families.model_shape import LayerNorms, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
-    NORMS,
     TensorSpec,
     attention_tensors,
     dense_tensors,
@@ -21,9 +20,8 @@ from actorium.gpu.families.tensor_specs import (
 )
 
 SLIDING, FULL = "sliding_attention", "full_attention"
-SANDWICH_NORMS = ("input_layernorm", "pre_feedforward_layernorm", "post_attention_layernorm",
-                  "post_feedforward_layernorm")
-"""Norms before attention and before the MLP, and of what these two give."""
+SANDWICH_NORMS = LayerNorms("input_layernorm", "pre_feedforward_layernorm",
+                            "post_attention_layernorm", "post_feedforward_layernorm")
 GEMMA3_DEFAULTS: dict[str, Any] = {
     "vocab_size": 262_208, "hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26,
     "num_attention_heads": 8, "num_key_value_heads": 4, "head_dim": 256,
@@ -79,10 +77,10 @@ def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 
 def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:
-    """Tensors of a layer with attention and a dense MLP, Gemma 3's too."""
+    """Tensors of a layer with attention and a dense MLP."""
     return [*attention_tensors(f"{at}{ATTENTION}", s),
             *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias),
-            *norm_tensors(at, s, SANDWICH_NORMS if s.sandwich_norms else NORMS)]
+            *norm_tensors(at, s, s.layer_norms.names)]
 
 
 def layer_windows(get: Fields, layers: int, window: int) -> tuple[int, ...] | None:
@@ -108,13 +106,14 @@ def _windowed(get: Fields, shape: ModelShape) -> ModelShape:
 def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Gemma 3's config, of which the text part is served."""
     get = _text(raw, where)
-    shape = decoder_shape(get, dtype, ropes=_ropes(get), activation="gelu")
+    ropes = ropes_by_type(get, get.float("rope_theta", 1e6), get.float("rope_local_base_freq", 1e4))
+    shape = decoder_shape(get, dtype, ropes=ropes, activation="gelu")
     bias = get.flag("attention_bias")
     return replace(
         shape, windows=_windows(get, shape.layers), qkv_bias=bias, o_bias=bias, qk_norm=True,
         attention_scale=get.float("query_pre_attn_scalar") ** -0.5,
         embed_scale=rounded(shape.hidden**0.5, shape.dtype), norm_plus_one=True,
-        sandwich_norms=True)
+        layer_norms=SANDWICH_NORMS)
 
 
 def _text(raw: dict[str, Any], where: Path) -> Fields:
@@ -143,17 +142,16 @@ def _windows(get: Fields, layers: int) -> tuple[int, ...]:
         window if (i + 1) % every else 0 for i in range(layers))
 
 
-def _ropes(get: Fields) -> tuple[RopeShape, RopeShape]:
+def ropes_by_type(get: Fields, full: float, windowed: float) -> tuple[RopeShape, RopeShape]:
     """Of the full and of the windowed layers: `rope_parameters` by layer type, or, in old configs,
-    rope_theta with rope_scaling, and rope_local_base_freq."""
+    `rope_scaling` of the full ones alone; with the theta that each has where it names none."""
     by_type = get.raw.get("rope_parameters") or {}
     if not isinstance(by_type, dict):
         raise get.bad("rope_parameters", "must be an object")
     wide = by_type.get("full_attention") or get.raw.get("rope_scaling") or {}
     near = by_type.get("sliding_attention") or {}
-    return (read_rope(get, "rope_parameters.full_attention", wide, get.float("rope_theta", 1e6)),
-            read_rope(get, "rope_parameters.sliding_attention", near,
-                      get.float("rope_local_base_freq", 1e4)))
+    return (read_rope(get, "rope_parameters.full_attention", wide, full),
+            read_rope(get, "rope_parameters.sliding_attention", near, windowed))
 
 
 def rounded(value: float, dtype: str) -> float:

@@ -27,6 +27,7 @@ class RopeShape:
     """Rotary embedding: base frequency and scaling, names as in transformers' `rope_parameters`."""
 
     kind: str = "default"
+    """"none": nothing is rotated (NoPE)."""
     theta: float = 10000.0
     factor: float = 1.0
     original_max: int = 0
@@ -47,6 +48,9 @@ class RopeShape:
     axes: tuple[int, ...] = ()
     """Which of a token's positions turns each pair: 0 that in time, 1 in height, 2 in width. Of
     text all three are one; (): so are they of everything."""
+
+
+NOPE = RopeShape("none")
 
 
 class StateShape(NamedTuple):
@@ -209,6 +213,22 @@ class LatentShape(NamedTuple):
         return self.rank + self.rope
 
 
+class LayerNorms(NamedTuple):
+    """What checkpoints call the norms of a layer with attention; "": there is none."""
+
+    mixer: str = "input_layernorm"
+    """Of what goes into attention."""
+    mlp: str = "post_attention_layernorm"
+    mixer_out: str = ""
+    """Of what attention gives; then of what the MLP gives as well."""
+    mlp_out: str = ""
+
+    @property
+    def names(self) -> list[str]:
+        """Of those that there are."""
+        return [name for name in self if name]
+
+
 class LayerGroup(NamedTuple):
     """The layers of one attention window: they share a page pool and a page table."""
 
@@ -233,7 +253,7 @@ class ModelShape:
     tied: bool
     ropes: tuple[RopeShape, ...]
     """One for all layers; or that of the layers with full attention, and of the windowed ones; none
-    where nothing is rotated."""
+    where nothing is rotated; or those that `layer_ropes` choose from."""
     windows: tuple[int, ...]
     """Per layer: tokens a query sees, itself included; 0 = all."""
     max_model_len: int
@@ -247,6 +267,8 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normed, head by head."""
+    whole_qk_norm: bool = False
+    """They are normed, the heads of all GPUs together."""
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -254,10 +276,13 @@ class ModelShape:
     """silu or gelu (its tanh form): what gates the MLP."""
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
-    sandwich_norms: bool = False
-    """What attention and the MLP give is normed, too."""
+    layer_norms: LayerNorms = LayerNorms()
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
+    interleaved: bool = False
+    """The pairs that are rotated lie side by side in the checkpoint, not half the part apart."""
+    layer_ropes: tuple[int, ...] = ()
+    """Of each layer, the index of its rope; (): by its window."""
     output_gate: bool = False
     """What attention gives is gated by a sigmoid, projected with the queries."""
     recurrent: tuple[int, ...] = ()
@@ -296,6 +321,11 @@ class ModelShape:
         return DTYPE_BYTES[self.dtype]
 
     @property
+    def sandwich_norms(self) -> bool:
+        """Whether what attention and the MLP give is normed."""
+        return bool(self.layer_norms.mixer_out)
+
+    @property
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
         recurrent = set(self.recurrent)
@@ -313,6 +343,12 @@ class ModelShape:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all
         others, is one where the model has any."""
         return i in self.sparse or (i >= self.layers and self.experts is not None)
+
+    def rope_index(self, i: int) -> int:
+        """Which of the ropes is that of the i-th layer; 0 of a layer that drafts."""
+        if self.layer_ropes and i < self.layers:
+            return self.layer_ropes[i]
+        return len(self.ropes) - 1 if i < self.layers and self.windows[i] else 0
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the i-th layer, which has attention, and its index in it. A layer that

@@ -141,8 +141,8 @@ def linear_tensors(name: str, rows: int, columns: int, bias: bool = False,
 def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
     """Attention over keys and values."""
     gated = s.head_dim if s.output_gate else 0
-    # Of a head that is rotated in part, the rotated pairs are brought half a head apart.
-    moved = s.rotary_dim not in (0, s.head_dim) and BLOCK % s.head_dim > 0
+    # The rotated pairs are brought half a head apart.
+    moved = (s.interleaved or s.rotary_dim not in (0, s.head_dim)) and BLOCK % s.head_dim > 0
     qkv = Projection("qkv", scattered=moved or gated % BLOCK > 0)
     specs = [
         *linear_tensors(f"{at}q_proj", s.q_size * (2 if gated else 1), s.hidden, s.qkv_bias,
@@ -151,6 +151,9 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
         *linear_tensors(f"{at}v_proj", s.kv_size, s.hidden, s.qkv_bias, qkv),
         *linear_tensors(f"{at}o_proj", s.hidden, s.q_size, s.o_bias),
     ]
+    if s.whole_qk_norm:
+        specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
+                  TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
     if s.qk_norm:
         specs += [TensorSpec(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
     return specs

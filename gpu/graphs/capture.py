@@ -177,7 +177,8 @@ class _Watch(TorchFunctionMode):
         super().__init__()
         self._arena, self._lib = arena, lib
         self._stand_ins: dict[str, Callable[..., Tensor]] = {
-            "add": self._add, "cat": self._cat, "index_select": self._columns}
+            "add": self._add, "cat": self._cat, "contiguous": self._contiguous,
+            "index_select": self._columns}
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         name, options = func.__name__, kwargs or {}
@@ -203,17 +204,21 @@ class _Watch(TorchFunctionMode):
         return y
 
     def _cat(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
-        _plain("cat", *parts)
         if any(part.dim() != 2 for part in parts) or dim not in (1, -1):
             raise NotRecordable("torch's cat but of columns")
+        if any(part.dtype is not torch.bfloat16 or part.stride(1) != 1 for part in parts):
+            raise NotRecordable("torch's cat but of rows in bfloat16")
         rows, widths = len(parts[0]), [part.shape[1] for part in parts]
         y, at = self._arena.take((rows, sum(widths)), parts[0].dtype), 0
         for part, width in zip(parts, widths, strict=True):
             each = width * part.itemsize
-            self._lib.copy_rows(part.data_ptr(), each, y.data_ptr() + at, y.stride(0) * y.itemsize,
-                                rows, each)
+            self._lib.copy_rows(part.data_ptr(), part.stride(0) * part.itemsize, y.data_ptr() + at,
+                                y.stride(0) * y.itemsize, rows, each)
             at += each
         return y
+
+    def _contiguous(self, x: Tensor) -> Tensor:
+        return x if x.is_contiguous() else self._cat([x], 1)
 
     def _columns(self, x: Tensor, dim: int, order: Tensor) -> Tensor:
         if x.dim() != 2 or dim not in (1, -1):

@@ -11,6 +11,8 @@ from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.rotary import head_order, turned_projections
+from actorium.gpu.parallel.rank_group import RankGroup
+from actorium.gpu.parallel.split_layers import norm_over
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.kernels.inputs import InputForm
@@ -36,6 +38,10 @@ class Attention:
     """Index in the group."""
     rope: int
     """Index in `ModelShape.ropes`."""
+    ranks: RankGroup
+    """That share the heads."""
+    whole_norm: Tensor | None = None
+    """[(heads + kv_heads) * head_dim]: of all queries together, and of all keys."""
     kv_scales: Tensor | None = None
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
 
@@ -59,7 +65,10 @@ class Attention:
 
     def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
         s = self.shape
-        q, k, v = ops.split(ops.linear(x, self.qkv), s.heads, s.head_dim)
+        qkv = ops.linear(x, self.qkv)
+        if s.whole_qk_norm:
+            qkv = ops.norm_qk(qkv, self)
+        q, k, v = ops.split(qkv, s.heads, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
             q = ops.head_norm(q, self.q_norm, s.norm_eps)
             k = ops.head_norm(k, self.k_norm, s.norm_eps)
@@ -70,6 +79,20 @@ class Attention:
         if self.gate is not None:
             y = ops.sigmoid_mul(y, ops.linear(x, self.gate))
         return ops.linear(y, self.o)
+
+    def norm_qk(self, qkv: Tensor) -> Tensor:
+        """Queries and keys normed, each over the heads of all ranks; values as they are. qkv:
+        [T, (heads + 2 * kv_heads) * head_dim]."""
+        s = self.shape
+        assert self.whole_norm is not None
+        q, k, v = qkv.split((s.q_size, s.kv_size, s.kv_size), 1)
+        weights = self.whole_norm.split((s.q_size, s.kv_size))
+        if self.ranks.place.size == 1:
+            q, k = (self.ops.rms_norm(x, w, s.norm_eps)
+                    for x, w in zip((q, k), weights, strict=True))
+        else:
+            q, k = norm_over(self.ranks, (q, k), weights, s.norm_eps)
+        return torch.cat((q, k, v), 1)
 
     def write_kv(self, k: Tensor, v: Tensor, step: ForwardContext) -> None:
         """Keys, rotated, and values go to the pages. k, v: [T, kv_heads, head_dim]."""
@@ -100,15 +123,18 @@ class Attention:
 
 def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
-    order, norm = head_order(s.head_dim, s.rotary_dim or s.head_dim), None
-    if s.output_gate or s.rotary_dim not in (0, s.head_dim):
+    order, norm = head_order(s), None
+    if s.output_gate or s.interleaved or s.rotary_dim not in (0, s.head_dim):
         qkv, gate = turned_projections(w, s, order)
     else:
         qkv, gate = w.linear(s.qkv_bias, "q_proj", "k_proj", "v_proj"), None
+    whole = w.pop("q_norm.weight", "k_norm.weight") if s.whole_qk_norm else None
+    if whole is not None:
+        whole = whole.view(-1, s.head_dim)[:, order.to(whole.device)].flatten()
     if s.qk_norm:
         qn, kn = (own[order.to(own.device)] for own in (w.norm("q_norm"), w.norm("k_norm")))
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
     group, index = s.group_and_index(i)
     return Attention(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
-        len(s.ropes) - 1 if i < s.layers and s.windows[i] else 0, w.optional(KV_SCALES))
+        s.rope_index(i), w.group, whole, w.optional(KV_SCALES))

@@ -86,13 +86,22 @@ class Layer:
     mixer: Mixer
     mlp: Mlp
     eps: float
-    mixer_norm: Tensor
-    mlp_norm: Tensor
+    mixer_norm: Tensor | None
+    """See `LayerNorms`."""
+    mlp_norm: Tensor | None
+    mixer_out_norm: Tensor | None = None
+    mlp_out_norm: Tensor | None = None
 
     def forward(self, hidden: Tensor, step: ForwardContext) -> Tensor:
         """The layer, written plainly; what runs is made of it by passes: see `LayerRun`."""
-        hidden = add(self.mixer.forward(norm(hidden, self.mixer_norm, self.eps), step), hidden)
-        return add(self.mlp.forward(norm(hidden, self.mlp_norm, self.eps)), hidden)
+        y = self.mixer.forward(self.normed(hidden, self.mixer_norm), step)
+        hidden = add(self.normed(y, self.mixer_out_norm), hidden)
+        y = self.mlp.forward(self.normed(hidden, self.mlp_norm))
+        return add(self.normed(y, self.mlp_out_norm), hidden)
+
+    def normed(self, x: Tensor, weight: Tensor | None) -> Tensor:
+        """The norm with this weight, where there is one."""
+        return x if weight is None else norm(x, weight, self.eps)
 
 
 class LayerRun(NamedTuple):

@@ -1,52 +1,48 @@
 """Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 3, Granite
-3), whose models differ in biases, norms, the activation and the window of each layer; and
-`HybridLM` (Qwen3-Next, Qwen3.5, Qwen3-MoE), which mixes recurrent and attention layers, dense MLPs
-and experts."""
+3, and those of `dense_config`), whose models differ in biases, norms, the activation, and the
+window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen3-MoE), which mixes
+recurrent and attention layers, dense MLPs and experts."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Iterator
+from functools import partial
 
 from torch import Tensor
 
-from actorium.gpu.families.llama_config import SANDWICH_NORMS
 from actorium.gpu.families.model_shape import DeltaShape, ModelShape
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
-from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import dense, mixture, mixture_fused
 from actorium.gpu.models.recurrent import delta_fused, gated_delta
-from actorium.gpu.passes.canonical_ops import add, norm
 from actorium.gpu.weights.loader import Fused
 
 
 class CausalLM(Decoder):
     """Attention and a dense MLP in every layer."""
 
+    @staticmethod
+    def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
+        qkv = {f"{at}self_attn.q_proj": s.q_size, f"{at}self_attn.k_proj": s.kv_size,
+               f"{at}self_attn.v_proj": s.kv_size}
+        halves = {f"{at}mlp.{name}_proj": s.intermediate for name in ("gate", "up")}
+        return [Fused(f"{at}{name}.weight", (sum(rows.values()), s.hidden), partial(_cut, rows))
+                for name, rows in (("self_attn.qkv_proj", qkv), ("mlp.gate_up_proj", halves))]
+
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s = self.shape
         mixer = attention(w.under("self_attn."), s, i)
         mlp = dense(w.under("mlp."), s.mlp_bias, s.activation)
-        if not s.sandwich_norms:
-            return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
-        before, between, attended, done = (w.norm(name) for name in SANDWICH_NORMS)
-        return SandwichLayer(mixer, mlp, s.norm_eps, before, between, attended, done)
+        return Layer(mixer, mlp, s.norm_eps,
+                     *(w.norm(name) if name else None for name in s.layer_norms))
 
 
-@dataclass(slots=True)
-class SandwichLayer(Layer):
-    """Attention and MLP are normed before they are added, too (Gemma 3)."""
-
-    attended: Tensor
-    done: Tensor
-
-    def forward(self, hidden: Tensor, step: ForwardContext) -> Tensor:
-        y = self.mixer.forward(norm(hidden, self.mixer_norm, self.eps), step)
-        hidden = add(norm(y, self.attended, self.eps), hidden)
-        y = self.mlp.forward(norm(hidden, self.mlp_norm, self.eps))
-        return add(norm(y, self.done, self.eps), hidden)
+def _cut(rows: dict[str, int], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """The weights of projections that lie one behind the other, each with so many rows."""
+    for name, part in zip(rows, stacked.split(tuple(rows.values())), strict=True):
+        yield f"{name}.weight", part
 
 
 class HybridLM(Decoder):

@@ -8,33 +8,38 @@ import math
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ModelShape, RopeShape
+from actorium.gpu.families.model_shape import NOPE, ModelShape, RopeShape
 from actorium.gpu.models.layer_weights import LayerWeights, Part
 from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.kernels.linear import Linear
 from actorium.kernels.reference.rope import rope_table
 
 
-def head_order(head_dim: int, rotary_dim: int) -> Tensor:
+def head_order(s: ModelShape) -> Tensor:
     """i64[head_dim]: the order of dimensions in which the rotated pairs lie half a head apart.
 
-    The pairs of a part of a head lie half that part apart. Queries and keys are stored in this
-    order, which changes no product of them, so that one kernel rotates whole heads and parts.
+    The pairs of a part of a head lie half that part apart, or side by side. Queries and keys are
+    stored in this order, which changes no product of them, so that one kernel rotates whole heads
+    and parts.
     """
-    half, rest = rotary_dim // 2, (head_dim - rotary_dim) // 2
-    a = torch.arange(head_dim)
-    still = a[rotary_dim:]
-    return torch.cat((a[:half], still[:rest], a[half:rotary_dim], still[rest:]))
+    rotary = s.rotary_dim or s.head_dim
+    turned, still = torch.arange(s.head_dim).split((rotary, s.head_dim - rotary))
+    pairs = turned.view(-1, 2).t() if s.interleaved else turned.view(2, -1)
+    still = still.view(2, len(still) // 2)
+    return torch.cat((pairs, still), 1).flatten()
 
 
 def rope_tables(s: ModelShape) -> list[Tensor]:
     """[max_model_len, 2, 1, head_dim] of each rope, or one that rotates nothing where the model has
     none. For heads in `head_order`: pairs that stay have angle 0."""
-    if s.ropes:
-        return [_partial_table(s, rope) for rope in s.ropes]
+    return [_still_table(s) if rope.kind == "none" else _partial_table(s, rope)
+            for rope in s.ropes or (NOPE,)]
+
+
+def _still_table(s: ModelShape) -> Tensor:
     row = torch.zeros((1, 2, 1, s.head_dim), dtype=TORCH_DTYPES[s.dtype])
     row[:, 0] = 1
-    return [row.expand(s.max_model_len, -1, -1, -1)]
+    return row.expand(s.max_model_len, -1, -1, -1)
 
 
 def _partial_table(s: ModelShape, rope: RopeShape) -> Tensor:

@@ -91,6 +91,8 @@ def rank_faults(s: ModelShape, ranks: int) -> list[str]:
               for what, width in widths.items() if width % ranks]
     if s.vision is not None and s.vision.deepstack:
         found.append("DeepStack's rows, which several ranks add before they round their sum")
+    if s.whole_qk_norm:
+        found.append("the norms over all heads of queries and keys, which ranks would share")
     if isinstance(part.recurrence, MambaShape) and part.recurrence.shared_by > 1:
         found.append("the norm over a group of Mamba-2's heads, which ranks would share")
     return found

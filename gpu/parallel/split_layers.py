@@ -7,6 +7,8 @@ product whose weight's columns are shared out, and whose partial sums are summed
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -121,6 +123,16 @@ class SplitHead(Linear):
     def _gathered(self, y: Tensor) -> Tensor:
         """[R, V], contiguous whatever V is: who samples reckons rows by it."""
         return self.group.all_gather(y, columns=self.vocabulary)
+
+
+def norm_over(group: RankGroup, parts: Sequence[Tensor], weights: Sequence[Tensor],
+              eps: float) -> list[Tensor]:
+    """`Ops.rms_norm` of several rows, of each of which the ranks have a part each, all as many
+    numbers; some may have the same. parts: [T, D] each; weights: [D] each."""
+    means = torch.cat([part.float().square().mean(-1, keepdim=True) for part in parts], -1)
+    scales = torch.rsqrt(group.all_reduce(means) / group.place.size + eps)
+    return [weight * (part.float() * scale).to(part.dtype)
+            for part, weight, scale in zip(parts, weights, scales.split(1, -1), strict=True)]
 
 
 def norm_gated_over(group: RankGroup, shared_by: int, x: Tensor, weight: Tensor, gate: Tensor,

@@ -60,6 +60,13 @@ def add(x: Tensor, y: Tensor) -> Tensor:
 
 
 @operation
+def norm_qk(qkv: Tensor, mixer: Any) -> Tensor:
+    """What a product gave, queries and keys normed over all their heads together."""
+    normed: Tensor = mixer.norm_qk(qkv)
+    return normed
+
+
+@operation
 def split(qkv: Tensor, heads: int, dim: int) -> tuple[Tensor, Tensor, Tensor]:
     """Queries [T, heads, dim], keys and values [T, kv_heads, dim] of what a product gave."""
     whole = qkv.view(len(qkv), -1, dim)
@@ -289,7 +296,8 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
 
 METHODS: dict[Callable[..., Any], tuple[str, int]] = {
     linear: ("__call__", 1), linear_add: ("add", 1), gated: ("__call__", 1),
-    write_kv: ("write_kv", 2), write_latent: ("write_latent", 1), rotate_write: ("rotate_write", 1),
+    norm_qk: ("norm_qk", 1), write_kv: ("write_kv", 2), write_latent: ("write_latent", 1),
+    rotate_write: ("rotate_write", 1),
     attend: ("between", 1), recur: ("between", 1), expand_values: ("expand", 1),
     route: ("route", 2), route_in_groups: ("route", 1), all_reduce: ("all_reduce", 1),
     linear_part: ("part", 1), reduce_add_norm: ("reduce_add_norm", 4)}

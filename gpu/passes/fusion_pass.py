@@ -70,6 +70,11 @@ class LayerFacts:
                 and self.reduced(self.layer.mlp.down))
 
     @property
+    def norms_before(self) -> bool:
+        """Whether what goes into the mixer, and into the MLP, is normed."""
+        return bool(self.shape.layer_norms.mixer)
+
+    @property
     def mixer_norm_sums(self) -> bool:
         """Whether the mixer's norm is joined with a sum."""
         return (self.given_as is Pending.REDUCE

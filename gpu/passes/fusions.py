@@ -93,7 +93,10 @@ class AddNorm(FusionPass):
     name, about, anchors = "add_norm", "add + RMSNorm", (c.add,)
 
     def expected(self, facts: LayerFacts) -> int:
-        """The sums that no product has made: of the layer before, and of the mixer."""
+        """The sums that no product has made and that are normed: of the layer before, and of the
+        mixer."""
+        if not facts.norms_before:
+            return 0
         return ((facts.given_as is Pending.SUM)
                 + (not facts.mixer_added and not facts.mixer_reduced))
 
@@ -212,6 +215,8 @@ class NormQuant(FusionPass):
     def expected(self, facts: LayerFacts) -> int:
         """The mixer and the MLP, where their products take 8 bits, and no sum over the ranks is
         joined with the norm."""
+        if not facts.norms_before:
+            return 0
         mixer = facts.layer.mixer.form.columns > 0 and facts.given_as is not Pending.REDUCE
         return mixer + (facts.layer.mlp.form.columns > 0 and not facts.mixer_reduced)
 
@@ -261,6 +266,8 @@ class NormProduct(FusionPass):
         """The mixer and the MLP, where such a product is all that takes the norm, and no sum is
         joined with it."""
         layer = facts.layer
+        if not facts.norms_before:
+            return 0
         mixer = layer.mixer.form.norms is not None and not facts.mixer_norm_sums
         gated = facts.shape.has_experts(facts.index) or facts.gates(layer.mlp.gate_up)
         mlp = layer.mlp.form.norms is not None and gated and not facts.mlp_norm_sums

@@ -47,6 +47,8 @@ def departures(model: Decoder, asked: str) -> list[str]:
     found += [f"prompts through {kind} layers, which go in chunks" for kind in sorted(kinds)]
     if any(isinstance(own, Mamba2) and own.shared_by > 1 for own in mixers):
         found.append("the norm over a group of Mamba-2's heads, which ranks share")
+    if model.group.place.size > 1 and model.shape.whole_qk_norm:
+        found.append("the norms over all heads of queries and keys, which ranks share")
     if model.group.place.size > 1 and not model.group.replays:
         found.append("sums over ranks by torch's gloo")
     if ops.uncut:

@@ -153,6 +153,7 @@ class NativeOps(TorchOps):
         return combine_rows(self.lib, self.threads, weights, outs)
 
     def rms_norm(self, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+        x = x.contiguous()
         y = torch.empty_like(x)
         self.lib.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1],
                           eps, self.threads)

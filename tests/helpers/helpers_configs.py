@@ -69,6 +69,12 @@ CONFIGS: list[dict[str, Any]] = [
      "tie_word_embeddings": True, "text_config": {**SMALL, "rope_parameters": SECTIONS}},
     {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "vision_config": TOWER_3,
      "text_config": {**SMALL, **EXPERTS, "mlp_only_layers": [1], "rope_parameters": SECTIONS}},
+    {"architectures": ["Phi3ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["Olmo2ForCausalLM"], "attention_bias": True},
+    {"architectures": ["Olmo3ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
+    {"architectures": ["GlmForCausalLM"], "tie_word_embeddings": True},
+    {"architectures": ["Glm4ForCausalLM"], "attention_bias": False},
 ]
 
 

@@ -37,6 +37,8 @@ def write_kind(path: Path, kind: str) -> None:
         write_hybrid(path, MOE if kind == "experts" else SPARSE, 5)
     elif kind == "llama":
         write_checkpoint(path, "LlamaForCausalLM", seed=5)
+    elif kind == "norms-after":
+        write_checkpoint(path, "Olmo3ForCausalLM", seed=5, sliding_window=9)
     else:
         write_checkpoint(path, seed=5)
 

@@ -89,6 +89,17 @@ def test_as_the_dequantised_twin(twins: tuple[Path, Path]) -> None:
                        bf16=True)
 
 
+@pytest.mark.parametrize("block", [True, False])
+def test_projections_that_lie_in_one(tmp_path: Path, block: bool) -> None:
+    """Phi-3's: as the dequantised twin, and near it where they stay in FP8."""
+    write_calm(tmp_path / "source", architecture="Phi3ForCausalLM")
+    write_twins(tmp_path / "source", tmp_path / "fp8", tmp_path / "twin", block)
+    want = logits(load(tmp_path / "twin"))
+    assert same_logits(logits(load(tmp_path / "fp8")), want)
+    model = kept(tmp_path / "fp8")
+    assert model.shape.fp8 is not None and off(logits(model), want) < 0.1
+
+
 def test_as_transformers(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers.integrations.finegrained_fp8")
     if not hasattr(transformers, "Fp8Dequantize"):

@@ -13,6 +13,9 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 128}
+LONGROPE = {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
+            "short_factor": [1.0 + 0.1 * i for i in range(6)],
+            "long_factor": [1.0 + 0.1 * i for i in range(6)]}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -53,6 +56,28 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
       "attention_multiplier": 0.3, "residual_multiplier": 1.5}),
     ("qwen3-yarn", "Qwen3ForCausalLM", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),
+    ("phi3", "Phi3ForCausalLM", {"sliding_window": 9}),
+    ("phi3-longrope", "Phi3ForCausalLM", {"rope_parameters": LONGROPE, "tie_word_embeddings": True,
+                                          "original_max_position_embeddings": 256}),
+    ("olmo2", "Olmo2ForCausalLM", {}),
+    ("olmo2-bias-tied-mqa", "Olmo2ForCausalLM",
+     {"attention_bias": True, "tie_word_embeddings": True, "num_key_value_heads": 1,
+      "head_dim": 10}),
+    ("olmo3", "Olmo3ForCausalLM", {"sliding_window": 9, "num_hidden_layers": 5}),
+    ("olmo3-yarn", "Olmo3ForCausalLM",
+     {"sliding_window": 9, "rope_parameters": {"full_attention": YARN, "sliding_attention": {
+         "rope_type": "default", "rope_theta": 500.0}},
+      "layer_types": ["full_attention", "sliding_attention", "full_attention"]}),
+    ("smollm3", "SmolLM3ForCausalLM", {"num_hidden_layers": 5}),
+    ("smollm3-bias-windows", "SmolLM3ForCausalLM",
+     {"attention_bias": True, "mlp_bias": True, "no_rope_layers": [0, 1, 0],
+      "use_sliding_window": True, "sliding_window": 9, "tie_word_embeddings": True}),
+    ("glm", "GlmForCausalLM", {}),
+    ("glm-whole-heads-mqa", "GlmForCausalLM",
+     {"num_key_value_heads": 1, "attention_bias": False, "tie_word_embeddings": True,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
+                          "partial_rotary_factor": 1.0}}),
+    ("glm4", "Glm4ForCausalLM", {"head_dim": 24}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -128,7 +153,12 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "sliding_window": 8, "sliding_window_pattern": 2},
                                      {"architecture": "GraniteForCausalLM",
                                       "attention_multiplier": 0.1, "residual_multiplier": 0.22,
-                                      "embedding_multiplier": 12.0, "logits_scaling": 8.0}])
+                                      "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+                                     {"architecture": "Phi3ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "Olmo3ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "SmolLM3ForCausalLM",
+                                      "no_rope_layer_interval": 2},
+                                     {"architecture": "Glm4ForCausalLM", "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

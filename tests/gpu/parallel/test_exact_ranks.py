@@ -116,7 +116,8 @@ def test_the_number_of_ranks_changes_nothing(tmp_path: Path, kind: str, most: in
     (lambda path: write_checkpoint(path, dtype=BF16, intermediate_size=97), "MLPs of 97"),
     (lambda path: write_checkpoint(path, dtype=BF16, num_attention_heads=3, head_dim=32,
                                    num_key_value_heads=1), "share 3 attention heads evenly"),
-    (lambda path: write_granite(path, dtype=BF16), "Mamba-2")])
+    (lambda path: write_granite(path, dtype=BF16), "Mamba-2"),
+    (lambda path: write_checkpoint(path, "Olmo2ForCausalLM", dtype=BF16), "norms over all heads")])
 def test_what_cannot_have_the_bits_of_two_ranks_is_refused(
         tmp_path: Path, write: Callable[[Path], Any], words: str) -> None:
     write(tmp_path)

@@ -49,6 +49,10 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite": lambda path: write_granite(path, seed=5),
     "granite-experts": lambda path: write_granite(path, seed=5, num_local_experts=6),
     "granite-groups": lambda path: write_granite(path, seed=5, mamba_n_groups=2),
+    "olmo2": lambda path: write_checkpoint(path, "Olmo2ForCausalLM", attention_bias=True),
+    "smollm3": lambda path: write_checkpoint(path, "SmolLM3ForCausalLM", no_rope_layers=[0, 1, 0]),
+    "glm4": lambda path: write_checkpoint(path, "Glm4ForCausalLM", num_key_value_heads=1),
+    "phi3": lambda path: write_checkpoint(path, "Phi3ForCausalLM", intermediate_size=90),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 

@@ -24,7 +24,6 @@ from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.attention import Attention
 from actorium.gpu.models.decoder import Decoder, Layer
-from actorium.gpu.models.llama import SandwichLayer
 from actorium.gpu.models.mlp import Mixture
 from actorium.gpu.models.registry import load_model
 from actorium.gpu.parallel.rank_group import RankGroup
@@ -124,11 +123,11 @@ def swapped_sum(self: Layer, hidden: Any, step: Any) -> Any:
     return ops.add(self.mlp.forward(ops.norm(hidden, self.mlp_norm, self.eps)), hidden)
 
 
-def swapped_norm(self: SandwichLayer, hidden: Any, step: Any) -> Any:
+def swapped_norm(self: Layer, hidden: Any, step: Any) -> Any:
     y = self.mixer.forward(ops.norm(hidden, self.mixer_norm, self.eps), step)
-    hidden = ops.add(hidden, ops.norm(y, self.attended, self.eps))
+    hidden = ops.add(hidden, ops.norm(y, self.mixer_out_norm, self.eps))
     y = self.mlp.forward(ops.norm(hidden, self.mlp_norm, self.eps))
-    return ops.add(ops.norm(y, self.done, self.eps), hidden)
+    return ops.add(ops.norm(y, self.mlp_out_norm, self.eps), hidden)
 
 
 def swapped_kv(self: Attention, x: Any, step: Any) -> Any:
@@ -155,7 +154,7 @@ def ungated(self: Mixture, x: Any) -> Any:
 
 @pytest.mark.parametrize(("raw", "kind", "forward", "at", "name", "node"), [
     (LLAMA, Layer, swapped_sum, "model.layers.0", "product_add", "add"),
-    (GEMMA, SandwichLayer, swapped_norm, "model.layers.0", "norm_add", "add"),
+    (GEMMA, Layer, swapped_norm, "model.layers.0", "norm_add", "add"),
     (LLAMA, Attention, swapped_kv, "model.layers.0", "qk_rope_kv", "write_kv"),
     (LLAMA, Attention, unturned, "model.layers.0", "qk_rope_kv", "write_kv"),
     (MOE, Mixture, ungated, "model.layers.0", "gate_add", "sigmoid_scale")])

@@ -1,0 +1,108 @@
+"""Readers of decoders that differ from Llama in single points: Phi-3 and Phi-4 (fused projections,
+longrope); OLMo 2 and 3 (norms of what attention and MLP give, none before them; of queries and keys
+over all heads; windows in OLMo 3); SmolLM3 (layers without rope); GLM-4
+(pairs of a part of a head side by side; `Glm4` norms what attention and MLP give, too)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from actorium.actors.errors import shown
+from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
+from actorium.gpu.families.llama_config import layer_windows, llama, mistral, ropes_by_type
+from actorium.gpu.families.model_shape import NOPE, LayerNorms, ModelShape
+
+PHI3: dict[str, Any] = {
+    "vocab_size": 32_064, "hidden_size": 3072, "intermediate_size": 8192, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
+}
+"""What a config of Phi-3 leaves out, as in transformers."""
+
+OLMO: dict[str, Any] = {
+    "vocab_size": 50_304, "hidden_size": 4096, "intermediate_size": 11_008,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
+}
+"""What one of OLMo leaves out."""
+SMOLLM3: dict[str, Any] = {
+    "vocab_size": 128_256, "hidden_size": 2048, "intermediate_size": 11_008,
+    "num_hidden_layers": 36, "num_attention_heads": 16, "num_key_value_heads": 4,
+    "rope_theta": 2e6, "no_rope_layer_interval": 4, "tie_word_embeddings": True,
+}
+"""What one of SmolLM3 leaves out."""
+GLM: dict[str, Any] = {
+    "vocab_size": 151_552, "hidden_size": 4096, "intermediate_size": 13_696,
+    "num_hidden_layers": 40, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+    "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5,
+}
+"""What one of GLM leaves out."""
+NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
+
+
+def phi3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of Phi-3, Phi-3.5 and Phi-4: a window, if there is one, is that of all
+    layers, and the one scaling of ropes is longrope."""
+    get = Fields(completed(raw, PHI3), where)
+    shape = mistral(get.raw, where, dtype)
+    kind = shape.ropes[0].kind
+    if kind not in ("default", "longrope"):
+        raise get.bad("rope_scaling", f"must be longrope, got {shown(kind)}")
+    return shape
+
+
+def olmo2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of OLMo 2's config."""
+    get = Fields(completed(raw, OLMO), where)
+    return _olmo(get, decoder_shape(get, dtype))
+
+
+def olmo3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of OLMo 3's config: windows in the layers that `layer_types` name, by default in three
+    of four; ropes are scaled in the others alone."""
+    get = Fields(completed(raw, {**OLMO, "sliding_window": 4096}), where)
+    theta = get.float("rope_theta", 5e5)
+    shape = _olmo(get, decoder_shape(get, dtype, ropes=ropes_by_type(get, theta, theta)))
+    window = get.int("sliding_window")
+    return replace(shape, windows=layer_windows(get, shape.layers, window) or tuple(
+        window if (i + 1) % 4 else 0 for i in range(shape.layers)))
+
+
+def _olmo(get: Fields, shape: ModelShape) -> ModelShape:
+    bias = get.flag("attention_bias")
+    return replace(shape, qkv_bias=bias, o_bias=bias, whole_qk_norm=True,
+                   layer_norms=NORMS_AFTER)
+
+
+def smollm3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of SmolLM3's config: layers of which `no_rope_layers` say 0 rotate nothing, by default
+    every `no_rope_layer_interval`-th; those have the windows, where windows are switched on."""
+    get = Fields(completed(raw, SMOLLM3), where)
+    shape = llama(get.raw, where, dtype)
+    rotated, every = get.raw.get("no_rope_layers"), get.int("no_rope_layer_interval")
+    if rotated is None:
+        rotated = [int((i + 1) % every != 0) for i in range(shape.layers)]
+    if (not isinstance(rotated, list) or len(rotated) < shape.layers
+            or not all(own in (0, 1) for own in rotated)):
+        raise get.bad("no_rope_layers", f"must be {shape.layers} times 0 or 1, "
+                      f"got {shown(rotated)}")
+    turns = tuple(map(int, rotated[:shape.layers]))
+    shape = replace(shape, ropes=(*shape.ropes, NOPE), layer_ropes=tuple(1 - own for own in turns))
+    if raw.get("sliding_window") is None or not get.flag("use_sliding_window"):
+        return shape
+    window = get.int("sliding_window")
+    return replace(shape, windows=layer_windows(get, shape.layers, window)
+                   or tuple(0 if own else window for own in turns))
+
+
+def glm(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of GLM-4-9B."""
+    get = Fields(completed(raw, GLM), where)
+    return replace(decoder_shape(get, dtype, partial=True), qkv_bias=get.flag("attention_bias"),
+                   interleaved=True)
+
+
+def glm4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of GLM-4-0414."""
+    return replace(glm(raw, where, dtype), layer_norms=LayerNorms(
+        mixer_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"))
