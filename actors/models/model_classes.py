@@ -45,6 +45,7 @@ MODEL_TYPES = {
     "qwen2_5_vl": ModelClass("Qwen2_5_VLForConditionalGeneration", 32_768),
     "qwen3_vl": ModelClass("Qwen3VLForConditionalGeneration", 128_000),
     "qwen3_vl_moe": ModelClass("Qwen3VLMoeForConditionalGeneration", 128_000),
+    "mixtral": ModelClass("MixtralForCausalLM", 131_072),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

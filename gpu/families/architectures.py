@@ -30,6 +30,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
+from actorium.gpu.families.mixture_config import mixtral
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -39,8 +40,8 @@ from actorium.gpu.families.quant_config import (
 )
 from actorium.gpu.families.qwen_hybrid_config import (
     HYBRIDS,
+    hybrid_layer,
     qwen_hybrid,
-    qwen_hybrid_layer,
     qwen_mtp,
 )
 from actorium.gpu.families.qwen_vl_config import qwen3_vl, qwen3_vl_moe, qwen25_vl
@@ -77,12 +78,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
     "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
-    **{name: Architecture(qwen_hybrid, qwen_hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    **{name: Architecture(qwen_hybrid, hybrid_layer, qwen_mtp) for name in HYBRIDS},
     "GraniteForCausalLM": Architecture(granite, causal_layer),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
     "Qwen3VLForConditionalGeneration": Architecture(qwen3_vl, causal_layer),
-    "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, qwen_hybrid_layer),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, hybrid_layer),
+    "MixtralForCausalLM": Architecture(mixtral, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

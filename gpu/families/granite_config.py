@@ -9,8 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, decoder_shape, shared_rope
-from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape, RopeShape
+from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_experts, shared_rope
+from actorium.gpu.families.model_shape import (
+    ExpertShape,
+    MambaShape,
+    MixtureNames,
+    ModelShape,
+    RopeShape,
+)
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,
@@ -35,6 +41,8 @@ HYBRID: dict[str, Any] = {
     "mamba_conv_bias": True, "mamba_proj_bias": False,
 }
 """What one of Granite-4 hybrid leaves out (transformers' `GraniteMoeHybridConfig`)."""
+EXPERTS = MixtureNames("block_sparse_moe.", "router.layer",
+                       stacked=("input_linear.weight", "output_linear.weight"))
 RECURRENT, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of the two kinds of layers: the checkpoints' own, and transformers'."""
 
@@ -79,7 +87,7 @@ def granite_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     else:
         specs += attention_tensors(f"{at}{ATTENTION}", s)
     if s.experts:
-        specs += mixture_tensors(f"{at}block_sparse_moe.", s.hidden, routed_alone(s.experts))
+        specs += mixture_tensors(at, s.hidden, routed_alone(s.experts))
     return [*specs,
             *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden,
                             segments=(s.intermediate, s.intermediate)),
@@ -160,8 +168,5 @@ def _experts(get: Fields) -> ExpertShape | None:
     """None where `num_local_experts` is 0. Raises `BadModel` naming the field that is wrong."""
     if get.raw["num_local_experts"] == 0:
         return None
-    count, chosen = get.int("num_local_experts"), get.int("num_experts_per_tok")
-    if chosen > count:
-        raise get.bad("num_experts_per_tok", f"{chosen} is more than {count} experts")
-    return ExpertShape(count, chosen, get.int("intermediate_size"),
-                       get.int("shared_intermediate_size"), True, shared_gate=False)
+    return read_experts(get, "num_local_experts", get.int("intermediate_size"), True,
+                        get.int("shared_intermediate_size"), shared_gate=False, names=EXPERTS)

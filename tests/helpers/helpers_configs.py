@@ -69,6 +69,7 @@ CONFIGS: list[dict[str, Any]] = [
      "tie_word_embeddings": True, "text_config": {**SMALL, "rope_parameters": SECTIONS}},
     {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "vision_config": TOWER_3,
      "text_config": {**SMALL, **EXPERTS, "mlp_only_layers": [1], "rope_parameters": SECTIONS}},
+    {"architectures": ["MixtralForCausalLM"], "num_local_experts": 6},
 ]
 
 

@@ -53,6 +53,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
       "attention_multiplier": 0.3, "residual_multiplier": 1.5}),
     ("qwen3-yarn", "Qwen3ForCausalLM", {"rope_parameters": {**YARN, "rope_theta": 1e6}}),
+    ("mixtral", "MixtralForCausalLM", {}),
+    ("mixtral-window-tied", "MixtralForCausalLM",
+     {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 1,
+      "tie_word_embeddings": True, "intermediate_size": 40}),
+    ("mixtral-all-experts", "MixtralForCausalLM",
+     {"num_local_experts": 3, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -128,7 +134,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "sliding_window": 8, "sliding_window_pattern": 2},
                                      {"architecture": "GraniteForCausalLM",
                                       "attention_multiplier": 0.1, "residual_multiplier": 0.22,
-                                      "embedding_multiplier": 12.0, "logits_scaling": 8.0}])
+                                      "embedding_multiplier": 12.0, "logits_scaling": 8.0},
+                                     {"architecture": "MixtralForCausalLM", "head_dim": 32,
+                                      "num_experts_per_tok": 8}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -49,6 +49,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite": lambda path: write_granite(path, seed=5),
     "granite-experts": lambda path: write_granite(path, seed=5, num_local_experts=6),
     "granite-groups": lambda path: write_granite(path, seed=5, mamba_n_groups=2),
+    "mixtral": lambda path: write_checkpoint(
+        path, "MixtralForCausalLM", intermediate_size=92, num_local_experts=6),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
