@@ -46,6 +46,7 @@ MODEL_TYPES = {
     "qwen3_vl": ModelClass("Qwen3VLForConditionalGeneration", 128_000),
     "qwen3_vl_moe": ModelClass("Qwen3VLMoeForConditionalGeneration", 128_000),
     "mixtral": ModelClass("MixtralForCausalLM", 131_072),
+    "gemma2": ModelClass("Gemma2ForCausalLM", 8192),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -23,6 +23,7 @@ from actorium.gpu.families.granite_config import (
 )
 from actorium.gpu.families.llama_config import (
     causal_layer,
+    gemma2,
     gemma3,
     llama,
     ministral,
@@ -85,6 +86,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3VLForConditionalGeneration": Architecture(qwen3_vl, causal_layer),
     "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, hybrid_layer),
     "MixtralForCausalLM": Architecture(mixtral, hybrid_layer),
+    "Gemma2ForCausalLM": Architecture(gemma2, causal_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -265,6 +265,10 @@ class ModelShape:
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
+    attention_cap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0 = they stay."""
+    logit_cap: float = 0.0
+    """The same of logits."""
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP."""
     norm_plus_one: bool = False

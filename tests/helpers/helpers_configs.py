@@ -70,6 +70,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Qwen3VLMoeForConditionalGeneration"], "vision_config": TOWER_3,
      "text_config": {**SMALL, **EXPERTS, "mlp_only_layers": [1], "rope_parameters": SECTIONS}},
     {"architectures": ["MixtralForCausalLM"], "num_local_experts": 6},
+    {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 32, "attn_logit_softcapping": 2.0,
+     "query_pre_attn_scalar": 16},
 ]
 
 

@@ -59,6 +59,15 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "tie_word_embeddings": True, "intermediate_size": 40}),
     ("mixtral-all-experts", "MixtralForCausalLM",
      {"num_local_experts": 3, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    ("gemma2", "Gemma2ForCausalLM",
+     {"sliding_window": 8, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0,
+      "query_pre_attn_scalar": 16}),
+    ("gemma2-odd", "Gemma2ForCausalLM",
+     {"sliding_window": 5, "query_pre_attn_scalar": 24, "hidden_size": 72, "head_dim": 10,
+      "attention_bias": True, "tie_word_embeddings": True, "attn_logit_softcapping": 2.0,
+      "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    ("gemma2-no-caps", "Gemma2ForCausalLM",
+     {"sliding_window": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -136,7 +145,10 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "attention_multiplier": 0.1, "residual_multiplier": 0.22,
                                       "embedding_multiplier": 12.0, "logits_scaling": 8.0},
                                      {"architecture": "MixtralForCausalLM", "head_dim": 32,
-                                      "num_experts_per_tok": 8}])
+                                      "num_experts_per_tok": 8},
+                                     {"architecture": "Gemma2ForCausalLM", "head_dim": 32,
+                                      "sliding_window": 8, "attn_logit_softcapping": 2.0,
+                                      "final_logit_softcapping": 4.0}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

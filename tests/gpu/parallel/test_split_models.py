@@ -51,6 +51,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-groups": lambda path: write_granite(path, seed=5, mamba_n_groups=2),
     "mixtral": lambda path: write_checkpoint(
         path, "MixtralForCausalLM", intermediate_size=92, num_local_experts=6),
+    "gemma2": lambda path: write_checkpoint(
+        path, "Gemma2ForCausalLM", sliding_window=9, attn_logit_softcapping=2.0,
+        final_logit_softcapping=4.0, query_pre_attn_scalar=16),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
