@@ -47,6 +47,7 @@ MODEL_TYPES = {
     "qwen3_vl_moe": ModelClass("Qwen3VLMoeForConditionalGeneration", 128_000),
     "mixtral": ModelClass("MixtralForCausalLM", 131_072),
     "gemma2": ModelClass("Gemma2ForCausalLM", 8192),
+    "qwen2_moe": ModelClass("Qwen2MoeForCausalLM", 32_768),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -31,7 +31,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
-from actorium.gpu.families.mixture_config import mixtral
+from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -87,6 +87,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, hybrid_layer),
     "MixtralForCausalLM": Architecture(mixtral, hybrid_layer),
     "Gemma2ForCausalLM": Architecture(gemma2, causal_layer),
+    "Qwen2MoeForCausalLM": Architecture(qwen2_moe, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

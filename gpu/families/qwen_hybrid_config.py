@@ -87,7 +87,7 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         shape = replace(shape, windows=(get.int("sliding_window", 4096),) * shape.layers)
     bias = get.flag("attention_bias")
     shape = replace(shape, qkv_bias=bias, o_bias=bias, qk_norm=True,
-                    sparse=_sparse_layers(get, shape.layers), experts=_experts(get, family),
+                    sparse=sparse_layers(get, shape.layers), experts=_experts(get, family),
                     mtp_layers=mtp_layers(get))
     if not family.recurrent:
         return shape
@@ -154,7 +154,7 @@ def _delta(get: Fields) -> DeltaShape:
     return shape
 
 
-def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: every `decoder_sparse_step`-th, but those of `mlp_only_layers`."""
     if not get.raw.get("num_experts"):
         return ()

@@ -72,6 +72,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["MixtralForCausalLM"], "num_local_experts": 6},
     {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 32, "attn_logit_softcapping": 2.0,
      "query_pre_attn_scalar": 16},
+    {"architectures": ["Qwen2MoeForCausalLM"], **EXPERTS, "mlp_only_layers": [1],
+     "use_sliding_window": True, "sliding_window": 32},
 ]
 
 

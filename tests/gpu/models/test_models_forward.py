@@ -13,6 +13,8 @@ LLAMA3 = {"rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq
           "high_freq_factor": 4.0, "original_max_position_embeddings": 64}
 YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 128}
+QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+             "shared_expert_intermediate_size": 48}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -68,6 +70,12 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
     ("gemma2-no-caps", "Gemma2ForCausalLM",
      {"sliding_window": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("qwen2-moe", "Qwen2MoeForCausalLM", QWEN2_MOE),
+    ("qwen2-moe-odd", "Qwen2MoeForCausalLM",
+     {**QWEN2_MOE, "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True,
+      "decoder_sparse_step": 2, "num_experts_per_tok": 5, "num_key_value_heads": 4}),
+    ("qwen2-moe-windows", "Qwen2MoeForCausalLM",
+     {**QWEN2_MOE, "use_sliding_window": True, "sliding_window": 8, "mlp_only_layers": [1]}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -148,7 +156,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "num_experts_per_tok": 8},
                                      {"architecture": "Gemma2ForCausalLM", "head_dim": 32,
                                       "sliding_window": 8, "attn_logit_softcapping": 2.0,
-                                      "final_logit_softcapping": 4.0}])
+                                      "final_logit_softcapping": 4.0},
+                                     {**QWEN2_MOE, "architecture": "Qwen2MoeForCausalLM",
+                                      "num_experts_per_tok": 5, "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -54,6 +54,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gemma2": lambda path: write_checkpoint(
         path, "Gemma2ForCausalLM", sliding_window=9, attn_logit_softcapping=2.0,
         final_logit_softcapping=4.0, query_pre_attn_scalar=16),
+    "qwen2-moe": lambda path: write_checkpoint(
+        path, "Qwen2MoeForCausalLM", num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=36, shared_expert_intermediate_size=50, mlp_only_layers=[1]),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
