@@ -48,6 +48,7 @@ MODEL_TYPES = {
     "mixtral": ModelClass("MixtralForCausalLM", 131_072),
     "gemma2": ModelClass("Gemma2ForCausalLM", 8192),
     "qwen2_moe": ModelClass("Qwen2MoeForCausalLM", 32_768),
+    "granitemoe": ModelClass("GraniteMoeForCausalLM", 2048),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

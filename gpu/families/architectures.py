@@ -20,6 +20,7 @@ from actorium.gpu.families.granite_config import (
     granite,
     granite_hybrid,
     granite_hybrid_layer,
+    granite_moe,
 )
 from actorium.gpu.families.llama_config import (
     causal_layer,
@@ -88,6 +89,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MixtralForCausalLM": Architecture(mixtral, hybrid_layer),
     "Gemma2ForCausalLM": Architecture(gemma2, causal_layer),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe, hybrid_layer),
+    "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -1,5 +1,5 @@
-"""Granite 3, Llama with multipliers; and Granite-4 hybrid: Mamba-2 and attention layers, an MLP for
-all tokens, and experts beside it."""
+"""Granite 3, Llama with multipliers, and its MoE; and Granite-4 hybrid: Mamba-2 and attention
+layers, an MLP for all tokens, and experts beside it."""
 
 from __future__ import annotations
 
@@ -34,9 +34,10 @@ GRANITE: dict[str, Any] = {
     "attention_multiplier": 1.0,
 }
 """What a config of Granite 3 leaves out, as in transformers."""
+MOE: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
+"""What one of Granite 3 MoE leaves out (transformers' `GraniteMoeConfig`)."""
 HYBRID: dict[str, Any] = {
-    **GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
+    **MOE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
     "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_conv_bias": True, "mamba_proj_bias": False,
 }
@@ -51,6 +52,14 @@ def granite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Granite 3's config; its layers are Llama's."""
     get = Fields(_complete(raw, GRANITE), where)
     return replace(_multiplied(get, decoder_shape(get, dtype)), mlp_bias=get.flag("mlp_bias"))
+
+
+def granite_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Granite 3 MoE's config: experts in every layer, chosen as Mixtral's are."""
+    get = Fields(_complete(raw, MOE), where)
+    shape = _multiplied(get, decoder_shape(get, dtype))
+    experts = read_experts(get, "num_local_experts", shape.intermediate, True, names=EXPERTS)
+    return replace(shape, experts=experts, sparse=tuple(range(shape.layers)))
 
 
 def granite_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

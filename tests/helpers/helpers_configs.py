@@ -74,6 +74,9 @@ CONFIGS: list[dict[str, Any]] = [
      "query_pre_attn_scalar": 16},
     {"architectures": ["Qwen2MoeForCausalLM"], **EXPERTS, "mlp_only_layers": [1],
      "use_sliding_window": True, "sliding_window": 32},
+    {"architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 6,
+     "attention_multiplier": 0.1, "residual_multiplier": 0.25, "embedding_multiplier": 8.0,
+     "logits_scaling": 4.0},
 ]
 
 

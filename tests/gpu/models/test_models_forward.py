@@ -15,6 +15,8 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
         "original_max_position_embeddings": 128}
 QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
              "shared_expert_intermediate_size": 48}
+GRANITE_MOE = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
+               "embedding_multiplier": 12.0, "logits_scaling": 8.0}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -76,6 +78,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "decoder_sparse_step": 2, "num_experts_per_tok": 5, "num_key_value_heads": 4}),
     ("qwen2-moe-windows", "Qwen2MoeForCausalLM",
      {**QWEN2_MOE, "use_sliding_window": True, "sliding_window": 8, "mlp_only_layers": [1]}),
+    ("granite-moe", "GraniteMoeForCausalLM", GRANITE_MOE),
+    ("granite-moe-odd", "GraniteMoeForCausalLM",
+     {**GRANITE_MOE, "attention_bias": True, "tie_word_embeddings": True, "num_local_experts": 5,
+      "num_experts_per_tok": 1, "residual_multiplier": 1.5, "intermediate_size": 32}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -158,7 +164,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "sliding_window": 8, "attn_logit_softcapping": 2.0,
                                       "final_logit_softcapping": 4.0},
                                      {**QWEN2_MOE, "architecture": "Qwen2MoeForCausalLM",
-                                      "num_experts_per_tok": 5, "head_dim": 32}])
+                                      "num_experts_per_tok": 5, "head_dim": 32},
+                                     {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
+                                      "num_experts_per_tok": 8}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -57,6 +57,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "qwen2-moe": lambda path: write_checkpoint(
         path, "Qwen2MoeForCausalLM", num_experts=6, num_experts_per_tok=2,
         moe_intermediate_size=36, shared_expert_intermediate_size=50, mlp_only_layers=[1]),
+    "granite-moe": lambda path: write_checkpoint(
+        path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
+        residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
