@@ -51,6 +51,10 @@ MODEL_TYPES = {
     "smollm3": ModelClass("SmolLM3ForCausalLM", 32_768),
     "glm": ModelClass("GlmForCausalLM", 131_072),
     "glm4": ModelClass("Glm4ForCausalLM", 131_072),
+    "mixtral": ModelClass("MixtralForCausalLM", 131_072),
+    "gemma2": ModelClass("Gemma2ForCausalLM", 8192),
+    "qwen2_moe": ModelClass("Qwen2MoeForCausalLM", 32_768),
+    "granitemoe": ModelClass("GraniteMoeForCausalLM", 2048),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

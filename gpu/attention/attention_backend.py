@@ -106,11 +106,13 @@ class TorchAttention(AttentionBackend):
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                soft_cap: float = 0.0) -> Attend:
-        return torch_extend(rows, page_size, window, scale, self._masked, self._causal)
+        return torch_extend(rows, page_size, window, scale, self._masked, self._causal,
+                            soft_cap)
 
     def decode(self, pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int,
                window: int, scale: float, soft_cap: float = 0.0) -> Attend:
-        return torch_decode(pages, lens, span, q_len, page_size, window, scale, self._masked)
+        return torch_decode(pages, lens, span, q_len, page_size, window, scale, self._masked,
+                            soft_cap)
 
 
 class NativeAttention(AttentionBackend):

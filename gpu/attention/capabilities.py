@@ -83,7 +83,7 @@ class BackendCard(NamedTuple):
 
 
 _TORCH = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
-                      latents=True)
+                      latents=True, soft_caps=True)
 _NATIVE = Capabilities(("cpu",), ("bfloat16",), ("bfloat16", *FP8_PAGES, INT8_PAGES),
                        most_head_dim=256, latents=True, most_latent_row=1024, graphs=True)
 _TRITON = Capabilities(("cpu", "cuda"), cache_dtypes=(*WEIGHT_DTYPES, *FP8_PAGES, INT8_PAGES),
@@ -143,4 +143,4 @@ def needs_of(shape: ModelShape, device: str, kv_cache_dtype: str, page_size: int
     latent = shape.latent
     return AttentionNeeds(device, shape.dtype, cache, shape.head_dim, page_size,
                           any(group.window for group in shape.groups),
-                          latent.rank if latent else 0, 1 + drafts)
+                          latent.rank if latent else 0, 1 + drafts, shape.attention_cap > 0)

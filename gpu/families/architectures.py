@@ -21,9 +21,11 @@ from actorium.gpu.families.granite_config import (
     granite,
     granite_hybrid,
     granite_hybrid_layer,
+    granite_moe,
 )
 from actorium.gpu.families.llama_config import (
     causal_layer,
+    gemma2,
     gemma3,
     llama,
     ministral,
@@ -31,6 +33,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
+from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -40,8 +43,8 @@ from actorium.gpu.families.quant_config import (
 )
 from actorium.gpu.families.qwen_hybrid_config import (
     HYBRIDS,
+    hybrid_layer,
     qwen_hybrid,
-    qwen_hybrid_layer,
     qwen_mtp,
 )
 from actorium.gpu.families.qwen_vl_config import qwen3_vl, qwen3_vl_moe, qwen25_vl
@@ -78,18 +81,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
     "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
-    **{name: Architecture(qwen_hybrid, qwen_hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    **{name: Architecture(qwen_hybrid, hybrid_layer, qwen_mtp) for name in HYBRIDS},
     "GraniteForCausalLM": Architecture(granite, causal_layer),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
     "Qwen3VLForConditionalGeneration": Architecture(qwen3_vl, causal_layer),
-    "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, qwen_hybrid_layer),
+    "Qwen3VLMoeForConditionalGeneration": Architecture(qwen3_vl_moe, hybrid_layer),
     "Phi3ForCausalLM": Architecture(phi3, causal_layer),
     "Olmo2ForCausalLM": Architecture(olmo2, causal_layer),
     "Olmo3ForCausalLM": Architecture(olmo3, causal_layer),
     "SmolLM3ForCausalLM": Architecture(smollm3, causal_layer),
     "GlmForCausalLM": Architecture(glm, causal_layer),
     "Glm4ForCausalLM": Architecture(glm4, causal_layer),
+    "MixtralForCausalLM": Architecture(mixtral, hybrid_layer),
+    "Gemma2ForCausalLM": Architecture(gemma2, causal_layer),
+    "Qwen2MoeForCausalLM": Architecture(qwen2_moe, hybrid_layer),
+    "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

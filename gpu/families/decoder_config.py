@@ -10,7 +10,7 @@ from typing import Any
 from actorium.actors.errors import BadModel, shown
 from actorium.actors.models.model_classes import default_positions
 from actorium.actors.models.model_dir import max_model_len, trained_length
-from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ModelShape, RopeShape
+from actorium.gpu.families.model_shape import WEIGHT_DTYPES, ExpertShape, ModelShape, RopeShape
 
 ConfigReader = Callable[[dict[str, Any], Path, str], ModelShape]
 """(parsed config.json, its path, dtype or "auto") -> the shape, at the model's own longest length.
@@ -83,6 +83,15 @@ def _dtype(get: Fields, wanted: str) -> str:
     if not isinstance(name, str) or name not in WEIGHT_DTYPES:
         raise get.bad("dtype", f"must be float32, bfloat16 or float16, got {shown(name)}")
     return name
+
+
+def read_experts(get: Fields, number: str, size: int, normalised: bool, shared: int = 0,
+                 **more: Any) -> ExpertShape:
+    """A mixture of as many experts as the field `number` says. Raises `BadModel`."""
+    count, chosen = get.int(number), get.int("num_experts_per_tok")
+    if chosen > count:
+        raise get.bad("num_experts_per_tok", f"{chosen} is more than {count} experts")
+    return ExpertShape(count, chosen, size, shared, normalised, **more)
 
 
 def mtp_layers(get: Fields) -> int:

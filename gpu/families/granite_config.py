@@ -1,5 +1,5 @@
-"""Granite 3, Llama with multipliers; and Granite-4 hybrid: Mamba-2 and attention layers, an MLP for
-all tokens, and experts beside it."""
+"""Granite 3, Llama with multipliers, and its MoE; and Granite-4 hybrid: Mamba-2 and attention
+layers, an MLP for all tokens, and experts beside it."""
 
 from __future__ import annotations
 
@@ -9,8 +9,20 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, shared_rope
-from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape, RopeShape
+from actorium.gpu.families.decoder_config import (
+    Fields,
+    completed,
+    decoder_shape,
+    read_experts,
+    shared_rope,
+)
+from actorium.gpu.families.model_shape import (
+    ExpertShape,
+    MambaShape,
+    MixtureNames,
+    ModelShape,
+    RopeShape,
+)
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,
@@ -28,13 +40,16 @@ GRANITE: dict[str, Any] = {
     "attention_multiplier": 1.0,
 }
 """What a config of Granite 3 leaves out, as in transformers."""
+MOE: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
+"""What one of Granite 3 MoE leaves out (transformers' `GraniteMoeConfig`)."""
 HYBRID: dict[str, Any] = {
-    **GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2,
-    "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
+    **MOE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
     "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_conv_bias": True, "mamba_proj_bias": False,
 }
 """What one of Granite-4 hybrid leaves out (transformers' `GraniteMoeHybridConfig`)."""
+EXPERTS = MixtureNames("block_sparse_moe.", "router.layer",
+                       stacked=("input_linear.weight", "output_linear.weight"))
 RECURRENT, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")
 """Names of the two kinds of layers: the checkpoints' own, and transformers'."""
 
@@ -43,6 +58,14 @@ def granite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Granite 3's config; its layers are Llama's."""
     get = Fields(completed(raw, GRANITE), where)
     return replace(_multiplied(get, decoder_shape(get, dtype)), mlp_bias=get.flag("mlp_bias"))
+
+
+def granite_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Granite 3 MoE's config: experts in every layer, chosen as Mixtral's are."""
+    get = Fields(completed(raw, MOE), where)
+    shape = _multiplied(get, decoder_shape(get, dtype))
+    experts = read_experts(get, "num_local_experts", shape.intermediate, True, names=EXPERTS)
+    return replace(shape, experts=experts, sparse=tuple(range(shape.layers)))
 
 
 def granite_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -79,7 +102,7 @@ def granite_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     else:
         specs += attention_tensors(f"{at}{ATTENTION}", s)
     if s.experts:
-        specs += mixture_tensors(f"{at}block_sparse_moe.", s.hidden, routed_alone(s.experts))
+        specs += mixture_tensors(at, s.hidden, routed_alone(s.experts))
     return [*specs,
             *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden,
                             segments=(s.intermediate, s.intermediate)),
@@ -155,8 +178,5 @@ def _experts(get: Fields) -> ExpertShape | None:
     """None where `num_local_experts` is 0. Raises `BadModel` naming the field that is wrong."""
     if get.raw["num_local_experts"] == 0:
         return None
-    count, chosen = get.int("num_local_experts"), get.int("num_experts_per_tok")
-    if chosen > count:
-        raise get.bad("num_experts_per_tok", f"{chosen} is more than {count} experts")
-    return ExpertShape(count, chosen, get.int("intermediate_size"),
-                       get.int("shared_intermediate_size"), True, shared_gate=False)
+    return read_experts(get, "num_local_experts", get.int("intermediate_size"), True,
+                        get.int("shared_intermediate_size"), shared_gate=False, names=EXPERTS)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope
+from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope, shared_rope
 from actorium.gpu.families.model_shape import LayerNorms, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
@@ -29,6 +29,12 @@ GEMMA3_DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
 }
 """What a config leaves out (transformers' `Gemma3TextConfig`)."""
+CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
+GEMMA2_DEFAULTS: dict[str, Any] = {
+    **GEMMA3_DEFAULTS, "vocab_size": 256_000, "max_position_embeddings": 8192,
+    "sliding_window_pattern": 2, CAPS[0]: 50.0, CAPS[1]: 30.0,
+}
+"""The same of `Gemma2Config`."""
 
 
 def llama(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -101,16 +107,28 @@ def _windowed(get: Fields, shape: ModelShape) -> ModelShape:
         window if i >= first else 0 for i in range(shape.layers)))
 
 
-# --- Gemma 3 -------------------------------------------------------------------------------------
+# --- Gemma 2 and 3 -------------------------------------------------------------------------------
+
+def gemma2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Gemma 2's config."""
+    get = _checked({**GEMMA2_DEFAULTS, **raw}, where)
+    attention, final = (0.0 if get.raw[name] is None else get.float(name) for name in CAPS)
+    return replace(_gemma(get, dtype, (shared_rope(get),)), attention_cap=attention,
+                   logit_cap=final)
+
 
 def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Gemma 3's config, of which the text part is served."""
     get = _text(raw, where)
     ropes = ropes_by_type(get, get.float("rope_theta", 1e6), get.float("rope_local_base_freq", 1e4))
+    return replace(_gemma(get, dtype, ropes), qk_norm=True)
+
+
+def _gemma(get: Fields, dtype: str, ropes: tuple[RopeShape, ...]) -> ModelShape:
     shape = decoder_shape(get, dtype, ropes=ropes, activation="gelu")
     bias = get.flag("attention_bias")
     return replace(
-        shape, windows=_windows(get, shape.layers), qkv_bias=bias, o_bias=bias, qk_norm=True,
+        shape, windows=_windows(get, shape.layers), qkv_bias=bias, o_bias=bias,
         attention_scale=get.float("query_pre_attn_scalar") ** -0.5,
         embed_scale=rounded(shape.hidden**0.5, shape.dtype), norm_plus_one=True,
         layer_norms=SANDWICH_NORMS)
@@ -122,10 +140,13 @@ def _text(raw: dict[str, Any], where: Path) -> Fields:
     if isinstance(nested, dict):
         kept = {key: raw[key] for key in ("dtype", "torch_dtype") if raw.get(key)}
         raw, prefix = {**kept, **nested, "architectures": raw["architectures"]}, "text_config."
-    raw = {**GEMMA3_DEFAULTS, **raw}
+    return _checked({**GEMMA3_DEFAULTS, **raw}, where, prefix, CAPS)
+
+
+def _checked(raw: dict[str, Any], where: Path, prefix: str = "",
+             refused: tuple[str, ...] = ()) -> Fields:
     bad = Fields(raw, where, prefix).bad
-    for name in ("attn_logit_softcapping", "final_logit_softcapping",
-                 "use_bidirectional_attention"):
+    for name in (*refused, "use_bidirectional_attention"):
         if raw.get(name):
             raise bad(name, f"is not supported, got {shown(raw[name])}")
     name = "hidden_activation"

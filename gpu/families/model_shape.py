@@ -13,6 +13,8 @@ from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import GroupedShape
 
+GATED = ("gate_proj", "up_proj", "down_proj")
+"""The projections of a gated MLP, as most families name them."""
 WEIGHT_DTYPES = ("float32", "bfloat16", "float16")
 """Names of the dtypes that a model's weights and activations may have."""
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8_e4m3": 1, "fp8_e5m2": 1, "int8": 1}
@@ -159,6 +161,18 @@ RecurrentShape = DeltaShape | MambaShape
 `state`, what a layer keeps of a sequence."""
 
 
+class MixtureNames(NamedTuple):
+    """What checkpoints call the tensors of a mixture."""
+
+    at: str = "mlp."
+    """What their names begin with in a layer."""
+    router: str = "gate"
+    expert: tuple[str, str, str] = GATED
+    """An expert's projections."""
+    stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
+    """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
+
+
 class ExpertShape(NamedTuple):
     """A mixture of experts."""
 
@@ -173,6 +187,7 @@ class ExpertShape(NamedTuple):
     """The weights of the chosen ones add up to 1."""
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
+    names: MixtureNames = MixtureNames()
 
 
 class Routing(NamedTuple):
@@ -272,6 +287,10 @@ class ModelShape:
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
+    attention_cap: float = 0.0
+    """Scores become cap * tanh(score / cap); 0 = they stay."""
+    logit_cap: float = 0.0
+    """The same of logits."""
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP."""
     norm_plus_one: bool = False

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, decoder_shape, mtp_layers
+from actorium.gpu.families.decoder_config import Fields, decoder_shape, mtp_layers, read_experts
 from actorium.gpu.families.model_shape import DeltaShape, ExpertShape, ModelShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
@@ -87,7 +87,7 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         shape = replace(shape, windows=(get.int("sliding_window", 4096),) * shape.layers)
     bias = get.flag("attention_bias")
     shape = replace(shape, qkv_bias=bias, o_bias=bias, qk_norm=True,
-                    sparse=_sparse_layers(get, shape.layers), experts=_experts(get, family),
+                    sparse=sparse_layers(get, shape.layers), experts=_experts(get, family),
                     mtp_layers=mtp_layers(get))
     if not family.recurrent:
         return shape
@@ -96,7 +96,7 @@ def qwen_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
                    recurrent=linear, recurrence=delta if linear else None)
 
 
-def qwen_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
+def hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer: attention or GatedDeltaNet, and an MLP or experts."""
     specs = norm_tensors(at, s)
     if i in s.recurrent and isinstance(s.recurrence, DeltaShape):
@@ -104,7 +104,7 @@ def qwen_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     else:
         specs += attention_tensors(f"{at}{ATTENTION}", s)
     if s.has_experts(i) and s.experts:
-        return specs + mixture_tensors(f"{at}mlp.", s.hidden, s.experts)
+        return specs + mixture_tensors(at, s.hidden, s.experts)
     return specs + dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
 
 
@@ -154,7 +154,7 @@ def _delta(get: Fields) -> DeltaShape:
     return shape
 
 
-def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: every `decoder_sparse_step`-th, but those of `mlp_only_layers`."""
     if not get.raw.get("num_experts"):
         return ()
@@ -168,12 +168,9 @@ def _experts(get: Fields, family: QwenFamily) -> ExpertShape | None:
     """Raises `BadModel` naming the field that is wrong."""
     if not get.raw.get("num_experts"):
         return None
-    count, chosen = get.int("num_experts"), get.int("num_experts_per_tok")
-    if chosen > count:
-        raise get.bad("num_experts_per_tok", f"{chosen} is more than {count} experts")
     normalised = family.normalised
     if normalised is None:
         normalised = get.flag("norm_topk_prob")
-    return ExpertShape(
-        count, chosen, get.int("moe_intermediate_size"),
-        get.int("shared_expert_intermediate_size") if family.shared else 0, normalised)
+    return read_experts(
+        get, "num_experts", get.int("moe_intermediate_size"), normalised,
+        get.int("shared_expert_intermediate_size") if family.shared else 0)

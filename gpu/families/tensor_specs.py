@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from actorium.gpu.families.fp8_config import BLOCK
 from actorium.gpu.families.model_shape import (
+    GATED,
     DeltaShape,
     ExpertShape,
     LatentShape,
@@ -224,17 +225,20 @@ def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
 
 # --- MLPs ----------------------------------------------------------------------------------------
 
-def dense_tensors(at: str, hidden: int, size: int, bias: bool = False) -> list[TensorSpec]:
+def dense_tensors(at: str, hidden: int, size: int, bias: bool = False,
+                  names: tuple[str, str, str] = GATED) -> list[TensorSpec]:
     """A gated MLP."""
-    gate_up = Projection("gate_up")
-    return [*linear_tensors(f"{at}gate_proj", size, hidden, bias, gate_up),
-            *linear_tensors(f"{at}up_proj", size, hidden, bias, gate_up),
-            *linear_tensors(f"{at}down_proj", hidden, size, bias)]
+    gate_up, (gate, up, down) = Projection("gate_up"), names
+    return [*linear_tensors(f"{at}{gate}", size, hidden, bias, gate_up),
+            *linear_tensors(f"{at}{up}", size, hidden, bias, gate_up),
+            *linear_tensors(f"{at}{down}", hidden, size, bias)]
 
 
 def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
-    """A mixture of experts, each expert's tensors apart."""
-    specs = [TensorSpec(f"{at}gate.weight", (s.number, hidden)), *_experts(at, hidden, s)]
+    """A mixture of experts, each expert's tensors apart. at: of the layer."""
+    at = f"{at}{s.names.at}"
+    specs = [TensorSpec(f"{at}{s.names.router}.weight", (s.number, hidden)),
+             *_experts(at, hidden, s)]
     if s.shared:
         specs += dense_tensors(f"{at}shared_expert.", hidden, s.shared)
         specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
@@ -251,7 +255,8 @@ def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[Tensor
 
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:
     return (spec for e in range(s.number)
-            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size))
+            for spec in dense_tensors(f"{at}experts.{e}.", hidden, s.size,
+                                      names=s.names.expert))
 
 
 # --- vision towers -------------------------------------------------------------------------------

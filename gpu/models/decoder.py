@@ -160,7 +160,8 @@ class Decoder(ABC):
                        for i in range(shape.layers)]
         self.norm = whole.norm(FINAL_NORM.removesuffix(".weight"))
         self.ropes = [table.to(device) for table in rope_tables(shape)]
-        self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale)
+        self.end_part = Head(self.norm, shape.norm_eps, self.head, shape.logit_scale,
+                             shape.logit_cap)
         self.runs: list[LayerRun] = []
         """Of each layer, and then `end`, of norm and head: made by `pass_manager.install`."""
         self.end: Callable[[Tensor], Tensor] = unmade
@@ -228,7 +229,8 @@ class Decoder(ABC):
         s = self.shape
         groups = [GroupContext(
                       own.kv_index, pool.layers, plan_attention(
-                          own, pool.page_size, group.window, s.attention_scale, self.attention),
+                          own, pool.page_size, group.window, s.attention_scale, self.attention,
+                          s.attention_cap),
                       pool.scales)
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         if recurrent is None or s.recurrence is None:
@@ -247,7 +249,7 @@ class Decoder(ABC):
     def head_logits(self, normed: Tensor) -> Tensor:
         """The head alone. normed: [R, hidden] -> [R, vocab], f32 unless the device's sampler takes
         them as the product gives them (`Linear.logits`)."""
-        return logits(normed, self.head, self.shape.logit_scale)
+        return logits(normed, self.head, self.shape.logit_scale, self.shape.logit_cap)
 
 
 # --- Embedding and head --------------------------------------------------------------------------
@@ -272,10 +274,11 @@ class Head:
     eps: float
     product: Linear
     scale: float
+    cap: float
 
     def forward(self, rows: Tensor) -> Tensor:
         """[R, hidden] -> [R, vocab], written plainly."""
-        return logits(norm(rows, self.norm, self.eps), self.product, self.scale)
+        return logits(norm(rows, self.norm, self.eps), self.product, self.scale, self.cap)
 
 
 # --- Drafting ------------------------------------------------------------------------------------

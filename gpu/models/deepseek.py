@@ -49,7 +49,7 @@ class DeepseekLM(Decoder):
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
         if s.has_experts(i) and s.experts:
-            return mixture_fused(f"{at}mlp.", s.hidden, s.experts)
+            return mixture_fused(at, s.hidden, s.experts)
         return []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
@@ -113,7 +113,7 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
     return GroupedMixture(
         s, routing, w.ops, w.ops.float_linear(w.pop("gate.weight")),
         w.pop("gate.e_score_correction_bias"),
-        experts(w, s.number), dense(w.under("shared_experts.").parts()), w.mixture_sum())
+        experts(w, s), dense(w.under("shared_experts.").parts()), w.mixture_sum())
 
 
 # --- Latent attention ----------------------------------------------------------------------------

@@ -109,27 +109,29 @@ class AttentionPlan:
 
 
 def plan_attention(
-    batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention
+    batch: ForwardBatch, page_size: int, window: int, scale: float, attention: StepAttention,
+    soft_cap: float = 0.0,
 ) -> AttentionPlan:
-    """The plan of a step for layers with this window (0 = none)."""
+    """The plan of a step for layers with this window (0 = none). soft_cap: of scores, 0 = none."""
     plan, decode = AttentionPlan(batch.extend_tokens, None, None, None), attention.decode.decode
     if batch.extends:
-        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale)
+        plan.extend = attention.extend.extend(batch.extends, page_size, window, scale, soft_cap)
     if batch.decode_rows:
         pages, lens = batch.decode_pages, batch.decode_kv_lens
         assert pages is not None and lens is not None
         plan.decode = decode(pages, lens, batch.max_kv_len, batch.decode_q_len, page_size, window,
-                             scale)
+                             scale, soft_cap)
     wanted, sequences = batch.logit_rows.shape[0], len(batch.extends) + batch.decode_rows
     if batch.tokens.device.type == "cpu" and batch.extends and wanted <= sequences \
             and not batch.all_rows:
         # Whatever else is in the step: rounding must not depend on neighbours.
-        plan.few = _few(batch, page_size, window, scale, attention.decode)
+        plan.few = _few(batch, page_size, window, scale, attention.decode, soft_cap)
     return plan
 
 
 def _few(
-    batch: ForwardBatch, page_size: int, window: int, scale: float, backend: AttentionBackend
+    batch: ForwardBatch, page_size: int, window: int, scale: float, backend: AttentionBackend,
+    soft_cap: float,
 ) -> Attend | None:
     """The wanted rows as decode rows: each sees its own sequence up to its own position."""
     ends: list[int] = []
@@ -156,4 +158,4 @@ def _few(
     pages = torch.nn.utils.rnn.pad_sequence(
         [table[:-(-span // page_size)] for table in wanted], batch_first=True)
     return backend.decode(pages, torch.tensor(lens, dtype=torch.int32), span, 1, page_size, window,
-                          scale)
+                          scale, soft_cap)

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import partial
 
 from torch import Tensor
 
 from actorium.gpu.families.granite_config import routed_alone
-from actorium.gpu.families.model_shape import ExpertShape, MambaShape, ModelShape
+from actorium.gpu.families.model_shape import MambaShape, ModelShape
 from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import Dense, Mixture, cut_experts, mixture
+from actorium.gpu.models.mlp import Dense, Mixture, mixture, mixture_fused
 from actorium.gpu.models.recurrent import mamba2
 from actorium.gpu.passes.canonical_ops import add
 from actorium.gpu.weights.loader import Fused
@@ -25,7 +24,7 @@ class GraniteLM(Decoder):
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        return _experts_fused(f"{at}block_sparse_moe.", s.hidden, s.experts) if s.experts else []
+        return mixture_fused(at, s.hidden, s.experts) if s.experts else []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s, inner = self.shape, w.under("shared_mlp.")
@@ -38,7 +37,7 @@ class GraniteLM(Decoder):
                        inner.summed(False, "output_linear"))
         mlp: Mlp = shared
         if s.experts:
-            mlp = Beside(mixture(w.under("block_sparse_moe."), routed_alone(s.experts)), shared)
+            mlp = Beside(mixture(w, routed_alone(s.experts)), shared)
         return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
 
 
@@ -60,14 +59,3 @@ class Beside:
     def forward(self, x: Tensor) -> Tensor:
         routed = self.experts.forward(x)
         return add(self.shared.forward(x), routed)
-
-
-def _experts_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
-    """How checkpoints stack a layer's experts, and what they call its router."""
-    return [
-        Fused(f"{at}router.layer.weight", (s.number, hidden),
-              lambda tensor: [(f"{at}gate.weight", tensor)]),
-        Fused(f"{at}input_linear.weight", (s.number, 2 * s.size, hidden),
-              partial(cut_experts, f"{at}experts.", ("gate_proj", "up_proj"))),
-        Fused(f"{at}output_linear.weight", (s.number, hidden, s.size),
-              partial(cut_experts, f"{at}experts.", ("down_proj",)))]

@@ -1,7 +1,7 @@
-"""Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 3, Granite
-3, and those of `dense_config`), whose models differ in biases, norms, the activation, and the
-window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen3-MoE), which mixes
-recurrent and attention layers, dense MLPs and experts."""
+"""Decoders of one parametrised layer: `CausalLM` (Llama, Mistral, Qwen2, Qwen3, Gemma 2 and 3,
+Granite 3, and those of `dense_config`), whose models differ in biases, norms, the activation, and
+the window and rope of each layer; and `HybridLM` (Qwen3-Next, Qwen3.5, Qwen2-MoE and Qwen3-MoE,
+Mixtral, Granite 3 MoE), which mixes recurrent and attention layers, dense MLPs and experts."""
 
 from __future__ import annotations
 
@@ -54,16 +54,17 @@ class HybridLM(Decoder):
         if i in s.recurrent and isinstance(s.recurrence, DeltaShape):
             fused += delta_fused(f"{at}linear_attn.", s.recurrence, s.hidden)
         if s.has_experts(i) and s.experts:
-            fused += mixture_fused(f"{at}mlp.", s.hidden, s.experts)
+            fused += mixture_fused(at, s.hidden, s.experts)
         return fused
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
-        s, inner = self.shape, w.under("mlp.")
+        s = self.shape
         mixer: Mixer
         if i in s.recurrent and isinstance(s.recurrence, DeltaShape):
             mixer = gated_delta(w.under("linear_attn."), s.recurrence, s.norm_eps,
                                 s.recurrent.index(i))
         else:
             mixer = attention(w.under("self_attn."), s, i)
-        mlp: Mlp = mixture(inner, s.experts) if s.has_experts(i) and s.experts else dense(inner)
+        sparse = s.experts if s.has_experts(i) else None
+        mlp: Mlp = mixture(w, sparse) if sparse else dense(w.under("mlp."))
         return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))

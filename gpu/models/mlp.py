@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ExpertShape
+from actorium.gpu.families.model_shape import GATED, ExpertShape
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
@@ -23,30 +23,27 @@ from actorium.kernels.scaled_linear import has_products, is_packed
 
 
 def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
-    """How Qwen3.5 checkpoints stack all experts of a layer, and those of Qwen3-VL, which have each
-    turned on its side."""
-    return [_stacked(f"{at}experts.", "gate_up_proj", ("gate_proj", "up_proj"),
-                     (s.number, 2 * s.size, hidden)),
-            _stacked(f"{at}experts.", "down_proj", ("down_proj",), (s.number, hidden, s.size))]
+    """How checkpoints stack all experts of the layer whose names begin with `at`; those of Qwen3-VL
+    have each turned on its side."""
+    if not s.names.stacked:
+        return []
+    at, (gate_up, down), (*two, one) = f"{at}{s.names.at}", s.names.stacked, s.names.expert
+    return [_stacked(at, gate_up, tuple(two), (s.number, 2 * s.size, hidden)),
+            _stacked(at, down, (one,), (s.number, hidden, s.size))]
 
 
 def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int]) -> Fused:
     number, rows, columns = shape
-    return Fused(f"{at}{name}", shape, partial(_cut_either, at, parts, rows),
+    return Fused(f"{at}{name}", shape, partial(_cut_experts, f"{at}experts.", parts, rows),
                  (number, columns, rows))
 
 
-def _cut_either(at: str, names: tuple[str, ...], rows: int,
-                stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
-    """`cut_experts`, also of [E, columns, rows], where there are not as many of both."""
-    upright = stacked if stacked.shape[1] == rows else stacked.transpose(1, 2).contiguous()
-    return cut_experts(at, names, upright)
-
-
-def cut_experts(at: str, names: tuple[str, ...], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+def _cut_experts(at: str, names: tuple[str, ...], rows: int,
+                 stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
     """Each expert's tensors of all experts' stacked. stacked: [E, rows, columns]; its rows are
-    shared out to `names`."""
-    for e, expert in enumerate(stacked):
+    shared out to `names`; or, where there are not as many of both, [E, columns, rows]."""
+    upright = stacked if stacked.shape[1] == rows else stacked.transpose(1, 2).contiguous()
+    for e, expert in enumerate(upright):
         for name, part in zip(names, expert.chunk(len(names)), strict=True):
             yield f"{at}{e}.{name}.weight", part
 
@@ -77,10 +74,11 @@ class Dense:
         return self.down(self.gate_up(x, self.down.form))
 
 
-def dense(w: LayerWeights, bias: bool = False, activation: str = "silu") -> Dense:
+def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
+          names: tuple[str, str, str] = GATED) -> Dense:
     """The MLP of these weights."""
-    return Dense(w.gated(bias, activation, "gate_proj", "up_proj"), w.summed(bias, "down_proj"),
-                 activation)
+    gate, up, down = names
+    return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
 
 
 @dataclass(slots=True)
@@ -119,24 +117,25 @@ class Mixture:
         return self.experts(x, weights, chosen)
 
 
-def experts(w: LayerWeights, number: int) -> Experts:
-    """So many of these weights; grouped on the device where the kernels can, and all of them are in
+def experts(w: LayerWeights, s: ExpertShape) -> Experts:
+    """Those of these weights; grouped on the device where the kernels can, and all of them are in
     the model's dtype, or in FP8 of which the device has products."""
-    own = [w.under(f"experts.{e}.") for e in range(number)]
-    kinds = {each.dtype(name) for each in own for name in ("gate_proj", "up_proj", "down_proj")}
-    weight = own[0].tensors[f"{own[0].prefix}down_proj.weight"]
+    own, (gate, up, down) = [w.under(f"experts.{e}.") for e in range(s.number)], s.names.expert
+    kinds = {each.dtype(name) for each in own for name in s.names.expert}
+    weight = own[0].tensors[f"{own[0].prefix}{down}.weight"]
     served = len(kinds) == 1 and ROWS not in kinds and (
         not isinstance(weight, Tensor) or not is_packed(weight) or has_products(weight.device))
     if not w.ops.groups_experts or not served:
-        return w.ops.experts_of([dense(each.parts()) for each in own])
-    gate_up = torch.stack([each.pop("gate_proj.weight", "up_proj.weight") for each in own])
-    return w.ops.experts(gate_up, torch.stack([each.pop("down_proj.weight") for each in own]))
+        return w.ops.experts_of([dense(each.parts(), names=s.names.expert) for each in own])
+    gate_up = torch.stack([each.pop(f"{gate}.weight", f"{up}.weight") for each in own])
+    return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]))
 
 
 def mixture(w: LayerWeights, s: ExpertShape) -> Mixture:
-    """The mixture of these weights."""
-    router = w.pop("gate.weight")
+    """The mixture of a layer's weights."""
+    w = w.under(s.names.at)
+    router = w.pop(f"{s.names.router}.weight")
     if s.shared:
         router = torch.cat((router, w.pop("shared_expert_gate.weight")))
-    return Mixture(s, w.ops.linear(router), experts(w, s.number),
+    return Mixture(s, w.ops.linear(router), experts(w, s),
                    dense(w.under("shared_expert.").parts()) if s.shared else None, w.mixture_sum())

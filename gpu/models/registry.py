@@ -29,7 +29,7 @@ from actorium.gpu.families.granite_config import granite_hybrid_layer
 from actorium.gpu.families.llama_config import causal_layer
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import stored_weights
-from actorium.gpu.families.qwen_hybrid_config import qwen_hybrid_layer
+from actorium.gpu.families.qwen_hybrid_config import hybrid_layer
 from actorium.gpu.models.decoder import Decoder, load_drafter
 from actorium.gpu.models.deepseek import DeepseekLM
 from actorium.gpu.models.granite import GraniteLM
@@ -49,7 +49,7 @@ from actorium.kernels.backends import triton_fault
 LOG = logging.getLogger("actorium.model")
 ChoosePasses = Callable[[Decoder, tuple[str, ...]], tuple[str, ...]]
 OF_LAYERS: dict[LayerTensors, type[Decoder]] = {
-    causal_layer: CausalLM, qwen_hybrid_layer: HybridLM, deepseek_layer: DeepseekLM,
+    causal_layer: CausalLM, hybrid_layer: HybridLM, deepseek_layer: DeepseekLM,
     granite_hybrid_layer: GraniteLM}
 """What runs layers of these tensors."""
 MODELS = {name: OF_LAYERS[own.layer] for name, own in ARCHITECTURES.items()}

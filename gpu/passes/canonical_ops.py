@@ -173,11 +173,13 @@ def all_reduce(x: Tensor, group: Any) -> Tensor:
 
 
 @operation
-def logits(x: Input, product: Linear, scale: float = 1.0) -> Tensor:
-    """The head, its results times `scale`: see `Linear.logits`."""
-    if scale == 1:
+def logits(x: Input, product: Linear, scale: float = 1.0, cap: float = 0.0) -> Tensor:
+    """The head, its results times `scale` and, with a cap, cap * tanh(them / cap): see
+    `Linear.logits`."""
+    if scale == 1 and not cap:
         return product.logits(x)
-    return product.wide(plain(x)).mul_(scale)
+    found = product.wide(plain(x)).mul_(scale / cap if cap else scale)
+    return found.tanh_().mul_(cap) if cap else found
 
 
 # --- what passes make of them --------------------------------------------------------------------

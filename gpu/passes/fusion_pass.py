@@ -146,9 +146,9 @@ def takes_fp8(form: InputForm) -> bool:
     return form.columns > 0 and not form.int8
 
 
-def head_form(product: Any, scale: Any) -> InputForm:
+def head_form(product: Any, scale: Any, cap: Any) -> InputForm:
     """In which form a head is best given its input: it does not take 8 bits."""
-    return InputForm(norms=product.form.norms) if scale == 1 else InputForm()
+    return InputForm(norms=product.form.norms) if scale == 1 and not cap else InputForm()
 
 
 def _form(g: PartGraph, user: Node, node: Node) -> InputForm:
@@ -161,7 +161,7 @@ def _form(g: PartGraph, user: Node, node: Node) -> InputForm:
             return form._replace(norms=None)  # one that norms by itself gates as well
         return form
     if user.target is c.logits:
-        return head_form(g.object(user.args[1]), user.args[2])
+        return head_form(g.object(user.args[1]), *user.args[2:])
     if user.target is c.route:
         experts_form: InputForm = g.object(user.args[2]).experts.form
         return experts_form

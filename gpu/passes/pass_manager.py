@@ -96,7 +96,7 @@ class PassManager:
         model.runs = self.runs(len(model.layers))
         self.report.structures = len(self._known)
         head = model.end_part
-        model.end = self.piece(head, "head", head_form(head.product, head.scale))
+        model.end = self.piece(head, "head", head_form(head.product, head.scale, head.cap))
         drafter = model.drafter
         if isinstance(drafter, MtpDrafter):
             self._pieces(drafter.layer.mixer, "mtp.")

@@ -104,9 +104,9 @@ def attention_bytes(shape: ModelShape, demand: Demand, device: str, by_torch: bo
     row, latent, kept = math.prod(shape.kv_row), shape.latent, kv_dtype(shape, demand)
     width, longest = latent.row if latent else shape.head_dim, shape.max_model_len
     rows, chunk = demand.max_num_seqs * (demand.drafts + 1), min(demand.chunk, longest)
+    if by_torch and (device == "cuda" or shape.attention_cap):
+        return max(BLOCKS, 2 * COPIES * FLOAT * rows * (row + shape.heads * (1 + width)))
     if device == "cuda":
-        if by_torch:
-            return max(BLOCKS, 2 * COPIES * FLOAT * rows * (row + shape.heads * (1 + width)))
         return min(SPLITS * chunk * shape.heads, SPLIT_ROWS) * FLOAT * (width + 1)
     if not by_torch:  # C's widens a sequence's pages in FP8
         return longest * row * shape.itemsize if kept.startswith("fp8") else 0

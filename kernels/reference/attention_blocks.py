@@ -20,13 +20,13 @@ product, what that gives, and the sum."""
 
 
 def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, span: int,
-                  row: int, window: int, scale: float) -> Tensor:
+                  row: int, window: int, scale: float, soft_cap: float = 0.0) -> Tensor:
     """Attention of Q tokens each of B sequences, in fp32 at least.
 
     q: [B, Q, H, D]; read(begin, end): keys and values of these tokens, [B, n, 2 * kv_heads, D], or
     latents, [B, n, 1, D], of `row` numbers each; place: i64[B, Q], of each token among the `span`
-    that are there, which end with it: it sees those up to itself, window of them at most, 0 = all
-    -> [B, Q, H, D].
+    that are there, which end with it: it sees those up to itself, window of them at most, 0 = all;
+    soft_cap: scores become soft_cap * tanh(score / soft_cap), 0 = they stay -> [B, Q, H, D].
     """
     (batch, count, heads, dim), kind = q.shape, torch.promote_types(q.dtype, torch.float32)
     half = BYTES // (2 * COPIES * kind.itemsize * batch)
@@ -34,7 +34,7 @@ def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, 
     queries = max(1, min(count, half // (heads * (keys + dim))))
     out = torch.empty_like(q)
     for at in range(0, count, queries):
-        own = q[:, at:at + queries].transpose(1, 2).to(kind) * scale
+        own = q[:, at:at + queries].transpose(1, 2).to(kind) * (scale / (soft_cap or 1))
         mine = place[:, at:at + queries]
         acc = torch.zeros_like(own)
         top, total = own.new_full((*own.shape[:3], 1), -torch.inf), own.new_zeros(1)
@@ -47,6 +47,8 @@ def attend_blocks(q: Tensor, read: Callable[[int, int], Tensor], place: Tensor, 
                 seen &= token > mine[..., None] - window
             # Heads that share keys are rows of one product: no keys are copied for each of them.
             score = (own.reshape(batch, k.shape[1], -1, dim) @ k.mT).view(*own.shape[:3], -1)
+            if soft_cap:
+                score.tanh_().mul_(soft_cap)
             score.masked_fill_(~seen[:, None], -torch.inf)
             new = torch.maximum(top, score.amax(-1, keepdim=True))
             base = new.clamp(min=torch.finfo(kind).min)  # of a row that has seen nothing yet

@@ -125,11 +125,12 @@ Causal = Callable[[Tensor, Tensor, float], Tensor]
 
 def torch_decode(
     pages: Tensor, lens: Tensor, span: int, q_len: int, page_size: int, window: int, scale: float,
-    masked: Masked = paged_decode,
+    masked: Masked = paged_decode, soft_cap: float = 0.0,
 ) -> Attend:
     """Attends with the last q_len tokens of B sequences, each to those up to itself.
 
-    pages: i32[B, P]; lens: i32[B], including the q_len new tokens; span >= max(lens).
+    pages: i32[B, P]; lens: i32[B], including the q_len new tokens; span >= max(lens); soft_cap: see
+    `attend_blocks`, which torch's attention has nothing for.
     """
     if q_len > 1:
         # Separate rows, which read nothing behind themselves: a draft may lie where the table
@@ -140,8 +141,8 @@ def torch_decode(
     if window:
         pages, lens = seen_pages(pages, lens, page_size, window)
         span = min(span, pages.shape[1] * page_size)
-    seen = _Seen(pages, lens, page_size, span, window, scale)
-    if not keeps_scores(pages.device):
+    seen = _Seen(pages, lens, page_size, span, window, scale, soft_cap)
+    if soft_cap or not keeps_scores(pages.device):
         return seen.attend(None)
     mask = decode_mask(lens, 1, span, window)
     return seen.attend(lambda q, kv, at: masked(q.unsqueeze(1), kv, mask[at], scale))
@@ -149,10 +150,10 @@ def torch_decode(
 
 def torch_extend(
     rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
-    masked: Masked = paged_decode, causal: Causal = causal_extend,
+    masked: Masked = paged_decode, causal: Causal = causal_extend, soft_cap: float = 0.0,
 ) -> Attend:
     """Attends with chunks of several sequences: whole prompts of one length in one call, others
-    singly."""
+    singly. soft_cap: see `torch_decode`."""
     parts: list[tuple[int, Attend]] = []
     at = 0
     while at < len(rows):
@@ -161,9 +162,11 @@ def torch_extend(
             while (at + same < len(rows) and rows[at + same].count == row.count
                    and _whole(rows[at + same], window)):
                 same += 1
-            parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale, causal)))
+            parts.append((same * row.count, _prompts(rows[at:at + same], page_size, scale, causal,
+                                                        soft_cap)))
         else:
-            parts.append((row.count, _prefixed(row, page_size, window, scale, masked)))
+            parts.append((row.count, _prefixed(row, page_size, window, scale, masked,
+                                                soft_cap)))
         at += same
     if len(parts) == 1:
         return parts[0][1]
@@ -183,23 +186,26 @@ def _whole(row: ExtendChunk, window: int) -> bool:
     return row.start == 0 and not 0 < window < row.count
 
 
-def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: Causal) -> Attend:
+def _prompts(rows: Sequence[ExtendChunk], page_size: int, scale: float, causal: Causal,
+             soft_cap: float) -> Attend:
     count = rows[0].count
     pages = torch.stack([row.pages[:-(-count // page_size)] for row in rows])
     lens = torch.full((len(rows),), count, device=pages.device, dtype=torch.int32)
-    return _Seen(pages, lens, page_size, count, 0, scale).attend(
+    return _Seen(pages, lens, page_size, count, 0, scale, soft_cap).attend(
+        None if soft_cap else
         lambda q, kv, _: causal(q.view(-1, count, *q.shape[1:]), kv, scale))
 
 
 def _prefixed(
-    row: ExtendChunk, page_size: int, window: int, scale: float, masked: Masked
+    row: ExtendChunk, page_size: int, window: int, scale: float, masked: Masked,
+    soft_cap: float,
 ) -> Attend:
     behind = max(0, row.start - window + 1) // page_size if window else 0
     start, pages = row.start - behind * page_size, row.pages[behind:]
     length, device = start + row.count, row.pages.device
     lens = torch.full((1,), length, device=device, dtype=torch.int32)
-    seen = _Seen(pages[None], lens, page_size, length, window, scale)
-    if not keeps_scores(device):
+    seen = _Seen(pages[None], lens, page_size, length, window, scale, soft_cap)
+    if soft_cap or not keeps_scores(device):
         return seen.attend(None)
     mask = extend_mask(start, row.count, window, device)[None, None]
     return seen.attend(lambda q, kv, _: masked(q[None], kv, mask, scale))
@@ -227,6 +233,7 @@ class _Seen(NamedTuple):
     span: int
     window: int
     scale: float
+    soft_cap: float
 
     def attend(self, compute: Callable[[Tensor, Tensor, slice], Tensor] | None) -> Attend:
         """Returns an `Attend`. compute: (q [N, H, D] of some sequences, what was read of them, [b,
@@ -248,7 +255,7 @@ class _Seen(NamedTuple):
                 if compute is None or not (keeps_scores(x.device) or _has_flash(x, layer)):
                     place = self.lens[:, None] + torch.arange(-each.shape[1], 0, device=x.device)
                     return attend_blocks(each, read, place, self.span, row, self.window,
-                                         self.scale).view(x.shape)
+                                         self.scale, self.soft_cap).view(x.shape)
                 assert whole is not None
                 parts, some = [], max(1, BYTES // (self.span * row * READ))
                 for at in range(0, max(1, len(each)), some):

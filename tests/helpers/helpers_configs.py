@@ -75,6 +75,14 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["SmolLM3ForCausalLM"], "no_rope_layer_interval": 2},
     {"architectures": ["GlmForCausalLM"], "tie_word_embeddings": True},
     {"architectures": ["Glm4ForCausalLM"], "attention_bias": False},
+    {"architectures": ["MixtralForCausalLM"], "num_local_experts": 6},
+    {"architectures": ["Gemma2ForCausalLM"], "sliding_window": 32, "attn_logit_softcapping": 2.0,
+     "query_pre_attn_scalar": 16},
+    {"architectures": ["Qwen2MoeForCausalLM"], **EXPERTS, "mlp_only_layers": [1],
+     "use_sliding_window": True, "sliding_window": 32},
+    {"architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 6,
+     "attention_multiplier": 0.1, "residual_multiplier": 0.25, "embedding_multiplier": 8.0,
+     "logits_scaling": 4.0},
 ]
 
 

@@ -118,7 +118,8 @@ def test_limits_of_backends_that_are_not_built_in_yet() -> None:
     can = CARDS["torch"].decode
     assert can is not None
     assert "reads no pages in int4" in unmet(can, NEEDS._replace(cache_dtype="int4"))
-    able = can._replace(cache_dtypes=("int8",), query_len=2, page_sizes=(64, 128), windows=False)
+    able = can._replace(cache_dtypes=("int8",), query_len=2, page_sizes=(64, 128), windows=False,
+                        soft_caps=False)
     assert not unmet(able, NEEDS._replace(cache_dtype="int8", page_size=64, query_len=2))
     why = unmet(able, NEEDS._replace(query_len=4, windows=True, soft_cap=True))
     assert why == ("it reads no pages in bfloat16 (--kv-cache-dtype int8), its pages are of 64 or "

@@ -1,4 +1,4 @@
-"""Gemma 3: configs old and new, checkpoints of text and images, and what is refused."""
+"""Gemma 2 and 3: configs old and new, checkpoints of text and images, and what is refused."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from helpers_models import (
+    CPU,
     Seq,
     Stepper,
     load,
@@ -18,9 +19,11 @@ from helpers_models import (
     write_checkpoint,
 )
 
-from actorium.actors.config.tree import Config
+from actorium.actors.config.tree import Config, DeviceConfig
+from actorium.actors.errors import BadConfig
 from actorium.gpu.families.architectures import read_shape
 from actorium.gpu.families.model_shape import RopeShape
+from actorium.gpu.models.registry import load_model
 
 GEMMA = "Gemma3ForCausalLM"
 OPTIONS: dict[str, Any] = {
@@ -100,3 +103,34 @@ def test_unsupported_fields_are_named(tmp_path: Path, change: dict[str, Any],
     write_checkpoint(tmp_path, GEMMA)
     fields = json.loads((tmp_path / "config.json").read_text())
     assert message in why_refused(tmp_path, fields | change)
+
+
+@pytest.mark.parametrize("caps", [{}, {"final_logit_softcapping": None}, {
+    "attn_logit_softcapping": None, "final_logit_softcapping": 7}])
+def test_caps_of_gemma2(tmp_path: Path, caps: dict[str, Any]) -> None:
+    """Left out they are the usual ones, null means none."""
+    (tmp_path / "config.json").write_text(json.dumps(
+        {"architectures": ["Gemma2ForCausalLM"], "num_hidden_layers": 3} | caps))
+    shape = read_shape(tmp_path, Config())
+    want = {"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0} | caps
+    assert [shape.attention_cap, shape.logit_cap] == [cap or 0 for cap in want.values()]
+    assert (shape.windows, shape.vocab_size, len(shape.ropes)) == ((4096, 0, 4096), 256_000, 1)
+
+
+@pytest.mark.parametrize(("change", "message"), [
+    ({"attn_logit_softcapping": 0}, "attn_logit_softcapping: must be a positive number, got 0"),
+    ({"final_logit_softcapping": "30"}, "final_logit_softcapping"),
+    ({"hidden_activation": "silu"}, "hidden_activation: only gelu_pytorch_tanh"),
+    ({"use_bidirectional_attention": True}, "use_bidirectional_attention")])
+def test_unsupported_fields_of_gemma2_are_named(tmp_path: Path, change: dict[str, Any],
+                                                message: str) -> None:
+    assert message in why_refused(tmp_path, {"architectures": ["Gemma2ForCausalLM"]} | change)
+
+
+@pytest.mark.parametrize("backend", ["native", "sage"])
+def test_backends_that_cap_no_scores_are_refused(tmp_path: Path, backend: str) -> None:
+    write_checkpoint(tmp_path, "Gemma2ForCausalLM", dtype=torch.bfloat16, head_dim=32)
+    config = Config(device=DeviceConfig(attention_backend=backend))
+    with pytest.raises(BadConfig, match="it does not cap scores.*torch.* could"):
+        load_model(tmp_path, config, CPU, lambda *_: None)
+    assert load(tmp_path).attention.decode.name == "torch"

@@ -16,6 +16,10 @@ YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0,
 LONGROPE = {"rope_type": "longrope", "rope_theta": 500.0, "partial_rotary_factor": 0.75,
             "short_factor": [1.0 + 0.1 * i for i in range(6)],
             "long_factor": [1.0 + 0.1 * i for i in range(6)]}
+QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size": 32,
+             "shared_expert_intermediate_size": 48}
+GRANITE_MOE = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
+               "embedding_multiplier": 12.0, "logits_scaling": 8.0}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -78,6 +82,31 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
                           "partial_rotary_factor": 1.0}}),
     ("glm4", "Glm4ForCausalLM", {"head_dim": 24}),
+    ("mixtral", "MixtralForCausalLM", {}),
+    ("mixtral-window-tied", "MixtralForCausalLM",
+     {"sliding_window": 9, "num_local_experts": 5, "num_experts_per_tok": 1,
+      "tie_word_embeddings": True, "intermediate_size": 40}),
+    ("mixtral-all-experts", "MixtralForCausalLM",
+     {"num_local_experts": 3, "num_experts_per_tok": 3, "num_key_value_heads": 4}),
+    ("gemma2", "Gemma2ForCausalLM",
+     {"sliding_window": 8, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0,
+      "query_pre_attn_scalar": 16}),
+    ("gemma2-odd", "Gemma2ForCausalLM",
+     {"sliding_window": 5, "query_pre_attn_scalar": 24, "hidden_size": 72, "head_dim": 10,
+      "attention_bias": True, "tie_word_embeddings": True, "attn_logit_softcapping": 2.0,
+      "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    ("gemma2-no-caps", "Gemma2ForCausalLM",
+     {"sliding_window": 8, "attn_logit_softcapping": None, "final_logit_softcapping": None}),
+    ("qwen2-moe", "Qwen2MoeForCausalLM", QWEN2_MOE),
+    ("qwen2-moe-odd", "Qwen2MoeForCausalLM",
+     {**QWEN2_MOE, "norm_topk_prob": True, "qkv_bias": False, "tie_word_embeddings": True,
+      "decoder_sparse_step": 2, "num_experts_per_tok": 5, "num_key_value_heads": 4}),
+    ("qwen2-moe-windows", "Qwen2MoeForCausalLM",
+     {**QWEN2_MOE, "use_sliding_window": True, "sliding_window": 8, "mlp_only_layers": [1]}),
+    ("granite-moe", "GraniteMoeForCausalLM", GRANITE_MOE),
+    ("granite-moe-odd", "GraniteMoeForCausalLM",
+     {**GRANITE_MOE, "attention_bias": True, "tie_word_embeddings": True, "num_local_experts": 5,
+      "num_experts_per_tok": 1, "residual_multiplier": 1.5, "intermediate_size": 32}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -158,7 +187,16 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "Olmo3ForCausalLM", "sliding_window": 9},
                                      {"architecture": "SmolLM3ForCausalLM",
                                       "no_rope_layer_interval": 2},
-                                     {"architecture": "Glm4ForCausalLM", "head_dim": 32}])
+                                     {"architecture": "Glm4ForCausalLM", "head_dim": 32},
+                                     {"architecture": "MixtralForCausalLM", "head_dim": 32,
+                                      "num_experts_per_tok": 8},
+                                     {"architecture": "Gemma2ForCausalLM", "head_dim": 32,
+                                      "sliding_window": 8, "attn_logit_softcapping": 2.0,
+                                      "final_logit_softcapping": 4.0},
+                                     {**QWEN2_MOE, "architecture": "Qwen2MoeForCausalLM",
+                                      "num_experts_per_tok": 5, "head_dim": 32},
+                                     {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
+                                      "num_experts_per_tok": 8}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

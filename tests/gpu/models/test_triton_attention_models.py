@@ -26,6 +26,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "LlamaForCausalLM": {"num_key_value_heads": 1},
     "Qwen3ForCausalLM": {"num_attention_heads": 6, "num_key_value_heads": 2, "head_dim": 20},
     "Gemma3ForCausalLM": {"sliding_window": 8, "sliding_window_pattern": 2},
+    "Gemma2ForCausalLM": {"sliding_window": 8, "attn_logit_softcapping": 2.0},
 }
 PROMPTS = [list(range(3, 40)), [7] * 18, list(range(3, 30))]
 GREEDY = ResolvedParams(max_tokens=4, temperature=0.0)

@@ -53,6 +53,17 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "smollm3": lambda path: write_checkpoint(path, "SmolLM3ForCausalLM", no_rope_layers=[0, 1, 0]),
     "glm4": lambda path: write_checkpoint(path, "Glm4ForCausalLM", num_key_value_heads=1),
     "phi3": lambda path: write_checkpoint(path, "Phi3ForCausalLM", intermediate_size=90),
+    "mixtral": lambda path: write_checkpoint(
+        path, "MixtralForCausalLM", intermediate_size=92, num_local_experts=6),
+    "gemma2": lambda path: write_checkpoint(
+        path, "Gemma2ForCausalLM", sliding_window=9, attn_logit_softcapping=2.0,
+        final_logit_softcapping=4.0, query_pre_attn_scalar=16),
+    "qwen2-moe": lambda path: write_checkpoint(
+        path, "Qwen2MoeForCausalLM", num_experts=6, num_experts_per_tok=2,
+        moe_intermediate_size=36, shared_expert_intermediate_size=50, mlp_only_layers=[1]),
+    "granite-moe": lambda path: write_checkpoint(
+        path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
+        residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 

@@ -98,6 +98,8 @@ def test_on_cuda_nothing_grows_with_the_prefix() -> None:
                  for n in (4096, 1 << 20)}
         assert len(found) == 1
     assert attention_bytes(shape, Demand(8), "cuda", True) == attention_blocks.BYTES
+    assert attention_bytes(replace(shape, attention_cap=2.0), Demand(8), "cpu",
+                           True) == attention_blocks.BYTES
     assert non_cache_memory.BLOCKS == attention_blocks.BYTES
     assert non_cache_memory.COPIES == attention_blocks.COPIES
 
