@@ -71,8 +71,10 @@ LONG = frozenset(f"test_{name}.py" for name in (
     "gpu_benchmark", "gpu_suites", "launcher", "thinking_walk", "engine_cli", "restarts",
     "speculation", "warmup_forms", "decode_graphs", "piecewise_graphs", "media_requests", "hybrid",
     "parity", "gguf_reader", "stored_checkpoints", "attention_blocks", "triton_delta_extend",
-    "triton_sampling", "triton_grouped", "verify_core", "bench_peer", "model_files"))
-"""Files that take longest: one that is begun last would keep its worker alone at the end."""
+    "triton_sampling", "triton_grouped", "verify_core", "bench_peer", "model_files",
+    "engine_deaths", "references"))
+"""Files that take longest: one that is begun last would keep its worker alone at the end. The rules
+of the code, which one worker tests together, begin with that of references."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
