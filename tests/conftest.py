@@ -71,8 +71,10 @@ LONG = frozenset(f"test_{name}.py" for name in (
     "gpu_benchmark", "gpu_suites", "launcher", "thinking_walk", "engine_cli", "restarts",
     "speculation", "warmup_forms", "decode_graphs", "piecewise_graphs", "media_requests", "hybrid",
     "parity", "gguf_reader", "stored_checkpoints", "attention_blocks", "triton_delta_extend",
-    "triton_sampling", "triton_grouped", "verify_core", "bench_peer", "model_files"))
-"""Files that take longest: one that is begun last would keep its worker alone at the end."""
+    "triton_sampling", "triton_grouped", "verify_core", "bench_peer", "model_files",
+    "engine_deaths", "references"))
+"""Files that take longest: one that is begun last would keep its worker alone at the end. The rules
+of the code, which one worker tests together, begin with that of references."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -99,6 +101,7 @@ def pytest_collection(session: pytest.Session) -> None:
     worker = getattr(session.config, "workerinput", None)
     if worker is None:
         return
+    gc.disable()  # what is collected stays: looking through it takes a fifth of the time
     tests, count = Path(__file__).parent, worker["workercount"]
     files = sorted(file for file in tests.rglob("test_*.py") if "conformance" not in file.parts)
     for file in files[int(worker["workerid"].removeprefix("gw"))::count]:
@@ -109,6 +112,7 @@ def pytest_collection(session: pytest.Session) -> None:
 
 
 def pytest_collection_finish() -> None:
+    gc.enable()
     gc.collect()
     gc.freeze()  # ten thousand tests, and torch: nobody throws them away
     if "triton" in sys.modules and os.environ.get("TRITON_INTERPRET") == "1":

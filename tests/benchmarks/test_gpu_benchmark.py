@@ -54,7 +54,7 @@ def skipped(found: dict[str, Any]) -> dict[str, str]:
 
 MEASURED = [group.name for group in plan.contact() if not group.suites]
 """Groups that are no tests: those are collected by `test_gpu_suites`."""
-BY_COMMAND = ("tokens", "decode", "ring", "profile")
+BY_COMMAND = ("decode", "ring", "profile")
 """One for each module of groups, and what is written beside the rows."""
 
 

@@ -54,24 +54,42 @@ def folders() -> frozenset[str]:
     return frozenset(part for path in paths() for part in path.split("/")[:-1])
 
 
-@cache
-def tree(path: str) -> ast.Module:
-    return ast.parse((ROOT / path).read_text())
+NAMES = ("id", "attr", "arg", "name", "asname")
+"""Fields of nodes that hold names."""
+WORD = re.compile(r"[A-Za-z_]\w*")
 
 
 @cache
+def code_of(path: str) -> tuple[frozenset[str], tuple[str, ...]]:
+    """(identifiers, docstrings) of a file: the former are what its code names (variables,
+    attributes, arguments, definitions) and the words of its strings. One walk for both, which
+    keeps no tree: most of this file's time goes into it."""
+    names, docstrings = set[str](), []
+    below: list[ast.AST] = [ast.parse((ROOT / path).read_text())]
+    while below:
+        node = below.pop()
+        if isinstance(node, ast.Constant):
+            if isinstance(node.value, str):
+                names.update(WORD.findall(node.value))
+            continue
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant):
+            if isinstance(node.value.value, str):
+                docstrings.append(node.value.value)
+            continue
+        for field in node._fields:
+            value = getattr(node, field, None)
+            if isinstance(value, list):
+                below += [each for each in value if isinstance(each, ast.AST)]
+            elif isinstance(value, ast.AST):
+                if value._fields:  # no operator or context
+                    below.append(value)
+            elif field in NAMES and isinstance(value, str):
+                names.update(value.split("."))
+    return frozenset(names), tuple(docstrings)
+
+
 def identifiers(path: str) -> frozenset[str]:
-    """What the code of a file names: variables, attributes, arguments, definitions, and words of
-    its strings."""
-    found: set[str] = set()
-    prose = {id(node.value) for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)}
-    for node in ast.walk(tree(path)):
-        for field in ("id", "attr", "arg", "name", "asname"):
-            if isinstance(word := getattr(node, field, None), str):
-                found.update(word.split("."))
-        if isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose:
-            found.update(re.findall(r"[A-Za-z_]\w*", node.value))
-    return frozenset(found)
+    return code_of(path)[0]
 
 
 @cache
@@ -87,8 +105,7 @@ def prose(path: str) -> Iterator[str]:
     elif path.endswith((".c", ".h")):
         yield from re.findall(r"/\*.*?\*/|//[^\n]*", text, re.DOTALL)
     else:
-        yield from (node.value.value for node in ast.walk(tree(path)) if isinstance(node, ast.Expr)
-                    and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str))
+        yield from code_of(path)[1]
         if COMMENT.search(text):
             yield from (token.string
                         for token in tokenize.generate_tokens(io.StringIO(text).readline)
