@@ -41,13 +41,13 @@ GRANITE: dict[str, Any] = {
 }
 """What a config of Granite 3 leaves out, as in transformers."""
 MOE: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
-"""What one of Granite 3 MoE leaves out (transformers' `GraniteMoeConfig`)."""
+"""What one of Granite 3 MoE leaves out (transformers' GraniteMoeConfig)."""
 HYBRID: dict[str, Any] = {
     **MOE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
     "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_conv_bias": True, "mamba_proj_bias": False,
 }
-"""What one of Granite-4 hybrid leaves out (transformers' `GraniteMoeHybridConfig`)."""
+"""What one of Granite-4 hybrid leaves out (transformers' GraniteMoeHybridConfig)."""
 EXPERTS = MixtureNames("block_sparse_moe.", "router.layer",
                        stacked=("input_linear.weight", "output_linear.weight"))
 RECURRENT, FULL = ("mamba", "linear_attention"), ("attention", "full_attention")

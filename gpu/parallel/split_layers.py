@@ -127,7 +127,7 @@ class SplitHead(Linear):
 
 def norm_over(group: RankGroup, parts: Sequence[Tensor], weights: Sequence[Tensor],
               eps: float) -> list[Tensor]:
-    """`Ops.rms_norm` of several rows, of each of which the ranks have a part each, all as many
+    """`TorchOps.rms_norm` of several rows, of each of which the ranks have a part each, all as many
     numbers; some may have the same. parts: [T, D] each; weights: [D] each."""
     means = torch.cat([part.float().square().mean(-1, keepdim=True) for part in parts], -1)
     scales = torch.rsqrt(group.all_reduce(means) / group.place.size + eps)
