@@ -55,6 +55,8 @@ MODEL_TYPES = {
     "gemma2": ModelClass("Gemma2ForCausalLM", 8192),
     "qwen2_moe": ModelClass("Qwen2MoeForCausalLM", 32_768),
     "granitemoe": ModelClass("GraniteMoeForCausalLM", 2048),
+    "seed_oss": ModelClass("SeedOssForCausalLM", 524_288),
+    "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -15,7 +15,16 @@ from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
-from actorium.gpu.families.dense_config import glm, glm4, olmo2, olmo3, phi3, smollm3
+from actorium.gpu.families.dense_config import (
+    exaone4,
+    glm,
+    glm4,
+    olmo2,
+    olmo3,
+    phi3,
+    seed_oss,
+    smollm3,
+)
 from actorium.gpu.families.fp8_config import served_fp8
 from actorium.gpu.families.granite_config import (
     granite,
@@ -97,6 +106,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma2ForCausalLM": Architecture(gemma2, causal_layer),
     "Qwen2MoeForCausalLM": Architecture(qwen2_moe, hybrid_layer),
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
+    "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
+    "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

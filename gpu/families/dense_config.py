@@ -1,7 +1,8 @@
 """Readers of decoders that differ from Llama in single points: Phi-3 and Phi-4 (fused projections,
 longrope); OLMo 2 and 3 (norms of what attention and MLP give, none before them; of queries and keys
 over all heads; windows in OLMo 3); SmolLM3 (layers without rope); GLM-4
-(pairs of a part of a head side by side; `Glm4` norms what attention and MLP give, too)."""
+(pairs of a part of a head side by side; `Glm4` norms what attention and MLP give, too); Seed-OSS
+(biases); EXAONE 4 (norms as OLMo's, of each head; layers with full attention rotate nothing)."""
 
 from __future__ import annotations
 
@@ -37,6 +38,18 @@ GLM: dict[str, Any] = {
     "rms_norm_eps": 1.5625e-7, "attention_bias": True, "partial_rotary_factor": 0.5,
 }
 """What one of GLM leaves out."""
+SEED_OSS: dict[str, Any] = {
+    "vocab_size": 155_136, "hidden_size": 4096, "intermediate_size": 27_648,
+    "num_hidden_layers": 64, "num_attention_heads": 80, "num_key_value_heads": 8,
+    "attention_bias": True,
+}
+"""What one of Seed-OSS leaves out."""
+EXAONE4: dict[str, Any] = {
+    "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 16_384,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 32,
+    "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4,
+}
+"""What one of EXAONE 4 leaves out."""
 NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
 
 
@@ -106,3 +119,27 @@ def glm4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of GLM-4-0414."""
     return replace(glm(raw, where, dtype), layer_norms=LayerNorms(
         mixer_out="post_self_attn_layernorm", mlp_out="post_mlp_layernorm"))
+
+
+def seed_oss(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Seed-OSS's config."""
+    get = Fields(completed(raw, SEED_OSS), where)
+    shape = decoder_shape(get, dtype, head_dim=None if "head_dim" in raw else 128)
+    return replace(shape, qkv_bias=get.flag("attention_bias"),
+                   o_bias=get.flag("attention_out_bias"), mlp_bias=get.flag("mlp_bias"))
+
+
+def exaone4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of EXAONE 4's config: windows in the layers that `layer_types` name, by default in all
+    but every `sliding_window_pattern`-th, and in none where `sliding_window` is null; where there
+    are some, only those layers rotate queries and keys."""
+    get = Fields(completed(raw, EXAONE4), where)
+    shape = replace(decoder_shape(get, dtype), qk_norm=True, layer_norms=NORMS_AFTER)
+    if raw.get("sliding_window", 0) is None:
+        return shape
+    window = get.int("sliding_window")
+    windows = layer_windows(get, shape.layers, window)
+    if windows is None:
+        every = get.int("sliding_window_pattern")
+        windows = tuple(window if (i + 1) % every else 0 for i in range(shape.layers))
+    return replace(shape, windows=windows, ropes=(NOPE, *shape.ropes))

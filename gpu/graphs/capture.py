@@ -206,8 +206,7 @@ class _Watch(TorchFunctionMode):
     def _cat(self, parts: Sequence[Tensor], dim: int = 0) -> Tensor:
         if any(part.dim() != 2 for part in parts) or dim not in (1, -1):
             raise NotRecordable("torch's cat but of columns")
-        if any(part.dtype is not torch.bfloat16 or part.stride(1) != 1 for part in parts):
-            raise NotRecordable("torch's cat but of rows in bfloat16")
+        _in_rows("cat", *parts)
         rows, widths = len(parts[0]), [part.shape[1] for part in parts]
         y, at = self._arena.take((rows, sum(widths)), parts[0].dtype), 0
         for part, width in zip(parts, widths, strict=True):
@@ -218,7 +217,10 @@ class _Watch(TorchFunctionMode):
         return y
 
     def _contiguous(self, x: Tensor) -> Tensor:
-        return x if x.is_contiguous() else self._cat([x], 1)
+        if x.is_contiguous():
+            return x
+        _in_rows("contiguous", x)
+        return self._cat([x], 1)
 
     def _columns(self, x: Tensor, dim: int, order: Tensor) -> Tensor:
         if x.dim() != 2 or dim not in (1, -1):
@@ -228,6 +230,11 @@ class _Watch(TorchFunctionMode):
         self._lib.gather_columns(x.data_ptr(), x.stride(0), order.data_ptr(), y.data_ptr(), len(x),
                                  len(order))
         return y
+
+
+def _in_rows(name: str, *tensors: Tensor) -> None:
+    if any(t.dtype is not torch.bfloat16 or t.dim() != 2 or t.stride(1) != 1 for t in tensors):
+        raise NotRecordable(f"torch's {name} but of rows in bfloat16")
 
 
 def _plain(name: str, *tensors: Tensor) -> None:

@@ -83,6 +83,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["GraniteMoeForCausalLM"], "num_local_experts": 6,
      "attention_multiplier": 0.1, "residual_multiplier": 0.25, "embedding_multiplier": 8.0,
      "logits_scaling": 4.0},
+    {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
+    {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
 ]
 
 

@@ -215,6 +215,7 @@ def test_operations_of_torch_that_have_kernels(rows: int) -> None:
     def run() -> torch.Tensor:
         normed = ops.rms_norm(a + b, weight, 1e-6).view(rows, 3, 32).reshape(rows, 96)
         both = torch.cat([normed, b], -1)
+        both = torch.cat([ops.rms_norm(both[:, 96:], weight, 1e-6), both[:, :96]], -1)
         gated = ops.silu_mul(both) + ops.gelu_mul(both)
         return ops.sigmoid_mul(gated.index_select(1, order).contiguous(), a)
 

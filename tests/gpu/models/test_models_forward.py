@@ -107,6 +107,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("granite-moe-odd", "GraniteMoeForCausalLM",
      {**GRANITE_MOE, "attention_bias": True, "tie_word_embeddings": True, "num_local_experts": 5,
       "num_experts_per_tok": 1, "residual_multiplier": 1.5, "intermediate_size": 32}),
+    ("seed-oss", "SeedOssForCausalLM", {"attention_out_bias": True, "mlp_bias": True}),
+    ("exaone4", "Exaone4ForCausalLM",
+     {"sliding_window": 9, "sliding_window_pattern": 3, "num_hidden_layers": 4}),
+    ("exaone4-no-windows", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types":
+                                                  ["full_attention"] * 3}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -196,7 +201,8 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {**QWEN2_MOE, "architecture": "Qwen2MoeForCausalLM",
                                       "num_experts_per_tok": 5, "head_dim": 32},
                                      {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
-                                      "num_experts_per_tok": 8}])
+                                      "num_experts_per_tok": 8},
+                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -13,7 +13,15 @@ import pytest
 import torch
 from helpers_configs import CONFIGS, HERE, SMALL
 from helpers_hybrid import MOE, write_hybrid
-from helpers_models import Seq, Stepper, load, oracle_logits, tiny_config, write_checkpoint
+from helpers_models import (
+    Seq,
+    Stepper,
+    load,
+    oracle_logits,
+    tiny_config,
+    why_refused,
+    write_checkpoint,
+)
 from safetensors.torch import save_file
 
 from actorium.actors.models.model_classes import MODEL_TYPES
@@ -138,6 +146,19 @@ def test_worker_and_tokenizer_assume_the_same_longest_sequence(config: dict[str,
     if isinstance(raw.get("text_config"), dict):
         raw["text_config"] = {**raw["text_config"], "max_position_embeddings": None}
     assert shape_from_config(raw, HERE).max_model_len == max_model_len(raw)
+
+
+@pytest.mark.parametrize(("name", "fields"), [
+    ("Phi3", {"rope_scaling": {"type": "yarn", "factor": 2.0}}),
+    ("Phi3", {"rope_scaling": {"type": "longrope", "short_factor": SHORT, "long_factor": [1.0]}}),
+    ("SmolLM3", {"no_rope_layers": [1, 0]}), ("SmolLM3", {"no_rope_layers": [1, 0, 2, 1]}),
+    ("SmolLM3", {"no_rope_layers": [1] * 3 + [None]}), ("Olmo3", {"layer_types": ["full"] * 4}),
+    ("Olmo3", {"rope_parameters": ["yarn"]}), ("Glm4", {"partial_rotary_factor": 1.5}),
+    ("Glm", {"hidden_act": "gelu"}), ("SeedOss", {"head_dim": 7}),
+    ("Exaone4", {"sliding_window_pattern": "LLLG"}), ("Exaone4", {"sliding_window": -1})])
+def test_wrong_fields_are_named(tmp_path: Path, name: str, fields: dict[str, Any]) -> None:
+    line = why_refused(tmp_path, {**SMALL, "architectures": [f"{name}ForCausalLM"], **fields})
+    assert next(iter(fields)) in line
 
 
 def test_every_class_has_its_model_type() -> None:

@@ -52,6 +52,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "olmo2": lambda path: write_checkpoint(path, "Olmo2ForCausalLM", attention_bias=True),
     "smollm3": lambda path: write_checkpoint(path, "SmolLM3ForCausalLM", no_rope_layers=[0, 1, 0]),
     "glm4": lambda path: write_checkpoint(path, "Glm4ForCausalLM", num_key_value_heads=1),
+    "exaone4": lambda path: write_checkpoint(path, "Exaone4ForCausalLM", sliding_window=9,
+                                             sliding_window_pattern=2),
     "phi3": lambda path: write_checkpoint(path, "Phi3ForCausalLM", intermediate_size=90),
     "mixtral": lambda path: write_checkpoint(
         path, "MixtralForCausalLM", intermediate_size=92, num_local_experts=6),
