@@ -41,7 +41,7 @@ GRANITE: dict[str, Any] = {
 }
 """What a config of Granite 3 leaves out, as in transformers."""
 MOE: dict[str, Any] = {**GRANITE, "num_local_experts": 8, "num_experts_per_tok": 2}
-"""What one of Granite 3 MoE leaves out (transformers' GraniteMoeConfig)."""
+"""What one of Granite 3 MoE leaves out, as in transformers."""
 HYBRID: dict[str, Any] = {
     **MOE, "shared_intermediate_size": 1024, "mamba_n_heads": 128, "mamba_n_groups": 1,
     "mamba_d_state": 256, "mamba_d_head": "auto", "mamba_d_conv": 4, "mamba_expand": 2,

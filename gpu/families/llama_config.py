@@ -34,7 +34,7 @@ GEMMA2_DEFAULTS: dict[str, Any] = {
     **GEMMA3_DEFAULTS, "vocab_size": 256_000, "max_position_embeddings": 8192,
     "sliding_window_pattern": 2, CAPS[0]: 50.0, CAPS[1]: 30.0,
 }
-"""The same of Gemma2Config."""
+"""The same of Gemma 2."""
 
 
 def llama(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -16,14 +16,14 @@ MIXTRAL: dict[str, Any] = {
     "num_hidden_layers": 32, "num_attention_heads": 32, "num_key_value_heads": 8,
     "rms_norm_eps": 1e-5, "rope_theta": 1e6, "num_local_experts": 8, "num_experts_per_tok": 2,
 }
-"""What a config leaves out (transformers' MixtralConfig)."""
+"""What a config of Mixtral leaves out, as in transformers."""
 QWEN2_MOE: dict[str, Any] = {
     "vocab_size": 151_936, "hidden_size": 2048, "intermediate_size": 5632,
     "num_hidden_layers": 24, "num_attention_heads": 16, "num_key_value_heads": 16,
     "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
     "shared_expert_intermediate_size": 5632, "sliding_window": 4096, "max_window_layers": 28,
 }
-"""The same of Qwen2MoeConfig."""
+"""The same of Qwen2-MoE."""
 
 
 def mixtral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -16,7 +16,7 @@ from torch import Tensor
 
 FP8 = torch.float8_e4m3fn
 SINGLE = "model.safetensors"
-PROJECTION = re.compile(r"proj(_\w+)?\.weight$|experts\.\w+_proj$")
+PROJECTION = re.compile(r"(proj(_\w+)?|\.w[123]|put_linear)\.weight$|experts\.\w+_proj$")
 """Of a weight, or of all experts' stacked."""
 
 

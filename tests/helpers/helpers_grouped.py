@@ -15,8 +15,8 @@ from actorium.gpu.weights.online_quantisation import quantise, row_format_of
 from actorium.kernels.grouped_rows import dequantise_grouped
 
 SINGLE = "model.safetensors"
-PROJECTION = re.compile(r"(_proj|_linear|in_proj_qkvz?|in_proj_z|kv_a_proj_with_mqa)\.weight$"
-                        r"|experts\.\w+_proj$")
+PROJECTION = re.compile(r"(_proj|_linear|\.w[123]|in_proj_qkvz?|in_proj_z"
+                        r"|kv_a_proj_with_mqa)\.weight$|experts\.\w+_proj$")
 APART = re.compile(r"kv_b_proj")
 EMBED, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 

@@ -28,6 +28,10 @@ WRITERS: dict[str, Callable[..., Any]] = {
     "moe": partial(write_hybrid, architecture=MOE),
     "granite": write_granite,
     "deepseek": write_deepseek,
+    "mixtral": partial(write_checkpoint, architecture="MixtralForCausalLM"),
+    "granite-moe": partial(write_checkpoint, architecture="GraniteMoeForCausalLM",
+                           attention_multiplier=0.2),
+    "gemma2": partial(write_checkpoint, architecture="Gemma2ForCausalLM", sliding_window=9),
 }
 
 

@@ -243,6 +243,15 @@ def test_deepseek(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     _same_tokens(tmp_path, (), monkeypatch)
 
 
+@pytest.mark.parametrize(("architecture", "ignored"), [
+    ("MixtralForCausalLM", ("0.block_sparse_moe.experts.1.w2",)), ("GraniteMoeForCausalLM", ()),
+    ("Gemma2ForCausalLM", ("k_proj",))])
+def test_names_of_their_own(tmp_path: Path, architecture: str, ignored: tuple[str, ...],
+                            monkeypatch: pytest.MonkeyPatch) -> None:
+    write_checkpoint(tmp_path / "source", architecture)
+    _same_tokens(tmp_path, ignored, monkeypatch)
+
+
 def _same_tokens(at: Path, ignored: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     write_twins(at / "source", at / "fp8", at / "twin", True, ignored)
     work = Work([[5, 9, 2, 41, 17] * 4, [7, 3, 3]],
