@@ -1,8 +1,14 @@
-"""Readers of decoders that differ from Llama in single points: Phi-3 and Phi-4 (fused projections,
-longrope); OLMo 2 and 3 (norms of what attention and MLP give, none before them; of queries and keys
-over all heads; windows in OLMo 3); SmolLM3 (layers without rope); GLM-4
-(pairs of a part of a head side by side; `Glm4` norms what attention and MLP give, too); Seed-OSS
-(biases); EXAONE 4 (norms as OLMo's, of each head; layers with full attention rotate nothing)."""
+"""Readers of decoders that differ from Llama in a few points.
+
+- Phi-3 and Phi-4: fused projections, longrope.
+- OLMo 2 and 3: norms of what attention and MLP give and none before them, queries and keys normed
+  over all heads; windows in OLMo 3.
+- SmolLM3: layers without rope.
+- GLM-4: the rotated pairs lie side by side, in a part of a head; `Glm4` norms what attention and
+  MLP give as well.
+- Seed-OSS: biases.
+- EXAONE 4: norms as OLMo's, but of each head; layers with full attention have no rope.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +26,6 @@ PHI3: dict[str, Any] = {
     "num_attention_heads": 32, "original_max_position_embeddings": 4096, "rms_norm_eps": 1e-5,
 }
 """What a config of Phi-3 leaves out, as in transformers."""
-
 OLMO: dict[str, Any] = {
     "vocab_size": 50_304, "hidden_size": 4096, "intermediate_size": 11_008,
     "num_hidden_layers": 32, "num_attention_heads": 32, "rms_norm_eps": 1e-5,
