@@ -121,7 +121,7 @@ GOOD = device.Facts("_decode", 4, 128, (0, 0), 0, 72192, 3, "mma", 0)
     ({"doubles": 3}, ["3 instructions of fp64"]),
     ({"kernel": "_new"}, ["no rule says what it is meant to be"])])
 def test_faults_are_named(change: dict[str, Any], said: list[str]) -> None:
-    assert rules.faults("decode Llama-3.1-8B, q1", 90, GOOD._replace(**change)) == said
+    assert rules.faults("decode Llama-3.1-8B, q1, 1 sequences", 90, GOOD._replace(**change)) == said
 
 
 def test_a_spill_that_is_known_may_not_grow() -> None:
