@@ -54,9 +54,9 @@ def run(bench: Bench) -> None:
 
 
 def copies(bench: Bench, timer: Timer) -> dict[str, float]:
-    """Measures GB/s, bytes read and written, of some ways to move them. A copy in a graph may be
-    far from the fastest (2,774 of 4,300 GB/s on an H200), and a step that mostly reads faster than
-    any copy: what is to be a ceiling is the largest."""
+    """Measures GB/s of four ways to move bytes, read and written. A copy in a graph may be far from
+    the fastest (2,773 of 4,353 GB/s on an H200), and a decode step mostly reads, so the largest is
+    the ceiling."""
     size = bench.size(int(min(4.0, bench.free_gib / 4) * 2**30), 1 << 20)
     source = torch.randint(0, 255, (size,), dtype=torch.uint8, device=bench.device)
     target = torch.empty_like(source)
@@ -70,6 +70,7 @@ def copies(bench: Bench, timer: Timer) -> dict[str, float]:
 
 
 def copy_gbs(bench: Bench, timer: Timer) -> float:
+    """The fastest of `copies`."""
     return max(copies(bench, timer).values())
 
 

@@ -284,7 +284,7 @@ WRITES = (write_kv, write_latent, rotate_write)
 
 
 def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
-    """What runs each operation; ops: an `TorchOps`."""
+    """What runs each operation; ops: a `TorchOps`."""
     return {
         norm: ops.rms_norm, norm_add: ops.rms_norm_add, add_norm: ops.add_rms_norm,
         norm_quant: ops.rms_norm_quant, add_norm_quant: ops.add_rms_norm_quant,
