@@ -66,8 +66,9 @@ class AttentionBackend(ABC):
 
     @classmethod
     def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
-        """Why it cannot serve these needs here; empty if it can."""
-        return cls.missing(part, device) or unmet(cls.card.part(part), needs)
+        """Why it cannot serve these needs here, what this machine lacks first; empty if it can."""
+        faults = cls.missing(part, device), unmet(cls.card.part(part), needs)
+        return ", ".join(filter(None, faults))
 
     @abstractmethod
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
@@ -140,8 +141,9 @@ class NativeAttention(AttentionBackend):
     @classmethod
     def fault(cls, part: str, needs: AttentionNeeds, device: torch.device) -> str:
         """See `AttentionBackend`. Over latents, decodes are by the kernel of extends."""
-        return cls.missing(EXTEND if needs.latent_rank else part, device) or unmet(
-            cls.card.part(part), needs)
+        faults = (cls.missing(EXTEND if needs.latent_rank else part, device),
+                  unmet(cls.card.part(part), needs))
+        return ", ".join(filter(None, faults))
 
     def extend(self, rows: Sequence[ExtendChunk], page_size: int, window: int, scale: float,
                soft_cap: float = 0.0) -> Attend:
