@@ -57,6 +57,9 @@ MODEL_TYPES = {
     "granitemoe": ModelClass("GraniteMoeForCausalLM", 2048),
     "seed_oss": ModelClass("SeedOssForCausalLM", 524_288),
     "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
+    "starcoder2": ModelClass("Starcoder2ForCausalLM", 4096),
+    "cohere": ModelClass("CohereForCausalLM", 8192),
+    "cohere2": ModelClass("Cohere2ForCausalLM", 8192),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -32,6 +32,7 @@ from actorium.gpu.families.granite_config import (
     granite_hybrid_layer,
     granite_moe,
 )
+from actorium.gpu.families.layer_norm_config import cohere, cohere2, starcoder2
 from actorium.gpu.families.llama_config import (
     causal_layer,
     gemma2,
@@ -71,11 +72,20 @@ LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
 """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
 
 
+Renames = tuple[tuple[str, str], ...]
+"""(regular expression of a part of a name, what is put in its place), one after the other."""
+
+CODE_NAMES: Renames = ((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_proj."))
+"""Of StarCoder2."""
+
+
 class Architecture(NamedTuple):
     """A model class that configs name."""
 
     read: ConfigReader
     layer: LayerTensors
+    names: Renames = ()
+    """Of tensors that checkpoints call otherwise than `layer` does."""
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
     `ModelShape.layers`; None where the family has none."""
@@ -89,8 +99,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3ForCausalLM": Architecture(qwen3, causal_layer),
     "Gemma3ForCausalLM": Architecture(gemma3, causal_layer),
     "Gemma3ForConditionalGeneration": Architecture(gemma3, causal_layer),
-    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, deepseek_mtp),
-    **{name: Architecture(qwen_hybrid, hybrid_layer, qwen_mtp) for name in HYBRIDS},
+    "DeepseekV3ForCausalLM": Architecture(deepseek, deepseek_layer, mtp=deepseek_mtp),
+    **{name: Architecture(qwen_hybrid, hybrid_layer, mtp=qwen_mtp) for name in HYBRIDS},
     "GraniteForCausalLM": Architecture(granite, causal_layer),
     "GraniteMoeHybridForCausalLM": Architecture(granite_hybrid, granite_hybrid_layer),
     "Qwen2_5_VLForConditionalGeneration": Architecture(qwen25_vl, causal_layer),
@@ -108,6 +118,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
+    "Starcoder2ForCausalLM": Architecture(starcoder2, causal_layer, CODE_NAMES),
+    "CohereForCausalLM": Architecture(cohere, causal_layer),
+    "Cohere2ForCausalLM": Architecture(cohere2, causal_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope, shared_rope
-from actorium.gpu.families.model_shape import LayerNorms, ModelShape, RopeShape
+from actorium.gpu.families.model_shape import GATED, LayerNorms, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,
@@ -85,7 +85,8 @@ def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer with attention and a dense MLP."""
     return [*attention_tensors(f"{at}{ATTENTION}", s),
-            *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias),
+            *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias,
+                           GATED if s.gated else GATED[1:]),
             *norm_tensors(at, s, s.layer_norms.names)]
 
 

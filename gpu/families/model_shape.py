@@ -282,8 +282,17 @@ class ModelShape:
     mlp_bias: bool = False
     qk_norm: bool = False
     """Queries and keys are normed, head by head."""
+    qk_norm_by_head: bool = False
+    """Each head has a weight of its own in these norms."""
+    qk_norm_bias: bool = False
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
+    clip_qkv: float = 0.0
+    """Queries, keys and values are at most so far from 0; 0 = they stay."""
+    learned_positions: int = 0
+    """Rows of a table of which that of its position is added to each embedding; 0 = there is
+    none."""
+    head_bias: bool = False
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -292,9 +301,20 @@ class ModelShape:
     logit_cap: float = 0.0
     """The same of logits."""
     activation: str = "silu"
-    """silu or gelu (its tanh form): what gates the MLP."""
+    """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
+    relu, or relu2 (the square)."""
+    gated: bool = True
+    """The MLP has a gate."""
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
+    layer_norm: bool = False
+    """Norms, of heads as well, are LayerNorms, which subtract the mean; else RMS norms."""
+    norm_parts: tuple[str, ...] = ("weight",)
+    """What checkpoints have of the norms of hidden states: of LayerNorms perhaps a bias, or
+    nothing."""
+    parallel: bool = False
+    """Attention and the MLP take the same hidden states; a MLP without a norm of its own takes them
+    as normed for attention."""
     layer_norms: LayerNorms = LayerNorms()
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
@@ -343,6 +363,12 @@ class ModelShape:
     def sandwich_norms(self) -> bool:
         """Whether what attention and the MLP give is normed."""
         return bool(self.layer_norms.mixer_out)
+
+    @property
+    def adjusts_qkv(self) -> bool:
+        """Whether queries, keys and values are clipped, or normed otherwise than by the RMS of each
+        head."""
+        return self.whole_qk_norm or self.clip_qkv > 0 or (self.qk_norm and self.layer_norm)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:

@@ -42,6 +42,8 @@ class Attention:
     """That share the heads."""
     whole_norm: Tensor | None = None
     """[(heads + kv_heads) * head_dim]: of all queries together, and of all keys."""
+    layer_norm: Tensor | None = None
+    """[2, heads + kv_heads, head_dim]: of the LayerNorm of every query and key head."""
     kv_scales: Tensor | None = None
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
 
@@ -66,7 +68,7 @@ class Attention:
     def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
         s = self.shape
         qkv = ops.linear(x, self.qkv)
-        if s.whole_qk_norm:
+        if s.adjusts_qkv:
             qkv = ops.norm_qk(qkv, self)
         q, k, v = ops.split(qkv, s.heads, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -81,10 +83,16 @@ class Attention:
         return ops.linear(y, self.o)
 
     def norm_qk(self, qkv: Tensor) -> Tensor:
-        """Queries and keys normed, each over the heads of all ranks; values as they are. qkv:
-        [T, (heads + 2 * kv_heads) * head_dim]."""
+        """Queries, keys and values clipped; queries and keys normed, by head, or each over all
+        ranks' heads. qkv: [T, (heads + 2 * kv_heads) * head_dim], which may be overwritten."""
         s = self.shape
-        assert self.whole_norm is not None
+        if s.clip_qkv:
+            qkv = qkv.clamp_(-s.clip_qkv, s.clip_qkv)
+        if self.layer_norm is not None:
+            heads = qkv.view(len(qkv), -1, s.head_dim)[:, :s.heads + s.kv_heads]
+            self.ops.layer_norm(heads, self.layer_norm, s.norm_eps, heads)
+        if self.whole_norm is None:
+            return qkv
         q, k, v = qkv.split((s.q_size, s.kv_size, s.kv_size), 1)
         weights = self.whole_norm.split((s.q_size, s.kv_size))
         if self.ranks.place.size == 1:
@@ -131,10 +139,22 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     whole = w.pop("q_norm.weight", "k_norm.weight") if s.whole_qk_norm else None
     if whole is not None:
         whole = whole.view(-1, s.head_dim)[:, order.to(whole.device)].flatten()
-    if s.qk_norm:
+    by_head = layer_norms(w, s, order) if s.qk_norm and s.layer_norm else None
+    if s.qk_norm and not s.layer_norm:
         qn, kn = (own[order.to(own.device)] for own in (w.norm("q_norm"), w.norm("k_norm")))
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
     group, index = s.group_and_index(i)
     return Attention(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
-        s.rope_index(i), w.group, whole, w.optional(KV_SCALES))
+        s.rope_index(i), w.group, whole, by_head, w.optional(KV_SCALES))
+
+
+def layer_norms(w: LayerWeights, s: ModelShape, order: Tensor) -> Tensor:
+    """[2, heads + kv_heads, head_dim]: weights and biases of the LayerNorms of heads."""
+    rows = []
+    for name, heads in (("q_norm", s.heads), ("k_norm", s.kv_heads)):
+        weight = w.norm(name)
+        bias = w.pop(f"{name}.bias") if s.qk_norm_bias else torch.zeros_like(weight)
+        both = torch.stack((weight, bias)).view(2, -1, s.head_dim)[..., order.to(weight.device)]
+        rows.append(both.expand(2, heads, -1))
+    return torch.cat(rows, 1).contiguous()

@@ -15,7 +15,7 @@ from actorium.gpu.families.tensor_specs import NORMS
 from actorium.gpu.models.attention import attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import dense, mixture, mixture_fused
+from actorium.gpu.models.mlp import dense, mixture, mixture_fused, ungated
 from actorium.gpu.models.recurrent import delta_fused, gated_delta
 from actorium.gpu.weights.loader import Fused
 
@@ -34,9 +34,11 @@ class CausalLM(Decoder):
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s = self.shape
         mixer = attention(w.under("self_attn."), s, i)
-        mlp = dense(w.under("mlp."), s.mlp_bias, s.activation)
-        return Layer(mixer, mlp, s.norm_eps,
-                     *(w.norm(name) if name else None for name in s.layer_norms))
+        inner = w.under("mlp.")
+        mlp: Mlp = ungated(inner, s) if not s.gated else dense(inner, s.mlp_bias, s.activation)
+        norms = [w.norm_of(s, name, self.device) if name else None for name in s.layer_norms]
+        return Layer(mixer, mlp, s.norm_eps, *norms, layer_norm=s.layer_norm, parallel=s.parallel)
+
 
 
 def _cut(rows: dict[str, int], stacked: Tensor) -> Iterator[tuple[str, Tensor]]:

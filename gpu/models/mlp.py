@@ -9,7 +9,7 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import GATED, ExpertShape
+from actorium.gpu.families.model_shape import GATED, ExpertShape, ModelShape
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
@@ -79,6 +79,33 @@ def dense(w: LayerWeights, bias: bool = False, activation: str = "silu",
     """The MLP of these weights."""
     gate, up, down = names
     return Dense(w.gated(bias, activation, gate, up), w.summed(bias, down), activation)
+
+
+@dataclass(slots=True)
+class Ungated:
+    """An MLP without a gate."""
+
+    up: Linear
+    down: Linear
+    activation: str
+    """See `ModelShape`."""
+
+    @property
+    def waits(self) -> bool:
+        return False
+
+    @property
+    def form(self) -> InputForm:
+        return self.up.form
+
+    def forward(self, x: Tensor) -> Tensor:
+        return ops.linear(ops.activate(ops.linear(x, self.up), self.activation), self.down)
+
+
+def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
+    """The MLP of these weights."""
+    _, up, down = GATED
+    return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down), s.activation)
 
 
 @dataclass(slots=True)

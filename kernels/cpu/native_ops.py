@@ -20,7 +20,7 @@ from actorium.kernels.cpu.grouped_native import (
     one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
-from actorium.kernels.cpu.tower_native import NativeTowerOps
+from actorium.kernels.cpu.tower_native import NativeTowerOps, number_table
 from actorium.kernels.grouped_rows import BlockRows
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
@@ -157,6 +157,21 @@ class NativeOps(TorchOps):
         y = torch.empty_like(x)
         self.lib.rms_norm(x.data_ptr(), weight.data_ptr(), y.data_ptr(), x.shape[0], x.shape[1],
                           eps, self.threads)
+        return y
+
+    def layer_norm(self, x: Tensor, weight: Tensor, eps: float,  # type: ignore[override]
+                   out: Tensor | None = None) -> Tensor:
+        y = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
+        rows, *parts, dim = x.shape
+        self.lib.layer_norm(x.data_ptr(), x.stride(0), weight.data_ptr(), y.data_ptr(),
+                            y.stride(0), rows, *(parts or [1]), dim, eps, self.threads)
+        return y
+
+    def activate(self, x: Tensor, kind: str) -> Tensor:  # type: ignore[override]
+        x = x.contiguous()
+        y = torch.empty_like(x)
+        self.lib.map_numbers(x.data_ptr(), number_table(kind).data_ptr(), y.data_ptr(), x.numel(),
+                             self.threads)
         return y
 
     def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:

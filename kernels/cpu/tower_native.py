@@ -20,6 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.kernels.linear import Linear
+from actorium.kernels.reference.activation import activate
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.tower_ops import ERF, TANH, PatchAttention, TowerOps, Weight
 
@@ -29,6 +30,8 @@ WIDEST = 256
 """Numbers of a head that it takes at most."""
 SLICE = 1 << 14
 """Numbers that torch takes in one piece, all alike."""
+GELUS = {ERF: "gelu_erf", TANH: "gelu"}
+"""What `reference.activation` calls them."""
 ALL = -1
 """A window that hides nothing."""
 
@@ -50,7 +53,7 @@ class NativeTowerOps(TowerOps):
         """ops: whose products and norms are exact; left: shapes of weights that it has left to
         libraries."""
         self.ops, self.lib, self.threads, self._left = ops, lib, threads, left
-        self._tables = {kind: gelu_table(kind) for kind in (ERF, TANH)}
+        self._tables = {kind: number_table(own) for kind, own in GELUS.items()}
         self._wide = False
 
     @property
@@ -149,9 +152,9 @@ def widened(qkv: Weight, out: Weight, heads: int, dim: int, wide: int) -> tuple[
 
 
 @functools.cache
-def gelu_table(kind: str) -> Tensor:
-    """bf16[65536]: of the numbers whose bits count from 0 on. Made in f64, in pieces within which
-    torch does the same for each."""
+def number_table(kind: str) -> Tensor:
+    """bf16[65536]: an activation of the numbers whose bits count from 0 on. Made in f64, in pieces
+    within which torch does the same for each."""
     bits = torch.arange(1 << 16, dtype=torch.int32).to(torch.int16)
     numbers = bits.view(torch.bfloat16).double()
-    return torch.cat([F.gelu(part, approximate=kind) for part in numbers.split(SLICE)]).bfloat16()
+    return torch.cat([activate(part, kind) for part in numbers.split(SLICE)]).bfloat16()

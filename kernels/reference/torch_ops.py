@@ -14,7 +14,7 @@ from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import FloatLinear, Gated, Linear, PackedLinear, can_pack
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference import sampling
-from actorium.kernels.reference.activation import gelu_mul, silu_mul
+from actorium.kernels.reference.activation import activate, gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step
 from actorium.kernels.reference.delta_rule import delta_extend
@@ -24,7 +24,7 @@ from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
-from actorium.kernels.reference.norm import rms_norm
+from actorium.kernels.reference.norm import layer_norm, rms_norm
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.ssd import ssd_step
 from actorium.kernels.sampling_ops import SamplingOps
@@ -152,8 +152,10 @@ class TorchOps:
         assert norms is not None
         return Unnormed(x, weight, eps) if norms(len(x)) else self.rms_norm(x, weight, eps)
 
+    layer_norm = staticmethod(layer_norm)
     gated_norm = staticmethod(gated_norm)
     norm_gated = staticmethod(norm_gated)
+    activate = staticmethod(activate)
     silu_mul = staticmethod(silu_mul)
     gelu_mul = staticmethod(gelu_mul)
 

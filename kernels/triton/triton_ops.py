@@ -15,7 +15,7 @@ from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import SamplingTables
 from actorium.kernels.scaled_linear import DequantisedLinear, ScaledLinear, has_products, is_packed
-from actorium.kernels.triton.activation import gelu_mul, silu_mul
+from actorium.kernels.triton.activation import activate, gelu_mul, silu_mul
 from actorium.kernels.triton.activation_fp8 import gelu_mul_fp8, silu_mul_fp8
 from actorium.kernels.triton.activation_int8 import gelu_mul_int8, silu_mul_int8
 from actorium.kernels.triton.apply_plan import apply_plan
@@ -31,7 +31,7 @@ from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
 from actorium.kernels.triton.logprobs import logprobs
 from actorium.kernels.triton.masks import mask
-from actorium.kernels.triton.norm import add_rms_norm, rms_norm, rms_norm_add
+from actorium.kernels.triton.norm import add_rms_norm, layer_norm, rms_norm, rms_norm_add
 from actorium.kernels.triton.norm_fp8 import add_rms_norm_fp8, rms_norm_fp8
 from actorium.kernels.triton.norm_int8 import add_rms_norm_int8, rms_norm_int8
 from actorium.kernels.triton.penalties import adjust
@@ -88,6 +88,8 @@ class TritonOps(TorchOps):
     rms_norm = staticmethod(rms_norm)
     rms_norm_add = staticmethod(rms_norm_add)
     add_rms_norm = staticmethod(add_rms_norm)
+    layer_norm = staticmethod(layer_norm)
+    activate = staticmethod(activate)
     gated_norm = staticmethod(gated_norm)
     norm_gated = staticmethod(norm_gated)
     silu_mul = staticmethod(silu_mul)

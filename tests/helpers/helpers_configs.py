@@ -85,6 +85,9 @@ CONFIGS: list[dict[str, Any]] = [
      "logits_scaling": 4.0},
     {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
     {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 32},
+    {"architectures": ["CohereForCausalLM"], "use_qk_norm": True, "attention_bias": True},
+    {"architectures": ["Cohere2ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
 ]
 
 

@@ -112,6 +112,19 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"sliding_window": 9, "sliding_window_pattern": 3, "num_hidden_layers": 4}),
     ("exaone4-no-windows", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types":
                                                   ["full_attention"] * 3}),
+    ("starcoder2", "Starcoder2ForCausalLM", {"sliding_window": 9}),
+    ("starcoder2-odd", "Starcoder2ForCausalLM",
+     {"use_bias": False, "hidden_act": "gelu", "num_key_value_heads": 1, "norm_epsilon": 0.1,
+      "tie_word_embeddings": True, "head_dim": 10}),
+    ("cohere", "CohereForCausalLM", {"logit_scale": 0.5}),
+    ("cohere-normed", "CohereForCausalLM",
+     {"use_qk_norm": True, "attention_bias": True, "layer_norm_eps": 0.1, "head_dim": 10,
+      "tie_word_embeddings": True, "num_key_value_heads": 1}),
+    ("cohere2", "Cohere2ForCausalLM",
+     {"sliding_window": 9, "sliding_window_pattern": 2, "logit_scale": 2.0}),
+    ("cohere2-types", "Cohere2ForCausalLM",
+     {"sliding_window": 5, "attention_bias": True, "tie_word_embeddings": True, "layer_types":
+      ["full_attention", "sliding_attention", "sliding_attention"]}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -202,7 +215,10 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "num_experts_per_tok": 5, "head_dim": 32},
                                      {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
                                       "num_experts_per_tok": 8},
-                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "Starcoder2ForCausalLM", "head_dim": 32},
+                                     {"architecture": "CohereForCausalLM", "use_qk_norm": True,
+                                      "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

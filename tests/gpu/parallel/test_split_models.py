@@ -66,6 +66,10 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-moe": lambda path: write_checkpoint(
         path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+    "starcoder2": lambda path: write_checkpoint(path, "Starcoder2ForCausalLM",
+                                                intermediate_size=90),
+    "cohere": lambda path: write_checkpoint(path, "CohereForCausalLM", use_qk_norm=True,
+                                            num_key_value_heads=1, logit_scale=0.5),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
