@@ -60,6 +60,19 @@ MODEL_TYPES = {
     "starcoder2": ModelClass("Starcoder2ForCausalLM", 4096),
     "cohere": ModelClass("CohereForCausalLM", 8192),
     "cohere2": ModelClass("Cohere2ForCausalLM", 8192),
+    "gpt_neox": ModelClass("GPTNeoXForCausalLM", 2048),
+    "gpt2": ModelClass("GPT2LMHeadModel", 1024),
+    "phi": ModelClass("PhiForCausalLM", 2048),
+    "stablelm": ModelClass("StableLmForCausalLM", 4096),
+    "nemotron": ModelClass("NemotronForCausalLM", 4096),
+    "olmo": ModelClass("OlmoForCausalLM", 2048),
+    "helium": ModelClass("HeliumForCausalLM", 4096),
+    "arcee": ModelClass("ArceeForCausalLM", 4096),
+    "internlm3": ModelClass("InternLM3ForCausalLM", 32_768),
+    "gptj": ModelClass("GPTJForCausalLM", 2048),
+    "gpt_bigcode": ModelClass("GPTBigCodeForCausalLM", 1024),
+    "falcon": ModelClass("FalconForCausalLM", 2048),
+    "opt": ModelClass("OPTForCausalLM", 2048),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}
@@ -73,7 +86,7 @@ def architecture(config: dict[str, Any]) -> str:
     known = MODEL_TYPES.get(str(config.get("model_type")))
     if known is None:
         return name
-    family = known.name.partition("For")[0]
+    family = known.name.partition("For")[0].removesuffix("LMHeadModel")
     return known.name if name in ("", f"{family}Model", f"{family}TextModel") else name
 
 

@@ -13,12 +13,15 @@ from actorium.actors.config.tree import MADE_BITS, STORED, Config
 from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
+from actorium.gpu.families import layer_norm_config as ln
+from actorium.gpu.families import tensor_names as names
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
 from actorium.gpu.families.dense_config import (
     exaone4,
     glm,
     glm4,
+    internlm3,
     olmo2,
     olmo3,
     phi3,
@@ -32,7 +35,6 @@ from actorium.gpu.families.granite_config import (
     granite_hybrid_layer,
     granite_moe,
 )
-from actorium.gpu.families.layer_norm_config import cohere, cohere2, starcoder2
 from actorium.gpu.families.llama_config import (
     causal_layer,
     gemma2,
@@ -72,19 +74,13 @@ LayerTensors = Callable[[ModelShape, int, str], list[TensorSpec]]
 """(shape, i, what their names begin with) -> the tensors of the i-th layer."""
 
 
-Renames = tuple[tuple[str, str], ...]
-"""(regular expression of a part of a name, what is put in its place), one after the other."""
-
-CODE_NAMES: Renames = ((r"\.mlp\.c_fc\.", ".mlp.up_proj."), (r"\.mlp\.c_proj\.", ".mlp.down_proj."))
-"""Of StarCoder2."""
-
 
 class Architecture(NamedTuple):
     """A model class that configs name."""
 
     read: ConfigReader
     layer: LayerTensors
-    names: Renames = ()
+    names: names.Renames = ()
     """Of tensors that checkpoints call otherwise than `layer` does."""
     mtp: Callable[[ModelShape], MtpNames] | None = None
     """Where checkpoints have the layer that drafts, which as a decoder layer is number
@@ -118,9 +114,22 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
-    "Starcoder2ForCausalLM": Architecture(starcoder2, causal_layer, CODE_NAMES),
-    "CohereForCausalLM": Architecture(cohere, causal_layer),
-    "Cohere2ForCausalLM": Architecture(cohere2, causal_layer),
+    "Starcoder2ForCausalLM": Architecture(ln.starcoder2, causal_layer, names.FEED),
+    "CohereForCausalLM": Architecture(ln.cohere, causal_layer),
+    "Cohere2ForCausalLM": Architecture(ln.cohere2, causal_layer),
+    "GPTNeoXForCausalLM": Architecture(ln.gpt_neox, causal_layer, names.NEOX),
+    "GPT2LMHeadModel": Architecture(ln.gpt2, causal_layer, names.GPT2),
+    "PhiForCausalLM": Architecture(ln.phi, causal_layer, names.PHI),
+    "StableLmForCausalLM": Architecture(ln.stablelm, causal_layer, names.HEAD_NORMS),
+    "NemotronForCausalLM": Architecture(ln.nemotron, causal_layer),
+    "OlmoForCausalLM": Architecture(ln.olmo, causal_layer),
+    "HeliumForCausalLM": Architecture(ln.helium, causal_layer),
+    "InternLM3ForCausalLM": Architecture(internlm3, causal_layer),
+    "ArceeForCausalLM": Architecture(ln.arcee, causal_layer),
+    "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
+    "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
+    "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -7,6 +7,7 @@
 - GLM-4: the rotated pairs lie side by side, in a part of a head; `Glm4` norms what attention and
   MLP give as well.
 - Seed-OSS: biases.
+- InternLM3: biases by names of its own.
 - EXAONE 4: norms as OLMo's, but of each head; layers with full attention have no rope.
 """
 
@@ -55,6 +56,12 @@ EXAONE4: dict[str, Any] = {
     "rms_norm_eps": 1e-5, "sliding_window": 4096, "sliding_window_pattern": 4,
 }
 """What one of EXAONE 4 leaves out."""
+INTERNLM3: dict[str, Any] = {
+    "vocab_size": 128_512, "hidden_size": 4096, "intermediate_size": 10_240,
+    "num_hidden_layers": 48, "num_attention_heads": 32, "num_key_value_heads": 2, "head_dim": 128,
+    "rms_norm_eps": 1e-5,
+}
+"""What one of InternLM3 leaves out."""
 NORMS_AFTER = LayerNorms("", "", "post_attention_layernorm", "post_feedforward_layernorm")
 
 
@@ -148,3 +155,12 @@ def exaone4(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         every = get.int("sliding_window_pattern")
         windows = tuple(window if (i + 1) % every else 0 for i in range(shape.layers))
     return replace(shape, windows=windows, ropes=(NOPE, *shape.ropes))
+
+
+def internlm3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of InternLM3's config, whose biases transformers has all, or none."""
+    get = Fields(completed(raw, INTERNLM3), where)
+    bias = get.flag("qkv_bias", get.flag("attention_bias"))
+    if get.flag("bias", get.flag("mlp_bias")) != bias:
+        raise get.bad("bias", f"must be as qkv_bias is, {str(bias).lower()}")
+    return replace(decoder_shape(get, dtype), qkv_bias=bias, o_bias=bias, mlp_bias=bias)

@@ -285,6 +285,8 @@ class ModelShape:
     qk_norm_by_head: bool = False
     """Each head has a weight of its own in these norms."""
     qk_norm_bias: bool = False
+    qk_norms: tuple[int, int] | tuple[()] = ()
+    """Query and key heads of all GPUs, where the norm of each is a tensor by itself."""
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
     clip_qkv: float = 0.0

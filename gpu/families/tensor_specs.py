@@ -162,7 +162,10 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
     if s.whole_qk_norm:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
-    if s.qk_norm:
+    if s.qk_norms:
+        specs += [TensorSpec(f"{at}{name}_norm.norms.{i}.weight", (s.head_dim,))
+                  for name, heads in zip("qk", s.qk_norms, strict=True) for i in range(heads)]
+    elif s.qk_norm:
         parts = ("weight", "bias") if s.qk_norm_bias else ("weight",)
         specs += [TensorSpec(f"{at}{name}_norm.{part}",
                              (heads, s.head_dim) if s.qk_norm_by_head else (s.head_dim,))

@@ -12,6 +12,7 @@ from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.rotary import head_order, turned_projections
 from actorium.gpu.parallel.rank_group import RankGroup
+from actorium.gpu.parallel.rank_slices import part_of
 from actorium.gpu.parallel.split_layers import norm_over
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.fp8_weights import KV_SCALES
@@ -151,9 +152,14 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
 
 def layer_norms(w: LayerWeights, s: ModelShape, order: Tensor) -> Tensor:
     """[2, heads + kv_heads, head_dim]: weights and biases of the LayerNorms of heads."""
-    rows = []
-    for name, heads in (("q_norm", s.heads), ("k_norm", s.kv_heads)):
-        weight = w.norm(name)
+    rows, place = [], w.group.place
+    for at, (name, heads) in enumerate((("q_norm", s.heads), ("k_norm", s.kv_heads))):
+        if s.qk_norms:
+            each = [w.norm(f"{name}.norms.{i}") for i in range(s.qk_norms[at])]
+            first = part_of(len(each), heads, place.rank, place.size) * heads
+            weight = torch.stack(each[first:first + heads])
+        else:
+            weight = w.norm(name)
         bias = w.pop(f"{name}.bias") if s.qk_norm_bias else torch.zeros_like(weight)
         both = torch.stack((weight, bias)).view(2, -1, s.head_dim)[..., order.to(weight.device)]
         rows.append(both.expand(2, heads, -1))

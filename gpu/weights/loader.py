@@ -22,9 +22,9 @@ from actorium.actors.models.gguf_folder import SUFFIX as GGUF_SUFFIX
 from actorium.actors.models.gguf_folder import gguf_source
 from actorium.actors.models.model_dir import read_json
 from actorium.actors.models.model_files import INDEX, MAX_INDEX, SINGLE, check_file, unindexed_files
-from actorium.gpu.families.architectures import Renames
 from actorium.gpu.families.fp8_config import Fp8Shape
 from actorium.gpu.families.quant_config import StoredWeights
+from actorium.gpu.families.tensor_names import Renames
 from actorium.gpu.families.tensor_specs import EMBED_AND_HEAD, TensorSpec, held_format
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape
 from actorium.gpu.weights.dtypes import tensor_dtype

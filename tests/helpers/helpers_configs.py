@@ -88,6 +88,20 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Starcoder2ForCausalLM"], "sliding_window": 32},
     {"architectures": ["CohereForCausalLM"], "use_qk_norm": True, "attention_bias": True},
     {"architectures": ["Cohere2ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["GPTNeoXForCausalLM"], "rotary_pct": 0.5},
+    {"architectures": ["GPT2LMHeadModel"], "n_inner": 80},
+    {"architectures": ["PhiForCausalLM"], "qk_layernorm": True},
+    {"architectures": ["StableLmForCausalLM"], "qk_layernorm": True, "use_qkv_bias": True,
+     "use_parallel_residual": True},
+    {"architectures": ["NemotronForCausalLM"], "mlp_bias": True},
+    {"architectures": ["OlmoForCausalLM"], "clip_qkv": 2.0},
+    {"architectures": ["HeliumForCausalLM"], "attention_bias": True},
+    {"architectures": ["ArceeForCausalLM"], "mlp_bias": True},
+    {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
+    {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "tie_word_embeddings": False},
+    {"architectures": ["GPTBigCodeForCausalLM"]},
+    {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"architectures": ["OPTForCausalLM"], "ffn_dim": 96},
 ]
 
 

@@ -70,6 +70,17 @@ CASES: dict[str, Callable[[Path], Any]] = {
                                                 intermediate_size=90),
     "cohere": lambda path: write_checkpoint(path, "CohereForCausalLM", use_qk_norm=True,
                                             num_key_value_heads=1, logit_scale=0.5),
+    "gpt2": lambda path: write_checkpoint(path, "GPT2LMHeadModel", n_inner=90),
+    "phi": lambda path: write_checkpoint(path, "PhiForCausalLM", qk_layernorm=True,
+                                         vocab_size=201),
+    "stablelm": lambda path: write_checkpoint(
+        path, "StableLmForCausalLM", qk_layernorm=True, use_parallel_residual=True),
+    "gpt-neox": lambda path: write_checkpoint(path, "GPTNeoXForCausalLM"),
+    "nemotron": lambda path: write_checkpoint(path, "NemotronForCausalLM", mlp_bias=True),
+    "olmo": lambda path: write_checkpoint(path, "OlmoForCausalLM", clip_qkv=0.5),
+    "falcon": lambda path: write_checkpoint(
+        path, "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=2),
+    "opt": lambda path: write_checkpoint(path, "OPTForCausalLM", ffn_dim=90),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
@@ -134,7 +145,8 @@ def near(got: list[Tensor], want: list[Tensor]) -> bool:
 
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
-LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite")
+LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "starcoder2", "gpt-neox",
+               "nemotron", "olmo", "falcon", "opt")
 
 
 @pytest.mark.parametrize(("name", "size"), [
