@@ -125,8 +125,9 @@ def rows() -> Iterator[Case]:
     yield Case("layer_norm 12288", lambda: OPS.layer_norm(
         empty(64, 12_288), empty(2, 12_288), 1e-5))
     yield Case("layer_norm of heads, Command R+", partial(head_norms, 104))
-    for kind in ACTIVATIONS:
-        yield Case(f"activate {kind} 24576", partial(OPS.activate, empty(64, 24_576), kind))
+    for kind in (*ACTIVATIONS, "xielu"):
+        yield Case(f"activate {kind} 24576",
+                   partial(OPS.activation(kind, (0.7, 1.3)), empty(64, 24_576)))
     for ranks in (2, 4, 8):
         yield Case(f"sum over {ranks} ranks, 8192", partial(ranks_sum, ranks, 8192, BF16))
     yield Case("sum over 2 ranks, 5120, fp32", partial(ranks_sum, 2, 5120, F32))

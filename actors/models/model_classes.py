@@ -69,6 +69,7 @@ MODEL_TYPES = {
     "helium": ModelClass("HeliumForCausalLM", 4096),
     "arcee": ModelClass("ArceeForCausalLM", 4096),
     "internlm3": ModelClass("InternLM3ForCausalLM", 32_768),
+    "apertus": ModelClass("ApertusForCausalLM", 65_536),
     "gptj": ModelClass("GPTJForCausalLM", 2048),
     "gpt_bigcode": ModelClass("GPTBigCodeForCausalLM", 1024),
     "falcon": ModelClass("FalconForCausalLM", 2048),

@@ -126,6 +126,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HeliumForCausalLM": Architecture(ln.helium, causal_layer),
     "InternLM3ForCausalLM": Architecture(internlm3, causal_layer),
     "ArceeForCausalLM": Architecture(ln.arcee, causal_layer),
+    "ApertusForCausalLM": Architecture(ln.apertus, causal_layer),
     "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
     "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
     "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),

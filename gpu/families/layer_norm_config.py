@@ -5,7 +5,7 @@
 - StableLM, Phi, GPT-NeoX, GPT-J, Falcon: side by side, or in turn; a part of each head is rotated.
 - GPT-2, GPTBigCode (StarCoder), OPT: learned positions.
 - OLMo: norms without weights.
-- Arcee: RMS norms, no gate.
+- Arcee, Apertus: RMS norms, no gate.
 - Helium: RMS norms and a gate; the rotated pairs lie side by side.
 """
 
@@ -24,7 +24,7 @@ from actorium.gpu.families.model_shape import NOPE, LayerNorms, ModelShape
 
 TANH, ERF = ("gelu_pytorch_tanh", "gelu_new", "gelu_fast"), ("gelu", "gelu_python")
 ACTIVATIONS = {**dict.fromkeys(TANH, "gelu"), **dict.fromkeys(ERF, "gelu_erf"), "relu": "relu",
-               "relu2": "relu2", "silu": "silu", "swish": "silu"}
+               "relu2": "relu2", "silu": "silu", "swish": "silu", "xielu": "xielu"}
 """What configs call the activations of MLPs without a gate."""
 ONE_NORM = LayerNorms(mlp="")
 """Of layers whose attention and MLP take the same rows."""
@@ -113,6 +113,14 @@ ARCEE: dict[str, Any] = {
     "rms_norm_eps": 1e-5,
 }
 """The same of Arcee."""
+
+APERTUS: dict[str, Any] = {
+    "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336,
+    "num_hidden_layers": 32, "num_attention_heads": 32, "hidden_act": "xielu",
+    "rms_norm_eps": 1e-5, "rope_theta": 12e6,
+}
+"""The same of Apertus."""
+APERTUS_ROPE = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 8192}
 
 
 def starcoder2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -272,6 +280,16 @@ def arcee(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     shape = decoder_shape(get, dtype, activation=_activation(get, "hidden_act"))
     shape = _biased(shape, get.flag("attention_bias"), get.flag("mlp_bias"))
     return replace(shape, gated=False)
+
+
+def apertus(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Apertus's config."""
+    if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
+        raw = {**raw, "rope_parameters": APERTUS_ROPE}
+    get = Fields(completed(raw, APERTUS), where)
+    shape = decoder_shape(get, dtype, activation=_activation(get, "hidden_act"))
+    return replace(_biased(shape, get.flag("attention_bias"), False), gated=False, qk_norm=True,
+                   layer_norms=LayerNorms("attention_layernorm", "feedforward_layernorm"))
 
 
 def _gpt(raw: dict[str, Any], where: Path, dtype: str,

@@ -84,7 +84,8 @@ def qwen3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 def causal_layer(s: ModelShape, _: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer with attention and a dense MLP."""
-    return [*attention_tensors(f"{at}{ATTENTION}", s),
+    alphas = [TensorSpec(f"{at}mlp.act_fn.alpha_{kind}", (1,)) for kind in "pn"]
+    return [*attention_tensors(f"{at}{ATTENTION}", s), *(alphas * (s.activation == "xielu")),
             *dense_tensors(f"{at}mlp.", s.hidden, s.intermediate, s.mlp_bias,
                            GATED if s.gated else GATED[1:]),
             *norm_tensors(at, s, s.layer_norms.names)]

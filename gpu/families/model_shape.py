@@ -304,7 +304,7 @@ class ModelShape:
     """The same of logits."""
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
-    relu, or relu2 (the square)."""
+    relu, relu2 (its square), or xielu."""
     gated: bool = True
     """The MLP has a gate."""
     norm_plus_one: bool = False

@@ -230,7 +230,9 @@ class Decoder(ABC):
         """What goes into the first layer. tokens, positions: i64[T] -> [T, hidden]."""
         hidden, scale = self.embeddings(tokens), self.shape.embed_scale
         hidden = hidden if scale == 1 else hidden * scale
-        return hidden if self.positions is None else hidden + self.positions[positions]
+        if self.positions is None:
+            return hidden
+        return hidden + self.positions.index_select(0, positions)
 
     def embeddings(self, tokens: Tensor) -> Tensor:
         """Rows of the embedding, not scaled. tokens: i64[T] -> [T, hidden]."""

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from actorium.gpu.families.model_shape import GATED, ExpertShape, ModelShape
@@ -18,6 +19,7 @@ from actorium.gpu.weights.loader import Fused
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
+from actorium.kernels.reference.activation import BETA, NO_ALPHAS
 from actorium.kernels.reference.experts import Experts
 from actorium.kernels.scaled_linear import has_products, is_packed
 
@@ -87,8 +89,8 @@ class Ungated:
 
     up: Linear
     down: Linear
-    activation: str
-    """See `ModelShape`."""
+    activation: Callable[[Tensor], Tensor]
+    """See `TorchOps.activation`."""
 
     @property
     def waits(self) -> bool:
@@ -104,8 +106,12 @@ class Ungated:
 
 def ungated(w: LayerWeights, s: ModelShape) -> Ungated:
     """The MLP of these weights."""
-    _, up, down = GATED
-    return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down), s.activation)
+    (_, up, down), alphas = GATED, NO_ALPHAS
+    if s.activation == "xielu":
+        above, below = (F.softplus(w.pop(f"act_fn.alpha_{kind}").float()).item() for kind in "pn")
+        alphas = above, BETA + below
+    return Ungated(w.linear(s.mlp_bias, up), w.summed(s.mlp_bias, down),
+                   w.ops.activation(s.activation, alphas))
 
 
 @dataclass(slots=True)

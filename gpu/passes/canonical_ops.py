@@ -154,9 +154,11 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
 
 
 @operation
-def activate(x: Tensor, kind: str) -> Tensor:
-    """The activation of an MLP without a gate, of each number of [T, I]; see `ModelShape`."""
-    return activation.activate(x, kind)
+def activate(x: Tensor, own: Any) -> Tensor:
+    """The activation of an MLP without a gate, of each number of [T, I]; own: see
+    `TorchOps.activation`."""
+    y: Tensor = own(x)
+    return y
 
 
 @operation
@@ -300,8 +302,8 @@ WRITES = (write_kv, write_latent, rotate_write)
 def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
     """What runs each operation; ops: a `TorchOps`."""
     return {
-        norm: ops.rms_norm, layer_norm: ops.layer_norm, activate: ops.activate,
-        norm_add: ops.rms_norm_add, add_norm: ops.add_rms_norm,
+        norm: ops.rms_norm, layer_norm: ops.layer_norm, norm_add: ops.rms_norm_add,
+        add_norm: ops.add_rms_norm,
         norm_quant: ops.rms_norm_quant, add_norm_quant: ops.add_rms_norm_quant,
         norm_for: ops.norm_for, silu_mul: ops.silu_mul, gelu_mul: ops.gelu_mul,
         silu_mul_quant: ops.silu_mul_quant, gelu_mul_quant: ops.gelu_mul_quant,
@@ -313,6 +315,7 @@ def functions(ops: Any) -> dict[Callable[..., Any], Callable[..., Any]]:
 
 METHODS: dict[Callable[..., Any], tuple[str, int]] = {
     linear: ("__call__", 1), linear_add: ("add", 1), gated: ("__call__", 1),
+    activate: ("__call__", 1),
     norm_qk: ("norm_qk", 1), write_kv: ("write_kv", 2), write_latent: ("write_latent", 1),
     rotate_write: ("rotate_write", 1),
     attend: ("between", 1), recur: ("between", 1), expand_values: ("expand", 1),

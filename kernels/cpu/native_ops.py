@@ -20,7 +20,7 @@ from actorium.kernels.cpu.grouped_native import (
     one_call,
 )
 from actorium.kernels.cpu.latent_native import NativeHeads, SplitLinear, split_floats
-from actorium.kernels.cpu.tower_native import NativeTowerOps, number_table
+from actorium.kernels.cpu.tower_native import NativeTowerOps, NumberMap, number_table
 from actorium.kernels.grouped_rows import BlockRows
 from actorium.kernels.inputs import InputForm, Quantised
 from actorium.kernels.linear import (
@@ -37,6 +37,7 @@ from actorium.kernels.linear import (
     huge,
     padded_columns,
 )
+from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts, combine
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.torch_ops import TorchOps
@@ -167,12 +168,8 @@ class NativeOps(TorchOps):
                             y.stride(0), rows, *(parts or [1]), dim, eps, self.threads)
         return y
 
-    def activate(self, x: Tensor, kind: str) -> Tensor:  # type: ignore[override]
-        x = x.contiguous()
-        y = torch.empty_like(x)
-        self.lib.map_numbers(x.data_ptr(), number_table(kind).data_ptr(), y.data_ptr(), x.numel(),
-                             self.threads)
-        return y
+    def activation(self, kind: str, alphas: Alphas = NO_ALPHAS) -> Callable[[Tensor], Tensor]:
+        return NumberMap(self.lib, self.threads, number_table(kind, alphas))
 
     def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
         if not form.int8:

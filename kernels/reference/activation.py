@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 ACTIVATIONS: dict[str, Callable[[Tensor], Tensor]] = {
     "silu": F.silu, "gelu": lambda x: F.gelu(x, approximate="tanh"), "gelu_erf": F.gelu,
     "relu": F.relu, "relu2": lambda x: F.relu(x).square()}
-"""By their names in a `ModelShape`."""
+"""By their names in a `ModelShape`; and "xielu"."""
+Alphas = tuple[float, float]
+"""Of xIELU (arXiv 2411.13010): for numbers above 0, and for others."""
+NO_ALPHAS = (0.0, 0.0)
+BETA, EPS = 0.5, -1e-6
+"""Of xIELU: no config changes them."""
 
 
 def silu_mul(gate_up: Tensor) -> Tensor:
@@ -25,6 +31,10 @@ def gelu_mul(gate_up: Tensor) -> Tensor:
     return F.gelu(gate, approximate="tanh") * up
 
 
-def activate(x: Tensor, kind: str) -> Tensor:
-    """The activation of each number. kind: of `ACTIVATIONS`."""
-    return ACTIVATIONS[kind](x)
+def activate(x: Tensor, kind: str, alphas: Alphas = NO_ALPHAS) -> Tensor:
+    """The activation of each number. kind: of `ACTIVATIONS`, or "xielu", with its alphas."""
+    if kind != "xielu":
+        return ACTIVATIONS[kind](x)
+    wide = x if x.dtype is torch.float64 else x.float()
+    below = (wide.clamp(max=EPS).expm1() - wide) * alphas[1]
+    return (torch.where(wide > 0, alphas[0] * wide * wide, below) + BETA * wide).to(x.dtype)

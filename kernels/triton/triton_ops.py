@@ -4,12 +4,16 @@ convolution of single tokens: torch's run there."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
+from actorium.kernels.reference.activation import NO_ALPHAS, Alphas
 from actorium.kernels.reference.experts import Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
@@ -89,7 +93,6 @@ class TritonOps(TorchOps):
     rms_norm_add = staticmethod(rms_norm_add)
     add_rms_norm = staticmethod(add_rms_norm)
     layer_norm = staticmethod(layer_norm)
-    activate = staticmethod(activate)
     gated_norm = staticmethod(gated_norm)
     norm_gated = staticmethod(norm_gated)
     silu_mul = staticmethod(silu_mul)
@@ -112,6 +115,9 @@ class TritonOps(TorchOps):
             self.products.rehearse()
         elif device.type == "cuda":
             self.products.tune(replayed_seconds)
+
+    def activation(self, kind: str, alphas: Alphas = NO_ALPHAS) -> Callable[[Tensor], Tensor]:
+        return partial(activate, kind=kind, alphas=alphas)
 
     def rms_norm_quant(self, x: Tensor, weight: Tensor, eps: float, form: InputForm) -> Quantised:
         return (rms_norm_int8 if form.int8 else rms_norm_fp8)(x, weight, eps, form)

@@ -97,6 +97,7 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["OlmoForCausalLM"], "clip_qkv": 2.0},
     {"architectures": ["HeliumForCausalLM"], "attention_bias": True},
     {"architectures": ["ArceeForCausalLM"], "mlp_bias": True},
+    {"architectures": ["ApertusForCausalLM"]},
     {"architectures": ["InternLM3ForCausalLM"], "qkv_bias": True, "bias": True},
     {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "tie_word_embeddings": False},
     {"architectures": ["GPTBigCodeForCausalLM"]},

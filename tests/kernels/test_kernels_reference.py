@@ -124,12 +124,12 @@ def test_native_norm_and_activation(ops: NativeOps, dim: int, rows: int) -> None
     close(ops.gelu_mul(gate_up / 8), gelu_mul((gate_up / 8).float()))
 
 
-@pytest.mark.parametrize("kind", ACTIVATIONS)
+@pytest.mark.parametrize("kind", [*ACTIVATIONS, "xielu"])
 def test_native_plain_activations(ops: NativeOps, kind: str) -> None:
     ends = torch.tensor([[-math.inf, math.inf, math.nan] * 100]).to(BF16)
     x = torch.cat((rand(70, 300) * 4, ends))
-    assert torch.equal(ops.activate(x, kind).nan_to_num(7.0),
-                       activate(x.double(), kind).to(BF16).nan_to_num(7.0))
+    assert torch.equal(ops.activation(kind, (0.7, 1.3))(x).nan_to_num(7.0),
+                       activate(x.double(), kind, (0.7, 1.3)).to(BF16).nan_to_num(7.0))
 
 
 @pytest.mark.parametrize(("parts", "dim"), [(1, 15), (1, 1000), (6, 64), (3, 10)])

@@ -166,8 +166,9 @@ def check_activations(source: Source, rows: int, width: int, dtype: torch.dtype)
     gate_up = source.apart(rows, 2 * width, dtype=dtype, gap=3, scale=4)
     close(activation_t.silu_mul(gate_up), activation.silu_mul(wide(gate_up)))
     close(activation_t.gelu_mul(gate_up), activation.gelu_mul(wide(gate_up)), 16)
-    for kind in activation.ACTIVATIONS:
-        close(activation_t.activate(gate_up, kind), activation.activate(wide(gate_up), kind), 16)
+    for kind in (*activation.ACTIVATIONS, "xielu"):
+        close(activation_t.activate(gate_up, kind, (0.7, 1.3)),
+              activation.activate(wide(gate_up), kind, (0.7, 1.3)), 16)
 
 
 @interpreted

@@ -167,6 +167,10 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("arcee-odd", "ArceeForCausalLM",
      {"hidden_act": "silu", "attention_bias": True, "tie_word_embeddings": True, "head_dim": 10,
       "rope_parameters": YARN}),
+    ("apertus", "ApertusForCausalLM", {}),
+    ("apertus-odd", "ApertusForCausalLM",
+     {"hidden_act": "relu2", "attention_bias": True, "tie_word_embeddings": True, "head_dim": 10,
+      "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     ("gptj", "GPTJForCausalLM", {"rotary_dim": 8}),
     ("gptj-whole-heads", "GPTJForCausalLM", {"rotary_dim": 16, "n_inner": 80}),
     ("gpt-bigcode", "GPTBigCodeForCausalLM", {"activation_function": "gelu"}),
@@ -315,6 +319,7 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {"architecture": "CohereForCausalLM", "use_qk_norm": True,
                                       "head_dim": 32},
                                      {"architecture": "GPT2LMHeadModel"},
+                                     {"architecture": "ApertusForCausalLM"},
                                      {"architecture": "PhiForCausalLM", "qk_layernorm": True},
                                      {"architecture": "StableLmForCausalLM"},
                                      {"architecture": "OlmoForCausalLM", "clip_qkv": 2.0}])

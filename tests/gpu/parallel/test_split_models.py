@@ -70,6 +70,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
                                                 intermediate_size=90),
     "cohere": lambda path: write_checkpoint(path, "CohereForCausalLM", use_qk_norm=True,
                                             num_key_value_heads=1, logit_scale=0.5),
+    "apertus": lambda path: write_checkpoint(path, "ApertusForCausalLM"),
     "gpt2": lambda path: write_checkpoint(path, "GPT2LMHeadModel", n_inner=90),
     "phi": lambda path: write_checkpoint(path, "PhiForCausalLM", qk_layernorm=True,
                                          vocab_size=201),
@@ -145,8 +146,8 @@ def near(got: list[Tensor], want: list[Tensor]) -> bool:
 
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
-LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "starcoder2", "gpt-neox",
-               "nemotron", "olmo", "falcon", "opt")
+LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "starcoder2", "apertus",
+               "gpt-neox", "nemotron", "olmo", "falcon", "opt")
 
 
 @pytest.mark.parametrize(("name", "size"), [
