@@ -73,6 +73,9 @@ MODEL_TYPES = {
     "gptj": ModelClass("GPTJForCausalLM", 2048),
     "gpt_bigcode": ModelClass("GPTBigCodeForCausalLM", 1024),
     "falcon": ModelClass("FalconForCausalLM", 2048),
+    "persimmon": ModelClass("PersimmonForCausalLM", 16_384),
+    "jais2": ModelClass("Jais2ForCausalLM", 8192),
+    "vaultgemma": ModelClass("VaultGemmaForCausalLM", 8192),
     "opt": ModelClass("OPTForCausalLM", 2048),
 }
 """By `model_type`."""

@@ -44,6 +44,7 @@ from actorium.gpu.families.llama_config import (
     mistral,
     qwen2,
     qwen3,
+    vault_gemma,
 )
 from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
@@ -130,6 +131,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GPTJForCausalLM": Architecture(ln.gptj, causal_layer, names.GPT),
     "GPTBigCodeForCausalLM": Architecture(ln.gpt_bigcode, causal_layer, names.BIGCODE),
     "FalconForCausalLM": Architecture(ln.falcon, causal_layer, names.FALCON),
+    "PersimmonForCausalLM": Architecture(ln.persimmon, causal_layer, names.PERSIMMON),
+    "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
+    "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
     "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for

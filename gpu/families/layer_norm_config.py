@@ -1,6 +1,6 @@
 """Readers of decoders with LayerNorms, or MLPs without a gate, or both.
 
-- StarCoder2, Nemotron: as Llama with these.
+- StarCoder2, Nemotron, Jais 2, Persimmon: as Llama with these.
 - Command R and Command A (Cohere): attention and MLP side by side, after one norm; NoPE layers.
 - StableLM, Phi, GPT-NeoX, GPT-J, Falcon: side by side, or in turn; a part of each head is rotated.
 - GPT-2, GPTBigCode (StarCoder), OPT: learned positions.
@@ -72,6 +72,18 @@ NEOX: dict[str, Any] = {
     "use_parallel_residual": True, "attention_bias": True,
 }
 """What one of GPT-NeoX leaves out."""
+PERSIMMON: dict[str, Any] = {
+    "vocab_size": 262_144, "hidden_size": 4096, "intermediate_size": 16_384,
+    "num_hidden_layers": 36, "num_attention_heads": 64, "hidden_act": "relu2",
+    "layer_norm_eps": 1e-5, "partial_rotary_factor": 0.5, "qk_layernorm": True,
+}
+"""What one of Persimmon leaves out."""
+JAIS2: dict[str, Any] = {
+    "vocab_size": 150_272, "hidden_size": 3328, "intermediate_size": 26_624,
+    "num_hidden_layers": 32, "num_attention_heads": 26, "hidden_act": "relu2",
+    "layer_norm_eps": 1e-5, "attention_bias": True, "mlp_bias": True,
+}
+"""What one of Jais 2 leaves out."""
 GPT_FIELDS = {"hidden_size": "n_embd", "num_hidden_layers": "n_layer", "num_attention_heads":
               "n_head", "max_position_embeddings": "n_positions", "intermediate_size": "n_inner"}
 """What configs of the GPTs call these fields."""
@@ -199,6 +211,20 @@ def gpt_neox(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
                        "hidden_act", True, get.called)
     return replace(_biased(shape, get.flag("attention_bias"), True),
                    parallel=get.flag("use_parallel_residual"))
+
+
+def persimmon(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Persimmon's config."""
+    get, shape = _read(_of_all_heads(raw), where, dtype, PERSIMMON, "layer_norm_eps", "hidden_act",
+                       True)
+    normed = get.flag("qk_layernorm")
+    return replace(_biased(shape, True, True), qk_norm=normed, qk_norm_bias=normed)
+
+
+def jais2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of Jais 2."""
+    get, shape = _read(raw, where, dtype, JAIS2, "layer_norm_eps", "hidden_act")
+    return _biased(shape, get.flag("attention_bias"), get.flag("mlp_bias"))
 
 
 def gpt2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

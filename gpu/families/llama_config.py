@@ -119,6 +119,12 @@ def gemma2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
                    logit_cap=final)
 
 
+def vault_gemma(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of VaultGemma's config: Gemma 2 without norms of what attention and MLP give."""
+    return replace(gemma2(raw, where, dtype),
+                   layer_norms=LayerNorms(mlp="pre_feedforward_layernorm"))
+
+
 def gemma3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Gemma 3's config, of which the text part is served."""
     get = _text(raw, where)

@@ -15,6 +15,8 @@ BY_HEAD: Renames = (
 HEAD_NORMS: Renames = ((r"\.([qk])_layernorm\.", r".\1_norm."),)
 PHI: Renames = (*FEED, *HEAD_NORMS, (r"\.self_attn\.dense\.", ".self_attn.o_proj."),
                 (r"^model\.final_layernorm\.", "model.norm."))
+PERSIMMON: Renames = (
+    *PHI, (r"\.self_attn\.query_key_value\.", ".self_attn.qkv_by_head."))
 NEOX: Renames = (
     *FEED, *BY_HEAD, (r"^(gpt_neox\.)?embed_in\.", "model.embed_tokens."),
     (r"^gpt_neox\.layers\.", "model.layers."), (r"^embed_out\.", "lm_head."),

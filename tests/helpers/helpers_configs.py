@@ -102,6 +102,9 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["GPTJForCausalLM"], "rotary_dim": 8, "tie_word_embeddings": False},
     {"architectures": ["GPTBigCodeForCausalLM"]},
     {"architectures": ["FalconForCausalLM"], "new_decoder_architecture": True, "num_kv_heads": 2},
+    {"architectures": ["PersimmonForCausalLM"]},
+    {"architectures": ["Jais2ForCausalLM"]},
+    {"architectures": ["VaultGemmaForCausalLM"], "sliding_window": 32},
     {"architectures": ["OPTForCausalLM"], "ffn_dim": 96},
 ]
 

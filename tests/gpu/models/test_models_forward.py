@@ -182,6 +182,18 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("falcon-in-turn", "FalconForCausalLM",
      {"parallel_attn": False, "multi_query": False, "bias": True, "ffn_hidden_size": 80,
       "layer_norm_epsilon": 0.1, "activation": "relu"}),
+    ("persimmon", "PersimmonForCausalLM", {}),
+    ("persimmon-plain", "PersimmonForCausalLM",
+     {"qk_layernorm": False, "hidden_act": "gelu", "layer_norm_eps": 0.1,
+      "tie_word_embeddings": True, "rope_parameters": {
+          "rope_type": "default", "rope_theta": 500.0, "partial_rotary_factor": 0.25}}),
+    ("jais2", "Jais2ForCausalLM", {}),
+    ("jais2-odd", "Jais2ForCausalLM",
+     {"attention_bias": False, "mlp_bias": False, "hidden_act": "gelu", "layer_norm_eps": 0.1,
+      "num_key_value_heads": 1, "head_dim": 10, "tie_word_embeddings": True}),
+    ("vaultgemma", "VaultGemmaForCausalLM",
+     {"sliding_window": 8, "attn_logit_softcapping": 1.5, "final_logit_softcapping": 3.0,
+      "query_pre_attn_scalar": 24, "attention_bias": True}),
     ("opt", "OPTForCausalLM", {"ffn_dim": 96}),
     ("opt-odd", "OPTForCausalLM",
      {"ffn_dim": 80, "enable_bias": False, "layer_norm_elementwise_affine": False,
@@ -232,6 +244,16 @@ def test_internlm3_is_llama_with_names_of_its_own(tmp_path: Path) -> None:
            "bias": True}
     (tmp_path / "config.json").write_text(json.dumps(
         {name: value for name, value in config.items() if not name.endswith("_bias")} | own))
+    got = every_logit(Stepper(load(tmp_path), 64), prompts()[1], 7)
+    assert torch.allclose(got, oracle_logits(theirs, prompts()[1]), atol=1e-4, rtol=0)
+
+
+@pytest.mark.parametrize("architecture", ["GPT2LMHeadModel", "OPTForCausalLM"])
+def test_a_checkpoint_without_head_and_prefix(tmp_path: Path, architecture: str) -> None:
+    """As most of GPT-2's and OPT's are."""
+    theirs = write_checkpoint(tmp_path, architecture, tie_word_embeddings=True)
+    theirs.base_model.save_pretrained(str(tmp_path))
+    assert "For" not in json.loads((tmp_path / "config.json").read_text())["architectures"][0]
     got = every_logit(Stepper(load(tmp_path), 64), prompts()[1], 7)
     assert torch.allclose(got, oracle_logits(theirs, prompts()[1]), atol=1e-4, rtol=0)
 

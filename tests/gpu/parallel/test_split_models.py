@@ -81,6 +81,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "olmo": lambda path: write_checkpoint(path, "OlmoForCausalLM", clip_qkv=0.5),
     "falcon": lambda path: write_checkpoint(
         path, "FalconForCausalLM", new_decoder_architecture=True, num_kv_heads=2),
+    "persimmon": lambda path: write_checkpoint(path, "PersimmonForCausalLM"),
     "opt": lambda path: write_checkpoint(path, "OPTForCausalLM", ffn_dim=90),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
@@ -147,7 +148,7 @@ def near(got: list[Tensor], want: list[Tensor]) -> bool:
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
 LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "starcoder2", "apertus",
-               "gpt-neox", "nemotron", "olmo", "falcon", "opt")
+               "gpt-neox", "nemotron", "olmo", "falcon", "persimmon", "opt")
 
 
 @pytest.mark.parametrize(("name", "size"), [
