@@ -29,7 +29,7 @@ from actorium.gpu.passes.fusion_pass import FusionPass, LayerFacts, head_form, t
 from actorium.gpu.passes.fusions import ALL
 from actorium.gpu.passes.layer_graph import Lines, PartGraph, Pending, lowered, reduces
 from actorium.gpu.step.pools import KVPagePool
-from actorium.kernels.inputs import HiddenStream, settled
+from actorium.kernels.inputs import HiddenStream, InputForm, settled
 from actorium.kernels.reference.kv import read_rows
 
 LOG = logging.getLogger("actorium.passes")
@@ -96,7 +96,8 @@ class PassManager:
         model.runs = self.runs(len(model.layers))
         self.report.structures = len(self._known)
         head = model.end_part
-        model.end = self.piece(head, "head", head_form(head.product, head.scale, head.cap))
+        form = head_form(head.product, head.scale, head.cap)
+        model.end = self.piece(head, "head", InputForm() if head.layer_norm else form)
         drafter = model.drafter
         if isinstance(drafter, MtpDrafter):
             self._pieces(drafter.layer.mixer, "mtp.")
