@@ -75,7 +75,7 @@ class HarmonyParser:
         """The kinds of parts that have had a text, but for calls."""
         self._joins = False
         """A line end is due before the next text."""
-        self._state = self._header
+        self._state: Callable[[list[MessagePart]], bool] = self._header
         if thought is not Thought.MAY:
             self._begin(Header(ANALYSIS if thought is Thought.OPEN else FINAL), "")
         self._first = True
