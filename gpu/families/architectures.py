@@ -31,6 +31,7 @@ from actorium.gpu.families.granite_config import (
     granite_hybrid,
     granite_hybrid_layer,
     granite_moe,
+    granite_moe_shared,
 )
 from actorium.gpu.families.llama_config import (
     causal_layer,
@@ -42,7 +43,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
-from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
+from actorium.gpu.families.mixture_config import mixtral, olmoe, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -108,6 +109,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
+    "OlmoeForCausalLM": Architecture(olmoe, hybrid_layer),
+    "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

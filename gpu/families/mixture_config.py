@@ -1,4 +1,4 @@
-"""Models whose layers have attention and a mixture of experts: Mixtral and Qwen2-MoE."""
+"""Models whose layers have attention and a mixture of experts: Mixtral, Qwen2-MoE and OLMoE."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_experts
+from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, read_experts
 from actorium.gpu.families.llama_config import layer_windows, mistral
 from actorium.gpu.families.model_shape import MixtureNames, ModelShape
 from actorium.gpu.families.qwen_hybrid_config import sparse_layers
@@ -24,6 +24,12 @@ QWEN2_MOE: dict[str, Any] = {
     "shared_expert_intermediate_size": 5632, "sliding_window": 4096, "max_window_layers": 28,
 }
 """The same of Qwen2-MoE."""
+OLMOE: dict[str, Any] = {
+    "vocab_size": 50_304, "hidden_size": 2048, "intermediate_size": 2048,
+    "num_hidden_layers": 16, "num_attention_heads": 16, "rms_norm_eps": 1e-5, "num_experts": 64,
+    "num_experts_per_tok": 8,
+}
+"""The same of OLMoE."""
 
 
 def mixtral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
@@ -50,3 +56,15 @@ def qwen2_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         get, "num_experts", get.int("moe_intermediate_size"), get.flag("norm_topk_prob"),
         get.int("shared_expert_intermediate_size")) if sparse else None
     return replace(shape, qkv_bias=get.flag("qkv_bias", True), sparse=sparse, experts=experts)
+
+
+def olmoe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of OLMoE's config: queries and keys are normed over all heads, and with the values cut
+    off where `clip_qkv` says."""
+    get = Fields(completed(raw, OLMOE), where)
+    shape, bias = decoder_shape(get, dtype), get.flag("attention_bias")
+    experts = read_experts(get, "num_experts", shape.intermediate, get.flag("norm_topk_prob"))
+    return replace(
+        shape, qkv_bias=bias, o_bias=bias, whole_qk_norm=True, experts=experts,
+        qkv_clip=0.0 if raw.get("clip_qkv") is None else get.float("clip_qkv"),
+        sparse=tuple(range(shape.layers)))

@@ -284,6 +284,9 @@ class ModelShape:
     """Queries and keys are normed, head by head."""
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
+    qkv_clip: float = 0.0
+    """Queries, keys and values are cut off at plus and minus this, before they are rotated; 0 = they
+    are not."""
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0

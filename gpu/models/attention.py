@@ -66,7 +66,7 @@ class Attention:
     def forward(self, x: Tensor, step: ForwardContext) -> Tensor:
         s = self.shape
         qkv = ops.linear(x, self.qkv)
-        if s.whole_qk_norm:
+        if s.whole_qk_norm or s.qkv_clip:
             qkv = ops.norm_qk(qkv, self)
         q, k, v = ops.split(qkv, s.heads, s.head_dim)
         if self.q_norm is not None and self.k_norm is not None:
@@ -81,10 +81,11 @@ class Attention:
         return ops.linear(y, self.o)
 
     def norm_qk(self, qkv: Tensor) -> Tensor:
-        """Queries and keys normed, each over the heads of all ranks; values as they are. qkv:
-        [T, (heads + 2 * kv_heads) * head_dim]."""
+        """Queries and keys normed, each over the heads of all ranks, and all three cut off, where
+        the model does. qkv: [T, (heads + 2 * kv_heads) * head_dim]."""
         s = self.shape
-        assert self.whole_norm is not None
+        if self.whole_norm is None:
+            return qkv.clamp(-s.qkv_clip, s.qkv_clip)
         q, k, v = qkv.split((s.q_size, s.kv_size, s.kv_size), 1)
         weights = self.whole_norm.split((s.q_size, s.kv_size))
         if self.ranks.place.size == 1:
@@ -92,7 +93,8 @@ class Attention:
                     for x, w in zip((q, k), weights, strict=True))
         else:
             q, k = norm_over(self.ranks, (q, k), weights, s.norm_eps)
-        return torch.cat((q, k, v), 1)
+        qkv = torch.cat((q, k, v), 1)
+        return qkv.clamp_(-s.qkv_clip, s.qkv_clip) if s.qkv_clip else qkv
 
     def write_kv(self, k: Tensor, v: Tensor, step: ForwardContext) -> None:
         """Keys, rotated, and values go to the pages. k, v: [T, kv_heads, head_dim]."""

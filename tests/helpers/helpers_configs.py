@@ -85,6 +85,9 @@ CONFIGS: list[dict[str, Any]] = [
      "logits_scaling": 4.0},
     {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
     {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["OlmoeForCausalLM"], **EXPERTS, "clip_qkv": 8.0},
+    {"architectures": ["GraniteMoeSharedForCausalLM"], "num_local_experts": 6,
+     "shared_intermediate_size": 40, "attention_multiplier": 0.1},
 ]
 
 

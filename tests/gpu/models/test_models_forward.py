@@ -20,6 +20,7 @@ QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size"
              "shared_expert_intermediate_size": 48}
 GRANITE_MOE = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
                "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -112,6 +113,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"sliding_window": 9, "sliding_window_pattern": 3, "num_hidden_layers": 4}),
     ("exaone4-no-windows", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types":
                                                   ["full_attention"] * 3}),
+    ("olmoe", "OlmoeForCausalLM", {**OLMOE, "clip_qkv": 0.9}),
+    ("olmoe-odd", "OlmoeForCausalLM",
+     {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True,
+      "num_key_value_heads": 1, "intermediate_size": 40}),
+    ("granite-moe-shared", "GraniteMoeSharedForCausalLM",
+     {**GRANITE_MOE, "shared_intermediate_size": 40, "attention_bias": True}),
+    ("granite-moe-not-shared", "GraniteMoeSharedForCausalLM", GRANITE_MOE),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -202,7 +210,12 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "num_experts_per_tok": 5, "head_dim": 32},
                                      {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
                                       "num_experts_per_tok": 8},
-                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9},
+                                     {"architecture": "OlmoeForCausalLM", "num_experts": 4,
+                                      "num_experts_per_tok": 4, "clip_qkv": 0.9},
+                                     {**GRANITE_MOE, "architecture":
+                                      "GraniteMoeSharedForCausalLM", "num_experts_per_tok": 8,
+                                      "shared_intermediate_size": 64}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

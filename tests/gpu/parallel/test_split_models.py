@@ -66,6 +66,12 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-moe": lambda path: write_checkpoint(
         path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+    "olmoe": lambda path: write_checkpoint(
+        path, "OlmoeForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36,
+        clip_qkv=0.9),
+    "granite-moe-shared": lambda path: write_checkpoint(
+        path, "GraniteMoeSharedForCausalLM", intermediate_size=92, residual_multiplier=0.4,
+        attention_multiplier=0.2, shared_intermediate_size=50),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
