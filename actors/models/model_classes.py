@@ -59,6 +59,16 @@ MODEL_TYPES = {
     "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
     "olmoe": ModelClass("OlmoeForCausalLM", 4096),
     "granitemoeshared": ModelClass("GraniteMoeSharedForCausalLM", 2048),
+    "mistral3": ModelClass("Mistral3ForConditionalGeneration", 131_072),
+    "ministral3": ModelClass("Ministral3ForCausalLM", 262_144),
+    "glm4_moe": ModelClass("Glm4MoeForCausalLM", 131_072),
+    "minimax_m2": ModelClass("MiniMaxM2ForCausalLM", 196_608),
+    "ernie4_5": ModelClass("Ernie4_5ForCausalLM", 131_072),
+    "ernie4_5_moe": ModelClass("Ernie4_5_MoeForCausalLM", 131_072),
+    "hunyuan_v1_dense": ModelClass("HunYuanDenseV1ForCausalLM", 2048),
+    "hunyuan_v1_moe": ModelClass("HunYuanMoEV1ForCausalLM", 2048),
+    "dots1": ModelClass("Dots1ForCausalLM", 2048),
+    "flex_olmo": ModelClass("FlexOlmoForCausalLM", 4096),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -16,9 +16,11 @@ from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
 from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
 from actorium.gpu.families.dense_config import (
+    ernie4_5,
     exaone4,
     glm,
     glm4,
+    hunyuan,
     olmo2,
     olmo3,
     phi3,
@@ -39,11 +41,23 @@ from actorium.gpu.families.llama_config import (
     gemma3,
     llama,
     ministral,
+    ministral3,
     mistral,
+    mistral3,
     qwen2,
     qwen3,
 )
-from actorium.gpu.families.mixture_config import mixtral, olmoe, qwen2_moe
+from actorium.gpu.families.mixture_config import (
+    dots1,
+    ernie4_5_moe,
+    flex_olmo,
+    glm4_moe,
+    hunyuan_moe,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+)
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -111,6 +125,16 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
     "OlmoeForCausalLM": Architecture(olmoe, hybrid_layer),
     "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
+    "Mistral3ForConditionalGeneration": Architecture(mistral3, causal_layer),
+    "Ministral3ForCausalLM": Architecture(ministral3, causal_layer),
+    "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, deepseek_mtp),
+    "MiniMaxM2ForCausalLM": Architecture(minimax_m2, hybrid_layer),
+    "Ernie4_5ForCausalLM": Architecture(ernie4_5, causal_layer),
+    "Ernie4_5_MoeForCausalLM": Architecture(ernie4_5_moe, hybrid_layer),
+    "HunYuanDenseV1ForCausalLM": Architecture(hunyuan, causal_layer),
+    "HunYuanMoEV1ForCausalLM": Architecture(hunyuan_moe, hybrid_layer),
+    "Dots1ForCausalLM": Architecture(dots1, hybrid_layer),
+    "FlexOlmoForCausalLM": Architecture(flex_olmo, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

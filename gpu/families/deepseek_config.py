@@ -9,14 +9,19 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import MAX_INT, Fields, decoder_shape, mtp_layers
-from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
+from actorium.gpu.families.model_shape import (
+    ExpertShape,
+    LatentShape,
+    MixtureNames,
+    ModelShape,
+    Routing,
+)
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
     TensorSpec,
-    dense_tensors,
-    grouped_mixture_tensors,
     latent_tensors,
+    layer_mlp_tensors,
     layer_prefix,
     norm_tensors,
 )
@@ -32,6 +37,7 @@ DEEPSEEK: dict[str, Any] = {
 }
 """What a config leaves out (transformers' `DeepseekV3Config`). A q_lora_rank of null means that
 queries are projected at once."""
+NAMES = MixtureNames(shared="shared_experts.", bias="gate.e_score_correction_bias")
 
 
 def _complete(raw: dict[str, Any]) -> dict[str, Any]:
@@ -47,8 +53,8 @@ def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of DeepSeek-V3's config."""
     get = Fields(_complete(raw), where)
     latent, shape = _latent(get), decoder_shape(get, dtype)
-    sparse, bias = _sparse_layers(get, shape.layers), get.flag("attention_bias")
-    experts, routing = _experts(get)
+    sparse, bias = layers_behind(get, shape.layers), get.flag("attention_bias")
+    experts, routing = grouped_experts(get)
     return replace(
         shape, latent=latent, attention_scale=_attention_scale(latent, get), qkv_bias=bias,
         o_bias=bias, sparse=sparse, experts=experts, routing=routing,
@@ -58,10 +64,8 @@ def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def deepseek_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
     """Tensors of a layer: latent attention, and an MLP or experts."""
     assert s.latent is not None
-    specs = norm_tensors(at, s) + latent_tensors(f"{at}{ATTENTION}", s, s.latent)
-    if s.has_experts(i) and s.experts:
-        return specs + grouped_mixture_tensors(f"{at}mlp.", s.hidden, s.experts)
-    return specs + dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
+    return [*norm_tensors(at, s), *latent_tensors(f"{at}{ATTENTION}", s, s.latent),
+            *layer_mlp_tensors(at, s, i)]
 
 
 def deepseek_mtp(s: ModelShape) -> MtpNames:
@@ -97,25 +101,28 @@ def _attention_scale(latent: LatentShape, get: Fields) -> float:
     return scale * grown * grown
 
 
-def _experts(get: Fields) -> tuple[ExpertShape, Routing]:
-    """Raises `BadModel` naming the field that is wrong."""
+def grouped_experts(get: Fields, kind: Routing = Routing(), names: MixtureNames = NAMES,
+                    ) -> tuple[ExpertShape, Routing]:
+    """The mixture of these fields, of whose routing `kind` has what they do not say. Raises
+    `BadModel` naming the field that is wrong."""
     count, chosen = get.int("n_routed_experts"), get.int("num_experts_per_tok")
     groups, open_groups = get.int("n_group"), get.int("topk_group")
     size = get.int("moe_intermediate_size")
-    if count % groups or count // groups < 2:
+    if count % groups or count // groups < kind.best:
         raise get.bad("n_group", f"{groups} groups of {count} experts: each must have the same "
-                      "number, 2 at least")
+                      f"number, {kind.best} at least")
     if open_groups > groups:
         raise get.bad("topk_group", f"{open_groups} is more than {groups} groups")
     if chosen > open_groups * (count // groups):
         raise get.bad("num_experts_per_tok", f"{chosen} is more than the "
                       f"{open_groups * (count // groups)} experts of {open_groups} groups")
     experts = ExpertShape(count, chosen, size, get.int("n_shared_experts") * size,
-                          get.flag("norm_topk_prob", True))
-    return experts, Routing(groups, open_groups, get.float("routed_scaling_factor"))
+                          get.flag("norm_topk_prob"), names=names)
+    return experts, kind._replace(groups=groups, chosen_groups=open_groups,
+                                  factor=get.float("routed_scaling_factor"))
 
 
-def _sparse_layers(get: Fields, layers: int) -> tuple[int, ...]:
+def layers_behind(get: Fields, layers: int) -> tuple[int, ...]:
     """Layers with experts: all but the first `first_k_dense_replace`."""
     dense = get.raw.get("first_k_dense_replace")
     if isinstance(dense, bool) or not isinstance(dense, int) or not 0 <= dense <= MAX_INT:

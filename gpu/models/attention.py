@@ -42,6 +42,10 @@ class Attention:
     """That share the heads."""
     whole_norm: Tensor | None = None
     """[(heads + kv_heads) * head_dim]: of all queries together, and of all keys."""
+    query_weight: Tensor | None = None
+    """[head_dim]: what rotated queries are multiplied by."""
+    query_table: int | None = None
+    """See `ModelShape.query_table`."""
     kv_scales: Tensor | None = None
     """Of pages in FP8, f32[2 * kv_heads]; None: all 1. Pages in INT8 have others beside them."""
 
@@ -116,6 +120,10 @@ class Attention:
                 out: Tensor | None = None) -> Tensor:
         s, group = self.shape, step.groups[self.group]
         q, (pages, scales) = p[:, :s.heads], group.layer(self.layer_index, self.kv_scales)
+        if self.query_weight is not None:
+            q = q * self.query_weight
+        if self.query_table is not None:
+            q = q * step.ropes[self.query_table]
         if rows is not None:
             y = group.plan.attend_rows(q, pages, rows, scales)
         else:
@@ -125,7 +133,7 @@ class Attention:
 
 def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     """The attention of these weights, in the i-th layer."""
-    order, norm = head_order(s), None
+    order, norm, query_weight = head_order(s), None, None
     if s.output_gate or s.interleaved or s.rotary_dim not in (0, s.head_dim):
         qkv, gate = turned_projections(w, s, order)
     else:
@@ -134,9 +142,13 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     if whole is not None:
         whole = whole.view(-1, s.head_dim)[:, order.to(whole.device)].flatten()
     if s.qk_norm:
-        qn, kn = (own[order.to(own.device)] for own in (w.norm("q_norm"), w.norm("k_norm")))
+        qn, kn = (own[order.to(own.device)] for own in map(w.norm, s.head_norms))
+        if s.norm_after_rope:
+            # A rotation keeps a head's norm, so that heads are divided by it before; of the weights
+            # behind it, a score has the products alone.
+            query_weight, qn, kn = qn * kn, torch.ones_like(qn), torch.ones_like(kn)
         norm = torch.cat((qn.expand(s.heads, -1), kn.expand(s.kv_heads, -1)))
     group, index = s.group_and_index(i)
     return Attention(
         s, w.ops, qkv, gate, w.summed(s.o_bias, "o_proj"), norm, group, index,
-        s.rope_index(i), w.group, whole, w.optional(KV_SCALES))
+        s.rope_index(i), w.group, whole, query_weight, s.query_table(i), w.optional(KV_SCALES))

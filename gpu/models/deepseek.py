@@ -9,36 +9,28 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ExpertShape, LatentShape, ModelShape, Routing
+from actorium.gpu.families.model_shape import LatentShape, ModelShape
 from actorium.gpu.families.tensor_specs import NORMS
-from actorium.gpu.models.decoder import Decoder, Layer, Mlp
+from actorium.gpu.models.decoder import Decoder, Layer
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights, Part
-from actorium.gpu.models.mlp import Dense, dense, experts, mixture_fused
-from actorium.gpu.parallel.rank_group import RankGroup
-from actorium.gpu.parallel.split_layers import MixtureSum
+from actorium.gpu.models.mlp import layer_mlp, mixture_fused
 from actorium.gpu.passes.canonical_ops import (
-    add,
-    all_reduce,
     attend,
     expand_values,
     linear,
     norm,
-    route_in_groups,
     unmade,
     write_latent,
 )
 from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.gpu.weights.loader import Fused
-from actorium.kernels.inputs import Input, InputForm, plain
+from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
-from actorium.kernels.reference.experts import Experts, route_groups
 from actorium.kernels.reference.latent import write_latent as write_rows
 from actorium.kernels.reference.rope import apply_rope
 from actorium.kernels.reference.torch_ops import TorchOps
 
-SMALLEST = 1e-20
-"""Added to the sum that weights are divided by."""
 LATENT_EPS = 1e-6
 """Of the norms of latents, whatever the config says of the others."""
 
@@ -53,67 +45,9 @@ class DeepseekLM(Decoder):
         return []
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
-        s, inner = self.shape, w.under("mlp.")
-        mlp: Mlp
-        if s.has_experts(i) and s.experts and s.routing:
-            mlp = grouped_mixture(inner, s.experts, s.routing)
-        else:
-            mlp = dense(inner)
+        s = self.shape
         mixer = latent_attention(w.under("self_attn."), s, i)
-        return Layer(mixer, mlp, s.norm_eps, *(w.norm(name) for name in NORMS))
-
-
-@dataclass(slots=True)
-class GroupedMixture:
-    """Experts behind a router that looks at groups of them first."""
-
-    shape: ExpertShape
-    routing: Routing
-    ops: TorchOps
-    router: Linear
-    """To the experts, in f32."""
-    bias: Tensor
-    """f32[E]: on the scores, when experts are chosen."""
-    experts: Experts
-    shared: Dense
-    total: RankGroup | MixtureSum | None
-    """See `Mixture`."""
-
-    @property
-    def waits(self) -> bool:
-        return self.experts.waits
-
-    @property
-    def form(self) -> InputForm:
-        """See `Mlp`: the router takes it as it is."""
-        return InputForm().also(self.experts.form).also(self.shared.form)
-
-    def forward(self, x: Tensor) -> Tensor:
-        routed = route_in_groups(x, self)
-        out = add(self.shared.forward(x), routed)
-        return out if self.total is None else all_reduce(out, self.total)
-
-    def route(self, x: Input) -> Tensor:
-        """What the chosen experts give, weighted: [T, hidden]."""
-        weights, chosen = self.choose(plain(x))
-        return self.experts(x, weights.to(x.dtype), chosen)
-
-    def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
-        s, r = self.shape, self.routing
-        scores = self.ops.sigmoid(self.router.wide(x))
-        weights, chosen = route_groups(scores, self.bias, r.groups, r.chosen_groups, s.chosen)
-        if s.normalised:
-            weights = weights / (weights.sum(-1, keepdim=True) + SMALLEST)
-        return weights * r.factor, chosen
-
-
-def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> GroupedMixture:
-    """The mixture of these weights."""
-    return GroupedMixture(
-        s, routing, w.ops, w.ops.float_linear(w.pop("gate.weight")),
-        w.pop("gate.e_score_correction_bias"),
-        experts(w, s), dense(w.under("shared_experts.").parts()), w.mixture_sum())
+        return Layer(mixer, layer_mlp(w, s, i), s.norm_eps, *(w.norm(name) for name in NORMS))
 
 
 # --- Latent attention ----------------------------------------------------------------------------

@@ -23,6 +23,9 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rop
           "v_head_dim": 10, "n_routed_experts": 6, "num_experts_per_tok": 2, "n_group": 3,
           "topk_group": 2, "n_shared_experts": 2, "moe_intermediate_size": 24,
           "first_k_dense_replace": 1}
+GROUPED = {name: LATENT[name] for name in (
+    "n_routed_experts", "num_experts_per_tok", "n_group", "topk_group", "n_shared_experts",
+    "moe_intermediate_size", "first_k_dense_replace")}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
          "shared_intermediate_size": 56, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3]}
@@ -88,6 +91,22 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["OlmoeForCausalLM"], **EXPERTS, "clip_qkv": 8.0},
     {"architectures": ["GraniteMoeSharedForCausalLM"], "num_local_experts": 6,
      "shared_intermediate_size": 40, "attention_multiplier": 0.1},
+    {"architectures": ["Mistral3ForConditionalGeneration"], "text_config": {
+        **SMALL, "model_type": "mistral", "sliding_window": 48}},
+    {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1}},
+    {"architectures": ["Glm4MoeForCausalLM"], **GROUPED, "use_qk_norm": True},
+    {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2,
+     "rotary_dim": 8},
+    {"architectures": ["Ernie4_5ForCausalLM"], "use_bias": True},
+    {"architectures": ["Ernie4_5_MoeForCausalLM"], "moe_num_experts": 6, "moe_k": 2,
+     "moe_intermediate_size": 24},
+    {"architectures": ["HunYuanDenseV1ForCausalLM"], "attention_bias": True},
+    {"architectures": ["HunYuanMoEV1ForCausalLM"], "num_experts": 6, "moe_topk": [2, 2, 2, 2]},
+    {"architectures": ["Dots1ForCausalLM"], **GROUPED, "sliding_window": 32,
+     "max_window_layers": 2},
+    {"architectures": ["FlexOlmoForCausalLM"], **EXPERTS},
 ]
 
 

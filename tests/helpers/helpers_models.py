@@ -54,6 +54,9 @@ def tiny_model(architecture: str = "Qwen3ForCausalLM", seed: int = 0, **options:
     with torch.no_grad():
         for name, p in model.named_parameters():
             p.normal_(1.0 if "norm" in name and "Gemma" not in architecture else 0.0, 0.15)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.normal_(0.0, 0.2)
     return model
 
 

@@ -1,0 +1,146 @@
+"""What configs of single families mean: text parts, defaults, spellings, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from helpers_configs import GROUPED, HERE, SMALL
+from helpers_models import Seq, Stepper, load, tiny_config, tiny_model, why_refused
+
+from actorium.gpu.families.architectures import shape_from_config
+from actorium.gpu.families.model_shape import ModelShape, QueryScaling, RopeShape
+from actorium.gpu.models.rotary import rope_tables
+
+ROPE = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+        "original_max_position_embeddings": 8}
+
+
+def shape(architecture: str, **fields: Any) -> ModelShape:
+    return shape_from_config({**SMALL, **fields, "architectures": [architecture]}, HERE)
+
+
+def logits(path: Path) -> torch.Tensor:
+    seq = Seq([(7 * i) % 199 for i in range(30)])
+    return Stepper(load(path), 16).step([(seq, 30)], every_row=True)
+
+
+# --- Mistral 3 -----------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize(("architecture", "options"), [
+    ("MistralForCausalLM", {"sliding_window": 9}),
+    ("Ministral3ForCausalLM", {"rope_parameters": ROPE})])
+def test_the_text_part_of_mistral_3(tmp_path: Path, architecture: str, options: dict[str, Any],
+                                    tied: bool) -> None:
+    import transformers
+
+    options = {**options, "tie_word_embeddings": tied}
+    text = tiny_config(architecture, **options)
+    vision = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "head_dim": 16,
+              "num_attention_heads": 2, "image_size": 28, "patch_size": 14}
+    config = transformers.Mistral3Config(text_config=text.to_dict(), vision_config=vision,
+                                         tie_word_embeddings=tied)
+    whole: Any = transformers.Mistral3ForConditionalGeneration(config).eval()
+    alone = tiny_model(architecture, **options)
+    whole.model.language_model.load_state_dict(alone.model.state_dict())
+    whole.lm_head.load_state_dict(alone.lm_head.state_dict())
+    whole.save_pretrained(str(tmp_path / "whole"))
+    alone.save_pretrained(str(tmp_path / "alone"))
+    names = json.loads((tmp_path / "whole" / "config.json").read_text())
+    assert names["architectures"] == ["Mistral3ForConditionalGeneration"]
+    assert torch.equal(logits(tmp_path / "whole"), logits(tmp_path / "alone"))
+
+
+def test_mistral_3_whose_config_says_of_ties_nothing_has_a_head() -> None:
+    """As Mistral-Small-3.1's."""
+    text = {**SMALL, "model_type": "mistral"}
+    assert not shape("Mistral3ForConditionalGeneration", text_config=text).tied
+    text["tie_word_embeddings"] = True
+    assert shape("Mistral3ForConditionalGeneration", text_config=text).tied
+
+
+def test_queries_are_scaled_where_any_position_has_them_scaled() -> None:
+    grown = shape("Ministral3ForCausalLM", rope_parameters=ROPE)
+    assert grown.query_scaling == QueryScaling(0.3, 8) and grown.query_table(2) == 1
+    assert len(rope_tables(grown)) == 2
+    short = replace(grown, max_model_len=8)
+    assert short.query_table(2) is None and len(rope_tables(short)) == 1
+    plain = {name: value for name, value in ROPE.items() if name != "llama_4_scaling_beta"}
+    assert shape("Ministral3ForCausalLM", rope_parameters=plain).query_scaling is None
+
+
+def test_ministral_3_without_a_rope_has_the_default_one() -> None:
+    default = shape("Ministral3ForCausalLM")
+    assert default.query_scaling == QueryScaling(0.1, 16_384)
+    assert default.ropes == (RopeShape("yarn", 1e6, 16.0, 16_384, mscale=1.0, mscale_all_dim=1.0),)
+
+
+# --- other spellings -----------------------------------------------------------------------------
+
+def test_glm_4_5_has_a_layer_that_drafts_unless_its_config_says_0() -> None:
+    assert shape("Glm4MoeForCausalLM", **GROUPED).mtp_layers == 1
+    for name in ("num_nextn_predict_layers", "num_mtp_layers"):
+        assert shape("Glm4MoeForCausalLM", **GROUPED, **{name: 0}).mtp_layers == 0
+
+
+@pytest.mark.parametrize(("rotary", "share", "want"), [
+    (8, None, 8), (None, None, 0), (16, None, 0), (8, 0.25, 4), (None, 0.5, 8)])
+def test_minimax_names_what_it_rotates_in_two_ways(rotary: int | None, share: float | None,
+                                                   want: int) -> None:
+    fields = {"num_local_experts": 6, "num_experts_per_tok": 2, "rotary_dim": rotary,
+              "partial_rotary_factor": share}
+    assert shape("MiniMaxM2ForCausalLM", **fields).rotary_dim == want
+
+
+def test_alpha_of_hunyuan_means_a_larger_theta() -> None:
+    """As Hunyuan-A13B's config has it, of old and of new."""
+    rope = {"type": "dynamic", "alpha": 1000.0, "factor": 1.0, "beta_fast": 32, "beta_slow": 1}
+    old = shape("HunYuanDenseV1ForCausalLM", rope_scaling=rope, rope_theta=10000.0)
+    new = shape("HunYuanDenseV1ForCausalLM", rope_parameters={**rope, "rope_theta": 10000.0})
+    assert old.ropes == new.ropes == (RopeShape(theta=10000.0 * 1000 ** (16 / 14)),)
+
+
+# --- what is refused -----------------------------------------------------------------------------
+
+HUNYUAN, MINIMAX = "HunYuanMoEV1ForCausalLM", "MiniMaxM2ForCausalLM"
+ERNIE, GLM = "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"
+
+
+@pytest.mark.parametrize(("architecture", "fields", "message"), [
+    ("OlmoeForCausalLM", {"clip_qkv": -1}, "clip_qkv: must be a positive number, got -1"),
+    ("OlmoeForCausalLM", {"num_experts": 4}, "num_experts_per_tok: 8 is more than 4 experts"),
+    ("OlmoeForCausalLM", {"hidden_act": "relu"}, "hidden_act: only silu"),
+    ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": -4}, "shared_intermediate_size"),
+    ("Mistral3ForConditionalGeneration", {"text_config": 3}, "text_config: must be an object"),
+    ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral4"}},
+     "text_config.model_type: must be mistral or ministral3, got 'mistral4'"),
+    ("Ministral3ForCausalLM", {"rope_parameters": {
+        "rope_type": "default", "llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings"),
+    ("Ministral3ForCausalLM", {"rope_parameters": {**ROPE, "llama_4_scaling_beta": -1}},
+     "rope_parameters.llama_4_scaling_beta: must be a positive number"),
+    (GLM, {"n_group": 3}, "n_group: 3 groups of 128 experts"),
+    (GLM, {"first_k_dense_replace": -1}, "first_k_dense_replace"),
+    ("Dots1ForCausalLM", {}, "n_routed_experts: must be a positive integer, got None"),
+    (MINIMAX, {"scoring_func": "softmax"}, "scoring_func: only 'sigmoid' is supported"),
+    (MINIMAX, {"use_qk_norm": False}, "use_qk_norm: only True is supported, got False"),
+    (MINIMAX, {"attn_type_list": [1, 0, 1, 1]}, "attn_type_list: only 1 (full attention)"),
+    (MINIMAX, {"rotary_dim": 7}, "partial_rotary_factor"),
+    (ERNIE, {"use_bias": True}, "use_bias: only False is supported, got True"),
+    (ERNIE, {"moe_k": 65}, "moe_k: 65 is more than 64 experts"),
+    (ERNIE, {"moe_layer_end_index": "last"}, "moe_layer_end_index: must be an integer"),
+    (ERNIE, {"moe_norm_min": 0}, "moe_norm_min: must be a positive number"),
+    (HUNYUAN, {"moe_topk": [1, 1, 2, 2]}, "moe_topk: must be a positive integer, got [1, 1"),
+    (HUNYUAN, {"use_cla": True}, "use_cla: only False is supported"),
+    (HUNYUAN, {"num_shared_expert": [2, 2, 2, 2]}, "num_shared_expert: only 1 is supported"),
+    ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "alpha": "x"}},
+     "rope_scaling.alpha: must be a positive number"),
+    ("HunYuanDenseV1ForCausalLM", {"rope_scaling": [1]}, "rope_scaling: must be an object"),
+])
+def test_fields_that_are_not_served_are_named(tmp_path: Path, architecture: str,
+                                              fields: dict[str, Any], message: str) -> None:
+    assert message in why_refused(tmp_path, {**SMALL, "architectures": [architecture], **fields})
