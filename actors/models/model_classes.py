@@ -69,6 +69,8 @@ MODEL_TYPES = {
     "hunyuan_v1_moe": ModelClass("HunYuanMoEV1ForCausalLM", 2048),
     "dots1": ModelClass("Dots1ForCausalLM", 2048),
     "flex_olmo": ModelClass("FlexOlmoForCausalLM", 4096),
+    "deepseek_v2": ModelClass("DeepseekV2ForCausalLM", 2048),
+    "glm4_moe_lite": ModelClass("Glm4MoeLiteForCausalLM", 202_752),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -14,7 +14,13 @@ from actorium.actors.errors import SHOWN, BadConfig, BadModel
 from actorium.actors.models.model_classes import MODEL_TYPES, architecture
 from actorium.actors.models.model_dir import read_json, within
 from actorium.gpu.families.decoder_config import ConfigReader
-from actorium.gpu.families.deepseek_config import deepseek, deepseek_layer, deepseek_mtp
+from actorium.gpu.families.deepseek_config import (
+    deepseek,
+    deepseek_layer,
+    deepseek_mtp,
+    deepseek_v2,
+    glm4_moe_lite,
+)
 from actorium.gpu.families.dense_config import (
     ernie4_5,
     exaone4,
@@ -135,6 +141,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HunYuanMoEV1ForCausalLM": Architecture(hunyuan_moe, hybrid_layer),
     "Dots1ForCausalLM": Architecture(dots1, hybrid_layer),
     "FlexOlmoForCausalLM": Architecture(flex_olmo, hybrid_layer),
+    "DeepseekV2ForCausalLM": Architecture(deepseek_v2, deepseek_layer),
+    "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, deepseek_mtp),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -1,4 +1,5 @@
-"""DeepSeek-V3: latent attention, experts chosen by groups, layers that draft."""
+"""Latent attention, and experts chosen by groups: DeepSeek-V2, DeepSeek-V3 with layers that draft,
+and GLM-4.7-Flash, which is like it."""
 
 from __future__ import annotations
 
@@ -37,13 +38,30 @@ DEEPSEEK: dict[str, Any] = {
 }
 """What a config leaves out (transformers' `DeepseekV3Config`). A q_lora_rank of null means that
 queries are projected at once."""
+DEEPSEEK_V2: dict[str, Any] = {
+    "vocab_size": 102_400, "hidden_size": 4096, "intermediate_size": 11_008,
+    "moe_intermediate_size": 1407, "num_hidden_layers": 32, "num_attention_heads": 32,
+    "n_shared_experts": 2, "n_routed_experts": 64, "routed_scaling_factor": 1.0,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 128, "qk_nope_head_dim": 128,
+    "first_k_dense_replace": 0, "q_lora_rank": 1536, "topk_method": "greedy",
+}
+"""The same of DeepSeek-V2."""
+GLM4_MOE_LITE: dict[str, Any] = {
+    "vocab_size": 154_880, "hidden_size": 2048, "intermediate_size": 10_240,
+    "moe_intermediate_size": 1536, "num_hidden_layers": 47, "num_attention_heads": 20,
+    "n_shared_experts": 1, "n_routed_experts": 64, "routed_scaling_factor": 1.8,
+    "kv_lora_rank": 512, "qk_rope_head_dim": 64, "v_head_dim": 256, "qk_nope_head_dim": 192,
+    "n_group": 1, "topk_group": 1, "num_experts_per_tok": 4, "norm_topk_prob": True,
+    "q_lora_rank": 768, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1,
+}
+"""The same of GLM-4.7-Flash."""
 NAMES = MixtureNames(shared="shared_experts.", bias="gate.e_score_correction_bias")
 
 
-def _complete(raw: dict[str, Any]) -> dict[str, Any]:
+def _complete(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The config with all it leaves out. What it calls a head's width is that of the rotated part,
     and there are as many key heads as heads."""
-    whole = {**DEEPSEEK, **{name: value for name, value in raw.items()
+    whole = {**defaults, **{name: value for name, value in raw.items()
                             if value is not None or name == "q_lora_rank"}}
     return {**whole, "head_dim": whole["qk_rope_head_dim"],
             "num_key_value_heads": whole["num_attention_heads"]}
@@ -51,10 +69,42 @@ def _complete(raw: dict[str, Any]) -> dict[str, Any]:
 
 def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of DeepSeek-V3's config."""
-    get = Fields(_complete(raw), where)
+    return _decoder(Fields(_complete(raw, DEEPSEEK), where), dtype)
+
+
+def deepseek_v2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of DeepSeek-V2 and its Lite: experts are chosen by probabilities, which
+    are not normalised, among all of them or (`group_limited_greedy`) those of the groups with the
+    best."""
+    get = Fields({**_complete(raw, DEEPSEEK_V2), "rope_interleave": True}, where)
+    get.only(norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1, mlp_bias=False)
+    method = get.raw["topk_method"]
+    if method not in ("greedy", "group_limited_greedy"):
+        raise get.bad("topk_method", f"must be greedy or group_limited_greedy, got {shown(method)}")
+    if method == "greedy":
+        get.raw |= {"n_group": 1, "topk_group": 1}
+    shape = _decoder(get, dtype, Routing(softmax=True, best=1), NAMES._replace(bias=""))
+    return replace(shape, mtp_layers=0)
+
+
+def glm4_moe_lite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of GLM-4.7-Flash: DeepSeek-V3 with experts in the layers that
+    `mlp_layer_types` call sparse, by default all but the first."""
+    drafts = {"num_nextn_predict_layers": raw.get("num_mtp_layers", 1)}
+    get = Fields(_complete(raw, {**GLM4_MOE_LITE, **drafts}), where)
+    shape = _decoder(get, dtype)
+    if raw.get("mlp_layer_types") is None:
+        return shape
+    kinds = get.kinds("mlp_layer_types", ("sparse", "dense"), shape.layers)
+    return replace(shape, sparse=tuple(i for i, kind in enumerate(kinds) if kind == "sparse"))
+
+
+def _decoder(get: Fields, dtype: str, kind: Routing = Routing(),
+             names: MixtureNames = NAMES) -> ModelShape:
+    """See `grouped_experts`."""
     latent, shape = _latent(get), decoder_shape(get, dtype)
     sparse, bias = layers_behind(get, shape.layers), get.flag("attention_bias")
-    experts, routing = grouped_experts(get)
+    experts, routing = grouped_experts(get, kind, names)
     return replace(
         shape, latent=latent, attention_scale=_attention_scale(latent, get), qkv_bias=bias,
         o_bias=bias, sparse=sparse, experts=experts, routing=routing,

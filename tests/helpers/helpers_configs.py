@@ -107,6 +107,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Dots1ForCausalLM"], **GROUPED, "sliding_window": 32,
      "max_window_layers": 2},
     {"architectures": ["FlexOlmoForCausalLM"], **EXPERTS},
+    {"architectures": ["DeepseekV2ForCausalLM"], **LATENT, "topk_method": "group_limited_greedy"},
+    {"architectures": ["Glm4MoeLiteForCausalLM"], **LATENT},
 ]
 
 

@@ -108,7 +108,7 @@ def test_alpha_of_hunyuan_means_a_larger_theta() -> None:
 # --- what is refused -----------------------------------------------------------------------------
 
 HUNYUAN, MINIMAX = "HunYuanMoEV1ForCausalLM", "MiniMaxM2ForCausalLM"
-ERNIE, GLM = "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"
+DEEPSEEK, ERNIE, GLM = "DeepseekV2ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"
 
 
 @pytest.mark.parametrize(("architecture", "fields", "message"), [
@@ -137,6 +137,12 @@ ERNIE, GLM = "Ernie4_5_MoeForCausalLM", "Glm4MoeForCausalLM"
     (HUNYUAN, {"moe_topk": [1, 1, 2, 2]}, "moe_topk: must be a positive integer, got [1, 1"),
     (HUNYUAN, {"use_cla": True}, "use_cla: only False is supported"),
     (HUNYUAN, {"num_shared_expert": [2, 2, 2, 2]}, "num_shared_expert: only 1 is supported"),
+    (DEEPSEEK, {"topk_method": "noaux_tc"}, "topk_method: must be greedy or group_limited_greedy"),
+    (DEEPSEEK, {"norm_topk_prob": True}, "norm_topk_prob: only False is supported, got True"),
+    (DEEPSEEK, {"topk_method": "group_limited_greedy", "num_experts_per_tok": 2},
+     "n_group: must be a positive integer"),
+    (DEEPSEEK, {}, "num_experts_per_tok: must be a positive integer, got None"),
+    ("Glm4MoeLiteForCausalLM", {"mlp_layer_types": ["dense"]}, "mlp_layer_types: must be 4 times"),
     ("HunYuanDenseV1ForCausalLM", {"rope_scaling": {"type": "dynamic", "alpha": "x"}},
      "rope_scaling.alpha: must be a positive number"),
     ("HunYuanDenseV1ForCausalLM", {"rope_scaling": [1]}, "rope_scaling: must be an object"),

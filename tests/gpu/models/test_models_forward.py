@@ -25,6 +25,8 @@ MINISTRAL3 = {**YARN, "original_max_position_embeddings": 8, "mscale": 1.3, "msc
 GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
            "n_shared_experts": 1, "moe_intermediate_size": 24, "first_k_dense_replace": 1,
            "routed_scaling_factor": 1.5}
+LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
+          "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
@@ -158,6 +160,13 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("dots1", "Dots1ForCausalLM", {**GROUPED, "sliding_window": 9, "max_window_layers": 1}),
     ("dots1-no-windows", "Dots1ForCausalLM",
      {**GROUPED, "sliding_window": None, "norm_topk_prob": True, "attention_bias": True}),
+    ("deepseek-v2", "DeepseekV2ForCausalLM",
+     {**LATENT, **GROUPED, "topk_method": "group_limited_greedy", "routed_scaling_factor": 2.5}),
+    ("deepseek-v2-lite", "DeepseekV2ForCausalLM",
+     {**LATENT, **GROUPED, "q_lora_rank": None, "first_k_dense_replace": 0, "attention_bias": True,
+      "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
+    ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
+     {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("flex-olmo", "FlexOlmoForCausalLM", OLMOE),
     ("flex-olmo-bias", "FlexOlmoForCausalLM",
      {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True}),
@@ -262,6 +271,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {**GROUPED, "architecture": "Glm4MoeForCausalLM",
                                       "use_qk_norm": True, "head_dim": 32, "topk_group": 4,
                                       "num_experts_per_tok": 8},
+                                     {**LATENT, **GROUPED, "topk_group": 4, "n_routed_experts": 4,
+                                      "architecture": "DeepseekV2ForCausalLM",
+                                      "num_experts_per_tok": 4},
                                      {"architecture": "HunYuanDenseV1ForCausalLM",
                                       "head_dim": 32}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:

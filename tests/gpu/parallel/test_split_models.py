@@ -87,6 +87,10 @@ CASES: dict[str, Callable[[Path], Any]] = {
         path, "Ernie4_5_MoeForCausalLM", moe_num_experts=6, moe_k=2, moe_intermediate_size=36),
     "hunyuan-moe": lambda path: write_checkpoint(
         path, "HunYuanMoEV1ForCausalLM", num_experts=6, moe_topk=2, intermediate_size=52),
+    "deepseek-v2": lambda path: write_checkpoint(
+        path, "DeepseekV2ForCausalLM", kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12, num_key_value_heads=4, head_dim=8, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=36, first_k_dense_replace=1),
     "flex-olmo": lambda path: write_checkpoint(
         path, "FlexOlmoForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
 }
@@ -154,7 +158,7 @@ def near(got: list[Tensor], want: list[Tensor]) -> bool:
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
 LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "granite-moe-shared",
-               "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo")
+               "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo", "deepseek-v2")
 
 
 @pytest.mark.parametrize(("name", "size"), [
