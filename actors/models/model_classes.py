@@ -70,6 +70,8 @@ MODEL_TYPES = {
     "dots1": ModelClass("Dots1ForCausalLM", 2048),
     "flex_olmo": ModelClass("FlexOlmoForCausalLM", 4096),
     "deepseek_v2": ModelClass("DeepseekV2ForCausalLM", 2048),
+    "llama4_text": ModelClass("Llama4ForCausalLM", 131_072),
+    "llama4": ModelClass("Llama4ForConditionalGeneration", 131_072),
     "glm4_moe_lite": ModelClass("Glm4MoeLiteForCausalLM", 202_752),
 }
 """By `model_type`."""

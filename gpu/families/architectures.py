@@ -41,6 +41,7 @@ from actorium.gpu.families.granite_config import (
     granite_moe,
     granite_moe_shared,
 )
+from actorium.gpu.families.llama4_config import llama4
 from actorium.gpu.families.llama_config import (
     causal_layer,
     gemma2,
@@ -142,6 +143,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Dots1ForCausalLM": Architecture(dots1, hybrid_layer),
     "FlexOlmoForCausalLM": Architecture(flex_olmo, hybrid_layer),
     "DeepseekV2ForCausalLM": Architecture(deepseek_v2, deepseek_layer),
+    "Llama4ForCausalLM": Architecture(llama4, hybrid_layer),
+    "Llama4ForConditionalGeneration": Architecture(llama4, hybrid_layer),
     "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, deepseek_mtp),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
@@ -173,7 +176,7 @@ def shape_from_config(
         quantization = "auto"
     shape = ARCHITECTURES[name].read(raw, where, dtype)
     shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
-                    vision=None if text_only else shape.vision)
+                    vision=None if text_only else shape.vision).without_chunks()
     kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
     if kept is not None and quantization == "auto":
         return replace(shape, grouped=kept)
@@ -192,10 +195,14 @@ def read_shape(path: Path, config: Config) -> ModelShape:
     """The shape of the checkpoint at `path`. Raises `BadModel` and `BadConfig`."""
     if not path.is_dir():
         raise BadModel(f"{path}: no such directory")
-    where, model = path / "config.json", config.model
-    return shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
-                             model.quantization, model.quantization_group,
-                             model.quantization_head, model.language_model_only)
+    where, model, page = path / "config.json", config.model, config.memory.page_size
+    shape = shape_from_config(read_json(where), where, model.dtype, model.max_model_len,
+                              model.quantization, model.quantization_group,
+                              model.quantization_head, model.language_model_only)
+    if shape.chunked and (chunk := max(shape.windows)) % page:
+        raise BadConfig(f"page_size: must divide the chunks of {chunk} tokens to which the model "
+                        f"attends, got {page}", "memory.page_size")
+    return shape
 
 
 def _architecture(raw: dict[str, Any], where: Path) -> str:

@@ -110,20 +110,25 @@ def smollm3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     every `no_rope_layer_interval`-th; those have the windows, where windows are switched on."""
     get = Fields(completed(raw, SMOLLM3), where)
     shape = llama(get.raw, where, dtype)
-    rotated, every = get.raw.get("no_rope_layers"), get.int("no_rope_layer_interval")
-    if rotated is None:
-        rotated = [int((i + 1) % every != 0) for i in range(shape.layers)]
-    if (not isinstance(rotated, list) or len(rotated) < shape.layers
-            or not all(own in (0, 1) for own in rotated)):
-        raise get.bad("no_rope_layers", f"must be {shape.layers} times 0 or 1, "
-                      f"got {shown(rotated)}")
-    turns = tuple(map(int, rotated[:shape.layers]))
+    turns = rotated_layers(get, shape.layers)
     shape = replace(shape, ropes=(*shape.ropes, NOPE), layer_ropes=tuple(1 - own for own in turns))
     if raw.get("sliding_window") is None or not get.flag("use_sliding_window"):
         return shape
     window = get.int("sliding_window")
     return replace(shape, windows=layer_windows(get, shape.layers, window)
                    or tuple(0 if own else window for own in turns))
+
+
+def rotated_layers(get: Fields, layers: int) -> tuple[int, ...]:
+    """1 for each layer that rotates queries and keys, 0 for those that do not. Raises `BadModel`.
+    """
+    rotated, every = get.raw.get("no_rope_layers"), get.int("no_rope_layer_interval")
+    if rotated is None:
+        return tuple(int((i + 1) % every != 0) for i in range(layers))
+    if (not isinstance(rotated, list) or len(rotated) < layers
+            or not all(own in (0, 1) for own in rotated)):
+        raise get.bad("no_rope_layers", f"must be {layers} times 0 or 1, got {shown(rotated)}")
+    return tuple(map(int, rotated[:layers]))
 
 
 def glm(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

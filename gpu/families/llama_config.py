@@ -98,17 +98,23 @@ def ministral3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def mistral3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of Mistral 3, of which the text part is served: a Mistral, or a
     Ministral 3."""
-    text = raw.get("text_config")
-    if not isinstance(text, dict):
-        raise Fields(raw, where).bad("text_config", f"must be an object, got {shown(text)}")
-    outer = {name: raw[name] for name in ("dtype", "torch_dtype") if raw.get(name)}
-    text = {**outer, **text, "architectures": raw["architectures"], "tie_word_embeddings":
-            raw.get("tie_word_embeddings", text.get("tie_word_embeddings"))}
+    if not isinstance(raw.get("text_config"), dict):
+        raise Fields(raw, where).bad("text_config", "must be an object, "
+                                     f"got {shown(raw.get('text_config'))}")
+    text = text_part(raw)
     kind = text.get("model_type", "mistral")
     if kind not in ("mistral", "ministral3"):
         raise Fields(text, where, "text_config.").bad(
             "model_type", f"must be mistral or ministral3, got {shown(kind)}")
     return (mistral if kind == "mistral" else ministral3)(text, where, dtype)
+
+
+def text_part(raw: dict[str, Any]) -> dict[str, Any]:
+    """The `text_config` of this config, with what is said of it outside."""
+    text = raw["text_config"]
+    outer = {name: raw[name] for name in ("dtype", "torch_dtype") if raw.get(name)}
+    return {**outer, **text, "architectures": raw["architectures"], "tie_word_embeddings":
+            raw.get("tie_word_embeddings", text.get("tie_word_embeddings"))}
 
 
 def qwen2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -182,6 +182,8 @@ class MixtureNames(NamedTuple):
     """An expert's projections."""
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
+    turned: bool = False
+    """Of these, each expert's rows are its inputs."""
     shared: str = "shared_expert."
     """What the names of the expert that all tokens go through begin with."""
     bias: str = ""
@@ -222,6 +224,8 @@ class Routing(NamedTuple):
     """Of a group's experts, the sum of whose scores says how good the group is."""
     least: float = 0.0
     """Of the sum that weights are divided by."""
+    on_input: bool = False
+    """The weights multiply what goes into the experts, not what they give."""
 
 
 class LatentShape(NamedTuple):
@@ -303,10 +307,16 @@ class ModelShape:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    mlp_name: str = "mlp."
+    """What the names of a dense MLP's tensors begin with in a layer."""
+    chunked: bool = False
+    """What a query sees begins at a multiple of its window."""
     qk_norm: bool = False
     """Queries and keys are normed, head by head."""
     head_norms: tuple[str, str] = ("q_norm", "k_norm")
-    """What checkpoints call the norms of queries and of keys."""
+    """What checkpoints call the norms of queries and of keys; "": these have no weights."""
+    norms_still: bool = True
+    """Layers that rotate nothing norm them too."""
     norm_after_rope: bool = False
     """Heads are normed once they are rotated."""
     query_scaling: QueryScaling | None = None
@@ -414,6 +424,17 @@ class ModelShape:
                 q.still_alone and ropes[self.rope_index(i)].kind != NOPE.kind):
             return None
         return len(ropes)
+
+    def norms_heads(self, i: int) -> bool:
+        """Whether the queries and keys of the i-th layer are normed, head by head."""
+        still = bool(self.ropes) and self.ropes[self.rope_index(i)].kind == NOPE.kind
+        return self.qk_norm and (self.norms_still or not still)
+
+    def without_chunks(self) -> ModelShape:
+        """The same where every sequence that is served is shorter than a chunk."""
+        if not self.chunked or max(self.windows) < self.max_model_len:
+            return self
+        return replace(self, chunked=False, windows=(0,) * self.layers)
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the i-th layer, which has attention, and its index in it. A layer that

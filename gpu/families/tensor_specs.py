@@ -156,7 +156,7 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
     if s.qk_norm:
-        specs += [TensorSpec(f"{at}{name}.weight", (s.head_dim,)) for name in s.head_norms]
+        specs += [TensorSpec(f"{at}{name}.weight", (s.head_dim,)) for name in s.head_norms if name]
     return specs
 
 
@@ -259,7 +259,7 @@ def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[Tensor
 def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:
     """The MLP of the i-th layer, dense or a mixture. at: of the layer."""
     if s.experts is None or not s.has_experts(i):
-        return dense_tensors(f"{at}mlp.", s.hidden, s.intermediate)
+        return dense_tensors(f"{at}{s.mlp_name}", s.hidden, s.intermediate)
     mixture = grouped_mixture_tensors if s.routing else mixture_tensors
     return mixture(at, s.hidden, s.experts)
 

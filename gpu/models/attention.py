@@ -14,6 +14,7 @@ from actorium.gpu.models.rotary import head_order, turned_projections
 from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import norm_over
 from actorium.gpu.passes import canonical_ops as ops
+from actorium.gpu.weights.dtypes import TORCH_DTYPES
 from actorium.gpu.weights.fp8_weights import KV_SCALES
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import Linear
@@ -141,7 +142,10 @@ def attention(w: LayerWeights, s: ModelShape, i: int) -> Attention:
     whole = w.pop("q_norm.weight", "k_norm.weight") if s.whole_qk_norm else None
     if whole is not None:
         whole = whole.view(-1, s.head_dim)[:, order.to(whole.device)].flatten()
-    if s.qk_norm:
+    if s.norms_heads(i) and not all(s.head_norms):
+        norm = torch.ones((s.heads + s.kv_heads, s.head_dim), dtype=TORCH_DTYPES[s.dtype],
+                          device=w.device)
+    elif s.norms_heads(i):
         qn, kn = (own[order.to(own.device)] for own in map(w.norm, s.head_norms))
         if s.norm_after_rope:
             # A rotation keeps a head's norm, so that heads are divided by it before; of the weights

@@ -32,14 +32,25 @@ def mixture_fused(at: str, hidden: int, s: ExpertShape) -> list[Fused]:
     if not s.names.stacked:
         return []
     at, (gate_up, down), (*two, one) = f"{at}{s.names.at}", s.names.stacked, s.names.expert
-    return [_stacked(at, gate_up, tuple(two), (s.number, 2 * s.size, hidden)),
-            _stacked(at, down, (one,), (s.number, hidden, s.size))]
+    return [_stacked(at, gate_up, tuple(two), (s.number, 2 * s.size, hidden), s.names.turned),
+            _stacked(at, down, (one,), (s.number, hidden, s.size), s.names.turned)]
 
 
-def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int]) -> Fused:
+def _stacked(at: str, name: str, parts: tuple[str, ...], shape: tuple[int, int, int],
+             turned: bool) -> Fused:
     number, rows, columns = shape
+    if turned:
+        return Fused(f"{at}{name}", (number, columns, rows),
+                     partial(_cut_turned, f"{at}experts.", parts))
     return Fused(f"{at}{name}", shape, partial(_cut_experts, f"{at}experts.", parts, rows),
                  (number, columns, rows))
+
+
+def _cut_turned(at: str, names: tuple[str, ...],
+                stacked: Tensor) -> Iterator[tuple[str, Tensor]]:
+    """Each expert's tensors of all experts' stacked, [E, columns, rows]."""
+    upright = stacked.transpose(1, 2).contiguous()
+    return _cut_experts(at, names, upright.shape[1], upright)
 
 
 def _cut_experts(at: str, names: tuple[str, ...], rows: int,
@@ -180,7 +191,11 @@ class GroupedMixture:
     def route(self, x: Input) -> Tensor:
         """What the chosen experts give, weighted: [T, hidden]."""
         weights, chosen = self.choose(plain(x))
-        return self.experts(x, weights.to(x.dtype), chosen)
+        if not self.routing.on_input:
+            return self.experts(x, weights.to(x.dtype), chosen)
+        rows = (plain(x).unsqueeze(1) * weights.to(x.dtype).unsqueeze(2)).flatten(0, 1)
+        out = self.experts(rows, torch.ones_like(rows[:, :1]), chosen.reshape(-1, 1))
+        return out.unflatten(0, chosen.shape).sum(1)
 
     def choose(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """x: [T, hidden] -> f32[T, chosen] weights, i64[T, chosen] experts."""
@@ -207,5 +222,5 @@ def grouped_mixture(w: LayerWeights, s: ExpertShape, routing: Routing) -> Groupe
 def layer_mlp(w: LayerWeights, s: ModelShape, i: int) -> Dense | Mixture | GroupedMixture:
     """The MLP of these weights, in the i-th layer: dense or a mixture."""
     if s.experts is None or not s.has_experts(i):
-        return dense(w.under("mlp."))
+        return dense(w.under(s.mlp_name))
     return grouped_mixture(w, s.experts, s.routing) if s.routing else mixture(w, s.experts)

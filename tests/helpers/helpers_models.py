@@ -38,6 +38,7 @@ def tiny_config(architecture: str = "Qwen3ForCausalLM", **options: Any) -> Any:
     if architecture.startswith("Mistral"):
         base["sliding_window"] = None
     name = architecture.replace("ForCausalLM", "Config").replace("Gemma3C", "Gemma3TextC")
+    name = name.replace("Llama4C", "Llama4TextC")
     config = getattr(transformers, name)(**{**base, **options})
     config.architectures = [architecture]
     return config

@@ -27,6 +27,8 @@ GROUPED = {"n_routed_experts": 8, "num_experts_per_tok": 3, "n_group": 4, "topk_
            "routed_scaling_factor": 1.5}
 LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 16,
           "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
+LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 5,
+          "attention_chunk_size": 64, "floor_scale": 7, "no_rope_layer_interval": 3}
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
@@ -167,6 +169,11 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "rope_parameters": {**YARN, "mscale": 0.7, "mscale_all_dim": 1.3}}),
     ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
      {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
+    ("llama4", "Llama4ForCausalLM", LLAMA4),
+    ("llama4-odd", "Llama4ForCausalLM",
+     {**LLAMA4, "use_qk_norm": False, "num_experts_per_tok": 3, "attention_bias": True,
+      "no_rope_layers": [0, 1, 1], "moe_layers": [0, 2], "attn_scale": 0.5,
+      "rope_parameters": LLAMA3, "tie_word_embeddings": True, "num_key_value_heads": 1}),
     ("flex-olmo", "FlexOlmoForCausalLM", OLMOE),
     ("flex-olmo-bias", "FlexOlmoForCausalLM",
      {**OLMOE, "norm_topk_prob": True, "attention_bias": True, "tie_word_embeddings": True}),
@@ -271,6 +278,9 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                      {**GROUPED, "architecture": "Glm4MoeForCausalLM",
                                       "use_qk_norm": True, "head_dim": 32, "topk_group": 4,
                                       "num_experts_per_tok": 8},
+                                     {**LLAMA4, "architecture": "Llama4ForCausalLM",
+                                      "attention_chunk_size": 32, "num_experts_per_tok": 5,
+                                      "head_dim": 32},
                                      {**LATENT, **GROUPED, "topk_group": 4, "n_routed_experts": 4,
                                       "architecture": "DeepseekV2ForCausalLM",
                                       "num_experts_per_tok": 4},

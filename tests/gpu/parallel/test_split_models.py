@@ -91,6 +91,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
         path, "DeepseekV2ForCausalLM", kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=8,
         qk_nope_head_dim=16, v_head_dim=12, num_key_value_heads=4, head_dim=8, n_routed_experts=8,
         num_experts_per_tok=3, moe_intermediate_size=36, first_k_dense_replace=1),
+    "llama4": lambda path: write_checkpoint(
+        path, "Llama4ForCausalLM", intermediate_size_mlp=90, interleave_moe_layer_step=2,
+        num_local_experts=6, attention_chunk_size=32, floor_scale=7, no_rope_layer_interval=3),
     "flex-olmo": lambda path: write_checkpoint(
         path, "FlexOlmoForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
 }
