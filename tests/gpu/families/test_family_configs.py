@@ -80,6 +80,32 @@ def test_ministral_3_without_a_rope_has_the_default_one() -> None:
     assert default.ropes == (RopeShape("yarn", 1e6, 16.0, 16_384, mscale=1.0, mscale_all_dim=1.0),)
 
 
+# --- what configs leave out ----------------------------------------------------------------------
+
+NEEDED: dict[str, dict[str, Any]] = {
+    "Dots1": {"n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1},
+    "DeepseekV2": {"num_experts_per_tok": 2}, "Glm4Moe": {"head_dim": 128}}
+"""Fields without which transformers has no model either."""
+
+
+@pytest.mark.parametrize("family", [
+    "Olmoe", "GraniteMoeShared", "Ministral3", "Glm4Moe", "MiniMaxM2", "Ernie4_5", "Ernie4_5_Moe",
+    "HunYuanDenseV1", "HunYuanMoEV1", "Dots1", "FlexOlmo", "DeepseekV2", "Glm4MoeLite", "Llama4"])
+def test_fields_left_out_are_as_in_transformers(family: str) -> None:
+    import transformers
+
+    fields = NEEDED.get(family, {})
+    made = getattr(transformers, f"{family}ForCausalLM").config_class(**fields)
+    name = {"architectures": [f"{family}ForCausalLM"]}
+    assert shape_from_config({**fields, **name}, HERE) == shape_from_config(
+        {**made.to_dict(), **name}, HERE)
+
+
+def test_windows_of_dots1_begin_with_a_layer() -> None:
+    fields = {**GROUPED, "sliding_window": 9, "max_window_layers": 3}
+    assert shape("Dots1ForCausalLM", **fields).windows == (0, 0, 0, 9)
+
+
 # --- other spellings -----------------------------------------------------------------------------
 
 def test_glm_4_5_has_a_layer_that_drafts_unless_its_config_says_0() -> None:
