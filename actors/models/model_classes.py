@@ -61,6 +61,7 @@ MODEL_TYPES = {
     "granitemoeshared": ModelClass("GraniteMoeSharedForCausalLM", 2048),
     "mistral3": ModelClass("Mistral3ForConditionalGeneration", 131_072),
     "ministral3": ModelClass("Ministral3ForCausalLM", 262_144),
+    "mistral4": ModelClass("Mistral4ForCausalLM", 1_048_576),
     "glm4_moe": ModelClass("Glm4MoeForCausalLM", 131_072),
     "minimax_m2": ModelClass("MiniMaxM2ForCausalLM", 196_608),
     "ernie4_5": ModelClass("Ernie4_5ForCausalLM", 131_072),

@@ -48,12 +48,11 @@ from actorium.gpu.families.llama_config import (
     gemma3,
     llama,
     ministral,
-    ministral3,
     mistral,
-    mistral3,
     qwen2,
     qwen3,
 )
+from actorium.gpu.families.mistral_config import ministral3, mistral3, mistral4
 from actorium.gpu.families.mixture_config import (
     dots1,
     ernie4_5_moe,
@@ -134,6 +133,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
     "Mistral3ForConditionalGeneration": Architecture(mistral3, causal_layer),
     "Ministral3ForCausalLM": Architecture(ministral3, causal_layer),
+    "Mistral4ForCausalLM": Architecture(mistral4, deepseek_layer),
     "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, deepseek_mtp),
     "MiniMaxM2ForCausalLM": Architecture(minimax_m2, hybrid_layer),
     "Ernie4_5ForCausalLM": Architecture(ernie4_5, causal_layer),

@@ -112,11 +112,12 @@ def mtp_layers(get: Fields) -> int:
 def shared_rope(get: Fields, partial: bool = False) -> RopeShape:
     """That of all layers, of old (`rope_scaling`) and new (`rope_parameters`) configs. partial: a
     part of each head may be rotated alone. Raises `BadModel`."""
-    name = _rope_field(get)
+    name = rope_field(get)
     return read_rope(get, name, get.raw.get(name) or {}, get.float("rope_theta", 10000.0), partial)
 
 
-def _rope_field(get: Fields) -> str:
+def rope_field(get: Fields) -> str:
+    """The field that a config's rope is in: the new one, or the old."""
     return "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
 
 
@@ -186,13 +187,13 @@ def _check_factors(get: Fields, rope: RopeShape, pairs: int) -> None:
     """Raise `BadModel` where a longrope has more or fewer factors than pairs are rotated."""
     for name, own in (("short_factor", rope.short_factors), ("long_factor", rope.long_factors)):
         if rope.kind == "longrope" and len(own) != pairs:
-            raise get.bad(f"{_rope_field(get)}.{name}",
+            raise get.bad(f"{rope_field(get)}.{name}",
                           f"must list {pairs} numbers, one a rotated pair, got {len(own)}")
 
 
 def _rotary_dim(get: Fields, head_dim: int) -> int:
     """Leading dimensions of a head that are rotated; 0: all."""
-    name, at = _rope_field(get), "partial_rotary_factor"
+    name, at = rope_field(get), "partial_rotary_factor"
     r = Fields(get.raw.get(name) or {}, get.where, f"{name}.")
     share = r.float(at, get.float(at, 1.0))
     if share > 1:

@@ -58,7 +58,7 @@ GLM4_MOE_LITE: dict[str, Any] = {
 NAMES = MixtureNames(shared="shared_experts.", bias="gate.e_score_correction_bias")
 
 
-def _complete(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
+def completed_latent(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
     """The config with all it leaves out. What it calls a head's width is that of the rotated part,
     and there are as many key heads as heads."""
     whole = {**defaults, **{name: value for name, value in raw.items()
@@ -69,21 +69,21 @@ def _complete(raw: dict[str, Any], defaults: dict[str, Any]) -> dict[str, Any]:
 
 def deepseek(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of DeepSeek-V3's config."""
-    return _decoder(Fields(_complete(raw, DEEPSEEK), where), dtype)
+    return latent_decoder(Fields(completed_latent(raw, DEEPSEEK), where), dtype)
 
 
 def deepseek_v2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of DeepSeek-V2 and its Lite: experts are chosen by probabilities, which
     are not normalised, among all of them or (`group_limited_greedy`) those of the groups with the
     best."""
-    get = Fields({**_complete(raw, DEEPSEEK_V2), "rope_interleave": True}, where)
+    get = Fields({**completed_latent(raw, DEEPSEEK_V2), "rope_interleave": True}, where)
     get.only(norm_topk_prob=False, scoring_func="softmax", moe_layer_freq=1, mlp_bias=False)
     method = get.raw["topk_method"]
     if method not in ("greedy", "group_limited_greedy"):
         raise get.bad("topk_method", f"must be greedy or group_limited_greedy, got {shown(method)}")
     if method == "greedy":
         get.raw |= {"n_group": 1, "topk_group": 1}
-    shape = _decoder(get, dtype, Routing(softmax=True, best=1), NAMES._replace(bias=""))
+    shape = latent_decoder(get, dtype, Routing(softmax=True, best=1), NAMES._replace(bias=""))
     return replace(shape, mtp_layers=0)
 
 
@@ -91,17 +91,17 @@ def glm4_moe_lite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of the config of GLM-4.7-Flash: DeepSeek-V3 with experts in the layers that
     `mlp_layer_types` call sparse, by default all but the first."""
     drafts = {"num_nextn_predict_layers": raw.get("num_mtp_layers", 1)}
-    get = Fields(_complete(raw, {**GLM4_MOE_LITE, **drafts}), where)
-    shape = _decoder(get, dtype)
+    get = Fields(completed_latent(raw, {**GLM4_MOE_LITE, **drafts}), where)
+    shape = latent_decoder(get, dtype)
     if raw.get("mlp_layer_types") is None:
         return shape
     kinds = get.kinds("mlp_layer_types", ("sparse", "dense"), shape.layers)
     return replace(shape, sparse=tuple(i for i, kind in enumerate(kinds) if kind == "sparse"))
 
 
-def _decoder(get: Fields, dtype: str, kind: Routing = Routing(),
-             names: MixtureNames = NAMES) -> ModelShape:
-    """See `grouped_experts`."""
+def latent_decoder(get: Fields, dtype: str, kind: Routing = Routing(),
+                   names: MixtureNames = NAMES) -> ModelShape:
+    """A decoder with latent attention and experts chosen by groups; see `grouped_experts`."""
     latent, shape = _latent(get), decoder_shape(get, dtype)
     sparse, bias = layers_behind(get, shape.layers), get.flag("attention_bias")
     experts, routing = grouped_experts(get, kind, names)

@@ -19,7 +19,13 @@ from pathlib import Path
 from typing import Any
 
 from actorium.actors.errors import shown
-from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape, shared_rope
+from actorium.gpu.families.decoder_config import (
+    Fields,
+    completed,
+    decoder_shape,
+    rope_field,
+    shared_rope,
+)
 from actorium.gpu.families.llama_config import layer_windows, llama, mistral, ropes_by_type
 from actorium.gpu.families.model_shape import NOPE, LayerNorms, ModelShape, RopeShape
 
@@ -188,7 +194,7 @@ def hunyuan(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 def _alpha_rope(get: Fields) -> RopeShape:
     """That of a config: "dynamic" with an `alpha` means a larger theta, at any length. What is
     normed behind it takes no notice of a factor on what is rotated."""
-    name = "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
+    name = rope_field(get)
     fields = get.raw.get(name) or {}
     kind = isinstance(fields, dict) and (fields.get("rope_type") or fields.get("type"))
     if kind != "dynamic" or not fields.get("alpha"):

@@ -1,6 +1,5 @@
-"""Llama, Mistral, Ministral, Ministral 3, Qwen2, Qwen3 and Gemma 3: decoders with attention in all
-layers. Gemma 3 has windows in all layers but every sixth, a rope for each kind, and sandwich norms.
-"""
+"""Llama, Mistral, Ministral, Qwen2, Qwen3 and Gemma 3: decoders with attention in all layers. Gemma
+3 has windows in all layers but every sixth, a rope for each kind, and sandwich norms."""
 
 from __future__ import annotations
 
@@ -11,7 +10,7 @@ from typing import Any
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, decoder_shape, read_rope, shared_rope
-from actorium.gpu.families.model_shape import LayerNorms, ModelShape, QueryScaling, RopeShape
+from actorium.gpu.families.model_shape import LayerNorms, ModelShape, RopeShape
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     TensorSpec,
@@ -30,16 +29,6 @@ GEMMA3_DEFAULTS: dict[str, Any] = {
     "sliding_window": 4096,
 }
 """What a config leaves out (transformers' `Gemma3TextConfig`)."""
-MINISTRAL3: dict[str, Any] = {
-    "vocab_size": 131_072, "hidden_size": 4096, "intermediate_size": 14_336,
-    "num_hidden_layers": 34, "num_attention_heads": 32, "num_key_value_heads": 8, "head_dim": 128,
-    "rms_norm_eps": 1e-5, "max_position_embeddings": 262_144,
-}
-"""The same of Ministral 3."""
-MINISTRAL3_ROPE = {"rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "mscale": 1.0,
-                   "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-                   "original_max_position_embeddings": 16_384}
-"""Its rope where a config names none."""
 CAPS = ("attn_logit_softcapping", "final_logit_softcapping")
 GEMMA2_DEFAULTS: dict[str, Any] = {
     **GEMMA3_DEFAULTS, "vocab_size": 256_000, "max_position_embeddings": 8192,
@@ -77,44 +66,6 @@ def ministral(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     window = get.int("sliding_window", 4096)
     return replace(shape, windows=layer_windows(get, shape.layers, window)
                    or (window,) * shape.layers)
-
-
-def ministral3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of Ministral 3's config: Mistral's, with queries that grow beyond the length that the
-    model was trained on before its rope was scaled, where the rope's `llama_4_scaling_beta` says.
-    """
-    if raw.get("rope_parameters") is None and raw.get("rope_scaling") is None:
-        raw = {**raw, "rope_parameters": MINISTRAL3_ROPE}
-    get = Fields({**MINISTRAL3, **raw}, where)
-    shape = mistral(get.raw, where, dtype)
-    name = "rope_parameters" if get.raw.get("rope_parameters") else "rope_scaling"
-    rope = Fields(get.raw[name], where, f"{name}.")
-    if not rope.raw.get("llama_4_scaling_beta"):
-        return shape
-    return replace(shape, query_scaling=QueryScaling(
-        rope.float("llama_4_scaling_beta"), rope.int("original_max_position_embeddings")))
-
-
-def mistral3(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of the config of Mistral 3, of which the text part is served: a Mistral, or a
-    Ministral 3."""
-    if not isinstance(raw.get("text_config"), dict):
-        raise Fields(raw, where).bad("text_config", "must be an object, "
-                                     f"got {shown(raw.get('text_config'))}")
-    text = text_part(raw)
-    kind = text.get("model_type", "mistral")
-    if kind not in ("mistral", "ministral3"):
-        raise Fields(text, where, "text_config.").bad(
-            "model_type", f"must be mistral or ministral3, got {shown(kind)}")
-    return (mistral if kind == "mistral" else ministral3)(text, where, dtype)
-
-
-def text_part(raw: dict[str, Any]) -> dict[str, Any]:
-    """The `text_config` of this config, with what is said of it outside."""
-    text = raw["text_config"]
-    outer = {name: raw[name] for name in ("dtype", "torch_dtype") if raw.get(name)}
-    return {**outer, **text, "architectures": raw["architectures"], "tie_word_embeddings":
-            raw.get("tie_word_embeddings", text.get("tie_word_embeddings"))}
 
 
 def qwen2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

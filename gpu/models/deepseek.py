@@ -90,6 +90,8 @@ class LatentAttention:
     o: Linear
     layer_index: int
     """Index among the layers that share a pool."""
+    query_table: int | None = None
+    """See `ModelShape.query_table`."""
     kv_scale: Tensor | None = None
     """Of pages in FP8, f32[1]: of the whole row, latent and key; None: 1."""
 
@@ -120,15 +122,15 @@ class LatentAttention:
 
     def between(self, p: Tensor, step: ForwardContext, rows: Tensor | None = None,
                 out: Tensor | None = None) -> Tensor:
-        m, group, rope = shape_of(self.shape), step.groups[0], step.ropes[0]
+        m, group = shape_of(self.shape), step.groups[0]
         q, plan, (pages, scales) = (p[:, :-m.row], group.plan,
                                     group.layer(self.layer_index, self.kv_scale))
         if rows is not None and (plan.few is not None or not len(rows)):
             # Only these rows attend: nothing need be made of the other queries.
-            few = self._queries(q.index_select(0, rows), rope.index_select(0, rows))
+            few = self._queries(q, step, rows)
             return (plan.few(few, pages, None, scales) if plan.few else few).flatten(1)
         room = None if out is None else out.view(-1, self.shape.heads, m.row)
-        y = plan.attend(self._queries(q, rope), pages, room, scales).flatten(1)
+        y = plan.attend(self._queries(q, step), pages, room, scales).flatten(1)
         return y if rows is None else y.index_select(0, rows)
 
     def expand(self, y: Tensor) -> Tensor:
@@ -137,13 +139,19 @@ class LatentAttention:
         values = self.to_values(y.view(-1, heads, m.row)[..., :m.rank])
         return values.reshape(-1, heads * m.value)
 
-    def _queries(self, q: Tensor, rope: Tensor) -> Tensor:
-        """q: [N, query_rank], or the queries -> [N, heads, rank + rope], to meet latents."""
-        m = shape_of(self.shape)
+    def _queries(self, q: Tensor, step: ForwardContext, rows: Tensor | None = None) -> Tensor:
+        """q: [T, query_rank], or the queries -> [T, heads, rank + rope], to meet latents; or those
+        `rows` of them."""
+        m, rope = shape_of(self.shape), step.ropes[0]
+        scale = None if self.query_table is None else step.ropes[self.query_table]
+        if rows is not None:
+            q, rope = q.index_select(0, rows), rope.index_select(0, rows)
+            scale = None if scale is None else scale.index_select(0, rows)
         if self.queries is not None:
             q = self.queries.run(q.contiguous())
         plain, turned = q.view(len(q), self.shape.heads, m.query).split([m.plain, m.rope], -1)
-        return torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
+        queries = torch.cat((self.to_keys(plain), apply_rope(turned, rope)), -1)
+        return queries if scale is None else queries * scale
 
 
 def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
@@ -168,7 +176,8 @@ def latent_attention(w: LayerWeights, s: ModelShape, i: int) -> LatentAttention:
         s, w.ops, w.product([q, row]), queries,
         w.norm("kv_a_layernorm"), w.ops.head_products(keys.contiguous()),
         w.ops.head_products(values.transpose(1, 2).contiguous()),
-        w.summed(s.o_bias, "o_proj"), s.group_and_index(i)[1], w.optional(KV_SCALES))
+        w.summed(s.o_bias, "o_proj"), s.group_and_index(i)[1],
+        s.query_table(i), w.optional(KV_SCALES))
 
 
 def rope_order(m: LatentShape) -> Tensor:

@@ -98,6 +98,9 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["Ministral3ForCausalLM"], "rope_parameters": {
         "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32,
         "llama_4_scaling_beta": 0.1}},
+    {"architectures": ["Mistral4ForCausalLM"], **LATENT, "rope_parameters": {
+        "rope_type": "yarn", "factor": 16.0, "original_max_position_embeddings": 32,
+        "llama_4_scaling_beta": 0.1}},
     {"architectures": ["Glm4MoeForCausalLM"], **GROUPED, "use_qk_norm": True},
     {"architectures": ["MiniMaxM2ForCausalLM"], "num_local_experts": 6, "num_experts_per_tok": 2,
      "rotary_dim": 8},

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers_configs import GROUPED, HERE, SMALL
+from helpers_configs import GROUPED, HERE, LATENT, SMALL
 from helpers_models import Seq, Stepper, load, tiny_config, tiny_model, why_refused
 
 from actorium.gpu.families.architectures import shape_from_config
@@ -34,7 +34,9 @@ def logits(path: Path) -> torch.Tensor:
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize(("architecture", "options"), [
     ("MistralForCausalLM", {"sliding_window": 9}),
-    ("Ministral3ForCausalLM", {"rope_parameters": ROPE})])
+    ("Ministral3ForCausalLM", {"rope_parameters": ROPE}),
+    ("Mistral4ForCausalLM", {"rope_parameters": ROPE, **LATENT, "head_dim": 8,
+                             "num_key_value_heads": 4})])
 def test_the_text_part_of_mistral_3(tmp_path: Path, architecture: str, options: dict[str, Any],
                                     tied: bool) -> None:
     import transformers
@@ -89,8 +91,9 @@ NEEDED: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize("family", [
-    "Olmoe", "GraniteMoeShared", "Ministral3", "Glm4Moe", "MiniMaxM2", "Ernie4_5", "Ernie4_5_Moe",
-    "HunYuanDenseV1", "HunYuanMoEV1", "Dots1", "FlexOlmo", "DeepseekV2", "Glm4MoeLite", "Llama4"])
+    "Olmoe", "GraniteMoeShared", "Ministral3", "Mistral4", "Glm4Moe", "MiniMaxM2", "Ernie4_5",
+    "Ernie4_5_Moe", "HunYuanDenseV1", "HunYuanMoEV1", "Dots1", "FlexOlmo", "DeepseekV2",
+    "Glm4MoeLite", "Llama4"])
 def test_fields_left_out_are_as_in_transformers(family: str) -> None:
     import transformers
 
@@ -143,8 +146,10 @@ DEEPSEEK, ERNIE, GLM = "DeepseekV2ForCausalLM", "Ernie4_5_MoeForCausalLM", "Glm4
     ("OlmoeForCausalLM", {"hidden_act": "relu"}, "hidden_act: only silu"),
     ("GraniteMoeSharedForCausalLM", {"shared_intermediate_size": -4}, "shared_intermediate_size"),
     ("Mistral3ForConditionalGeneration", {"text_config": 3}, "text_config: must be an object"),
-    ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "mistral4"}},
-     "text_config.model_type: must be mistral or ministral3, got 'mistral4'"),
+    ("Mistral3ForConditionalGeneration", {"text_config": {"model_type": "llama"}},
+     "text_config.model_type: must be one of mistral, ministral3, mistral4, got 'llama'"),
+    ("Mistral4ForCausalLM", {"rope_parameters": {**ROPE, "partial_rotary_factor": 0.25}},
+     "rope_parameters.partial_rotary_factor: must be 64 of 128 dimensions, got 0.25"),
     ("Ministral3ForCausalLM", {"rope_parameters": {
         "rope_type": "default", "llama_4_scaling_beta": 0.1}}, "original_max_position_embeddings"),
     ("Ministral3ForCausalLM", {"rope_parameters": {**ROPE, "llama_4_scaling_beta": -1}},
