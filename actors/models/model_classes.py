@@ -61,6 +61,8 @@ MODEL_TYPES = {
     "granitemoeshared": ModelClass("GraniteMoeSharedForCausalLM", 2048),
     "mistral3": ModelClass("Mistral3ForConditionalGeneration", 131_072),
     "ministral3": ModelClass("Ministral3ForCausalLM", 262_144),
+    "deepseek_v32": ModelClass("DeepseekV32ForCausalLM", 163_840),
+    "glm_moe_dsa": ModelClass("GlmMoeDsaForCausalLM", 202_752),
     "mistral4": ModelClass("Mistral4ForCausalLM", 1_048_576),
     "glm4_moe": ModelClass("Glm4MoeForCausalLM", 131_072),
     "minimax_m2": ModelClass("MiniMaxM2ForCausalLM", 196_608),
@@ -76,6 +78,9 @@ MODEL_TYPES = {
     "glm4_moe_lite": ModelClass("Glm4MoeLiteForCausalLM", 202_752),
 }
 """By `model_type`."""
+INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}
+"""Classes whose tokens attend to so many of those before them (`index_topk`, where a config does
+not tell), which an indexer chooses."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}
 
 

@@ -19,7 +19,9 @@ from actorium.gpu.families.deepseek_config import (
     deepseek_layer,
     deepseek_mtp,
     deepseek_v2,
+    deepseek_v32,
     glm4_moe_lite,
+    glm_moe_dsa,
 )
 from actorium.gpu.families.dense_config import (
     ernie4_5,
@@ -133,6 +135,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeSharedForCausalLM": Architecture(granite_moe_shared, granite_hybrid_layer),
     "Mistral3ForConditionalGeneration": Architecture(mistral3, causal_layer),
     "Ministral3ForCausalLM": Architecture(ministral3, causal_layer),
+    "DeepseekV32ForCausalLM": Architecture(deepseek_v32, deepseek_layer, deepseek_mtp),
+    "GlmMoeDsaForCausalLM": Architecture(glm_moe_dsa, deepseek_layer, deepseek_mtp),
     "Mistral4ForCausalLM": Architecture(mistral4, deepseek_layer),
     "Glm4MoeForCausalLM": Architecture(glm4_moe, hybrid_layer, deepseek_mtp),
     "MiniMaxM2ForCausalLM": Architecture(minimax_m2, hybrid_layer),
@@ -175,7 +179,7 @@ def shape_from_config(
                             "are), or fp8, int8 or int4 to quantise them", "model.quantization")
         quantization = "auto"
     shape = ARCHITECTURES[name].read(raw, where, dtype)
-    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len),
+    shape = replace(shape, fp8=fp8, max_model_len=within(shape.max_model_len, max_model_len, raw),
                     vision=None if text_only else shape.vision).without_chunks()
     kept = stored.held(model_tensors(shape)) if stored else gguf_grouped(raw, where)
     if kept is not None and quantization == "auto":

@@ -1,5 +1,5 @@
 """Latent attention, and experts chosen by groups: DeepSeek-V2, DeepSeek-V3 with layers that draft,
-and GLM-4.7-Flash, which is like it."""
+V3.2 without its indexer, and GLM-4.7-Flash and GLM-5, which are like these."""
 
 from __future__ import annotations
 
@@ -55,6 +55,13 @@ GLM4_MOE_LITE: dict[str, Any] = {
     "q_lora_rank": 768, "rms_norm_eps": 1e-5, "first_k_dense_replace": 1,
 }
 """The same of GLM-4.7-Flash."""
+GLM_MOE_DSA: dict[str, Any] = {
+    **DEEPSEEK, "vocab_size": 154_880, "hidden_size": 6144, "intermediate_size": 12_288,
+    "num_hidden_layers": 78, "num_attention_heads": 64, "q_lora_rank": 2048, "v_head_dim": 256,
+    "qk_nope_head_dim": 192, "n_group": 1, "topk_group": 1, "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 202_752,
+}
+"""The same of GLM-5."""
 NAMES = MixtureNames(shared="shared_experts.", bias="gate.e_score_correction_bias")
 
 
@@ -88,12 +95,30 @@ def deepseek_v2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
 
 
 def glm4_moe_lite(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
-    """Reader of the config of GLM-4.7-Flash: DeepSeek-V3 with experts in the layers that
-    `mlp_layer_types` call sparse, by default all but the first."""
+    """Reader of the config of GLM-4.7-Flash: DeepSeek-V3's layers."""
     drafts = {"num_nextn_predict_layers": raw.get("num_mtp_layers", 1)}
-    get = Fields(completed_latent(raw, {**GLM4_MOE_LITE, **drafts}), where)
+    return _listed(Fields(completed_latent(raw, {**GLM4_MOE_LITE, **drafts}), where), dtype)
+
+
+def deepseek_v32(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of DeepSeek-V3.2's config: DeepSeek-V3, as long as no sequence has more tokens than
+    its indexer would choose (`model_dir.indexed_length`), whose weights are not read."""
+    defaults = {**DEEPSEEK, "max_position_embeddings": 163_840}
+    raw = {**completed_latent(raw, defaults), "rope_interleave": True}
+    return _listed(Fields(raw, where), dtype)
+
+
+def glm_moe_dsa(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of GLM-5's config, of which the same is served as of DeepSeek-V3.2."""
+    raw = {**completed_latent(raw, GLM_MOE_DSA), "rope_interleave": True}
+    return _listed(Fields(raw, where), dtype)
+
+
+def _listed(get: Fields, dtype: str) -> ModelShape:
+    """Experts in the layers that `mlp_layer_types` call sparse, by default in those behind the
+    dense ones."""
     shape = latent_decoder(get, dtype)
-    if raw.get("mlp_layer_types") is None:
+    if get.raw.get("mlp_layer_types") is None:
         return shape
     kinds = get.kinds("mlp_layer_types", ("sparse", "dense"), shape.layers)
     return replace(shape, sparse=tuple(i for i, kind in enumerate(kinds) if kind == "sparse"))

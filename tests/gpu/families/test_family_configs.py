@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import json
+import logging
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from helpers_configs import GROUPED, HERE, LATENT, SMALL
+from helpers_configs import GROUPED, HERE, INDEXER, LATENT, SMALL
 from helpers_models import Seq, Stepper, load, tiny_config, tiny_model, why_refused
 
+from actorium.actors.errors import BadConfig
+from actorium.actors.models.model_dir import max_model_len
 from actorium.gpu.families.architectures import shape_from_config
 from actorium.gpu.families.model_shape import ModelShape, QueryScaling, RopeShape
 from actorium.gpu.models.rotary import rope_tables
@@ -93,7 +96,7 @@ NEEDED: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("family", [
     "Olmoe", "GraniteMoeShared", "Ministral3", "Mistral4", "Glm4Moe", "MiniMaxM2", "Ernie4_5",
     "Ernie4_5_Moe", "HunYuanDenseV1", "HunYuanMoEV1", "Dots1", "FlexOlmo", "DeepseekV2",
-    "Glm4MoeLite", "Llama4"])
+    "DeepseekV32", "GlmMoeDsa", "Glm4MoeLite", "Llama4"])
 def test_fields_left_out_are_as_in_transformers(family: str) -> None:
     import transformers
 
@@ -107,6 +110,27 @@ def test_fields_left_out_are_as_in_transformers(family: str) -> None:
 def test_windows_of_dots1_begin_with_a_layer() -> None:
     fields = {**GROUPED, "sliding_window": 9, "max_window_layers": 3}
     assert shape("Dots1ForCausalLM", **fields).windows == (0, 0, 0, 9)
+
+
+# --- indexers ------------------------------------------------------------------------------------
+
+@pytest.mark.parametrize("name", ["DeepseekV32ForCausalLM", "GlmMoeDsaForCausalLM"])
+def test_sequences_are_as_long_as_an_indexer_leaves_nothing_out(
+    name: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    fields = {**SMALL, **LATENT, **INDEXER, "architectures": [name], "dtype": "float32"}
+    served = shape_from_config({**fields, "index_topk": 64}, HERE)
+    assert served.max_model_len == max_model_len({**fields, "index_topk": 64}) == 64
+    assert shape(name, **LATENT).max_model_len == 512 and shape(
+        name, **LATENT, max_position_embeddings=9999).max_model_len == 2048
+    why = "65 exceeds the model's own limit of 64 tokens: index_topk, 64; beyond it .* not served"
+    with pytest.raises(BadConfig, match=why):
+        shape_from_config({**fields, "index_topk": 64}, HERE, max_model_len=65)
+    assert "index_topk" in why_refused(tmp_path, {**fields, "index_topk": "many"})
+    (tmp_path / "config.json").write_text(json.dumps(fields))
+    with caplog.at_level(logging.WARNING, "actorium.model"):
+        load(tmp_path, load_format="dummy")
+    assert "up to index_topk, 300 tokens" in caplog.text
 
 
 # --- other spellings -----------------------------------------------------------------------------

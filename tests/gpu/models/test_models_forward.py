@@ -29,6 +29,7 @@ LATENT = {"kv_lora_rank": 32, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope
           "v_head_dim": 12, "num_key_value_heads": 4, "head_dim": 8}
 LLAMA4 = {"intermediate_size_mlp": 80, "interleave_moe_layer_step": 2, "num_local_experts": 5,
           "attention_chunk_size": 64, "floor_scale": 7, "no_rope_layer_interval": 3}
+INDEXER = {"index_topk": 50, "index_head_dim": 16, "index_n_heads": 2}
 MINIMAX = {"num_local_experts": 5, "num_experts_per_tok": 2}
 ERNIE = {"moe_num_experts": 5, "moe_k": 2, "moe_intermediate_size": 24}
 OLMOE = {"num_experts": 5, "num_experts_per_tok": 2}
@@ -174,6 +175,9 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
       "n_group": 1, "topk_group": 1, "norm_topk_prob": False, "rope_interleave": False,
       "attention_bias": True,
       "rope_parameters": {**MINISTRAL3, "mscale": 0.7, "llama_4_scaling_beta": 0.7}}),
+    ("deepseek-v3.2", "DeepseekV32ForCausalLM", {**LATENT, **GROUPED, **INDEXER}),
+    ("glm-5", "GlmMoeDsaForCausalLM",
+     {**LATENT, **GROUPED, **INDEXER, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("glm4-moe-lite", "Glm4MoeLiteForCausalLM",
      {**LATENT, **GROUPED, "mlp_layer_types": ["sparse", "dense", "sparse"]}),
     ("llama4", "Llama4ForCausalLM", LLAMA4),
