@@ -68,6 +68,17 @@ def granite_moe(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     return replace(shape, experts=experts, sparse=tuple(range(shape.layers)))
 
 
+def granite_moe_shared(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of the config of Granite 3 MoE with an MLP for all tokens, where its size is not 0."""
+    shape, get = granite_moe(raw, where, dtype), Fields(raw, where)
+    if not raw.get("shared_intermediate_size"):
+        return shape
+    shared = get.int("shared_intermediate_size")
+    assert shape.experts is not None
+    return replace(shape, intermediate=shared, experts=shape.experts._replace(
+        shared=shared, shared_gate=False))
+
+
 def granite_hybrid(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Granite-4 hybrid's config."""
     get = Fields(completed(raw, HYBRID), where)
@@ -103,6 +114,8 @@ def granite_hybrid_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
         specs += attention_tensors(f"{at}{ATTENTION}", s)
     if s.experts:
         specs += mixture_tensors(at, s.hidden, routed_alone(s.experts))
+        if not s.experts.shared:
+            return specs
     return [*specs,
             *linear_tensors(f"{at}shared_mlp.input_linear", 2 * s.intermediate, s.hidden,
                             segments=(s.intermediate, s.intermediate)),

@@ -55,6 +55,17 @@ class RopeShape:
 NOPE = RopeShape("none")
 
 
+class QueryScaling(NamedTuple):
+    """Queries are multiplied by 1 + beta * log(1 + floor((position + offset) / every)), so that
+    attention over a long context stays as sharp as over a short one."""
+
+    beta: float
+    every: int
+    offset: int = 0
+    still_alone: bool = False
+    """Only in layers that rotate nothing."""
+
+
 class StateShape(NamedTuple):
     """What one recurrent layer keeps of one sequence."""
 
@@ -171,6 +182,14 @@ class MixtureNames(NamedTuple):
     """An expert's projections."""
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
+    turned: bool = False
+    """Of these, each expert's rows are its inputs."""
+    shared: str = "shared_expert."
+    """What the names of the expert that all tokens go through begin with."""
+    bias: str = ""
+    """That of the scores when experts are chosen; "": there is none."""
+    bias_row: bool = False
+    """It is a matrix of one row."""
 
 
 class ExpertShape(NamedTuple):
@@ -191,14 +210,22 @@ class ExpertShape(NamedTuple):
 
 
 class Routing(NamedTuple):
-    """How experts are chosen by groups (arXiv 2412.19437, section 2.1.2)."""
+    """How experts are chosen in float32, by groups (arXiv 2412.19437, section 2.1.2)."""
 
-    groups: int
+    groups: int = 1
     """The experts' number is a multiple of it."""
-    chosen_groups: int
+    chosen_groups: int = 1
     """Groups whose experts may be chosen."""
-    factor: float
+    factor: float = 1.0
     """On the weights of the chosen."""
+    softmax: bool = False
+    """Scores are probabilities; else sigmoids."""
+    best: int = 2
+    """Of a group's experts, the sum of whose scores says how good the group is."""
+    least: float = 0.0
+    """Of the sum that weights are divided by."""
+    on_input: bool = False
+    """The weights multiply what goes into the experts, not what they give."""
 
 
 class LatentShape(NamedTuple):
@@ -280,10 +307,24 @@ class ModelShape:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    mlp_name: str = "mlp."
+    """What the names of a dense MLP's tensors begin with in a layer."""
+    chunked: bool = False
+    """What a query sees begins at a multiple of its window."""
     qk_norm: bool = False
     """Queries and keys are normed, head by head."""
+    head_norms: tuple[str, str] = ("q_norm", "k_norm")
+    """What checkpoints call the norms of queries and of keys; "": these have no weights."""
+    norms_still: bool = True
+    """Layers that rotate nothing norm them too."""
+    norm_after_rope: bool = False
+    """Heads are normed once they are rotated."""
+    query_scaling: QueryScaling | None = None
+    """How queries grow with their position; None: they do not."""
     whole_qk_norm: bool = False
     """They are normed, the heads of all GPUs together."""
+    qkv_clip: float = 0.0
+    """Queries, keys and values are cut off at plus and minus this; 0 = they are not."""
     embed_scale: float = 1.0
     """On the embeddings."""
     logit_scale: float = 1.0
@@ -368,6 +409,32 @@ class ModelShape:
         if self.layer_ropes and i < self.layers:
             return self.layer_ropes[i]
         return len(self.ropes) - 1 if i < self.layers and self.windows[i] else 0
+
+    @property
+    def scales_queries(self) -> bool:
+        """Whether any position that is served has queries that are scaled."""
+        q = self.query_scaling
+        return q is not None and self.max_model_len > q.every - q.offset
+
+    def query_table(self, i: int) -> int | None:
+        """Which of the tables by position, behind those of the ropes, has what the queries of the
+        i-th layer are multiplied by; None: they are not."""
+        ropes, q = self.ropes or (NOPE,), self.query_scaling
+        if q is None or not self.scales_queries or (
+                q.still_alone and ropes[self.rope_index(i)].kind != NOPE.kind):
+            return None
+        return len(ropes)
+
+    def norms_heads(self, i: int) -> bool:
+        """Whether the queries and keys of the i-th layer are normed, head by head."""
+        still = bool(self.ropes) and self.ropes[self.rope_index(i)].kind == NOPE.kind
+        return self.qk_norm and (self.norms_still or not still)
+
+    def without_chunks(self) -> ModelShape:
+        """The same where every sequence that is served is shorter than a chunk."""
+        if not self.chunked or max(self.windows) < self.max_model_len:
+            return self
+        return replace(self, chunked=False, windows=(0,) * self.layers)
 
     def group_and_index(self, i: int) -> tuple[int, int]:
         """The group of the i-th layer, which has attention, and its index in it. A layer that

@@ -156,7 +156,7 @@ def attention_tensors(at: str, s: ModelShape) -> list[TensorSpec]:
         specs += [TensorSpec(f"{at}q_norm.weight", (s.q_size,)),
                   TensorSpec(f"{at}k_norm.weight", (s.kv_size,))]
     if s.qk_norm:
-        specs += [TensorSpec(f"{at}{name}_norm.weight", (s.head_dim,)) for name in ("q", "k")]
+        specs += [TensorSpec(f"{at}{name}.weight", (s.head_dim,)) for name in s.head_norms if name]
     return specs
 
 
@@ -240,17 +240,28 @@ def mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
     specs = [TensorSpec(f"{at}{s.names.router}.weight", (s.number, hidden)),
              *_experts(at, hidden, s)]
     if s.shared:
-        specs += dense_tensors(f"{at}shared_expert.", hidden, s.shared)
+        specs += dense_tensors(f"{at}{s.names.shared}", hidden, s.shared)
         specs.append(TensorSpec(f"{at}shared_expert_gate.weight", (1, hidden)))
     return specs
 
 
 def grouped_mixture_tensors(at: str, hidden: int, s: ExpertShape) -> list[TensorSpec]:
-    """A mixture whose experts are chosen by groups; scores are computed in float32."""
-    return [TensorSpec(f"{at}gate.weight", (s.number, hidden), "float32"),
-            TensorSpec(f"{at}gate.e_score_correction_bias", (s.number,), "float32"),
-            *_experts(at, hidden, s),
-            *dense_tensors(f"{at}shared_experts.", hidden, s.shared)]
+    """A mixture whose experts are chosen in float32. at: of the layer."""
+    names, at = s.names, f"{at}{s.names.at}"
+    specs = [TensorSpec(f"{at}{names.router}.weight", (s.number, hidden), "float32")]
+    if names.bias:
+        rows = (1, s.number) if names.bias_row else (s.number,)
+        specs.append(TensorSpec(f"{at}{names.bias}", rows, "float32"))
+    specs += _experts(at, hidden, s)
+    return [*specs, *dense_tensors(f"{at}{names.shared}", hidden, s.shared)] if s.shared else specs
+
+
+def layer_mlp_tensors(at: str, s: ModelShape, i: int) -> list[TensorSpec]:
+    """The MLP of the i-th layer, dense or a mixture. at: of the layer."""
+    if s.experts is None or not s.has_experts(i):
+        return dense_tensors(f"{at}{s.mlp_name}", s.hidden, s.intermediate)
+    mixture = grouped_mixture_tensors if s.routing else mixture_tensors
+    return mixture(at, s.hidden, s.experts)
 
 
 def _experts(at: str, hidden: int, s: ExpertShape) -> Iterable[TensorSpec]:

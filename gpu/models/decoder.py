@@ -153,7 +153,7 @@ class Decoder(ABC):
         self.dtype = TORCH_DTYPES[shape.dtype]
         self.ops = select_ops(self.dtype, device, shape.head_dim, native, kernels,
                               attention.exact_states)
-        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group)
+        whole = LayerWeights(tensors, "", self.ops, shape.norm_plus_one, group, device=device)
         # The largest first: what a layer is made of lies beside what was made before.
         self.embed, self.head = embedding_and_head(whole, shape)
         self.layers = [self.load_layer(whole.under(layer_prefix(i)), i)
@@ -230,7 +230,7 @@ class Decoder(ABC):
         groups = [GroupContext(
                       own.kv_index, pool.layers, plan_attention(
                           own, pool.page_size, group.window, s.attention_scale, self.attention,
-                          s.attention_cap),
+                          s.attention_cap, s.chunked),
                       pool.scales)
                   for own, pool, group in zip(batches, pools, s.groups, strict=True)]
         if recurrent is None or s.recurrence is None:
@@ -340,7 +340,8 @@ def load_drafter(model: Decoder, tensors: WeightTensors) -> MtpDrafter | None:
     """The drafter of these tensors, which are taken out of the dict; None where the shape has
     none."""
     s = model.shape
-    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group)
+    names, whole = mtp_names(s), LayerWeights(tensors, "", model.ops, s.norm_plus_one, model.group,
+                                              device=model.device)
     if names is None:
         return None
     return MtpDrafter(

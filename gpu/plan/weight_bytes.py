@@ -139,8 +139,9 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
     tokens: computed in that step; rows: sampled in it. Residual, normed input and the widest
     layer's inner activations, each token; logits in the weights' dtype and in float32, each row.
     """
-    widths = [shape.q_size * (3 if shape.output_gate else 2) + 2 * shape.kv_size]
-    if shape.whole_qk_norm:  # what is normed, and is joined again, lies beside it
+    beside = shape.output_gate or shape.norm_after_rope or shape.scales_queries
+    widths = [shape.q_size * (3 if beside else 2) + 2 * shape.kv_size]
+    if shape.whole_qk_norm or shape.qkv_clip:  # what is normed and joined again lies beside it
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]

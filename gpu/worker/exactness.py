@@ -10,7 +10,7 @@ from __future__ import annotations
 from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.models.decoder import Decoder
-from actorium.gpu.models.deepseek import GroupedMixture
+from actorium.gpu.models.mlp import GroupedMixture
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.torch_ops import TorchOps

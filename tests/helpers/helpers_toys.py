@@ -15,11 +15,16 @@ for _fields in CONFIGS:
     FIRST.setdefault(name_of(_fields), _fields)
 NO_SPECIALS = {"bos_token_id": None, "eos_token_id": None, "pad_token_id": None}
 """Many classes' own lie beyond a toy's vocabulary."""
-TOWERS = {"Gemma3ForConditionalGeneration": {
-    "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 2,
-    "image_size": 16, "patch_size": 4}}
+TOWER = {"hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2,
+         "num_attention_heads": 2, "image_size": 16, "patch_size": 4}
+TOWERS = {
+    "Gemma3ForConditionalGeneration": TOWER,
+    "Mistral3ForConditionalGeneration": {**TOWER, "head_dim": 16},
+    "Llama4ForConditionalGeneration": {**TOWER, "vision_output_dim": 32,
+                                       "projector_input_dim": 32, "projector_output_dim": 32}}
 """Vision towers of classes that have another kind than Qwen's."""
-WIDE = {"Qwen2_5_VLForConditionalGeneration": {
+WIDE = {"OlmoeForCausalLM": {"hidden_size": 128},
+        "Qwen2_5_VLForConditionalGeneration": {
             "hidden_size": 128, "rope_scaling": {"type": "mrope", "rope_type": "default",
                                                  "mrope_section": [4, 6, 6]},
             "vision_config": {**TOWER_25, "out_hidden_size": 128}},

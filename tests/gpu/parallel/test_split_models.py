@@ -54,10 +54,41 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-moe": lambda path: write_checkpoint(
         path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+    "olmoe": lambda path: write_checkpoint(
+        path, "OlmoeForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36,
+        clip_qkv=0.9),
+    "granite-moe-shared": lambda path: write_checkpoint(
+        path, "GraniteMoeSharedForCausalLM", intermediate_size=92, residual_multiplier=0.4,
+        attention_multiplier=0.2, shared_intermediate_size=50),
+    "ministral3": lambda path: write_checkpoint(
+        path, "Ministral3ForCausalLM", intermediate_size=90, rope_parameters={
+            "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "llama_4_scaling_beta": 0.3,
+            "original_max_position_embeddings": 8}),
+    "glm4-moe": lambda path: write_checkpoint(
+        path, "Glm4MoeForCausalLM", n_routed_experts=8, num_experts_per_tok=3, n_group=4,
+        topk_group=2, moe_intermediate_size=36, routed_scaling_factor=1.5, use_qk_norm=True,
+        num_nextn_predict_layers=0),
+    "minimax-m2": lambda path: write_checkpoint(
+        path, "MiniMaxM2ForCausalLM", num_local_experts=6, num_experts_per_tok=2,
+        intermediate_size=36, rotary_dim=8),
+    "ernie4.5-moe": lambda path: write_checkpoint(
+        path, "Ernie4_5_MoeForCausalLM", moe_num_experts=6, moe_k=2, moe_intermediate_size=36),
+    "hunyuan-moe": lambda path: write_checkpoint(
+        path, "HunYuanMoEV1ForCausalLM", num_experts=6, moe_topk=2, intermediate_size=52),
+    "deepseek-v2": lambda path: write_checkpoint(
+        path, "DeepseekV2ForCausalLM", kv_lora_rank=32, q_lora_rank=None, qk_rope_head_dim=8,
+        qk_nope_head_dim=16, v_head_dim=12, num_key_value_heads=4, head_dim=8, n_routed_experts=8,
+        num_experts_per_tok=3, moe_intermediate_size=36, first_k_dense_replace=1),
+    "llama4": lambda path: write_checkpoint(
+        path, "Llama4ForCausalLM", intermediate_size_mlp=90, interleave_moe_layer_step=2,
+        num_local_experts=6, attention_chunk_size=32, floor_scale=7, no_rope_layer_interval=3),
+    "flex-olmo": lambda path: write_checkpoint(
+        path, "FlexOlmoForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
 }
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
-LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite")
+LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "granite-moe-shared",
+               "ministral3", "minimax-m2", "hunyuan-moe", "flex-olmo", "deepseek-v2")
 
 
 @pytest.mark.parametrize(("name", "size"), [
