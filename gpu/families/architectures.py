@@ -42,6 +42,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
+from actorium.gpu.families.mamba_config import bamba, parted_layer
 from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
@@ -108,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
+    "BambaForCausalLM": Architecture(bamba, parted_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -218,5 +220,6 @@ def attention_modules(s: ModelShape) -> list[str]:
     """What the names of each attention layer's tensors begin with; that of a layer that drafts is
     the last."""
     names = mtp_names(s)
-    found = [f"{layer_prefix(i)}{ATTENTION}" for i in s.attention_layers]
+    found = [s.parts[i].attention if s.parts else f"{layer_prefix(i)}{ATTENTION}"
+             for i in s.attention_layers]
     return [*found, f"{names.layer}{ATTENTION}"] if names else found

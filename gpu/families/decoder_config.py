@@ -224,6 +224,14 @@ class Fields:
             raise self.bad(name, f"must be {layers} times {' or '.join(known[:2])}")
         return found
 
+    def indices(self, name: str, layers: int) -> frozenset[int]:
+        """The layers that the field lists; none where it is left out. Raises `BadModel`."""
+        listed = self.raw.get(name) or []
+        if not isinstance(listed, list) or not all(
+                type(i) is int and 0 <= i < layers for i in listed):
+            raise self.bad(name, f"must list layers of 0 to {layers - 1}, got {shown(listed)}")
+        return frozenset(listed)
+
     def int(self, name: str, default: int | None = None, maximum: int = MAX_INT) -> int:
         value = self.raw.get(name)
         if value is None:

@@ -93,6 +93,11 @@ class DeltaShape(NamedTuple):
         return self.value_heads * self.value_dim
 
     @property
+    def inner(self) -> int:
+        """Width of what the second projection takes."""
+        return self.value_size
+
+    @property
     def channels(self) -> int:
         """Of the convolution: queries, keys and values."""
         return 2 * self.key_size + self.value_size
@@ -127,6 +132,10 @@ class MambaShape(NamedTuple):
     """Of the layer's own norm."""
     shared_by: int = 1
     """GPUs that have heads of one group between them, so that its norm goes over all of theirs."""
+    out_bias: bool = False
+    """Of the second projection; `proj_bias`: of the first."""
+    norm: str = "after"
+    """When the heads' outputs are normed: after they are gated, before, or "none"."""
 
     @property
     def kind(self) -> str:
@@ -151,6 +160,9 @@ class MambaShape(NamedTuple):
 
     def split(self, tp: int) -> MambaShape:
         """One GPU's heads; see `ModelShape.split`."""
+        if self.norm == "before" and tp > self.groups:
+            raise BadConfig(f"--tp: {tp} GPUs cannot share the norm before the gate of "
+                            f"{self.groups} groups of Mamba-2's heads", "tp")
         return self._replace(groups=_shared(self.groups, tp, "key heads"),
                              heads=_part(self.heads, tp, "value heads"),
                              shared_by=max(1, tp // self.groups))
@@ -244,6 +256,18 @@ class LayerNorms(NamedTuple):
         return [name for name in self if name]
 
 
+class LayerParts(NamedTuple):
+    """What the names of a layer's parts begin with in its checkpoint; "": there is no such part."""
+
+    norm: str
+    """Of the norm of what goes into the mixer; `mlp_norm`: into the MLP."""
+    attention: str
+    recurrent: str
+    """With attention as well, both take the same input, and what they give is added."""
+    mlp_norm: str = ""
+    mlp: str = ""
+
+
 class LayerGroup(NamedTuple):
     """The layers of one attention window: they share a page pool and a page table."""
 
@@ -296,6 +320,10 @@ class ModelShape:
     norm_plus_one: bool = False
     """Norms multiply by 1 + weight."""
     layer_norms: LayerNorms = LayerNorms()
+    parts: tuple[LayerParts, ...] = ()
+    """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
+    dense_names: tuple[str, str, str] = GATED
+    """What a dense MLP's projections are called, where `parts` say where it is."""
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
     interleaved: bool = False
@@ -348,6 +376,8 @@ class ModelShape:
     def attention_layers(self) -> tuple[int, ...]:
         """The layers with attention."""
         recurrent = set(self.recurrent)
+        if self.parts:
+            return tuple(i for i, parts in enumerate(self.parts) if parts.attention)
         return tuple(i for i in range(self.layers) if i not in recurrent)
 
     @property

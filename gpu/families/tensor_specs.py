@@ -215,12 +215,13 @@ def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
                         segments=(s.inner, *xbc, s.heads)),
         TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width), segments=xbc),
         *(TensorSpec(f"{at}{name}", (s.heads,), "float32") for name in ("dt_bias", "A_log", "D")),
-        TensorSpec(f"{at}norm.weight", (s.inner,)),
-        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.proj_bias),
+        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.out_bias),
     ]
-    if not s.conv_bias:
-        return specs
-    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc)]
+    if s.norm != "none":
+        specs.append(TensorSpec(f"{at}norm.weight", (s.inner,)))
+    if s.conv_bias:
+        specs.append(TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc))
+    return specs
 
 
 # --- MLPs ----------------------------------------------------------------------------------------

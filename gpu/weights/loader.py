@@ -55,9 +55,10 @@ merged (PEFT), of a compiled model, of a distributed one."""
 NESTED = (("language_model.model.", "model."), ("model.language_model.", "model."),
           ("language_model.lm_head.", "lm_head."), ("model.visual.", "visual."),
           ("embed_tokens.", "model.embed_tokens."), ("layers.", "model.layers."),
-          ("norm.", "model.norm."))
+          ("norm.", "model.norm."), ("model.final_layernorm.", "model.norm."))
 """Where checkpoints of text and images have their language model, and what it is called alone; the
-tower; and what is called otherwise in those of a model without its head."""
+tower; what is called otherwise in those of a model without its head; and what some families call
+the final norm."""
 ADAPTER = ".lora_A."
 """Part of names in a checkpoint of an adapter."""
 

@@ -13,6 +13,7 @@ from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
 from helpers_ranks import run_ranks, whole
+from helpers_recurrent import write_recurrent
 from helpers_worker import Output, Ring
 from torch import Tensor
 from transformers import AutoModelForCausalLM
@@ -66,6 +67,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-moe": lambda path: write_checkpoint(
         path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+    "bamba": lambda path: write_recurrent(path, "BambaForCausalLM", attention_bias=True,
+                                          mlp_bias=True, mamba_proj_bias=True),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
