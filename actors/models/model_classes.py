@@ -58,6 +58,7 @@ MODEL_TYPES = {
     "seed_oss": ModelClass("SeedOssForCausalLM", 524_288),
     "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
     "bamba": ModelClass("BambaForCausalLM", 262_144),
+    "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

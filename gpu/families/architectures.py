@@ -42,7 +42,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
-from actorium.gpu.families.mamba_config import bamba, parted_layer
+from actorium.gpu.families.mamba_config import bamba, falcon_h1, parted_layer
 from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
@@ -110,6 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
     "BambaForCausalLM": Architecture(bamba, parted_layer),
+    "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

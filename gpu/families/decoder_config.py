@@ -232,6 +232,14 @@ class Fields:
             raise self.bad(name, f"must list layers of 0 to {layers - 1}, got {shown(listed)}")
         return frozenset(listed)
 
+    def floats(self, name: str, count: int) -> tuple[float, ...]:
+        """So many positive numbers; 1 each where the field is left out. Raises `BadModel`."""
+        listed = self.raw.get(name) or [1.0] * count
+        if not isinstance(listed, list) or len(listed) != count:
+            raise self.bad(name, f"must list {count} positive numbers, got {shown(listed)}")
+        return tuple(Fields({name: value}, self.where, self.prefix).float(name)
+                     for value in listed)
+
     def int(self, name: str, default: int | None = None, maximum: int = MAX_INT) -> int:
         value = self.raw.get(name)
         if value is None:

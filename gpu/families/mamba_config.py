@@ -1,4 +1,5 @@
-"""Families whose layers have Mamba-2 (arXiv 2405.21060), beside attention or alone: Bamba."""
+"""Families whose layers have Mamba-2 (arXiv 2405.21060), beside attention or alone: Bamba and
+Falcon-H1."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
-from actorium.gpu.families.model_shape import LayerParts, MambaShape, ModelShape
+from actorium.gpu.families.model_shape import LayerParts, MambaShape, ModelShape, Multipliers
 from actorium.gpu.families.tensor_specs import (
     TensorSpec,
     attention_tensors,
@@ -28,6 +29,14 @@ BAMBA: dict[str, Any] = {
     "partial_rotary_factor": 0.5,
 }
 """What a config of Bamba leaves out, as in transformers."""
+
+FALCON_H1: dict[str, Any] = {
+    **BAMBA, "max_position_embeddings": 8192, "partial_rotary_factor": 1.0, "mamba_d_ssm": 1024,
+    "lm_head_multiplier": 1.0, "embedding_multiplier": 1.0, "key_multiplier": 1.0,
+    "attention_out_multiplier": 1.0, "attention_in_multiplier": 1.0, "ssm_in_multiplier": 1.0,
+    "ssm_out_multiplier": 1.0, "mamba_norm_before_gate": True,
+}
+"""The same of Falcon-H1. A mamba_d_ssm of null means `mamba_expand` times the hidden size."""
 
 
 class MambaNames(NamedTuple):
@@ -54,6 +63,29 @@ def bamba(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         recurrent=tuple(i for i in range(shape.layers) if i not in full),
         recurrence=bamba_mamba(get) if len(full) < shape.layers else None,
         parts=tuple(bamba_parts(i, i in full, i not in full) for i in range(shape.layers)))
+
+
+def falcon_h1(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Falcon-H1's config: attention and Mamba-2 side by side in each layer."""
+    get = Fields(completed(raw, FALCON_H1), where)
+    shape, bias = decoder_shape(get, dtype), get.flag("attention_bias")
+    whole = "mamba_d_ssm" in raw and raw["mamba_d_ssm"] is None
+    norm = "before" if get.flag("mamba_norm_before_gate") else "after"
+    mamba = bamba_mamba(get, "" if whole else "mamba_d_ssm")._replace(
+        out_bias=get.flag("projectors_bias"), norm=norm if get.flag("mamba_rms_norm") else "none")
+    return replace(
+        shape, qkv_bias=bias, o_bias=bias, mlp_bias=get.flag("mlp_bias"),
+        embed_scale=get.float("embedding_multiplier"), logit_scale=get.float("lm_head_multiplier"),
+        recurrent=tuple(range(shape.layers)), recurrence=mamba, multipliers=_multipliers(get),
+        parts=tuple(bamba_parts(i, True, True) for i in range(shape.layers)))
+
+
+def _multipliers(get: Fields) -> Multipliers:
+    z, x, b, c, dt = get.floats("ssm_multipliers", 5)
+    return Multipliers(
+        get.float("attention_in_multiplier"), get.float("key_multiplier"),
+        get.float("attention_out_multiplier"), get.float("ssm_in_multiplier"), (z, x, b, c, dt),
+        get.float("ssm_out_multiplier"), *get.floats("mlp_multipliers", 2))
 
 
 def bamba_parts(i: int, attends: bool, recurs: bool) -> LayerParts:

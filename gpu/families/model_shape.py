@@ -268,6 +268,22 @@ class LayerParts(NamedTuple):
     mlp: str = ""
 
 
+class Multipliers(NamedTuple):
+    """Factors inside the layers of a model whose widths were chosen by muP (arXiv 2203.03466)."""
+
+    attention_in: float
+    """On what goes into attention; `recurrent_in`: into the recurrent layer."""
+    key: float
+    attention_out: float
+    recurrent_in: float
+    projected: tuple[float, float, float, float, float]
+    """On the parts of Mamba-2's first projection: z, x, B, C, dt."""
+    recurrent_out: float
+    gate: float
+    """On what SiLU takes in the MLP."""
+    down: float
+
+
 class LayerGroup(NamedTuple):
     """The layers of one attention window: they share a page pool and a page table."""
 
@@ -324,6 +340,8 @@ class ModelShape:
     """Of each layer, for families whose layers differ in them; (): each has a mixer and an MLP."""
     dense_names: tuple[str, str, str] = GATED
     """What a dense MLP's projections are called, where `parts` say where it is."""
+    multipliers: Multipliers | None = None
+    """None: all are 1."""
     rotary_dim: int = 0
     """Leading dimensions of a head that are rotated; 0 = all."""
     interleaved: bool = False

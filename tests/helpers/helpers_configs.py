@@ -86,6 +86,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
     {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
     {"architectures": ["BambaForCausalLM"], **MAMBA, "attn_layer_indices": [1]},
+    {"architectures": ["FalconH1ForCausalLM"], **MAMBA, "mamba_d_ssm": 96,
+     "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5]},
 ]
 
 

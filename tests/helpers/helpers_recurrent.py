@@ -18,6 +18,13 @@ MAMBA: dict[str, Any] = {
 }
 FAMILIES: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {**MAMBA, "attn_layer_indices": [2]},
+    "FalconH1ForCausalLM": {**MAMBA, "num_hidden_layers": 3, "mamba_d_ssm": 96, "mamba_d_head": 12,
+                            "rope_parameters": {"rope_type": "default", "rope_theta": 500.0},
+                            "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3],
+                            "mlp_multipliers": [0.6, 1.5], "lm_head_multiplier": 0.5,
+                            "embedding_multiplier": 3.0, "key_multiplier": 0.7,
+                            "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.2,
+                            "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6},
 }
 """Fields of a tiny config, by architecture."""
 

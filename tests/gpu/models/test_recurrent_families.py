@@ -14,7 +14,7 @@ from helpers_models import load, oracle_logits, why_refused
 from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
-BAMBA = "BambaForCausalLM"
+BAMBA, FALCON = "BambaForCausalLM", "FalconH1ForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (BAMBA, {}),
     "bamba-odd": (BAMBA, {
@@ -23,6 +23,15 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "attention_bias": True, "mlp_bias": True, "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0,
                             "partial_rotary_factor": 1.0}}),
+    "falcon": (FALCON, {}),
+    "falcon-norm": (FALCON, {
+        "mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_n_groups": 2,
+        "attention_bias": True, "mlp_bias": True, "projectors_bias": True,
+        "mamba_proj_bias": True, "tie_word_embeddings": True}),
+    "falcon-norm-before": (FALCON, {
+        "mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_d_ssm": None, "mamba_d_head": 16,
+        "ssm_multipliers": None, "mlp_multipliers": None, "ssm_in_multiplier": 1.0,
+        "attention_in_multiplier": 1.0, "key_multiplier": 1.0, "num_key_value_heads": 4}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -105,6 +114,9 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (BAMBA, {"attn_layer_indices": "2"}, "attn_layer_indices: must list layers"),
     (BAMBA, {"mamba_n_groups": 3}, "mamba_n_groups: 3 does not divide 8 heads"),
     (BAMBA, {"mamba_d_head": 5}, "mamba_n_heads: 8 heads of 5 are not mamba_expand * hidden_size"),
+    (FALCON, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: must list 5 positive numbers"),
+    (FALCON, {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers: must be a positive number"),
+    (FALCON, {"mamba_d_ssm": 97}, "mamba_n_heads: 8 heads of 12 are not mamba_d_ssm, 97"),
     (BAMBA, {"hidden_act": "gelu"}, "hidden_act: only silu is supported"),
     (BAMBA, {"time_step_limit": [1.0, 0.5]}, "time_step_limit: must be two numbers"),
 ])

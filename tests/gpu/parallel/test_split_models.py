@@ -69,6 +69,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
     "bamba": lambda path: write_recurrent(path, "BambaForCausalLM", attention_bias=True,
                                           mlp_bias=True, mamba_proj_bias=True),
+    "falcon-h1": lambda path: write_recurrent(path, "FalconH1ForCausalLM", mamba_n_groups=2,
+                                              mlp_bias=True, projectors_bias=True),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
