@@ -59,6 +59,7 @@ MODEL_TYPES = {
     "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
     "bamba": ModelClass("BambaForCausalLM", 262_144),
     "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
+    "lfm2": ModelClass("Lfm2ForCausalLM", 128_000),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

@@ -32,6 +32,7 @@ from actorium.gpu.families.granite_config import (
     granite_hybrid_layer,
     granite_moe,
 )
+from actorium.gpu.families.lfm_config import lfm2
 from actorium.gpu.families.llama_config import (
     causal_layer,
     gemma2,
@@ -111,6 +112,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
     "BambaForCausalLM": Architecture(bamba, parted_layer),
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
+    "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

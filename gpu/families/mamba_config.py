@@ -10,10 +10,17 @@ from typing import Any, NamedTuple
 
 from actorium.actors.errors import shown
 from actorium.gpu.families.decoder_config import Fields, completed, decoder_shape
-from actorium.gpu.families.model_shape import LayerParts, MambaShape, ModelShape, Multipliers
+from actorium.gpu.families.model_shape import (
+    ConvShape,
+    LayerParts,
+    MambaShape,
+    ModelShape,
+    Multipliers,
+)
 from actorium.gpu.families.tensor_specs import (
     TensorSpec,
     attention_tensors,
+    conv_tensors,
     dense_tensors,
     layer_prefix,
     mamba_tensors,
@@ -104,6 +111,8 @@ def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
         specs += attention_tensors(parts.attention, s)
     if parts.recurrent and isinstance(s.recurrence, MambaShape):
         specs += mamba_tensors(parts.recurrent, s.recurrence, s.hidden)
+    if parts.recurrent and isinstance(s.recurrence, ConvShape):
+        specs += conv_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.mlp:
         specs += dense_tensors(parts.mlp, s.hidden, s.intermediate, s.mlp_bias, s.dense_names)
     return specs

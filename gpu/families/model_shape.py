@@ -59,7 +59,7 @@ class StateShape(NamedTuple):
     """What one recurrent layer keeps of one sequence."""
 
     state: tuple[int, int, int]
-    """[heads, rows, columns] of the state proper, in the state dtype."""
+    """[heads, rows, columns] of the state proper, in the state dtype; of 0 where there is none."""
     columns: tuple[int, int]
     """(W - 1, channels): the last inputs of a convolution of width W, in the model's dtype."""
     inputs: int
@@ -168,7 +168,36 @@ class MambaShape(NamedTuple):
                              shared_by=max(1, tp // self.groups))
 
 
-RecurrentShape = DeltaShape | MambaShape
+class ConvShape(NamedTuple):
+    """A gated short convolution (LFM2): it keeps columns, and no state beside them."""
+
+    channels: int
+    width: int
+    """Of the convolution."""
+    bias: bool
+    """Of the convolution and of both projections."""
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "short convolution"
+
+    @property
+    def inner(self) -> int:
+        """Width of what the second projection takes."""
+        return self.channels
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: columns; its inputs are the gated channels."""
+        return StateShape((0, 0, 0), (self.width - 1, self.channels), self.channels)
+
+    def split(self, tp: int) -> ConvShape:
+        """One GPU's channels; see `ModelShape.split`."""
+        return self._replace(channels=_part(self.channels, tp, "channels of a convolution"))
+
+
+RecurrentShape = DeltaShape | MambaShape | ConvShape
 """Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
 `state`, what a layer keeps of a sequence."""
 

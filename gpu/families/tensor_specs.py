@@ -10,6 +10,7 @@ from typing import NamedTuple
 from actorium.gpu.families.fp8_config import BLOCK
 from actorium.gpu.families.model_shape import (
     GATED,
+    ConvShape,
     DeltaShape,
     ExpertShape,
     LatentShape,
@@ -222,6 +223,17 @@ def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
     if s.conv_bias:
         specs.append(TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc))
     return specs
+
+
+def conv_tensors(at: str, s: ConvShape, hidden: int) -> list[TensorSpec]:
+    """A gated short convolution."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 3 * s.channels, hidden, s.bias,
+                        segments=(s.channels,) * 3),
+        TensorSpec(f"{at}conv.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.bias),
+    ]
+    return [*specs, TensorSpec(f"{at}conv.bias", (s.channels,))] if s.bias else specs
 
 
 # --- MLPs ----------------------------------------------------------------------------------------

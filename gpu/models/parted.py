@@ -3,21 +3,24 @@ attention, or both; and an MLP, or none."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import LayerParts, MambaShape, ModelShape
+from actorium.gpu.families.model_shape import ConvShape, LayerParts, MambaShape, ModelShape
 from actorium.gpu.models.attention import Attention, attention
 from actorium.gpu.models.decoder import Decoder, Layer, Mixer
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
 from actorium.gpu.models.mlp import Dense, dense
 from actorium.gpu.models.recurrent import RecurrentLayer, mamba2
+from actorium.gpu.models.short_conv import short_conv
 from actorium.gpu.parallel.split_layers import SummedLinear
 from actorium.gpu.passes.canonical_ops import linear, recur
+from actorium.gpu.weights.loader import Fused
 from actorium.kernels.inputs import InputForm
 from actorium.kernels.linear import ConcatLinear, Linear, Multiplied, SideBySide
 
@@ -27,6 +30,17 @@ Factors = Sequence[tuple[int, float]]
 
 class PartedLM(Decoder):
     """Layers of the parts that the shape says."""
+
+    @staticmethod
+    def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
+        found = s.parts[i].attention
+        if not found:
+            return []
+        return [Fused(f"{found}{theirs}.weight", shape, partial(_renamed, f"{found}{ours}.weight"))
+                for theirs, ours, shape in (
+                    ("out_proj", "o_proj", (s.hidden, s.q_size)),
+                    ("q_layernorm", "q_norm", (s.head_dim,)),
+                    ("k_layernorm", "k_norm", (s.head_dim,)))]
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s, w = self.shape, w.at("")
@@ -84,8 +98,14 @@ class PartedLM(Decoder):
         return Multiplied(product, each, apart)
 
 
+def _renamed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield name, tensor
+
+
 def recurrent_layer(w: LayerWeights, s: ModelShape, index: int) -> RecurrentLayer:
     """The layer of these weights; index: among the recurrent ones."""
+    if isinstance(s.recurrence, ConvShape):
+        return short_conv(w, s.recurrence, index)
     assert isinstance(s.recurrence, MambaShape)
     return mamba2(w, s.recurrence, index)
 

@@ -15,6 +15,7 @@ from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.deepseek import GroupedMixture
 from actorium.gpu.models.parted import RecurrentBesideAttention
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
+from actorium.gpu.models.short_conv import ShortConv
 from actorium.kernels.cpu.native_ops import NativeOps
 from actorium.kernels.reference.torch_ops import TorchOps
 
@@ -71,7 +72,7 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     """Whether its prompts go token by token, by the kernel of its decodes."""
     if isinstance(layer, GatedDelta):
         return layer.native is not None and layer.native.exact
-    return isinstance(layer, Mamba2) and layer.native is not None
+    return isinstance(layer, Mamba2 | ShortConv) and layer.native is not None
 
 
 def require_exact(model: Decoder, asked: str) -> None:

@@ -1,4 +1,5 @@
-"""A Mamba-2 layer in C: convolution, time steps and recurrence in one call, and the gated norm."""
+"""A Mamba-2 layer in C: convolution, time steps and recurrence in one call, and the gated norm; and
+a convolution alone."""
 
 from __future__ import annotations
 
@@ -51,11 +52,7 @@ class NativeMamba:
     def step(self, x: Tensor, columns: Tensor, states: Tensor, rows: Tensor) -> Tensor:
         """One token a sequence. rows: i64[T], of columns and states; below 0 for padding, which
         has neither, and gives zeros."""
-        count = len(rows)
-        runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
-        return self.extend(x, columns, states, Runs(
-            count, runs, torch.zeros((1, 2), dtype=torch.int64),
-            torch.zeros(count + 1, dtype=torch.int64)))
+        return self.extend(x, columns, states, single_tokens(rows))
 
     def gate(self, y: Tensor, z: Tensor) -> Tensor:
         """See `TorchOps.norm_gated`. y: f32[T, H, P]; z: bf16[T, H * P], of any row stride."""
@@ -63,6 +60,44 @@ class NativeMamba:
         self.lib.norm_gated(y.data_ptr(), self._norm, z.data_ptr(), z.stride(0), out.data_ptr(),
                             len(y), self.sizes.inner, self.sizes.groups, self.eps, self.threads)
         return out
+
+
+class NativeConv:
+    """x: bf16[T, C], of any row stride; columns: bf16[rows, W - 1, C], in place. Prompts and
+    decodes have the same bits."""
+
+    def __init__(self, lib: ctypes.CDLL, threads: int, weight: Tensor, bias: Tensor | None,
+                 activate: bool) -> None:
+        """weight: f32[W, C]; bias: f32[C] or None; activate: by SiLU."""
+        self.lib, self.threads, self.activate = lib, threads, activate
+        self.width, self.channels = weight.shape
+        self._held = [weight.contiguous(), *([] if bias is None else [bias.contiguous()])]
+        self._weight, self._bias = self._held[0].data_ptr(), (
+            0 if bias is None else self._held[1].data_ptr())
+
+    def extend(self, x: Tensor, columns: Tensor, plan: Runs) -> Tensor:
+        """Many tokens a sequence; columns are kept where the plan says: f32[T, C]."""
+        owners = torch.repeat_interleave(plan.runs[:, 1])
+        out = torch.empty((len(x), self.channels))
+        self.lib.conv_steps(
+            x.data_ptr(), x.stride(0), plan.number, len(x), owners.data_ptr(),
+            plan.runs.data_ptr(), plan.saves.data_ptr(), plan.starts.data_ptr(),
+            columns.data_ptr(), self._weight, self._bias, out.data_ptr(), self.channels,
+            self.width, self.activate, self.threads)
+        return out
+
+    def step(self, x: Tensor, columns: Tensor, rows: Tensor) -> Tensor:
+        """One token a sequence: f32[T, C]. rows: i64[T], below 0 for padding, which gives zeros.
+        """
+        return self.extend(x, columns, single_tokens(rows))
+
+
+def single_tokens(rows: Tensor) -> Runs:
+    """The plan of one token for each of these rows, i64[T]."""
+    count = len(rows)
+    runs = torch.stack((torch.arange(count), torch.ones_like(rows), rows), 1)
+    return Runs(count, runs, torch.zeros((1, 2), dtype=torch.int64),
+                torch.zeros(count + 1, dtype=torch.int64))
 
 
 def can_run_mamba(width: int) -> bool:

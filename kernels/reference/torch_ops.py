@@ -16,7 +16,7 @@ from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference import sampling
 from actorium.kernels.reference.activation import gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
-from actorium.kernels.reference.causal_conv import conv_extend, conv_step
+from actorium.kernels.reference.causal_conv import conv_extend, conv_step, conv_tokens
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
 from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
@@ -196,6 +196,7 @@ class TorchOps:
 
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
+    conv_tokens = staticmethod(conv_tokens)
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
                      layer: DeltaLayer) -> Tensor:

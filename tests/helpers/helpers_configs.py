@@ -88,6 +88,8 @@ CONFIGS: list[dict[str, Any]] = [
     {"architectures": ["BambaForCausalLM"], **MAMBA, "attn_layer_indices": [1]},
     {"architectures": ["FalconH1ForCausalLM"], **MAMBA, "mamba_d_ssm": 96,
      "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5]},
+    {"architectures": ["Lfm2ForCausalLM"], "block_multiple_of": 16, "layer_types": [
+        "conv", "full_attention", "conv", "conv"]},
 ]
 
 

@@ -25,6 +25,8 @@ FAMILIES: dict[str, dict[str, Any]] = {
                             "embedding_multiplier": 3.0, "key_multiplier": 0.7,
                             "attention_out_multiplier": 0.9, "attention_in_multiplier": 1.2,
                             "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6},
+    "Lfm2ForCausalLM": {**BASE, "norm_eps": 1e-4, "block_multiple_of": 24, "layer_types": [
+        "conv", "conv", "full_attention", "conv"]},
 }
 """Fields of a tiny config, by architecture."""
 

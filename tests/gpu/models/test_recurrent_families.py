@@ -14,7 +14,7 @@ from helpers_models import load, oracle_logits, why_refused
 from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
-BAMBA, FALCON = "BambaForCausalLM", "FalconH1ForCausalLM"
+BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (BAMBA, {}),
     "bamba-odd": (BAMBA, {
@@ -32,6 +32,12 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "mamba_rms_norm": True, "mamba_n_groups": 2, "mamba_d_ssm": None, "mamba_d_head": 16,
         "ssm_multipliers": None, "mlp_multipliers": None, "ssm_in_multiplier": 1.0,
         "attention_in_multiplier": 1.0, "key_multiplier": 1.0, "num_key_value_heads": 4}),
+    "lfm2": (LFM2, {}),
+    "lfm2-odd": (LFM2, {
+        "layer_types": None, "full_attn_idxs": [0, 2], "num_hidden_layers": 3, "conv_bias": True,
+        "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
+    "lfm2-own-width": (LFM2, {"block_auto_adjust_ff_dim": False, "conv_L_cache": 2}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -117,6 +123,9 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (FALCON, {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: must list 5 positive numbers"),
     (FALCON, {"mlp_multipliers": [1.0, 0.0]}, "mlp_multipliers: must be a positive number"),
     (FALCON, {"mamba_d_ssm": 97}, "mamba_n_heads: 8 heads of 12 are not mamba_d_ssm, 97"),
+    (LFM2, {"layer_types": ["conv"] * 3}, "layer_types: must be 4 times conv or full_attention"),
+    (LFM2, {"layer_types": None, "full_attn_idxs": [9]}, "full_attn_idxs: must list layers"),
+    (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),
     (BAMBA, {"hidden_act": "gelu"}, "hidden_act: only silu is supported"),
     (BAMBA, {"time_step_limit": [1.0, 0.5]}, "time_step_limit: must be two numbers"),
 ])
