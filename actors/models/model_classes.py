@@ -60,6 +60,7 @@ MODEL_TYPES = {
     "bamba": ModelClass("BambaForCausalLM", 262_144),
     "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
     "lfm2": ModelClass("Lfm2ForCausalLM", 128_000),
+    "mamba2": ModelClass("Mamba2ForCausalLM", 32_768),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

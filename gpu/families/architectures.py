@@ -43,7 +43,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
-from actorium.gpu.families.mamba_config import bamba, falcon_h1, parted_layer
+from actorium.gpu.families.mamba_config import bamba, falcon_h1, mamba2, parted_layer
 from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
@@ -113,6 +113,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "BambaForCausalLM": Architecture(bamba, parted_layer),
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
     "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
+    "Mamba2ForCausalLM": Architecture(mamba2, parted_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

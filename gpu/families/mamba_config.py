@@ -1,5 +1,5 @@
-"""Families whose layers have Mamba-2 (arXiv 2405.21060), beside attention or alone: Bamba and
-Falcon-H1."""
+"""Families whose layers have Mamba-2 (arXiv 2405.21060), beside attention or alone: Bamba,
+Falcon-H1, and Mamba-2 itself."""
 
 from __future__ import annotations
 
@@ -45,6 +45,13 @@ FALCON_H1: dict[str, Any] = {
 }
 """The same of Falcon-H1. A mamba_d_ssm of null means `mamba_expand` times the hidden size."""
 
+MAMBA2: dict[str, Any] = {
+    "vocab_size": 32_768, "hidden_size": 4096, "num_hidden_layers": 64, "num_heads": 128,
+    "head_dim": 64, "state_size": 128, "layer_norm_epsilon": 1e-5, "expand": 2, "conv_kernel": 4,
+    "n_groups": 8, "use_conv_bias": True,
+}
+"""The same of Mamba-2."""
+
 
 class MambaNames(NamedTuple):
     """What configs call the sizes of a Mamba-2 layer."""
@@ -85,6 +92,32 @@ def falcon_h1(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
         embed_scale=get.float("embedding_multiplier"), logit_scale=get.float("lm_head_multiplier"),
         recurrent=tuple(range(shape.layers)), recurrence=mamba, multipliers=_multipliers(get),
         parts=tuple(bamba_parts(i, True, True) for i in range(shape.layers)))
+
+
+def mamba2(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
+    """Reader of Mamba-2's config: no attention and no MLP in any layer."""
+    get = Fields(completed(raw, MAMBA2), where)
+    shape, heads = unattended(get, dtype, get.float("layer_norm_epsilon")), get.int("num_heads")
+    head_dim, inner = get.int("head_dim"), get.int("expand") * shape.hidden
+    if heads * head_dim != inner:
+        raise get.bad("num_heads", f"{heads} heads of {head_dim} are not expand * hidden_size, "
+                      f"{inner}")
+    mamba = read_mamba(get, head_dim, MambaNames(
+        "num_heads", "n_groups", "head_dim", "state_size", "conv_kernel", "use_conv_bias",
+        "use_bias", "layer_norm_epsilon"))
+    return replace(shape, recurrence=mamba)
+
+
+def unattended(get: Fields, dtype: str, eps: float) -> ModelShape:
+    """A decoder of recurrent layers alone. The keys and values that it has nowhere are as narrow as
+    they can be: see `ModelShape.groups`."""
+    get = Fields({**get.raw, "num_attention_heads": 1, "num_key_value_heads": 1, "head_dim": 2,
+                  "intermediate_size": 1, "rms_norm_eps": eps}, get.where)
+    shape = decoder_shape(get, dtype, ropes=())
+    return replace(
+        shape, heads=0, recurrent=tuple(range(shape.layers)),
+        parts=tuple(LayerParts(f"{layer_prefix(i)}norm", "", f"{layer_prefix(i)}mixer.")
+                    for i in range(shape.layers)))
 
 
 def _multipliers(get: Fields) -> Multipliers:

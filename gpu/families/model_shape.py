@@ -429,11 +429,20 @@ class ModelShape:
 
     @property
     def groups(self) -> tuple[LayerGroup, ...]:
-        """The attention layers by window, in the order in which the windows first appear."""
+        """The attention layers by window, in the order in which the windows first appear. Where
+        there are none, one layer stands for them, whose pages nobody reads: the scheduler counts
+        tokens, and knows prefixes, by pages."""
         by_window: dict[int, list[int]] = {}
-        for i in self.attention_layers:
+        for i in self.attention_layers or (0,):
             by_window.setdefault(self.windows[i], []).append(i)
         return tuple(LayerGroup(window, tuple(own)) for window, own in by_window.items())
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether some layer has an MLP that is no mixture."""
+        if self.parts:
+            return any(parts.mlp and i not in self.sparse for i, parts in enumerate(self.parts))
+        return self.layers > len(self.sparse)
 
     def has_experts(self, i: int) -> bool:
         """Whether the i-th layer's MLP is a mixture; that of a layer that drafts, behind all

@@ -45,8 +45,9 @@ class PartedLM(Decoder):
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s, w = self.shape, w.at("")
         parts = s.parts[i]
-        return Layer(self._mixer(w, i, parts), self._mlp(w.at(parts.mlp)), s.norm_eps,
-                     w.norm(parts.norm), w.norm(parts.mlp_norm))
+        mlp = self._mlp(w.at(parts.mlp)) if parts.mlp else None
+        return Layer(self._mixer(w, i, parts), mlp, s.norm_eps, w.norm(parts.norm),
+                     w.norm(parts.mlp_norm) if mlp else None)
 
     def _mixer(self, w: LayerWeights, i: int, parts: LayerParts) -> Mixer:
         s = self.shape

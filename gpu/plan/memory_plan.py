@@ -333,7 +333,8 @@ def state_bytes(shape: ModelShape, demand: Demand) -> StateBytes:
 
 def token_bytes(shape: ModelShape, demand: Demand) -> int:
     """Bytes of a token's keys and values over all attention layers and the MTP layers."""
-    return (len(shape.attention_layers) + shape.mtp_layers) * _layer_bytes(shape, demand)
+    layers = sum(len(group.layers) for group in shape.groups)
+    return (layers + shape.mtp_layers) * _layer_bytes(shape, demand)
 
 
 def _layer_bytes(shape: ModelShape, demand: Demand) -> int:

@@ -144,7 +144,7 @@ def workspace_bytes(shape: ModelShape, tokens: int, rows: int) -> int:
         widths.append(3 * shape.q_size + 5 * shape.kv_size)
     if (m := shape.latent) is not None:
         widths = [m.query_rank + m.row + shape.heads * (m.query + 2 * m.row + m.value)]
-    if shape.layers > len(shape.sparse):
+    if shape.has_dense:
         widths.append(3 * shape.intermediate)
     if shape.sparse and (e := shape.experts) is not None:
         widths.append(e.chosen * (3 * e.size + shape.hidden) + 3 * e.shared)

@@ -46,6 +46,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "Mamba-2": lambda path: write_granite(
         path, dtype=BF16, num_local_experts=4, mamba_n_groups=2, hidden_size=128,
         mamba_n_heads=16),
+    "no attention": lambda path: write_recurrent(path, "Mamba2ForCausalLM", dtype=BF16),
     "short convolutions": lambda path: write_recurrent(path, "Lfm2ForCausalLM", dtype=BF16,
                                                        hidden_size=128,
                                                        block_multiple_of=32),

@@ -27,6 +27,11 @@ FAMILIES: dict[str, dict[str, Any]] = {
                             "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6},
     "Lfm2ForCausalLM": {**BASE, "norm_eps": 1e-4, "block_multiple_of": 24, "layer_types": [
         "conv", "conv", "full_attention", "conv"]},
+    "Mamba2ForCausalLM": {
+        **{name: BASE[name] for name in ("vocab_size", "hidden_size", "bos_token_id",
+                                         "eos_token_id", "pad_token_id")},
+        "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24,
+        "layer_norm_epsilon": 1e-4, "chunk_size": 32},
 }
 """Fields of a tiny config, by architecture."""
 

@@ -15,6 +15,7 @@ from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
+MAMBA2 = "Mamba2ForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (BAMBA, {}),
     "bamba-odd": (BAMBA, {
@@ -38,6 +39,10 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
         "conv_L_cache": 4, "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True,
         "rope_parameters": {"rope_type": "default", "rope_theta": 500.0}}),
     "lfm2-own-width": (LFM2, {"block_auto_adjust_ff_dim": False, "conv_L_cache": 2}),
+    "mamba2": (MAMBA2, {}),
+    "mamba2-odd": (MAMBA2, {"n_groups": 1, "use_bias": True, "use_conv_bias": False,
+                            "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1,
+                            "head_dim": 8}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -126,6 +131,8 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (LFM2, {"layer_types": ["conv"] * 3}, "layer_types: must be 4 times conv or full_attention"),
     (LFM2, {"layer_types": None, "full_attn_idxs": [9]}, "full_attn_idxs: must list layers"),
     (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),
+    (MAMBA2, {"num_heads": 7}, "num_heads: 7 heads of 16 are not expand * hidden_size, 128"),
+    (MAMBA2, {"n_groups": 3}, "n_groups: 3 does not divide 8 heads"),
     (BAMBA, {"hidden_act": "gelu"}, "hidden_act: only silu is supported"),
     (BAMBA, {"time_step_limit": [1.0, 0.5]}, "time_step_limit: must be two numbers"),
 ])

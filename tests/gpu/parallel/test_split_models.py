@@ -71,6 +71,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
                                           mlp_bias=True, mamba_proj_bias=True),
     "falcon-h1": lambda path: write_recurrent(path, "FalconH1ForCausalLM", mamba_n_groups=2,
                                               mlp_bias=True, projectors_bias=True),
+    "mamba2": lambda path: write_recurrent(path, "Mamba2ForCausalLM"),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)

@@ -54,8 +54,9 @@ from actorium.kernels.triton.skinny_linear import BUCKETS
 
 BUDGET = 512
 KINDS = ("llama", "windows", "hybrid", "latent", "mamba", "both", "conv", "sparse", "odd", "skinny",
-         "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages", "sage alone, int8 pages",
-         "int4", "int8", "int8 rows", "e4m3 pages", "exact", "exact windows")
+         "fp8", "fp8 experts", "made", "int8 pages", "sage", "sage, int8 pages",
+         "sage alone, int8 pages", "int4", "int8", "int8 rows", "e4m3 pages", "exact",
+         "exact windows")
 DRAFTS = {"hybrid": 2, "latent": 2}
 CASES = [pytest.param(kind, captured, id=f"{kind}, {'captured' if captured else 'eager'}",
                       marks=[] if captured and kind in ("llama", "hybrid") else pytest.mark.slow)
