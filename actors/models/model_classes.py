@@ -61,6 +61,9 @@ MODEL_TYPES = {
     "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
     "lfm2": ModelClass("Lfm2ForCausalLM", 128_000),
     "mamba2": ModelClass("Mamba2ForCausalLM", 32_768),
+    "mamba": ModelClass("MambaForCausalLM", 32_768),
+    "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),
+    "jamba": ModelClass("JambaForCausalLM", 262_144),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

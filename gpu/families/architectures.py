@@ -59,6 +59,7 @@ from actorium.gpu.families.qwen_hybrid_config import (
     qwen_mtp,
 )
 from actorium.gpu.families.qwen_vl_config import qwen3_vl, qwen3_vl_moe, qwen25_vl
+from actorium.gpu.families.scan_config import falcon_mamba, jamba, mamba
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
@@ -114,6 +115,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
     "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
     "Mamba2ForCausalLM": Architecture(mamba2, parted_layer),
+    "MambaForCausalLM": Architecture(mamba, parted_layer),
+    "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
+    "JambaForCausalLM": Architecture(jamba, parted_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -16,6 +16,7 @@ from actorium.gpu.families.model_shape import (
     MambaShape,
     ModelShape,
     Multipliers,
+    ScanShape,
 )
 from actorium.gpu.families.tensor_specs import (
     TensorSpec,
@@ -24,7 +25,9 @@ from actorium.gpu.families.tensor_specs import (
     dense_tensors,
     layer_prefix,
     mamba_tensors,
+    mixture_tensors,
     norm_tensors,
+    scan_tensors,
 )
 
 BAMBA: dict[str, Any] = {
@@ -146,7 +149,11 @@ def parted_layer(s: ModelShape, i: int, at: str) -> list[TensorSpec]:
         specs += mamba_tensors(parts.recurrent, s.recurrence, s.hidden)
     if parts.recurrent and isinstance(s.recurrence, ConvShape):
         specs += conv_tensors(parts.recurrent, s.recurrence, s.hidden)
-    if parts.mlp:
+    if parts.recurrent and isinstance(s.recurrence, ScanShape):
+        specs += scan_tensors(parts.recurrent, s.recurrence, s.hidden)
+    if parts.mlp and i in s.sparse and s.experts:
+        specs += mixture_tensors(parts.mlp, s.hidden, s.experts)
+    elif parts.mlp:
         specs += dense_tensors(parts.mlp, s.hidden, s.intermediate, s.mlp_bias, s.dense_names)
     return specs
 

@@ -197,7 +197,43 @@ class ConvShape(NamedTuple):
         return self._replace(channels=_part(self.channels, tp, "channels of a convolution"))
 
 
-RecurrentShape = DeltaShape | MambaShape | ConvShape
+class ScanShape(NamedTuple):
+    """A Mamba layer: a state of a few numbers for each channel."""
+
+    channels: int
+    state_dim: int
+    rank: int
+    """Of the latent that time steps are made of."""
+    width: int
+    """Of the convolution."""
+    conv_bias: bool
+    proj_bias: bool
+    norms: str = "none"
+    """Of the latent, b and c: "none", "plain" (without weights) or "weighted"."""
+    norm_eps: float = 1e-6
+
+    @property
+    def kind(self) -> str:
+        """Name of the layer, for people."""
+        return "Mamba"
+
+    @property
+    def inner(self) -> int:
+        """Width of what the second projection takes."""
+        return self.channels
+
+    @property
+    def state(self) -> StateShape:
+        """What the layer keeps: [1, C, N], and columns; its inputs are the channels."""
+        return StateShape((1, self.channels, self.state_dim), (self.width - 1, self.channels),
+                          self.channels)
+
+    def split(self, tp: int) -> ScanShape:
+        """One GPU's channels; see `ModelShape.split`."""
+        return self._replace(channels=_part(self.channels, tp, "channels of Mamba"))
+
+
+RecurrentShape = DeltaShape | MambaShape | ConvShape | ScanShape
 """Of the layers with a recurrent state: every kind has a `width`, of its convolution, and a
 `state`, what a layer keeps of a sequence."""
 

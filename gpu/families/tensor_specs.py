@@ -16,6 +16,7 @@ from actorium.gpu.families.model_shape import (
     LatentShape,
     MambaShape,
     ModelShape,
+    ScanShape,
 )
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
@@ -234,6 +235,25 @@ def conv_tensors(at: str, s: ConvShape, hidden: int) -> list[TensorSpec]:
         *linear_tensors(f"{at}out_proj", hidden, s.channels, s.bias),
     ]
     return [*specs, TensorSpec(f"{at}conv.bias", (s.channels,))] if s.bias else specs
+
+
+def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
+    """Mamba."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 2 * s.channels, hidden, s.proj_bias,
+                        segments=(s.channels, s.channels)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}x_proj", s.rank + 2 * s.state_dim, s.channels),
+        *linear_tensors(f"{at}dt_proj", s.channels, s.rank),
+        TensorSpec(f"{at}dt_proj.bias", (s.channels,), "float32"),
+        TensorSpec(f"{at}A_log", (s.channels, s.state_dim), "float32"),
+        TensorSpec(f"{at}D", (s.channels,), "float32"),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.proj_bias),
+    ]
+    if s.norms == "weighted":
+        specs += [TensorSpec(f"{at}{name}_layernorm.weight", (size,)) for name, size in (
+            ("dt", s.rank), ("b", s.state_dim), ("c", s.state_dim))]
+    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
 
 
 # --- MLPs ----------------------------------------------------------------------------------------

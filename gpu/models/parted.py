@@ -10,12 +10,19 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from actorium.gpu.families.model_shape import ConvShape, LayerParts, MambaShape, ModelShape
+from actorium.gpu.families.model_shape import (
+    ConvShape,
+    LayerParts,
+    MambaShape,
+    ModelShape,
+    ScanShape,
+)
 from actorium.gpu.models.attention import Attention, attention
-from actorium.gpu.models.decoder import Decoder, Layer, Mixer
+from actorium.gpu.models.decoder import Decoder, Layer, Mixer, Mlp
 from actorium.gpu.models.forward_context import ForwardContext
 from actorium.gpu.models.layer_weights import LayerWeights
-from actorium.gpu.models.mlp import Dense, dense
+from actorium.gpu.models.mamba1 import mamba1
+from actorium.gpu.models.mlp import Dense, dense, mixture, mixture_fused
 from actorium.gpu.models.recurrent import RecurrentLayer, mamba2
 from actorium.gpu.models.short_conv import short_conv
 from actorium.gpu.parallel.split_layers import SummedLinear
@@ -33,19 +40,25 @@ class PartedLM(Decoder):
 
     @staticmethod
     def layer_fused(s: ModelShape, i: int, at: str) -> list[Fused]:
-        found = s.parts[i].attention
+        found, mlp = s.parts[i].attention, s.parts[i].mlp
+        fused = mixture_fused(mlp, s.hidden, s.experts) if i in s.sparse and s.experts else []
         if not found:
-            return []
-        return [Fused(f"{found}{theirs}.weight", shape, partial(_renamed, f"{found}{ours}.weight"))
-                for theirs, ours, shape in (
-                    ("out_proj", "o_proj", (s.hidden, s.q_size)),
-                    ("q_layernorm", "q_norm", (s.head_dim,)),
-                    ("k_layernorm", "k_norm", (s.head_dim,)))]
+            return fused
+        for theirs, ours, shape in (("out_proj", "o_proj", (s.hidden, s.q_size)),
+                                    ("q_layernorm", "q_norm", (s.head_dim,)),
+                                    ("k_layernorm", "k_norm", (s.head_dim,))):
+            fused.append(Fused(f"{found}{theirs}.weight", shape,
+                               partial(_renamed, f"{found}{ours}.weight")))
+        return fused
 
     def load_layer(self, w: LayerWeights, i: int) -> Layer:
         s, w = self.shape, w.at("")
         parts = s.parts[i]
-        mlp = self._mlp(w.at(parts.mlp)) if parts.mlp else None
+        mlp: Mlp | None = None
+        if parts.mlp and i in s.sparse and s.experts:
+            mlp = mixture(w.at(parts.mlp), s.experts)
+        elif parts.mlp:
+            mlp = self._mlp(w.at(parts.mlp))
         return Layer(self._mixer(w, i, parts), mlp, s.norm_eps, w.norm(parts.norm),
                      w.norm(parts.mlp_norm) if mlp else None)
 
@@ -107,6 +120,8 @@ def recurrent_layer(w: LayerWeights, s: ModelShape, index: int) -> RecurrentLaye
     """The layer of these weights; index: among the recurrent ones."""
     if isinstance(s.recurrence, ConvShape):
         return short_conv(w, s.recurrence, index)
+    if isinstance(s.recurrence, ScanShape):
+        return mamba1(w, s.recurrence, index)
     assert isinstance(s.recurrence, MambaShape)
     return mamba2(w, s.recurrence, index)
 

@@ -13,6 +13,7 @@ from actorium.actors.errors import BadConfig
 from actorium.gpu.attention.attention_backend import NativeAttention, TritonAttention
 from actorium.gpu.models.decoder import Decoder
 from actorium.gpu.models.deepseek import GroupedMixture
+from actorium.gpu.models.mamba1 import Mamba1
 from actorium.gpu.models.parted import RecurrentBesideAttention
 from actorium.gpu.models.recurrent import GatedDelta, Mamba2, RecurrentLayer
 from actorium.gpu.models.short_conv import ShortConv
@@ -36,11 +37,12 @@ def departures(model: Decoder, asked: str) -> list[str]:
     if not isinstance(ops, NativeOps):
         return [f"products and attention in {model.shape.dtype} are torch's here"]
     found = []
+    attention = model.attention[:2] if model.shape.attention_layers else ()
     if ops.inexact:
         named = sorted(ops.inexact)
         more = f" and {len(named) - NAMED} more" if len(named) > NAMED else ""
         found.append(f"products by oneDNN (weights of {', '.join(named[:NAMED])}{more})")
-    for part in {own.name: own for own in model.attention[:2]}.values():
+    for part in {own.name: own for own in attention}.values():
         if not isinstance(part, NativeAttention):
             found.append(f"attention by {part.name}")
         elif not part.exact:
@@ -72,7 +74,7 @@ def _by_steps(layer: RecurrentLayer) -> bool:
     """Whether its prompts go token by token, by the kernel of its decodes."""
     if isinstance(layer, GatedDelta):
         return layer.native is not None and layer.native.exact
-    return isinstance(layer, Mamba2 | ShortConv) and layer.native is not None
+    return isinstance(layer, Mamba1 | Mamba2 | ShortConv) and layer.native is not None
 
 
 def require_exact(model: Decoder, asked: str) -> None:

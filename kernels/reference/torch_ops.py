@@ -26,6 +26,7 @@ from actorium.kernels.reference.latent import HeadProducts
 from actorium.kernels.reference.logprobs import logprobs
 from actorium.kernels.reference.norm import rms_norm
 from actorium.kernels.reference.rope import apply_rope
+from actorium.kernels.reference.selective_scan import scan_extend, scan_step
 from actorium.kernels.reference.ssd import ssd_step
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import RowLayout, SamplingTables
@@ -197,6 +198,8 @@ class TorchOps:
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
     conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
 
     def delta_extend(self, p: Tensor, states: Tensor, columns: Tensor, plan: Ragged,
                      layer: DeltaLayer) -> Tensor:

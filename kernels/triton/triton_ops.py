@@ -38,6 +38,7 @@ from actorium.kernels.triton.penalties import adjust
 from actorium.kernels.triton.rope import rotate_write
 from actorium.kernels.triton.scaled_experts import ScaledExperts
 from actorium.kernels.triton.scaled_mm import TritonScaledLinear
+from actorium.kernels.triton.selective_scan import scan_extend, scan_step
 from actorium.kernels.triton.skinny import fits
 from actorium.kernels.triton.skinny_linear import (
     Products,
@@ -96,6 +97,8 @@ class TritonOps(TorchOps):
     conv_extend = staticmethod(conv_extend)
     conv_step = staticmethod(conv_step)
     conv_tokens = staticmethod(conv_tokens)
+    scan_extend = staticmethod(scan_extend)
+    scan_step = staticmethod(scan_step)
     delta_extend = staticmethod(delta_extend)
     delta_step = staticmethod(delta_step)
     delta_window = staticmethod(delta_window)

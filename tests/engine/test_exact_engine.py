@@ -62,6 +62,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
     "LFM2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", dtype=BF16, hidden_size=128,
                                          block_multiple_of=32),
     "Mamba-2": lambda path: write_recurrent(path, "Mamba2ForCausalLM", dtype=BF16),
+    "Jamba": lambda path: write_recurrent(path, "JambaForCausalLM", dtype=BF16, hidden_size=128),
     "DeepSeek": lambda path: add_mtp(path, write_deepseek(path, 3, BF16)),
     "Llama, FP8": lambda path: write_checkpoint(path, "LlamaForCausalLM", dtype=BF16, head_dim=32),
     "Llama, FP8 in blocks": write_blocks,

@@ -92,6 +92,10 @@ CONFIGS: list[dict[str, Any]] = [
         "conv", "full_attention", "conv", "conv"]},
     {"architectures": ["Mamba2ForCausalLM"], "num_heads": 8, "head_dim": 16, "n_groups": 2,
      "state_size": 12},
+    {"architectures": ["MambaForCausalLM"], "state_size": 12},
+    {"architectures": ["FalconMambaForCausalLM"], "use_bias": True},
+    {"architectures": ["JambaForCausalLM"], "attn_layer_period": 2, "attn_layer_offset": 0,
+     "num_experts": 6},
 ]
 
 

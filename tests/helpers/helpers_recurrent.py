@@ -16,6 +16,10 @@ MAMBA: dict[str, Any] = {
     **BASE, "rms_norm_eps": 1e-4, "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 24,
     "mamba_d_conv": 4, "mamba_expand": 2, "mamba_chunk_size": 32,
 }
+ALONE: dict[str, Any] = {
+    **{name: BASE[name] for name in ("vocab_size", "hidden_size", "bos_token_id", "eos_token_id",
+                                     "pad_token_id")},
+    "num_hidden_layers": 3, "layer_norm_epsilon": 1e-4, "tie_word_embeddings": False}
 FAMILIES: dict[str, dict[str, Any]] = {
     "BambaForCausalLM": {**MAMBA, "attn_layer_indices": [2]},
     "FalconH1ForCausalLM": {**MAMBA, "num_hidden_layers": 3, "mamba_d_ssm": 96, "mamba_d_head": 12,
@@ -27,11 +31,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
                             "ssm_in_multiplier": 1.3, "ssm_out_multiplier": 0.6},
     "Lfm2ForCausalLM": {**BASE, "norm_eps": 1e-4, "block_multiple_of": 24, "layer_types": [
         "conv", "conv", "full_attention", "conv"]},
-    "Mamba2ForCausalLM": {
-        **{name: BASE[name] for name in ("vocab_size", "hidden_size", "bos_token_id",
-                                         "eos_token_id", "pad_token_id")},
-        "num_hidden_layers": 3, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24,
-        "layer_norm_epsilon": 1e-4, "chunk_size": 32},
+    "Mamba2ForCausalLM": {**ALONE, "num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24,
+                          "chunk_size": 32},
+    "MambaForCausalLM": ALONE,
+    "FalconMambaForCausalLM": ALONE,
+    "JambaForCausalLM": {**BASE, "rms_norm_eps": 1e-4, "attn_layer_period": 3,
+                         "attn_layer_offset": 2, "num_experts": 6, "num_experts_per_tok": 2},
 }
 """Fields of a tiny config, by architecture."""
 
@@ -52,6 +57,8 @@ def recurrent_model(architecture: str, seed: int = 0, **options: Any) -> Any:
                 p.uniform_(-4.0, 0.5)
             elif name.endswith((".D", "dt_bias")):
                 p.normal_(0.0, 1.0)
+            elif name.endswith("dt_proj.bias"):
+                p.normal_(-1.0, 1.0)
             elif "norm" in name and "proj" not in name:
                 p.normal_(1.0, 0.15)
             else:

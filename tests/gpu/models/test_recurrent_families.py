@@ -15,7 +15,7 @@ from helpers_parity import ATOL, Case, alone, tokens
 from helpers_recurrent import FAMILIES, write_recurrent
 
 BAMBA, FALCON, LFM2 = "BambaForCausalLM", "FalconH1ForCausalLM", "Lfm2ForCausalLM"
-MAMBA2 = "Mamba2ForCausalLM"
+MAMBA2, MAMBA, JAMBA = "Mamba2ForCausalLM", "MambaForCausalLM", "JambaForCausalLM"
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "bamba": (BAMBA, {}),
     "bamba-odd": (BAMBA, {
@@ -43,6 +43,17 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba2-odd": (MAMBA2, {"n_groups": 1, "use_bias": True, "use_conv_bias": False,
                             "tie_word_embeddings": True, "conv_kernel": 3, "expand": 1,
                             "head_dim": 8}),
+    "mamba": (MAMBA, {}),
+    "mamba-odd": (MAMBA, {"use_bias": True, "use_conv_bias": False, "state_size": 10, "expand": 3,
+                          "tie_word_embeddings": True, "conv_kernel": 3, "time_step_rank": 7}),
+    "falconmamba": ("FalconMambaForCausalLM", {"mixer_rms_eps": 1e-3}),
+    "jamba": (JAMBA, {}),
+    "jamba-odd": (JAMBA, {
+        "num_experts_per_tok": 1, "expert_layer_period": 3, "expert_layer_offset": 0,
+        "attn_layer_period": 2, "attn_layer_offset": 0, "mamba_d_conv": 2, "mamba_d_state": 20,
+        "mamba_dt_rank": 9, "mamba_conv_bias": False, "mamba_proj_bias": True,
+        "tie_word_embeddings": True}),
+    "jamba-dense": (JAMBA, {"num_experts": 1, "num_experts_per_tok": 1}),
 }
 PLAIN = [name for name in CASES if "-" not in name]
 """One of each family."""
@@ -133,6 +144,10 @@ def test_the_worker_reports_its_states(family: Case) -> None:
     (LFM2, {"conv_L_cache": 1}, "conv_L_cache: must be at least 2"),
     (MAMBA2, {"num_heads": 7}, "num_heads: 7 heads of 16 are not expand * hidden_size, 128"),
     (MAMBA2, {"n_groups": 3}, "n_groups: 3 does not divide 8 heads"),
+    (MAMBA, {"time_step_rank": 0}, "time_step_rank: must be a positive integer"),
+    (MAMBA, {"conv_kernel": 1}, "conv_kernel: must be at least 2"),
+    (JAMBA, {"attn_layer_offset": 3}, "attn_layer_offset: must be 0 to 2"),
+    (JAMBA, {"num_experts_per_tok": 7}, "num_experts_per_tok: 7 is more than 6 experts"),
     (BAMBA, {"hidden_act": "gelu"}, "hidden_act: only silu is supported"),
     (BAMBA, {"time_step_limit": [1.0, 0.5]}, "time_step_limit: must be two numbers"),
 ])

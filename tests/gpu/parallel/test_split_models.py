@@ -72,6 +72,8 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "falcon-h1": lambda path: write_recurrent(path, "FalconH1ForCausalLM", mamba_n_groups=2,
                                               mlp_bias=True, projectors_bias=True),
     "mamba2": lambda path: write_recurrent(path, "Mamba2ForCausalLM"),
+    "falcon-mamba": lambda path: write_recurrent(path, "FalconMambaForCausalLM", use_bias=True),
+    "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
