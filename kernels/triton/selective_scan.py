@@ -82,11 +82,11 @@ def scan_extend(inputs: ScanInputs, states: Tensor, plan: Ragged, a: Tensor,
                 skip: Tensor) -> Tensor:
     """See `selective_scan.scan_extend`."""
     x, dt, b, c = inputs
-    own: Segments = segments_of(plan, PIECE)
+    segments: Segments = segments_of(plan, PIECE)
     out = torch.empty(x.shape, device=x.device)
     channels, dims = a.shape
     _scan[(len(plan.counts), triton.cdiv(channels, CHANNELS))](
-        x, dt, b, c, b.stride(0), c.stride(0), own.sequences, own.pieces, states, a, skip, out,
+        x, dt, b, c, b.stride(0), c.stride(0), segments.sequences, segments.pieces, states, a, skip, out,
         C=channels, N=dims, BLOCK=CHANNELS, N_BLOCK=triton.next_power_of_2(dims), num_warps=1)
     return out
 

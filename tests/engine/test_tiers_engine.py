@@ -52,7 +52,7 @@ WRITERS: dict[str, Callable[[Path], Any]] = {
                                                        block_multiple_of=32),
 }
 
-ROOM = {"Mamba-2": 3_000_000}
+ROOM = {"Mamba-2": 3_000_000, "no attention": 1_000_000}
 """Bytes on the host: some of the pages, or of the states, and by far not all."""
 
 
