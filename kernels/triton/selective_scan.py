@@ -86,8 +86,9 @@ def scan_extend(inputs: ScanInputs, states: Tensor, plan: Ragged, a: Tensor,
     out = torch.empty(x.shape, device=x.device)
     channels, dims = a.shape
     _scan[(len(plan.counts), triton.cdiv(channels, CHANNELS))](
-        x, dt, b, c, b.stride(0), c.stride(0), segments.sequences, segments.pieces, states, a, skip, out,
-        C=channels, N=dims, BLOCK=CHANNELS, N_BLOCK=triton.next_power_of_2(dims), num_warps=1)
+        x, dt, b, c, b.stride(0), c.stride(0), segments.sequences, segments.pieces, states, a,
+        skip, out, C=channels, N=dims, BLOCK=CHANNELS, N_BLOCK=triton.next_power_of_2(dims),
+        num_warps=1)
     return out
 
 

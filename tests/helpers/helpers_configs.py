@@ -25,6 +25,7 @@ LATENT = {"q_lora_rank": 24, "kv_lora_rank": 20, "qk_nope_head_dim": 12, "qk_rop
           "first_k_dense_replace": 1}
 MAMBA = {"mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 12, "mamba_d_conv": 3,
          "shared_intermediate_size": 56, "layer_types": ["mamba", "attention", "mamba", "mamba"]}
+MAMBA_ALONE = {name: value for name, value in MAMBA.items() if name.startswith("mamba_")}
 SECTIONS = {"rope_type": "default", "mrope_section": [2, 3, 3]}
 VISION = {"depth": 3, "hidden_size": 32, "intermediate_size": 48, "num_heads": 2, "patch_size": 4,
           "out_hidden_size": 64}
@@ -85,8 +86,8 @@ CONFIGS: list[dict[str, Any]] = [
      "logits_scaling": 4.0},
     {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
     {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
-    {"architectures": ["BambaForCausalLM"], **MAMBA, "attn_layer_indices": [1]},
-    {"architectures": ["FalconH1ForCausalLM"], **MAMBA, "mamba_d_ssm": 96,
+    {"architectures": ["BambaForCausalLM"], **MAMBA_ALONE, "attn_layer_indices": [1]},
+    {"architectures": ["FalconH1ForCausalLM"], **MAMBA_ALONE, "mamba_d_ssm": 96,
      "ssm_multipliers": [0.5, 0.7, 1.5, 2.0, 0.3], "mlp_multipliers": [0.6, 1.5]},
     {"architectures": ["Lfm2ForCausalLM"], "block_multiple_of": 16, "layer_types": [
         "conv", "full_attention", "conv", "conv"]},

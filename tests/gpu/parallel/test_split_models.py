@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
@@ -12,23 +12,11 @@ from helpers_deepseek import write_deepseek
 from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
-from helpers_ranks import run_ranks, whole
+from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, whole
 from helpers_recurrent import write_recurrent
-from helpers_worker import Output, Ring
-from torch import Tensor
 from transformers import AutoModelForCausalLM
 
-from actorium.actors.config.tree import (
-    Config,
-    DeviceConfig,
-    MemoryConfig,
-    ModelConfig,
-    SchedulerConfig,
-    SpeculationConfig,
-)
-from actorium.actors.params import ResolvedParams
-from actorium.gpu.parallel.rank_group import LoneRank, RankGroup
-from actorium.gpu.worker.device import open_device
+from actorium.gpu.parallel.rank_group import LoneRank
 
 CASES: dict[str, Callable[[Path], Any]] = {
     "llama": lambda path: write_kind(path, "llama"),
@@ -76,67 +64,6 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
     "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
 }
-GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
-
-
-class Served(NamedTuple):
-    """What one rank gave."""
-
-    outputs: list[Output]
-    logits: list[Tensor]
-    """Of every step, and of those that draft."""
-    preemptions: float
-
-
-def opened_config(path: Path, **model: Any) -> Config:
-    return Config(model=ModelConfig(model=str(path), **model),
-                  memory=MemoryConfig(page_size=16, max_total_tokens=1600, checkpoints=2),
-                  scheduler=SchedulerConfig(max_num_seqs=4, max_num_batched_tokens=48),
-                  device=DeviceConfig(device="cpu", threads=1),
-                  speculation=SpeculationConfig(speculative="auto"))
-
-
-def asked() -> list[list[int]]:
-    """The greedy prompts, of which the last is part of another one."""
-    draw = torch.Generator().manual_seed(3)
-    prompts = [torch.randint(2, 190, (n,), generator=draw).tolist() for n in (1, 40, 23)]
-    return [*prompts, prompts[1][:35]]
-
-
-def serve(config: Config, group: RankGroup, **ring: Any) -> Served:
-    """Requests of several kinds, some of them twice, so that a prefix is found."""
-    runner = open_device(config, 1, lambda *_: None, {}, group).runner
-    seen: list[Tensor] = []
-
-    def kept(logits: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
-        def call(rows: Tensor) -> Tensor:
-            seen.append(logits(rows).clone())
-            return seen[-1]
-        return call
-
-    for name in ("logits", "head_logits"):  # with and without the final norm
-        setattr(runner.model, name, kept(getattr(runner.model, name)))
-    run = Ring(runner, budget=48, **ring)
-    *prompts, part = asked()
-    for prompt in prompts:
-        run.submit(prompt, GREEDY)
-    first = run.run()
-    run.submit(part, GREEDY)
-    run.submit(prompts[1], ResolvedParams(max_tokens=9, temperature=0.8, top_p=0.9), seed=11, n=2)
-    run.submit(prompts[2], ResolvedParams(max_tokens=9, temperature=1.0, top_k=7,
-                                          presence_penalty=0.4,
-                                          repetition_penalty=1.1), seed=12)
-    return Served(first + run.run()[len(first):], seen, run.preemptions)
-
-
-def near(got: list[Tensor], want: list[Tensor]) -> bool:
-    """Every step's logits to 1e-5 of their largest."""
-    return len(got) == len(want) > 9 and all(
-        one.shape == other.shape
-        and float((one - other).abs().max()) <= 1e-5 * float(other.abs().max())
-        for one, other in zip(got, want, strict=True))
-
-
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
 LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite")
