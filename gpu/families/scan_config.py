@@ -34,8 +34,11 @@ def mamba(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of Mamba's config: no attention and no MLP in any layer."""
     get = Fields(completed(raw, MAMBA), where)
     shape = unattended(get, dtype, get.float("layer_norm_epsilon"))
-    return replace(shape, recurrence=_scan(get, "state_size", "conv_kernel", "expand",
-                                           "time_step_rank", "use_conv_bias", "use_bias"))
+    scan = _scan(get, "state_size", "conv_kernel", "expand", "time_step_rank", "use_conv_bias",
+                 "use_bias")
+    # Falcon-Mamba's config has an `expand` that says something else.
+    return replace(shape, recurrence=scan._replace(
+        channels=get.int("intermediate_size", scan.channels)))
 
 
 def falcon_mamba(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:

@@ -47,6 +47,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "mamba-odd": (MAMBA, {"use_bias": True, "use_conv_bias": False, "state_size": 10, "expand": 3,
                           "tie_word_embeddings": True, "conv_kernel": 3, "time_step_rank": 7}),
     "falconmamba": ("FalconMambaForCausalLM", {"mixer_rms_eps": 1e-3}),
+    "falconmamba-size": ("FalconMambaForCausalLM", {"expand": 16, "intermediate_size": 96}),
     "jamba": (JAMBA, {}),
     "jamba-odd": (JAMBA, {
         "num_experts_per_tok": 1, "expert_layer_period": 3, "expert_layer_offset": 0,
