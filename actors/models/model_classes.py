@@ -76,6 +76,13 @@ MODEL_TYPES = {
     "llama4_text": ModelClass("Llama4ForCausalLM", 131_072),
     "llama4": ModelClass("Llama4ForConditionalGeneration", 131_072),
     "glm4_moe_lite": ModelClass("Glm4MoeLiteForCausalLM", 202_752),
+    "bamba": ModelClass("BambaForCausalLM", 262_144),
+    "falcon_h1": ModelClass("FalconH1ForCausalLM", 8192),
+    "lfm2": ModelClass("Lfm2ForCausalLM", 128_000),
+    "mamba2": ModelClass("Mamba2ForCausalLM", 32_768),
+    "mamba": ModelClass("MambaForCausalLM", 32_768),
+    "falcon_mamba": ModelClass("FalconMambaForCausalLM", 32_768),
+    "jamba": ModelClass("JambaForCausalLM", 262_144),
 }
 """By `model_type`."""
 INDEXED = {"DeepseekV32ForCausalLM": 2048, "GlmMoeDsaForCausalLM": 2048}

@@ -43,6 +43,7 @@ from actorium.gpu.families.granite_config import (
     granite_moe,
     granite_moe_shared,
 )
+from actorium.gpu.families.lfm_config import lfm2
 from actorium.gpu.families.llama4_config import llama4
 from actorium.gpu.families.llama_config import (
     causal_layer,
@@ -54,6 +55,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
+from actorium.gpu.families.mamba_config import bamba, falcon_h1, mamba2, parted_layer
 from actorium.gpu.families.mistral_config import ministral3, mistral3, mistral4
 from actorium.gpu.families.mixture_config import (
     dots1,
@@ -80,6 +82,7 @@ from actorium.gpu.families.qwen_hybrid_config import (
     qwen_mtp,
 )
 from actorium.gpu.families.qwen_vl_config import qwen3_vl, qwen3_vl_moe, qwen25_vl
+from actorium.gpu.families.scan_config import falcon_mamba, jamba, mamba
 from actorium.gpu.families.tensor_specs import (
     ATTENTION,
     MtpNames,
@@ -150,6 +153,13 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Llama4ForCausalLM": Architecture(llama4, hybrid_layer),
     "Llama4ForConditionalGeneration": Architecture(llama4, hybrid_layer),
     "Glm4MoeLiteForCausalLM": Architecture(glm4_moe_lite, deepseek_layer, deepseek_mtp),
+    "BambaForCausalLM": Architecture(bamba, parted_layer),
+    "FalconH1ForCausalLM": Architecture(falcon_h1, parted_layer),
+    "Lfm2ForCausalLM": Architecture(lfm2, parted_layer),
+    "Mamba2ForCausalLM": Architecture(mamba2, parted_layer),
+    "MambaForCausalLM": Architecture(mamba, parted_layer),
+    "FalconMambaForCausalLM": Architecture(falcon_mamba, parted_layer),
+    "JambaForCausalLM": Architecture(jamba, parted_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""
@@ -264,5 +274,6 @@ def attention_modules(s: ModelShape) -> list[str]:
     """What the names of each attention layer's tensors begin with; that of a layer that drafts is
     the last."""
     names = mtp_names(s)
-    found = [f"{layer_prefix(i)}{ATTENTION}" for i in s.attention_layers]
+    found = [s.parts[i].attention if s.parts else f"{layer_prefix(i)}{ATTENTION}"
+             for i in s.attention_layers]
     return [*found, f"{names.layer}{ATTENTION}"] if names else found

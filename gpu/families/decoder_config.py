@@ -240,6 +240,21 @@ class Fields:
         if isinstance(value, bool) or not isinstance(value, int) or not -1 <= value <= MAX_INT:
             raise self.bad(name, f"must be an integer from -1 on, got {shown(value)}")
         return value
+    def indices(self, name: str, layers: int) -> frozenset[int]:
+        """The layers that the field lists; none where it is left out. Raises `BadModel`."""
+        listed = self.raw.get(name) or []
+        if not isinstance(listed, list) or not all(
+                type(i) is int and 0 <= i < layers for i in listed):
+            raise self.bad(name, f"must list layers of 0 to {layers - 1}, got {shown(listed)}")
+        return frozenset(listed)
+
+    def floats(self, name: str, count: int) -> tuple[float, ...]:
+        """So many positive numbers; 1 each where the field is left out. Raises `BadModel`."""
+        listed = self.raw.get(name) or [1.0] * count
+        if not isinstance(listed, list) or len(listed) != count:
+            raise self.bad(name, f"must list {count} positive numbers, got {shown(listed)}")
+        return tuple(Fields({name: value}, self.where, self.prefix).float(name)
+                     for value in listed)
 
     def int(self, name: str, default: int | None = None, maximum: int = MAX_INT) -> int:
         value = self.raw.get(name)

@@ -10,11 +10,13 @@ from typing import NamedTuple
 from actorium.gpu.families.fp8_config import BLOCK
 from actorium.gpu.families.model_shape import (
     GATED,
+    ConvShape,
     DeltaShape,
     ExpertShape,
     LatentShape,
     MambaShape,
     ModelShape,
+    ScanShape,
 )
 from actorium.gpu.families.vision_shape import VisionShape
 from actorium.gpu.families.weight_formats import ONLINE, GroupedShape, WeightFormat
@@ -215,12 +217,43 @@ def mamba_tensors(at: str, s: MambaShape, hidden: int) -> list[TensorSpec]:
                         segments=(s.inner, *xbc, s.heads)),
         TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width), segments=xbc),
         *(TensorSpec(f"{at}{name}", (s.heads,), "float32") for name in ("dt_bias", "A_log", "D")),
-        TensorSpec(f"{at}norm.weight", (s.inner,)),
-        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.proj_bias),
+        *linear_tensors(f"{at}out_proj", hidden, s.inner, s.out_bias),
     ]
-    if not s.conv_bias:
-        return specs
-    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc)]
+    if s.norm != "none":
+        specs.append(TensorSpec(f"{at}norm.weight", (s.inner,)))
+    if s.conv_bias:
+        specs.append(TensorSpec(f"{at}conv1d.bias", (s.channels,), segments=xbc))
+    return specs
+
+
+def conv_tensors(at: str, s: ConvShape, hidden: int) -> list[TensorSpec]:
+    """A gated short convolution."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 3 * s.channels, hidden, s.bias,
+                        segments=(s.channels,) * 3),
+        TensorSpec(f"{at}conv.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.bias),
+    ]
+    return [*specs, TensorSpec(f"{at}conv.bias", (s.channels,))] if s.bias else specs
+
+
+def scan_tensors(at: str, s: ScanShape, hidden: int) -> list[TensorSpec]:
+    """Mamba."""
+    specs = [
+        *linear_tensors(f"{at}in_proj", 2 * s.channels, hidden, s.proj_bias,
+                        segments=(s.channels, s.channels)),
+        TensorSpec(f"{at}conv1d.weight", (s.channels, 1, s.width)),
+        *linear_tensors(f"{at}x_proj", s.rank + 2 * s.state_dim, s.channels),
+        *linear_tensors(f"{at}dt_proj", s.channels, s.rank),
+        TensorSpec(f"{at}dt_proj.bias", (s.channels,), "float32"),
+        TensorSpec(f"{at}A_log", (s.channels, s.state_dim), "float32"),
+        TensorSpec(f"{at}D", (s.channels,), "float32"),
+        *linear_tensors(f"{at}out_proj", hidden, s.channels, s.proj_bias),
+    ]
+    if s.norms == "weighted":
+        specs += [TensorSpec(f"{at}{name}_layernorm.weight", (size,)) for name, size in (
+            ("dt", s.rank), ("b", s.state_dim), ("c", s.state_dim))]
+    return [*specs, TensorSpec(f"{at}conv1d.bias", (s.channels,))] if s.conv_bias else specs
 
 
 # --- MLPs ----------------------------------------------------------------------------------------

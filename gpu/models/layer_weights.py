@@ -65,8 +65,12 @@ class LayerWeights:
 
     def under(self, prefix: str) -> LayerWeights:
         """Those with a longer prefix."""
-        return LayerWeights(self.tensors, self.prefix + prefix, self.ops, self.plus_one,
-                            self.group, self.beside, self.device)
+        return self.at(self.prefix + prefix)
+
+    def at(self, prefix: str) -> LayerWeights:
+        """Those with another prefix."""
+        return LayerWeights(self.tensors, prefix, self.ops, self.plus_one, self.group, self.beside,
+                            self.device)
 
     def parts(self) -> LayerWeights:
         """The same, of which each rank gives its part, its leaves side by side: for a mixture,

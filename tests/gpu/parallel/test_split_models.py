@@ -13,6 +13,7 @@ from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
 from helpers_ranks import GREEDY, asked, near, opened_config, run_ranks, serve, whole
+from helpers_recurrent import write_recurrent
 from transformers import AutoModelForCausalLM
 
 from actorium.gpu.parallel.rank_group import LoneRank
@@ -84,6 +85,14 @@ CASES: dict[str, Callable[[Path], Any]] = {
         num_local_experts=6, attention_chunk_size=32, floor_scale=7, no_rope_layer_interval=3),
     "flex-olmo": lambda path: write_checkpoint(
         path, "FlexOlmoForCausalLM", num_experts=6, num_experts_per_tok=2, intermediate_size=36),
+    "bamba": lambda path: write_recurrent(path, "BambaForCausalLM", attention_bias=True,
+                                          mlp_bias=True, mamba_proj_bias=True),
+    "falcon-h1": lambda path: write_recurrent(path, "FalconH1ForCausalLM", mamba_n_groups=2,
+                                              mlp_bias=True, projectors_bias=True),
+    "mamba2": lambda path: write_recurrent(path, "Mamba2ForCausalLM"),
+    "falcon-mamba": lambda path: write_recurrent(path, "FalconMambaForCausalLM", use_bias=True),
+    "jamba": lambda path: write_recurrent(path, "JambaForCausalLM", mamba_proj_bias=True),
+    "lfm2": lambda path: write_recurrent(path, "Lfm2ForCausalLM", conv_bias=True),
 }
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
