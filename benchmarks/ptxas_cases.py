@@ -155,12 +155,14 @@ class Attention(NamedTuple):
     window: int = 0
     dtype: torch.dtype = BF16
     pages: torch.dtype = BF16
+    sinks: bool = False
 
 
 LLAMA, QWEN3 = Attention(32, 8, 128), Attention(64, 8, 128)
 QWEN2, QWEN35 = Attention(28, 4, 128), Attention(24, 4, 256)
 QWEN35_9B = Attention(16, 4, 256)
 GEMMA_27B, GEMMA_4B = Attention(32, 16, 128, 1024), Attention(8, 4, 256, 1024)
+GPT_OSS = Attention(64, 8, 64, sinks=True)
 LLAMA_1B = Attention(32, 8, 64)
 
 
@@ -170,7 +172,7 @@ def decode(a: Attention, q_len: int, sequences: int = 64) -> None:
     q = empty(sequences * q_len, a.heads, a.dim, dtype=a.dtype)
     attend = TritonAttention().decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
-           scales_of(a.kv_heads, a.pages))
+           scales_of(a.kv_heads, a.pages), sinks_of(a))
 
 
 def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
@@ -179,7 +181,11 @@ def extend(a: Attention, start: int, count: int, chunks: int = 1) -> None:
     q = empty(chunks * count, a.heads, a.dim, dtype=a.dtype)
     attend = TritonAttention().extend(own, PAGE, a.window, a.dim**-0.5)
     attend(q, empty(99 * PAGE, 2 * a.kv_heads, a.dim, dtype=a.pages), None,
-           scales_of(a.kv_heads, a.pages))
+           scales_of(a.kv_heads, a.pages), sinks_of(a))
+
+
+def sinks_of(a: Attention) -> Tensor | None:
+    return empty(a.heads, dtype=F32) if a.sinks else None
 
 
 def wide(a: Attention) -> Attention:
@@ -201,10 +207,10 @@ def exact_attends(a: Attention, q_len: int) -> None:
                                                                                      a.pages)
     attention = TritonAttention(exact_for=8192)
     attention.decode(pages, lens, 8192, q_len, PAGE, a.window, a.dim**-0.5)(
-        empty(64 * q_len, a.heads, a.dim), layer, None, scales)
+        empty(64 * q_len, a.heads, a.dim), layer, None, scales, sinks_of(a))
     own = [ExtendRow(0, 0, 2048, torch.zeros(2048, dtype=I32))]
     attention.extend(own, PAGE, a.window, a.dim**-0.5)(
-        empty(2048, a.heads, a.dim), layer, None, scales)
+        empty(2048, a.heads, a.dim), layer, None, scales, sinks_of(a))
 
 
 def exacts() -> Iterator[Case]:
@@ -212,7 +218,7 @@ def exacts() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen2.5-7B, window", QWEN2._replace(window=4096)),
                     ("Qwen3.5-27B", QWEN35), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Llama-3.2-1B", LLAMA_1B), ("Llama-3.1-8B, INT8 pages", coded(LLAMA)),
-                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35))):
+                    ("Qwen3.5-27B, INT8 pages", coded(QWEN35)), ("GPT-OSS, sinks", GPT_OSS)):
         yield Case(f"exact attention {name}", partial(exact_attends, a, 1))
     yield Case("exact attention Llama-3.1-8B, FP8 pages", partial(exact_attends, fp8(LLAMA), 3), 89)
     yield Case("exact experts Qwen3-30B-A3B", partial(exact_experts, 128, 2048, 768))
@@ -243,7 +249,8 @@ def decodes() -> Iterator[Case]:
             ("Qwen2.5-7B, window", QWEN2._replace(window=4096), (1, 8)),
             ("Gemma 3 27B, window", GEMMA_27B, (1, 3)), ("Gemma 3 4B, window", GEMMA_4B, (1, 3)),
             ("Qwen3.5-27B", QWEN35, (1, 3, 8)), ("Qwen3.5-9B", QWEN35_9B, (1, 3)),
-            ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)),
+            ("Llama-3.2-1B", LLAMA_1B, (1, 3, 8)), ("GPT-OSS, sinks", GPT_OSS, (1, 3)),
+            ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128), (1,)),
             ("Llama-3.1-8B, fp32", wide(LLAMA), (1, 3, 8)),
             ("Qwen3.5-27B, fp32", wide(QWEN35), (1, 3)),
             ("Llama-3.2-1B, fp32", wide(LLAMA_1B), (1, 3))):
@@ -264,6 +271,7 @@ def extends() -> Iterator[Case]:
     for name, a in (("Llama-3.1-8B", LLAMA), ("Qwen3-32B", QWEN3),
                     ("Gemma 3 27B, window", GEMMA_27B), ("Gemma 3 4B, window", GEMMA_4B),
                     ("Qwen3.5-27B", QWEN35), ("Qwen3.5-9B", QWEN35_9B), ("Llama-3.2-1B", LLAMA_1B),
+                    ("GPT-OSS, sinks, window", GPT_OSS._replace(window=128)),
                     ("Llama-3.1-8B, fp32", wide(LLAMA)), ("Qwen3.5-27B, fp32", wide(QWEN35)),
                     ("Llama-3.2-1B, fp32", wide(LLAMA_1B))):
         yield Case(f"extend {name}", partial(extend, a, 0, 2048, 4))

@@ -57,6 +57,7 @@ MODEL_TYPES = {
     "granitemoe": ModelClass("GraniteMoeForCausalLM", 2048),
     "seed_oss": ModelClass("SeedOssForCausalLM", 524_288),
     "exaone4": ModelClass("Exaone4ForCausalLM", 2048),
+    "gpt_oss": ModelClass("GptOssForCausalLM", 131_072),
 }
 """By `model_type`."""
 _POSITIONS = {own.name: own.positions for own in MODEL_TYPES.values()}

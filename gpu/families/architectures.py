@@ -42,7 +42,7 @@ from actorium.gpu.families.llama_config import (
     qwen2,
     qwen3,
 )
-from actorium.gpu.families.mixture_config import mixtral, qwen2_moe
+from actorium.gpu.families.mixture_config import gpt_oss, mixtral, qwen2_moe
 from actorium.gpu.families.model_shape import ModelShape
 from actorium.gpu.families.quant_config import (
     gguf_grouped,
@@ -108,6 +108,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "GraniteMoeForCausalLM": Architecture(granite_moe, hybrid_layer),
     "SeedOssForCausalLM": Architecture(seed_oss, causal_layer),
     "Exaone4ForCausalLM": Architecture(exaone4, causal_layer),
+    "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -171,6 +171,8 @@ class MixtureNames(NamedTuple):
     """An expert's projections."""
     stacked: tuple[str, ...] = ("experts.gate_up_proj", "experts.down_proj")
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
+    turned: bool = False
+    """In those each expert lies on its side, and the columns of gate and up alternate."""
 
 
 class ExpertShape(NamedTuple):
@@ -188,6 +190,10 @@ class ExpertShape(NamedTuple):
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
     names: MixtureNames = MixtureNames()
+    bias: bool = False
+    """The router and the experts' projections have biases."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
 
 
 class Routing(NamedTuple):
@@ -291,6 +297,8 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    sinks: bool = False
+    """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP."""
     norm_plus_one: bool = False

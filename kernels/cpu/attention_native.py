@@ -42,7 +42,7 @@ class NativeDecode:
         self.seen: tuple[Tensor, Tensor] | None = None
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         out = q.new_empty(q.shape) if out is None else out
         if layer.dtype in READ:
             self._run(q, layer, self.pages, self.lens, out, scales)
@@ -96,7 +96,7 @@ class NativeExtend:
         self.page_size, self.window, self.scale = page_size, window, scale
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         row = q.shape[2]
         if self.latents and (more := -row % WHOLE):
             own = self(F.pad(q, (0, more)), layer, None, scales)[..., :row]
@@ -205,7 +205,7 @@ class NativeSage:
         self.means = means
 
     def __call__(self, q: Tensor, layer: Tensor, out: Tensor | None = None,
-                 scales: Tensor | None = None) -> Tensor:
+                 scales: Tensor | None = None, sinks: Tensor | None = None) -> Tensor:
         _, heads, dim = q.shape
         out = q.new_empty(q.shape) if out is None else out
         self.lib.sage_extend(

@@ -14,12 +14,17 @@ from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import FloatLinear, Gated, Linear, PackedLinear, can_pack
 from actorium.kernels.ragged import Ragged
 from actorium.kernels.reference import sampling
-from actorium.kernels.reference.activation import gelu_mul, silu_mul
+from actorium.kernels.reference.activation import clamped_swiglu, gelu_mul, silu_mul
 from actorium.kernels.reference.apply_plan import apply_plan
 from actorium.kernels.reference.causal_conv import conv_extend, conv_step
 from actorium.kernels.reference.delta_rule import delta_extend
 from actorium.kernels.reference.delta_window import DeltaLayer, delta_window
-from actorium.kernels.reference.experts import EachExpert, ExpertProducts, Experts
+from actorium.kernels.reference.experts import (
+    EachExpert,
+    ExpertExtras,
+    ExpertProducts,
+    Experts,
+)
 from actorium.kernels.reference.gated_norm import gated_norm, norm_gated
 from actorium.kernels.reference.kv import write_kv
 from actorium.kernels.reference.latent import HeadProducts
@@ -94,6 +99,13 @@ class TorchOps:
                  else (self.silu_mul, self.silu_mul_quant))
         return Gated(linear, *gates)
 
+    def clamped_gated(self, linear: Linear, alpha: float, limit: float) -> Gated:
+        """`clamped_swiglu` of a product that gives gate and then up."""
+        def gate(y: Tensor) -> Tensor:
+            return clamped_swiglu(y, alpha, limit)
+
+        return Gated(linear, gate, lambda y, form: to_form(gate(y), form))
+
     def float_linear(self, weight: Tensor) -> Linear:
         """A product with this weight, f32[N, K], that is made and given in f32, whatever the dtype
         of its input (a router's)."""
@@ -108,9 +120,10 @@ class TorchOps:
         backend can; for what ranks sum. leaves: a power of two."""
         return self.linear(weight, bias)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or both in FP8, see
-        `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
+        """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or, without extras, both
+        in FP8, see `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""
         raise TypeError(f"{self.name}: experts are run one by one")
 
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:

@@ -13,7 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from actorium.kernels.inputs import Input
-from actorium.kernels.reference.experts import Experts, grouped
+from actorium.kernels.reference.experts import ExpertExtras, Experts, grouped
 from actorium.kernels.triton.experts import GroupedExperts
 
 EACH = 64
@@ -93,9 +93,10 @@ class ExactExperts(Experts):
 
     waits = False
 
-    def __init__(self, gate_up: Tensor, down: Tensor) -> None:
+    def __init__(self, gate_up: Tensor, down: Tensor,
+                 extras: ExpertExtras = ExpertExtras()) -> None:
         """See `GroupedExperts`."""
-        self._products = GroupedExperts(gate_up, down)
+        self._products = GroupedExperts(gate_up, down, extras)
         self._products.tiled_for = EACH
 
     def choose(self, logits: Tensor, chosen: int, normalised: bool) -> tuple[Tensor, Tensor]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from actorium.kernels.linear import Gated, Linear
-from actorium.kernels.reference.experts import ExpertProducts, Experts
+from actorium.kernels.reference.experts import ExpertExtras, ExpertProducts, Experts
 from actorium.kernels.scaled_linear import has_products, is_packed
 from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import ExactLinear, fits_exactly
@@ -54,11 +54,12 @@ class ExactTritonOps(TritonOps):
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
         return self.gated_by(self.linear(weight, bias), activation)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
         if down.dtype in (torch.bfloat16, torch.float16):
-            return ExactExperts(gate_up, down)
+            return ExactExperts(gate_up, down, extras)
         self.inexact.add("experts in FP8 or float32")
-        return super().experts(gate_up, down)
+        return super().experts(gate_up, down, extras)
 
     def experts_of(self, own: list[ExpertProducts]) -> Experts:  # type: ignore[override]
         self.inexact.add("experts, whose rows are shared out among products, and summed, by torch")

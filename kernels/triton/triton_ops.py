@@ -10,7 +10,7 @@ from torch import Tensor
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
-from actorium.kernels.reference.experts import Experts
+from actorium.kernels.reference.experts import ExpertExtras, Experts
 from actorium.kernels.reference.torch_ops import TorchOps
 from actorium.kernels.sampling_ops import SamplingOps
 from actorium.kernels.sampling_tables import SamplingTables
@@ -151,8 +151,11 @@ class TritonOps(TorchOps):
         return SkinnyGated(SkinnyLinear(weight, bias, self.products, "silu"), self.silu_mul,
                            self.silu_mul_quant)
 
-    def experts(self, gate_up: Tensor, down: Tensor) -> Experts:
-        return (ScaledExperts if is_packed(down) else GroupedExperts)(gate_up, down)
+    def experts(self, gate_up: Tensor, down: Tensor, extras: ExpertExtras = ExpertExtras()
+                ) -> Experts:
+        if is_packed(down):
+            return ScaledExperts(gate_up, down)
+        return GroupedExperts(gate_up, down, extras)
 
     @property
     def sampling(self) -> SamplingOps:

@@ -85,6 +85,7 @@ CONFIGS: list[dict[str, Any]] = [
      "logits_scaling": 4.0},
     {"architectures": ["SeedOssForCausalLM"], "attention_out_bias": True},
     {"architectures": ["Exaone4ForCausalLM"], "sliding_window": 32, "sliding_window_pattern": 2},
+    {"architectures": ["GptOssForCausalLM"], "num_local_experts": 6, "sliding_window": 32},
 ]
 
 

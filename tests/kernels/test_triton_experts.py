@@ -3,6 +3,7 @@ for Hopper, on a CUDA device, and in whole models."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import pytest
@@ -22,8 +23,8 @@ from actorium.actors.config.tree import Config, DeviceConfig
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.models.registry import load_model
 from actorium.kernels.backends import triton_fault
-from actorium.kernels.reference.activation import silu_mul
-from actorium.kernels.reference.experts import EachExpert, Experts, StackedExperts
+from actorium.kernels.reference.activation import clamped_swiglu, silu_mul
+from actorium.kernels.reference.experts import EachExpert, ExpertExtras, Experts, StackedExperts
 from actorium.kernels.scaled_linear import ScaledLinear, groups, pack
 from actorium.kernels.triton.device_limits import HOPPER
 from actorium.kernels.triton.experts import GroupedExperts, tile
@@ -78,6 +79,23 @@ def test_as_the_reference(rows: int, experts: int, chosen: int, width: int, inne
     layer = Layer(rows, experts, chosen, width, inner, torch.float32, CPU, chosen * few)
     layer.check(GroupedExperts(layer.gate_up, layer.down), 1e-5)
     layer.check(StackedExperts(layer.gate_up, layer.down), 1e-5)
+
+
+@interpreted
+@pytest.mark.parametrize(("rows", "limit"), [(0, 7.0), (21, 7.0), (70, 0.5)])
+def test_biases_and_clamped_gates(rows: int, limit: float) -> None:
+    layer = Layer(rows, 5, 2, 72, 33, torch.float32)
+    gen = torch.Generator().manual_seed(rows)
+    extras = ExpertExtras(torch.randn(5, 66, generator=gen), torch.randn(5, 72, generator=gen),
+                          (1.702, limit))
+    want = StackedExperts(layer.gate_up, layer.down, extras)(layer.x, layer.weights, layer.chosen)
+    got = GroupedExperts(layer.gate_up, layer.down, extras)(layer.x, layer.weights, layer.chosen)
+    assert torch.allclose(got, want, atol=1e-4)
+    assert not rows or (layer.exact() - want).norm() > 0.1 * want.norm()
+    one = clamped_swiglu(torch.tensor([[limit + 2, -3.0, torch.nan, -limit - 2, 0.5, 1.0]]), 1.7,
+                         limit)
+    assert one[0, 0] == pytest.approx(limit / (1 + math.exp(-1.7 * limit)) * (1 - limit))
+    assert one[0, 2].isnan()
 
 
 @interpreted

@@ -20,6 +20,7 @@ QWEN2_MOE = {"num_experts": 5, "num_experts_per_tok": 2, "moe_intermediate_size"
              "shared_expert_intermediate_size": 48}
 GRANITE_MOE = {"attention_multiplier": 0.1, "residual_multiplier": 0.22,
                "embedding_multiplier": 12.0, "logits_scaling": 8.0}
+GPT_OSS = {"num_local_experts": 5, "num_experts_per_tok": 2}
 CASES: list[tuple[str, str, dict[str, Any]]] = [
     ("llama", "LlamaForCausalLM", {}),
     ("llama-mha-tied", "LlamaForCausalLM",
@@ -112,6 +113,16 @@ CASES: list[tuple[str, str, dict[str, Any]]] = [
      {"sliding_window": 9, "sliding_window_pattern": 3, "num_hidden_layers": 4}),
     ("exaone4-no-windows", "Exaone4ForCausalLM", {"sliding_window": None, "layer_types":
                                                   ["full_attention"] * 3}),
+    ("gpt-oss", "GptOssForCausalLM", {**GPT_OSS, "sliding_window": 9}),
+    ("gpt-oss-odd", "GptOssForCausalLM",
+     {**GPT_OSS, "sliding_window": 5, "attention_bias": False, "hidden_size": 72, "head_dim": 10,
+      "num_key_value_heads": 1, "tie_word_embeddings": True, "num_local_experts": 3,
+      "num_experts_per_tok": 3, "swiglu_alpha": 2.5, "swiglu_limit": 0.2,
+      "rope_parameters": {**YARN, "truncate": False, "rope_theta": 500.0},
+      "layer_types": ["full_attention", "sliding_attention", "sliding_attention"]}),
+    ("gpt-oss-no-windows", "GptOssForCausalLM",
+     {**GPT_OSS, "layer_types": ["full_attention"] * 3, "hidden_size": 96,
+      "num_experts_per_tok": 1}),
 ]
 LENGTHS = (1, 33, 5, 18, 18, 7)
 
@@ -202,7 +213,10 @@ def test_nan_stays_in_its_own_sequence(tmp_path: Path) -> None:
                                       "num_experts_per_tok": 5, "head_dim": 32},
                                      {**GRANITE_MOE, "architecture": "GraniteMoeForCausalLM",
                                       "num_experts_per_tok": 8},
-                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9}])
+                                     {"architecture": "Exaone4ForCausalLM", "sliding_window": 9},
+                                     {**GPT_OSS, "architecture": "GptOssForCausalLM",
+                                      "num_experts_per_tok": 5, "head_dim": 32,
+                                      "sliding_window": 9}])
 def test_bf16_stays_near_fp32(tmp_path: Path, native: bool, options: dict[str, Any]) -> None:
     """Mixed steps in bf16, with the C kernels and without, against the same weights in fp32."""
     write_checkpoint(tmp_path, dtype=torch.bfloat16, **options)

@@ -66,6 +66,9 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "granite-moe": lambda path: write_checkpoint(
         path, "GraniteMoeForCausalLM", attention_bias=True, intermediate_size=92,
         residual_multiplier=0.4, attention_multiplier=0.2, logits_scaling=2.0),
+    "gpt-oss": lambda path: write_checkpoint(
+        path, "GptOssForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=9,
+        intermediate_size=92),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
