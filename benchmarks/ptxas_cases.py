@@ -16,11 +16,13 @@ from torch import Tensor
 
 from actorium.gpu.attention.attention_backend import TritonAttention
 from actorium.gpu.step.batch import ExtendRow
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import RowFormat
 from actorium.kernels.ragged import ExtendRun, plan_ragged
 from actorium.kernels.reference.apply_plan import table_addresses
 from actorium.kernels.reference.delta_rule import Heads
 from actorium.kernels.reference.delta_window import DeltaLayer
+from actorium.kernels.reference.experts import ExpertExtras
 from actorium.kernels.reference.sage import KeyMeans
 from actorium.kernels.reference.ssd import SSDSizes, split_inputs
 from actorium.kernels.sampling_tables import (
@@ -36,6 +38,7 @@ from actorium.kernels.triton.all_reduce import PeerRows, room_of, sum_rows, sum_
 from actorium.kernels.triton.exact_experts import ExactExperts
 from actorium.kernels.triton.exact_product import exact_product
 from actorium.kernels.triton.experts import GroupedExperts, SortedExperts
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.grouped_mm import (
     MANY,
     GroupedWeight,
@@ -230,7 +233,8 @@ def exacts() -> Iterator[Case]:
 
 def exact_experts(number: int, width: int, inner: int) -> None:
     """Eight of a token, which are chosen, and summed."""
-    own = ExactExperts(empty(number, 2 * inner, width), empty(number, width, inner))
+    own = ExactExperts(GroupedExperts(empty(number, 2 * inner, width),
+                                      empty(number, width, inner)))
     weights, _ = own.choose(empty(64, number), 8, True)
     own(empty(64, width), weights, of_each(64, number))
 
@@ -414,6 +418,19 @@ def experts(count: int, number: int, width: int, inner: int, dtype: torch.dtype 
     own(empty(count, width, dtype=dtype), empty(count, 8, dtype=dtype), of_each(count, number))
 
 
+def fp4_experts(count: int, number: int, width: int, inner: int, fp4: bool = True) -> None:
+    """With biases, and clamped gates; in MXFP4, or not."""
+    extras = ExpertExtras(empty(number, 2 * inner), empty(number, width), (1.702, 7.0))
+    shapes = (number, 2 * inner, width), (number, width, inner)
+    layer: SortedExperts[Any]
+    if fp4:
+        layer = Fp4Experts(*(Fp4Weight(*(empty(*shape[:2], shape[2] // each, dtype=torch.uint8)
+                                         for each in (2, 32))) for shape in shapes), extras)
+    else:
+        layer = GroupedExperts(*(empty(*shape) for shape in shapes), extras)
+    layer(empty(count, width), empty(count, 8), of_each(count, number))
+
+
 def of_each(count: int, number: int) -> Tensor:
     """Eight experts a token, all of them as often."""
     return torch.arange(count * 8).view(count, 8) % number
@@ -442,6 +459,9 @@ def products() -> Iterator[Case]:
     for count in (1, 64, 256, 600, 4096):
         yield Case(f"experts Qwen3-30B-A3B, {count} rows",
                    partial(experts, count, 128, 2048, 768))
+        yield Case(f"mxfp4 experts GPT-OSS, {count} rows",
+                   partial(fp4_experts, count, 128, 2880, 2880))
+    yield Case("experts GPT-OSS, 64 rows", partial(fp4_experts, 64, 128, 2880, 2880, False))
     yield Case("experts Qwen3-30B-A3B, fp32, 64 rows", partial(experts, 64, 128, 2048, 768, F32))
     yield Case("experts Qwen3-30B-A3B, fp32, 4096 rows",
                partial(experts, 4096, 128, 2048, 768, F32))

@@ -15,6 +15,7 @@ from actorium.gpu.parallel.rank_group import RankGroup
 from actorium.gpu.parallel.split_layers import MixtureSum
 from actorium.gpu.passes import canonical_ops as ops
 from actorium.gpu.weights.loader import Fused
+from actorium.kernels.fp4_weights import Fp4Weight, is_fp4, pack_fp4, stack_fp4
 from actorium.kernels.grouped_rows import ROWS
 from actorium.kernels.inputs import Input, InputForm
 from actorium.kernels.linear import Gated, Linear
@@ -154,11 +155,27 @@ def experts(w: LayerWeights, s: ExpertShape) -> Experts:
     if s.bias and w.group.place.rank:  # the first rank adds those of down
         for each in own:
             each.put(f"{down}.bias", torch.zeros_like(each.pop(f"{down}.bias")))
+    if w.ops.groups_experts and kinds == {ROWS} and _in_fp4(own[0], s):
+        return w.ops.experts_fp4(_stacked_fp4(own, gate, up), _stacked_fp4(own, down),
+                                 _extras(own, s))
     if not w.ops.groups_experts or not served:
         return w.ops.experts_of([expert(each.parts(), s) for each in own])
     gate_up = torch.stack([each.pop(f"{gate}.weight", f"{up}.weight") for each in own])
     return w.ops.experts(gate_up, torch.stack([each.pop(f"{down}.weight") for each in own]),
                          _extras(own, s))
+
+
+def _in_fp4(own: LayerWeights, s: ExpertShape) -> bool:
+    """Whether this expert's rows are all in MXFP4; they are read for it."""
+    rows = {name: own.pop(name) for name in (f"{each}.weight" for each in s.names.expert)}
+    for name, weight in rows.items():
+        own.put(name, weight)
+    return all(map(is_fp4, rows.values()))
+
+
+def _stacked_fp4(own: Sequence[LayerWeights], *names: str) -> Fp4Weight:
+    """These projections of all experts, one expert's rows at a time."""
+    return stack_fp4([pack_fp4(each.pop(*(f"{name}.weight" for name in names))) for each in own])
 
 
 def _extras(own: Sequence[LayerWeights], s: ExpertShape) -> ExpertExtras:

@@ -9,6 +9,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Linear, Fp4Weight, is_fp4
 from actorium.kernels.grouped_rows import BlockRows, GroupedLinear, is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, Unnormed
 from actorium.kernels.linear import FloatLinear, Gated, Linear, PackedLinear, can_pack
@@ -78,7 +79,7 @@ class TorchOps:
         if is_packed(weight):
             return ScaledLinear(weight, bias)
         if is_grouped(weight):
-            return GroupedLinear(weight, bias)
+            return (Fp4Linear if is_fp4(weight) else GroupedLinear)(weight, bias)
         return PackedLinear(weight, bias) if can_pack(weight) else Linear(weight, bias)
 
     def gated(self, weight: Tensor, bias: Tensor | None, activation: str) -> Gated:
@@ -124,6 +125,10 @@ class TorchOps:
                 ) -> Experts:
         """Experts gated by SiLU. gate_up: [E, 2 * I, H]; down: [E, H, I]; or, without extras, both
         in FP8, see `scaled_linear.pack`. Raises `TypeError` unless `groups_experts`."""
+        raise TypeError(f"{self.name}: experts are run one by one")
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        """`experts` in MXFP4."""
         raise TypeError(f"{self.name}: experts are run one by one")
 
     def experts_of(self, own: Sequence[ExpertProducts]) -> Experts:

@@ -7,6 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from actorium.kernels.fp4_weights import Fp4Weight
 from actorium.kernels.grouped_rows import is_grouped
 from actorium.kernels.inputs import Input, InputForm, Quantised, plain
 from actorium.kernels.linear import Gated, Linear, can_pack
@@ -26,6 +27,7 @@ from actorium.kernels.triton.delta_extend import delta_extend
 from actorium.kernels.triton.draw import choose
 from actorium.kernels.triton.experts import GroupedExperts
 from actorium.kernels.triton.fill import fill
+from actorium.kernels.triton.fp4_experts import Fp4Experts
 from actorium.kernels.triton.gated_norm import gated_norm, norm_gated
 from actorium.kernels.triton.grouped_mm import TritonGrouped, TritonGroupedGated, can_serve
 from actorium.kernels.triton.int8_mm import TritonInt8, has_row_scales
@@ -156,6 +158,9 @@ class TritonOps(TorchOps):
         if is_packed(down):
             return ScaledExperts(gate_up, down)
         return GroupedExperts(gate_up, down, extras)
+
+    def experts_fp4(self, gate_up: Fp4Weight, down: Fp4Weight, extras: ExpertExtras) -> Experts:
+        return Fp4Experts(gate_up, down, extras)
 
     @property
     def sampling(self) -> SamplingOps:

@@ -12,6 +12,7 @@ from helpers_deepseek import write_deepseek
 from helpers_kinds import write_kind
 from helpers_mamba import write_granite
 from helpers_models import generated, write_checkpoint
+from helpers_mxfp4 import write_mxfp4
 from helpers_ranks import run_ranks, whole
 from helpers_worker import Output, Ring
 from torch import Tensor
@@ -69,6 +70,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gpt-oss": lambda path: write_checkpoint(
         path, "GptOssForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=9,
         intermediate_size=92),
+    "gpt-oss-mxfp4": lambda path: write_mxfp4(path, intermediate_size=128, num_hidden_layers=2),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
@@ -133,7 +135,7 @@ def near(got: list[Tensor], want: list[Tensor]) -> bool:
 
 BY_FOUR = ("llama-bias-tied", "gemma3", "deepseek", "qwen3.5", "qwen3-moe", "granite-groups")
 """More ranks than heads of keys and values, and what each kind of layer makes of that."""
-LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite")
+LIKE_OTHERS = ("qwen2", "mistral", "latent-no-query-rank", "granite", "gpt-oss-mxfp4")
 
 
 @pytest.mark.parametrize(("name", "size"), [
