@@ -113,7 +113,7 @@ class Fp4Experts(SortedExperts[Fp4Weight]):
         t = tile(rows if self.tiled_for is None else self.tiled_for * experts, experts, chosen > 0,
                  x.dtype is torch.float32, limits.shared)
         if limits.capability < HOPPER.capability:  # registers hold the widened weight as well
-            t = t._replace(rows=min(t.rows, 64))
+            t = t._replace(rows=min(t.rows, 32 if chosen else 64))
         alpha, limit = self.extras.clamp or (0.0, 0.0)
         _fp4_product[(rows // t.rows + min(experts, rows), triton.cdiv(outs, t.outs))](
             x, x.stride(0), order, ends, w.codes, w.scales, self.extras[chosen == 0], out, rows,
