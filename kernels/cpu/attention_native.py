@@ -116,12 +116,9 @@ class NativeExtend:
              scales: Tensor | None, sinks: int) -> None:
         """sinks: their address, or 0."""
         _, heads, dim = q.shape
-        more: tuple[float, ...]
-        if self.latents:
-            kernel, sizes, more = self.lib.latent_extend, (layer.shape[2],), ()
-        else:
-            kernel, sizes = self.lib.paged_extend, (layer.shape[1] // 2, dim)
-            more = sinks, self.soft_cap
+        kernel, sizes, more = ((self.lib.latent_extend, [layer.shape[2]], []) if self.latents
+                               else (self.lib.paged_extend, [layer.shape[1] // 2, dim],
+                                     [sinks, self.soft_cap]))
         kernel(q.data_ptr(), q.stride(0), layer.data_ptr(), address_of(layer, scales),
                chunks.data_ptr(), len(chunks), out.data_ptr(), heads, *sizes,
                self.page_size.bit_length() - 1, self.window, self.scale, self.threads, *more)
