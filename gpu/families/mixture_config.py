@@ -67,6 +67,8 @@ def gpt_oss(raw: dict[str, Any], where: Path, dtype: str) -> ModelShape:
     """Reader of GPT-OSS's config: experts in every layer, attention sinks, and windows in the
     layers that `layer_types` name, by default in every other one from the first on."""
     get = Fields({**GPT_OSS, **raw}, where)
+    if not (raw.get("dtype") or raw.get("torch_dtype")):
+        get.raw["dtype"] = "bfloat16"  # of the tensors in its checkpoints, whose config names none
     if not (raw.get("rope_parameters") or raw.get("rope_scaling")):
         get.raw["rope_scaling"] = GPT_OSS_ROPE
     shape, bias = decoder_shape(get, dtype), get.flag("attention_bias")

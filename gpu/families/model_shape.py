@@ -415,7 +415,9 @@ class ModelShape:
             return self
         experts = self.experts
         if experts is not None:
-            experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
+            step = tp * (self.grouped.step if self.grouped else 1)
+            experts = experts._replace(size=-(-experts.size // step) * (step // tp),
+                                       shared=-(-experts.shared // tp))
         return replace(
             self, tp=tp, whole_vocab_size=self.vocabulary,
             kv_heads=_shared(self.kv_heads, tp, "kv heads"),

@@ -72,6 +72,12 @@ class GroupedShape:
     def __post_init__(self) -> None:
         object.__setattr__(self, "_by_name", dict(self.modules))
 
+    @property
+    def step(self) -> int:
+        """What the inner width of experts is shared out in multiples of: of MXFP4, whose scales
+        cannot be made anew, columns that share one."""
+        return 32 if self.source == "mxfp4" else 1
+
     def format(self, module: str) -> WeightFormat | None:
         """That of this module's weight; None: it is not quantised."""
         return self._by_name.get(module, self.default)

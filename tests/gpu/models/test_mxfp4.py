@@ -4,6 +4,7 @@ models; what is held; and what is refused."""
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -117,13 +118,16 @@ def test_what_is_held_is_what_the_plan_counts_and_the_file_has(tmp_path: Path) -
     assert planned == in_file == held
 
 
-def test_a_rank_without_whole_groups_holds_its_columns_dequantised(tmp_path: Path) -> None:
+def test_ranks_share_whole_groups(tmp_path: Path) -> None:
+    """96 columns are three: the second of two ranks has one, and zeros."""
     write_mxfp4(tmp_path)
     shape = read_shape(tmp_path, Config())
-    names = {tp: {spec.name.split(".")[6] for spec in model_tensors(shape.split(tp))
-                  if held_format(shape.grouped, spec)} for tp in (1, 2)}
-    assert names[1] == {"gate_proj", "up_proj", "down_proj"}
-    assert names[2] == {"gate_proj", "up_proj"}, "96 columns are three groups"
+    for tp, size in ((1, 96), (2, 64), (4, 32)):
+        part = replace(shape, heads=4, kv_heads=4).split(tp)
+        assert part.experts is not None and part.experts.size == size
+        experts = [spec for spec in model_tensors(part) if ".experts." in spec.name
+                   and spec.projection]
+        assert all(held_format(part.grouped, spec) for spec in experts)
 
 
 def test_random_weights(tmp_path: Path) -> None:

@@ -70,7 +70,7 @@ CASES: dict[str, Callable[[Path], Any]] = {
     "gpt-oss": lambda path: write_checkpoint(
         path, "GptOssForCausalLM", num_local_experts=6, num_experts_per_tok=2, sliding_window=9,
         intermediate_size=92),
-    "gpt-oss-mxfp4": lambda path: write_mxfp4(path, intermediate_size=128, num_hidden_layers=2),
+    "gpt-oss-mxfp4": lambda path: write_mxfp4(path, num_hidden_layers=2),
 }
 GREEDY = ResolvedParams(max_tokens=9, temperature=0.0, logprobs=3)
 
