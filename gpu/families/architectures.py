@@ -66,6 +66,7 @@ from actorium.gpu.families.mixture_config import (
     ernie4_5_moe,
     flex_olmo,
     glm4_moe,
+    gpt_oss,
     hunyuan_moe,
     minimax_m2,
     mixtral,
@@ -187,6 +188,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Jais2ForCausalLM": Architecture(ln.jais2, causal_layer),
     "VaultGemmaForCausalLM": Architecture(vault_gemma, causal_layer),
     "OPTForCausalLM": Architecture(ln.opt, causal_layer, names.OPT),
+    "GptOssForCausalLM": Architecture(gpt_oss, hybrid_layer),
 }
 """By the name in a config. Of those with images (ConditionalGeneration) requests are served for
 text alone."""

@@ -261,6 +261,8 @@ class MixtureNames(NamedTuple):
     """Those of all experts in one, gate and up together; (): no checkpoint has them so."""
     turned: bool = False
     """Of these, each expert's rows are its inputs."""
+    alternating: bool = False
+    """That is so, too, and the columns of gate and up alternate."""
     shared: str = "shared_expert."
     """What the names of the expert that all tokens go through begin with."""
     bias: str = ""
@@ -284,6 +286,10 @@ class ExpertShape(NamedTuple):
     shared_gate: bool = True
     """A sigmoid gates what the shared expert gives."""
     names: MixtureNames = MixtureNames()
+    bias: bool = False
+    """The router and the experts' projections have biases."""
+    clamp: tuple[float, float] | None = None
+    """(alpha, limit) of a clamped SwiGLU (`activation.clamped_swiglu`); None: a plain one."""
 
 
 class Routing(NamedTuple):
@@ -446,6 +452,8 @@ class ModelShape:
     """Scores become cap * tanh(score / cap); 0 = they stay."""
     logit_cap: float = 0.0
     """The same of logits."""
+    sinks: bool = False
+    """Each head has a learned score that no token's value goes with (an attention sink)."""
     activation: str = "silu"
     """silu or gelu (its tanh form): what gates the MLP; of one that is not gated, also gelu_erf,
     relu, relu2 (its square), or xielu."""
@@ -622,7 +630,9 @@ class ModelShape:
             return self
         experts = self.experts
         if experts is not None:
-            experts = experts._replace(size=-(-experts.size // tp), shared=-(-experts.shared // tp))
+            step = tp * (self.grouped.step if self.grouped else 1)
+            experts = experts._replace(size=-(-experts.size // step) * (step // tp),
+                                       shared=-(-experts.shared // tp))
         return replace(
             self, tp=tp, whole_vocab_size=self.vocabulary,
             kv_heads=_shared(self.kv_heads, tp, "kv heads"),
