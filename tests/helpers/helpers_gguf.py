@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +19,22 @@ ARCHITECTURES = {"LlamaForCausalLM": "llama", "Qwen2ForCausalLM": "qwen2",
                  "Qwen3ForCausalLM": "qwen3", "Qwen3MoeForCausalLM": "qwen3moe",
                  "Gemma3ForCausalLM": "gemma3"}
 """That are served from GGUF, and GGUF's names for them."""
-KINDS = ("F32", "F16", "BF16", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K")
-"""Of tensors."""
-SCALES = {"Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,)}
+SCALES = {"Q2_K": (80, 82), "Q3_K": (108,), "Q4_K": (0, 2), "Q5_K": (0, 2), "Q6_K": (208,),
+          "IQ2_XXS": (0,), "IQ2_XS": (0,), "IQ2_S": (0,), "IQ3_XXS": (0,), "IQ3_S": (0,),
+          "IQ1_S": (0,), "IQ1_M": (), "NVFP4": (), "IQ4_NL": (0,), "IQ4_XS": (0,)}
 """Where a block's f16 numbers lie, of types that the package does not make."""
 Write = Callable[[gguf.GGUFWriter], None]
+
+
+def _dequantised_by_the_package() -> Iterator[str]:
+    for own, (_, size) in gguf.GGML_QUANT_SIZES.items():
+        with contextlib.suppress(NotImplementedError):
+            gguf.dequantize(np.zeros((1, size), np.uint8), own)
+            yield own.name
+
+
+KINDS = tuple(_dequantised_by_the_package())
+"""Of tensors: all that the package can read."""
 
 
 @pytest.fixture(autouse=True)
@@ -34,7 +46,8 @@ def own_cache(tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.Monk
 
 
 def stored(weight: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
-    """(the weight in this type, what it is worth): K types are random blocks of its size."""
+    """(the weight in this type, what it is worth): types that the package does not make are random
+    blocks of its size."""
     wide = weight.detach().float().numpy()
     own = Type[kind]
     if kind in SCALES:
@@ -44,6 +57,10 @@ def stored(weight: Tensor, kind: str) -> tuple[np.ndarray, Tensor]:
         for at in SCALES[kind]:
             scales = rng.uniform(-1e-4, 1e-4, raw.shape[:-1]).astype(np.float16)
             raw[..., at:at + 2] = scales[..., None].view(np.uint8)
+        if kind == "IQ1_M":  # four bits of the scale are the upper ones of each of its words
+            raw[..., 49::2] = raw[..., 49::2] & 15 | np.array([0, 0, 0, 0x10], np.uint8)
+        if kind == "NVFP4":  # small scales in e4m3
+            raw[..., :4] %= 16
         raw = raw.reshape(*wide.shape[:-1], -1)
     else:
         raw = gguf.quantize(wide, own)

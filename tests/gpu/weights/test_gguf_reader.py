@@ -20,17 +20,12 @@ from helpers_worker import Ring, make_runner
 
 from actorium.actors.errors import BadConfig, BadModel
 from actorium.actors.models.gguf_config import checkpoint_tensors
-from actorium.actors.models.gguf_file import read_gguf
+from actorium.actors.models.gguf_file import OTHER_TYPES, TYPES, read_gguf
 from actorium.actors.models.model_dir import resolve
 from actorium.actors.params import ResolvedParams
 from actorium.gpu.plan.weight_bytes import weight_bytes
-from actorium.gpu.weights.gguf_reader import (
-    FORMATS,
-    grouped,
-    read_part,
-    write_numbers,
-    write_rows,
-)
+from actorium.gpu.weights.gguf_blocks import FORMATS, NATIVE, grouped, write_numbers, write_rows
+from actorium.gpu.weights.gguf_reader import PLAIN, read_part
 from actorium.kernels.grouped_rows import dequantise_grouped, pack_rows, row_format, unpack_rows
 
 __all__ = ["own_cache"]
@@ -44,6 +39,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "Gemma3ForCausalLM": {"sliding_window": 24, "num_hidden_layers": 7,
                           "query_pre_attn_scalar": 16, "tie_word_embeddings": True},
 }
+
+
+def test_every_type_of_the_package_is_served_or_refused_by_name() -> None:
+    assert {own.name: (own.numbers, own.bytes) for own in TYPES.values()} == {
+        kind: gguf.GGML_QUANT_SIZES[Type[kind]] for kind in KINDS}
+    assert {*FORMATS, *PLAIN} == set(KINDS) and set(FORMATS) > NATIVE
+    names = {number: own.name for number, own in TYPES.items()} | OTHER_TYPES
+    assert names == {own.value: own.name for own in Type}
 
 
 @pytest.mark.parametrize("kind", FORMATS)
@@ -67,7 +70,7 @@ def test_blocks_of_any_bytes(kind: str) -> None:
     torch.testing.assert_close(found, want, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize("kind", FORMATS)
+@pytest.mark.parametrize("kind", sorted(NATIVE))
 def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
     """To the bit, but for the sign of a zero, and which number that is none a scale is."""
     blocks = torch.from_numpy(np.random.default_rng(2).integers(
@@ -80,7 +83,7 @@ def test_rows_are_made_in_c_as_in_torch(kind: str) -> None:
         assert a is None and b is None or torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
-@pytest.mark.parametrize(("kind", "dtype"), pairs(FORMATS, [torch.bfloat16, torch.float32]))
+@pytest.mark.parametrize(("kind", "dtype"), pairs(sorted(NATIVE), [torch.bfloat16, torch.float32]))
 def test_numbers_are_made_in_c_as_in_torch(kind: str, dtype: torch.dtype) -> None:
     """Every code and scale, infinite and undefined ones too; rows longer than a strip."""
     blocks = torch.from_numpy(np.random.default_rng(3).integers(
